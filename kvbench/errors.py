@@ -1,0 +1,41 @@
+"""What can go wrong, each with the exit code that the command line gives it."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The exit codes of every kvbench command."""
+
+    DONE = 0
+    REGRESSION = 1
+    USAGE = 2
+    INCONCLUSIVE = 3
+    MISMATCH = 4
+    FAILED_CELLS = 5
+    INTERRUPTED = 130
+
+
+class KvbenchError(Exception):
+    """An error that ends a command with one line; `exit_code` says how."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UsageError(KvbenchError):
+    """Bad input: the message names the option or key, the value, and what would be right."""
+
+
+class RunDirectoryError(KvbenchError):
+    """A run directory that cannot be read: not one, damaged, or of another schema."""
+
+
+class MismatchError(KvbenchError):
+    """Two runs, or a run and this machine, that must agree and do not."""
+
+    exit_code = ExitCode.MISMATCH
+
+
+class StorageError(KvbenchError):
+    """The run directory can take no more data (full disk, lost mount); what was written before is kept."""
+
+    exit_code = ExitCode.FAILED_CELLS

@@ -1,0 +1,1 @@
+"""Turns run directories into tables and charts; needs no GPU, torch or compiled module."""

@@ -1,0 +1,50 @@
+"""Byte sizes and times as people write them."""
+
+import re
+from typing import Final
+
+KIB: Final = 1024
+_FACTORS: Final = {"": 1, "B": 1, "KiB": KIB, "MiB": KIB**2, "GiB": KIB**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that `text` names: "4KiB", "1.5MiB", "576", "64KB" (10^3).
+
+    Raises ValueError when it is no size, or no whole number of bytes.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    factor = _FACTORS.get(match[2]) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is not a size; write bytes or a number with B, KiB, MiB, GiB (or KB, MB, GB)")
+    whole, _, fraction = match[1].partition(".")
+    scale = int("1" + "0" * len(fraction))
+    scaled = int(whole + fraction) * factor
+    if scaled % scale:
+        raise ValueError(f"{text!r} is no whole number of bytes")
+    return scaled // scale
+
+
+def format_size(size_bytes: int) -> str:
+    """Return the shortest exact form that `parse_size` reads back: 4096 -> "4KiB", 576 -> "576B"."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if size_bytes >= _FACTORS[unit] and size_bytes % _FACTORS[unit] == 0:
+            return f"{size_bytes // _FACTORS[unit]}{unit}"
+    return f"{size_bytes}B"
+
+
+def gigabytes_per_second(size_bytes: float, time_us: float) -> float:
+    """Return GB/s (10^9 bytes a second) for `size_bytes` moved in `time_us`; NaN for no time."""
+    return size_bytes / time_us / 1e3 if time_us > 0 else float("nan")
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration for people: "0.4 s", "48 s", "3 min 20 s", "1 h 05 min"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
