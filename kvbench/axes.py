@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
 
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, brief
 from kvbench.units import format_size, parse_size
 
 MAX_AXIS_VALUES: Final = 10_000
@@ -34,6 +34,11 @@ class StreamState(StrEnum):
 
     IDLE = "idle"
     BUSY = "busy"
+
+    @property
+    def swap_clock(self) -> str:
+        """The sample's time that GB/s come from: on a busy stream wall_us would include the rest of the delay."""
+        return "wall_us" if self is StreamState.IDLE else "gpu_us"
 
 
 class Memory(StrEnum):
@@ -69,7 +74,8 @@ class Cell:
     """One point of the sweep. `None` on an axis means that the backend or the device does not know that axis.
 
     `order` is what the driver is asked for (the default that follows from direction is resolved by the plan);
-    `descriptors_per_call` 0 means all in one call; `sms` is the grid of an SM backend.
+    `descriptors_per_call` 0 means all in one call; `sms` is the grid of an SM backend (0, all SMs of the device,
+    stands in a request alone: the plan puts the number in).
     """
 
     backend: str
@@ -150,7 +156,7 @@ class Axis:
         try:
             return self.read(text)
         except ValueError as error:
-            raise UsageError(f"axis {self.name}={text}: {error}") from None
+            raise UsageError(f"axis {self.name}={brief(text)}: {error}") from None
 
     def show(self, value: AxisValue | None) -> str | None:
         return None if value is None else self.write(value)
@@ -163,11 +169,11 @@ class Axis:
         values: dict[AxisValue, None] = {}
         for item in text.split(","):
             if not item.strip():
-                raise UsageError(f"axis {self.name}={text}: an empty value; {self._hint()}")
+                raise UsageError(f"axis {self.name}={brief(text)}: an empty value; {self._hint()}")
             for value in self._item(item.strip()):
                 values[value] = None
             if len(values) > MAX_AXIS_VALUES:
-                raise UsageError(f"axis {self.name}={text}: more than {MAX_AXIS_VALUES} values")
+                raise UsageError(f"axis {self.name}={brief(text)}: more than {MAX_AXIS_VALUES} values")
         return tuple(values)
 
     def _item(self, item: str) -> Sequence[AxisValue]:
@@ -175,26 +181,28 @@ class Axis:
             return (self.parse_one(item),)
         parts = item.split(":")
         if len(parts) != 3 or parts[2][:1] not in ("x", "+"):
-            raise UsageError(f"axis {self.name}={item}: a range is lo:hi:xK or lo:hi:+K; {self._hint()}")
+            raise UsageError(f"axis {self.name}={brief(item)}: a range is lo:hi:xK or lo:hi:+K; {self._hint()}")
         low, high = self.parse_one(parts[0]), self.parse_one(parts[1])
         assert isinstance(low, int)
         assert isinstance(high, int)
+        if any(end.strip()[0].isalpha() for end in parts[:2]):
+            raise UsageError(f"axis {self.name}={brief(item)}: a range goes from a number to a number; {self._hint()}")
         geometric = parts[2][0] == "x"
         try:
             step = int(parts[2][1:]) if geometric else parse_size(parts[2][1:])
         except ValueError:
             raise UsageError(
-                f"axis {self.name}={item}: the step {parts[2]} is no whole number; {self._hint()}"
+                f"axis {self.name}={brief(item)}: the step {brief(parts[2])} is no whole number; {self._hint()}"
             ) from None
         if low > high or step < (2 if geometric else 1) or (geometric and low == 0):
             raise UsageError(
-                f"axis {self.name}={item}: a range rises, from at least 1 with xK and K >= 2, or with +K and K >= 1"
+                f"axis {self.name}={brief(item)}: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"
             )
         values = [low]
         while (following := values[-1] * step if geometric else values[-1] + step) <= high:
             values.append(following)
             if len(values) > MAX_AXIS_VALUES:
-                raise UsageError(f"axis {self.name}={item}: more than {MAX_AXIS_VALUES} values")
+                raise UsageError(f"axis {self.name}={brief(item)}: more than {MAX_AXIS_VALUES} values")
         return values
 
     def _hint(self) -> str:
@@ -211,6 +219,10 @@ def _whole(lowest: int, highest: int, words: dict[str, int] | None = None) -> Ca
         return int(text)
 
     return read
+
+
+def _number_or_all(value: AxisValue) -> str:
+    return "all" if value == 0 else str(value)
 
 
 def _block_size(text: str) -> int:
@@ -284,9 +296,9 @@ _LINE: Final = (
     Axis(
         "sms",
         "sms",
-        _whole(1, 4096),
-        str,
-        "SMs that a kernel may use (its grid)",
+        _whole(1, 4096, {"all": 0}),
+        _number_or_all,
+        "SMs that a kernel may use (its grid); all is the device's number",
         "1:32:x2",
         ranged=True,
         optional=True,
@@ -295,7 +307,7 @@ _LINE: Final = (
         "descriptors_per_call",
         "descriptors_per_call",
         _whole(1, 10**8, {"all": 0}),
-        lambda v: "all" if v == 0 else str(v),
+        _number_or_all,
         "at most so many descriptors in one batched call",
         "all,8192",
         ranged=True,
@@ -335,5 +347,5 @@ assert {axis.field for axis in _LINE} == {field.name for field in fields(Cell)}
 def axis_named(name: str) -> Axis:
     """Return the axis `name`; raises UsageError that lists the axes there are."""
     if name not in AXES:
-        raise UsageError(f"unknown axis {name!r}; the axes are {', '.join(AXES)}")
+        raise UsageError(f"unknown axis {brief(name)!r}; the axes are {', '.join(AXES)}")
     return AXES[name]

@@ -15,6 +15,12 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+def brief(text: str) -> str:
+    """Return `text` for a message: on one line and short."""
+    line = text if text.isprintable() else ascii(text)
+    return line if len(line) <= 80 else line[:77] + "..."
+
+
 class KvbenchError(Exception):
     """An error that ends a command with one line; `exit_code` says how."""
 

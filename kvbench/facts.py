@@ -1,6 +1,10 @@
 """What the worker tells the parent about its device and its backends, so that a plan needs neither."""
 
 from dataclasses import dataclass
+from typing import Final
+
+# One plain copy of this size gives a device's ceiling.
+CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +32,16 @@ class DeviceFacts:
     device_free_bytes: int
     host_free_bytes: int
     batch_entry: str | None
+
+
+def pool_rows(blocks: int) -> int:
+    """Return the rows of a memory pool for swaps of `blocks` blocks.
+
+    The spare rows stay poisoned: they prove that a swap wrote nothing else.
+    """
+    return blocks + max(2, blocks // 16)
+
+
+def pool_bytes(blocks: int, block_bytes: int) -> int:
+    """Return the bytes of a memory pool for swaps of `blocks` blocks."""
+    return pool_rows(blocks) * block_bytes

@@ -33,6 +33,14 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
+def rough_size(size_bytes: int) -> str:
+    """Return a size for people, to three digits or so: "12.2 GiB", "576 B"."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if size_bytes >= _FACTORS[unit]:
+            return f"{size_bytes / _FACTORS[unit]:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
 def gigabytes_per_second(size_bytes: float, time_us: float) -> float:
     """Return GB/s (10^9 bytes a second) for `size_bytes` moved in `time_us`; NaN for no time."""
     return size_bytes / time_us / 1e3 if time_us > 0 else float("nan")

@@ -1,12 +1,18 @@
 """The `kvbench` command: its sub-commands, and the one place where an error becomes a line and an exit code."""
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
-import click
 import typer
 
 from kvbench import __version__
+from kvbench.cli import doctor, listing, report, sweep
+from kvbench.doctor import EngineReport
 from kvbench.errors import ExitCode, KvbenchError
+
+# The parser's own error for any bad option; typer exports only this subclass of it, and from 0.26 on no longer click's.
+_BadUsage = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="kvbench",
@@ -29,15 +35,33 @@ def _root(
     del version
 
 
+def _describe(device: str) -> EngineReport:
+    from kvbench.inspection import describe
+
+    return describe(device)
+
+
+def _observe_under_load(device: str) -> Mapping[str, Any]:
+    from kvbench.inspection import observe_under_load
+
+    return observe_under_load(device)
+
+
+sweep.register(app)
+report.register(app)
+listing.register(app)
+doctor.register(app, _describe, _observe_under_load)
+
+
 def main() -> None:
     """Run the command line; every foreseen error is one line on stderr and its own exit code."""
     try:
-        app(standalone_mode=False)
+        sys.exit(app(standalone_mode=False))
     except KvbenchError as error:
         print(f"kvbench: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
+    except _BadUsage as error:
+        print(f"kvbench: {' '.join(error.format_message().split())}", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(ExitCode.INTERRUPTED)

@@ -1,1 +1,1 @@
-"""Turns run directories into tables and charts; needs no GPU, torch or compiled module."""
+"""Reports from run directories: no GPU, no torch, no compiled module needed."""

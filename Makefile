@@ -1,0 +1,76 @@
+# make sweep: set up, measure this machine, write a report.   make test: set up, run every check that CI runs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.installed
+# What an installation copies or compiles: not the Python files, and not the C++ tests, which build apart.
+INSTALLED := pyproject.toml constraints.txt $(wildcard configs/*.toml) \
+    $(shell find csrc -path csrc/tests -prune -o -type f -print)
+CXX_SOURCES = $(shell find csrc -name '*.cpp' -o -name '*.hpp')
+RUN := runs/quick-$(shell date -u +%Y%m%dT%H%M%SZ)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup sweep test lint types imports cxx-format sanitize sanitize-memory sanitize-threads unit format clean
+
+help: ## Show this text
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "Variables: PYTHON=python3.12 (to make $(VENV) with), ARGS='-a blocks=64' (more for make sweep)"
+
+setup: $(STAMP) ## Make .venv, install the pinned dependencies, build csrc
+
+sweep: $(STAMP) ## Measure this machine (configs/quick.toml) and write a report
+	@status=0; $(BIN)/kvbench sweep --out $(RUN) $(ARGS) || status=$$?; \
+	if [ -f $(RUN)/run.json ]; then \
+	    $(BIN)/kvbench report $(RUN) -o $(RUN)-report && echo "run: $(RUN)   report: $(RUN)-report" || exit $$?; \
+	fi; exit $$status
+
+test: lint types imports cxx-format sanitize unit ## Every check that CI runs
+
+lint: $(STAMP) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(STAMP) ## The import rule
+	$(BIN)/lint-imports --no-logo
+
+cxx-format: $(STAMP) ## clang-format of csrc
+	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+sanitize: sanitize-memory sanitize-threads ## C++ tests under AddressSanitizer with UBSan, and under ThreadSanitizer
+
+sanitize-memory: SANITIZERS := address,undefined
+sanitize-threads: SANITIZERS := thread
+sanitize-memory sanitize-threads: $(STAMP)
+	$(BIN)/cmake -S csrc -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	    -DCMAKE_BUILD_TYPE=Debug -DKVBENCH_SANITIZE=$(SANITIZERS)
+	$(BIN)/cmake --build build/$@
+	$(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error
+
+unit: $(STAMP) ## pytest; tests that need a GPU are skipped, and said so, where there is none
+	$(BIN)/python -m pytest
+
+format: $(STAMP) ## Rewrite sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_SOURCES)
+
+clean: ## Remove what was built and installed (runs/ stays)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# The build requirements come first and from the constraints too, so that no step takes an unpinned package; cmake and
+# ninja are among them, so that none need be installed. Editable: one copy of the Python files for every tool.
+$(STAMP): $(INSTALLED)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "kvbench needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@command -v $${CXX:-c++} g++ clang++ >/dev/null || \
+	    { echo "kvbench needs a C++20 compiler (Debian and Ubuntu: apt install g++)" >&2; exit 1; }
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
+	    { echo "$(PYTHON) cannot make a virtual environment (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(PIP) install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation --editable '.[cuda,dev]'
+	@touch $@

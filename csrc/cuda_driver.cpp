@@ -1,0 +1,334 @@
+#include "cuda_driver.hpp"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <cstdint>
+#include <limits>
+
+#include "cuda_api.hpp"
+
+namespace kvbench {
+namespace {
+
+using cuda::Api;
+using cuda::Result;
+
+using GetProcAddress = Result (*)(const char*, void**, int version, std::uint64_t flags, int* status);
+
+/// Oldest CUDA version whose entry points the engine needs, the batched copy apart.
+constexpr int kBaseVersion = 12000;
+
+class Library {
+ public:
+  explicit Library(const std::string& path) : handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    if (handle_ == nullptr) throw DriverError("dlopen(" + path + ")", dlerror());
+    resolve_ = reinterpret_cast<GetProcAddress>(dlsym(handle_, "cuGetProcAddress_v2"));
+    if (resolve_ == nullptr) {
+      dlclose(handle_);
+      throw DriverError("dlsym(cuGetProcAddress_v2)", "the driver is older than CUDA 12.0");
+    }
+  }
+  // libcuda keeps threads of its own: it is never unloaded.
+  ~Library() = default;
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  template <typename Entry>
+  bool find(const char* name, int version, Entry& entry) const {
+    void* address = nullptr;
+    int status = 0;
+    if (resolve_(name, &address, version, 0, &status) != cuda::kSuccess || address == nullptr) return false;
+    entry = reinterpret_cast<Entry>(address);
+    return true;
+  }
+
+  template <typename Entry>
+  void require(const char* name, Entry& entry) const {
+    if (!find(name, kBaseVersion, entry)) throw DriverError("cuGetProcAddress", std::string(name) + " not found");
+  }
+
+ private:
+  void* handle_;
+  GetProcAddress resolve_ = nullptr;
+};
+
+Api load_api(const std::string& path) {
+  const Library library(path);
+  Api api;
+  library.require("cuInit", api.init);
+  library.require("cuDriverGetVersion", api.driver_get_version);
+  library.require("cuGetErrorName", api.get_error_name);
+  library.require("cuDeviceGetCount", api.device_get_count);
+  library.require("cuDeviceGet", api.device_get);
+  library.require("cuDeviceGetName", api.device_get_name);
+  library.require("cuDeviceGetAttribute", api.device_get_attribute);
+  library.require("cuDeviceGetPCIBusId", api.device_get_pci_bus_id);
+  library.require("cuDevicePrimaryCtxRetain", api.primary_ctx_retain);
+  library.require("cuDevicePrimaryCtxRelease", api.primary_ctx_release);
+  library.require("cuCtxSetCurrent", api.ctx_set_current);
+  library.require("cuMemGetInfo", api.mem_get_info);
+  library.require("cuMemAlloc", api.mem_alloc);
+  library.require("cuMemFree", api.mem_free);
+  library.require("cuMemHostAlloc", api.mem_host_alloc);
+  library.require("cuMemFreeHost", api.mem_free_host);
+  library.require("cuMemHostRegister", api.mem_host_register);
+  library.require("cuMemHostUnregister", api.mem_host_unregister);
+  library.require("cuMemHostGetDevicePointer", api.mem_host_get_device_pointer);
+  library.require("cuStreamCreate", api.stream_create);
+  library.require("cuStreamDestroy", api.stream_destroy);
+  library.require("cuStreamSynchronize", api.stream_synchronize);
+  library.require("cuEventCreate", api.event_create);
+  library.require("cuEventDestroy", api.event_destroy);
+  library.require("cuEventRecord", api.event_record);
+  library.require("cuEventQuery", api.event_query);
+  library.require("cuEventElapsedTime", api.event_elapsed_time);
+  library.require("cuMemcpyHtoDAsync", api.memcpy_htod_async);
+  library.require("cuMemcpyDtoHAsync", api.memcpy_dtoh_async);
+  library.require("cuMemsetD8Async", api.memset_d8_async);
+  library.require("cuModuleLoadData", api.module_load_data);
+  library.require("cuModuleUnload", api.module_unload);
+  library.require("cuModuleGetFunction", api.module_get_function);
+  library.require("cuLaunchKernel", api.launch_kernel);
+  // The 13.0 headers renamed the symbol to a signature without failIdx: each version is asked for by its own number.
+  if (!library.find("cuMemcpyBatchAsync", 13000, api.batch_async_13_0)) {
+    library.find("cuMemcpyBatchAsync", 12080, api.batch_async_12_8);
+  }
+  return api;
+}
+
+class CudaDriver final : public Driver {
+ public:
+  CudaDriver(int ordinal, const std::string& library) : api_(load_api(library)) {
+    check(api_.init(0), "cuInit");
+    check(api_.device_get(&device_, ordinal), "cuDeviceGet");
+    check(api_.primary_ctx_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+    try {
+      bind_thread();
+      describe();
+    } catch (...) {
+      api_.primary_ctx_release(device_);
+      throw;
+    }
+  }
+
+  ~CudaDriver() override {
+    if (module_ != nullptr) api_.module_unload(module_);
+    api_.primary_ctx_release(device_);
+  }
+
+  const DeviceInfo& info() const override { return info_; }
+
+  BatchEntry batch_entry() const override {
+    if (api_.batch_async_13_0 != nullptr) return BatchEntry::cuda_13_0;
+    return api_.batch_async_12_8 != nullptr ? BatchEntry::cuda_12_8 : BatchEntry::none;
+  }
+
+  FreeMemory free_memory() const override {
+    FreeMemory memory;
+    check(api_.mem_get_info(&memory.free_bytes, &memory.total_bytes), "cuMemGetInfo");
+    return memory;
+  }
+
+  void bind_thread() override { check(api_.ctx_set_current(context_), "cuCtxSetCurrent"); }
+
+  Memory allocate(MemoryKind kind, std::size_t bytes) override {
+    if (kind == MemoryKind::device) {
+      cuda::DevicePointer pointer = 0;
+      check(api_.mem_alloc(&pointer, bytes), "cuMemAlloc");
+      return {pointer, pointer};
+    }
+    void* pointer = kind == MemoryKind::allocated ? allocate_pinned(bytes) : register_pages(bytes);
+    cuda::DevicePointer device_pointer = 0;
+    const Result result = api_.mem_host_get_device_pointer(&device_pointer, pointer, 0);
+    const Memory memory{reinterpret_cast<Address>(pointer), device_pointer};
+    if (result != cuda::kSuccess) {
+      release(kind, memory, bytes);
+      check(result, "cuMemHostGetDevicePointer");
+    }
+    return memory;
+  }
+
+  void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
+    void* pointer = reinterpret_cast<void*>(memory.address);
+    api_.ctx_set_current(context_);
+    switch (kind) {
+      case MemoryKind::device:
+        api_.mem_free(memory.address);
+        break;
+      case MemoryKind::allocated:
+        api_.mem_free_host(pointer);
+        break;
+      case MemoryKind::registered:
+        api_.mem_host_unregister(pointer);
+        munmap(pointer, bytes);
+        break;
+    }
+  }
+
+  Stream create_stream() override {
+    cuda::StreamHandle stream = nullptr;
+    check(api_.stream_create(&stream, cuda::kStreamNonBlocking), "cuStreamCreate");
+    return reinterpret_cast<Stream>(stream);
+  }
+  void destroy_stream(Stream stream) noexcept override { api_.stream_destroy(handle(stream)); }
+  void synchronize(Stream stream) override { check(api_.stream_synchronize(handle(stream)), "cuStreamSynchronize"); }
+
+  Event create_event() override {
+    cuda::EventHandle event = nullptr;
+    check(api_.event_create(&event, cuda::kEventDefault), "cuEventCreate");
+    return reinterpret_cast<Event>(event);
+  }
+  void destroy_event(Event event) noexcept override { api_.event_destroy(handle(event)); }
+  void record(Event event, Stream stream) override {
+    check(api_.event_record(handle(event), handle(stream)), "cuEventRecord");
+  }
+  bool completed(Event event) override {
+    const Result result = api_.event_query(handle(event));
+    if (result == cuda::kErrorNotReady) return false;
+    check(result, "cuEventQuery");
+    return true;
+  }
+  double elapsed_us(Event start, Event end) override {
+    float milliseconds = 0;
+    check(api_.event_elapsed_time(&milliseconds, handle(start), handle(end)), "cuEventElapsedTime");
+    return static_cast<double>(milliseconds) * 1e3;
+  }
+
+  void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
+    if (direction == Direction::h2d) {
+      check(api_.memcpy_htod_async(destination, reinterpret_cast<const void*>(source), bytes, handle(stream)),
+            "cuMemcpyHtoDAsync");
+    } else {
+      check(api_.memcpy_dtoh_async(reinterpret_cast<void*>(destination), source, bytes, handle(stream)),
+            "cuMemcpyDtoHAsync");
+    }
+  }
+
+  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
+                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction, Stream stream) override {
+    static_assert(sizeof(cuda::DevicePointer) == sizeof(Address));
+    cuda::MemcpyAttributes attribute;
+    attribute.src_access_order = static_cast<int>(attributes.order);
+    attribute.flags = attributes.prefer_overlap ? cuda::kFlagPreferOverlapWithCompute : 0;
+    std::size_t first = 0;  // attrsIdxs has numAttrs entries, the first 0
+    // The driver takes its arrays as mutable and does not write them.
+    auto* to = reinterpret_cast<cuda::DevicePointer*>(const_cast<Address*>(destinations.data()));
+    auto* from = reinterpret_cast<cuda::DevicePointer*>(const_cast<Address*>(sources.data()));
+    auto* sizes = const_cast<std::size_t*>(bytes.data());
+    if (api_.batch_async_13_0 != nullptr) {
+      check(api_.batch_async_13_0(to, from, sizes, bytes.size(), &attribute, &first, 1, handle(stream)),
+            "cuMemcpyBatchAsync");
+      return;
+    }
+    constexpr std::size_t kUnknown = std::numeric_limits<std::size_t>::max();
+    std::size_t failed = kUnknown;
+    const Result result =
+        api_.batch_async_12_8(to, from, sizes, bytes.size(), &attribute, &first, 1, &failed, handle(stream));
+    if (result != cuda::kSuccess) {
+      const DriverError error("cuMemcpyBatchAsync", name(result));
+      throw failed == kUnknown ? error : error.at(failed);
+    }
+  }
+
+  void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
+    check(api_.memset_d8_async(device_memory, value, bytes, handle(stream)), "cuMemsetD8Async");
+  }
+
+  void delay(std::uint64_t delay_ns, Stream stream) override {
+    if (delay_kernel_ == nullptr) throw DriverError("delay", "no kernels were loaded on this device");
+    std::array<void*, 1> arguments{&delay_ns};
+    check(api_.launch_kernel(delay_kernel_, 1, 1, 1, 1, 1, 1, 0, handle(stream), arguments.data(), nullptr),
+          "cuLaunchKernel");
+  }
+
+  void load_kernels(std::span<const std::byte> cubin) override {
+    if (module_ != nullptr) throw DriverError("load_kernels", "kernels were loaded before");
+    check(api_.module_load_data(&module_, cubin.data()), "cuModuleLoadData");
+    check(api_.module_get_function(&delay_kernel_, module_, "kvbench_delay"), "cuModuleGetFunction(kvbench_delay)");
+  }
+
+ private:
+  template <typename Handle = void*>
+  static Handle handle(std::uintptr_t value) {
+    return reinterpret_cast<Handle>(value);
+  }
+
+  std::string name(Result result) const {
+    const char* text = nullptr;
+    if (api_.get_error_name(result, &text) == cuda::kSuccess && text != nullptr) return text;
+    return "CUresult " + std::to_string(result);
+  }
+
+  void check(Result result, const char* call) const {
+    if (result != cuda::kSuccess) throw DriverError(call, name(result));
+  }
+
+  void* allocate_pinned(std::size_t bytes) {
+    void* pointer = nullptr;
+    check(api_.mem_host_alloc(&pointer, bytes, 0), "cuMemHostAlloc");
+    return pointer;
+  }
+
+  void* register_pages(std::size_t bytes) {
+    void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (pointer == MAP_FAILED) throw DriverError("mmap", "ENOMEM");
+    const Result result = api_.mem_host_register(pointer, bytes, 0);
+    if (result != cuda::kSuccess) {
+      munmap(pointer, bytes);
+      check(result, "cuMemHostRegister");
+    }
+    return pointer;
+  }
+
+  int attribute(cuda::DeviceAttribute which) const {
+    int value = 0;
+    check(api_.device_get_attribute(&value, which, device_), "cuDeviceGetAttribute");
+    return value;
+  }
+
+  void describe() {
+    std::array<char, 256> text{};
+    info_.kind = "cuda";
+    check(api_.device_get_name(text.data(), static_cast<int>(text.size()), device_), "cuDeviceGetName");
+    info_.title = text.data();
+    check(api_.device_get_pci_bus_id(text.data(), static_cast<int>(text.size()), device_), "cuDeviceGetPCIBusId");
+    info_.pci_bus_id = text.data();
+    check(api_.driver_get_version(&info_.driver_version), "cuDriverGetVersion");
+    info_.compute_major = attribute(cuda::kComputeCapabilityMajor);
+    info_.compute_minor = attribute(cuda::kComputeCapabilityMinor);
+    info_.sm_count = attribute(cuda::kMultiprocessorCount);
+    int node = -1;
+    // Drivers before 12.2 do not know this attribute.
+    if (api_.device_get_attribute(&node, cuda::kHostNumaId, device_) == cuda::kSuccess) info_.numa_node = node;
+  }
+
+  Api api_;
+  cuda::Device device_ = 0;
+  cuda::Context context_ = nullptr;
+  cuda::Module module_ = nullptr;
+  cuda::Function delay_kernel_ = nullptr;
+  DeviceInfo info_;
+};
+
+}  // namespace
+
+std::shared_ptr<Driver> open_cuda(int ordinal, const std::string& library) {
+  return std::make_shared<CudaDriver>(ordinal, library);
+}
+
+int count_cuda_devices(const std::string& library) {
+  const Api api = load_api(library);
+  const Result started = api.init(0);
+  if (started != cuda::kSuccess) {
+    const char* text = nullptr;
+    api.get_error_name(started, &text);
+    throw DriverError("cuInit", text != nullptr ? text : "CUresult " + std::to_string(started));
+  }
+  int count = 0;
+  api.device_get_count(&count);
+  return count;
+}
+
+}  // namespace kvbench

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace kvbench {
+
+/// A driver call that failed: which call, the driver's name for the error, and the descriptor where it is known.
+class DriverError : public std::runtime_error {
+ public:
+  DriverError(std::string call, std::string name, std::optional<std::size_t> descriptor = std::nullopt)
+      : std::runtime_error(text(call, name, descriptor)),
+        call_(std::move(call)),
+        name_(std::move(name)),
+        descriptor_(descriptor) {}
+
+  [[nodiscard]] const std::string& call() const noexcept { return call_; }
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] std::optional<std::size_t> descriptor() const noexcept { return descriptor_; }
+
+  /// The same error, said of descriptor `index` of the swap.
+  [[nodiscard]] DriverError at(std::size_t index) const { return {call_, name_, index}; }
+
+ private:
+  static std::string text(const std::string& call, const std::string& name, std::optional<std::size_t> descriptor) {
+    std::string said = call + ": " + name;
+    if (descriptor) said += " (descriptor " + std::to_string(*descriptor) + ")";
+    return said;
+  }
+
+  std::string call_;
+  std::string name_;
+  std::optional<std::size_t> descriptor_;
+};
+
+}  // namespace kvbench

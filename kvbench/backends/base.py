@@ -1,0 +1,136 @@
+"""What a backend is, and how installed ones are found.
+
+Another project's kernel is measured by installing a package that names a class under the entry-point group
+`kvbench.backends`; the class needs no arguments and follows `Backend`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final, Protocol, runtime_checkable
+
+from kvbench.axes import Cell
+from kvbench.engine import Device, Swap
+from kvbench.errors import UsageError
+from kvbench.facts import BackendFacts, DeviceFacts
+from kvbench.workload import SwapMemory
+
+GROUP: Final = "kvbench.backends"
+
+
+class Mechanism(StrEnum):
+    """What a backend asks for; measuring finds the effective path, which may be another."""
+
+    SINGLE_COPIES = "single copies"
+    BATCHED_COPY = "batched copy"
+    FALLBACK = "single copies in place of the batched one"
+    SM_KERNEL = "SM kernel"
+    HOST_THREAD = "host thread"
+
+
+@dataclass(frozen=True)
+class SwapRequest:
+    """The swap that a backend is asked to run: the cell, its descriptors as addresses, and the device."""
+
+    device: Device
+    cell: Cell
+    memory: SwapMemory
+
+
+@runtime_checkable
+class PythonSwap(Protocol):
+    """A swap submitted from Python. `prepare` and `submit` are timed apart; `submit` must not wait for completion.
+
+    Descriptor buffers that a submission reads must not be reused while it is in flight.
+    """
+
+    @property
+    def calls(self) -> int:
+        """Driver calls or kernel launches in one submission."""
+        ...
+
+    def prepare(self) -> None:
+        """Turn the descriptors into what the kernel takes; called before every submission."""
+        ...
+
+    def submit(self, stream: int) -> None:
+        """Submit on the CUDA stream with this handle (on the cpu device: the engine's stream)."""
+        ...
+
+
+@dataclass(frozen=True)
+class PreparedSwap:
+    """A backend's answer to a request: a swap of the compiled engine or one of its own, and what moves the bytes."""
+
+    swap: Swap | PythonSwap
+    mechanism: Mechanism
+
+
+class Backend(Protocol):
+    """A way of running swaps."""
+
+    @property
+    def name(self) -> str:
+        """The word on the backend axis."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """One line for `kvbench list backends`."""
+        ...
+
+    def axes(self, device: DeviceFacts) -> frozenset[str]:
+        """Return the optional axes that this backend heeds on `device`."""
+        ...
+
+    def unavailable(self, device: DeviceFacts) -> str | None:
+        """Return why it cannot run on `device`, None when it can."""
+        ...
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        """Return the swap of `request`, ready to be submitted again and again."""
+        ...
+
+
+@dataclass(frozen=True)
+class BrokenBackend:
+    """Stands for an entry point that does not load, so that its cells say why."""
+
+    name: str
+    reason: str
+    summary: str = "does not load"
+
+    def axes(self, device: DeviceFacts) -> frozenset[str]:
+        del device
+        return frozenset()
+
+    def unavailable(self, device: DeviceFacts) -> str | None:
+        del device
+        return self.reason
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        raise UsageError(f"backend {request.cell.backend}: {self.reason}")
+
+
+def load_backends() -> Mapping[str, Backend]:
+    """Return every installed backend by its name; one that fails to load is there with its reason."""
+    found: dict[str, Backend] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        found.setdefault(entry.name, _load(entry))
+    return found
+
+
+def _load(entry: EntryPoint) -> Backend:
+    try:
+        backend: Backend = entry.load()()
+    except Exception as error:  # another package's import can fail in any way
+        return BrokenBackend(entry.name, f"{entry.value} does not load: {type(error).__name__}: {error}")
+    if backend.name != entry.name:
+        return BrokenBackend(entry.name, f"{entry.value} calls itself {backend.name!r}")
+    return backend
+
+
+def facts_of(backend: Backend, device: DeviceFacts) -> BackendFacts:
+    """Return what the plan has to know of `backend` on `device`."""
+    return BackendFacts(backend.name, backend.summary, backend.axes(device), backend.unavailable(device))

@@ -1,0 +1,30 @@
+"""One asynchronous copy a block: what engines did before there was a batched call."""
+
+from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.engine import DIRECTIONS, per_block
+from kvbench.facts import DeviceFacts
+
+
+class PerBlock:
+    """cuMemcpyHtoDAsync or cuMemcpyDtoHAsync for each descriptor."""
+
+    name = "per_block"
+    summary = "one asynchronous copy a descriptor"
+
+    def axes(self, device: DeviceFacts) -> frozenset[str]:
+        return frozenset({"memory"} if device.kind == "cuda" else ())
+
+    def unavailable(self, device: DeviceFacts) -> str | None:
+        del device
+        return None
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        memory = request.memory
+        swap = per_block(
+            request.device.driver,
+            memory.sources,
+            memory.destinations,
+            memory.sizes,
+            DIRECTIONS[request.cell.direction],
+        )
+        return PreparedSwap(swap, Mechanism.SINGLE_COPIES if request.device.is_cuda else Mechanism.HOST_THREAD)

@@ -1,0 +1,53 @@
+"""The Triton kernel: a grid of programs copies a list of descriptors, each cut into pieces."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _copy_words(
+    source, destination, groups, word: tl.constexpr, group: tl.constexpr, group_bytes: tl.constexpr, lanes: tl.constexpr
+):
+    """Copy `groups` groups of `group` words each; both addresses are multiples of a group's bytes.
+
+    A group of two 8-byte words is one 16-byte access of a thread: the hints let the compiler see that.
+    """
+    lane = tl.arange(0, lanes)
+    count = groups * group
+    from_words = tl.multiple_of(source.to(tl.pointer_type(word)), group_bytes)
+    to_words = tl.multiple_of(destination.to(tl.pointer_type(word)), group_bytes)
+    done = tl.zeros((), dtype=tl.int32)
+    while done < count:
+        at = tl.max_contiguous(tl.multiple_of(done + lane, group), group)
+        tl.store(to_words + at, tl.load(from_words + at, mask=at < count), mask=at < count)
+        done += lanes
+
+
+@triton.jit(do_not_specialize=["table_address", "items", "pieces"])
+def copy_descriptors(table_address, items, pieces, piece_bytes: tl.constexpr, lanes: tl.constexpr):
+    """Copy `items` pieces; item i is piece i % pieces of descriptor i // pieces.
+
+    `table_address` points to int64 rows (source, destination, bytes). Where both addresses are multiples of 16 the
+    bytes move in 16-byte accesses, of 4 in words of 4, else one by one; the tail behind the last whole word moves byte
+    by byte.
+    """
+    table = tl.cast(table_address, tl.int64).to(tl.pointer_type(tl.int64))
+    item = tl.program_id(0)
+    while item < items:
+        row = table + (item // pieces).to(tl.int64) * 3
+        source = tl.load(row)
+        destination = tl.load(row + 1)
+        begin = (item % pieces).to(tl.int64) * piece_bytes
+        end = tl.minimum(begin + piece_bytes, tl.load(row + 2))
+        if begin < end:
+            unaligned = source | destination
+            size = (end - begin).to(tl.int32)
+            whole = tl.zeros((), dtype=tl.int32)
+            if unaligned % 16 == 0:
+                whole = size // 16 * 16
+                _copy_words(source + begin, destination + begin, size // 16, tl.int64, 2, 16, lanes)
+            elif unaligned % 4 == 0:
+                whole = size // 4 * 4
+                _copy_words(source + begin, destination + begin, size // 4, tl.int32, 1, 4, lanes)
+            _copy_words(source + begin + whole, destination + begin + whole, size - whole, tl.int8, 1, 1, lanes)
+        item += tl.num_programs(0)

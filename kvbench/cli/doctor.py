@@ -1,0 +1,116 @@
+"""`kvbench doctor`: gather the facts of this machine, show every check with its remedy."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from kvbench.doctor import Check, EngineReport, Findings, Status, diagnose, resolve_device
+from kvbench.errors import ExitCode
+
+Describe = Callable[[str], EngineReport]
+ProbeUnderLoad = Callable[[str], Mapping[str, Any]]
+
+
+def register(app: typer.Typer, describe: Describe, probe_under_load: ProbeUnderLoad | None = None) -> None:
+    """Add the command to `app`.
+
+    `describe(device)` asks a process of its own to load everything, so that a driver's crash ends that process and is
+    an answer; `device` is what the user asked for ("auto", "cpu", "cuda:N"). `probe_under_load(device)` returns
+    `kvbench.environment.observe` of a device that copies meanwhile. What either raises becomes part of the checks.
+    """
+
+    @app.command(help="Say what stands in the way of good measurements on this machine, and the remedy.")
+    def doctor(
+        device: Annotated[str, typer.Option(help="auto (the first GPU, else the host), cpu or cuda:N.")] = "auto",
+        as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
+    ) -> None:
+        findings = gather(device, describe, probe_under_load)
+        checks = diagnose(findings)
+        if as_json:
+            _write_json(findings.device, checks)
+        elif sys.stdout.isatty():
+            _write_table(findings.device, checks)
+        else:
+            _write_lines(checks)
+        if any(check.status is Status.FAIL for check in checks):
+            sys.exit(ExitCode.FAILED_CELLS)
+
+
+def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | None) -> Findings:
+    """Return the facts for the device that `asked` means; raises UsageError for no device's name."""
+    from kvbench import environment
+
+    resolve_device(asked, EngineReport(engine_error=None))  # a misspelt device costs no wait
+    engine = _described(asked, describe)
+    device = resolve_device(asked, engine)
+    bus_id = engine.pci_bus_ids.get(device)
+    facts = next((known for known in engine.devices if known.name == device), None)
+    observed = environment.observe(device, bus_id, own_pids=engine.pids)
+    node = environment.gpu_numa_node(device, bus_id)
+    return Findings(
+        device=device,
+        engine=engine,
+        identity=environment.identity(
+            device, engine.engine_version or "", pci_bus_id=bus_id, sm_count=facts.sm_count if facts else None
+        ),
+        observed=observed,
+        under_load=_loaded(device, probe_under_load if facts and facts.kind == "cuda" else None),
+        allowed_cpus=frozenset(os.sched_getaffinity(0)),
+        gpu_cpus=frozenset() if node is None else frozenset(environment.cpus_of_node(node)),
+        memlock_bytes=_memlock_bytes(),
+    )
+
+
+def _described(asked: str, describe: Describe) -> EngineReport:
+    try:
+        return describe(asked)
+    except Exception as error:
+        return EngineReport(engine_error=f"{type(error).__name__}: {error}")
+
+
+def _loaded(device: str, probe_under_load: ProbeUnderLoad | None) -> Mapping[str, Any] | str:
+    if probe_under_load is None:
+        return "no copies were running"
+    try:
+        return probe_under_load(device)
+    except Exception as error:
+        return f"copies failed: {type(error).__name__}: {error}"
+
+
+def _memlock_bytes() -> int | None:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _write_json(device: str, checks: list[Check]) -> None:
+    rows = [{"name": c.name, "status": c.status, "found": c.found, "remedy": c.remedy or None} for c in checks]
+    json.dump({"device": device, "checks": rows}, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def _write_lines(checks: list[Check]) -> None:
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print(f"{check.status:<4}  {check.name:<{width}}  {check.found}")
+        if check.remedy:
+            print(f"{'':<4}  {'':<{width}}  remedy: {check.remedy}")
+
+
+def _write_table(device: str, checks: list[Check]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {Status.OK: "green", Status.INFO: "cyan", Status.WARN: "yellow", Status.FAIL: "bold red"}
+    table = Table(title=f"kvbench doctor: {device}", title_justify="left", show_lines=False)
+    for heading in ("", "check", "found", "remedy"):
+        table.add_column(heading, overflow="fold")
+    for check in checks:
+        table.add_row(Text(check.status, colours[check.status]), check.name, Text(check.found), Text(check.remedy))
+    Console().print(table)

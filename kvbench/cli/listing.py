@@ -1,0 +1,74 @@
+"""`kvbench list`: the axes, backends, configs and devices that there are."""
+
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class What(StrEnum):
+    """What can be listed."""
+
+    AXES = "axes"
+    BACKENDS = "backends"
+    CONFIGS = "configs"
+    DEVICES = "devices"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("list")(listing)
+
+
+def listing(
+    what: Annotated[What, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the axes, backends, configs or devices that there are."""
+    rows = {What.AXES: _axes, What.BACKENDS: _backends, What.CONFIGS: _configs, What.DEVICES: _devices}[what]()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        head, *rest = row.values()
+        typer.echo(f"{head:<22}" + "  ".join(rest))
+
+
+def _axes() -> list[dict[str, str]]:
+    from kvbench.axes import AXES
+
+    return [{"axis": axis.name, "help": axis.help, "example": f"-a {axis.name}={axis.example}"} for axis in AXES.values()]
+
+
+def _configs() -> list[dict[str, str]]:
+    from kvbench.config import load_config, shipped_configs
+
+    return [{"config": name, "question": load_config(path).question} for name, path in shipped_configs().items()]
+
+
+def _backends() -> list[dict[str, str]]:
+    from kvbench.runner import survey
+
+    opened = survey("auto")
+    return [
+        {
+            "backend": facts.name,
+            "summary": facts.summary,
+            "here": f"not on {opened.device.name}: {facts.unavailable}" if facts.unavailable else "available",
+        }
+        for facts in opened.backends
+    ]
+
+
+def _devices() -> list[dict[str, str]]:
+    from kvbench.errors import UsageError
+    from kvbench.runner import survey
+
+    found = []
+    for ordinal in range(64):
+        try:
+            device = survey(f"cuda:{ordinal}").device
+        except UsageError:
+            break
+        found.append({"device": device.name, "title": device.title})
+    return [*found, {"device": "cpu", "title": survey("cpu").device.title + " (host copies, no GPU)"}]

@@ -1,0 +1,247 @@
+"""What a sweep shows while it runs: a progress bar on a terminal, plain lines otherwise, or JSON lines."""
+
+import json
+import sys
+import time
+from collections import Counter
+from statistics import median
+from typing import Any, Protocol
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from kvbench.axes import Cell, StreamState
+from kvbench.execution import Observer, Outcome
+from kvbench.plan import Plan, Visit
+from kvbench.protocol import Opened
+from kvbench.results import Failure, Note, Record
+from kvbench.results import Visit as VisitRecord
+from kvbench.runner import Preview
+from kvbench.units import format_duration, format_size, gigabytes_per_second
+
+PLAIN_EVERY_S = 10.0
+SHOWN_CELLS = 20
+
+
+class Reporter(Observer, Protocol):
+    """Shows a plan, a sweep under way, and how it ended."""
+
+    def preview(self, preview: Preview) -> None:
+        """Show what a sweep would do."""
+        ...
+
+    def finished(self, outcome: Outcome) -> None:
+        """Show how a sweep ended."""
+        ...
+
+
+def make_reporter(as_json: bool) -> Reporter:
+    """Return the reporter that fits stdout."""
+    if as_json:
+        return JsonReporter()
+    return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
+
+
+class PlainReporter:
+    """A line at the start, one every ten seconds, one for each failure, one at the end."""
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._done_before = 0
+        self._total = 0
+        self._started_s = 0.0
+        self._last_line_s = 0.0
+
+    def preview(self, preview: Preview) -> None:
+        for line in preview_lines(preview):
+            self._say(line)
+
+    def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
+        self._done_before, self._total = done, total
+        self._started_s = self._last_line_s = time.monotonic()
+        self._say(device_line(opened))
+        before = f", {done} done before" if done else ""
+        self._say(f"{len(plan.cells)} cells in {total} visits{before}; about {format_duration(plan.estimate_s)} at most")
+        for reason, count in skip_counts(plan).items():
+            self._say(f"skipped {count} cells: {reason}")
+
+    def visiting(self, visit: Visit) -> None:
+        pass
+
+    def recorded(self, record: Record) -> None:
+        if isinstance(record, Failure):
+            self._say(failure_line(record))
+        elif isinstance(record, Note):
+            self._say(f"note: {record.text}")
+        if isinstance(record, VisitRecord | Failure):
+            self._made += 1
+            self._advance(record)
+
+    def finished(self, outcome: Outcome) -> None:
+        for line in outcome_lines(outcome):
+            self._say(line)
+
+    def _advance(self, record: VisitRecord | Failure) -> None:
+        del record
+        now_s = time.monotonic()
+        if now_s - self._last_line_s >= PLAIN_EVERY_S:
+            self._last_line_s = now_s
+            self._say(f"{self._done_before + self._made} of {self._total} visits, {self._left()} left")
+
+    def _left(self) -> str:
+        missing = self._total - self._done_before - self._made
+        seconds = (time.monotonic() - self._started_s) / max(self._made, 1) * max(missing, 0)
+        return format_duration(seconds)
+
+    def _say(self, line: str) -> None:
+        print(line, flush=True)
+
+
+class TerminalReporter(PlainReporter):
+    """A progress bar with the cell under way, the last result and the time left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._console = Console(highlight=False)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
+        super().planned(plan, opened, done, total)
+        self._task = self._bar.add_task("ceiling", total=total, completed=done, left="")
+        self._bar.start()
+
+    def visiting(self, visit: Visit) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, description=visit.cell.label[:70])
+
+    def finished(self, outcome: Outcome) -> None:
+        self._bar.stop()
+        super().finished(outcome)
+
+    def _advance(self, record: VisitRecord | Failure) -> None:
+        if self._task is not None:
+            self._bar.update(self._task, advance=1, left=f"{self._left()} left")
+        if isinstance(record, VisitRecord):
+            self._say(result_line(record))
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False)
+
+
+class JsonReporter:
+    """One JSON object a line: the plan, every record of the journal, the outcome."""
+
+    def preview(self, preview: Preview) -> None:
+        plan = preview.plan
+        self._say(
+            {
+                "event": "preview",
+                "device": msgspec.to_builtins(preview.opened.device),
+                "cells": [cell.as_strings() for cell in plan.cells],
+                "skipped": [{"cell": skip.cell.as_strings(), "reason": skip.reason} for skip in plan.skipped],
+                "filtered": plan.filtered,
+                "host_bytes": plan.host_bytes,
+                "device_bytes": plan.device_bytes,
+                "estimate_s": round(plan.estimate_s, 1),
+            }
+        )
+
+    def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
+        self._say(
+            {
+                "event": "planned",
+                "device": msgspec.to_builtins(opened.device),
+                "cells": len(plan.cells),
+                "skipped": len(plan.skipped),
+                "visits": total,
+                "done": done,
+                "estimate_s": round(plan.estimate_s, 1),
+            }
+        )
+
+    def visiting(self, visit: Visit) -> None:
+        pass
+
+    def recorded(self, record: Record) -> None:
+        self._say({"event": "record", "record": msgspec.to_builtins(record)})
+
+    def finished(self, outcome: Outcome) -> None:
+        self._say(
+            {
+                "event": "finished",
+                "run": str(outcome.path),
+                "status": outcome.status,
+                "reason": outcome.reason,
+                "measured": outcome.measured,
+                "failed": outcome.failed,
+                "skipped": outcome.skipped,
+            }
+        )
+
+    def _say(self, event: dict[str, Any]) -> None:
+        print(json.dumps(event), flush=True)
+
+
+def device_line(opened: Opened) -> str:
+    """Return the device in one line; a cpu device says what that means."""
+    device = opened.device
+    if device.kind == "cpu":
+        return f"device cpu: {device.title}; every figure is of copies between two host buffers, no GPU"
+    batch = device.batch_entry or "no cuMemcpyBatchAsync: batched runs single copies"
+    return f"device {device.name}: {device.title}, {device.sm_count} SMs; {batch}"
+
+
+def skip_counts(plan: Plan) -> Counter[str]:
+    """Return how many cells each reason skips, the most frequent first."""
+    return Counter(dict(Counter(skip.reason for skip in plan.skipped).most_common()))
+
+
+def preview_lines(preview: Preview) -> list[str]:
+    """Return what `--dry-run` prints."""
+    plan = preview.plan
+    lines = [device_line(preview.opened)]
+    lines.append(
+        f"{len(plan.cells)} cells; at most {format_size(plan.host_bytes)} of pinned host memory and "
+        f"{format_size(plan.device_bytes)} on the device; about {format_duration(plan.estimate_s)} at most"
+    )
+    lines += [f"  {cell.label}" for cell in plan.cells[:SHOWN_CELLS]]
+    if len(plan.cells) > SHOWN_CELLS:
+        lines.append(f"  and {len(plan.cells) - SHOWN_CELLS} more (--json lists all)")
+    if plan.filtered:
+        lines.append(f"{plan.filtered} combinations dropped by filters")
+    lines += [f"skipped {count} cells: {reason}" for reason, count in skip_counts(plan).items()]
+    return lines
+
+
+def result_line(record: VisitRecord) -> str:
+    """Return a visit's result in one line."""
+    cell = Cell.from_strings(record.cell)
+    swap_us = median(getattr(record.samples, StreamState(cell.stream_state).swap_clock))
+    gbps = gigabytes_per_second(cell.swap_bytes, swap_us)
+    return f"{gbps:6.1f} GB/s {swap_us:12.1f} us  {cell.label}  [{record.path}]"
+
+
+def failure_line(record: Failure) -> str:
+    """Return a failure and how to reproduce it."""
+    return f"FAILED ({record.kind}) {Cell.from_strings(record.cell).label}: {record.message}\n  again: {record.command}"
+
+
+def outcome_lines(outcome: Outcome) -> list[str]:
+    """Return the end of a sweep, and what to do next."""
+    lines = [f"{outcome.measured} cells measured, {outcome.failed} failed, {outcome.skipped} skipped: {outcome.path}"]
+    if outcome.status == "complete":
+        lines.append(f"kvbench report {outcome.path} makes tables and charts of it")
+    else:
+        lines.append(f"{outcome.status}: {outcome.reason}")
+        lines.append(f"everything measured is kept; kvbench sweep --resume {outcome.path} goes on")
+    return lines

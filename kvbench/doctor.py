@@ -1,0 +1,299 @@
+"""What stands in the way of good measurements here: facts in, checks with remedies out. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from kvbench.errors import UsageError
+from kvbench.facts import DeviceFacts
+from kvbench.units import KIB, format_size
+
+_MIB: Final = KIB**2
+_FREE_ENOUGH_BYTES: Final = 4 * 1024 * _MIB
+_BUSY_PERCENT: Final = 5
+_HARMLESS_LIMITS: Final = frozenset({"gpu_idle"})
+_INSTALL_CUDA: Final = 'pip install "kvbench[cuda]"'
+
+
+class Status(StrEnum):
+    """How a check came out; only FAIL makes the command fail."""
+
+    OK = "ok"
+    INFO = "info"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: what was found, and what to do about it where something is wrong ("" otherwise)."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Something that has to load: its version, or why it did not."""
+
+    version: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What a process that loads everything tells: each component, every device, and its own process ids.
+
+    `engine_error` is why the compiled engine did not load or answer, None where it did. `pci_bus_ids` maps the name
+    of a CUDA device to its address.
+    """
+
+    engine_error: str | None
+    engine_version: str | None = None
+    devices: tuple[DeviceFacts, ...] = ()
+    cuda_error: str | None = None
+    nvrtc: Component = Component(error="not tried")
+    triton: Component = Component(error="not tried")
+    torch: Component = Component(error="not tried")
+    pci_bus_ids: Mapping[str, str] = field(default_factory=dict)
+    pids: frozenset[int] = frozenset()
+
+    @property
+    def engine_ok(self) -> bool:
+        return self.engine_error is None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """All that the checks are made from. `identity` and `observed` are those of `kvbench.environment`.
+
+    `under_load` is `observed` once more while copies run, or the reason why it was not read. CPUs are numbers;
+    `gpu_cpus` is empty where the GPU's NUMA node is unknown. `memlock_bytes` is None without a limit.
+    """
+
+    device: str
+    engine: EngineReport
+    identity: Mapping[str, Any]
+    observed: Mapping[str, Any]
+    under_load: Mapping[str, Any] | str
+    allowed_cpus: frozenset[int]
+    gpu_cpus: frozenset[int]
+    memlock_bytes: int | None
+
+    @property
+    def facts(self) -> DeviceFacts | None:
+        return next((device for device in self.engine.devices if device.name == self.device), None)
+
+    def reason(self, name: str) -> str:
+        """Return why the field of the environment is missing."""
+        return str(self.observed.get("unavailable", {}).get(name, "it was not read"))
+
+
+def resolve_device(asked: str, engine: EngineReport) -> str:
+    """Return the device that "auto" means: the first GPU, else the host. Raises UsageError for no device's name."""
+    if asked == "auto":
+        return next((device.name for device in engine.devices if device.kind == "cuda"), "cpu")
+    kind, colon, ordinal = asked.partition(":")
+    if asked != "cpu" and not (kind == "cuda" and colon and ordinal.isascii() and ordinal.isdigit()):
+        raise UsageError(f"--device {asked}: not a device; write auto, cpu or cuda:N")
+    return asked
+
+
+def diagnose(findings: Findings) -> list[Check]:
+    """Return every check that applies to the device, in the order in which to mend them."""
+    common = [_engine(findings.engine), _device(findings)]
+    gpu = [] if findings.device == "cpu" else _gpu_checks(findings)
+    return [*common, *gpu, *_libraries(findings), _free_memory(findings), _memlock(findings), _load(findings)]
+
+
+def _gpu_checks(findings: Findings) -> list[Check]:
+    return [
+        _driver(findings),
+        _batch_entry(findings),
+        _link(findings),
+        _bar1(findings),
+        _numa(findings),
+        _clocks(findings),
+        _throttle(findings),
+        _others(findings),
+    ]
+
+
+def _engine(engine: EngineReport) -> Check:
+    if engine.engine_ok:
+        return Check("engine", Status.OK, f"loads ({engine.engine_version or 'no version'})")
+    remedy = "install kvbench again where a C++20 compiler is found (in a checkout: make clean, then make sweep)"
+    return Check("engine", Status.FAIL, f"does not load: {engine.engine_error}", remedy)
+
+
+def _device(findings: Findings) -> Check:
+    facts = findings.facts
+    if not findings.engine.engine_ok:
+        return Check("device", Status.INFO, f"{findings.device}; which devices there are is unknown without the engine")
+    why = f" ({findings.engine.cuda_error})" if findings.engine.cuda_error else ""
+    if findings.device == "cpu":
+        if any(device.kind == "cuda" for device in findings.engine.devices):
+            return Check("device", Status.INFO, "cpu, as asked: copies between host buffers, a GPU is there too")
+        found = f"no GPU{why}: sweeps run on the device cpu, copies between host buffers, no statement about a GPU"
+        remedy = "with a GPU in the machine: see that nvidia-smi works here; start containers with --gpus all"
+        return Check("device", Status.WARN, found, remedy)
+    if facts is None:
+        names = ", ".join(device.name for device in findings.engine.devices) or "none"
+        remedy = "see that nvidia-smi works here; start containers with --gpus all; look at CUDA_VISIBLE_DEVICES"
+        return Check("device", Status.FAIL, f"{findings.device} is not there{why}; devices: {names}", remedy)
+    free = f"{facts.device_free_bytes // _MIB} MiB free"
+    return Check("device", Status.OK, f"{facts.name}: {facts.title}, {facts.sm_count} SMs, {free}")
+
+
+def _driver(findings: Findings) -> Check:
+    version = findings.identity.get("driver_version")
+    if version is None:
+        remedy = "the environment of a run will lack what NVML tells; install nvidia-ml-py and the driver's NVML"
+        return Check("driver", Status.WARN, findings.reason("driver_version"), remedy)
+    return Check("driver", Status.OK, f"{version}, CUDA driver API {findings.identity.get('cuda_driver_api')}")
+
+
+def _batch_entry(findings: Findings) -> Check:
+    if findings.facts is None:
+        return Check("batch entry", Status.INFO, "unknown without the device")
+    if findings.facts.batch_entry is None:
+        remedy = "a driver with CUDA 12.8 or newer (570 and up)"
+        found = "no cuMemcpyBatchAsync: the batched backend falls back to one copy a descriptor, and says so"
+        return Check("batch entry", Status.WARN, found, remedy)
+    return Check("batch entry", Status.OK, findings.facts.batch_entry)
+
+
+def _link(findings: Findings) -> Check:
+    if findings.identity.get("link") == "c2c":
+        return Check("link", Status.OK, "NVLink-C2C")
+    loaded = findings.under_load
+    now = findings.observed if isinstance(loaded, str) else loaded
+    how = f"read idle: {loaded}" if isinstance(loaded, str) else "under load"
+    generation, width = now.get("pcie_generation"), now.get("pcie_width")
+    most = findings.identity.get("pcie_max_generation"), findings.identity.get("pcie_max_width")
+    if None in (generation, width, *most):
+        return Check("link", Status.INFO, f"unknown: {findings.reason('pcie_generation')}")
+    found = f"PCIe gen {generation} x{width} of gen {most[0]} x{most[1]} ({how})"
+    if (generation, width) == most:
+        return Check("link", Status.OK, found)
+    if isinstance(loaded, str):
+        return Check("link", Status.INFO, f"{found}; links of idle GPUs downshift")
+    remedy = "reseat the card, use a slot with all lanes, look at the slot's speed in the firmware's settings"
+    return Check("link", Status.WARN, found, remedy)
+
+
+def _bar1(findings: Findings) -> Check:
+    bar1, memory = findings.identity.get("bar1_bytes"), findings.observed.get("gpu_memory_total_bytes")
+    if bar1 is None or memory is None:
+        missing = "bar1_bytes" if bar1 is None else "gpu_memory_total_bytes"
+        return Check("BAR1", Status.INFO, f"unknown: {findings.reason(missing)}")
+    found = f"{bar1 // _MIB} MiB for {memory // _MIB} MiB of GPU memory"
+    if bar1 >= memory:
+        return Check("BAR1", Status.OK, found)
+    remedy = "switch on Resizable BAR and Above 4G Decoding; in a virtual machine, a large enough 64-bit MMIO window"
+    return Check("BAR1", Status.WARN, f"{found}: the CPU's inline copies presumably need all of it", remedy)
+
+
+def _numa(findings: Findings) -> Check:
+    node, allowed, near = findings.identity.get("gpu_numa_node"), findings.allowed_cpus, findings.gpu_cpus
+    if node is None or not near:
+        return Check("NUMA", Status.INFO, f"the GPU's node is unknown: {findings.reason('gpu_numa_node')}")
+    if allowed & near:
+        return Check("NUMA", Status.OK, f"node {node}, {len(allowed & near)} of its {len(near)} CPUs are ours")
+    remedy = f"numactl --cpunodebind={node} --membind={node} kvbench …, or a container's cpuset with CPUs of that node"
+    return Check("NUMA", Status.WARN, f"the GPU is on node {node}, where this process may not run", remedy)
+
+
+def _clocks(findings: Findings) -> Check:
+    loaded = findings.under_load
+    now = findings.observed if isinstance(loaded, str) else loaded
+    how = "read idle" if isinstance(loaded, str) else "under load"
+    clock, most = now.get("sm_clock_mhz"), findings.observed.get("sm_clock_max_mhz")
+    if clock is None or most is None:
+        return Check("clocks", Status.INFO, f"unknown: {findings.reason('sm_clock_mhz')}")
+    found = f"SM {clock} of {most} MHz, memory {now.get('memory_clock_mhz')} MHz ({how})"
+    return Check("clocks", Status.OK if clock >= most * 3 // 4 else Status.INFO, found)
+
+
+def _throttle(findings: Findings) -> Check:
+    now = findings.observed if isinstance(findings.under_load, str) else findings.under_load
+    limits = now.get("clock_limits")
+    if limits is None:
+        return Check("throttle", Status.INFO, f"unknown: {findings.reason('clock_limits')}")
+    found = f"{', '.join(limits) or 'none'} at {now.get('temperature_c')} °C, {now.get('power_w')} W"
+    harmful = [word for word in limits if word not in _HARMLESS_LIMITS]
+    if not harmful:
+        return Check("throttle", Status.OK, found)
+    if any("thermal" in word for word in harmful):
+        remedy = "cool the card, or wait until it has cooled"
+    elif "application_clocks" in harmful:
+        remedy = "nvidia-smi -rgc and nvidia-smi -rac release clocks that somebody locked; leave them if it was you"
+    else:
+        remedy = "look at the power limit and the power supply (nvidia-smi -q -d POWER,PERFORMANCE)"
+    return Check("throttle", Status.WARN, found, remedy)
+
+
+def _others(findings: Findings) -> Check:
+    others, busy = findings.observed.get("other_processes"), findings.observed.get("gpu_utilisation_percent")
+    remedy = "stop them, or pick another GPU with --device or CUDA_VISIBLE_DEVICES"
+    if others:
+        named = ", ".join(
+            f"{other['name'] or 'a process'} ({other['pid']}"
+            + (f", {other['bytes'] // _MIB} MiB)" if other["bytes"] is not None else ")")
+            for other in others
+        )
+        return Check("other processes", Status.WARN, f"{named}; the GPU is {busy}% busy", remedy)
+    if others is None:
+        return Check("other processes", Status.INFO, f"unknown: {findings.reason('other_processes')}")
+    if busy is not None and busy >= _BUSY_PERCENT:
+        found = f"none that can be seen from here, yet the GPU is {busy}% busy"
+        return Check("other processes", Status.WARN, found, "look from outside the container, or pick another GPU")
+    return Check("other processes", Status.OK, "none seen")
+
+
+def _libraries(findings: Findings) -> list[Check]:
+    engine = findings.engine
+    parts = {"NVRTC": engine.nvrtc, "Triton": engine.triton, "torch": engine.torch}
+    return [_library(name, part, on_gpu=findings.device != "cpu") for name, part in parts.items()]
+
+
+def _library(name: str, part: Component, *, on_gpu: bool) -> Check:
+    if part.error is None:
+        return Check(name, Status.OK, f"loads ({part.version or 'no version'})")
+    if not on_gpu:
+        return Check(name, Status.INFO, f"does not load: {part.error}; the device cpu does not need it")
+    return Check(name, Status.WARN, f"does not load: {part.error}; its backends are skipped", _INSTALL_CUDA)
+
+
+def _free_memory(findings: Findings) -> Check:
+    free = findings.observed.get("host_available_bytes")
+    if free is None:
+        return Check("host memory", Status.INFO, f"unknown: {findings.reason('host_available_bytes')}")
+    found = f"{free // _MIB} MiB can be pinned"
+    if free >= _FREE_ENOUGH_BYTES:
+        return Check("host memory", Status.OK, found)
+    remedy = "free memory, raise the container's limit, or sweep fewer and smaller blocks"
+    return Check("host memory", Status.WARN, f"{found}: large cells will be skipped", remedy)
+
+
+def _memlock(findings: Findings) -> Check:
+    if findings.memlock_bytes is None:
+        return Check("memlock", Status.OK, "no limit")
+    found = f"limit {format_size(findings.memlock_bytes)}; memory pinned by the CUDA driver is not known to count"
+    return Check("memlock", Status.INFO, found, "if pinning fails: ulimit -l unlimited, --ulimit memlock=-1")
+
+
+def _load(findings: Findings) -> Check:
+    load, cpus = findings.observed.get("host_load_1min"), findings.identity.get("logical_cpus")
+    governor = findings.observed.get("cpu_governor")
+    if load is None or cpus is None:
+        return Check("host load", Status.INFO, f"unknown: {findings.reason('host_load_1min')}")
+    found = f"{load:.2f} on {cpus} CPUs, governor {governor or 'unknown'}"
+    if load > cpus / 2:
+        return Check("host load", Status.WARN, found, "stop what else runs here: submission is timed on a CPU")
+    if governor in ("powersave", "ondemand", "conservative"):
+        return Check("host load", Status.INFO, found, "for steadier submission: cpupower frequency-set -g performance")
+    return Check("host load", Status.OK, found)

@@ -1,0 +1,216 @@
+"""One sweep under way: asks the worker cell by cell, journals every record, and ends in an orderly way."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol, Self
+
+from kvbench.axes import Cell, Direction
+from kvbench.environment import observe
+from kvbench.errors import KvbenchError, StorageError, UsageError
+from kvbench.facts import CEILING_BYTES, pool_bytes
+from kvbench.plan import Plan, Visit, visits
+from kvbench.protocol import MeasureCeiling, MeasureCell, Opened
+from kvbench.results import Ceiling, Failure, FailureKind, Note, Record, RunStatus, RunWriter, load_run
+from kvbench.results import Skip as SkipRecord
+from kvbench.results import Visit as VisitRecord
+from kvbench.spec import SweepSpec
+from kvbench.worker_process import WorkerHungError, WorkerLostError, WorkerSlot
+
+CEILING_SAMPLES: Final = 8
+LOST_IN_A_ROW: Final = 5
+
+
+class Observer(Protocol):
+    """Who watches a sweep, to show its progress."""
+
+    def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
+        """The sweep starts, or goes on, with `done` of `total` visits made."""
+        ...
+
+    def visiting(self, visit: Visit) -> None:
+        """A visit begins."""
+        ...
+
+    def recorded(self, record: Record) -> None:
+        """A record is in the journal."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a sweep ended: its status, the reason where it is not complete, and its cells by fate."""
+
+    path: Path
+    status: RunStatus
+    reason: str | None
+    measured: int
+    failed: int
+    skipped: int
+
+
+@dataclass
+class Progress:
+    """What a run holds already: visits and ceilings by round, and cells (by id) that failed or were skipped."""
+
+    visits: set[tuple[str, int]] = field(default_factory=set)
+    ceilings: set[tuple[str, int]] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    skipped: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Self:
+        progress = cls()
+        for record in records:
+            progress.note(record)
+        return progress
+
+    def note(self, record: Record) -> None:
+        match record:
+            case VisitRecord():
+                self.visits.add((Cell.from_strings(record.cell).id, record.round))
+            case Failure():
+                self.failed.add(Cell.from_strings(record.cell).id)
+            case SkipRecord():
+                self.skipped.add(Cell.from_strings(record.cell).id)
+            case Ceiling():
+                self.ceilings.add((record.direction, record.round))
+            case Note():
+                pass
+
+    def wants(self, visit: Visit) -> bool:
+        """Whether `visit` is still to be made: a failed cell is not visited again."""
+        cell_id = visit.cell.id
+        return (
+            cell_id not in self.failed and cell_id not in self.skipped and (cell_id, visit.round) not in self.visits
+        )
+
+    @property
+    def measured(self) -> int:
+        return len({cell_id for cell_id, _ in self.visits} - self.failed)
+
+
+class Execution:
+    """A planned sweep, its worker and its journal."""
+
+    def __init__(
+        self,
+        spec: SweepSpec,
+        plan: Plan,
+        opened: Opened,
+        writer: RunWriter,
+        slot: WorkerSlot,
+        observer: Observer,
+        progress: Progress,
+    ) -> None:
+        self._spec = spec
+        self._plan = plan
+        self._opened = opened
+        self._writer = writer
+        self._slot = slot
+        self._observer = observer
+        self._progress = progress
+        self._lost_in_a_row = 0
+
+    def run(self) -> Outcome:
+        """Measure what is missing. Ctrl-C, a full disk and a worker that cannot be replaced end it with data kept.
+
+        Raises UsageError when the memory that it needs is not to be had.
+        """
+        status, reason = self._attempt()
+        # A full disk may refuse these too; what was measured is in the journal, which readers start from.
+        with suppress(StorageError):
+            self._observe("end")
+            self._writer.set_status(status, reason)
+            load_run(self._writer.path).write_summary()
+        progress = self._progress
+        return Outcome(
+            self._writer.path, status, reason, progress.measured, len(progress.failed), len(progress.skipped)
+        )
+
+    def _attempt(self) -> tuple[RunStatus, str | None]:
+        try:
+            self._writer.set_status("running")
+            self._slot.log_to(self._writer.path)
+            self._record_plan()
+            self._measure_missing()
+        except KeyboardInterrupt:
+            return "interrupted", "interrupted (Ctrl-C)"
+        except UsageError as error:
+            with suppress(StorageError):
+                self._writer.set_status("stopped", str(error))
+            raise
+        except (StorageError, WorkerLostError, KvbenchError) as error:
+            return "stopped", str(error)
+        return "complete", None
+
+    def _record_plan(self) -> None:
+        for skip in self._plan.skipped:
+            if skip.cell.id not in self._progress.skipped:
+                self._record(SkipRecord(cell=skip.cell.as_strings(), reason=skip.reason))
+        for note in self._opened.notes:
+            self._record(Note(text=note))
+
+    def _measure_missing(self) -> None:
+        every = list(visits(self._plan, self._spec.sampling, self._spec.seed))
+        missing = [visit for visit in every if self._progress.wants(visit)]
+        self._observer.planned(self._plan, self._opened, len(every) - len(missing), len(every))
+        if not missing:
+            return
+        largest = max(pool_bytes(visit.cell.blocks, visit.cell.block_bytes) for visit in missing)
+        self._slot.reserve(max(largest, CEILING_BYTES[self._opened.device.kind]))
+        observed = False
+        for visit in missing:
+            self._measure_ceilings(visit.round)
+            if not observed:
+                # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
+                self._observe("start")
+                observed = True
+            if self._progress.wants(visit):
+                self._observer.visiting(visit)
+                self._record(self._visit(visit))
+
+    def _measure_ceilings(self, number: int) -> None:
+        directions = {cell.direction for cell in self._plan.cells}
+        for direction in Direction:
+            if direction in directions and (direction.value, number) not in self._progress.ceilings:
+                request = MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES)
+                self._record(self._slot.ask(request, Ceiling, self._spec.sampling.deadline_s))
+
+    def _visit(self, visit: Visit) -> VisitRecord | Failure:
+        request = MeasureCell(
+            cell=visit.cell.as_strings(),
+            round=visit.round,
+            seed=self._spec.seed,
+            sampling=self._spec.sampling,
+        )
+        try:
+            answer = self._slot.ask(request, VisitRecord | Failure, self._spec.sampling.deadline_s)
+        except WorkerLostError as lost:
+            kind: FailureKind = "timeout" if isinstance(lost, WorkerHungError) else "crash"
+            answer = Failure(
+                cell=request.cell, round=visit.round, kind=kind, message=str(lost), command=visit.cell.command()
+            )
+        if isinstance(answer, VisitRecord):
+            self._lost_in_a_row = 0
+        elif answer.kind != "mismatch":
+            self._replace_worker()
+        return answer
+
+    def _replace_worker(self) -> None:
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row >= LOST_IN_A_ROW:
+            raise WorkerLostError(f"{LOST_IN_A_ROW} workers in a row were lost; the device may need attention")
+        self._slot.replace()
+        self._record(Note(text="the worker process was replaced after a failed cell"))
+
+    def _record(self, record: Record) -> None:
+        self._writer.append(record)
+        self._progress.note(record)
+        self._observer.recorded(record)
+
+    def _observe(self, at: str) -> None:
+        own = {self._slot.pid} if self._slot.pid is not None else set()
+        found = observe(self._opened.device.name, self._opened.pci_bus_id, own_pids=own)
+        self._writer.observe({"at": at, **found})

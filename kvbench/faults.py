@@ -1,0 +1,63 @@
+"""Faults to inject through the engine's host device, as `--fault` names them.
+
+A fault is `KIND=NUMBER`, optionally with ` when FILTER` (the grammar of `--filter`) for the cells that it strikes;
+several stand between semicolons, the first that fits a cell is armed for it. `no-batch` makes the device one without a
+batched copy.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kvbench.axes import Cell
+from kvbench.errors import UsageError
+from kvbench.filters import Filter, parse_filters
+
+KINDS: Final = {
+    "error@call": "the N-th copy call of a visit is refused",
+    "error@descriptor": "the N-th descriptor of a visit is refused",
+    "hang@call": "the stream stops for good at the N-th call",
+    "crash@call": "the process dies at the N-th call",
+    "corrupt@descriptor": "the N-th descriptor arrives with a wrong last byte",
+    "stray@descriptor": "the N-th descriptor also writes the byte behind its destination",
+    "slow": "every copy takes N microseconds longer",
+}
+NO_BATCH: Final = "no-batch"
+_FAULT: Final = re.compile(r"([a-z@]+)=(\d{1,12})(?:\s+when\s+(.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: its kind (a key of KINDS), the number after it, and the cells that it strikes."""
+
+    kind: str
+    number: int
+    filters: tuple[Filter, ...] = ()
+
+    def strikes(self, cell: Cell) -> bool:
+        return all(condition.holds(cell) for condition in self.filters)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """Every fault of a sweep, and whether the device has a batched copy."""
+
+    faults: tuple[Fault, ...] = ()
+    with_batch: bool = True
+
+    def for_cell(self, cell: Cell) -> Fault | None:
+        return next((fault for fault in self.faults if fault.strikes(cell)), None)
+
+
+def parse_faults(text: str | None) -> FaultPlan:
+    """Read `--fault`; raises UsageError that names the part and what would be right."""
+    parts = [part.strip() for part in text.split(";")] if text else []
+    faults = tuple(_parse_one(part) for part in parts if part != NO_BATCH)
+    return FaultPlan(faults, with_batch=NO_BATCH not in parts)
+
+
+def _parse_one(text: str) -> Fault:
+    match = _FAULT.fullmatch(text)
+    if match is None or match[1] not in KINDS:
+        raise UsageError(f"--fault {text!r}: write KIND=NUMBER [when FILTER] with KIND one of {', '.join(KINDS)}")
+    return Fault(match[1], int(match[2]), tuple(parse_filters(match[3])) if match[3] else ())

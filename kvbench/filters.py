@@ -1,0 +1,89 @@
+"""Filters: which cells of a sweep to keep, as `--filter "block_size<=24KiB,backend=per_block|batched"` says it."""
+
+import math
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvbench.axes import AXES, Axis, AxisValue, Cell
+from kvbench.errors import UsageError, brief
+from kvbench.units import format_size, parse_size
+
+SWAP_BYTES: Final = Axis(
+    "swap_bytes",
+    "swap_bytes",
+    parse_size,
+    lambda v: format_size(int(str(v))),
+    "bytes of one swap: blocks x block size",
+    "2GiB",
+    ranged=True,
+)
+_FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES}
+_COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_CONDITION: Final = re.compile(r"([A-Za-z_]+)\s*(!=|<=|>=|=|<|>)\s*([^=<>!].*)")
+_GRAMMAR: Final = "write axis OP value with OP one of = != < <= > >=, for example block_size<=24KiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One condition on a cell: the value on `axis` compared with `values` (several only for `=` and `!=`).
+
+    `axis` is the name of an axis or `swap_bytes`. A cell without a value on the axis meets `!=` and nothing else.
+    """
+
+    axis: str
+    operator: str
+    values: tuple[AxisValue, ...]
+
+    def __str__(self) -> str:
+        axis = _FILTERED[self.axis]
+        return f"{self.axis}{self.operator}{'|'.join(axis.write(value) for value in self.values)}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Filter":
+        """Read one condition as `str` writes it; raises UsageError."""
+        match = _CONDITION.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(f"filter {brief(text)!r}: {_GRAMMAR}")
+        name, sign, alternatives = match.groups()
+        axis = _FILTERED.get(name)
+        if axis is None:
+            raise UsageError(f"filter {brief(text)!r}: unknown axis {brief(name)!r}; there are {', '.join(_FILTERED)}")
+        if sign in _COMPARISONS and not axis.ranged:
+            raise UsageError(f"filter {brief(text)!r}: axis {name} has no order; compare it with = or !=")
+        if sign in _COMPARISONS and "|" in alternatives:
+            raise UsageError(f"filter {brief(text)!r}: alternatives with | go with = and != only")
+        try:
+            values = tuple(dict.fromkeys(axis.parse_one(item.strip()) for item in alternatives.split("|")))
+        except UsageError as error:
+            raise UsageError(f"filter {brief(text)!r}: {error}") from None
+        if name == "sms" and 0 in values:
+            raise UsageError(f"filter {brief(text)!r}: cells hold the number of SMs, never 'all'; write the number")
+        return cls(name, sign, values)
+
+    def holds(self, cell: Cell) -> bool:
+        """Tell whether `cell` meets this condition."""
+        value = getattr(cell, _FILTERED[self.axis].field)
+        if self.operator == "=":
+            return value in self.values
+        if self.operator == "!=":
+            return value not in self.values
+        if value is None:
+            return False
+        return _COMPARISONS[self.operator](self._size(value), self._size(self.values[0]))
+
+    def _size(self, value: AxisValue) -> float:
+        number = int(str(value))
+        return math.inf if _FILTERED[self.axis].write(number) == "all" else number
+
+
+def parse_filters(text: str) -> tuple[Filter, ...]:
+    """Read the conditions between the commas of one `--filter`; raises UsageError."""
+    return tuple(Filter.parse(item) for item in text.split(","))

@@ -1,0 +1,117 @@
+"""Measures one cell: fill and poison, check one swap, warm up, sample until it is known well enough, check again."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from kvbench.axes import Cell, Direction, StreamState
+from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
+from kvbench.effective_path import EffectivePath, effective_path
+from kvbench.engine import DIRECTIONS, STREAM_STATES, Device, Sample, Stream, Swap, TimedRegion, per_block
+from kvbench.facts import CEILING_BYTES
+from kvbench.faults import Fault
+from kvbench.results.schema import StopReason
+from kvbench.spec import Sampling
+from kvbench.stats import relative_half_width
+from kvbench.workload import Pools, lay_out
+
+CEILING_WARMUPS: Final = 2
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every measurement shares: the device, its memory, the measured stream and the timed region on it."""
+
+    device: Device
+    stream: Stream
+    region: TimedRegion
+    pools: Pools
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The samples of one visit and what they rest on; `calls` are driver calls or launches in one sample."""
+
+    samples: Sequence[Sample]
+    stopped_by: StopReason
+    path: EffectivePath
+    calls: int
+    verified_bytes: int
+    warnings: Sequence[str]
+
+
+def measure(
+    bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, fault: Fault | None
+) -> Measurement:
+    """Measure one visit of `cell`. Raises EngineError, VerificationError, and what a backend raises.
+
+    `seed` decides the blocks' places and the bytes; the first swap is compared byte for byte before anything is timed,
+    and the destination once more behind the last sample.
+    """
+    layout = lay_out(cell.pattern, cell.blocks, np.random.default_rng(seed))
+    prepared = backend.create(SwapRequest(bench.device, cell, bench.pools.addresses(cell, layout)))
+    take = _sampler(bench.region, prepared, cell.stream_state)
+    bench.pools.fill(cell, layout, seed)
+    bench.device.arm(fault)
+    take()
+    verified_bytes = bench.pools.verify(cell, layout)
+    for _ in range(sampling.warmups):
+        take()
+    samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
+    verified_bytes += bench.pools.verify(cell, layout)
+    bench.device.arm(None)
+    return Measurement(
+        samples=samples,
+        stopped_by=stopped_by,
+        path=effective_path(prepared.mechanism, samples, cell.blocks),
+        calls=prepared.swap.calls,
+        verified_bytes=verified_bytes,
+        warnings=_warnings(samples, cell.stream_state),
+    )
+
+
+def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:
+    """Time plain large copies one way; return the bytes of one and its event times in microseconds."""
+    copy_bytes = CEILING_BYTES[bench.device.kind]
+    memory = bench.pools.large_copy(direction, copy_bytes)
+    swap = per_block(bench.device.driver, memory.sources, memory.destinations, memory.sizes, DIRECTIONS[direction])
+    idle = STREAM_STATES[StreamState.IDLE]
+    times_us = [bench.region.measure(swap, idle).gpu_us for _ in range(CEILING_WARMUPS + samples)]
+    return copy_bytes, times_us[CEILING_WARMUPS:]
+
+
+def sample_until_known(
+    take: Callable[[], Sample], state: StreamState, sampling: Sampling
+) -> tuple[list[Sample], StopReason]:
+    """Sample until the median's interval is narrow enough, the cap is reached or the time is up; say which."""
+    deadline_s = time.monotonic() + sampling.cell_seconds
+    samples: list[Sample] = []
+    times_us: list[float] = []
+    while len(samples) < sampling.max_samples:
+        sample = take()
+        samples.append(sample)
+        times_us.append(getattr(sample, state.swap_clock))
+        if len(samples) < sampling.min_samples:
+            continue
+        if relative_half_width(times_us) <= sampling.target:
+            return samples, "target"
+        if time.monotonic() >= deadline_s:
+            return samples, "time"
+    return samples, "max_samples"
+
+
+def _sampler(region: TimedRegion, prepared: PreparedSwap, state: StreamState) -> Callable[[], Sample]:
+    swap, engine_state = prepared.swap, STREAM_STATES[state]
+    if isinstance(swap, Swap):
+        return lambda: region.measure(swap, engine_state)
+    return lambda: region.measure_python(swap.prepare, swap.submit, engine_state)
+
+
+def _warnings(samples: Sequence[Sample], state: StreamState) -> list[str]:
+    strayed = sum(sample.pending_before is not (state is StreamState.BUSY) for sample in samples)
+    if strayed:
+        return [f"the stream was not {state} in {strayed} of {len(samples)} samples (busy_delay_us too short?)"]
+    return []

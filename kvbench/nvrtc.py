@@ -1,0 +1,101 @@
+"""Compiles the engine's CUDA sources with NVRTC for the GPU at hand, and caches the cubin."""
+
+import hashlib
+import os
+import tempfile
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import KvbenchError
+
+OPTIONS = ("--std=c++17",)
+
+
+class NvrtcError(KvbenchError):
+    """NVRTC is missing or refused a source; the message carries its log."""
+
+
+def kernel_source(name: str) -> str:
+    """Return the text of `csrc/kernels/<name>.cu`, from the installed package or from a checkout."""
+    installed = resources.files("kvbench") / "kernels" / f"{name}.cu"
+    if installed.is_file():
+        return installed.read_text()
+    return (Path(__file__).parent.parent / "csrc" / "kernels" / f"{name}.cu").read_text()
+
+
+def version() -> str:
+    """Return NVRTC's version; raises NvrtcError when it cannot be loaded."""
+    nvrtc = _load()
+    status, major, minor = nvrtc.nvrtcVersion()
+    _check(status, "nvrtcVersion")
+    return f"{major}.{minor}"
+
+
+def compile_cubin(source: str, name: str, arch: str) -> bytes:
+    """Return machine code of `source` for `arch` ("sm_90"); raises NvrtcError with the compiler's log."""
+    nvrtc = _load()
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], [])
+    _check(status, "nvrtcCreateProgram")
+    try:
+        options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={arch}")]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise NvrtcError(f"NVRTC refused {name}.cu for {arch}: {_log(nvrtc, program)}")
+        status, size = nvrtc.nvrtcGetCUBINSize(program)
+        _check(status, "nvrtcGetCUBINSize")
+        cubin = b" " * size
+        (status,) = nvrtc.nvrtcGetCUBIN(program, cubin)
+        _check(status, "nvrtcGetCUBIN")
+        return cubin
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def cached_cubin(name: str, arch: str) -> bytes:
+    """Return the cubin of a shipped kernel source; compiled once per source, options, architecture and NVRTC."""
+    source = kernel_source(name)
+    key = hashlib.blake2s("\0".join((source, *OPTIONS, arch, version())).encode(), digest_size=12).hexdigest()
+    path = _cache_folder() / f"{name}-{arch}-{key}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    cubin = compile_cubin(source, name, arch)
+    _store(path, cubin)
+    return cubin
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvbench"
+
+
+def _store(path: Path, content: bytes) -> None:
+    # A cache that cannot be written costs a compilation a run, nothing else.
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(content)
+        Path(file.name).replace(path)
+    except OSError:
+        return
+
+
+def _load() -> Any:  # the bindings carry no types
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
+        raise NvrtcError(f"NVRTC does not load ({error}); install kvbench[cuda]") from None
+    return nvrtc
+
+
+def _check(status: Any, call: str) -> None:
+    if int(status) != 0:
+        raise NvrtcError(f"{call}: {status}")
+
+
+def _log(nvrtc: Any, program: Any) -> str:
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    text = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, text)
+    return text.decode(errors="replace").strip("\0 \n")

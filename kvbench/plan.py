@@ -1,0 +1,259 @@
+"""The cells that a sweep means on one device: which run, which are skipped and why, what they cost, in which order."""
+
+import hashlib
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvbench.axes import AXES, AxisValue, Cell, Direction, Memory, Order, Pattern, StreamState
+from kvbench.errors import UsageError
+from kvbench.facts import CEILING_BYTES, BackendFacts, DeviceFacts, pool_bytes
+from kvbench.spec import Group, Limits, Sampling, SweepSpec
+from kvbench.units import KIB, rough_size
+
+MAX_COMBINATIONS: Final = 200_000
+DEFAULT_SMS: Final = 12
+ALL_SMS: Final = 0
+DESCRIPTOR_BYTES: Final = 24
+# The share of the memory that is free which a sweep may use unless a limit says more.
+FREE_SHARE: Final = 0.9
+
+# For the estimate only, never a result: a slow swap, bound by its bytes or by its submissions, and what surrounds it.
+_EST_SWAP_BYTES_PER_S: Final = 5e9
+_EST_BLOCK_S: Final = 3e-6
+_EST_VERIFY_BYTES_PER_S: Final = 2e9
+_EST_VISIT_S: Final = 0.01
+_EST_START_S: Final = {"cuda": 10.0, "cpu": 1.0}
+
+_DEFAULTS: Final[Mapping[str, tuple[AxisValue | None, ...]]] = {
+    "direction": (Direction.H2D, Direction.D2H),
+    "blocks": (256,),
+    "block_size": (16 * KIB,),
+    "stream_state": (StreamState.IDLE,),
+    "pattern": (Pattern("shuffled"),),
+    "memory": (Memory.ALLOCATED,),
+    "order": (None,),  # follows direction
+    "descriptors_per_call": (0,),
+    "coalesce": (False,),
+    "overlap": (False,),
+}
+_DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
+_LACKS: Final = {
+    "memory": "choice of host memory",
+    "order": "access order",
+    "sms": "SMs to choose",
+    "descriptors_per_call": "descriptors per call",
+    "coalesce": "coalescing",
+    "overlap": "overlap flag",
+}
+_CUDA_ONLY: Final = {"order": "access order", "sms": "SMs", "overlap": "overlap flag"}
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A cell that was asked for and does not run. It keeps what was asked for, also on axes that do not apply."""
+
+    cell: Cell
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The memory that measuring a cell takes on either side, in bytes."""
+
+    host_bytes: int
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep means on a device. Every cell asked for is in `cells` or `skipped`, or counted in `filtered`.
+
+    `host_bytes` and `device_bytes` are what its largest cell takes, `estimate_s` a rough upper guess of its time.
+    """
+
+    cells: tuple[Cell, ...]
+    skipped: tuple[Skip, ...]
+    filtered: int
+    host_bytes: int
+    device_bytes: int
+    estimate_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """The cross product of one group for one backend: axis name -> values, in the order of AXES."""
+
+    backend: BackendFacts
+    values: Mapping[str, tuple[AxisValue | None, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One visit of a cell; `round` counts from 0."""
+
+    round: int
+    cell: Cell
+
+
+def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts]) -> Plan:
+    """Return the cells of `spec` on `device`, without duplicates and in the order of the groups and their axes.
+
+    Raises UsageError for a backend that does not exist and for more than MAX_COMBINATIONS combinations.
+    """
+    known = {facts.name: facts for facts in backends}
+    grids = [grid for group in spec.groups for grid in _grids(group, device, known)]
+    combinations = sum(math.prod(len(values) for values in grid.values.values()) for grid in grids)
+    if combinations > MAX_COMBINATIONS:
+        raise UsageError(
+            f"the sweep has {combinations} combinations; at most {MAX_COMBINATIONS} can be planned: name fewer values"
+        )
+    asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid))
+    kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
+    reasons = {cell: _why_not(cell, device, known[cell.backend], spec.limits) for cell in kept}
+    cells = tuple(cell for cell, reason in reasons.items() if reason is None)
+    sizes = [footprint(cell, device.kind) for cell in cells]
+    return Plan(
+        cells=cells,
+        skipped=tuple(Skip(cell, reason) for cell, reason in reasons.items() if reason is not None),
+        filtered=len(asked) - len(kept),
+        host_bytes=max((size.host_bytes for size in sizes), default=0),
+        device_bytes=max((size.device_bytes for size in sizes), default=0),
+        estimate_s=estimate_seconds(cells, spec.sampling, device.kind),
+    )
+
+
+def footprint(cell: Cell, device_kind: str) -> Footprint:
+    """Return what measuring `cell` takes: a pool on either side, a host staging buffer, descriptors, the ceiling."""
+    size_bytes = pool_bytes(cell.blocks, cell.block_bytes)
+    fixed_bytes = cell.blocks * DESCRIPTOR_BYTES + CEILING_BYTES[device_kind]
+    return Footprint(host_bytes=2 * size_bytes + fixed_bytes, device_bytes=size_bytes + fixed_bytes)
+
+
+def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:
+    """Return a rough upper guess of the time that measuring `cells` takes, start-up included."""
+    return _EST_START_S[device_kind] + sampling.rounds * sum(_visit_seconds(cell, sampling) for cell in cells)
+
+
+def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[Visit]:
+    """Yield every cell once a round, shuffled by `seed`, with neighbours of different backends where that can be."""
+    for number in range(sampling.rounds):
+        shuffled = sorted(plan.cells, key=lambda cell: hashlib.blake2s(f"{seed}/{number}/{cell.id}".encode()).digest())
+        for cell in _interleaved(shuffled):
+            yield Visit(number, cell)
+
+
+def _visit_seconds(cell: Cell, sampling: Sampling) -> float:
+    swap_s = max(cell.swap_bytes / _EST_SWAP_BYTES_PER_S, cell.blocks * _EST_BLOCK_S)
+    if cell.stream_state is StreamState.BUSY:
+        swap_s += sampling.busy_delay_us / 1e6
+    longest = max(sampling.cell_seconds, sampling.min_samples * swap_s)
+    sampling_s = min(sampling.max_samples * swap_s, longest)
+    return _EST_VISIT_S + cell.swap_bytes / _EST_VERIFY_BYTES_PER_S + sampling.warmups * swap_s + sampling_s
+
+
+def _grids(group: Group, device: DeviceFacts, known: Mapping[str, BackendFacts]) -> Iterator[_Grid]:
+    for name in group.get("backend", tuple(known)):
+        backend = known.get(str(name))
+        if backend is None:
+            raise UsageError(f"unknown backend {name}; there are {', '.join(known)}")
+        yield _Grid(backend, {axis: _values(axis, group, device, backend) for axis in AXES})
+
+
+def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts) -> tuple[AxisValue | None, ...]:
+    """Return the values of one axis; None first where the backend does not heed it, then what is to be skipped."""
+    if axis == "backend":
+        return (backend.name,)
+    if AXES[axis].optional and axis not in backend.axes:
+        return (None, *group.get(axis, ())[1:])
+    if axis != "sms":
+        return group.get(axis, _DEFAULTS.get(axis, ()))
+    count = device.sm_count
+    wanted = group.get("sms", (DEFAULT_SMS if count is None else min(DEFAULT_SMS, count),))
+    return tuple(count if value == ALL_SMS and count is not None else value for value in wanted)
+
+
+def _grid_cells(grid: _Grid) -> Iterator[Cell]:
+    order_by_default = "order" in grid.backend.axes
+    for values in itertools.product(*grid.values.values()):
+        chosen = {AXES[name].field: value for name, value in zip(grid.values, values, strict=True)}
+        cell = Cell(**chosen)  # type: ignore[arg-type]  # each axis holds values of its field's type
+        yield replace(cell, order=_DEFAULT_ORDER[cell.direction]) if order_by_default and cell.order is None else cell
+
+
+def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, limits: Limits) -> str | None:
+    """Return why `cell` cannot run, None when it can."""
+    if backend.unavailable is not None:
+        return backend.unavailable
+    lacking = [
+        _lacks(name, device, backend)
+        for name, axis in AXES.items()
+        if axis.optional and name not in backend.axes and getattr(cell, axis.field) is not None
+    ]
+    if lacking:
+        return "; ".join(lacking)
+    if cell.sms == ALL_SMS:
+        return f"the number of SMs of {device.name} is not known"
+    if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:
+        return f"{cell.sms} SMs asked for; {device.name} has {device.sm_count}"
+    if cell.pattern.run > cell.blocks:
+        return f"{cell.pattern} needs at least {cell.pattern.run} blocks"
+    return _does_not_fit(cell, device, limits)
+
+
+def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
+    if device.kind == "cpu" and axis in _CUDA_ONLY:
+        return f"the cpu device has no {_CUDA_ONLY[axis]}"
+    return f"{backend.name} has no {_LACKS[axis]}"
+
+
+def _does_not_fit(cell: Cell, device: DeviceFacts, limits: Limits) -> str | None:
+    needed = footprint(cell, device.kind)
+    host_usable = _usable(limits.host_bytes, device.host_free_bytes)
+    device_usable = _usable(limits.device_bytes, device.device_free_bytes)
+    # The cpu device takes both sides from the host's memory.
+    host_needed, kind = (
+        (needed.host_bytes + needed.device_bytes, "host memory for both sides")
+        if device.kind == "cpu"
+        else (needed.host_bytes, "pinned memory")
+    )
+    if host_needed > host_usable:
+        return f"needs {rough_size(host_needed)} of {kind}; {rough_size(host_usable)} may be used (--host-memory)"
+    if needed.device_bytes > device_usable:
+        return (
+            f"needs {rough_size(needed.device_bytes)} of memory on {device.name}; "
+            f"{rough_size(device_usable)} may be used (--device-memory)"
+        )
+    return None
+
+
+def _usable(limit_bytes: int | None, free_bytes: int) -> int:
+    return int(free_bytes * FREE_SHARE) if limit_bytes is None else min(limit_bytes, free_bytes)
+
+
+def _interleaved(cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Yield `cells` so that as few neighbours as possible have the same backend, each backend spread evenly."""
+    waiting: dict[str, deque[Cell]] = {}
+    for cell in cells:
+        waiting.setdefault(cell.backend, deque()).append(cell)
+    totals = {name: len(queue) for name, queue in waiting.items()}
+    last = None
+    for left in range(len(cells), 0, -1):
+        last = _next_backend({name: len(queue) for name, queue in waiting.items() if queue}, totals, left, last)
+        yield waiting[last].popleft()
+
+
+def _next_backend(remaining: Mapping[str, int], totals: Mapping[str, int], left: int, last: str | None) -> str:
+    largest = max(remaining, key=lambda name: remaining[name])
+    others = [name for name in remaining if name != last]
+    if 2 * remaining[largest] > left:
+        if largest != last or not others:
+            return largest  # it is needed between all that follow
+        behind = left - remaining[largest]
+        share_of_others = behind / (sum(totals.values()) - totals[largest])
+        if remaining[largest] / totals[largest] > share_of_others:
+            return largest  # there are too many of it to keep apart: spread the others evenly among them
+    return max(others, key=lambda name: remaining[name] / totals[name])

@@ -1,0 +1,77 @@
+"""What the parent and its worker process say to each other over stdin and stdout: one JSON object a line."""
+
+from typing import Final, Literal
+
+import msgspec
+
+from kvbench.facts import BackendFacts, DeviceFacts
+from kvbench.results.schema import Ceiling, CellStrings, Failure, Visit
+from kvbench.spec import Sampling
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
+    """A line either way."""
+
+
+class Open(_Message, tag="open", frozen=True, kw_only=True):
+    """Open `device` ("auto", "cpu", "cuda", "cuda:N"); answered by Opened or Refused."""
+
+    device: str
+    fault: str | None = None
+    busy_delay_us: int
+
+
+class Opened(_Message, tag="opened", frozen=True, kw_only=True):
+    """The device as found, and every backend on it."""
+
+    device: DeviceFacts
+    backends: list[BackendFacts]
+    engine_hash: str
+    pci_bus_id: str | None
+    notes: list[str]
+
+
+class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
+    """Make the memory pools, `pool_bytes` each; answered by Reserved or Refused."""
+
+    pool_bytes: int
+
+
+class Reserved(_Message, tag="reserved", frozen=True, kw_only=True):
+    """The pools are there."""
+
+
+class MeasureCeiling(_Message, tag="measure_ceiling", frozen=True, kw_only=True):
+    """Time plain large copies one way; answered by a Ceiling record or Refused."""
+
+    direction: Literal["h2d", "d2h"]
+    round: int
+    samples: int
+
+
+class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
+    """Visit a cell; answered by a Visit or a Failure record."""
+
+    cell: CellStrings
+    round: int
+    seed: int
+    sampling: Sampling
+
+
+class Refused(_Message, tag="refused", frozen=True, kw_only=True):
+    """What was asked cannot be done, in one line; `usage` when the input asks for the impossible."""
+
+    message: str
+    usage: bool
+
+
+Request = Open | Reserve | MeasureCeiling | MeasureCell
+Answer = Opened | Reserved | Refused | Ceiling | Visit | Failure
+
+REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
+ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    """Return `message` as one line."""
+    return msgspec.json.encode(message) + b"\n"

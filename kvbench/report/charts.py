@@ -1,0 +1,280 @@
+"""The charts of a report, and the only place that knows matplotlib."""
+
+import io
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullFormatter
+
+from kvbench.report.curves import Curve
+from kvbench.report.palette import Ink
+from kvbench.units import format_size
+
+_STYLE: Final = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "svg.hashsalt": "kvbench",
+    "text.parse_math": False,
+}
+_Dash = Literal["-"] | tuple[float, Sequence[float]]
+_DASHES: Final[dict[str, _Dash]] = {"idle": "-", "busy": (0, (4, 1.8))}
+_DRAWN: Final = frozenset("\n\N{HORIZONTAL ELLIPSIS}\N{RIGHTWARDS ARROW}")
+_CEILING: Final = "#666666"
+_LABEL_POINTS: Final = 14
+_LETTERS_PER_INCH: Final = 18  # of a footnote
+_TITLE: Final[dict[str, Any]] = {"fontsize": 12.5, "fontweight": "bold"}
+_SUBTITLE: Final[dict[str, Any]] = {"fontsize": 8.5, "color": "#444444"}
+_WARNED: Final[dict[str, Any]] = {"fontsize": 9, "fontweight": "bold", "color": "#B00020"}
+_FOOTNOTE: Final[dict[str, Any]] = {"fontsize": 7, "color": "#555555"}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The text around a chart, plain: a title, a line under it, what the numbers include, a warning or ""."""
+
+    title: str
+    subtitle: str
+    footer: str
+    warning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes: its title, its curves, the card's ceiling in GB/s (None where it was not measured)."""
+
+    title: str
+    curves: Sequence[Curve]
+    ceiling_gbps: float | None
+
+
+Grid = Sequence[Sequence[Panel]]
+Mark = Callable[[Axes, Curve, Ink, int], None]
+
+
+def cliff_chart(grid: Grid, words: Words, inks: Mapping[str, Ink]) -> dict[str, bytes]:
+    """Return {"png": …, "svg": …}: GB/s over block size, the cliffs marked; a row of `grid` is a row of panels."""
+    return _chart(grid, words, inks, _size_axis, _mark_cliff)
+
+
+def sm_chart(grid: Grid, words: Words, inks: Mapping[str, Ink]) -> dict[str, bytes]:
+    """Return {"png": …, "svg": …}: GB/s over the SM count, the knees marked."""
+    return _chart(grid, words, inks, _count_axis, _mark_knee)
+
+
+def plain(text: str) -> str:
+    """Return `text` without what the charts' font has no glyphs for."""
+    return "".join(
+        char if char in _DRAWN or "\N{SPACE}" <= char <= "\N{LATIN SMALL LETTER Y WITH DIAERESIS}" else "?"
+        for char in text
+    )
+
+
+def _chart(
+    grid: Grid, words: Words, inks: Mapping[str, Ink], dress: Callable[[Axes, Sequence[int]], None], mark: Mark
+) -> dict[str, bytes]:
+    with _styled():
+        rows, columns = len(grid), max(map(len, grid))
+        height = 4.3 if rows == 1 else 2.7
+        curves = [curve for row in grid for panel in row for curve in panel.curves]
+        width = max(7.6, 5.6 * columns)
+        footer = [
+            part for line in words.footer.splitlines() for part in textwrap.wrap(line, int(width * _LETTERS_PER_INCH))
+        ]
+        keys = _legend(curves, inks, bool(_ceilings(grid)))
+        per_row = max(1, int(width / (0.85 + 0.085 * max(len(str(key.get_label())) for key in keys))))
+        key_inches = 0.28 * math.ceil(len(keys) / per_row) + 0.15
+        inches = (0.82 if words.warning else 0.6, height * rows, key_inches + 0.15 * len(footer) + 0.1)
+        figure = Figure(figsize=(width, sum(inches)), layout="constrained")
+        head, body, foot = figure.subfigures(3, 1, squeeze=False, height_ratios=inches)[:, 0]
+        lines = [(words.title, _TITLE), (words.subtitle, _SUBTITLE), (words.warning, _WARNED)]
+        _write(head, [(text, style) for text, style in lines if text], first=0.22, step=0.24)
+        foot.legend(handles=keys, loc="upper center", ncols=per_row, frameon=False, fontsize=8.5, handlelength=3.4)
+        _write(foot, [(text, _FOOTNOTE) for text in footer], first=key_inches + 0.08, step=0.15)
+        axes = body.subplots(rows, columns, squeeze=False, sharey=True, sharex=True)
+        top = max([*(rate for curve in curves for rate in curve.gbps), *_ceilings(grid)])
+        labels = max(sum(curve.cliff is not None for curve in panel.curves) for row in grid for panel in row)
+        headroom = labels * _LABEL_POINTS / (72 * (height - 0.8)) if mark is _mark_cliff else 0.0
+        ticks = sorted({x for curve in curves for x in curve.x})
+        for row, line in zip(axes, grid, strict=True):
+            for ax, panel in zip(row, line, strict=True):
+                _draw(ax, panel, inks, mark)
+                dress(ax, ticks)
+                ax.set_ylim(0, top * 1.08 / (1 - headroom))
+                ax.label_outer()
+            row[0].set_ylabel("GB/s")
+        return _render(figure)
+
+
+def _draw(ax: Axes, panel: Panel, inks: Mapping[str, Ink], mark: Mark) -> None:
+    ax.set_title(panel.title)
+    if panel.ceiling_gbps is not None:
+        ax.axhline(panel.ceiling_gbps, color=_CEILING, linestyle=(0, (6, 4)), linewidth=1.0, zorder=1.5)
+        ax.annotate(
+            f"ceiling {panel.ceiling_gbps:.1f}",
+            (1, panel.ceiling_gbps),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="right",
+            fontsize=7.5,
+            color=_CEILING,
+        )
+    for curve in panel.curves:
+        ink = inks[curve.backend]
+        low, high = curve.points["gbps_q1"], curve.points["gbps_q3"]
+        ax.fill_between(curve.x, low, high, color=ink.colour, alpha=0.18, linewidth=0)
+        ax.plot(
+            curve.x,
+            curve.gbps,
+            color=ink.colour,
+            linestyle=_DASHES.get(curve.state, "-"),
+            linewidth=1.7,
+            marker=ink.marker,
+            markersize=4.5,
+            markerfacecolor=ink.colour if curve.state == "idle" else "white",
+        )
+    marked = [curve for curve in panel.curves if mark is _mark_knee or curve.cliff]
+    for place, curve in enumerate(marked):
+        mark(ax, curve, inks[curve.backend], place)
+    if not panel.curves:
+        ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=_CEILING)
+
+
+def _mark_cliff(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
+    """Shade the jump, draw its height, and write both in the headroom above the curves."""
+    cliff = curve.cliff
+    if cliff is None:
+        return
+    middle = math.sqrt(cliff.below_bytes * cliff.above_bytes)
+    ax.axvspan(cliff.below_bytes, cliff.above_bytes, color=ink.colour, alpha=0.12, linewidth=0, zorder=0.5)
+    arrow = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
+    ax.annotate("", (middle, cliff.above_gbps), xytext=(middle, cliff.below_gbps), arrowprops=arrow)
+    sign = "\N{MULTIPLICATION SIGN}" if cliff.rises else "\N{DIVISION SIGN}"
+    sizes = f"{_spaced(cliff.below_bytes)} \N{RIGHTWARDS ARROW} {_spaced(cliff.above_bytes)}"
+    across = math.log2(middle / curve.x[0]) / math.log2(curve.x[-1] / curve.x[0])
+    ax.annotate(
+        f"{curve.backend} {curve.state} {sign}{cliff.height:.1f}, {sizes}",
+        (middle, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, -2 - _LABEL_POINTS * place),
+        textcoords="offset points",
+        ha="left" if across < 0.3 else "right" if across > 0.7 else "center",
+        va="top",
+        fontsize=8,
+        fontweight="bold",
+        color=ink.colour,
+        bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.9},
+    )
+
+
+def _mark_knee(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
+    """Ring the knee, and write it in the lower right corner, where ladders leave room."""
+    count = curve.knee
+    if count is None:
+        return
+    rate = dict(zip(curve.x, curve.gbps, strict=True))[count]
+    ax.plot([count], [rate], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
+    ax.annotate(
+        f"{curve.backend} {curve.state}: knee at {count} SM{'s' if count > 1 else ''}",
+        (1, 0),
+        xycoords="axes fraction",
+        xytext=(-4, 5 + _LABEL_POINTS * place),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+        fontweight="bold",
+        color=ink.colour,
+    )
+
+
+def _size_axis(ax: Axes, sizes: Sequence[int]) -> None:
+    powers = [size for size in sizes if size & (size - 1) == 0]
+    named = powers if len(powers) > 2 else list(sizes)
+    _log_axis(ax, named, [_spaced(size) for size in named], sizes)
+    ax.set_xlabel("block size")
+
+
+def _count_axis(ax: Axes, counts: Sequence[int]) -> None:
+    _log_axis(ax, list(counts), [str(count) for count in counts], counts)
+    ax.set_xlabel("SMs")
+
+
+def _log_axis(ax: Axes, named: Sequence[int], labels: Sequence[str], all_values: Sequence[int]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(named, labels, fontsize=7.5)
+    ax.xaxis.set_minor_locator(FixedLocator(list(all_values)))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _write(place: SubFigure, lines: Sequence[tuple[str, dict[str, Any]]], first: float, step: float) -> None:
+    """Write lines from the left edge, `first` inches from the top, `step` inches apart."""
+    height = place.bbox.height / place.figure.dpi
+    for number, (text, style) in enumerate(lines):
+        place.text(0.012, 1 - (first + number * step) / height, text, va="center", **style)
+
+
+def _legend(curves: Sequence[Curve], inks: Mapping[str, Ink], ceiling: bool) -> list[Line2D]:
+    """Return a key for every backend, every stream state, and the ceiling."""
+    keys = [
+        Line2D([], [], color=inks[name].colour, marker=inks[name].marker, linewidth=1.7, markersize=5, label=name)
+        for name in sorted({curve.backend for curve in curves})
+    ]
+    for state in sorted({curve.state for curve in curves}, reverse=True):
+        fill = "#444444" if state == "idle" else "white"
+        dash = _DASHES.get(state, "-")
+        keys.append(
+            Line2D([], [], color="#444444", linestyle=dash, marker="o", markersize=4.5, label=f"{state} stream")
+        )
+        keys[-1].set_markerfacecolor(fill)
+    if ceiling:
+        keys.append(Line2D([], [], color=_CEILING, linestyle=(0, (6, 4)), linewidth=1.0, label="ceiling"))
+    return keys
+
+
+def _ceilings(grid: Grid) -> list[float]:
+    return [panel.ceiling_gbps for row in grid for panel in row if panel.ceiling_gbps is not None]
+
+
+def _spaced(size_bytes: int) -> str:
+    text = format_size(size_bytes)
+    digits = text.rstrip("BGiKM")
+    return f"{digits} {text[len(digits) :]}"
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    """Draw the same whatever matplotlibrc this machine has."""
+    with matplotlib.style.context(["default", _STYLE]):
+        yield
+
+
+def _render(figure: Figure) -> dict[str, bytes]:
+    """Return the same bytes for the same figure: no date, no random ids."""
+    metadata: dict[str, dict[str, str | None]] = {"png": {"Software": None}, "svg": {"Date": None}}
+    rendered = {}
+    for kind, fields in metadata.items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=150, metadata=fields)
+        rendered[kind] = buffer.getvalue()
+    return rendered

@@ -1,0 +1,76 @@
+"""Which cells a table or chart shows, when a run holds more axes than a page has."""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Final
+
+import pandas as pd
+
+SERIES: Final = ("backend", "direction", "stream_state")
+SIDE_AXES: Final = ("pattern", "memory", "order", "sms", "descriptors_per_call", "coalesce", "overlap")
+_PREFERRED: Final = {
+    "pattern": "shuffled",
+    "memory": "allocated",
+    "order": "stream",
+    "descriptors_per_call": "all",
+    "coalesce": "off",
+    "overlap": "off",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Cells that differ in the shown axes alone; `hidden` are the values of the others that a table leaves out."""
+
+    cells: pd.DataFrame
+    hidden: Mapping[str, Set[str]]
+
+    def words(self, cells: pd.DataFrame) -> str:
+        """Return what the axes that are not shown were set to in `cells`, and what is left out."""
+        return "; ".join(filter(None, (_axis_words(cells, axis, others) for axis, others in self.hidden.items())))
+
+
+def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
+    """Keep, per backend and direction, one value of every side axis that is not shown: the one with most cells."""
+    axes = [axis for axis in SIDE_AXES if axis not in shown]
+    hidden: dict[str, set[str]] = {axis: set() for axis in axes}
+    kept = []
+    for _, group in cells.groupby(["backend", "direction"], sort=False):
+        for axis in axes:
+            measured = group[group["status"] == "ok"]
+            chosen = _usual((group if measured.empty else measured)[axis], _PREFERRED.get(axis))
+            if chosen is not None:
+                values = group[axis].astype("string")
+                hidden[axis] |= set(values.dropna()) - {chosen}
+                group = group[(values == chosen).fillna(value=True)]
+        kept.append(group)
+    return Pinned(pd.concat(kept, ignore_index=True) if kept else cells, hidden)
+
+
+def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
+    """Return the value of `axis` for which most different values of `over` exist, the largest of several."""
+    numbers = cells.groupby(axis)[over].nunique()
+    return int(max(numbers[numbers == numbers.max()].index))
+
+
+def _usual(values: "pd.Series[str]", preferred: str | None) -> str | None:
+    counts = values.dropna().astype(str).value_counts()
+    if counts.empty:
+        return None
+    candidates = sorted((str(value) for value in counts[counts == counts.max()].index), key=lambda v: (len(v), v))
+    return preferred if preferred in candidates else candidates[-1]
+
+
+def _axis_words(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
+    known = cells.dropna(subset=[axis])
+    by_way = {
+        way: "/".join(sorted(set(known.loc[known["direction"] == way, axis].astype(str)))) for way in ("h2d", "d2h")
+    }
+    texts = {way: text for way, text in by_way.items() if text}
+    if not texts:
+        return ""
+    same = len(set(texts.values())) == 1
+    text = next(iter(texts.values())) if same else ", ".join(f"{text} for {way}" for way, text in texts.items())
+    left_out = sorted(others - set(texts.values()))
+    more = f" (not shown: {', '.join(left_out)})" if left_out else ""
+    return f"{axis} {text}{more}"

@@ -1,0 +1,111 @@
+"""A run as a report looks at it: its table and samples read once, its words escaped once."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+
+import pandas as pd
+
+from kvbench.report import markdown as md
+from kvbench.results import Failure, Run, Visit
+
+HOST_COPIES = "Host copies on a CPU device: no GPU was involved."
+
+
+@dataclass(frozen=True)
+class View:
+    """A run and the label, unique in the report, that its files and paragraphs go by."""
+
+    run: Run
+    label: str
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        return self.run.frame()
+
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        return self.frame[self.frame["status"] == "ok"]
+
+    @cached_property
+    def samples(self) -> dict[str, pd.DataFrame]:
+        """Raw samples by cell id."""
+        return {str(cell_id): samples for cell_id, samples in self.run.samples().groupby("cell_id")}
+
+    @property
+    def on_host(self) -> bool:
+        return self.run.info.device.get("kind") == "cpu"
+
+    @property
+    def title(self) -> str:
+        """The device's name, not escaped."""
+        return md.clean(self.run.info.device.get("title") or self.run.info.device.get("name") or "device unknown", 80)
+
+    @property
+    def driver(self) -> str:
+        """The driver's version in words, not escaped."""
+        version = self.run.info.identity.get("driver_version")
+        if version is None:
+            return "no GPU driver" if self.on_host else "driver unknown"
+        return f"driver {md.clean(version, 40)}"
+
+    @property
+    def date(self) -> str:
+        return md.clean(self.run.info.created[:10])
+
+    @property
+    def command(self) -> str:
+        return shlex.join(self.run.info.command)
+
+    def caption(self, cells: pd.DataFrame, includes: str) -> str:
+        """Return a table's caption in Markdown: device, driver, date, samples, what a number includes, the command."""
+        parts = [self.title, self.driver, self.date, sample_words(cells)]
+        host = f"**{HOST_COPIES}** " if self.on_host else ""
+        return (
+            f"{host}{' · '.join(map(md.escape, parts))}. {includes}. kvbench {md.escape(self.run.info.kvbench)}, "
+            f"reproduced by {md.code(self.command)}."
+        )
+
+
+def views_of(runs: Sequence[Run]) -> list[View]:
+    """Return the runs with labels made from their folders' names."""
+    labels: list[str] = []
+    for run in runs:
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(run.path).absolute().name).strip("-") or "run"
+        labels.append(next(label for label in _numbered(name) if label not in labels))
+    return [View(run, label) for run, label in zip(runs, labels, strict=True)]
+
+
+def warnings_of(run: Run) -> list[str]:
+    """Return what a reader of this run has to know, a line each that does not name the run, not escaped."""
+    info = run.info
+    ended = {
+        "running": "not finished: it still runs, or was killed",
+        "interrupted": "interrupted",
+        "stopped": "stopped early",
+    }
+    found = list(run.warnings)
+    if info.status in ended:
+        reason = f": {md.clean(info.status_reason)}" if info.status_reason else ""
+        found.append(f"{ended[info.status]}{reason}")
+    failed = {run.cells[record.cell] for record in run.records if isinstance(record, Failure)}
+    if failed:
+        found.append(f"{len(failed)} failed cell{'s' if len(failed) > 1 else ''}, without figures")
+    if not any(isinstance(record, Visit) for record in run.records):
+        found.append("no measured cell")
+    return found
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}-{number}" for number in count(2))
+
+
+def sample_words(cells: pd.DataFrame) -> str:
+    """Return how many samples stand behind each of these cells: "30 samples a cell"."""
+    least, most = int(cells["samples"].min()), int(cells["samples"].max())
+    return f"{least} samples a cell" if least == most else f"{least} to {most} samples a cell"

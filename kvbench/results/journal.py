@@ -1,0 +1,111 @@
+"""The journal: one record a line, appended and on disk before the next; every line sealed by a running checksum.
+
+A line is the record's JSON with a last field `crc`: CRC-32 of that JSON without the field, started from the checksum
+of the line before. So a line that was changed, removed or moved is noticed. A last line without its newline is what a
+kill or a full disk leaves behind: it is dropped, and cut away before more is appended.
+"""
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvbench.errors import RunDirectoryError
+from kvbench.results.files import printable, raise_if_no_room
+from kvbench.results.schema import Record
+
+_SEAL: Final = b',"crc":"%08x"}\n'
+_SEAL_BYTES: Final = len(_SEAL % 0)
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a journal is whole: lines, bytes, the checksum that the next line starts from, bytes of a torn tail."""
+
+    lines: int = 0
+    size_bytes: int = 0
+    crc: int = 0
+    torn_bytes: int = 0
+
+
+def seal(record: Record, crc: int) -> tuple[bytes, int]:
+    """Return the record's line and its checksum; raises ValueError for what the schema forbids (NaN, lists of
+    different lengths), so that everything written can be read.
+    """
+    body = _ENCODER.encode(record)
+    try:
+        _DECODER.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a record of the journal: {error}") from error
+    crc = zlib.crc32(body, crc)
+    return body[:-1] + _SEAL % crc, crc
+
+
+def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int]:
+    """Return the record of a whole line and its checksum; raises RunDirectoryError that names the line."""
+    body = line[:-_SEAL_BYTES] + b"}"
+    found = zlib.crc32(body, crc)
+    if line[-_SEAL_BYTES:] != _SEAL % found:
+        raise RunDirectoryError(
+            f"{where}: journal line {number} was changed after it was written, or a line before it was removed"
+        )
+    try:
+        return _DECODER.decode(body), found
+    except (msgspec.MsgspecError, RecursionError) as error:
+        why = printable(error)
+        raise RunDirectoryError(f"{where}: journal line {number} is no record of this schema: {why}") from None
+
+
+def read_lines(lines: Iterable[bytes], where: Path) -> Iterator[tuple[Record | None, Position]]:
+    """Yield each record with the position after it; a torn last line is yielded as None with its bytes counted."""
+    at = Position()
+    for line in lines:
+        if not line.endswith(b"\n"):
+            yield None, Position(at.lines, at.size_bytes, at.crc, len(line))
+            return
+        record, crc = unseal(line, at.lines + 1, at.crc, where)
+        at = Position(at.lines + 1, at.size_bytes + len(line), crc)
+        yield record, at
+
+
+class JournalWriter:
+    """Appends records to an open file; after an error the file ends at the last whole line again."""
+
+    def __init__(self, descriptor: int, path: Path, at: Position) -> None:
+        self._descriptor = descriptor
+        self._path = path
+        self._size_bytes = at.size_bytes
+        self._crc = at.crc
+        if at.torn_bytes:
+            os.ftruncate(descriptor, at.size_bytes)
+
+    def append(self, record: Record) -> None:
+        """Write one line and wait until it is on disk; raises StorageError when there is no room."""
+        line, crc = seal(record, self._crc)
+        try:
+            _write_all(self._descriptor, line)
+            os.fsync(self._descriptor)
+        except BaseException as error:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._size_bytes)
+            if isinstance(error, OSError):
+                raise_if_no_room(self._path, error)
+            raise
+        self._size_bytes += len(line)
+        self._crc = crc
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

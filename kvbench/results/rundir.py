@@ -1,0 +1,249 @@
+"""The run directory: created, appended to, reopened, and read back strictly."""
+
+import errno
+import fcntl
+import gzip
+import os
+import re
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
+
+import msgspec
+
+from kvbench.axes import Cell
+from kvbench.errors import KvbenchError, RunDirectoryError, UsageError
+from kvbench.results.files import open_regular, printable, raise_if_no_room, read_capped, write_whole
+from kvbench.results.journal import JournalWriter, Position, read_lines
+from kvbench.results.schema import SCHEMA, CellStrings, Failure, Record, RunInfo, RunStatus, Skip, Visit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RUN_FILE: Final = "run.json"
+JOURNAL_FILE: Final = "journal.jsonl"
+SUMMARY_FILE: Final = "summary.csv"
+_INFO_CAP_BYTES: Final = 16 << 20
+_JOURNAL_CAP_BYTES: Final = 1 << 30
+_LINE_CAP_BYTES: Final = 64 << 20
+_INFO: Final = msgspec.json.Decoder(RunInfo)
+
+
+class _Version(msgspec.Struct):
+    schema: int
+
+
+class CellIndex:
+    """The cells of a run's records, each parsed once."""
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[tuple[str, str | None], ...], Cell] = {}
+
+    def __getitem__(self, strings: CellStrings) -> Cell:
+        """Return the cell; raises UsageError for unknown axes or impossible values."""
+        key = tuple(strings.items())
+        if key not in self._cells:
+            self._cells[key] = Cell.from_strings(strings)
+        return self._cells[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as read from `path`; `warnings` says what was missing or dropped on the way in."""
+
+    path: Path
+    info: RunInfo
+    records: Sequence[Record]
+    warnings: Sequence[str]
+    cells: CellIndex
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the tidy table: a row per cell, axes first, columns as in `COLUMNS`."""
+        from kvbench.results.frame import summarize
+
+        return summarize(self.records, self.cells, device_label(self.info))
+
+    def samples(self) -> "pd.DataFrame":
+        """Return every raw sample, failed cells' too: cell_id, round, sample, and the times in microseconds."""
+        from kvbench.results.frame import long_samples
+
+        return long_samples(self.records, self.cells)
+
+    def write_summary(self) -> Path:
+        """Write `summary.csv` into the run directory and return its path; raises StorageError."""
+        path = self.path / SUMMARY_FILE
+        write_whole(path, self.frame().to_csv(index=False).encode())
+        return path
+
+
+def device_label(info: RunInfo) -> str:
+    """Return "cuda:N", or for the host device words that nobody takes for a GPU's."""
+    if info.device.get("kind") == "cpu":
+        return "cpu (host copies, no GPU)"
+    name = info.device.get("name")
+    return name if isinstance(name, str) and re.fullmatch(r"cuda:\d{1,4}", name) else "unknown"
+
+
+def load_run(path: Path) -> Run:
+    """Read a run directory; nothing in it is executed and no path in it is followed. Raises RunDirectoryError."""
+    info = _read_info(path)
+    cells, records, warnings = CellIndex(), [], []
+    with _open_journal(path) as (file, name):
+        for record, at in read_lines(_lines(file, path / name), path / name):
+            if record is None:
+                warnings.append(f"the last line of {name} is incomplete (a kill, a full disk) and was dropped")
+                break
+            _check_cell(record, cells, path / name, at.lines)
+            records.append(record)
+    return Run(path, info, records, warnings, cells)
+
+
+class RunWriter:
+    """The one writer of a run directory; closes its journal when used as a context manager."""
+
+    def __init__(self, path: Path, info: RunInfo, journal: JournalWriter) -> None:
+        self.path = path
+        self.info = info
+        self._journal = journal
+
+    @classmethod
+    def create(cls, path: Path, info: RunInfo) -> Self:
+        """Make the run directory `path`, which must not exist or be empty; raises UsageError, StorageError."""
+        with _as_usage_error(path):
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise UsageError(f"{path} is not empty; choose another folder, or finish its run with --resume {path}")
+            write_whole(path / RUN_FILE, _encode(info))
+            return cls(path, info, _lock_journal(path, os.O_CREAT | os.O_EXCL))
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Open a run directory to append to it, its torn last line cut away; raises UsageError, RunDirectoryError."""
+        info = _read_info(path)
+        if not os.path.lexists(path / JOURNAL_FILE):
+            raise UsageError(f"{path} has no {JOURNAL_FILE} to append to; a compressed one has to be unpacked first")
+        with _as_usage_error(path):
+            return cls(path, info, _lock_journal(path, 0))
+
+    def append(self, record: Record) -> None:
+        """Add a record to the journal, on disk when this returns; raises StorageError, the journal stays whole."""
+        self._journal.append(record)
+
+    def set_status(self, status: RunStatus, reason: str | None = None) -> None:
+        """Record how the run stands; raises StorageError."""
+        self._replace(status=status, status_reason=reason)
+
+    def observe(self, observation: dict[str, Any]) -> None:
+        """Add an observed environment (with `at` = "start" or "end"); raises StorageError."""
+        self._replace(observed=[*self.info.observed, observation])
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _replace(self, **changes: Any) -> None:
+        info = msgspec.structs.replace(self.info, **changes)
+        write_whole(self.path / RUN_FILE, _encode(info))
+        self.info = info
+
+
+def _encode(info: RunInfo) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
+
+
+def _read_info(path: Path) -> RunInfo:
+    file = path / RUN_FILE
+    try:
+        data = read_capped(file, _INFO_CAP_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        what = f"is no run directory: it has no {RUN_FILE}" if path.is_dir() else "is no run directory: no such folder"
+        raise RunDirectoryError(f"{path} {what}") from None
+    try:
+        schema = msgspec.json.decode(data, type=_Version).schema
+        if schema > SCHEMA:
+            raise RunDirectoryError(
+                f"{path} was written by a newer kvbench (schema {schema}; this one reads {SCHEMA}): upgrade kvbench"
+            )
+        if schema < 1:
+            raise RunDirectoryError(f"{file}: there is no schema {schema}")
+        return _INFO.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RunDirectoryError(f"{file} cannot be read: {printable(error)}") from None
+
+
+@contextmanager
+def _open_journal(path: Path) -> Iterator[tuple[BinaryIO | gzip.GzipFile, str]]:
+    packed = f"{JOURNAL_FILE}.gz"
+    here = [name for name in (JOURNAL_FILE, packed) if os.path.lexists(path / name)]
+    if len(here) != 1:
+        raise RunDirectoryError(
+            f"{path} has {'both' if here else 'neither'} {JOURNAL_FILE} {'and' if here else 'nor'} {packed}"
+        )
+    with open_regular(path / here[0]) as file:
+        if here[0] == packed:
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                yield unpacked, packed
+        else:
+            yield file, JOURNAL_FILE
+
+
+def _lines(file: BinaryIO | gzip.GzipFile, where: Path) -> Iterator[bytes]:
+    total = 0
+    try:
+        while line := file.readline(_LINE_CAP_BYTES + 1):
+            total += len(line)
+            if len(line) > _LINE_CAP_BYTES:
+                raise RunDirectoryError(f"{where} has a line of more than {_LINE_CAP_BYTES >> 20} MiB")
+            if total > _JOURNAL_CAP_BYTES:
+                raise RunDirectoryError(f"{where} is larger than {_JOURNAL_CAP_BYTES >> 30} GiB")
+            yield line
+    except (EOFError, zlib.error, OSError) as error:
+        raise RunDirectoryError(f"{where} cannot be read: {error}") from None
+
+
+def _check_cell(record: Record, cells: CellIndex, where: Path, line: int) -> None:
+    if isinstance(record, Skip | Visit | Failure):
+        try:
+            cells[record.cell]
+        except KvbenchError as error:
+            raise RunDirectoryError(f"{where}: journal line {line}: {printable(error)}") from None
+
+
+def _lock_journal(path: Path, flags: int) -> JournalWriter:
+    file = path / JOURNAL_FILE
+    descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open_regular(file) as reading:
+            positions = (at for _, at in read_lines(_lines(reading, file), file))
+            last = deque(positions, maxlen=1)
+        return JournalWriter(descriptor, file, last[0] if last else Position())
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+@contextmanager
+def _as_usage_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise UsageError(f"{path} is not a folder") from None
+    except BlockingIOError:
+        raise UsageError(f"another kvbench is writing to {path}") from None
+    except OSError as error:
+        raise_if_no_room(path, error)
+        why = "its file system is read-only" if error.errno == errno.EROFS else str(error.strerror).lower()
+        raise UsageError(f"cannot write to {path}: {why}") from None

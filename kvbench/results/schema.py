@@ -1,0 +1,160 @@
+"""The schema of a run directory: run.json, the records of the journal, and what every column means."""
+
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+SCHEMA: Final = 1
+
+Scalar = str | int | float | bool | None
+CellStrings = dict[str, str | None]
+RunStatus = Literal["running", "complete", "interrupted", "stopped"]
+StopReason = Literal["target", "max_samples", "time"]
+FailureKind = Literal["error", "mismatch", "timeout", "crash"]
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_TimeUs = Annotated[float, msgspec.Meta(ge=0)]
+_Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
+
+
+class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """run.json: where a run comes from and how it ended.
+
+    `created` is ISO 8601 in UTC; `spec` is the resolved sweep in plain form; `device` holds the fields of DeviceFacts;
+    `identity` keys baselines by its hash; each of `observed` has `at` = "start" or "end".
+    """
+
+    schema: int = SCHEMA
+    kvbench: str
+    created: str
+    command: list[str]
+    spec: dict[str, Any]
+    device: dict[str, Scalar]
+    identity: dict[str, Scalar]
+    identity_hash: str
+    observed: list[dict[str, Any]] = []
+    status: RunStatus = "running"
+    status_reason: str | None = None
+
+
+class Samples(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The raw samples of one visit: lists of one length, times in microseconds; their meaning is in `COLUMNS`."""
+
+    prepare_us: list[_TimeUs]
+    submit_us: list[_TimeUs]
+    gpu_us: list[_TimeUs]
+    wall_us: list[_TimeUs]
+    cpu_us: list[_TimeUs]
+    gap_us: list[float]
+    pending_before: list[_Flag]
+    pending_after: list[_Flag]
+
+    def __post_init__(self) -> None:
+        lengths = {len(getattr(self, name)) for name in self.__struct_fields__}
+        if len(lengths) != 1:
+            raise ValueError("the lists of a visit's samples differ in length")
+
+    def __len__(self) -> int:
+        return len(self.gpu_us)
+
+
+class _Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
+    """A line of the journal."""
+
+
+class Skip(_Record, tag="skip", frozen=True, kw_only=True):
+    """A cell that means nothing, or does not fit, on this device: never run, kept with its reason."""
+
+    cell: CellStrings
+    reason: str
+
+
+class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
+    """Large plain copies one way: `swap_bytes` in each, event times in `gpu_us`."""
+
+    direction: Literal["h2d", "d2h"]
+    round: _Count
+    swap_bytes: _Positive
+    gpu_us: list[_TimeUs]
+
+
+class Visit(_Record, tag="visit", frozen=True, kw_only=True):
+    """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per sample."""
+
+    cell: CellStrings
+    round: _Count
+    samples: Samples
+    stopped_by: StopReason
+    path: str
+    calls: _Count
+    verified_bytes: _Count
+    warnings: list[str] = []
+
+
+class Failure(_Record, tag="failure", frozen=True, kw_only=True):
+    """What a cell died of, and the command that reproduces it; a cell with one has no timing."""
+
+    cell: CellStrings
+    round: _Count
+    kind: FailureKind
+    message: str
+    command: str
+
+
+class Note(_Record, tag="note", frozen=True, kw_only=True):
+    """Something that the reader of the run should know: a worker replaced, a warning with its remedy."""
+
+    text: str
+
+
+Record = Skip | Ceiling | Visit | Failure | Note
+CellRecord = Skip | Visit | Failure
+
+_TIMES: Final = {
+    "prepare": "host time to turn the descriptor list into what the driver or the kernel takes, before the sample's "
+    "start event",
+    "submit": "host time inside the submission call or calls; for Triton with its Python launch and the enqueueing of "
+    "the descriptor upload",
+    "gpu": "between the CUDA events around the submission: descriptor upload included, and on an idle stream also the "
+    "gap between the start event's retirement and the call (gap_us)",
+    "wall": "host clock from just before the submission until the host sees completion; on a busy stream with what is "
+    "left of the delay kernel",
+    "cpu": "CPU time of the submitting thread inside the submission",
+    "swap": "the time that GB/s come from: wall_us on an idle stream, gpu_us on a busy one",
+}
+
+SAMPLE_COLUMNS: Final[dict[str, str]] = {f"{name}_us": text for name, text in _TIMES.items()} | {
+    "gap_us": "host clock from the start event's retirement to the call, idle stream only",
+    "pending_before": "1 if the start event had not retired when the call was made: the stream was busy",
+    "pending_after": "1 if it still had not when the call returned: gpu_us is execution only",
+}
+
+COLUMNS: Final[dict[str, str]] = {
+    "device": "cuda:N, or cpu (host copies, no GPU)",
+    "cell_id": "twelve hex digits that depend on the cell's axes alone",
+    "block_bytes": "bytes of one descriptor (block_size as a number)",
+    "swap_bytes": "bytes that one swap moves",
+    "status": "ok, failed (no timings) or skipped",
+    "reason": "why the cell failed or was skipped",
+    "samples": "samples behind the figures, all rounds together",
+    "rounds": "visits that they come from",
+    **{
+        f"{name}_us_{part}": f"{words} of the samples' {name}_us: {text}"
+        for name, text in _TIMES.items()
+        for part, words in (("median", "median"), ("q1", "lower quartile"), ("q3", "upper quartile"))
+    },
+    "gbps": "GB/s (10^9 bytes a second) at the median of swap_us",
+    "gbps_q1": "GB/s at the upper quartile of swap_us",
+    "gbps_q3": "GB/s at the lower quartile of swap_us",
+    "ceiling_gbps": "median GB/s of large plain copies in the same direction, same run",
+    "ceiling_share": "gbps / ceiling_gbps",
+    "path": "effective path: what really ran",
+    "order_note": 'a mark on an access order that needs care ("any on d2h")',
+    "state_held": "share of samples in which the stream was in the state asked for",
+    "execution_only": "busy stream: share of samples whose gpu_us is execution only (pending_after)",
+    "stopped_by": "what ended the visits: target (precision reached), max_samples, time",
+    "verified_bytes": "bytes compared after the copies, all visits together",
+    "warnings": "what was odd about this cell",
+    "command": "measures this cell alone",
+}

@@ -1,0 +1,81 @@
+"""Runs a sweep: plans it, holds the worker, and finishes what an earlier run left."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kvbench import __version__
+from kvbench.environment import differences, identity, identity_hash
+from kvbench.errors import MismatchError
+from kvbench.execution import Execution, Observer, Outcome, Progress
+from kvbench.plan import Plan, expand
+from kvbench.protocol import Opened
+from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
+from kvbench.spec import SweepSpec
+from kvbench.worker_process import WorkerSlot
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What `--dry-run` shows: the plan, and the device that would run it."""
+
+    plan: Plan
+    opened: Opened
+
+
+def preview(spec: SweepSpec) -> Preview:
+    """Plan `spec` on the device that it names, without measuring. Raises KvbenchError."""
+    with WorkerSlot(spec) as slot:
+        opened = slot.start()
+    return Preview(expand(spec, opened.device, opened.backends), opened)
+
+
+def survey(device: str) -> Opened:
+    """Return what a worker finds on `device` ("auto", "cpu", "cuda", "cuda:N"). Raises KvbenchError."""
+    with WorkerSlot(SweepSpec(name="survey", device=device)) as slot:
+        return slot.start()
+
+
+def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> Outcome:
+    """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured."""
+    with WorkerSlot(spec) as slot:
+        opened = slot.start()
+        plan = expand(spec, opened.device, opened.backends)
+        fields = _identity(opened)
+        info = RunInfo(
+            kvbench=__version__,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=list(command),
+            spec=spec.to_plain(),
+            device=asdict(opened.device),
+            identity=fields,
+            identity_hash=identity_hash(fields),
+        )
+        with RunWriter.create(path, info) as writer:
+            return Execution(spec, plan, opened, writer, slot, observer, Progress()).run()
+
+
+def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer) -> Outcome:
+    """Finish the run at `path`. Raises MismatchError if `asked` or this machine's identity is not the run's."""
+    run = load_run(path)
+    spec = SweepSpec.from_plain(run.info.spec)
+    if asked is not None and asked.to_plain() != spec.to_plain():
+        raise MismatchError(f"--resume {path}: that run is of another sweep; give no other options to go on with it")
+    with WorkerSlot(spec) as slot:
+        opened = slot.start()
+        _require_same_machine(run, _identity(opened))
+        plan = expand(spec, opened.device, opened.backends)
+        with RunWriter.reopen(path) as writer:
+            return Execution(spec, plan, opened, writer, slot, observer, Progress.of(run.records)).run()
+
+
+def _identity(opened: Opened) -> dict[str, Scalar]:
+    device = opened.device
+    return identity(device.name, opened.engine_hash, pci_bus_id=opened.pci_bus_id, sm_count=device.sm_count)
+
+
+def _require_same_machine(run: Run, here: dict[str, Scalar]) -> None:
+    if identity_hash(here) != run.info.identity_hash:
+        changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"
+        raise MismatchError(f"--resume {run.path}: this is not the machine of that run ({changed})")

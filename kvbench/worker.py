@@ -1,0 +1,188 @@
+"""The process that owns the GPU: opens the device, measures what the parent asks for, and may die doing so."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import BinaryIO
+
+from kvbench.axes import Cell, Direction
+from kvbench.backends.base import Backend, facts_of, load_backends
+from kvbench.engine import (
+    SOURCE_HASH,
+    Device,
+    EngineError,
+    Stream,
+    TimedRegion,
+    die_with_parent,
+    open_device,
+    resolve_device,
+)
+from kvbench.environment import cpus_of_node
+from kvbench.errors import KvbenchError
+from kvbench.faults import FaultPlan, parse_faults
+from kvbench.measure import Bench, Measurement, measure, measure_ceiling
+from kvbench.protocol import (
+    REQUESTS,
+    Answer,
+    MeasureCeiling,
+    MeasureCell,
+    Open,
+    Opened,
+    Refused,
+    Request,
+    Reserve,
+    Reserved,
+    encode,
+)
+from kvbench.results.schema import Ceiling, Failure, FailureKind, Samples, Visit
+from kvbench.units import format_size
+from kvbench.workload import Pools, VerificationError
+
+
+class Worker:
+    """Answers requests; the device is opened by the first, its memory pools are made by Reserve."""
+
+    def __init__(self) -> None:
+        self._backends: Mapping[str, Backend] = load_backends()
+        self._faults = FaultPlan()
+        self._device: Device | None = None
+        self._stream: Stream | None = None
+        self._busy_delay_us = 0
+        self._bench: Bench | None = None
+
+    def answer(self, request: Request) -> Answer:
+        """Do what `request` asks; a failure is an answer too."""
+        try:
+            match request:
+                case Open():
+                    return self._open(request)
+                case Reserve():
+                    return self._reserve(request)
+                case MeasureCeiling():
+                    return self._measure_ceiling(request)
+                case MeasureCell():
+                    return self._measure_cell(request)
+        except KvbenchError as error:
+            return Refused(message=str(error), usage=True)
+        except EngineError as error:
+            return Refused(message=str(error), usage=False)
+
+    def _open(self, request: Open) -> Opened:
+        self._faults = parse_faults(request.fault)
+        self._busy_delay_us = request.busy_delay_us
+        self._device = device = open_device(resolve_device(request.device), self._faults)
+        notes = _stay_near(device.driver.info.numa_node)
+        self._stream = Stream(device.driver)
+        facts = device.facts()
+        return Opened(
+            device=facts,
+            backends=[facts_of(backend, facts) for backend in self._backends.values()],
+            engine_hash=SOURCE_HASH,
+            pci_bus_id=device.driver.info.pci_bus_id or None,
+            notes=notes,
+        )
+
+    def _reserve(self, request: Reserve) -> Reserved:
+        assert self._device is not None
+        assert self._stream is not None
+        self._bench = None  # what an earlier reservation holds is released first
+        region = TimedRegion(self._device.driver, self._stream.handle, self._busy_delay_us * 1000)
+        try:
+            pools = Pools(self._device, self._stream, request.pool_bytes)
+            pools.host_pool(None)
+        except EngineError as error:
+            size = format_size(request.pool_bytes)
+            raise KvbenchError(
+                f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
+                "ask for smaller swaps, or lower --host-memory and --device-memory"
+            ) from None
+        self._bench = Bench(self._device, self._stream, region, pools)
+        return Reserved()
+
+    def _measure_ceiling(self, request: MeasureCeiling) -> Ceiling:
+        assert self._bench is not None
+        swap_bytes, gpu_us = measure_ceiling(self._bench, Direction(request.direction), request.samples)
+        return Ceiling(
+            direction=request.direction,
+            round=request.round,
+            swap_bytes=swap_bytes,
+            gpu_us=[round(t, 3) for t in gpu_us],
+        )
+
+    def _measure_cell(self, request: MeasureCell) -> Visit | Failure:
+        assert self._bench is not None
+        cell = Cell.from_strings(request.cell)
+        seed = _seed(request.seed, cell, request.round)
+        try:
+            backend = self._backends[cell.backend]
+            taken = measure(self._bench, backend, cell, request.sampling, seed, self._faults.for_cell(cell))
+        except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
+            return _failure(request, cell, error)
+        return _visit(request, taken)
+
+
+def _visit(request: MeasureCell, taken: Measurement) -> Visit:
+    def column(name: str) -> list[float]:
+        return [round(getattr(sample, name), 3) for sample in taken.samples]
+
+    def flags(name: str) -> list[int]:
+        return [int(getattr(sample, name)) for sample in taken.samples]
+
+    return Visit(
+        cell=request.cell,
+        round=request.round,
+        samples=Samples(
+            **{name: column(name) for name in Samples.__struct_fields__ if name.endswith("_us")},
+            pending_before=flags("pending_before"),
+            pending_after=flags("pending_after"),
+        ),
+        stopped_by=taken.stopped_by,
+        path=taken.path.value,
+        calls=taken.calls,
+        verified_bytes=taken.verified_bytes,
+        warnings=list(taken.warnings),
+    )
+
+
+def _failure(request: MeasureCell, cell: Cell, error: Exception) -> Failure:
+    kind: FailureKind = "mismatch" if isinstance(error, VerificationError) else "error"
+    expected = isinstance(error, KvbenchError | EngineError)
+    message = str(error) if expected else f"{type(error).__name__}: {error}"
+    return Failure(cell=request.cell, round=request.round, kind=kind, message=message, command=cell.command())
+
+
+def _seed(sweep_seed: int, cell: Cell, number: int) -> int:
+    text = f"{sweep_seed}/{cell.id}/{number}"
+    return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest())
+
+
+def _stay_near(numa_node: int) -> list[str]:
+    """Keep this process on the CPUs of the GPU's NUMA node, so that what it pins lies there; say if it cannot."""
+    near = cpus_of_node(numa_node) if numa_node >= 0 else set()
+    usable = near & os.sched_getaffinity(0)
+    if usable:
+        os.sched_setaffinity(0, usable)
+    elif near:
+        return [f"this process may not run on the GPU's NUMA node {numa_node}: memory is pinned on another (taskset?)"]
+    return []
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer every line of `requests` until it ends."""
+    worker = Worker()
+    for line in requests:
+        answers.write(encode(worker.answer(REQUESTS.decode(line))))
+        answers.flush()
+
+
+def main() -> None:
+    """Serve the parent on stdin and stdout; what libraries print goes to stderr instead."""
+    die_with_parent()
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

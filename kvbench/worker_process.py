@@ -1,0 +1,210 @@
+"""A worker process as its parent holds it: started, asked with a deadline, killed when it hangs, replaced."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType, UnionType
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+from kvbench.errors import ExitCode, KvbenchError, UsageError
+from kvbench.protocol import ANSWERS, Answer, Open, Opened, Refused, Request, Reserve, Reserved, encode
+from kvbench.spec import SweepSpec
+
+COMMAND: Final = (sys.executable, "-m", "kvbench.worker")
+OPEN_DEADLINE_S: Final = 120.0
+RESERVE_DEADLINE_S: Final = 300.0
+LOG_FILE: Final = "worker.log"
+_CHUNK_BYTES: Final = 1 << 16
+_TAIL_BYTES: Final = 2000
+
+T = TypeVar("T", bound=Answer)
+
+
+class WorkerLostError(KvbenchError):
+    """The worker is gone; the message says how."""
+
+    exit_code = ExitCode.FAILED_CELLS
+
+
+class WorkerCrashedError(WorkerLostError):
+    """It ended by itself."""
+
+
+class WorkerHungError(WorkerLostError):
+    """It said nothing until the deadline and was killed."""
+
+
+class EngineRefusedError(KvbenchError):
+    """The worker could not do what was asked, and it was no fault of the input."""
+
+    exit_code = ExitCode.FAILED_CELLS
+
+
+class WorkerProcess:
+    """One worker; use it as a context manager. Its stderr goes to `log`, which may be None."""
+
+    def __init__(self, log: Path | None = None, command: Sequence[str] = COMMAND) -> None:
+        self._log = log
+        stderr = log.open("ab") if log else None
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr or subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the parent's to handle
+            )
+        finally:
+            if stderr:
+                stderr.close()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests = self._process.stdin
+        self._answers = self._process.stdout
+        self._received = bytearray()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, request: Request, answer_type: type[T] | UnionType, deadline_s: float) -> T:
+        """Send `request`, return its answer. Raises WorkerLostError, UsageError or EngineRefusedError (for Refused)."""
+        answer = self.ask_any(request, deadline_s)
+        if isinstance(answer, Refused):
+            raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
+        assert isinstance(answer, answer_type)
+        return answer  # type: ignore[return-value]  # a union of answer types cannot be spelled as type[T]
+
+    def ask_any(self, request: Request, deadline_s: float) -> Answer:
+        """Send `request` and return whatever answers it; raises WorkerLostError after `deadline_s` seconds or a crash."""
+        try:
+            self._requests.write(encode(request))
+            self._requests.flush()
+        except BrokenPipeError:
+            raise WorkerCrashedError(self._obituary()) from None
+        line = self._read_line(time.monotonic() + deadline_s, deadline_s)
+        try:
+            return ANSWERS.decode(line)
+        except msgspec.DecodeError as error:
+            self.kill()
+            raise WorkerCrashedError(f"the worker's answer is not understood ({error})") from None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the worker: it stops when its stdin does, and is killed when it does not."""
+        with suppress(BrokenPipeError):
+            self._requests.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._answers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        self.close()
+
+    def _read_line(self, deadline: float, deadline_s: float) -> bytes:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while b"\n" not in self._received:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not selector.select(left_s):
+                    self.kill()
+                    raise WorkerHungError(f"no answer within {deadline_s:g} s; the worker was killed")
+                chunk = os.read(self._answers.fileno(), _CHUNK_BYTES)
+                if not chunk:
+                    raise WorkerCrashedError(self._obituary())
+                self._received += chunk
+        line, _, rest = bytes(self._received).partition(b"\n")
+        self._received = bytearray(rest)
+        return line
+
+    def _obituary(self) -> str:
+        code = self._process.wait()
+        how = f"died by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        last = self._last_words()
+        return f"the worker {how}" + (f": {last}" if last else "")
+
+    def _last_words(self) -> str:
+        if self._log is None:
+            return ""
+        tail = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+        return tail[-1] if tail else ""
+
+
+class WorkerSlot:
+    """The place of a sweep's worker: whoever sits there was opened, and given memory, in the same way."""
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self._open = Open(device=spec.device, fault=spec.fault, busy_delay_us=spec.sampling.busy_delay_us)
+        self._reserve: Reserve | None = None
+        self._log: Path | None = None
+        self._worker: WorkerProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._worker.pid if self._worker else None
+
+    def start(self) -> Opened:
+        """Start a worker and open its device; raises UsageError, EngineRefusedError, WorkerLostError."""
+        self._worker = WorkerProcess(self._log)
+        opened = self._worker.ask(self._open, Opened, OPEN_DEADLINE_S)
+        # A replacement opens the very device that was found first.
+        self._open = msgspec.structs.replace(self._open, device=opened.device.name)
+        return opened
+
+    def log_to(self, folder: Path) -> None:
+        """Keep what later workers print in `folder`."""
+        self._log = folder / LOG_FILE
+
+    def reserve(self, pool_bytes: int) -> None:
+        """Make the memory pools, now and in every replacement; raises UsageError when memory is short."""
+        self._reserve = Reserve(pool_bytes=pool_bytes)
+        self._ask_to_reserve()
+
+    def ask(self, request: Request, answer_type: type[T] | UnionType, deadline_s: float) -> T:
+        """Ask the worker, as `WorkerProcess.ask`."""
+        assert self._worker is not None
+        return self._worker.ask(request, answer_type, deadline_s)
+
+    def replace(self) -> None:
+        """Put a fresh worker in the place of one that failed."""
+        self.close()
+        self.start()
+        self._ask_to_reserve()
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.close()
+            self._worker = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask_to_reserve(self) -> None:
+        if self._reserve is not None:
+            self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)

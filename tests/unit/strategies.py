@@ -1,0 +1,61 @@
+"""What the tests of axes, filters, specs and plans draw from, and two machines that do not exist."""
+
+from hypothesis import strategies as st
+
+from kvbench.axes import AXES, AxisValue, Cell, Direction, Memory, Order, Pattern, StreamState
+from kvbench.facts import BackendFacts, DeviceFacts
+
+GIB = 2**30
+
+patterns = st.sampled_from([Pattern("shuffled"), Pattern("contiguous"), Pattern("reversed")]) | st.builds(
+    Pattern, st.just("runs"), st.integers(2, 999_999)
+)
+AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
+    "backend": st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,20}", fullmatch=True),
+    "direction": st.sampled_from(Direction),
+    "blocks": st.integers(1, 10**8),
+    "block_size": st.integers(1, 2**34),
+    "stream_state": st.sampled_from(StreamState),
+    "pattern": patterns,
+    "memory": st.sampled_from(Memory),
+    "order": st.sampled_from(Order),
+    "sms": st.integers(0, 4096),
+    "descriptors_per_call": st.integers(0, 10**8),
+    "coalesce": st.booleans(),
+    "overlap": st.booleans(),
+}
+cells = st.builds(
+    Cell,
+    **{
+        axis.field: AXIS_VALUES[name] | st.none() if axis.optional else AXIS_VALUES[name] for name, axis in AXES.items()
+    },
+)
+
+H200 = DeviceFacts(
+    name="cuda:0",
+    kind="cuda",
+    title="an H200 that does not exist",
+    sm_count=132,
+    device_free_bytes=139 * GIB,
+    host_free_bytes=100 * GIB,
+    batch_entry="cuMemcpyBatchAsync_v2",
+)
+CPU = DeviceFacts(
+    name="cpu",
+    kind="cpu",
+    title="a host that does not exist",
+    sm_count=None,
+    device_free_bytes=8 * GIB,
+    host_free_bytes=8 * GIB,
+    batch_entry="host",
+)
+H200_BACKENDS = (
+    BackendFacts("per_block", "one copy a descriptor", frozenset({"memory"})),
+    BackendFacts("batched", "one call", frozenset({"memory", "order", "descriptors_per_call", "coalesce", "overlap"})),
+    BackendFacts("triton", "a kernel", frozenset({"memory", "sms"})),
+)
+CPU_BACKENDS = (
+    BackendFacts("per_block", "one copy a descriptor", frozenset({"memory"})),
+    BackendFacts("batched", "one call", frozenset({"memory", "descriptors_per_call", "coalesce"})),
+    BackendFacts("triton", "a kernel", frozenset(), unavailable="the cpu device runs no kernels"),
+)

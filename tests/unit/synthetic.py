@@ -1,0 +1,128 @@
+"""Run directories for tests, written by the real writer; the times come from a formula, nothing is measured."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.results import Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
+
+CEILING_GBPS = 55.5
+
+
+def info(title: str = "Synthetic H200", kind: str = "cuda", **changes: object) -> RunInfo:
+    fields: dict[str, object] = {
+        "kvbench": "0.1.0",
+        "created": "2026-11-20T10:00:00Z",
+        "command": ["kvbench", "sweep", "configs/cliff.toml"],
+        "spec": {"axes": {"backend": ["batched"]}},
+        "device": {"name": "cuda:0" if kind == "cuda" else "cpu", "kind": kind, "title": title, "sm_count": 132},
+        "identity": {"gpu_name": title, "driver_version": "580.159", "cuda_driver_api": "13.0"},
+        "identity_hash": "0123456789ab",
+        "observed": [{"at": "start"}],
+        "status": "complete",
+    }
+    return RunInfo(**(fields | changes))  # type: ignore[arg-type]
+
+
+def samples(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, seed: int = 0) -> Samples:
+    spread = swap_us * (1 + noise * np.abs(np.random.default_rng(seed).standard_normal(count)))
+    busy = cell.stream_state is StreamState.BUSY
+    times = spread.tolist()
+    return Samples(
+        prepare_us=(spread * 0.01).tolist(),
+        submit_us=(spread * 0.3).tolist(),
+        gpu_us=times,
+        wall_us=(spread + (50.0 if busy else 0.0)).tolist(),
+        cpu_us=(spread * 0.3).tolist(),
+        gap_us=[0.5] * count,
+        pending_before=[int(busy)] * count,
+        pending_after=[int(busy)] * count,
+    )
+
+
+def visit(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, round_: int = 0) -> Visit:
+    seed = int(cell.id, 16) % 2**32 + round_
+    return Visit(
+        cell=cell.as_strings(),
+        round=round_,
+        samples=samples(cell, swap_us, count, noise, seed),
+        stopped_by="target",
+        path="copy engine",
+        calls=1,
+        verified_bytes=cell.swap_bytes,
+    )
+
+
+def gbps_of(cell: Cell) -> float:
+    """A made-up device with a cliff above 24 KiB for idle batched h2d swaps, and a knee at 3 SMs."""
+    size = cell.block_bytes
+    if cell.backend == "triton":
+        return min(49.0, 16.0 * (cell.sms or 12) * (size / (size + 1024)))
+    if cell.backend == "per_block":
+        return min(54.0, size / 3e3)
+    if cell.direction is Direction.H2D and cell.stream_state is StreamState.IDLE and size <= 24 * 1024:
+        return 2.3 + 3.3 * size / (24 * 1024)
+    return min(54.5, 8.0 + size / 1024 * 0.8)
+
+
+def visits(cells: Iterable[Cell], rate: Callable[[Cell], float] = gbps_of, **options: object) -> list[Visit]:
+    return [visit(cell, cell.swap_bytes / rate(cell) / 1e3, **options) for cell in cells]  # type: ignore[arg-type]
+
+
+def ceilings() -> list[Ceiling]:
+    size = 1 << 30
+    return [
+        Ceiling(direction=way, round=0, swap_bytes=size, gpu_us=[size / CEILING_GBPS / 1e3] * 3)
+        for way in ("h2d", "d2h")
+    ]
+
+
+def cliff_cells(counts: tuple[int, ...] = (256, 10_000)) -> list[Cell]:
+    sizes = [kib * 1024 for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)]
+    shapes = [(way, n, size, state) for way in Direction for n in counts for size in sizes for state in StreamState]
+    return [
+        cell
+        for way, n, size, state in shapes
+        for cell in (
+            Cell("per_block", way, n, size, state),
+            Cell("batched", way, n, size, state, order=_default_order(way), coalesce=False, overlap=False),
+            Cell("triton", way, n, size, state, sms=12),
+        )
+    ]
+
+
+def order_cells() -> list[Cell]:
+    shapes = [*((n, 4096) for n in (64, 256, 1024, 4096)), (64, 32768), (256, 32768), (32, 262144), (64, 131072)]
+    return [Cell("batched", way, n, size, order=order) for way in Direction for n, size in shapes for order in Order]
+
+
+def ladder_cells() -> list[Cell]:
+    counts = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 64, 132)
+    return [
+        Cell("triton", way, 10_000, kib * 1024, state, sms=count)
+        for way in Direction
+        for kib in (4, 8, 16)
+        for count in counts
+        for state in StreamState
+    ]
+
+
+def failure(cell: Cell, message: str = "CUDA_ERROR_INVALID_VALUE", kind: str = "error") -> Failure:
+    return Failure(cell=cell.as_strings(), round=0, kind=kind, message=message, command=cell.command())  # type: ignore[arg-type]
+
+
+def skip(cell: Cell, reason: str = "does not fit in memory") -> Skip:
+    return Skip(cell=cell.as_strings(), reason=reason)
+
+
+def write_run(path: Path, records: Iterable[Record], info_: RunInfo | None = None) -> Path:
+    with RunWriter.create(path, info_ or info()) as writer:
+        for record in records:
+            writer.append(record)
+    return path
+
+
+def _default_order(way: Direction) -> Order:
+    return Order.ANY if way is Direction.H2D else Order.STREAM

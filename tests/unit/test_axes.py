@@ -1,0 +1,154 @@
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import AXIS_VALUES, cells
+
+from kvbench.axes import AXES, Cell, Direction, Memory, Order, Pattern, StreamState, axis_named
+from kvbench.errors import UsageError
+
+EXAMPLE = Cell(backend="batched", direction=Direction.H2D, blocks=10_000, block_bytes=16_384, order=Order.ANY)
+
+
+@pytest.mark.parametrize("name", AXES)
+@given(data=st.data())
+def test_every_value_written_is_read_back(name: str, data: st.DataObject) -> None:
+    axis = AXES[name]
+    value = data.draw(AXIS_VALUES[name])
+    text = axis.show(value)
+    assert text is not None
+    assert axis.parse_one(text) == value
+    assert axis.parse(text) == (value,)
+
+
+@pytest.mark.parametrize("name", AXES)
+@given(data=st.data())
+def test_a_list_keeps_order_and_drops_repeats(name: str, data: st.DataObject) -> None:
+    axis = AXES[name]
+    values = data.draw(st.lists(AXIS_VALUES[name], min_size=1, max_size=20))
+    assert axis.parse(", ".join(axis.write(value) for value in values)) == tuple(dict.fromkeys(values))
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_the_example_of_every_axis_is_read(name: str) -> None:
+    assert len(AXES[name].parse(AXES[name].example)) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "values"),
+    [
+        ("blocks", "16:100:x2", (16, 32, 64)),
+        ("blocks", "16:64:x2,100,16", (16, 32, 64, 100)),
+        ("blocks", "5:5:x2", (5,)),
+        ("sms", "1:10:+4", (1, 5, 9)),
+        ("sms", "1,all", (1, 0)),
+        ("block_size", "1KiB:4KiB:x2", (1024, 2048, 4096)),
+        ("block_size", "20KiB:24KiB:+2KiB", (20_480, 22_528, 24_576)),
+        ("descriptors_per_call", "all,8192", (0, 8192)),
+        ("coalesce", "off,on", (False, True)),
+        ("pattern", "shuffled,runs-16", (Pattern("shuffled"), Pattern("runs", 16))),
+        ("memory", "registered", (Memory.REGISTERED,)),
+        ("stream_state", "busy,idle", (StreamState.BUSY, StreamState.IDLE)),
+    ],
+)
+def test_the_grammar_of_values(name: str, text: str, values: tuple[object, ...]) -> None:
+    assert AXES[name].parse(text) == values
+
+
+@given(low=st.integers(1, 10**6), span=st.integers(0, 10**6), factor=st.integers(2, 10))
+def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: int) -> None:
+    values = [int(str(value)) for value in AXES["blocks"].parse(f"{low}:{low + span}:x{factor}")]
+    assert values[0] == low
+    assert all(later == earlier * factor for earlier, later in itertools.pairwise(values))
+    assert values[-1] <= low + span < values[-1] * factor
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("blocks", "0", "axis blocks=0: not a whole number from 1 to 100000000"),
+        ("blocks", "1.5", "axis blocks=1.5: not a whole number from 1 to 100000000"),
+        ("blocks", "1,,2", "axis blocks=1,,2: an empty value; for example blocks=16,64,256"),
+        ("blocks", "", "axis blocks=: an empty value; for example blocks=16,64,256"),
+        ("blocks", "1:8", "axis blocks=1:8: a range is lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
+        ("blocks", "1:8:2", "axis blocks=1:8:2: a range is lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
+        ("blocks", "1:8:xy", "axis blocks=1:8:xy: the step xy is no whole number; for example blocks=16,64,256"),
+        ("blocks", "8:1:x2", "axis blocks=8:1:x2: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"),
+        ("blocks", "1:8:x1", "axis blocks=1:8:x1: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"),
+        ("blocks", "1:8:+0", "axis blocks=1:8:+0: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"),
+        ("blocks", "1:90000:+1", "axis blocks=1:90000:+1: more than 10000 values"),
+        ("sms", "5000", "axis sms=5000: not a whole number from 1 to 4096 or all"),
+        ("sms", "1:all:x2", "axis sms=1:all:x2: a range goes from a number to a number; for example sms=1:32:x2"),
+        ("descriptors_per_call", "all:9:+1", "a range goes from a number to a number"),
+        ("block_size", "17GiB", "axis block_size=17GiB: not a size from 1B to 16GiB"),
+        ("block_size", "4Kb", "axis block_size=4Kb: '4Kb' is not a size"),
+        ("direction", "up", "axis direction=up: not one of h2d, d2h"),
+        ("direction", "h2d:d2h:x2", "axis direction=h2d:d2h:x2: not one of h2d, d2h"),
+        ("pattern", "runs-1", "runs-R with R >= 2"),
+        ("coalesce", "true", "axis coalesce=true: not on or off"),
+        ("backend", "no/such", "axis backend=no/such: not a backend's name"),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_says_what_is_right(name: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        AXES[name].parse(text)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\x1b[31m", "x" * 10_000])
+def test_no_value_makes_a_message_of_several_lines_or_pages(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        AXES["backend"].parse(text)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 250
+
+
+def test_an_unknown_axis_lists_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"unknown axis 'block'; the axes are backend, direction, blocks, "):
+        axis_named("block")
+
+
+@given(cells)
+def test_a_cell_survives_its_strings_and_json(cell: Cell) -> None:
+    restored = Cell.from_strings(json.loads(json.dumps(cell.as_strings())))
+    assert restored == cell
+    assert restored.id == cell.id
+
+
+@given(cells, cells)
+def test_cells_share_an_id_only_when_equal(one: Cell, other: Cell) -> None:
+    assert (one.id == other.id) == (one == other)
+
+
+def test_the_id_of_a_cell_is_the_same_in_every_version() -> None:
+    assert EXAMPLE.id == "02bd9aea8f13"
+
+
+def test_a_label_leaves_out_what_is_usual() -> None:
+    assert EXAMPLE.label == "batched h2d 10000 x 16KiB idle order=any"
+
+
+def test_the_command_of_a_cell_names_every_axis_that_applies() -> None:
+    assert EXAMPLE.command() == (
+        "kvbench sweep -a backend=batched -a direction=h2d -a blocks=10000 -a block_size=16KiB -a stream_state=idle "
+        "-a pattern=shuffled -a memory=allocated -a order=any"
+    )
+
+
+def test_swap_bytes_are_blocks_times_block_size() -> None:
+    assert EXAMPLE.swap_bytes == 163_840_000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocks": None}, "axis blocks of a cell has no value"),
+        ({"blocks": "-1"}, "axis blocks=-1: not a whole number"),
+        ({"bloks": "1"}, r"unknown \['bloks'\]"),
+    ],
+)
+def test_a_stranger_cell_is_checked(change: dict[str, str | None], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Cell.from_strings({**EXAMPLE.as_strings(), **change})

@@ -1,0 +1,85 @@
+"""Cliffs and knees on curves whose answer is known."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.cliffs import Cliff, find_cliff, knee
+
+KIB = 1024
+SIZES = [kib * KIB for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)]
+
+
+def cliff_of(sizes: list[int], rates: list[float], noise: float = 0.02) -> Cliff | None:
+    return find_cliff(sizes, rates, [rate * (1 - noise) for rate in rates], [rate * (1 + noise) for rate in rates])
+
+
+def test_a_step_is_found_where_it_is() -> None:
+    rates = [2.3, 2.4, 2.6, 3.5, 4.2, 4.7, 5.2, 5.6, 28.1, 29.0, 45.0, 52.0, 54.0]
+    cliff = cliff_of(SIZES, rates)
+    assert cliff is not None
+    assert (cliff.below_bytes, cliff.above_bytes, cliff.rises) == (24 * KIB, 28 * KIB, True)
+    assert cliff.height == pytest.approx(28.1 / 5.6)
+
+
+def test_the_order_of_the_points_does_not_matter() -> None:
+    rates = [5.0] * 8 + [40.0] * 5
+    points = list(zip(SIZES, rates, strict=True))
+    random.Random(3).shuffle(points)
+    assert cliff_of(*map(list, zip(*points, strict=True))) == cliff_of(SIZES, rates)  # type: ignore[arg-type]
+
+
+def test_a_constant_cost_per_descriptor_is_no_cliff() -> None:
+    """GB/s double with the size when every descriptor takes the same time: nothing happens there."""
+    assert cliff_of(SIZES, [size / 3e3 for size in SIZES]) is None
+
+
+def test_a_jump_above_that_is_one_on_a_coarse_grid_too() -> None:
+    sizes = [4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB]
+    cliff = cliff_of(sizes, [2.3, 3.5, 4.7, 29.0, 45.0])
+    assert cliff is not None
+    assert (cliff.below_bytes, cliff.above_bytes) == (16 * KIB, 32 * KIB)
+
+
+def test_a_fall_is_a_cliff() -> None:
+    cliff = cliff_of(SIZES, [50.0] * 5 + [10.0] * 8)
+    assert cliff is not None
+    assert (cliff.rises, cliff.height, cliff.below_bytes) == (False, 5.0, 12 * KIB)
+
+
+def test_jumps_inside_the_noise_or_too_small_are_none() -> None:
+    step = [10.0] * 8 + [40.0] * 5
+    assert cliff_of(SIZES, step, noise=0.02) is not None
+    assert cliff_of(SIZES, step, noise=0.8) is None
+    assert cliff_of(SIZES, [10.0] * 8 + [14.9] * 5, noise=0.001) is None
+
+
+def test_too_few_or_unknown_points() -> None:
+    assert find_cliff([], [], [], []) is None
+    assert cliff_of([4096], [1.0]) is None
+    assert cliff_of([4096, 8192], [math.nan, 40.0]) is None
+    assert cliff_of([4096, 8192], [0.0, 40.0]) is None
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=13, max_size=13), st.sampled_from([0.25, 2.0, 1024.0]))
+def test_cliffs_do_not_depend_on_the_unit(rates: list[float], scale: float) -> None:
+    plain, scaled = cliff_of(SIZES, rates), cliff_of(SIZES, [rate * scale for rate in rates])
+    assert (plain is None) == (scaled is None)
+    if plain and scaled:
+        assert scaled.height == pytest.approx(plain.height)
+        assert plain.height >= 1.5
+
+
+def test_the_knee_is_the_first_count_near_the_best() -> None:
+    assert knee([1, 2, 3, 4, 8], [15.8, 37.4, 48.6, 48.9, 50.0]) == 3
+    assert knee([8, 4, 3, 2, 1], [50.0, 48.9, 48.6, 37.4, 15.8]) == 3
+    assert knee([4], [10.0]) == 4
+    assert knee([1, 2, 3], [10.0, math.nan, 9.0]) == 1
+
+
+def test_no_knee_without_figures() -> None:
+    assert knee([], []) is None
+    assert knee([1, 2], [math.nan, math.nan]) is None

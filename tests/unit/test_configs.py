@@ -1,0 +1,256 @@
+from pathlib import Path
+
+import pytest
+from strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
+
+from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.config import find_config, load_config, shipped_configs
+from kvbench.errors import UsageError
+from kvbench.plan import Plan, expand
+from kvbench.spec import Limits, Sampling, SweepSpec
+
+KIB = 1024
+NAMES = ("cliff", "full", "order", "quick", "sm-ladder", "threshold")
+
+
+def shipped(name: str) -> SweepSpec:
+    return load_config(find_config(name))
+
+
+def on_h200(name: str) -> Plan:
+    return expand(shipped(name), H200, H200_BACKENDS)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def test_these_configs_are_shipped() -> None:
+    assert tuple(shipped_configs()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_config_starts_with_the_question_it_answers(name: str) -> None:
+    first = find_config(name).read_text().splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith("?")
+    assert shipped(name).question.endswith("?")
+    assert shipped(name).name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_config_skips_nothing_on_an_h200(name: str) -> None:
+    plan = on_h200(name)
+    assert plan.cells
+    assert not plan.skipped
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_config_expands_on_a_host(name: str) -> None:
+    plan = expand(shipped(name), CPU, CPU_BACKENDS)
+    assert plan.skipped
+    assert all(cell.backend in ("per_block", "batched") for cell in plan.cells)
+    assert bool(plan.cells) is (name != "sm-ladder")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
+    assert SweepSpec.from_plain(shipped(name).to_plain()) == shipped(name)
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("quick", 60), ("cliff", 300)])
+def test_the_estimate_keeps_what_the_config_promises(name: str, seconds: float) -> None:
+    assert on_h200(name).estimate_s < seconds
+
+
+def test_quick_holds_the_swaps_that_tell_the_paths_of_a_batched_call_apart() -> None:
+    states = {
+        cell.stream_state
+        for cell in on_h200("quick").cells
+        if (cell.backend, cell.direction, cell.blocks, cell.block_bytes) == ("batched", Direction.H2D, 10_000, 16 * KIB)
+    }
+    assert states == {StreamState.IDLE, StreamState.BUSY}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_of_any_cell_measures_that_cell_alone(name: str) -> None:
+    """A cell's command is `kvbench sweep -a …`, which starts from quick: nothing in quick may stand in its way."""
+    for cell in on_h200(name).cells[::25]:
+        settings = {axis: value for axis, value in cell.as_strings().items() if value is not None}
+        plan = expand(shipped("quick").with_axes(settings), H200, H200_BACKENDS)
+        assert plan.cells == (cell,)
+        assert not plan.skipped
+
+
+def test_cliff_pins_the_edge_on_both_streams() -> None:
+    cells = on_h200("cliff").cells
+    for state in StreamState:
+        sizes = {
+            cell.block_bytes
+            for cell in cells
+            if cell.stream_state is state
+            and (cell.backend, cell.direction, cell.blocks) == ("batched", Direction.H2D, 10_000)
+        }
+        assert {24 * KIB, 24 * KIB + 512, 28 * KIB} <= sizes
+    assert {cell.sms for cell in cells if cell.backend == "triton"} == {12}
+    assert {cell.blocks for cell in cells} == {16, 64, 256, 1024, 4096, 10_000, 50_000, 100_000, 200_000}
+    assert max(cell.swap_bytes for cell in cells) <= 1.7e9
+
+
+def test_order_has_the_cells_of_its_table() -> None:
+    plan = on_h200("order")
+    expected = {(n, 4 * KIB) for n in (64, 256, 1024, 4096)} | {
+        (64, 32 * KIB),
+        (256, 32 * KIB),
+        (32, 256 * KIB),
+        (64, 128 * KIB),
+    }
+    for direction in Direction:
+        for order in (Order.STREAM, Order.ANY):
+            cells = [cell for cell in plan.cells if (cell.direction, cell.order) == (direction, order)]
+            assert {(cell.blocks, cell.block_bytes) for cell in cells} == expected
+    sampling = shipped("order").sampling
+    assert sampling.warmups == 20
+    assert sampling.min_samples == sampling.max_samples
+    assert sampling.rounds * sampling.max_samples == 200
+
+
+def test_the_sm_ladder_ends_with_every_sm() -> None:
+    counts = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 64, 132]
+    assert sorted({cell.sms or 0 for cell in on_h200("sm-ladder").cells}) == counts
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    assert find_config(str(path)) == path
+    assert load_config(path) == SweepSpec(name="mine")
+
+
+def test_every_key_of_a_config(tmp_path: Path) -> None:
+    text = """
+        question = "why?"
+        device = "cuda:1"
+        seed = 7
+        filters = ["blocks<9, sms=1|2"]
+        [axes]
+        blocks = [4, "8:16:x2"]
+        coalesce = [true, "off"]
+        [[group]]
+        backend = "batched"
+        [[group]]
+        blocks = 2
+        [sampling]
+        rounds = 2
+        target = 0.5
+        [limits]
+        host_memory = "8GiB"
+        device_memory = 1024
+    """
+    assert load_config(write(tmp_path, text)).to_plain() == {
+        "name": "mine",
+        "question": "why?",
+        "device": "cuda:1",
+        "groups": [
+            {"blocks": ["4", "8", "16"], "coalesce": ["on", "off"], "backend": ["batched"]},
+            {"blocks": ["2"], "coalesce": ["on", "off"]},
+        ],
+        "filters": ["blocks<9", "sms=1|2"],
+        "sampling": SweepSpec(name="x", sampling=Sampling(rounds=2, target=0.5)).to_plain()["sampling"],
+        "limits": SweepSpec(name="x", limits=Limits(2**33, 1024)).to_plain()["limits"],
+        "seed": 7,
+        "fault": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"), [("my sweep", "my-sweep"), ("..", "sweep"), ("größe", "gr--e"), ("x" * 90, "x" * 64)]
+)
+def test_a_sweep_is_named_after_its_file(tmp_path: Path, stem: str, name: str) -> None:
+    path = tmp_path / f"{stem}.toml"
+    path.write_text("")
+    assert load_config(path).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sead = 4", 'unknown key "sead"; did you mean seed?'),
+        ("blocks = 4", "blocks is an axis; write it below [axes] or [[group]]"),
+        ("[axes]\nblokcs = 4", '[axes]: unknown key "blokcs"; did you mean blocks?'),
+        ("[[group]]\n[[group]]\nblock = 3", '[[group]] 2: unknown key "block"; did you mean blocks?'),
+        ("[axes]\nblocks = true", "[axes]: blocks: true is not a number, a string such as '16,64,256', or a list"),
+        ("[axes]\nblocks = 2.0", "[axes]: blocks: 2.0 is not a number, a string"),
+        ("[axes]\nblocks = [[4]]", "[axes]: blocks: [4] is not a number, a string"),
+        ("[axes]\nblocks = 1979-05-27", '[axes]: blocks: "1979-05-27" is not a number'),
+        ("[axes]\nblocks = []", "[axes]: blocks: an empty list; leave the axis out for its default"),
+        ("[axes]\nblocks = 0", "[axes]: axis blocks=0: not a whole number from 1 to 100000000"),
+        ("[axes]\nblocks = 0x" + "f" * 5000, "axis blocks=a huge number: not a whole number"),
+        ("[axes]\nblock_size = '4Kb'", "[axes]: axis block_size=4Kb: '4Kb' is not a size"),
+        ("[axes]\nbackend = 5", "[axes]: backend: 5 is not a string such as 'per_block,batched'"),
+        ("[axes]\nbackend = 'a\\nb'", "[axes]: axis backend=a\\nb: not a backend's name"),
+        ('[axes]\nbackend = "a\\nb"', "[axes]: axis backend='a\\nb': not a backend's name"),
+        ("[axes]\ncoalesce = 1", "[axes]: coalesce: 1 is not true, false, a string such as 'off,on'"),
+        ("axes = 4", "axes: 4 is not a table; write [axes]"),
+        ("group = 3", "group: 3 is not a list of tables; write [[group]]"),
+        ("[group]\nblocks = 4", "is not a list of tables; write [[group]]"),
+        ("[sampling]\nrounds = true", "[sampling]: rounds: true is not a whole number from 1 to 1000"),
+        ("[sampling]\nround = 1", '[sampling]: unknown key "round"; did you mean rounds?'),
+        ("[sampling]\ntarget = nan", "[sampling]: target: NaN is not a number from 0 to 1"),
+        ("sampling = []", "sampling: [] is not a table; write [sampling]"),
+        ("[limits]\nhost_memory = '8Gb'", "[limits] host_memory: '8Gb' is not a size"),
+        ("[limits]\nhost_memory = true", "[limits] host_memory: bytes: true is not a whole number"),
+        ("[limits]\nhost = 3", '[limits]: unknown key "host"; there are host_memory, device_memory'),
+        ("device = 'gpu'", 'device: "gpu" is not auto, cpu, cuda or cuda:N'),
+        ("seed = 1.5", "seed: 1.5 is not a whole number from 0"),
+        ("question = 4", "question: 4 is not one line of at most 500 characters"),
+        ("filters = 'blocks<3'", 'filters: "blocks<3" is not a list of strings'),
+        ("filters = ['blocks~3']", "filter 'blocks~3': write axis OP value"),
+        ("\n\nx = = 3", "cannot be read as TOML: Invalid value (at line 3, column 5)"),
+        ("seed = 1\nseed = 2", "cannot be read as TOML: Cannot overwrite a value"),
+        ("x = " + "[" * 100_000, "cannot be read as TOML: nested too deep"),
+        ("#" * 2**20 + "\n", "is not a TOML file of at most 1 MiB"),
+    ],
+)
+def test_a_wrong_config_is_one_line_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(UsageError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="cannot be read as TOML: 'utf-8' codec"):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.toml", "missing.toml: no such file; shipped with kvbench: cliff, full, order, quick,"),
+        (".", 'config ".": kvbench comes with no such config; there are cliff, full,'),
+        ("./", ": is a directory, not a TOML file"),
+        ("/dev/null", "/dev/null: is not a TOML file of at most 1 MiB"),
+        ("quik", 'config "quik": kvbench comes with no such config; did you mean quick?'),
+        ("zzz", "there are cliff, full, order, quick, sm-ladder, threshold, or give a path ending in .toml"),
+    ],
+)
+def test_a_config_that_is_not_there(name: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_config(find_config(name))
+    assert message in str(caught.value)
+
+
+def test_a_cell_of_the_command_line_can_be_asked_for() -> None:
+    spec = shipped("cliff").with_axes({"direction": "h2d", "blocks": "16", "block_size": "4KiB"})
+    cells: tuple[Cell, ...] = expand(spec, H200, H200_BACKENDS).cells
+    assert [(cell.backend, cell.stream_state.value) for cell in cells] == [
+        ("batched", "idle"),
+        ("batched", "busy"),
+        ("triton", "idle"),
+    ]

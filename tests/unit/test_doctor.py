@@ -1,0 +1,241 @@
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kvbench.cli import doctor as command
+from kvbench.doctor import Check, Component, EngineReport, Findings, Status, diagnose, resolve_device
+from kvbench.errors import ExitCode, UsageError
+from kvbench.facts import DeviceFacts
+
+GIB = 2**30
+GPU = DeviceFacts("cuda:0", "cuda", "NVIDIA H200", 132, 139 * GIB, 100 * GIB, "cuMemcpyBatchAsync 13.0")
+HOST = DeviceFacts("cpu", "cpu", "host memory", None, 8 * GIB, 8 * GIB, None)
+LOADED = Component(version="1.0")
+ENGINE = EngineReport(
+    engine_error=None,
+    engine_version="abc",
+    devices=(GPU, HOST),
+    nvrtc=LOADED,
+    triton=LOADED,
+    torch=LOADED,
+    pci_bus_ids={"cuda:0": "0000:1b:00.0"},
+)
+IDENTITY: Mapping[str, Any] = {
+    "driver_version": "580.159",
+    "cuda_driver_api": "13.0",
+    "link": "pcie",
+    "pcie_max_generation": 5,
+    "pcie_max_width": 16,
+    "bar1_bytes": 256 * GIB,
+    "gpu_numa_node": 0,
+    "logical_cpus": 16,
+}
+IDLE: Mapping[str, Any] = {
+    "sm_clock_mhz": 345,
+    "sm_clock_max_mhz": 1980,
+    "memory_clock_mhz": 3201,
+    "pcie_generation": 1,
+    "pcie_width": 16,
+    "clock_limits": ["gpu_idle"],
+    "temperature_c": 30,
+    "power_w": 76.5,
+    "gpu_utilisation_percent": 0,
+    "gpu_memory_total_bytes": 140 * GIB,
+    "other_processes": [],
+    "host_load_1min": 0.1,
+    "host_available_bytes": 100 * GIB,
+    "cpu_governor": None,
+    "unavailable": {},
+}
+BUSY: Mapping[str, Any] = {**IDLE, "pcie_generation": 5, "sm_clock_mhz": 1980, "clock_limits": []}
+HEALTHY = Findings(
+    device="cuda:0",
+    engine=ENGINE,
+    identity=IDENTITY,
+    observed=IDLE,
+    under_load=BUSY,
+    allowed_cpus=frozenset({0, 1}),
+    gpu_cpus=frozenset({0, 1, 2, 3}),
+    memlock_bytes=None,
+)
+NOTHING: Mapping[str, Any] = {
+    "unavailable": dict.fromkeys(["driver_version", "pcie_generation", "sm_clock_mhz"], "no NVML")
+}
+
+
+def check(findings: Findings, name: str) -> Check:
+    (found,) = [one for one in diagnose(findings) if one.name == name]
+    return found
+
+
+def observed(**changes: Any) -> Findings:
+    return replace(HEALTHY, observed={**IDLE, **changes})
+
+
+def loaded(**changes: Any) -> Findings:
+    return replace(HEALTHY, under_load={**BUSY, **changes})
+
+
+def identity(**changes: Any) -> Findings:
+    return replace(HEALTHY, identity={**IDENTITY, **changes})
+
+
+def engine(**changes: Any) -> Findings:
+    return replace(HEALTHY, engine=replace(ENGINE, **changes))
+
+
+def test_a_healthy_machine_has_nothing_to_mend() -> None:
+    checks = diagnose(HEALTHY)
+    assert {one.status for one in checks} == {Status.OK}
+    assert not [one for one in checks if one.remedy]
+    assert len({one.name for one in checks}) == len(checks)
+
+
+@pytest.mark.parametrize(
+    ("findings", "name", "status", "said"),
+    [
+        (engine(engine_error="ImportError: no _engine"), "engine", Status.FAIL, "no _engine"),
+        (engine(devices=(HOST,), cuda_error="cuInit: error 100"), "device", Status.FAIL, "cuInit: error 100"),
+        (replace(HEALTHY, device="cpu"), "device", Status.INFO, "a GPU is there too"),
+        (identity(driver_version=None), "driver", Status.WARN, "was not read"),
+        (engine(devices=(replace(GPU, batch_entry=None),)), "batch entry", Status.WARN, "one copy a descriptor"),
+        (engine(devices=()), "batch entry", Status.INFO, "unknown"),
+        (identity(link="c2c"), "link", Status.OK, "C2C"),
+        (loaded(pcie_width=8), "link", Status.WARN, "gen 5 x8 of gen 5 x16 (under load)"),
+        (loaded(pcie_generation=4), "link", Status.WARN, "gen 4 x16 of gen 5 x16 (under load)"),
+        (
+            replace(HEALTHY, under_load="no copies"),
+            "link",
+            Status.INFO,
+            "gen 1 x16 of gen 5 x16 (read idle: no copies)",
+        ),
+        (identity(bar1_bytes=256 * 2**20), "BAR1", Status.WARN, "256 MiB for 143360 MiB"),
+        (identity(bar1_bytes=None), "BAR1", Status.INFO, "unknown"),
+        (replace(HEALTHY, allowed_cpus=frozenset({9})), "NUMA", Status.WARN, "node 0"),
+        (identity(gpu_numa_node=None), "NUMA", Status.INFO, "unknown"),
+        (replace(HEALTHY, under_load="no copies"), "clocks", Status.INFO, "345 of 1980 MHz"),
+        (loaded(clock_limits=["hw_thermal_slowdown"]), "throttle", Status.WARN, "hw_thermal_slowdown"),
+        (loaded(clock_limits=["application_clocks"]), "throttle", Status.WARN, "application_clocks"),
+        (loaded(clock_limits=["sw_power_cap"]), "throttle", Status.WARN, "sw_power_cap"),
+        (
+            observed(
+                other_processes=[{"pid": 7, "name": "train", "bytes": GIB}, {"pid": 8, "name": None, "bytes": None}]
+            ),
+            "other processes",
+            Status.WARN,
+            "train (7, 1024 MiB), a process (8)",
+        ),
+        (observed(gpu_utilisation_percent=60), "other processes", Status.WARN, "60% busy"),
+        (engine(nvrtc=Component(error="no wheel")), "NVRTC", Status.WARN, "no wheel"),
+        (replace(engine(triton=Component(error="none")), device="cpu"), "Triton", Status.INFO, "does not need it"),
+        (observed(host_available_bytes=GIB), "host memory", Status.WARN, "1024 MiB"),
+        (replace(HEALTHY, memlock_bytes=65536), "memlock", Status.INFO, "64KiB"),
+        (observed(host_load_1min=12.0), "host load", Status.WARN, "12.00 on 16 CPUs"),
+        (observed(cpu_governor="powersave"), "host load", Status.INFO, "powersave"),
+    ],
+)
+def test_what_is_found(findings: Findings, name: str, status: Status, said: str) -> None:
+    found = check(findings, name)
+    assert found.status is status
+    assert said in found.found
+    assert found.remedy or status in (Status.OK, Status.INFO)
+
+
+def test_remedies_fit_what_slows_the_clock() -> None:
+    assert "cool" in check(loaded(clock_limits=["sw_thermal_slowdown"]), "throttle").remedy
+    assert "nvidia-smi -rgc" in check(loaded(clock_limits=["application_clocks"]), "throttle").remedy
+    assert "power" in check(loaded(clock_limits=["hw_power_brake"]), "throttle").remedy
+
+
+def test_without_a_gpu_the_checks_of_one_are_left_out() -> None:
+    checks = diagnose(replace(HEALTHY, device="cpu", engine=replace(ENGINE, devices=(HOST,))))
+    assert "link" not in {one.name for one in checks}
+    assert not [one for one in checks if one.status is Status.FAIL]
+    (device,) = [one for one in checks if one.name == "device"]
+    assert device.status is Status.WARN
+    assert "no GPU" in device.found
+
+
+def test_without_nvml_every_check_says_so() -> None:
+    checks = {one.name: one for one in diagnose(replace(HEALTHY, identity={}, observed=NOTHING, under_load=NOTHING))}
+    assert not [one for one in checks.values() if one.status is Status.FAIL]
+    for name in ("driver", "link", "clocks"):
+        assert "no NVML" in checks[name].found
+
+
+def test_a_device_of_an_engine_that_does_not_load_is_unknown() -> None:
+    found = check(engine(engine_error="broken", devices=()), "device")
+    assert found.status is Status.INFO
+    assert "unknown" in found.found
+
+
+def test_devices_are_resolved() -> None:
+    assert resolve_device("auto", ENGINE) == "cuda:0"
+    assert resolve_device("auto", replace(ENGINE, devices=(HOST,))) == "cpu"
+    assert resolve_device("cuda:12", ENGINE) == "cuda:12"
+    for wrong in ("", "gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "cuda:²"):
+        with pytest.raises(UsageError, match="write auto, cpu or cuda:N"):
+            resolve_device(wrong, ENGINE)
+
+
+def run(engine: EngineReport | Exception, *arguments: str, probe: command.ProbeUnderLoad | None = None) -> Any:
+    def describe(device: str) -> EngineReport:
+        if isinstance(engine, Exception):
+            raise engine
+        assert device == (arguments[1] if arguments[:1] == ("--device",) else "auto")
+        return engine
+
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    command.register(app, describe, probe)
+    return CliRunner().invoke(app, ["doctor", *arguments])
+
+
+def test_the_command_succeeds_where_only_warnings_are_found() -> None:
+    result = run(replace(ENGINE, devices=(HOST,)))
+    assert result.exit_code == ExitCode.DONE
+    assert "warn  device" in result.stdout
+    assert "remedy: with a GPU in the machine" in result.stdout
+
+
+def test_the_command_fails_where_a_check_fails() -> None:
+    result = run(RuntimeError("the worker died"), "--json")
+    assert result.exit_code == ExitCode.FAILED_CELLS
+    answer = json.loads(result.stdout)
+    assert answer["device"] == "cpu"
+    assert answer["checks"][0] == {
+        "name": "engine",
+        "status": "fail",
+        "found": "does not load: RuntimeError: the worker died",
+        "remedy": answer["checks"][0]["remedy"],
+    }
+
+
+def test_the_link_is_read_while_copies_run() -> None:
+    asked: list[str] = []
+
+    def probe(device: str) -> Mapping[str, Any]:
+        asked.append(device)
+        raise RuntimeError("copies stopped")
+
+    assert run(ENGINE, probe=probe).exit_code == ExitCode.DONE
+    assert run(ENGINE, "--device", "cpu", probe=probe).exit_code == ExitCode.DONE
+    assert asked == ["cuda:0"]
+
+
+def test_a_misspelt_device_is_refused_before_any_work() -> None:
+    result = run(AssertionError("asked"), "--device", "gpu0")
+    assert isinstance(result.exception, UsageError)
+
+
+def test_the_table_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    command._write_table("cuda:0", diagnose(identity(bar1_bytes=GIB)))
+    written = capsys.readouterr().out
+    assert "1024 MiB for 143360 MiB" in written
+    assert "Resizable BAR" in written

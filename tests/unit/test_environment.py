@@ -1,0 +1,308 @@
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench import environment
+from kvbench.environment import Nvml, Scalar, Sources
+
+BUS_ID = "00000000:1B:00.0"
+GIB = 2**30
+# What an NVML of two like GPUs answers; {index} becomes the GPU's.
+ANSWERS: dict[str, Any] = {
+    "nvmlSystemGetDriverVersion": "580.159.03",
+    "nvmlSystemGetCudaDriverVersion": 13000,
+    "nvmlSystemGetProcessName": "/usr/bin/python3",
+    "nvmlDeviceGetCount": 2,
+    "nvmlDeviceGetName": "NVIDIA H200",
+    "nvmlDeviceGetCudaComputeCapability": (9, 0),
+    "nvmlDeviceGetPciInfo": SimpleNamespace(busId=BUS_ID),
+    "nvmlDeviceGetC2cModeInfoV": SimpleNamespace(isC2cEnabled=0),
+    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetCurrPcieLinkGeneration": 1,
+    "nvmlDeviceGetCurrPcieLinkWidth": 16,
+    "nvmlDeviceGetBAR1MemoryInfo": SimpleNamespace(bar1Total=256 * GIB),
+    "nvmlDeviceGetClockInfo": 345,
+    "nvmlDeviceGetMaxClockInfo": 1980,
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x001 | 0x040,
+    "nvmlDeviceGetTemperature": 31,
+    "nvmlDeviceGetPowerUsage": 76543,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=3),
+    "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=1 * GIB, total=140 * GIB),
+    "nvmlDeviceGetComputeRunningProcesses": [
+        SimpleNamespace(pid=4_000_001, usedGpuMemory=GIB),
+        SimpleNamespace(pid=4_000_002, usedGpuMemory=None),
+    ],
+}
+UUIDS = ("GPU-aaaa-1111", "GPU-bbbb-2222")
+
+
+class FakeNvml:
+    """Answers from a table; a missing answer raises, as NVML does for what it does not support."""
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+        self.asked: list[Any] = []
+
+    def __call__(self, function: str, /, *arguments: Any) -> Any:
+        if function == "nvmlDeviceGetHandleByIndex":
+            return arguments[0]
+        if function == "nvmlDeviceGetHandleByPciBusId":
+            return f"bus {arguments[0]}"
+        if function == "nvmlDeviceGetUUID":
+            return UUIDS[arguments[0]]
+        if function not in self.answers:
+            raise RuntimeError("Not Supported")
+        if function == "nvmlDeviceGetCudaComputeCapability":
+            self.asked.append(arguments[0])
+        answer = self.answers[function]
+        return answer(*arguments) if callable(answer) else answer
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Nvml]:
+        yield self
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    files = {
+        "proc/cpuinfo": "processor\t: 0\nmodel name\t: Xeon\nflags\t: fpu hypervisor\n\nmodel name\t: Other\n",
+        "proc/loadavg": "1.25 0.50 0.10 1/100 4242\n",
+        "proc/meminfo": "MemTotal: 4000 kB\nMemAvailable:    2000 kB\n",
+        "sys/devices/system/cpu/online": "0-7\n",
+        "sys/devices/system/node/has_cpu": "0-1\n",
+        "sys/devices/system/node/node1/cpulist": "4-6,15\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n",
+        "sys/bus/pci/devices/0000:1b:00.0/numa_node": "1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def sources(root: Path, nvml: FakeNvml | None = None, **environ: str) -> Sources:
+    return Sources(nvml=(nvml or FakeNvml(ANSWERS)).open, root=root, environ=environ)
+
+
+def test_identity_of_a_gpu_machine(root: Path) -> None:
+    fields = environment.identity("cuda:0", "e1", sm_count=132, sources=sources(root))
+
+    assert fields | {"python": "-", "torch": "-", "triton": "-"} == {
+        "device_kind": "cuda",
+        "gpu_name": "NVIDIA H200",
+        "compute_capability": "9.0",
+        "driver_version": "580.159.03",
+        "cuda_driver_api": "13.0",
+        "link": "pcie",
+        "pcie_max_generation": 5,
+        "pcie_max_width": 16,
+        "bar1_bytes": 256 * GIB,
+        "gpu_numa_node": 1,
+        "cpu_model": "Xeon",
+        "logical_cpus": 8,
+        "numa_nodes": 2,
+        "hypervisor": True,
+        "pinning": "cuda",
+        "python": "-",
+        "torch": "-",
+        "triton": "-",
+        "sm_count": 132,
+        "engine_hash": "e1",
+    }
+
+
+def test_observed_of_a_gpu_machine(root: Path) -> None:
+    fields = environment.observe("cuda:0", own_pids=[4_000_002], sources=sources(root))
+
+    assert fields.pop("time_utc")
+    assert fields == {
+        "sm_clock_mhz": 345,
+        "sm_clock_max_mhz": 1980,
+        "memory_clock_mhz": 345,
+        "pcie_generation": 1,
+        "pcie_width": 16,
+        "clock_limits": ["gpu_idle", "hw_thermal_slowdown"],
+        "temperature_c": 31,
+        "power_w": 76.543,
+        "gpu_utilisation_percent": 3,
+        "gpu_memory_used_bytes": GIB,
+        "gpu_memory_total_bytes": 140 * GIB,
+        "other_processes": [{"pid": 4_000_001, "name": "python3", "bytes": GIB}],
+        "host_load_1min": 1.25,
+        "host_available_bytes": 2000 * 1024,
+        "cpu_governor": "performance",
+        "unavailable": {
+            name: f"{name} is not installed"
+            for name in ("torch", "triton")
+            if environment.identity("cpu", "")[name] is None
+        },
+    }
+
+
+def test_a_coherent_link_is_told(root: Path) -> None:
+    nvml = FakeNvml(ANSWERS | {"nvmlDeviceGetC2cModeInfoV": SimpleNamespace(isC2cEnabled=1)})
+    assert environment.identity("cuda:0", "", sources=sources(root, nvml))["link"] == "c2c"
+
+
+def test_a_driver_that_knows_no_coherent_link_has_pcie(root: Path) -> None:
+    answers = {name: answer for name, answer in ANSWERS.items() if name != "nvmlDeviceGetC2cModeInfoV"}
+    assert environment.identity("cuda:0", "", sources=sources(root, FakeNvml(answers)))["link"] == "pcie"
+
+
+def test_clock_limits_of_an_old_driver_and_of_a_newer_one_than_known(root: Path) -> None:
+    answers = {name: answer for name, answer in ANSWERS.items() if name != "nvmlDeviceGetCurrentClocksEventReasons"}
+    nvml = FakeNvml(answers | {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x004 | 0x1000})
+    observed = environment.observe("cuda:0", sources=sources(root, nvml))
+    assert observed["clock_limits"] == ["sw_power_cap", "bits_0x1000"]
+
+
+def test_an_nvml_that_raises_on_every_call_leaves_reasons(root: Path) -> None:
+    observed = environment.observe("cuda:0", sources=sources(root, FakeNvml({})))
+    reasons = observed["unavailable"]
+    assert isinstance(reasons, dict)
+    assert observed["sm_clock_mhz"] is None
+    assert reasons["sm_clock_mhz"] == "NVML does not find cuda:0: RuntimeError: Not Supported"
+    assert reasons["gpu_name"] == reasons["sm_clock_mhz"]
+    assert observed["host_load_1min"] == 1.25
+
+
+def test_an_nvml_that_does_not_open_leaves_reasons(root: Path) -> None:
+    def broken() -> contextlib.AbstractContextManager[Nvml]:
+        raise OSError("no\nlibrary")
+
+    where = Sources(nvml=broken, root=root, environ={})
+    reasons = environment.observe("cuda:0", sources=where)["unavailable"]
+    assert isinstance(reasons, dict)
+    assert reasons["gpu_name"] == "NVML cannot be opened: OSError: no library"
+    assert environment.identity("cuda:0", "", sources=where)["gpu_name"] is None
+    assert environment.gpu_numa_node("cuda:0", sources=where) is None
+
+
+def test_nothing_at_all_to_read(tmp_path: Path) -> None:
+    where = sources(tmp_path, FakeNvml({}))
+    identity, observed = environment.identity("cpu", "e", sources=where), environment.observe("cpu", sources=where)
+    reasons = observed["unavailable"]
+    assert isinstance(reasons, dict)
+    missing = {name for name, value in {**identity, **observed}.items() if value is None}
+    assert missing - {"sm_count"} == set(reasons)
+    assert {"cpu_model", "logical_cpus", "host_load_1min", "gpu_name"} <= missing
+    assert json.loads(json.dumps(observed)) == observed
+
+
+def test_this_machine_tells_something_and_nothing_raises() -> None:
+    for device in ("cpu", "cuda:0", "cuda:77"):
+        assert environment.identity(device, "e")["logical_cpus"]
+        assert environment.observe(device)["time_utc"]
+
+
+def test_the_pci_bus_id_goes_before_the_ordinal(root: Path) -> None:
+    nvml = FakeNvml(ANSWERS)
+    environment.identity("cuda:1", "", pci_bus_id=BUS_ID, sources=sources(root, nvml, CUDA_VISIBLE_DEVICES="none"))
+    assert nvml.asked == [f"bus {BUS_ID}"]
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "index"),
+    [
+        ("cuda:1", None, 1),
+        ("cuda:0", "1", 1),
+        ("cuda:1", "1, 0", 0),
+        ("cuda:0", "GPU-bbbb", 1),
+        ("cuda:2", None, None),
+        ("cuda:1", "1", None),
+        ("cuda:0", "", None),
+        ("cuda:0", "-1", None),
+        ("cuda:0", "7", None),
+        ("cuda:0", "GPU-", None),
+    ],
+)
+def test_an_ordinal_is_mapped_as_cuda_maps_it(root: Path, device: str, visible: str | None, index: int | None) -> None:
+    nvml = FakeNvml(ANSWERS)
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    environment.identity(device, "", sources=sources(root, nvml, **environ))
+    assert nvml.asked == ([] if index is None else [index])
+
+
+def test_gpus_of_several_kinds_are_not_guessed(root: Path) -> None:
+    answers = ANSWERS | {"nvmlDeviceGetName": lambda index: f"kind {index}"}
+    where = sources(root, FakeNvml(answers))
+    assert environment.identity("cuda:0", "", sources=where)["gpu_name"] is None
+    where = sources(root, FakeNvml(answers), CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert environment.identity("cuda:1", "", sources=where)["gpu_name"] == "kind 1"
+
+
+def test_numa_node_of_a_gpu(root: Path) -> None:
+    where = sources(root)
+    node = root / "sys/bus/pci/devices/0000:1b:00.0/numa_node"
+    assert environment.gpu_numa_node("cuda:0", sources=where) == 1
+    node.write_text("-1\n")
+    assert environment.gpu_numa_node("cuda:0", sources=where) is None
+    (root / "sys/devices/system/node/has_cpu").write_text("0\n")
+    assert environment.gpu_numa_node("cuda:0", sources=where) == 0
+    assert environment.gpu_numa_node("cpu", sources=where) is None
+
+
+def test_cpus_of_a_node(root: Path) -> None:
+    assert environment.cpus_of_node(1, sources=sources(root)) == {4, 5, 6, 15}
+    assert environment.cpus_of_node(9, sources=sources(root)) == set()
+
+
+@pytest.mark.parametrize(("limit", "available"), [("max", 2000 * 1024), ("1000000", 600_000), ("100", 0)])
+def test_memory_that_a_control_group_leaves(root: Path, limit: str, available: int) -> None:
+    group = root / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(limit)
+    (group / "memory.current").write_text("500000")
+    (group / "memory.stat").write_text("anon 7\ninactive_file 100000\n")
+    assert environment.observe("cpu", sources=sources(root))["host_available_bytes"] == available
+
+
+def test_an_arm_cpu_is_named_by_its_part(root: Path) -> None:
+    (root / "proc/cpuinfo").write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n")
+    fields = environment.identity("cpu", "", sources=sources(root))
+    assert str(fields["cpu_model"]).endswith("implementer 0x41 part 0xd4f")
+    assert fields["hypervisor"] is None
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+FIELDS = st.dictionaries(st.text(min_size=1), SCALARS, max_size=6)
+
+
+@given(FIELDS, st.randoms())
+def test_the_hash_heeds_no_order(fields: dict[str, Any], random: Any) -> None:
+    items = list(fields.items())
+    random.shuffle(items)
+    assert environment.identity_hash(dict(items)) == environment.identity_hash(fields)
+    assert len(environment.identity_hash(fields)) == 16
+
+
+@given(FIELDS, FIELDS)
+def test_differences_are_empty_just_when_the_hashes_agree(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert environment.differences(a, dict(a)) == []
+    assert (environment.differences(a, b) == []) == (environment.identity_hash(a) == environment.identity_hash(b))
+
+
+@given(FIELDS.filter(bool), st.data())
+def test_one_changed_field_is_one_difference(fields: dict[str, Any], data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(fields)))
+    value = data.draw(SCALARS.filter(lambda value: json.dumps(value) != json.dumps(fields[name])))
+    (line,) = environment.differences(fields, fields | {name: value})
+    assert line.startswith(f"{name}: ")
+
+
+def test_differences_read_well() -> None:
+    a: dict[str, Scalar] = {"triton": "3.6.0", "sm_count": 132, "link": "pcie"}
+    b: dict[str, Scalar] = {"triton": "3.7.1", "sm_count": None}
+    assert environment.differences(a, b) == [
+        'link: "pcie" against not recorded',
+        "sm_count: 132 against unknown",
+        'triton: "3.6.0" against "3.7.1"',
+    ]

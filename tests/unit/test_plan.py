@@ -1,0 +1,326 @@
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
+
+from kvbench.axes import AXES, AxisValue, Cell, Direction, Memory, Order, Pattern, StreamState
+from kvbench.errors import UsageError
+from kvbench.facts import BackendFacts, DeviceFacts, pool_rows
+from kvbench.filters import Filter
+from kvbench.plan import Plan, estimate_seconds, expand, footprint, visits
+from kvbench.spec import Limits, Sampling, SweepSpec
+
+OPTIONAL = [name for name, axis in AXES.items() if axis.optional]
+CELL = Cell(backend="batched", direction=Direction.H2D, blocks=1024, block_bytes=4096)
+small_values = {**AXIS_VALUES, "blocks": st.integers(1, 5000), "block_size": st.integers(1, 2**20)}
+machines = st.sampled_from([(H200, H200_BACKENDS), (CPU, CPU_BACKENDS)])
+
+
+@st.composite
+def small_groups(draw: st.DrawFn) -> dict[str, tuple[AxisValue, ...]]:
+    names = draw(st.sets(st.sampled_from(list(AXES)), max_size=5))
+    values = {**small_values, "backend": st.sampled_from([facts.name for facts in H200_BACKENDS])}
+    return {
+        name: tuple(draw(st.lists(values[name], min_size=1, max_size=3, unique=True))) for name in AXES if name in names
+    }
+
+
+small_specs = st.builds(
+    SweepSpec,
+    name=st.just("x"),
+    groups=st.lists(small_groups(), min_size=1, max_size=3).map(tuple),
+    filters=st.lists(st.sampled_from(["blocks<1000", "backend=batched|triton", "order!=any"]).map(Filter.parse)).map(
+        tuple
+    ),
+)
+
+
+def plan_of(
+    device: DeviceFacts = H200,
+    backends: tuple[BackendFacts, ...] = H200_BACKENDS,
+    limits: Limits | None = None,
+    **axes: str,
+) -> Plan:
+    spec = SweepSpec(name="x", limits=limits or Limits()).with_axes(axes)
+    return expand(spec, device, backends)
+
+
+def reasons(plan: Plan) -> list[str]:
+    return [skip.reason for skip in plan.skipped]
+
+
+def _fits(value: AxisValue | None, wanted: AxisValue, first: AxisValue, device: DeviceFacts, axis: str) -> bool:
+    all_sms = axis == "sms" and wanted == 0 and value == device.sm_count
+    return value == wanted or all_sms or (AXES[axis].optional and value is None and wanted == first)
+
+
+@given(small_specs, machines)
+def test_nothing_asked_for_is_lost(spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]) -> None:
+    device, backends = machine
+    plan = expand(replace(spec, filters=()), device, backends)
+    planned = [*plan.cells, *(skip.cell for skip in plan.skipped)]
+    for group in spec.groups:
+        axes = {"backend": tuple(facts.name for facts in backends), **group}
+        for wanted in itertools.product(*axes.values()):
+            assert any(
+                all(
+                    _fits(getattr(cell, AXES[axis].field), value, axes[axis][0], device, axis)
+                    for axis, value in zip(axes, wanted, strict=True)
+                )
+                for cell in planned
+            ), wanted
+
+
+@given(small_specs, machines)
+def test_filters_divide_what_is_planned_without_them(
+    spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]
+) -> None:
+    plan, unfiltered = expand(spec, *machine), expand(replace(spec, filters=()), *machine)
+    for part, whole in (
+        (plan.cells, unfiltered.cells),
+        ([skip.cell for skip in plan.skipped], [skip.cell for skip in unfiltered.skipped]),
+    ):
+        assert list(part) == [cell for cell in whole if all(condition.holds(cell) for condition in spec.filters)]
+    dropped = len(unfiltered.cells) + len(unfiltered.skipped) - len(plan.cells) - len(plan.skipped)
+    assert plan.filtered == dropped
+
+
+@given(small_specs, machines)
+def test_no_cell_comes_twice(spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]) -> None:
+    plan = expand(spec, *machine)
+    ids = [cell.id for cell in plan.cells] + [skip.cell.id for skip in plan.skipped]
+    assert len(set(ids)) == len(ids)
+
+
+@given(small_specs, machines)
+def test_a_cell_has_exactly_the_axes_its_backend_heeds(
+    spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]
+) -> None:
+    device, backends = machine
+    known = {facts.name: facts for facts in backends}
+    for cell in expand(spec, device, backends).cells:
+        present = {name for name in OPTIONAL if getattr(cell, AXES[name].field) is not None}
+        assert present == known[cell.backend].axes
+        assert known[cell.backend].unavailable is None
+        assert cell.sms is None or 1 <= cell.sms <= (device.sm_count or 0)
+
+
+@given(small_specs, machines)
+def test_a_plan_keeps_within_the_memory_it_says(
+    spec: SweepSpec, machine: tuple[DeviceFacts, tuple[BackendFacts, ...]]
+) -> None:
+    device, _ = machine
+    plan = expand(spec, *machine)
+    sizes = [footprint(cell, device.kind) for cell in plan.cells]
+    assert plan.host_bytes == max((size.host_bytes for size in sizes), default=0) <= device.host_free_bytes
+    assert plan.device_bytes == max((size.device_bytes for size in sizes), default=0) <= device.device_free_bytes
+
+
+def test_axes_that_are_not_named_have_their_defaults() -> None:
+    assert plan_of(backend="batched").cells == tuple(
+        Cell(
+            backend="batched",
+            direction=direction,
+            blocks=256,
+            block_bytes=16_384,
+            stream_state=StreamState.IDLE,
+            pattern=Pattern("shuffled"),
+            memory=Memory.ALLOCATED,
+            order=order,
+            descriptors_per_call=0,
+            coalesce=False,
+            overlap=False,
+        )
+        for direction, order in ((Direction.H2D, Order.ANY), (Direction.D2H, Order.STREAM))
+    )
+
+
+def test_without_a_backend_every_backend_is_planned() -> None:
+    assert [cell.backend for cell in plan_of(direction="h2d").cells] == ["per_block", "batched", "triton"]
+
+
+def test_an_order_asked_for_replaces_the_default_both_ways() -> None:
+    cells = plan_of(backend="batched", order="stream,any").cells
+    assert [(cell.direction.value, str(cell.order)) for cell in cells] == [
+        ("h2d", "stream"),
+        ("h2d", "any"),
+        ("d2h", "stream"),
+        ("d2h", "any"),
+    ]
+
+
+def test_groups_are_united_in_their_order() -> None:
+    spec = SweepSpec(name="x").with_axes({"backend": "triton", "direction": "h2d", "sms": "4"})
+    spec = replace(spec, groups=({**spec.groups[0], "blocks": (4, 1)}, {**spec.groups[0], "blocks": (2, 4)}))
+    assert [cell.blocks for cell in expand(spec, H200, H200_BACKENDS).cells] == [4, 1, 2]
+
+
+def test_the_first_value_of_an_axis_that_does_not_apply_runs_and_the_others_are_skipped() -> None:
+    plan = plan_of(backend="per_block", direction="h2d", order="stream,any", coalesce="off,on")
+    assert [cell.order for cell in plan.cells] == [None]
+    assert [(skip.cell.order, skip.cell.coalesce, skip.reason) for skip in plan.skipped] == [
+        (None, True, "per_block has no coalescing"),
+        (Order.ANY, None, "per_block has no access order"),
+        (Order.ANY, True, "per_block has no access order; per_block has no coalescing"),
+    ]
+
+
+def test_the_cpu_device_says_itself_what_it_has_not() -> None:
+    plan = plan_of(CPU, CPU_BACKENDS, backend="batched", direction="h2d", sms="1,2", overlap="off,on")
+    assert set(reasons(plan)) == {
+        "the cpu device has no SMs",
+        "the cpu device has no overlap flag",
+        "the cpu device has no SMs; the cpu device has no overlap flag",
+    }
+
+
+def test_a_backend_that_is_not_available_is_skipped_with_its_reason() -> None:
+    plan = plan_of(CPU, CPU_BACKENDS, backend="batched,triton")
+    assert {cell.backend for cell in plan.cells} == {"batched"}
+    assert [(skip.cell.backend, skip.reason) for skip in plan.skipped] == [
+        ("triton", "the cpu device runs no kernels")
+    ] * 2
+
+
+def test_a_backend_that_does_not_exist_lists_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"^unknown backend tritn; there are per_block, batched, triton$"):
+        plan_of(backend="batched,tritn")
+
+
+def test_all_sms_are_the_number_that_the_device_has() -> None:
+    plan = plan_of(backend="triton", direction="h2d", sms="1,132,all,133")
+    assert [cell.sms for cell in plan.cells] == [1, 132]
+    assert reasons(plan) == ["133 SMs asked for; cuda:0 has 132"]
+
+
+def test_all_sms_of_an_unknown_number_are_skipped() -> None:
+    plan = plan_of(replace(H200, sm_count=None), backend="triton", direction="h2d", sms="4,all")
+    assert [cell.sms for cell in plan.cells] == [4]
+    assert reasons(plan) == ["the number of SMs of cuda:0 is not known"]
+
+
+@pytest.mark.parametrize(("sm_count", "sms"), [(132, 12), (8, 8), (None, 12)])
+def test_the_default_sms_never_exceed_the_device(sm_count: int | None, sms: int) -> None:
+    assert plan_of(replace(H200, sm_count=sm_count), backend="triton", direction="h2d").cells[0].sms == sms
+
+
+def test_runs_longer_than_the_swap_are_skipped() -> None:
+    plan = plan_of(backend="per_block", direction="h2d", blocks="16,15", pattern="runs-16")
+    assert [cell.blocks for cell in plan.cells] == [16]
+    assert reasons(plan) == ["runs-16 needs at least 16 blocks"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(host_bytes=8 * GIB), "needs 18.0 GiB of pinned memory; 8.0 GiB may be used (--host-memory)"),
+        (Limits(device_bytes=8 * GIB), "needs 9.5 GiB of memory on cuda:0; 8.0 GiB may be used (--device-memory)"),
+    ],
+)
+def test_what_exceeds_a_limit_is_skipped_with_figures(limits: Limits, reason: str) -> None:
+    plan = plan_of(limits=limits, backend="per_block", direction="h2d", blocks="32,128", block_size="64MiB")
+    assert [cell.blocks for cell in plan.cells] == [32]
+    assert reasons(plan) == [reason]
+
+
+def test_without_limits_nine_tenths_of_what_is_free_may_be_used() -> None:
+    cell = plan_of(backend="per_block", direction="h2d", blocks="1024", block_size="1MiB").cells[0]
+    needed = footprint(cell, "cuda").host_bytes
+    for free_bytes, fits in ((needed, False), (needed * 10 // 9 + 2, True)):
+        device = replace(H200, host_free_bytes=free_bytes)
+        plan = plan_of(device, backend="per_block", direction="h2d", blocks="1024", block_size="1MiB")
+        assert bool(plan.cells) is fits
+
+
+def test_a_limit_above_what_is_free_does_not_make_more_memory() -> None:
+    device = replace(H200, host_free_bytes=2 * GIB)
+    limits = Limits(host_bytes=100 * GIB)
+    plan = plan_of(device, limits=limits, backend="per_block", direction="h2d", blocks="1024", block_size="1MiB")
+    assert reasons(plan) == ["needs 3.1 GiB of pinned memory; 2.0 GiB may be used (--host-memory)"]
+
+
+def test_on_the_cpu_device_both_sides_share_the_memory() -> None:
+    device = replace(CPU, host_free_bytes=GIB, device_free_bytes=GIB)
+    plan = plan_of(device, CPU_BACKENDS, backend="per_block", direction="h2d", blocks="200,300", block_size="1MiB")
+    assert [cell.blocks for cell in plan.cells] == [200]
+    assert reasons(plan) == ["needs 1.1 GiB of host memory for both sides; 921.6 MiB may be used (--host-memory)"]
+
+
+def test_an_endless_product_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^the sweep has 30000000 combinations; at most 200000 can be planned"):
+        plan_of(direction="h2d", blocks="1:10000:+1", block_size="1:1000:+1")
+
+
+def test_a_footprint_is_two_pools_on_the_host_and_one_on_the_device() -> None:
+    size = footprint(CELL, "cuda")
+    pool_bytes = pool_rows(1024) * 4096
+    assert size.host_bytes - size.device_bytes == pool_bytes
+    assert size.device_bytes == pool_bytes + 1024 * 24 + GIB
+
+
+@given(st.integers(1, 10**8))
+def test_a_pool_always_has_spare_rows(blocks: int) -> None:
+    assert pool_rows(blocks) - blocks >= max(2, blocks // 16)
+
+
+@given(st.integers(1, 10), st.integers(0, 100))
+def test_the_estimate_grows_with_rounds_and_warm_ups(rounds: int, warmups: int) -> None:
+    sampling = Sampling(rounds=rounds, warmups=warmups)
+    base_s = estimate_seconds([CELL], sampling, "cuda")
+    assert base_s > 10
+    assert estimate_seconds([CELL], replace(sampling, rounds=rounds + 1), "cuda") > base_s
+    assert estimate_seconds([CELL], replace(sampling, warmups=warmups + 1), "cuda") > base_s
+    assert estimate_seconds([], sampling, "cuda") == 10
+
+
+def test_the_estimate_of_one_visit_is_capped_by_its_time() -> None:
+    capped = Sampling(rounds=1, warmups=0, min_samples=1, max_samples=100_000, cell_seconds=2.0)
+    assert estimate_seconds([CELL], capped, "cpu") == pytest.approx(1 + 2.0 + 0.01 + CELL.swap_bytes / 2e9)
+
+
+def test_a_busy_sample_takes_its_delay_longer() -> None:
+    sampling = Sampling(rounds=1, warmups=0, min_samples=10, max_samples=10, busy_delay_us=100_000)
+    busy_s = estimate_seconds([replace(CELL, stream_state=StreamState.BUSY)], sampling, "cuda")
+    assert busy_s - estimate_seconds([CELL], sampling, "cuda") == pytest.approx(10 * 0.1)
+
+
+def _plan_with(counts: dict[str, int]) -> Plan:
+    cells = [replace(CELL, backend=name, blocks=n + 1) for name, count in counts.items() for n in range(count)]
+    return Plan(tuple(cells), (), 0, 0, 0, 0.0)
+
+
+counts = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 12), min_size=1)
+
+
+@given(counts, st.integers(1, 3), st.integers(0, 2**63 - 1))
+def test_visits_cover_each_cell_once_a_round(counts: dict[str, int], rounds: int, seed: int) -> None:
+    plan = _plan_with(counts)
+    made = list(visits(plan, Sampling(rounds=rounds), seed))
+    assert [visit.round for visit in made] == sorted(list(range(rounds)) * len(plan.cells))
+    assert Counter((visit.round, visit.cell) for visit in made) == Counter(itertools.product(range(rounds), plan.cells))
+    assert made == list(visits(plan, Sampling(rounds=rounds), seed))
+
+
+@given(counts, st.integers(0, 2**63 - 1))
+def test_neighbours_differ_in_backend_wherever_that_can_be(counts: dict[str, int], seed: int) -> None:
+    order = [visit.cell.backend for visit in visits(_plan_with(counts), Sampling(rounds=1), seed)]
+    same = sum(one == other for one, other in itertools.pairwise(order))
+    assert same == max(0, 2 * max(counts.values()) - sum(counts.values()) - 1)
+
+
+def test_a_rare_backend_is_spread_over_the_round() -> None:
+    order = [visit.cell.backend for visit in visits(_plan_with({"a": 90, "b": 10}), Sampling(rounds=1), 0)]
+    places = [place for place, name in enumerate(order) if name == "b"]
+    assert all(len([place for place in places if place // 25 == quarter]) in (2, 3) for quarter in range(4))
+
+
+def test_seed_and_round_change_the_order() -> None:
+    plan = _plan_with({"a": 20, "b": 20})
+    one = [visit.cell for visit in visits(plan, Sampling(rounds=2), 1)]
+    other = [visit.cell for visit in visits(plan, Sampling(rounds=2), 2)]
+    assert one[:40] != other[:40]
+    assert one[:40] != one[40:]

@@ -1,0 +1,417 @@
+"""Run directories: what is written can be read, and nothing that was damaged is read as if it were whole."""
+
+import gzip
+import json
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbench.axes import AXES, Cell, Direction, Order, StreamState
+from kvbench.errors import RunDirectoryError, StorageError, UsageError
+from kvbench.results import COLUMNS, Note, Record, RunWriter, Samples, Visit, load_run
+from kvbench.results.journal import Position, read_lines, seal
+
+CELL = Cell("batched", Direction.H2D, 256, 4096, order=Order.ANY)
+BUSY = Cell("batched", Direction.H2D, 256, 4096, StreamState.BUSY, order=Order.ANY)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    records: list[Record] = [*synthetic.ceilings(), *synthetic.visits([CELL, BUSY]), Note(text="worker replaced")]
+    return synthetic.write_run(tmp_path / "run", records)
+
+
+def test_what_is_written_is_read(run: Path) -> None:
+    read = load_run(run)
+    assert read.info == synthetic.info()
+    assert [type(record).__name__ for record in read.records] == ["Ceiling", "Ceiling", "Visit", "Visit", "Note"]
+    assert not read.warnings
+
+
+def test_every_line_of_the_journal_is_json(run: Path) -> None:
+    lines = (run / "journal.jsonl").read_text().splitlines()
+    assert {json.loads(line)["type"] for line in lines} == {"ceiling", "visit", "note"}
+
+
+def test_a_packed_journal_reads_the_same(run: Path) -> None:
+    plain = load_run(run)
+    (run / "journal.jsonl.gz").write_bytes(gzip.compress((run / "journal.jsonl").read_bytes()))
+    with pytest.raises(RunDirectoryError, match="both"):
+        load_run(run)
+    (run / "journal.jsonl").unlink()
+    assert load_run(run).records == plain.records
+    with pytest.raises(UsageError, match="unpacked first"):
+        RunWriter.reopen(run)
+
+
+def test_a_damaged_packed_journal_is_refused(run: Path) -> None:
+    packed = gzip.compress((run / "journal.jsonl").read_bytes())
+    (run / "journal.jsonl").unlink()
+    for damaged in (packed[:-20], packed[:20] + b"\xff\xff\xff" + packed[23:], b"no gzip"):
+        (run / "journal.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(RunDirectoryError):
+            load_run(run)
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
+def test_a_torn_last_line_is_dropped_and_said(run: Path, kept: float) -> None:
+    journal = run / "journal.jsonl"
+    data = journal.read_bytes()
+    last = data.splitlines(keepends=True)[-1]
+    journal.write_bytes(data[: len(data) - len(last) + max(1, int(len(last) * kept))])
+    read = load_run(run)
+    assert len(read.records) == 4
+    assert "incomplete" in read.warnings[0]
+
+    with RunWriter.reopen(run) as writer:
+        writer.append(Note(text="went on"))
+    again = load_run(run)
+    assert again.records[-1] == Note(text="went on")
+    assert len(again.records) == 5
+    assert not again.warnings
+
+
+def test_an_edited_line_is_named(run: Path) -> None:
+    journal = run / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    lines[2] = lines[2].replace('"round":0', '"round":1')
+    journal.write_text("".join(lines))
+    with pytest.raises(RunDirectoryError, match="journal line 3 was changed after it was written"):
+        load_run(run)
+    with pytest.raises(RunDirectoryError, match="line 3"):
+        RunWriter.reopen(run)
+
+
+@pytest.mark.parametrize("edit", ["remove", "swap", "repeat", "blank"])
+def test_lines_cannot_be_moved_or_removed(run: Path, edit: str) -> None:
+    journal = run / "journal.jsonl"
+    a, b, *rest = journal.read_text().splitlines(keepends=True)
+    edited = {"remove": [a, *rest], "swap": [b, a, *rest], "repeat": [a, a, b, *rest], "blank": [a, "\n", b, *rest]}
+    journal.write_text("".join(edited[edit]))
+    with pytest.raises(RunDirectoryError, match=r"journal line [12] was changed"):
+        load_run(run)
+
+
+def _write_raw(run: Path, *bodies: bytes) -> None:
+    """Write lines with right seals whatever they hold, as someone who knows the format would."""
+    import zlib
+
+    crc, lines = 0, []
+    for body in bodies:
+        crc = zlib.crc32(body, crc)
+        lines.append(body[:-1] + b',"crc":"%08x"}\n' % crc)
+    (run / "journal.jsonl").write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"type":"note","text":"x","extra":1}', "unknown field"),
+        (b'{"type":"pickle","text":"x"}', "Invalid value 'pickle'"),
+        (b'{"type":"note"}', "missing required field"),
+        (b'{"type":"note","text":7}', "Expected `str`"),
+        (b'{"type":"skip","cell":{"backend":"x"},"reason":"r"}', "exactly the axes"),
+        (b'{"type":"ceiling","direction":"h2d","round":0,"swap_bytes":1,"gpu_us":[-1]}', ">= 0"),
+        (b"[" * 50_000 + b"}", "no record"),
+        (b'{"type":"note","text":"x","\\u001b[2J\\n":1}', "unknown field"),
+    ],
+)
+def test_records_are_parsed_strictly(run: Path, body: bytes, said: str) -> None:
+    _write_raw(run, body)
+    with pytest.raises(RunDirectoryError, match="line 1") as caught:
+        load_run(run)
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_impossible_cells_and_uneven_samples_are_refused(run: Path) -> None:
+    good = synthetic.visit(CELL, 10.0)
+    body = msgspec.json.encode(good)
+    for old, new in ((b'"blocks":"256"', b'"blocks":"-1"'), (b'"gap_us":[0.5,', b'"gap_us":[')):
+        _write_raw(run, body.replace(old, new))
+        with pytest.raises(RunDirectoryError, match="line 1"):
+            load_run(run)
+
+
+def _edit_info(run: Path, **changes: object) -> None:
+    file = run / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_a_newer_schema_is_told_from_damage(run: Path) -> None:
+    _edit_info(run, schema=2, something_new=True)
+    with pytest.raises(RunDirectoryError, match=r"newer kvbench \(schema 2; this one reads 1\): upgrade kvbench"):
+        load_run(run)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"surprise": 1}, {"status": "odd"}, {"schema": "1"}, {"schema": 0}, {"command": "kvbench"}, {"device": 3}],
+)
+def test_run_json_is_parsed_strictly(run: Path, changes: dict[str, object]) -> None:
+    _edit_info(run, **changes)
+    with pytest.raises(RunDirectoryError):
+        load_run(run)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 50_000, '{"a":' * 50_000])
+def test_run_json_that_is_no_object(run: Path, text: str) -> None:
+    (run / "run.json").write_text(text)
+    with pytest.raises(RunDirectoryError, match=r"run\.json cannot be read"):
+        load_run(run)
+
+
+def test_what_is_no_run_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(RunDirectoryError, match=r"is no run directory: it has no run\.json"):
+        load_run(tmp_path)
+    for path in (file, tmp_path / "absent"):
+        with pytest.raises(RunDirectoryError, match="no such folder"):
+            load_run(path)
+
+
+@pytest.mark.parametrize("name", ["run.json", "journal.jsonl"])
+def test_links_pipes_and_folders_are_not_followed(run: Path, tmp_path: Path, name: str) -> None:
+    file = run / name
+    moved = tmp_path / "elsewhere"
+    file.rename(moved)
+    file.symlink_to(moved)
+    with pytest.raises(RunDirectoryError, match="symbolic link"):
+        load_run(run)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(RunDirectoryError, match="no regular file"):
+        load_run(run)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(RunDirectoryError, match="no regular file"):
+        load_run(run)
+
+
+def test_a_journal_too_large_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cap in ("_INFO_CAP_BYTES", "_LINE_CAP_BYTES", "_JOURNAL_CAP_BYTES"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"kvbench.results.rundir.{cap}", 100)
+            with pytest.raises(RunDirectoryError, match=r"larger than|more than"):
+                load_run(run)
+
+
+def test_create_refuses_folders_that_hold_something(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not empty"):
+        RunWriter.create(run, synthetic.info())
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(UsageError, match="is not a folder"):
+        RunWriter.create(file, synthetic.info())
+    with pytest.raises(UsageError, match="cannot write to"):
+        RunWriter.create(file / "under", synthetic.info())
+    with pytest.raises(UsageError, match="cannot write to"):
+        RunWriter.create(Path("/proc/kvbench"), synthetic.info())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes to read-only folders")
+def test_create_in_a_read_only_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="permission denied"):
+        RunWriter.create(tmp_path / "run", synthetic.info())
+
+
+def test_create_takes_an_empty_folder(tmp_path: Path) -> None:
+    synthetic.write_run(tmp_path, [])
+    assert load_run(tmp_path).frame().empty
+
+
+def test_one_writer_at_a_time(run: Path) -> None:
+    with RunWriter.reopen(run), pytest.raises(UsageError, match="another kvbench is writing"):
+        RunWriter.reopen(run)
+    RunWriter.reopen(run).close()
+
+
+def test_status_and_observations_are_kept(run: Path) -> None:
+    with RunWriter.reopen(run) as writer:
+        writer.observe({"at": "end", "clocks": {"sm_mhz": 1980}})
+        writer.set_status("interrupted", "Ctrl-C")
+    info = load_run(run).info
+    assert (info.status, info.status_reason) == ("interrupted", "Ctrl-C")
+    assert info.observed[-1]["clocks"] == {"sm_mhz": 1980}
+    assert sorted(path.name for path in run.iterdir()) == ["journal.jsonl", "run.json"]
+
+
+def test_what_could_not_be_read_is_not_written(run: Path) -> None:
+    times = {name: [1.0] for name in Samples.__struct_fields__ if name.endswith("_us")}
+    bad = Samples(**times | {"gpu_us": [float("nan")]}, pending_before=[0], pending_after=[0])  # type: ignore[arg-type]
+    before = (run / "journal.jsonl").read_bytes()
+    with RunWriter.reopen(run) as writer, pytest.raises(ValueError, match="not a record"):
+        writer.append(msgspec.structs.replace(synthetic.visit(CELL, 1.0), samples=bad))
+    assert (run / "journal.jsonl").read_bytes() == before
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    """A limit on file size stands in for the full disk: writes come short and then fail."""
+    script = """
+        import resource, sys
+        from pathlib import Path
+        import synthetic
+        from kvbench.errors import StorageError
+        from kvbench.results import RunWriter
+
+        path = Path(sys.argv[1])
+        writer = RunWriter.create(path, synthetic.info())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        cell = synthetic.order_cells()[0]
+        try:
+            for number in range(100):
+                writer.append(synthetic.visit(cell, 100.0, round_=number))
+        except StorageError as error:
+            print(number, error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+    )
+    number, said = done.stdout.split(maxsplit=1)
+    assert "cannot be written" in said
+    assert said.count("\n") == 1
+    read = load_run(tmp_path / "run")
+    assert len(read.records) == int(number) > 0
+    assert not read.warnings
+
+
+def test_no_room_for_run_json_keeps_the_old_one(run: Path) -> None:
+    before = (run / "run.json").read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with RunWriter.reopen(run) as writer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+        try:
+            with pytest.raises(StorageError):
+                writer.set_status("complete")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (run / "run.json").read_bytes() == before
+    assert len(list(run.iterdir())) == 2
+
+
+_TIMES = st.floats(min_value=0, max_value=1e9, allow_nan=False)
+
+
+@st.composite
+def _visits(draw: st.DrawFn) -> Visit:
+    count = draw(st.integers(0, 5))
+    times = {
+        name: draw(st.lists(_TIMES, min_size=count, max_size=count))
+        for name in Samples.__struct_fields__
+        if name.endswith("_us")
+    }
+    flags = draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
+    taken = Samples(**times, pending_before=flags, pending_after=flags)
+    return msgspec.structs.replace(
+        synthetic.visit(CELL, 1.0), samples=taken, path=draw(st.text()), warnings=draw(st.lists(st.text(), max_size=2))
+    )
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(_visits(), st.builds(Note, text=st.text()))), st.integers(0, 10_000))
+def test_any_journal_survives_a_cut_anywhere(records: list[Record], cut: int) -> None:
+    crc, lines = 0, []
+    for record in records:
+        line, crc = seal(record, crc)
+        lines.append(line)
+    whole = b"".join(lines)
+    where = Path("journal")
+    assert [record for record, _ in read_lines(whole.splitlines(keepends=True), where)] == records
+    start = whole[: cut % (len(whole) + 1)]
+    read = list(read_lines(start.splitlines(keepends=True), where))
+    assert [record for record, _ in read if record is not None] == records[: start.count(b"\n")]
+    assert all(at.torn_bytes for record, at in read if record is None)
+    assert (read[-1][1].size_bytes if read else Position().size_bytes) <= len(start)
+
+
+def test_a_row_holds_the_cell_and_its_figures(run: Path) -> None:
+    frame = load_run(run).frame().set_index("cell_id")
+    row = frame.loc[CELL.id]
+    times = synthetic.visits([CELL])[0].samples
+    assert row["block_bytes"] == 4096
+    assert row["block_size"] == "4KiB"
+    assert row["samples"] == 30
+    assert row["gpu_us_median"] == pytest.approx(np.median(times.gpu_us))
+    assert (row["gpu_us_q1"], row["gpu_us_q3"]) == pytest.approx(tuple(np.quantile(times.gpu_us, (0.25, 0.75))))
+    assert row["gbps"] == pytest.approx(CELL.swap_bytes / np.median(times.wall_us) / 1e3)
+    assert row["gbps_q1"] < row["gbps"] < row["gbps_q3"]
+    assert row["ceiling_gbps"] == pytest.approx(synthetic.CEILING_GBPS)
+    assert row["ceiling_share"] == pytest.approx(row["gbps"] / synthetic.CEILING_GBPS)
+    assert row["command"] == CELL.command()
+
+
+def test_the_swap_time_is_the_wall_when_idle_and_the_gpu_when_busy(run: Path) -> None:
+    frame = load_run(run).frame().set_index("cell_id")
+    assert frame.loc[CELL.id, "swap_us_median"] == frame.loc[CELL.id, "wall_us_median"]
+    assert frame.loc[BUSY.id, "swap_us_median"] == frame.loc[BUSY.id, "gpu_us_median"]
+    assert frame.loc[BUSY.id, "swap_us_median"] < frame.loc[BUSY.id, "wall_us_median"]
+    assert frame.loc[BUSY.id, "execution_only"] == 1
+    assert np.isnan(frame.loc[CELL.id, "execution_only"])
+    assert (frame["state_held"] == 1).all()
+
+
+def test_rounds_are_pooled(tmp_path: Path) -> None:
+    visits = [synthetic.visit(CELL, us, count=7, round_=number) for number, us in enumerate((10.0, 20.0, 30.0))]
+    read = load_run(synthetic.write_run(tmp_path / "run", visits))
+    row = read.frame().iloc[0]
+    pooled = np.concatenate([visit.samples.wall_us for visit in visits])
+    assert (row["samples"], row["rounds"]) == (21, 3)
+    assert row["wall_us_median"] == pytest.approx(np.median(pooled))
+    raw = read.samples()
+    assert raw["wall_us"].tolist() == pooled.tolist()
+    assert raw["round"].tolist() == [0] * 7 + [1] * 7 + [2] * 7
+    assert raw["sample"].tolist() == [*range(7)] * 3
+
+
+def test_a_failed_cell_has_no_figures_but_keeps_its_samples(tmp_path: Path) -> None:
+    records = [*synthetic.visits([CELL, BUSY]), synthetic.failure(CELL, "17 bytes differ", "mismatch")]
+    read = load_run(synthetic.write_run(tmp_path / "run", records))
+    row = read.frame().set_index("cell_id").loc[CELL.id]
+    assert (row["status"], row["reason"], row["samples"]) == ("failed", "mismatch: 17 bytes differ", 0)
+    assert row[[name for name in row.index if name.endswith(("_median", "_q1", "_q3")) or name == "gbps"]].isna().all()
+    assert (read.samples()["cell_id"] == CELL.id).sum() == 30
+
+
+def test_skipped_cells_are_rows_and_any_on_d2h_is_marked(tmp_path: Path) -> None:
+    odd = Cell("batched", Direction.D2H, 16, 4096, order=Order.ANY)
+    records = [synthetic.skip(CELL, "needs 9 GB"), *synthetic.visits([odd])]
+    frame = load_run(synthetic.write_run(tmp_path / "run", records)).frame().set_index("cell_id")
+    assert (frame.loc[CELL.id, "status"], frame.loc[CELL.id, "reason"]) == ("skipped", "needs 9 GB")
+    assert frame.loc[odd.id, "order_note"] == "any on d2h"
+
+
+@pytest.mark.parametrize("records", [[], [synthetic.failure(CELL)], [synthetic.skip(CELL)], synthetic.visits([CELL])])
+def test_the_columns_and_their_types_are_always_the_same(tmp_path: Path, records: list[Record]) -> None:
+    read = load_run(synthetic.write_run(tmp_path / "run", records))
+    full = load_run(synthetic.write_run(tmp_path / "full", synthetic.visits([CELL, BUSY])))
+    pd.testing.assert_series_equal(read.frame().dtypes, full.frame().dtypes)
+    assert len(read.samples()) == 30 * sum(isinstance(record, Visit) for record in records)
+
+
+def test_every_column_is_an_axis_or_described(run: Path) -> None:
+    assert set(load_run(run).frame().columns) == set(COLUMNS) | set(AXES)
+
+
+def test_the_summary_is_read_by_pandas_in_one_line(run: Path) -> None:
+    read = load_run(run)
+    assert read.write_summary() == run / "summary.csv"
+    summary = pd.read_csv(run / "summary.csv")
+    assert list(summary.columns) == list(read.frame().columns)
+    assert summary["gbps"].tolist() == pytest.approx(read.frame()["gbps"].tolist())

@@ -1,0 +1,271 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import AXIS_VALUES, cells
+
+from kvbench.axes import AXES, Cell, Direction, Order
+from kvbench.errors import UsageError
+from kvbench.filters import Filter, parse_filters
+from kvbench.spec import Limits, Sampling, SweepSpec, parse_assignments
+
+SMALL = Cell(backend="per_block", direction=Direction.H2D, blocks=16, block_bytes=4096)
+ORDERED = ("<", "<=", ">", ">=")
+
+
+@st.composite
+def conditions(draw: st.DrawFn) -> Filter:
+    name = draw(st.sampled_from([*AXES, "swap_bytes"]))
+    values = st.integers(0, 2**50) if name == "swap_bytes" else AXIS_VALUES[name]
+    if name == "sms":
+        values = st.integers(1, 4096)
+    ranged = name == "swap_bytes" or AXES[name].ranged
+    operator = draw(st.sampled_from(("=", "!=", *ORDERED) if ranged else ("=", "!=")))
+    most = 1 if operator in ORDERED else 4
+    return Filter(name, operator, tuple(draw(st.lists(values, min_size=1, max_size=most, unique=True))))
+
+
+groups = st.dictionaries(st.sampled_from(list(AXES)), st.none(), max_size=5).flatmap(
+    lambda names: st.fixed_dictionaries(
+        {name: st.lists(AXIS_VALUES[name], min_size=1, max_size=4, unique=True).map(tuple) for name in names}
+    )
+)
+specs = st.builds(
+    SweepSpec,
+    name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True),
+    question=st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=40),
+    device=st.sampled_from(["auto", "cpu", "cuda", "cuda:3"]),
+    groups=st.lists(groups, min_size=1, max_size=3).map(tuple),
+    filters=st.lists(conditions(), max_size=3).map(tuple),
+    sampling=st.builds(Sampling, rounds=st.integers(1, 9), target=st.floats(0, 1)),
+    limits=st.builds(Limits, host_bytes=st.none() | st.integers(1, 2**40)),
+    seed=st.integers(0, 2**63 - 1),
+    fault=st.none() | st.just("hang@3"),
+)
+
+
+@given(conditions())
+def test_every_filter_written_is_read_back(condition: Filter) -> None:
+    assert parse_filters(str(condition)) == (condition,)
+
+
+@given(cells, conditions())
+def test_a_filter_and_its_opposite_split_the_cells(cell: Cell, condition: Filter) -> None:
+    opposite = {"=": "!=", "!=": "=", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}[condition.operator]
+    axis = AXES.get(condition.axis)
+    applies = axis is None or getattr(cell, axis.field) is not None
+    verdicts = {condition.holds(cell), replace(condition, operator=opposite).holds(cell)}
+    assert verdicts == ({True, False} if applies or condition.operator in ("=", "!=") else {False})
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("backend=per_block|batched", True),
+        ("backend!=per_block|batched", False),
+        ("block_size<=4KiB", True),
+        ("block_size<4KiB", False),
+        ("blocks>=16", True),
+        ("blocks>16", False),
+        ("swap_bytes=64KiB", True),
+        ("swap_bytes<64KB", False),
+        ("order=any", False),
+        ("order!=any", True),
+        ("sms<=12", False),
+        (" blocks = 4 | 16 ", True),
+    ],
+)
+def test_a_filter_compares_with_the_cell(text: str, *, holds: bool) -> None:
+    assert Filter.parse(text).holds(SMALL) is holds
+
+
+def test_all_descriptors_in_one_call_are_more_than_any_number() -> None:
+    in_one_call = replace(SMALL, descriptors_per_call=0)
+    assert Filter.parse("descriptors_per_call>100000").holds(in_one_call)
+    assert not Filter.parse("descriptors_per_call<=8192").holds(in_one_call)
+    assert Filter.parse("descriptors_per_call<all").holds(replace(SMALL, descriptors_per_call=64))
+
+
+def test_several_conditions_stand_between_commas() -> None:
+    assert [str(item) for item in parse_filters("blocks>=16, backend=a|b")] == ["blocks>=16", "backend=a|b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("blocks", "filter 'blocks': write axis OP value with OP one of = != < <= > >="),
+        ("blocks==4", "filter 'blocks==4': write axis OP value"),
+        ("", "filter '': write axis OP value"),
+        ("blocks<4,", "filter '': write axis OP value"),
+        ("bloks=4", "unknown axis 'bloks'; there are backend, direction, blocks,"),
+        ("backend<per_block", "filter 'backend<per_block': axis backend has no order; compare it with = or !="),
+        ("blocks<4|8", "filter 'blocks<4|8': alternatives with | go with = and != only"),
+        ("blocks=x", "filter 'blocks=x': axis blocks=x: not a whole number from 1"),
+        ("blocks=4|", "filter 'blocks=4|': axis blocks=: not a whole number"),
+        ("swap_bytes<2Gb", "axis swap_bytes=2Gb: '2Gb' is not a size"),
+        ("sms=all", "filter 'sms=all': cells hold the number of SMs, never 'all'; write the number"),
+    ],
+)
+def test_a_wrong_filter_says_what_is_right(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_filters(text)
+    assert message in str(caught.value)
+
+
+@given(specs)
+def test_a_spec_survives_json(spec: SweepSpec) -> None:
+    plain = json.loads(json.dumps(spec.to_plain()))
+    restored = SweepSpec.from_plain(plain)
+    assert restored == spec
+    assert restored.to_plain() == plain
+
+
+def _set(*path: str | int, value: object) -> Callable[[Any], None]:
+    def change(plain: Any) -> None:
+        for step in path[:-1]:
+            plain = plain[step]
+        plain[path[-1]] = value
+
+    return change
+
+
+def _drop(*path: str) -> Callable[[Any], None]:
+    def change(plain: Any) -> None:
+        for step in path[:-1]:
+            plain = plain[step]
+        del plain[path[-1]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_drop("seed"), "spec: without seed"),
+        (_drop("sampling", "rounds"), "spec sampling: without rounds"),
+        (_set("sede", value=1), 'spec: unknown key "sede"; did you mean seed?'),
+        (_set("sampling", "round", value=1), 'spec sampling: unknown key "round"; did you mean rounds?'),
+        (_set("sampling", "rounds", value=True), "spec: rounds: true is not a whole number from 1 to 1000"),
+        (_set("sampling", "target", value="1"), 'spec: target: "1" is not a number from 0 to 1'),
+        (_set("limits", "host_bytes", value=0), "spec: host_bytes: 0 is not a whole number from 1"),
+        (_set("limits", value=None), "spec limits: null is not a table"),
+        (_set("name", value="../up"), 'spec: name: "../up" is not 1 to 64 letters'),
+        (_set("question", value="a\x1b[2J"), "is not one line of at most 500 characters"),
+        (_set("device", value="cuda:x"), 'spec: device: "cuda:x" is not auto, cpu, cuda or cuda:N'),
+        (_set("seed", value=-1), "spec: seed: -1 is not a whole number from 0"),
+        (_set("fault", value=3), "spec: fault: 3 is not one line"),
+        (_set("groups", value=[]), "spec: groups: a sweep needs at least one"),
+        (_set("groups", value={}), "spec groups: {} is not a list of tables"),
+        (_set("groups", 0, "blok", value=["1"]), 'spec groups: unknown key "blok"; did you mean blocks?'),
+        (_set("groups", 0, "blocks", value="16"), 'spec groups blocks: spec groups blocks: "16" is not a list'),
+        (_set("groups", 0, "blocks", value=[16]), "is not a list of strings"),
+        (_set("groups", 0, "blocks", value=[]), "spec groups blocks: [] is empty or names a value twice"),
+        (_set("groups", 0, "blocks", value=["4", "4"]), "is empty or names a value twice"),
+        (_set("groups", 0, "blocks", value=["4:8:x2"]), "axis blocks=4:8:x2: not a whole number"),
+        (_set("filters", value=["blocks~3"]), "filter 'blocks~3': write axis OP value"),
+        (_set("filters", value="blocks<3"), 'spec filters: "blocks<3" is not a list of strings'),
+    ],
+)
+def test_a_stranger_spec_is_checked(change: Callable[[Any], None], message: str) -> None:
+    plain: Any = SweepSpec(name="x").to_plain()
+    change(plain)
+    with pytest.raises(UsageError) as caught:
+        SweepSpec.from_plain(plain)
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("plain", [None, [], "x", 3])
+def test_what_is_no_table_is_no_spec(plain: object) -> None:
+    with pytest.raises(UsageError, match=r"^spec: .* is not a table"):
+        SweepSpec.from_plain(plain)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds: 0 is not a whole number from 1 to 1000"),
+        ({"rounds": True}, "rounds: true is not a whole number"),
+        ({"warmups": -1}, "warmups: -1 is not a whole number from 0 to 10000"),
+        ({"min_samples": 1.5}, "min_samples: 1.5 is not a whole number"),
+        ({"min_samples": 20}, "max_samples: 15 is less than min_samples, 20"),
+        ({"target": float("nan")}, "target: NaN is not a number from 0 to 1"),
+        ({"cell_seconds": float("inf")}, "cell_seconds: Infinity is not a number from 0.001 to 3600"),
+        ({"cell_seconds": 10**400}, "cell_seconds: 1000"),
+        ({"busy_delay_us": 100_001}, "busy_delay_us: 100001 is not a whole number from 1 to 100000"),
+        ({"deadline_s": 0}, "deadline_s: 0 is not a number from 0.1 to 86400"),
+        ({"round": 3}, 'unknown key "round"; did you mean rounds?'),
+    ],
+)
+def test_impossible_sampling_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        SweepSpec(name="x").with_sampling(options)
+    assert message in str(caught.value)
+
+
+def test_sampling_options_that_were_not_given_stay() -> None:
+    spec = SweepSpec(name="x", sampling=Sampling(rounds=7)).with_sampling({"rounds": None, "warmups": 0})
+    assert spec.sampling == Sampling(rounds=7, warmups=0)
+
+
+def test_axes_are_overridden_in_every_group() -> None:
+    spec = SweepSpec(name="x", groups=({"blocks": (1,), "sms": (2,)}, {"blocks": (3,)}))
+    changed = spec.with_axes({"blocks": "4,8", "order": "any"})
+    assert changed.groups == (
+        {"blocks": (4, 8), "sms": (2,), "order": (Order.ANY,)},
+        {"blocks": (4, 8), "order": (Order.ANY,)},
+    )
+    assert spec.groups[1] == {"blocks": (3,)}
+
+
+def test_groups_that_an_override_makes_equal_become_one() -> None:
+    spec = SweepSpec(name="x", groups=({"blocks": (1,)}, {"blocks": (3,)}))
+    assert spec.with_axes({"blocks": "4"}).groups == ({"blocks": (4,)},)
+
+
+def test_filters_are_added_once() -> None:
+    spec = SweepSpec(name="x").with_filters(["blocks<4"]).with_filters(["blocks<4,sms=1"])
+    assert [str(condition) for condition in spec.filters] == ["blocks<4", "sms=1"]
+
+
+def test_limits_are_sizes() -> None:
+    spec = SweepSpec(name="x").with_limits(host_memory="8GiB").with_limits(device_memory="1GB")
+    assert spec.limits == Limits(host_bytes=2**33, device_bytes=10**9)
+
+
+@pytest.mark.parametrize("size", ["8Gb", "", "0", "9999999GiB"])
+def test_a_limit_that_is_no_size_names_its_option(size: str) -> None:
+    with pytest.raises(UsageError, match=r"^--host-memory: .*(is not a size|not a whole number from 1 to)"):
+        SweepSpec(name="x").with_limits(host_memory=size)
+
+
+def test_options_that_were_not_given_stay() -> None:
+    spec = SweepSpec(name="x", device="cuda:1", seed=4, fault="hang@1")
+    assert spec.with_options() == spec
+    assert spec.with_options(device="cpu", seed=0, fault="crash@2") == replace(
+        spec, device="cpu", seed=0, fault="crash@2"
+    )
+
+
+def test_assignments_are_split_at_the_first_equals_sign() -> None:
+    assert parse_assignments(["blocks=16,64", " sms = 1:32:x2"]) == {"blocks": "16,64", "sms": "1:32:x2"}
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (["blocks"], "-a blocks: write axis=values, for example -a blocks=16,64,256"),
+        (["=4"], "-a =4: write axis=values"),
+        (["blocks="], "-a blocks=: write axis=values"),
+        (["blocks=4", "blocks=8"], "-a blocks=8: axis blocks is given twice; write -a blocks=4,8"),
+        (["block=4"], "unknown axis 'block'; the axes are backend,"),
+    ],
+)
+def test_a_wrong_assignment_says_what_is_right(items: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_assignments(items)
+    assert message in str(caught.value)

@@ -1,0 +1,112 @@
+"""Statistics: intervals that hold, verdicts that know noise, nothing that depends on the unit."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.stats import decided, median_interval, outliers, quartiles, ratio, relative_half_width
+
+TIMES = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=200)
+ENOUGH = st.lists(st.floats(1e-3, 1e9), min_size=6, max_size=200)
+SCALES = st.integers(-20, 20).map(lambda power: 2.0**power)  # powers of two leave the digits alone
+
+
+@given(TIMES)
+def test_the_interval_contains_the_median(samples: list[float]) -> None:
+    low, high = median_interval(samples)
+    assert low <= np.median(samples) <= high
+
+
+@given(TIMES)
+def test_quartiles_ascend(samples: list[float]) -> None:
+    found = quartiles(samples)
+    assert min(samples) <= found.low <= found.median <= found.high <= max(samples)
+
+
+@given(ENOUGH, st.floats(1e-3, 1e9))
+def test_a_larger_sample_never_lowers_the_interval(samples: list[float], more: float) -> None:
+    low, high = median_interval(samples)
+    raised_low, raised_high = median_interval([max(samples[0], more), *samples[1:]])
+    assert (raised_low >= low, raised_high >= high) == (True, True)
+
+
+@given(TIMES, SCALES)
+def test_nothing_depends_on_the_unit(samples: list[float], scale: float) -> None:
+    scaled = [sample * scale for sample in samples]
+    low, high = median_interval(samples)
+    assert median_interval(scaled) == (low * scale, high * scale)
+    assert relative_half_width(scaled) == relative_half_width(samples)
+    assert outliers(scaled).tolist() == outliers(samples).tolist()
+
+
+@given(ENOUGH, ENOUGH)
+def test_a_comparison_reads_the_same_both_ways(a: list[float], b: list[float]) -> None:
+    there, back = ratio(a, b), ratio(b, a)
+    assert there.decided == back.decided == decided(a, b)
+    assert there.low <= there.value <= there.high
+    assert there.value == pytest.approx(1 / back.value)
+
+
+@given(ENOUGH)
+def test_samples_do_not_differ_from_themselves(samples: list[float]) -> None:
+    assert not decided(samples, samples)
+
+
+@pytest.mark.parametrize("count", [6, 7, 10, 30, 99, 200, 500, 501, 2000])
+def test_the_interval_has_the_coverage_it_promises(count: int) -> None:
+    """Exact: P(x_(r) <= median <= x_(n-1-r)) for the ranks that the interval of 0 … n-1 shows."""
+    low, high = median_interval(list(range(count)))
+    outside = 2 * sum(math.comb(count, k) for k in range(int(low) + 1)) / 2**count
+    assert int(low) + int(high) == count - 1
+    assert outside <= 0.05 if count <= 500 else outside == pytest.approx(0.05, abs=0.005)
+    assert outside + 2 * math.comb(count, int(low) + 1) / 2**count > 0.049
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_too_few_samples_know_nothing(count: int) -> None:
+    samples = [1.0 + number for number in range(count)]
+    assert median_interval(samples) == (-math.inf, math.inf)
+    assert relative_half_width(samples) == math.inf
+    assert not decided(samples, [value * 100 for value in samples])
+
+
+def test_noise_is_not_a_difference_and_a_shift_is() -> None:
+    random = np.random.default_rng(7)
+    draws = [(10 + random.exponential(size=30), 10 + random.exponential(size=30)) for _ in range(1000)]
+    assert sum(decided(a, b) for a, b in draws) < 20
+    assert sum(decided(a, b * 1.2) for a, b in draws) > 990
+
+
+def test_equal_samples_have_no_width() -> None:
+    assert relative_half_width([3.0] * 10) == 0
+    assert relative_half_width([0.0] * 10) == 0
+    assert relative_half_width([0.0] * 9 + [1.0] * 2 + [-1.0] * 2) == 0
+    assert relative_half_width([-1.0, -1.0, 0.0, 0.0, 0.0, 1.0, 1.0]) == math.inf
+
+
+def test_outliers_are_marked_and_few() -> None:
+    samples = [10.0, 10.1, 9.9, 10.05, 9.95, 50.0]
+    assert outliers(samples).tolist() == [False] * 5 + [True]
+    assert not outliers([1.0, 1.0, 1.0, 9.0]).any()
+
+
+@pytest.mark.parametrize("bad", [[], [math.nan], [1.0, math.inf]])
+def test_what_is_no_sample_is_refused(bad: list[float]) -> None:
+    for use in (quartiles, median_interval, relative_half_width, outliers):
+        with pytest.raises(ValueError, match="finite"):
+            use(bad)
+
+
+def test_ratios_need_positive_times() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        ratio([1.0, 0.0], [1.0])
+
+
+def test_the_measuring_side_pays_for_neither_pandas_nor_scipy() -> None:
+    code = "import sys, kvbench.stats; print({'pandas', 'scipy.stats'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
