@@ -27,7 +27,7 @@ _SETTLE_S: Final = 0.3
 
 def describe(device: str) -> EngineReport:
     """Return what loads here and which devices there are; a crash while looking is an answer too."""
-    command = (sys.executable, "-m", "kvbench.inspection", device)
+    command = (sys.executable, "-P", "-m", "kvbench.inspection", device)
     try:
         done = subprocess.run(command, capture_output=True, timeout=_DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:

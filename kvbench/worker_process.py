@@ -18,7 +18,8 @@ from kvbench.errors import ExitCode, KvbenchError, UsageError
 from kvbench.protocol import ANSWERS, Answer, Open, Opened, Refused, Request, Reserve, Reserved, encode
 from kvbench.spec import SweepSpec
 
-COMMAND: Final = (sys.executable, "-m", "kvbench.worker")
+# -P: a checkout in the working directory must not stand in for the installed package.
+COMMAND: Final = (sys.executable, "-P", "-m", "kvbench.worker")
 OPEN_DEADLINE_S: Final = 120.0
 RESERVE_DEADLINE_S: Final = 300.0
 LOG_FILE: Final = "worker.log"

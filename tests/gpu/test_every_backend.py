@@ -1,0 +1,60 @@
+"""Every backend moves the right bytes on a GPU: any size, any alignment, both ways, any stream state."""
+
+from collections.abc import Iterator
+
+import pytest
+from kvbench.axes import Direction, StreamState
+from kvbench.backends.base import Backend, load_backends
+from kvbench.engine import Device, MemoryKind, open_device
+from kvbench.faults import FaultPlan
+
+from tests.swaps import aligned_swap, mixed_swap, run_and_compare
+
+pytestmark = pytest.mark.gpu
+
+MIXED_SIZES = [*range(1, 130), 255, 576, 656, 1000, 4095, 4096, 4097, 24_576, 25_088, 65_537, 1 << 20, (1 << 20) - 3]
+RIGHT = (0, 0, None)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Device]:
+    yield open_device("cuda:0", FaultPlan())
+
+
+def backends() -> list[Backend]:
+    return list(load_backends().values())
+
+
+def sms_of(backend: Backend, device: Device) -> int | None:
+    return 3 if "sms" in backend.axes(device.facts()) else None
+
+
+@pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("memory_kind", [MemoryKind.allocated, MemoryKind.registered], ids=["allocated", "registered"])
+def test_mixed_sizes_at_any_alignment_arrive(
+    gpu: Device, backend: Backend, direction: Direction, memory_kind: MemoryKind
+) -> None:
+    assert backend.unavailable(gpu.facts()) is None
+    swap = mixed_swap(MIXED_SIZES * 3, seed=11)
+    assert run_and_compare(
+        gpu, backend, direction, swap, memory_kind=memory_kind, sms=sms_of(backend, gpu)
+    ) == RIGHT
+
+
+@pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("alignment", [2, 4, 8, 16, 128, 4096])
+def test_aligned_swaps_arrive(gpu: Device, backend: Backend, direction: Direction, alignment: int) -> None:
+    swap = aligned_swap([1, 7, 16, 100, 4096, 5000, 40_000] * 40, alignment, seed=alignment)
+    assert run_and_compare(gpu, backend, direction, swap, sms=sms_of(backend, gpu)) == RIGHT
+
+
+@pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("state", StreamState)
+def test_repeated_swaps_in_either_stream_state_arrive(
+    gpu: Device, backend: Backend, direction: Direction, state: StreamState
+) -> None:
+    swap = aligned_swap([16_384] * 2000, 16_384, seed=3)
+    assert run_and_compare(gpu, backend, direction, swap, sms=sms_of(backend, gpu), times=6, state=state) == RIGHT

@@ -1,0 +1,122 @@
+"""Swaps of mixed sizes and alignments, run through a backend and compared byte for byte."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from kvbench.axes import Cell, Direction, StreamState
+from kvbench.backends.base import Backend, SwapRequest
+from kvbench.engine import (
+    DIRECTIONS,
+    STREAM_STATES,
+    Buffer,
+    Device,
+    MemoryKind,
+    Stream,
+    Swap,
+    TimedRegion,
+    verify,
+)
+from kvbench.workload import POISON, SwapMemory
+from numpy.typing import NDArray
+
+MAX_GAP_BYTES = 40
+
+
+@dataclass(frozen=True)
+class MixedSwap:
+    """Descriptors as offsets into two buffers of `span_bytes`; destinations never overlap."""
+
+    source_offsets: NDArray[np.uint64]
+    destination_offsets: NDArray[np.uint64]
+    sizes: NDArray[np.uint64]
+    span_bytes: int
+
+
+def mixed_swap(sizes: list[int], seed: int) -> MixedSwap:
+    """Lay `sizes` out with random gaps, so that every alignment of either side occurs, in a shuffled order."""
+    rng = np.random.default_rng(seed)
+
+    def offsets() -> tuple[NDArray[np.uint64], int]:
+        gaps = rng.integers(1, MAX_GAP_BYTES, len(sizes))
+        ends = np.cumsum(gaps + np.array(sizes))
+        return (ends - np.array(sizes)).astype(np.uint64), int(ends[-1]) + MAX_GAP_BYTES
+
+    source, source_end = offsets()
+    destination, destination_end = offsets()
+    order = rng.permutation(len(sizes))
+    return MixedSwap(source[order], destination[order], np.array(sizes, np.uint64)[order], max(source_end, destination_end))
+
+
+def aligned_swap(sizes: list[int], alignment: int, seed: int) -> MixedSwap:
+    """Lay `sizes` out at multiples of `alignment`."""
+    strides = [-(-size // alignment) * alignment + alignment for size in sizes]
+    starts = np.concatenate([[alignment], alignment + np.cumsum(strides)]).astype(np.uint64)
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    return MixedSwap(starts[:-1][order], starts[:-1][order], np.array(sizes, np.uint64)[order], int(starts[-1]))
+
+
+def run_and_compare(
+    device: Device,
+    backend: Backend,
+    direction: Direction,
+    swap: MixedSwap,
+    *,
+    memory_kind: MemoryKind = MemoryKind.allocated,
+    sms: int | None = None,
+    times: int = 1,
+    state: StreamState = StreamState.IDLE,
+) -> tuple[int, int, int | None]:
+    """Run `swap` on `backend` `times` times; return (wrong bytes, first wrong offset, its descriptor or None)."""
+    stream = Stream(device.driver)
+    region = TimedRegion(device.driver, stream.handle, 50_000)
+    host = Buffer(device.driver, memory_kind, swap.span_bytes)
+    other = Buffer(device.driver, MemoryKind.device, swap.span_bytes)
+    staging = Buffer(device.driver, MemoryKind.allocated, swap.span_bytes)
+    into_gpu = direction is Direction.H2D
+    source, destination = (host, other) if into_gpu else (other, host)
+    if into_gpu:
+        host.fill_random(swap.span_bytes, 7)
+        device.driver.fill(other.address, POISON, swap.span_bytes, stream.handle)
+    else:
+        staging.fill_random(swap.span_bytes, 7)
+        _transfer(device, stream, other, staging, Direction.H2D)
+        host.fill_value(swap.span_bytes, POISON)
+    stream.synchronize()
+
+    def at(offsets: NDArray[np.uint64], address: int) -> NDArray[np.uint64]:
+        return offsets + np.uint64(address)
+
+    request = SwapRequest(
+        device,
+        Cell(backend.name, direction, len(swap.sizes), int(swap.sizes.max()), sms=sms, descriptors_per_call=0),
+        SwapMemory(
+            sources=at(swap.source_offsets, source.address),
+            destinations=at(swap.destination_offsets, destination.address),
+            kernel_sources=at(swap.source_offsets, source.device_address),
+            kernel_destinations=at(swap.destination_offsets, destination.device_address),
+            sizes=swap.sizes,
+        ),
+    )
+    prepared = backend.create(request).swap
+    for _ in range(times):
+        if isinstance(prepared, Swap):
+            region.measure(prepared, STREAM_STATES[state])
+        else:
+            region.measure_python(prepared.prepare, prepared.submit, STREAM_STATES[state])
+    if into_gpu:
+        _transfer(device, stream, staging, other, Direction.D2H)
+    compared, original = (staging, host) if into_gpu else (host, staging)
+    return verify(
+        compared,
+        original,
+        swap.span_bytes,
+        swap.source_offsets,
+        swap.destination_offsets,
+        swap.sizes,
+        POISON,
+    )
+
+
+def _transfer(device: Device, stream: Stream, to: Buffer, source: Buffer, direction: Direction) -> None:
+    device.driver.transfer(to.address, source.address, to.size_bytes, DIRECTIONS[direction], stream.handle)
+    stream.synchronize()
