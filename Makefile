@@ -23,7 +23,7 @@ setup: $(STAMP) ## Make .venv, install the pinned dependencies, build csrc
 sweep: $(STAMP) ## Measure this machine (configs/quick.toml) and write a report
 	@status=0; $(BIN)/kvbench sweep --out $(RUN) $(ARGS) || status=$$?; \
 	if [ -f $(RUN)/run.json ]; then \
-	    $(BIN)/kvbench report $(RUN) -o $(RUN)-report && echo "run: $(RUN)   report: $(RUN)-report" || exit $$?; \
+	    $(BIN)/kvbench report $(RUN) -o $(RUN)-report || exit $$?; \
 	fi; exit $$status
 
 test: lint types imports cxx-format sanitize unit ## Every check that CI runs

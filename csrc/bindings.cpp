@@ -7,10 +7,10 @@
 
 #include <cstring>
 
-#include "resources.hpp"
 #include "bytes.hpp"
 #include "cuda_driver.hpp"
 #include "host_driver.hpp"
+#include "resources.hpp"
 #include "swap.hpp"
 #include "timed_swap.hpp"
 
@@ -124,7 +124,10 @@ NB_MODULE(_engine, m) {
       .def("synchronize", &Driver::synchronize, "stream"_a, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<HostDriver, Driver>(m, "HostDriver", "Plain memory with in-order streams, and faults to inject.")
       .def(
-          "arm", [](HostDriver& driver, FaultKind kind, std::uint64_t at, double delay_us) { driver.arm({kind, at, delay_us}); },
+          "arm",
+          [](HostDriver& driver, FaultKind kind, std::uint64_t at, double delay_us) {
+            driver.arm({kind, at, delay_us});
+          },
           "kind"_a, "at"_a = 0, "delay_us"_a = 0.0);
   m.def("open_host", &open_host, "with_batch"_a = true);
   m.def("open_cuda", &open_cuda, "ordinal"_a, "library"_a = "libcuda.so.1");
@@ -136,10 +139,12 @@ NB_MODULE(_engine, m) {
       .def_prop_ro("device_address", &Buffer::device_address)
       .def_prop_ro("size_bytes", &Buffer::bytes)
       .def(
-          "fill_random", [](Buffer& buffer, std::size_t bytes, std::uint64_t seed) { fill_random(buffer.host(bytes), seed); },
+          "fill_random",
+          [](Buffer& buffer, std::size_t bytes, std::uint64_t seed) { fill_random(buffer.host(bytes), seed); },
           "size_bytes"_a, "seed"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
-          "fill_value", [](Buffer& buffer, std::size_t bytes, std::uint8_t value) { fill_value(buffer.host(bytes), value); },
+          "fill_value",
+          [](Buffer& buffer, std::size_t bytes, std::uint8_t value) { fill_value(buffer.host(bytes), value); },
           "size_bytes"_a, "value"_a, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "array",
@@ -195,7 +200,8 @@ NB_MODULE(_engine, m) {
       .def_ro("pending_after", &Sample::pending_after);
   nb::class_<TimedRegion>(m, "TimedRegion", "Stream state, events and clocks around one submission.")
       .def(nb::init<std::shared_ptr<Driver>, Stream, std::uint64_t>(), "driver"_a, "stream"_a, "busy_delay_ns"_a)
-      .def("measure", nb::overload_cast<Swap&, StreamState>(&TimedRegion::measure), "swap"_a, "state"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("measure", nb::overload_cast<Swap&, StreamState>(&TimedRegion::measure), "swap"_a, "state"_a,
+           nb::call_guard<nb::gil_scoped_release>())
       .def(
           "measure_python",
           [](TimedRegion& region, const nb::callable& prepare, const nb::callable& submit, StreamState state) {

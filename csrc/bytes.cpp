@@ -87,9 +87,8 @@ void fill_random(std::span<unsigned char> memory, std::uint64_t seed) {
 }
 
 void fill_value(std::span<unsigned char> memory, unsigned char value) {
-  in_parallel(memory.size(), kGrainBytes, [&](std::size_t begin, std::size_t end) {
-    std::memset(memory.data() + begin, value, end - begin);
-  });
+  in_parallel(memory.size(), kGrainBytes,
+              [&](std::size_t begin, std::size_t end) { std::memset(memory.data() + begin, value, end - begin); });
 }
 
 Verdict verify(std::span<const unsigned char> destination, std::span<const unsigned char> source,

@@ -22,8 +22,8 @@ struct CopiedRanges {
 
 struct Verdict {
   std::uint64_t wrong_bytes = 0;
-  std::uint64_t first_wrong_offset = 0;           ///< in the destination, meaningful when wrong_bytes > 0
-  std::optional<std::size_t> first_wrong_range;   ///< empty when the byte lies outside of every range
+  std::uint64_t first_wrong_offset = 0;          ///< in the destination, meaningful when wrong_bytes > 0
+  std::optional<std::size_t> first_wrong_range;  ///< empty when the byte lies outside of every range
   std::uint64_t checked_bytes = 0;
 };
 

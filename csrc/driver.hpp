@@ -52,7 +52,8 @@ struct FreeMemory {
   std::size_t total_bytes = 0;
 };
 
-/// Entry points of a device. Calls that fail throw DriverError. Copies and `delay` are asynchronous and in stream order.
+/// Entry points of a device. Calls that fail throw DriverError. Copies and `delay` are asynchronous and in stream
+/// order.
 class Driver {
  public:
   Driver() = default;

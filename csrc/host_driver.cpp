@@ -61,7 +61,8 @@ class HostStream {
  private:
   void run(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
-    while (changed_.wait(lock, stop, [this] { return !tasks_.empty(); })) {
+    // A stream that is destroyed runs nothing more: the memory of what is queued may be gone.
+    while (changed_.wait(lock, stop, [this] { return !tasks_.empty(); }) && !stop.stop_requested()) {
       const std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
       running_ = true;

@@ -46,7 +46,7 @@ void refuse_legacy_stream(Stream stream);
 std::unique_ptr<Swap> make_per_block(std::shared_ptr<Driver> driver, DescriptorList descriptors, Direction direction);
 
 struct BatchOptions {
-  BatchAttributes attributes;
+  BatchAttributes attributes{};
   std::size_t descriptors_per_call = 0;  ///< at most so many in one call, 0: all
   bool coalesce = false;                 ///< merge list neighbours that are adjacent on both sides
 };

@@ -14,13 +14,13 @@ enum class StreamState : std::uint8_t { idle, busy };
 
 /// One timed swap, in microseconds. See each field for what it includes.
 struct Sample {
-  double prepare_us = 0;   ///< descriptors -> driver's arrays, before the start event
-  double coalesce_us = 0;  ///< part of prepare_us that merged adjacent descriptors
-  double submit_us = 0;    ///< host time inside the submission
-  double gpu_us = 0;       ///< between the events around the submission; on an idle stream includes gap_us
-  double wall_us = 0;      ///< from just before the submission until the host sees completion
-  double cpu_us = 0;       ///< CPU time of the submitting thread inside the submission
-  double gap_us = 0;       ///< idle: from seeing the start event retired to the submission; busy: 0
+  double prepare_us = 0;        ///< descriptors -> driver's arrays, before the start event
+  double coalesce_us = 0;       ///< part of prepare_us that merged adjacent descriptors
+  double submit_us = 0;         ///< host time inside the submission
+  double gpu_us = 0;            ///< between the events around the submission; on an idle stream includes gap_us
+  double wall_us = 0;           ///< from just before the submission until the host sees completion
+  double cpu_us = 0;            ///< CPU time of the submitting thread inside the submission
+  double gap_us = 0;            ///< idle: from seeing the start event retired to the submission; busy: 0
   bool pending_before = false;  ///< the start event had not retired when the submission began
   bool pending_after = false;   ///< nor when it returned: then gpu_us is execution only
 };

@@ -61,7 +61,9 @@ def main() -> None:
         print(f"kvbench: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except _BadUsage as error:
-        print(f"kvbench: {' '.join(error.format_message().split())}", file=sys.stderr)
+        message = " ".join(error.format_message().split())
+        if message:  # bare `kvbench` is an error without one, its help stands already
+            print(f"kvbench: {message}", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(ExitCode.INTERRUPTED)

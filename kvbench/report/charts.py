@@ -2,21 +2,22 @@
 
 import io
 import math
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import matplotlib.style
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
 
 from kvbench.report.curves import Curve
+from kvbench.report.layout import Grid, Layout, Panel, Words, lay_out
 from kvbench.report.palette import Ink
 from kvbench.units import format_size
+
+Mark = Callable[[Axes, Curve, Ink, int], None]
 
 _STYLE: Final = {
     "font.family": "DejaVu Sans",
@@ -34,42 +35,19 @@ _STYLE: Final = {
     "grid.linewidth": 0.8,
     "xtick.color": "#333333",
     "ytick.color": "#333333",
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 3.4,
     "svg.hashsalt": "kvbench",
     "text.parse_math": False,
 }
 _Dash = Literal["-"] | tuple[float, Sequence[float]]
 _DASHES: Final[dict[str, _Dash]] = {"idle": "-", "busy": (0, (4, 1.8))}
-_DRAWN: Final = frozenset("\n\N{HORIZONTAL ELLIPSIS}\N{RIGHTWARDS ARROW}")
 _CEILING: Final = "#666666"
 _LABEL_POINTS: Final = 14
-_LETTERS_PER_INCH: Final = 18  # of a footnote
 _TITLE: Final[dict[str, Any]] = {"fontsize": 12.5, "fontweight": "bold"}
 _SUBTITLE: Final[dict[str, Any]] = {"fontsize": 8.5, "color": "#444444"}
 _WARNED: Final[dict[str, Any]] = {"fontsize": 9, "fontweight": "bold", "color": "#B00020"}
 _FOOTNOTE: Final[dict[str, Any]] = {"fontsize": 7, "color": "#555555"}
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """The text around a chart, plain: a title, a line under it, what the numbers include, a warning or ""."""
-
-    title: str
-    subtitle: str
-    footer: str
-    warning: str
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """One pair of axes: its title, its curves, the card's ceiling in GB/s (None where it was not measured)."""
-
-    title: str
-    curves: Sequence[Curve]
-    ceiling_gbps: float | None
-
-
-Grid = Sequence[Sequence[Panel]]
-Mark = Callable[[Axes, Curve, Ink, int], None]
 
 
 def cliff_chart(grid: Grid, words: Words, inks: Mapping[str, Ink]) -> dict[str, bytes]:
@@ -82,39 +60,20 @@ def sm_chart(grid: Grid, words: Words, inks: Mapping[str, Ink]) -> dict[str, byt
     return _chart(grid, words, inks, _count_axis, _mark_knee)
 
 
-def plain(text: str) -> str:
-    """Return `text` without what the charts' font has no glyphs for."""
-    return "".join(
-        char if char in _DRAWN or "\N{SPACE}" <= char <= "\N{LATIN SMALL LETTER Y WITH DIAERESIS}" else "?"
-        for char in text
-    )
-
-
 def _chart(
     grid: Grid, words: Words, inks: Mapping[str, Ink], dress: Callable[[Axes, Sequence[int]], None], mark: Mark
 ) -> dict[str, bytes]:
     with _styled():
-        rows, columns = len(grid), max(map(len, grid))
-        height = 4.3 if rows == 1 else 2.7
         curves = [curve for row in grid for panel in row for curve in panel.curves]
-        width = max(7.6, 5.6 * columns)
-        footer = [
-            part for line in words.footer.splitlines() for part in textwrap.wrap(line, int(width * _LETTERS_PER_INCH))
-        ]
         keys = _legend(curves, inks, bool(_ceilings(grid)))
-        per_row = max(1, int(width / (0.85 + 0.085 * max(len(str(key.get_label())) for key in keys))))
-        key_inches = 0.28 * math.ceil(len(keys) / per_row) + 0.15
-        inches = (0.82 if words.warning else 0.6, height * rows, key_inches + 0.15 * len(footer) + 0.1)
-        figure = Figure(figsize=(width, sum(inches)), layout="constrained")
-        head, body, foot = figure.subfigures(3, 1, squeeze=False, height_ratios=inches)[:, 0]
-        lines = [(words.title, _TITLE), (words.subtitle, _SUBTITLE), (words.warning, _WARNED)]
-        _write(head, [(text, style) for text, style in lines if text], first=0.22, step=0.24)
-        foot.legend(handles=keys, loc="upper center", ncols=per_row, frameon=False, fontsize=8.5, handlelength=3.4)
-        _write(foot, [(text, _FOOTNOTE) for text in footer], first=key_inches + 0.08, step=0.15)
-        axes = body.subplots(rows, columns, squeeze=False, sharey=True, sharex=True)
+        layout = lay_out(grid, words, [str(key.get_label()) for key in keys])
+        figure = _page(layout, keys)
+        axes = figure.subplots(
+            len(grid), max(map(len, grid)), squeeze=False, sharex=True, sharey=True, gridspec_kw=layout.gridspec
+        )
         top = max([*(rate for curve in curves for rate in curve.gbps), *_ceilings(grid)])
         labels = max(sum(curve.cliff is not None for curve in panel.curves) for row in grid for panel in row)
-        headroom = labels * _LABEL_POINTS / (72 * (height - 0.8)) if mark is _mark_cliff else 0.0
+        headroom = labels * _LABEL_POINTS / (72 * layout.panel) if mark is _mark_cliff else 0.0
         ticks = sorted({x for curve in curves for x in curve.x})
         for row, line in zip(axes, grid, strict=True):
             for ax, panel in zip(row, line, strict=True):
@@ -124,6 +83,20 @@ def _chart(
                 ax.label_outer()
             row[0].set_ylabel("GB/s")
         return _render(figure)
+
+
+def _page(layout: Layout, keys: Sequence[Line2D]) -> Figure:
+    """Return a page with its head, legend and footnotes, and room for the panels."""
+    figure = Figure(figsize=(layout.width, layout.height))
+    left = 0.15 / layout.width
+    for number, (text, style) in enumerate(zip(layout.head, (_TITLE, _SUBTITLE, _WARNED), strict=False)):
+        figure.text(left, layout.up(0.24 + 0.24 * number), text, va="center", **style)
+    for number, text in enumerate(layout.foot):
+        figure.text(left, layout.up(layout.notes + 0.15 * number), text, va="center", **_FOOTNOTE)
+    place = (0.5, layout.up(layout.keys))
+    legend = figure.legend(handles=keys, loc="upper center", bbox_to_anchor=place, ncols=layout.keys_per_row)
+    legend.set_frame_on(False)
+    return figure
 
 
 def _draw(ax: Axes, panel: Panel, inks: Mapping[str, Ink], mark: Mark) -> None:
@@ -225,13 +198,6 @@ def _log_axis(ax: Axes, named: Sequence[int], labels: Sequence[str], all_values:
     ax.set_xticks(named, labels, fontsize=7.5)
     ax.xaxis.set_minor_locator(FixedLocator(list(all_values)))
     ax.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _write(place: SubFigure, lines: Sequence[tuple[str, dict[str, Any]]], first: float, step: float) -> None:
-    """Write lines from the left edge, `first` inches from the top, `step` inches apart."""
-    height = place.bbox.height / place.figure.dpi
-    for number, (text, style) in enumerate(lines):
-        place.text(0.012, 1 - (first + number * step) / height, text, va="center", **style)
 
 
 def _legend(curves: Sequence[Curve], inks: Mapping[str, Ink], ceiling: bool) -> list[Line2D]:

@@ -9,7 +9,7 @@ TIMES: Final = "\N{MULTIPLICATION SIGN}"
 ABSENT: Final = "\N{EN DASH}"
 
 _SPECIAL: Final = re.compile(r"([!-/:-@\[-`{-~])")
-_HARMLESS: Final = re.compile(r"\\([,.;:%'/=+-])")
+_HARMLESS: Final = re.compile(r"""\\([,.;:%'"/=+?(){}-])""")
 _LONGEST: Final = 400
 _SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -25,7 +25,7 @@ def escape(text: object) -> str:
     """Return `text` for prose and table cells: it shows as it is and starts no markup, link, image, HTML or mention."""
     escaped = _SPECIAL.sub(r"\\\1", clean(text))
     plain = re.sub("[@#]", "\\g<0>\N{WORD JOINER}", _HARMLESS.sub(r"\1", escaped))
-    return re.sub(r"://|(?i:www)\.|^(?=[-+=])|^(\d+)\.(?= |$)", _break, plain)
+    return re.sub(r"://|(?i:www)\.|^(?=[-+=])|^(\d+)[.)](?= |$)", _break, plain)
 
 
 def code(text: object) -> str:
@@ -78,5 +78,5 @@ def _break(match: re.Match[str]) -> str:
     if found == "://":
         return "\\://"
     if found[:1].isdigit():
-        return f"{match[1]}\\."
+        return f"{match[1]}\\{found[-1]}"
     return "\\" if not found else f"{found[:-1]}\\."

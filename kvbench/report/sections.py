@@ -9,6 +9,7 @@ import pandas as pd
 from kvbench.report import charts
 from kvbench.report import markdown as md
 from kvbench.report.curves import MIN_SIZES, Curve, Curves, cliff_curves, ladder_curves
+from kvbench.report.layout import Grid, Panel, Words, plain
 from kvbench.report.palette import Ink
 from kvbench.report.tables import INCLUDES, Table, cliff_tables, cliff_words, ladder_tables, order_tables
 from kvbench.report.view import HOST_COPIES, View, sample_words
@@ -91,17 +92,17 @@ def _chart(
     subject: str,
     view: View,
     curves: Curves,
-    grid: charts.Grid,
-    draw: Callable[[charts.Grid, charts.Words, Mapping[str, Ink]], dict[str, bytes]],
+    grid: Grid,
+    draw: Callable[[Grid, Words, Mapping[str, Ink]], dict[str, bytes]],
     inks: Mapping[str, Ink],
 ) -> Chart:
     shown = [curve for row in grid for panel in row for curve in panel.curves]
     points = pd.concat([curve.points for curve in shown])
     states = sorted(set(points["stream_state"]), reverse=True)
-    words = charts.Words(
+    words = Words(
         title=subject,
-        subtitle=charts.plain(f"{view.title} · {view.driver} · {view.date} · {sample_words(points)} · band: quartiles"),
-        footer=charts.plain("\n".join([*(INCLUDES[state] for state in states), curves.pinned.words(points)])),
+        subtitle=plain(f"{view.title} · {view.driver} · {view.date} · {sample_words(points)} · band: quartiles"),
+        footer=plain("\n".join([*(INCLUDES[state] for state in states), curves.pinned.words(points)])),
         warning=HOST_COPIES if view.on_host else "",
     )
     files = draw(grid, words, inks) | {"csv": points[list(_POINT_COLUMNS)].to_csv(index=False).encode()}
@@ -109,11 +110,11 @@ def _chart(
     return Chart(f"{name}-{view.label}", f"{subject}{host}", files)
 
 
-def _row(curves: Curves, panel: int, words: str = "") -> list[charts.Panel]:
+def _row(curves: Curves, panel: int, words: str = "") -> list[Panel]:
     measured = curves.measured
     ways = [way for way in DIRECTIONS if (measured["direction"] == way).any()]
     return [
-        charts.Panel(f"{way}{words}", [curve for curve in curves.at(panel) if curve.direction == way], ceiling)
+        Panel(f"{way}{words}", [curve for curve in curves.at(panel) if curve.direction == way], ceiling)
         for way in ways
         for ceiling in [_ceiling(measured[measured["direction"] == way])]
     ]

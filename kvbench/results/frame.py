@@ -110,14 +110,14 @@ def _words(cell: Cell, story: _History, ceilings: dict[str, float]) -> dict[str,
     visits = story.visits
     reasons = [f"{failure.kind}: {failure.message}" for failure in story.failures] or [
         skip.reason for skip in story.skips
-    ]
+    ]  # a visit without samples, which only a stranger's journal holds, has neither
     return cell.as_strings() | {
         "blocks": cell.blocks,
         "block_bytes": cell.block_bytes,
         "sms": cell.sms,
         "swap_bytes": cell.swap_bytes,
         "status": story.status,
-        "reason": None if story.status == "ok" else _joined(reasons or ["it has no samples"]),
+        "reason": None if story.status == "ok" else _joined(reasons) or "no reason recorded",
         "rounds": len(visits),
         "ceiling_gbps": ceilings.get(cell.direction, float("nan")),
         "path": _joined(visit.path for visit in visits),

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <functional>
+#include <iostream>
+#include <source_location>
+#include <string>
+#include <vector>
+
+/// The few words that the C++ tests need: named cases, checks that report and go on, expected errors.
+namespace check {
+
+struct Case {
+  const char* name;
+  std::function<void()> body;
+};
+
+inline int& failures() {
+  static int count = 0;
+  return count;
+}
+
+inline void that(bool holds, const std::string& what, std::source_location at = std::source_location::current()) {
+  if (holds) return;
+  ++failures();
+  std::cerr << at.file_name() << ':' << at.line() << ": not so: " << what << '\n';
+}
+
+template <typename A, typename B>
+void equal(const A& have, const B& want, const std::string& what,
+           std::source_location at = std::source_location::current()) {
+  if (have == want) return;
+  ++failures();
+  std::cerr << at.file_name() << ':' << at.line() << ": " << what << ": " << have << ", not " << want << '\n';
+}
+
+/// Runs `body`, which has to throw an Error, and returns it.
+template <typename Error>
+Error thrown(const std::function<void()>& body, std::source_location at = std::source_location::current()) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  std::cerr << at.file_name() << ':' << at.line() << ": nothing was thrown\n";
+  std::exit(1);
+}
+
+inline int run(const std::vector<Case>& cases) {
+  for (const Case& one : cases) {
+    const int before = failures();
+    one.body();
+    std::cout << (failures() == before ? "ok      " : "FAILED  ") << one.name << '\n';
+  }
+  return failures() == 0 ? 0 : 1;
+}
+
+}  // namespace check

@@ -1,0 +1,140 @@
+// A libcuda over plain memory, for testing how cuda_driver finds its entry points and calls the batched copy. Streams
+// are synchronous. The 12.8 signature reports the index of the first descriptor of 13 bytes as failed; the 13.0 one
+// has no index to report.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace {
+
+using Result = int;
+constexpr Result kSuccess = 0;
+constexpr Result kInvalidValue = 1;
+constexpr Result kNotFound = 500;
+
+Result init(unsigned) { return kSuccess; }
+Result driver_version(int* version) { return *version = FAKE_CUDA_VERSION, kSuccess; }
+Result error_name(Result result, const char** name) {
+  *name = result == kInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_UNKNOWN";
+  return kSuccess;
+}
+Result device_count(int* count) { return *count = 1, kSuccess; }
+Result device_get(int* device, int ordinal) {
+  *device = ordinal;
+  return ordinal == 0 ? kSuccess : kInvalidValue;
+}
+Result device_text(char* text, int length, int) {
+  return std::strncpy(text, "Fake GPU", static_cast<std::size_t>(length)), kSuccess;
+}
+Result attribute(int* value, int, int) { return *value = 9, kSuccess; }
+Result retain(void** context, int) {
+  static int the_context;
+  return *context = &the_context, kSuccess;
+}
+Result release(int) { return kSuccess; }
+Result set_current(void*) { return kSuccess; }
+Result mem_info(std::size_t* free_bytes, std::size_t* total) { return *free_bytes = 1, *total = 2, kSuccess; }
+Result mem_alloc(std::uint64_t* pointer, std::size_t bytes) {
+  return *pointer = reinterpret_cast<std::uint64_t>(std::malloc(bytes)), kSuccess;
+}
+Result mem_free(std::uint64_t pointer) { return std::free(reinterpret_cast<void*>(pointer)), kSuccess; }
+Result host_alloc(void** pointer, std::size_t bytes, unsigned) { return *pointer = std::malloc(bytes), kSuccess; }
+Result host_free(void* pointer) { return std::free(pointer), kSuccess; }
+Result host_register(void*, std::size_t, unsigned) { return kSuccess; }
+Result host_unregister(void*) { return kSuccess; }
+Result device_pointer(std::uint64_t* out, void* pointer, unsigned) {
+  return *out = reinterpret_cast<std::uint64_t>(pointer), kSuccess;
+}
+Result create(void** out, unsigned) { return *out = std::malloc(1), kSuccess; }
+Result destroy(void* handle) { return std::free(handle), kSuccess; }
+Result synchronize(void*) { return kSuccess; }
+Result record(void*, void*) { return kSuccess; }
+Result query(void*) { return kSuccess; }
+Result elapsed(float* ms, void*, void*) { return *ms = 0.5F, kSuccess; }
+Result htod(std::uint64_t to, const void* from, std::size_t bytes, void*) {
+  return std::memcpy(reinterpret_cast<void*>(to), from, bytes), kSuccess;
+}
+Result dtoh(void* to, std::uint64_t from, std::size_t bytes, void*) {
+  return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), kSuccess;
+}
+Result memset8(std::uint64_t to, unsigned char value, std::size_t bytes, void*) {
+  return std::memset(reinterpret_cast<void*>(to), value, bytes), kSuccess;
+}
+Result unused() { return kInvalidValue; }
+
+struct Attributes {
+  int order;
+  int hints[4];
+  unsigned flags;
+};
+
+Result copy_all(std::uint64_t* to, std::uint64_t* from, std::size_t* sizes, std::size_t count, Attributes* attributes,
+                std::size_t* indices, std::size_t attribute_count, std::size_t* failed) {
+  if (attribute_count != 1 || indices[0] != 0 || attributes->order < 1 || attributes->order > 3) return kInvalidValue;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (sizes[i] == 13) return *failed = i, kInvalidValue;
+    std::memcpy(reinterpret_cast<void*>(to[i]), reinterpret_cast<const void*>(from[i]), sizes[i]);
+  }
+  return kSuccess;
+}
+
+[[maybe_unused]] Result batch_12_8(std::uint64_t* to, std::uint64_t* from, std::size_t* sizes, std::size_t count,
+                                   Attributes* attributes, std::size_t* indices, std::size_t attribute_count,
+                                   std::size_t* failed, void*) {
+  return copy_all(to, from, sizes, count, attributes, indices, attribute_count, failed);
+}
+
+[[maybe_unused]] Result batch_13_0(std::uint64_t* to, std::uint64_t* from, std::size_t* sizes, std::size_t count,
+                                   Attributes* attributes, std::size_t* indices, std::size_t attribute_count, void*) {
+  std::size_t nobody = 0;
+  return copy_all(to, from, sizes, count, attributes, indices, attribute_count, &nobody);
+}
+
+template <typename Function>
+void* as_pointer(Function function) {
+  return reinterpret_cast<void*>(function);
+}
+
+void* find(const std::string& name, int version) {
+  if (name == "cuMemcpyBatchAsync") {
+    if (version >= 13000 && FAKE_CUDA_VERSION >= 13000) return as_pointer(batch_13_0);
+    if (version >= 12080 && version < 13000 && FAKE_CUDA_VERSION >= 12080) return as_pointer(batch_12_8);
+    return nullptr;
+  }
+  if (name == "cuInit") return as_pointer(init);
+  if (name == "cuDriverGetVersion") return as_pointer(driver_version);
+  if (name == "cuGetErrorName") return as_pointer(error_name);
+  if (name == "cuDeviceGetCount") return as_pointer(device_count);
+  if (name == "cuDeviceGet") return as_pointer(device_get);
+  if (name == "cuDeviceGetName" || name == "cuDeviceGetPCIBusId") return as_pointer(device_text);
+  if (name == "cuDeviceGetAttribute") return as_pointer(attribute);
+  if (name == "cuDevicePrimaryCtxRetain") return as_pointer(retain);
+  if (name == "cuDevicePrimaryCtxRelease") return as_pointer(release);
+  if (name == "cuCtxSetCurrent") return as_pointer(set_current);
+  if (name == "cuMemGetInfo") return as_pointer(mem_info);
+  if (name == "cuMemAlloc") return as_pointer(mem_alloc);
+  if (name == "cuMemFree") return as_pointer(mem_free);
+  if (name == "cuMemHostAlloc") return as_pointer(host_alloc);
+  if (name == "cuMemFreeHost") return as_pointer(host_free);
+  if (name == "cuMemHostRegister") return as_pointer(host_register);
+  if (name == "cuMemHostUnregister") return as_pointer(host_unregister);
+  if (name == "cuMemHostGetDevicePointer") return as_pointer(device_pointer);
+  if (name == "cuStreamCreate" || name == "cuEventCreate") return as_pointer(create);
+  if (name == "cuStreamDestroy" || name == "cuEventDestroy") return as_pointer(destroy);
+  if (name == "cuStreamSynchronize") return as_pointer(synchronize);
+  if (name == "cuEventRecord") return as_pointer(record);
+  if (name == "cuEventQuery") return as_pointer(query);
+  if (name == "cuEventElapsedTime") return as_pointer(elapsed);
+  if (name == "cuMemcpyHtoDAsync") return as_pointer(htod);
+  if (name == "cuMemcpyDtoHAsync") return as_pointer(dtoh);
+  if (name == "cuMemsetD8Async") return as_pointer(memset8);
+  return as_pointer(unused);
+}
+
+}  // namespace
+
+extern "C" Result cuGetProcAddress_v2(const char* name, void** function, int version, std::uint64_t, int*) {
+  *function = find(name, version);
+  return *function == nullptr ? kNotFound : kSuccess;
+}

@@ -1,0 +1,376 @@
+"""Reports: what they hold, what they say they cannot hold, and strings that try to be more than text."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+import synthetic
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from typer.testing import CliRunner
+
+from kvbench.axes import Cell, Direction, Order
+from kvbench.cli.report import register
+from kvbench.errors import RunDirectoryError, UsageError
+from kvbench.report import markdown as md
+from kvbench.report.build import report_files, write_report
+from kvbench.report.palette import inks
+from kvbench.report.view import warnings_of
+from kvbench.results import Note, Record, Run, RunInfo, load_run
+
+HOSTILE = (
+    "a|b`c``d",
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "![x](http://evil.example/x.png)",
+    "[x](javascript:alert(1))",
+    "one\ntwo\r\n\n# heading\n\n| a | b |\n|---|---|",
+    "\x1b[2J\x00\x07\u202eback\u200b",
+    "@someone #12 www.evil.example https://evil.example",
+    "***bold*** _it_ ~~no~~ $\\frac{1}{2}$ \\",
+    "- item",
+    "1. item",
+    "&lt;b&gt; &#60;b&#62;",
+    "]: http://evil.example",
+    "",
+)
+
+
+def make(tmp_path: Path, records: list[Record], info: RunInfo | None = None, name: str = "run") -> Run:
+    return load_run(synthetic.write_run(tmp_path / name, records, info))
+
+
+def text_of(*runs: Run) -> str:
+    return report_files(runs)["report.md"].decode()
+
+
+def tokens(text: str) -> Iterator[Token]:
+    for token in MarkdownIt("commonmark", {"html": True}).enable("table").parse(text):
+        yield token
+        yield from token.children or []
+
+
+@pytest.fixture(scope="module")
+def cliff_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    records = [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells((256, 10_000)))]
+    return make(tmp_path_factory.mktemp("cliff"), records, name="cliff")
+
+
+def test_the_cliff_is_in_table_chart_and_words(cliff_run: Run) -> None:
+    files = report_files([cliff_run])
+    assert set(files) >= {
+        "report.md",
+        "cliff-cliff.png",
+        "cliff-cliff.svg",
+        "cliff-cliff.csv",
+        "cliff-by-blocks-cliff.svg",
+    }
+    text = md_plain(files["report.md"].decode())
+    assert "batched h2d, idle stream, N = 10 000: \N{MULTIPLICATION SIGN}5.4" in text
+    assert "24 KiB → 28 KiB" in text
+    assert "h2d, batched, busy stream: GB/s (share of the ceiling, 55.5 GB/s)" in text
+    assert not re.search(r"^- batched (d2h|h2d, busy)", text, re.MULTILINE)
+    assert files["cliff-cliff.png"].startswith(b"\x89PNG")
+    assert b"<svg" in files["cliff-cliff.svg"]
+
+
+def md_plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_every_table_has_its_caption(cliff_run: Run) -> None:
+    text = text_of(cliff_run)
+    tables = text.count("\n| Block size |")
+    captions = re.findall(
+        r"^Synthetic H200 · driver 580\.159 · 2026-11-20 · 30 samples a cell\. GB/s from .* "
+        r"reproduced by `kvbench sweep configs/cliff\.toml`\.$",
+        text,
+        re.MULTILINE,
+    )
+    assert tables == len(captions) == 12
+
+
+def test_the_csv_behind_a_chart_holds_its_points(cliff_run: Run, tmp_path: Path) -> None:
+    write_report([cliff_run], tmp_path)
+    points = pd.read_csv(tmp_path / "cliff-cliff.csv")
+    assert set(points["blocks"]) == {10_000}
+    assert len(points) == 13 * 2 * 2 * 3
+    assert points["gbps"].between(points["gbps_q1"], points["gbps_q3"]).all()
+
+
+def test_the_same_runs_give_the_same_bytes(cliff_run: Run) -> None:
+    files = report_files([cliff_run])
+    assert files == report_files([cliff_run])
+    assert b"<dc:date>" not in files["cliff-cliff.svg"]
+
+
+def test_images_and_links_are_files_of_the_report(cliff_run: Run, tmp_path: Path) -> None:
+    names = {path.name for path in write_report([cliff_run], tmp_path / "out")}
+    for token in tokens((tmp_path / "out" / "report.md").read_text()):
+        target = token.attrGet("src") or token.attrGet("href")
+        assert target is None or target in names
+
+
+def test_cells_without_figures_say_why(tmp_path: Path) -> None:
+    first, second, *rest = synthetic.cliff_cells((256,))
+    records = [*synthetic.visits(rest), synthetic.skip(first, "needs 9 GB"), synthetic.failure(second, "error 719")]
+    text = text_of(make(tmp_path, records))
+    assert "¹ skipped: needs 9 GB" in text
+    assert "¹ failed: error: error 719" in text
+    assert f"`{second.command()}`" in text
+
+
+def test_order_deltas_know_the_noise(tmp_path: Path) -> None:
+    def rate(cell: Cell) -> float:
+        faster = cell.order is Order.ANY and cell.direction is Direction.H2D and cell.block_bytes == 4096
+        return synthetic.gbps_of(cell) * (1.04 if faster else 1)
+
+    text = md_plain(text_of(make(tmp_path, [*synthetic.visits(synthetic.order_cells(), rate)])))
+    assert "STREAM against ANY: GPU time (batched, idle stream)" in text
+    assert "| Dir | Blocks | BlkSize | STREAM med us | ANY med us | Delta [95%] |" in text
+    h2d = re.findall(r"^\| h2d \| .* \|$", text, re.MULTILINE)
+    assert len(h2d) == 16
+    assert all(("≈" in row) == ("4 KiB" not in row) for row in h2d)
+    d2h = re.findall(r"^\| d2h \| .* \|$", text, re.MULTILINE)
+    assert all("†" in row for row in d2h)
+    assert "≈ the 95% intervals" in text
+
+
+def test_too_few_samples_are_undecided(tmp_path: Path) -> None:
+    text = text_of(make(tmp_path, [*synthetic.visits(synthetic.order_cells(), count=3)]))
+    assert "undecided: 3 samples" in text
+
+
+def test_the_knee_is_marked(tmp_path: Path) -> None:
+    run = make(tmp_path, [*synthetic.ceilings(), *synthetic.visits(synthetic.ladder_cells())])
+    files = report_files([run])
+    text = md_plain(files["report.md"].decode())
+    assert {"sm-ladder-run.png", "sm-ladder-run.svg", "sm-ladder-run.csv"} <= set(files)
+    assert re.search(r"^\| 4 \| \*\*48\.\d\*\* \|", text, re.MULTILINE)
+    assert "| knee | 4 | 4 | 4 | 4 | 4 | 4 |" in text
+
+
+def test_what_cannot_be_made_is_said(cliff_run: Run, tmp_path: Path) -> None:
+    text = text_of(cliff_run)
+    assert "T2 (Access order: STREAM against ANY): it needs" in text
+    assert "T5 (SM ladder: throughput against SM count): it needs" in text
+    for name, records in {"empty": [], "failed": [synthetic.failure(synthetic.order_cells()[0])]}.items():
+        run = make(tmp_path, records, name=name)
+        files = report_files([run])
+        assert list(files) == ["report.md"]
+        assert all(f"- {table} (" in files["report.md"].decode() for table in ("T2", "T3", "T5"))
+        assert "no measured cell" in warnings_of(run)
+
+
+def test_ladders_too_short_in_every_direction_make_no_chart(tmp_path: Path) -> None:
+    cells = [Cell("triton", way, 16, 4096, sms=n) for way, n in zip(Direction, (1, 2), strict=True)]
+    assert list(report_files([make(tmp_path, [*synthetic.visits(cells)])])) == ["report.md"]
+
+
+def test_unfinished_runs_and_notes_are_said_first(tmp_path: Path) -> None:
+    info = synthetic.info(status="interrupted", status_reason="Ctrl-C")
+    text = text_of(make(tmp_path, [Note(text="the worker was replaced")], info))
+    assert "interrupted: Ctrl\N{HYPHEN-MINUS}C" in text
+    assert "the worker was replaced" in text
+    assert text.index("To know first") < text.index("Not in this report")
+
+
+def test_host_copies_are_named_everywhere(tmp_path: Path) -> None:
+    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "triton"]
+    info = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"})
+    run = make(tmp_path, [*synthetic.ceilings(), *synthetic.visits(cells)], info)
+    files = report_files([run])
+    text = files["report.md"].decode()
+    said = "Host copies on a CPU device: no GPU was involved."
+    assert text.count(f"**{said}** EPYC · no GPU driver") == text.count("\n| Block size |") == 8
+    assert f"> **{said}**" in text
+    assert f"({said})](cliff-run.png)" in text
+    assert f"<!-- {said} -->".encode() in files["cliff-run.svg"]
+    assert set(pd.read_csv(run.write_summary())["device"]) == {"cpu (host copies, no GPU)"}
+    assert b"cpu (host copies, no GPU)" in files["cliff-run.csv"]
+
+
+def test_several_runs_share_a_report(cliff_run: Run, tmp_path: Path) -> None:
+    ladder = make(tmp_path, [*synthetic.visits(synthetic.ladder_cells())], name="cliff")
+    files = report_files([cliff_run, ladder])
+    text = files["report.md"].decode()
+    assert {"cliff-cliff.png", "sm-ladder-cliff-2.png"} <= set(files)
+    assert "### cliff-2: Synthetic H200" in text
+    assert "it needs a kernel backend measured at 3 SM counts or more (cliff)" in text
+
+
+def test_side_axes_that_vary_are_pinned_and_said(tmp_path: Path) -> None:
+    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
+    few = [coalesced(cell) for cell in cells[:4]]
+    text = text_of(make(tmp_path, [*synthetic.visits([*cells, *few])]))
+    assert "coalesce off (not shown: on)" in text
+    assert "| 1\N{NO-BREAK SPACE}KiB |" in text
+
+
+def coalesced(cell: Cell) -> Cell:
+    return Cell.from_strings(cell.as_strings() | {"coalesce": "on"})
+
+
+@pytest.mark.parametrize("bad", HOSTILE)
+def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
+    cells = synthetic.cliff_cells((256,))
+    info = synthetic.info(
+        bad,
+        created=bad,
+        command=["kvbench", bad],
+        kvbench=bad,
+        identity={"driver_version": bad, bad: bad},
+        status="stopped",
+        status_reason=bad,
+    )
+    hostile_path = [msgspec.structs.replace(visit, path=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
+    failure = msgspec.structs.replace(synthetic.failure(cells[1], bad), command=bad)
+    records: list[Record] = [*hostile_path, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
+    files = report_files([make(tmp_path, records, info)])
+    text = files["report.md"].decode()
+
+    assert all(char.isprintable() or char in "\n\N{NO-BREAK SPACE}\N{WORD JOINER}" for char in text)
+    own = set(files)
+    headings = 0
+    for token in tokens(text):
+        assert token.type not in {"html_block", "html_inline", "code_block", "hr", "s_open"}, token
+        target = token.attrGet("src") or token.attrGet("href")
+        assert target is None or target in own
+        headings += token.type == "heading_open"
+    assert headings == len([line for line in text.splitlines() if line.startswith("#")]) == 7
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1
+    assert b"<script" not in files["cliff-run.svg"]
+
+
+@given(st.text())
+def test_escaped_text_shows_as_it_was(text: str) -> None:
+    shown = [
+        token
+        for token in tokens(f"x{md.escape(text)}x")
+        if token.type not in {"inline", "paragraph_open", "paragraph_close"}
+    ]
+    assert {token.type for token in shown} <= {"text", "text_special"}
+    rendered = "".join(token.content for token in shown).replace("\N{WORD JOINER}", "")
+    assert rendered == f"x{md.clean(text)}x"
+
+
+@given(st.text())
+def test_code_shows_as_it_was(text: str) -> None:
+    row = f"| a |\n| --- |\n| {md.code(text)} |"
+    spans = [token.content for token in tokens(row) if token.type == "code_inline"]
+    assert [span.strip() for span in spans] == [md.clean(text, 2000)]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (0.01234, "0.0123"), (6.84, "6.84"), (54.51, "54.5"), (1234.5, "1234"), (9.999, "10.00")],
+)
+def test_figures_have_three_digits(value: float, shown: str) -> None:
+    assert md.figure(value) == shown
+
+
+def test_backends_keep_their_ink() -> None:
+    assert inks(["batched"])["batched"] == inks(["zebra", "batched", "alpha"])["batched"]
+    several = inks(["per_block", "batched", "triton", "sm", "alpha", "zebra"])
+    assert len({ink.colour for ink in several.values()}) == len({ink.marker for ink in several.values()}) == 6
+
+
+def test_a_link_in_the_output_folder_is_replaced_not_followed(tmp_path: Path) -> None:
+    run = make(tmp_path, [])
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.md").symlink_to(victim)
+    write_report([run], out)
+    assert victim.read_text() == "precious"
+    assert (out / "report.md").read_text().startswith("# KV-block swaps")
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    run = make(tmp_path, [])
+    for out in (run.path / "run.json", run.path / "run.json" / "under", Path("/proc/kvbench")):
+        with pytest.raises(UsageError, match="cannot write the report to"):
+            write_report([run], out)
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return app
+
+
+def test_the_command_writes_beside_the_run(app: typer.Typer, cliff_run: Run) -> None:
+    done = CliRunner().invoke(app, ["report", str(cliff_run.path)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert (cliff_run.path / "report" / "report.md").exists()
+
+
+def test_the_command_speaks_json(app: typer.Typer, tmp_path: Path) -> None:
+    run = make(tmp_path, [], synthetic.info(status="interrupted"))
+    with (run.path / "journal.jsonl").open("a") as journal:
+        journal.write('{"type":"no')
+    done = CliRunner().invoke(app, ["report", str(run.path), "-o", str(tmp_path / "out"), "--json"])
+    said = json.loads(done.stdout)
+    assert said["files"] == [str(tmp_path / "out" / "report.md")]
+    assert [warning.removeprefix(f"{run.path}: ") for warning in said["warnings"]] == [
+        "the last line of journal.jsonl is incomplete (a kill, a full disk) and was dropped",
+        "interrupted",
+        "no measured cell",
+    ]
+
+
+def test_bad_input_is_an_error_of_the_users(app: typer.Typer, tmp_path: Path) -> None:
+    run = make(tmp_path, [])
+    assert isinstance(CliRunner().invoke(app, ["report", str(tmp_path)]).exception, RunDirectoryError)
+    several = CliRunner().invoke(app, ["report", str(run.path), str(run.path)]).exception
+    assert isinstance(several, UsageError)
+    assert "-o DIR" in str(several)
+    (run.path / "report").symlink_to(tmp_path)
+    assert isinstance(CliRunner().invoke(app, ["report", str(run.path)]).exception, UsageError)
+    assert several.exit_code == 2
+
+
+def test_a_report_needs_neither_torch_nor_the_engine(cliff_run: Run, tmp_path: Path) -> None:
+    script = """
+        import sys
+        for name in ("torch", "triton", "pynvml", "kvbench._engine"):
+            sys.modules[name] = None
+        import typer
+        from kvbench.cli.report import register
+        app = typer.Typer()
+        app.callback()(lambda: None)
+        register(app)
+        assert not {"pandas", "matplotlib"} & set(sys.modules)
+        app()
+    """
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        textwrap.dedent(script),
+        "report",
+        cliff_run.path,
+        "-o",
+        tmp_path / "out",
+    ]
+    unset = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
+    done = subprocess.run(command, capture_output=True, text=True, env=unset)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "cliff-cliff.svg").stat().st_size > 10_000
