@@ -26,15 +26,15 @@ class Observer(Protocol):
     """Who watches a sweep, to show its progress."""
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
-        """The sweep starts, or goes on, with `done` of `total` visits made."""
+        """Tell that the sweep starts, or goes on, with `done` of `total` visits made."""
         ...
 
     def visiting(self, visit: Visit) -> None:
-        """A visit begins."""
+        """Tell that a visit begins."""
         ...
 
     def recorded(self, record: Record) -> None:
-        """A record is in the journal."""
+        """Tell that a record is in the journal."""
         ...
 
 
@@ -82,9 +82,7 @@ class Progress:
     def wants(self, visit: Visit) -> bool:
         """Whether `visit` is still to be made: a failed cell is not visited again."""
         cell_id = visit.cell.id
-        return (
-            cell_id not in self.failed and cell_id not in self.skipped and (cell_id, visit.round) not in self.visits
-        )
+        return cell_id not in self.failed and cell_id not in self.skipped and (cell_id, visit.round) not in self.visits
 
     @property
     def measured(self) -> int:
@@ -185,18 +183,19 @@ class Execution:
             seed=self._spec.seed,
             sampling=self._spec.sampling,
         )
-        try:
-            answer = self._slot.ask(request, VisitRecord | Failure, self._spec.sampling.deadline_s)
-        except WorkerLostError as lost:
-            kind: FailureKind = "timeout" if isinstance(lost, WorkerHungError) else "crash"
-            answer = Failure(
-                cell=request.cell, round=visit.round, kind=kind, message=str(lost), command=visit.cell.command()
-            )
+        answer = self._ask_to_measure(request, visit.cell)
         if isinstance(answer, VisitRecord):
             self._lost_in_a_row = 0
         elif answer.kind != "mismatch":
             self._replace_worker()
         return answer
+
+    def _ask_to_measure(self, request: MeasureCell, cell: Cell) -> VisitRecord | Failure:
+        try:
+            return self._slot.visit(request, self._spec.sampling.deadline_s)
+        except WorkerLostError as lost:
+            kind: FailureKind = "timeout" if isinstance(lost, WorkerHungError) else "crash"
+            return Failure(cell=request.cell, round=request.round, kind=kind, message=str(lost), command=cell.command())
 
     def _replace_worker(self) -> None:
         self._lost_in_a_row += 1

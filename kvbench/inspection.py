@@ -73,7 +73,9 @@ def _with_devices(report: EngineReport) -> EngineReport:
     from kvbench import engine
     from kvbench.faults import FaultPlan
 
-    report = replace(report, engine_version=engine.SOURCE_HASH, devices=(engine.open_device("cpu", FaultPlan()).facts(),))
+    report = replace(
+        report, engine_version=engine.SOURCE_HASH, devices=(engine.open_device("cpu", FaultPlan()).facts(),)
+    )
     try:
         names = [f"cuda:{ordinal}" for ordinal in range(engine.count_cuda_devices())]
         opened = [engine.open_device(name, FaultPlan()) for name in names]

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import numpy as np
 
 from kvbench.axes import Cell, Direction, StreamState
-from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
+from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.effective_path import EffectivePath, effective_path
 from kvbench.engine import DIRECTIONS, STREAM_STATES, Device, Sample, Stream, Swap, TimedRegion, per_block
 from kvbench.facts import CEILING_BYTES
@@ -19,6 +20,7 @@ from kvbench.stats import relative_half_width
 from kvbench.workload import Pools, lay_out
 
 CEILING_WARMUPS: Final = 2
+BUSY_TWINS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Measurement:
     path: EffectivePath
     calls: int
     verified_bytes: int
+    busy_cpu_us: float | None
     warnings: Sequence[str]
 
 
@@ -54,21 +57,26 @@ def measure(
     layout = lay_out(cell.pattern, cell.blocks, np.random.default_rng(seed))
     prepared = backend.create(SwapRequest(bench.device, cell, bench.pools.addresses(cell, layout)))
     take = _sampler(bench.region, prepared, cell.stream_state)
+    take_busy = _sampler(bench.region, prepared, StreamState.BUSY)
     bench.pools.fill(cell, layout, seed)
     bench.device.arm(fault)
     take()
     verified_bytes = bench.pools.verify(cell, layout)
     for _ in range(sampling.warmups):
         take()
+    busy_cpu_us = None
+    if prepared.mechanism is Mechanism.BATCHED_COPY and cell.stream_state is StreamState.IDLE:
+        busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
     samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
     verified_bytes += bench.pools.verify(cell, layout)
     bench.device.arm(None)
     return Measurement(
         samples=samples,
         stopped_by=stopped_by,
-        path=effective_path(prepared.mechanism, samples, cell.blocks),
+        path=effective_path(prepared.mechanism, samples, busy_cpu_us),
         calls=prepared.swap.calls,
         verified_bytes=verified_bytes,
+        busy_cpu_us=busy_cpu_us,
         warnings=_warnings(samples, cell.stream_state),
     )
 

@@ -44,7 +44,7 @@ def compile_cubin(source: str, name: str, arch: str) -> bytes:
             raise NvrtcError(f"NVRTC refused {name}.cu for {arch}: {_log(nvrtc, program)}")
         status, size = nvrtc.nvrtcGetCUBINSize(program)
         _check(status, "nvrtcGetCUBINSize")
-        cubin = b" " * size
+        cubin: bytes = b" " * size
         (status,) = nvrtc.nvrtcGetCUBIN(program, cubin)
         _check(status, "nvrtcGetCUBIN")
         return cubin
@@ -96,6 +96,6 @@ def _check(status: Any, call: str) -> None:
 
 def _log(nvrtc: Any, program: Any) -> str:
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    text = b" " * size
+    text: bytes = b" " * size
     nvrtc.nvrtcGetProgramLog(program, text)
     return text.decode(errors="replace").strip("\0 \n")

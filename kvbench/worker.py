@@ -141,6 +141,7 @@ def _visit(request: MeasureCell, taken: Measurement) -> Visit:
         path=taken.path.value,
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
+        busy_cpu_us=None if taken.busy_cpu_us is None else round(taken.busy_cpu_us, 3),
         warnings=list(taken.warnings),
     )
 

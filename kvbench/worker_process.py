@@ -9,13 +9,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType, UnionType
+from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import msgspec
 
 from kvbench.errors import ExitCode, KvbenchError, UsageError
-from kvbench.protocol import ANSWERS, Answer, Open, Opened, Refused, Request, Reserve, Reserved, encode
+from kvbench.protocol import ANSWERS, Answer, MeasureCell, Open, Opened, Refused, Request, Reserve, Reserved, encode
+from kvbench.results.schema import Failure, Visit
 from kvbench.spec import SweepSpec
 
 # -P: a checkout in the working directory must not stand in for the installed package.
@@ -76,16 +77,16 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, request: Request, answer_type: type[T] | UnionType, deadline_s: float) -> T:
+    def ask(self, request: Request, answer_type: type[T], deadline_s: float) -> T:
         """Send `request`, return its answer. Raises WorkerLostError, UsageError or EngineRefusedError (for Refused)."""
         answer = self.ask_any(request, deadline_s)
         if isinstance(answer, Refused):
             raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
         assert isinstance(answer, answer_type)
-        return answer  # type: ignore[return-value]  # a union of answer types cannot be spelled as type[T]
+        return answer
 
     def ask_any(self, request: Request, deadline_s: float) -> Answer:
-        """Send `request` and return whatever answers it; raises WorkerLostError after `deadline_s` seconds or a crash."""
+        """Send `request`, return whatever answers it; raises WorkerLostError after `deadline_s` seconds or a crash."""
         try:
             self._requests.write(encode(request))
             self._requests.flush()
@@ -181,10 +182,17 @@ class WorkerSlot:
         self._reserve = Reserve(pool_bytes=pool_bytes)
         self._ask_to_reserve()
 
-    def ask(self, request: Request, answer_type: type[T] | UnionType, deadline_s: float) -> T:
+    def ask(self, request: Request, answer_type: type[T], deadline_s: float) -> T:
         """Ask the worker, as `WorkerProcess.ask`."""
         assert self._worker is not None
         return self._worker.ask(request, answer_type, deadline_s)
+
+    def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
+        """Have a cell measured; raises WorkerLostError."""
+        assert self._worker is not None
+        answer = self._worker.ask_any(request, deadline_s)
+        assert isinstance(answer, Visit | Failure)
+        return answer
 
     def replace(self) -> None:
         """Put a fresh worker in the place of one that failed."""

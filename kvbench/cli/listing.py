@@ -37,7 +37,9 @@ def listing(
 def _axes() -> list[dict[str, str]]:
     from kvbench.axes import AXES
 
-    return [{"axis": axis.name, "help": axis.help, "example": f"-a {axis.name}={axis.example}"} for axis in AXES.values()]
+    return [
+        {"axis": axis.name, "help": axis.help, "example": f"-a {axis.name}={axis.example}"} for axis in AXES.values()
+    ]
 
 
 def _configs() -> list[dict[str, str]]:

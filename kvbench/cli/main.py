@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import typer
 
@@ -11,8 +11,8 @@ from kvbench.cli import doctor, listing, report, sweep
 from kvbench.doctor import EngineReport
 from kvbench.errors import ExitCode, KvbenchError
 
-# The parser's own error for any bad option; typer exports only this subclass of it, and from 0.26 on no longer click's.
-_BadUsage = typer.BadParameter.__bases__[0]
+# The parser's error for any bad option: typer exports only a subclass of it, and from 0.26 on it is no longer click's.
+_BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="kvbench",
@@ -60,7 +60,7 @@ def main() -> None:
     except KvbenchError as error:
         print(f"kvbench: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except _BadUsage as error:
+    except _BAD_USAGE as error:
         message = " ".join(error.format_message().split())
         if message:  # bare `kvbench` is an error without one, its help stands already
             print(f"kvbench: {message}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """The tables of a report: access order (T2), the cliff (T3), the SM ladder (T5)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -57,6 +57,7 @@ def order_tables(view: View) -> list[Table] | str:
     pairs = arms["stream"].merge(arms["any"], on=keys, suffixes=("_stream", "_any"))
     if pairs.empty:
         return "it needs cells measured with order stream and with order any that are equal in all else"
+    samples = view.samples({*pairs["cell_id_stream"], *pairs["cell_id_any"]})
     tables = []
     for (backend, state), group in pairs.groupby(["backend", "stream_state"], sort=False):
         ordered = group.sort_values(["direction", "block_bytes", "blocks"], ascending=[False, True, True])
@@ -64,7 +65,7 @@ def order_tables(view: View) -> list[Table] | str:
         head = f"{md.escape(backend)}, {state} stream"
         for time, unit, what in (("gpu_us", "ms", "GPU time"), ("submit_us", "us", "host submission")):
             header = ("Dir", "Blocks", "BlkSize", f"STREAM med {unit}", f"ANY med {unit}", "Delta [95%]")
-            rows = [_order_row(view, pair, time, 1e-3 if unit == "ms" else 1.0) for pair in _rows(ordered)]
+            rows = [_order_row(samples, pair, time, 1e-3 if unit == "ms" else 1.0) for pair in _rows(ordered)]
             text = " ".join(row[-1] for row in rows)
             notes = [note for mark, note in (("≈", _NOISE), ("†", _RACE)) if mark in text]
             caption = view.caption(cells, f"{INCLUDES[time]}. {_settings(pinned, cells)}")
@@ -169,8 +170,8 @@ def _rate_and_share(row: Row) -> str:
     return f"{_rate(row)} ({row['ceiling_share']:.0%})" if math.isfinite(row["ceiling_share"]) else _rate(row)
 
 
-def _order_row(view: View, pair: Row, time: str, scale: float) -> list[str]:
-    stream, other = (view.samples[pair[f"cell_id_{arm}"]][time].to_numpy(np.float64) for arm in ("stream", "any"))
+def _order_row(samples: Mapping[str, pd.DataFrame], pair: Row, time: str, scale: float) -> list[str]:
+    stream, other = (samples[pair[f"cell_id_{arm}"]][time].to_numpy(np.float64) for arm in ("stream", "any"))
     mark = "†" if pair["direction"] == "d2h" else ""
     return [
         pair["direction"],

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -31,10 +31,14 @@ class View:
     def measured(self) -> pd.DataFrame:
         return self.frame[self.frame["status"] == "ok"]
 
+    def samples(self, cell_ids: Collection[str]) -> dict[str, pd.DataFrame]:
+        """Return the raw samples of some cells, by cell id."""
+        wanted = self._samples[self._samples["cell_id"].isin(cell_ids)]
+        return {str(cell_id): samples for cell_id, samples in wanted.groupby("cell_id")}
+
     @cached_property
-    def samples(self) -> dict[str, pd.DataFrame]:
-        """Raw samples by cell id."""
-        return {str(cell_id): samples for cell_id, samples in self.run.samples().groupby("cell_id")}
+    def _samples(self) -> pd.DataFrame:
+        return self.run.samples()
 
     @property
     def on_host(self) -> bool:

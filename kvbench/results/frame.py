@@ -15,7 +15,7 @@ from kvbench.units import gigabytes_per_second
 
 Floats = npt.NDArray[np.float64]
 
-TIMES: Final = ("prepare_us", "submit_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
+TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
 _RAW: Final = Samples.__struct_fields__
 _NUMERIC_AXES: Final = frozenset({"blocks", "sms"})
 _TEXT_AXES: Final = tuple(name for name in AXES if name not in _NUMERIC_AXES)

@@ -42,6 +42,7 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     """The raw samples of one visit: lists of one length, times in microseconds; their meaning is in `COLUMNS`."""
 
     prepare_us: list[_TimeUs]
+    coalesce_us: list[_TimeUs]
     submit_us: list[_TimeUs]
     gpu_us: list[_TimeUs]
     wall_us: list[_TimeUs]
@@ -80,7 +81,11 @@ class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
 
 
 class Visit(_Record, tag="visit", frozen=True, kw_only=True):
-    """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per sample."""
+    """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per sample.
+
+    `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
+    submission made on a busy stream, where it only hands over to the copy engine.
+    """
 
     cell: CellStrings
     round: _Count
@@ -89,6 +94,7 @@ class Visit(_Record, tag="visit", frozen=True, kw_only=True):
     path: str
     calls: _Count
     verified_bytes: _Count
+    busy_cpu_us: _TimeUs | None = None
     warnings: list[str] = []
 
 
@@ -114,6 +120,7 @@ CellRecord = Skip | Visit | Failure
 _TIMES: Final = {
     "prepare": "host time to turn the descriptor list into what the driver or the kernel takes, before the sample's "
     "start event",
+    "coalesce": "the part of prepare_us that merged adjacent descriptors",
     "submit": "host time inside the submission call or calls; for Triton with its Python launch and the enqueueing of "
     "the descriptor upload",
     "gpu": "between the CUDA events around the submission: descriptor upload included, and on an idle stream also the "

@@ -36,6 +36,7 @@ def samples(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, se
         gpu_us=times,
         wall_us=(spread + (50.0 if busy else 0.0)).tolist(),
         cpu_us=(spread * 0.3).tolist(),
+        coalesce_us=[0.0] * count,
         gap_us=[0.5] * count,
         pending_before=[int(busy)] * count,
         pending_after=[int(busy)] * count,
