@@ -1,10 +1,13 @@
 """One sweep under way: asks the worker cell by cell, journals every record, and ends in an orderly way."""
 
+import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol, Self
+
+import msgspec
 
 from kvbench.axes import Cell, Direction
 from kvbench.environment import observe
@@ -19,7 +22,6 @@ from kvbench.spec import SweepSpec
 from kvbench.worker_process import WorkerHungError, WorkerLostError, WorkerSlot
 
 CEILING_SAMPLES: Final = 8
-LOST_IN_A_ROW: Final = 5
 
 
 class Observer(Protocol):
@@ -109,7 +111,6 @@ class Execution:
         self._slot = slot
         self._observer = observer
         self._progress = progress
-        self._lost_in_a_row = 0
 
     def run(self) -> Outcome:
         """Measure what is missing. Ctrl-C, a full disk and a worker that cannot be replaced end it with data kept.
@@ -167,7 +168,7 @@ class Execution:
                 observed = True
             if self._progress.wants(visit):
                 self._observer.visiting(visit)
-                self._record(self._visit(visit))
+                self._visit(visit)
 
     def _measure_ceilings(self, number: int) -> None:
         directions = {cell.direction for cell in self._plan.cells}
@@ -176,33 +177,32 @@ class Execution:
                 request = MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES)
                 self._record(self._slot.ask(request, Ceiling, self._spec.sampling.deadline_s))
 
-    def _visit(self, visit: Visit) -> VisitRecord | Failure:
-        request = MeasureCell(
-            cell=visit.cell.as_strings(),
-            round=visit.round,
-            seed=self._spec.seed,
-            sampling=self._spec.sampling,
-        )
-        answer = self._ask_to_measure(request, visit.cell)
-        if isinstance(answer, VisitRecord):
-            self._lost_in_a_row = 0
-        elif answer.kind != "mismatch":
-            self._replace_worker()
-        return answer
+    def _visit(self, visit: Visit) -> None:
+        answer = self._measure(visit)
+        self._record(answer)
+        if isinstance(answer, Failure) and answer.kind != "mismatch":
+            self._slot.replace()
+            self._record(Note(text=f"the worker process was replaced after {visit.cell.label} failed"))
 
-    def _ask_to_measure(self, request: MeasureCell, cell: Cell) -> VisitRecord | Failure:
+    def _measure(self, visit: Visit) -> VisitRecord | Failure:
+        request = MeasureCell(
+            cell=visit.cell.as_strings(), round=visit.round, seed=self._spec.seed, sampling=self._spec.sampling
+        )
         try:
-            return self._slot.visit(request, self._spec.sampling.deadline_s)
+            answer = self._slot.visit(request, self._spec.sampling.deadline_s)
         except WorkerLostError as lost:
             kind: FailureKind = "timeout" if isinstance(lost, WorkerHungError) else "crash"
-            return Failure(cell=request.cell, round=request.round, kind=kind, message=str(lost), command=cell.command())
+            answer = Failure(cell=request.cell, round=visit.round, kind=kind, message=str(lost), command="")
+        if isinstance(answer, Failure):
+            return msgspec.structs.replace(answer, command=self._command(visit.cell))
+        return answer
 
-    def _replace_worker(self) -> None:
-        self._lost_in_a_row += 1
-        if self._lost_in_a_row >= LOST_IN_A_ROW:
-            raise WorkerLostError(f"{LOST_IN_A_ROW} workers in a row were lost; the device may need attention")
-        self._slot.replace()
-        self._record(Note(text="the worker process was replaced after a failed cell"))
+    def _command(self, cell: Cell) -> str:
+        """Return the command that measures `cell` alone, as this sweep does."""
+        options = ["--device", self._opened.device.name, "--seed", str(self._spec.seed)]
+        if self._spec.fault is not None:
+            options += ["--fault", self._spec.fault]
+        return f"{cell.command()} {shlex.join(options)}"
 
     def _record(self, record: Record) -> None:
         self._writer.append(record)

@@ -118,7 +118,7 @@ class Worker:
             backend = self._backends[cell.backend]
             taken = measure(self._bench, backend, cell, request.sampling, seed, self._faults.for_cell(cell))
         except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
-            return _failure(request, cell, error)
+            return _failure(request, error)
         return _visit(request, taken)
 
 
@@ -146,11 +146,12 @@ def _visit(request: MeasureCell, taken: Measurement) -> Visit:
     )
 
 
-def _failure(request: MeasureCell, cell: Cell, error: Exception) -> Failure:
+def _failure(request: MeasureCell, error: Exception) -> Failure:
+    """Return the record of a failure; the parent, who knows the sweep, adds the command."""
     kind: FailureKind = "mismatch" if isinstance(error, VerificationError) else "error"
     expected = isinstance(error, KvbenchError | EngineError)
     message = str(error) if expected else f"{type(error).__name__}: {error}"
-    return Failure(cell=request.cell, round=request.round, kind=kind, message=message, command=cell.command())
+    return Failure(cell=request.cell, round=request.round, kind=kind, message=message, command="")
 
 
 def _seed(sweep_seed: int, cell: Cell, number: int) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
 from kvbench.axes import Cell, Direction, StreamState
 from kvbench.backends.base import Backend, SwapRequest
 from kvbench.engine import (
@@ -17,7 +19,6 @@ from kvbench.engine import (
     verify,
 )
 from kvbench.workload import POISON, SwapMemory
-from numpy.typing import NDArray
 
 MAX_GAP_BYTES = 40
 
@@ -44,7 +45,9 @@ def mixed_swap(sizes: list[int], seed: int) -> MixedSwap:
     source, source_end = offsets()
     destination, destination_end = offsets()
     order = rng.permutation(len(sizes))
-    return MixedSwap(source[order], destination[order], np.array(sizes, np.uint64)[order], max(source_end, destination_end))
+    return MixedSwap(
+        source[order], destination[order], np.array(sizes, np.uint64)[order], max(source_end, destination_end)
+    )
 
 
 def aligned_swap(sizes: list[int], alignment: int, seed: int) -> MixedSwap:

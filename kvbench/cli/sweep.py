@@ -63,7 +63,7 @@ def sweep(
     from kvbench.cli.progress import make_reporter
     from kvbench.config import find_config, load_config
     from kvbench.runner import preview, resume_sweep, start_sweep
-    from kvbench.spec import SweepSpec
+    from kvbench.spec import SweepSpec, parse_assignments
 
     signal.signal(signal.SIGTERM, _terminate)
     reporter = make_reporter(as_json)
@@ -81,7 +81,7 @@ def sweep(
     def asked() -> SweepSpec:
         spec = load_config(find_config(config or DEFAULT_CONFIG))
         return (
-            spec.with_axes(_assignments(axis or []))
+            spec.with_axes(parse_assignments(axis or []))
             .with_filters(filters or [])
             .with_sampling(changes)
             .with_limits(host_memory, device_memory)
@@ -105,18 +105,6 @@ def sweep(
         raise typer.Exit(ExitCode.INTERRUPTED)
     if outcome.failed or outcome.status != "complete":
         raise typer.Exit(ExitCode.FAILED_CELLS)
-
-
-def _assignments(texts: list[str]) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, sign, values = text.partition("=")
-        if not sign:
-            raise UsageError(f"-a {text}: write NAME=VALUES, for example -a block_size=4KiB,16KiB")
-        if name in pairs:
-            raise UsageError(f"-a {text}: axis {name} was given before; put all its values in one list")
-        pairs[name] = values
-    return pairs
 
 
 def _default_folder(name: str) -> Path:

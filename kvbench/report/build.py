@@ -17,7 +17,6 @@ from kvbench.results.files import write_whole
 REPORT_FILE: Final = "report.md"
 _MOST_FAILURES: Final = 50
 _MOST_NOTES: Final = 20
-_DEFINED: Final = ("prepare", "submit", "gpu", "wall", "cpu", "swap")
 
 
 def write_report(runs: Sequence[Run], out: Path) -> list[Path]:
@@ -93,10 +92,24 @@ def _ceiling(frame: pd.DataFrame, way: str) -> str:
 
 def _warnings(views: Sequence[View]) -> str:
     found = [md.escape(f"{view.label}: {text}") for view in views for text in warnings_of(view.run)]
+    found += [f"{view.label}: {text}" for view in views for text in _doubts(view.measured)]
     notes = [md.escape(record.text) for view in views for record in view.run.records if isinstance(record, Note)]
     more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
     lines = [*found, *notes[:_MOST_NOTES], *more]
     return f"## To know first\n\n{md.bullets(lines)}" if lines else ""
+
+
+def _doubts(measured: pd.DataFrame) -> list[str]:
+    """Return what the samples themselves say against some cells, in Markdown."""
+    found = []
+    astray = int((measured["state_held"] < 1).sum())
+    if astray:
+        found.append(
+            f"{md.count(astray)} cells have samples whose stream was not in the state asked for (`state_held`)"
+        )
+    for text, cells in measured["warnings"].dropna().value_counts().head(_MOST_NOTES).items():
+        found.append(f"{md.count(cells)} cell{'s' * (cells > 1)}: {md.escape(text)}")
+    return found
 
 
 def _section(section: Section, blocks: Sequence[tuple[View, Block]], several_runs: bool) -> str:
@@ -143,10 +156,8 @@ def _failures(views: Sequence[View]) -> str:
 
 
 def _definitions() -> str:
-    lines = []
-    for name in _DEFINED:
-        meaning = COLUMNS[f"{name}_us_median"].partition(": ")[2]
-        lines.append(f"`{name}_us`: {meaning}")
+    medians = [name for name in COLUMNS if name.endswith("_us_median")]
+    lines = [f"`{name.removesuffix('_median')}`: {COLUMNS[name].partition(': ')[2]}" for name in medians]
     lines.append("GB/s: 10^9 bytes a second, bytes of one swap over the median of `swap_us`; bands are its quartiles")
     lines.append("ceiling: median GB/s of large plain copies in the same run and direction")
     return f"## What the numbers include\n\n{md.bullets(lines)}"

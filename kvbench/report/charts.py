@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
 
 from kvbench.report.curves import Curve
-from kvbench.report.layout import Grid, Layout, Panel, Words, lay_out
+from kvbench.report.layout import PANEL_WIDTH, Grid, Layout, Panel, Words, lay_out
 from kvbench.report.palette import Ink
 from kvbench.units import format_size
 
@@ -127,6 +127,9 @@ def _draw(ax: Axes, panel: Panel, inks: Mapping[str, Ink], mark: Mark) -> None:
             markersize=4.5,
             markerfacecolor=ink.colour if curve.state == "idle" else "white",
         )
+    for low, high in {(found.below_bytes, found.above_bytes) for curve in panel.curves if (found := curve.cliff)}:
+        if mark is _mark_cliff:
+            ax.axvspan(low, high, color="#F0F0F0", linewidth=0, zorder=0.5)
     marked = [curve for curve in panel.curves if mark is _mark_knee or curve.cliff]
     for place, curve in enumerate(marked):
         mark(ax, curve, inks[curve.backend], place)
@@ -135,12 +138,11 @@ def _draw(ax: Axes, panel: Panel, inks: Mapping[str, Ink], mark: Mark) -> None:
 
 
 def _mark_cliff(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
-    """Shade the jump, draw its height, and write both in the headroom above the curves."""
+    """Draw the jump's height, and write it with its position in the headroom above the curves."""
     cliff = curve.cliff
     if cliff is None:
         return
     middle = math.sqrt(cliff.below_bytes * cliff.above_bytes)
-    ax.axvspan(cliff.below_bytes, cliff.above_bytes, color=ink.colour, alpha=0.12, linewidth=0, zorder=0.5)
     arrow = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (middle, cliff.above_gbps), xytext=(middle, cliff.below_gbps), arrowprops=arrow)
     sign = "\N{MULTIPLICATION SIGN}" if cliff.rises else "\N{DIVISION SIGN}"
@@ -182,21 +184,25 @@ def _mark_knee(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
 
 
 def _size_axis(ax: Axes, sizes: Sequence[int]) -> None:
-    powers = [size for size in sizes if size & (size - 1) == 0]
-    named = powers if len(powers) > 2 else list(sizes)
-    _log_axis(ax, named, [_spaced(size) for size in named], sizes)
+    _log_axis(ax, sizes, _spaced, letters=6)
     ax.set_xlabel("block size")
 
 
 def _count_axis(ax: Axes, counts: Sequence[int]) -> None:
-    _log_axis(ax, list(counts), [str(count) for count in counts], counts)
+    _log_axis(ax, counts, str, letters=2)
     ax.set_xlabel("SMs")
 
 
-def _log_axis(ax: Axes, named: Sequence[int], labels: Sequence[str], all_values: Sequence[int]) -> None:
+def _log_axis(ax: Axes, values: Sequence[int], show: Callable[[int], str], letters: int) -> None:
+    """Label every value that has room for `letters`, powers of two first; the others get a tick."""
+    octaves_a_label = (0.08 + 0.062 * letters) / PANEL_WIDTH * 1.1 * max(1.0, math.log2(values[-1] / values[0]))
+    named: list[int] = []
+    for value in sorted(values, key=lambda value: (value & (value - 1) != 0, value)):
+        if all(abs(math.log2(value / other)) >= octaves_a_label for other in named):
+            named.append(value)
     ax.set_xscale("log", base=2)
-    ax.set_xticks(named, labels, fontsize=7.5)
-    ax.xaxis.set_minor_locator(FixedLocator(list(all_values)))
+    ax.set_xticks(named, [show(value) for value in named], fontsize=7.5)
+    ax.xaxis.set_minor_locator(FixedLocator(list(values)))
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 

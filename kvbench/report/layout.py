@@ -13,7 +13,7 @@ from kvbench.report.curves import Curve
 
 _DRAWN: Final = frozenset("\n\N{HORIZONTAL ELLIPSIS}\N{RIGHTWARDS ARROW}")
 _LETTERS_PER_INCH: Final = 18  # of a footnote
-_PANEL_WIDTH: Final = 5.6
+PANEL_WIDTH: Final = 5.6
 _ROW_GAP: Final = 0.45
 _X_LABEL: Final = 0.55
 
@@ -83,7 +83,7 @@ class Layout:
 def lay_out(grid: Grid, words: Words, key_labels: Sequence[str]) -> Layout:
     """Return the page for a grid of panels under a head, over the legend's keys and footnotes."""
     rows, columns = len(grid), max(map(len, grid))
-    width = max(7.6, _PANEL_WIDTH * columns)
+    width = max(7.6, PANEL_WIDTH * columns)
     panel = 3.6 if rows == 1 else 2.2
     head = [text for text in (words.title, words.subtitle, words.warning) if text]
     letters = int(width * _LETTERS_PER_INCH)

@@ -1,24 +1,16 @@
 """Every backend moves the right bytes on a GPU: any size, any alignment, both ways, any stream state."""
 
-from collections.abc import Iterator
-
 import pytest
+
 from kvbench.axes import Direction, StreamState
 from kvbench.backends.base import Backend, load_backends
-from kvbench.engine import Device, MemoryKind, open_device
-from kvbench.faults import FaultPlan
-
+from kvbench.engine import Device, MemoryKind
 from tests.swaps import aligned_swap, mixed_swap, run_and_compare
 
 pytestmark = pytest.mark.gpu
 
 MIXED_SIZES = [*range(1, 130), 255, 576, 656, 1000, 4095, 4096, 4097, 24_576, 25_088, 65_537, 1 << 20, (1 << 20) - 3]
 RIGHT = (0, 0, None)
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[Device]:
-    yield open_device("cuda:0", FaultPlan())
 
 
 def backends() -> list[Backend]:
@@ -37,9 +29,7 @@ def test_mixed_sizes_at_any_alignment_arrive(
 ) -> None:
     assert backend.unavailable(gpu.facts()) is None
     swap = mixed_swap(MIXED_SIZES * 3, seed=11)
-    assert run_and_compare(
-        gpu, backend, direction, swap, memory_kind=memory_kind, sms=sms_of(backend, gpu)
-    ) == RIGHT
+    assert run_and_compare(gpu, backend, direction, swap, memory_kind=memory_kind, sms=sms_of(backend, gpu)) == RIGHT
 
 
 @pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)

@@ -4,10 +4,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import AXIS_VALUES, cells
 
 from kvbench.axes import AXES, Cell, Direction, Memory, Order, Pattern, StreamState, axis_named
 from kvbench.errors import UsageError
+from tests.unit.strategies import AXIS_VALUES, cells
 
 EXAMPLE = Cell(backend="batched", direction=Direction.H2D, blocks=10_000, block_bytes=16_384, order=Order.ANY)
 

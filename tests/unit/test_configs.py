@@ -1,13 +1,13 @@
 from pathlib import Path
 
 import pytest
-from strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 from kvbench.axes import Cell, Direction, Order, StreamState
 from kvbench.config import find_config, load_config, shipped_configs
 from kvbench.errors import UsageError
 from kvbench.plan import Plan, expand
 from kvbench.spec import Limits, Sampling, SweepSpec
+from tests.unit.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 KIB = 1024
 NAMES = ("cliff", "full", "order", "quick", "sm-ladder", "threshold")

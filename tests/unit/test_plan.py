@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
 
 from kvbench.axes import AXES, AxisValue, Cell, Direction, Memory, Order, Pattern, StreamState
 from kvbench.errors import UsageError
@@ -13,6 +12,7 @@ from kvbench.facts import BackendFacts, DeviceFacts, pool_rows
 from kvbench.filters import Filter
 from kvbench.plan import Plan, estimate_seconds, expand, footprint, visits
 from kvbench.spec import Limits, Sampling, SweepSpec
+from tests.unit.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
 
 OPTIONAL = [name for name, axis in AXES.items() if axis.optional]
 CELL = Cell(backend="batched", direction=Direction.H2D, blocks=1024, block_bytes=4096)
@@ -312,10 +312,13 @@ def test_neighbours_differ_in_backend_wherever_that_can_be(counts: dict[str, int
     assert same == max(0, 2 * max(counts.values()) - sum(counts.values()) - 1)
 
 
-def test_a_rare_backend_is_spread_over_the_round() -> None:
-    order = [visit.cell.backend for visit in visits(_plan_with({"a": 90, "b": 10}), Sampling(rounds=1), 0)]
-    places = [place for place, name in enumerate(order) if name == "b"]
-    assert all(len([place for place in places if place // 25 == quarter]) in (2, 3) for quarter in range(4))
+@pytest.mark.parametrize("counts", [{"a": 90, "b": 10}, {"a": 40, "b": 40, "c": 40}, {"a": 60, "b": 40, "c": 20}])
+def test_every_backend_is_spread_over_the_round(counts: dict[str, int]) -> None:
+    order = [visit.cell.backend for visit in visits(_plan_with(counts), Sampling(rounds=1), 0)]
+    quarter = len(order) // 4
+    for start in range(0, len(order), quarter):
+        here = Counter(order[start : start + quarter])
+        assert all(abs(here[name] - count / 4) <= 1.5 for name, count in counts.items())
 
 
 def test_seed_and_round_change_the_order() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 import pytest
-import synthetic
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +27,7 @@ from kvbench.report.build import report_files, write_report
 from kvbench.report.palette import inks
 from kvbench.report.view import warnings_of
 from kvbench.results import Note, Record, Run, RunInfo, load_run
+from tests.unit import synthetic
 
 HOSTILE = (
     "a|b`c``d",
@@ -184,6 +184,15 @@ def test_unfinished_runs_and_notes_are_said_first(tmp_path: Path) -> None:
     assert "interrupted: Ctrl\N{HYPHEN-MINUS}C" in text
     assert "the worker was replaced" in text
     assert text.index("To know first") < text.index("Not in this report")
+
+
+def test_doubts_about_cells_are_said_first(tmp_path: Path) -> None:
+    idle, busy, *_ = synthetic.visits([cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"])
+    astray = msgspec.structs.replace(idle.samples, pending_before=[1] + [0] * 29)
+    doubtful = msgspec.structs.replace(idle, samples=astray, warnings=["the clock was low"])
+    text = text_of(make(tmp_path, [doubtful, busy]))
+    assert "1 cell has samples whose stream was not in the state asked for" in text
+    assert "1 cell: the clock was low" in text
 
 
 def test_host_copies_are_named_everywhere(tmp_path: Path) -> None:

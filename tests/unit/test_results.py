@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-import synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from kvbench.axes import AXES, Cell, Direction, Order, StreamState
 from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.results import COLUMNS, Note, Record, RunWriter, Samples, Visit, load_run
 from kvbench.results.journal import Position, read_lines, seal
+from tests.unit import synthetic
 
 CELL = Cell("batched", Direction.H2D, 256, 4096, order=Order.ANY)
 BUSY = Cell("batched", Direction.H2D, 256, 4096, StreamState.BUSY, order=Order.ANY)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import AXIS_VALUES, cells
 
 from kvbench.axes import AXES, Cell, Direction, Order
 from kvbench.errors import UsageError
 from kvbench.filters import Filter, parse_filters
 from kvbench.spec import Limits, Sampling, SweepSpec, parse_assignments
+from tests.unit.strategies import AXIS_VALUES, cells
 
 SMALL = Cell(backend="per_block", direction=Direction.H2D, blocks=16, block_bytes=4096)
 ORDERED = ("<", "<=", ">", ">=")
@@ -193,6 +193,7 @@ def test_what_is_no_table_is_no_spec(plain: object) -> None:
         ({"warmups": -1}, "warmups: -1 is not a whole number from 0 to 10000"),
         ({"min_samples": 1.5}, "min_samples: 1.5 is not a whole number"),
         ({"min_samples": 20}, "max_samples: 15 is less than min_samples, 20"),
+        ({"target": True}, "target: true is not a number from 0 to 1"),
         ({"target": float("nan")}, "target: NaN is not a number from 0 to 1"),
         ({"cell_seconds": float("inf")}, "cell_seconds: Infinity is not a number from 0.001 to 3600"),
         ({"cell_seconds": 10**400}, "cell_seconds: 1000"),

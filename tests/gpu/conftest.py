@@ -1,0 +1,9 @@
+import pytest
+
+from kvbench.engine import Device, open_device
+from kvbench.faults import FaultPlan
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Device:
+    return open_device("cuda:0", FaultPlan())

@@ -1,0 +1,80 @@
+"""Relations between times that have to hold on any card."""
+
+from statistics import median
+
+import pytest
+
+from kvbench.axes import Cell, Direction, StreamState
+from kvbench.backends.base import load_backends
+from kvbench.effective_path import EffectivePath
+from kvbench.engine import Device, Stream, TimedRegion
+from kvbench.measure import Bench, Measurement, measure, measure_ceiling
+from kvbench.spec import Sampling
+from kvbench.units import gigabytes_per_second
+from kvbench.workload import Pools
+
+pytestmark = pytest.mark.gpu
+
+BUSY_DELAY_US = 300
+SAMPLING = Sampling(warmups=2, min_samples=7, max_samples=7, busy_delay_us=BUSY_DELAY_US)
+
+
+@pytest.fixture(scope="module")
+def bench(gpu: Device) -> Bench:
+    stream = Stream(gpu.driver)
+    region = TimedRegion(gpu.driver, stream.handle, BUSY_DELAY_US * 1000)
+    return Bench(gpu, stream, region, Pools(gpu, stream, 1 << 30))
+
+
+def taken(bench: Bench, cell: Cell) -> Measurement:
+    return measure(bench, load_backends()[cell.backend], cell, SAMPLING, seed=5, fault=None)
+
+
+def middle(measurement: Measurement, name: str) -> float:
+    return median(getattr(sample, name) for sample in measurement.samples)
+
+
+@pytest.mark.parametrize("backend", ["per_block", "batched", "triton"])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("state", StreamState)
+def test_the_times_of_a_sample_contain_each_other(
+    bench: Bench, backend: str, direction: Direction, state: StreamState
+) -> None:
+    measurement = taken(bench, Cell(backend, direction, 500, 65_536, state, sms=4))
+    for sample in measurement.samples:
+        assert 0 < sample.submit_us <= sample.wall_us
+        assert sample.cpu_us <= 1.1 * sample.submit_us + 5
+        assert sample.pending_before is (state is StreamState.BUSY)
+        # 32 MB do not fit through any host link in 20 us.
+        assert sample.gpu_us > 20
+    assert not measurement.warnings
+    if state is StreamState.BUSY:
+        assert middle(measurement, "gpu_us") < middle(measurement, "wall_us")
+    else:
+        assert middle(measurement, "gap_us") < 5
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_no_backend_beats_the_ceiling(bench: Bench, direction: Direction) -> None:
+    copy_bytes, times_us = measure_ceiling(bench, direction, 5)
+    ceiling = gigabytes_per_second(copy_bytes, median(times_us))
+    for backend in load_backends():
+        measurement = taken(bench, Cell(backend, direction, 4000, 65_536, sms=16))
+        assert gigabytes_per_second(4000 * 65_536, middle(measurement, "wall_us")) < 1.03 * ceiling
+
+
+def test_the_delay_keeps_the_stream_busy_as_long_as_it_says(bench: Bench) -> None:
+    measurement = taken(bench, Cell("batched", Direction.H2D, 1, 4096, StreamState.BUSY))
+    assert all(sample.pending_after for sample in measurement.samples)
+    assert BUSY_DELAY_US * 0.7 < middle(measurement, "wall_us") < BUSY_DELAY_US * 2
+
+
+def test_more_sms_are_not_slower_where_one_is_far_from_the_ceiling(bench: Bench) -> None:
+    one = taken(bench, Cell("triton", Direction.H2D, 4000, 4096, sms=1))
+    eight = taken(bench, Cell("triton", Direction.H2D, 4000, 4096, sms=8))
+    assert middle(eight, "wall_us") < 0.5 * middle(one, "wall_us")
+
+
+def test_the_path_of_a_kernel_and_of_single_copies_is_never_the_cpu(bench: Bench) -> None:
+    assert taken(bench, Cell("triton", Direction.H2D, 1000, 4096, sms=4)).path is EffectivePath.SM_KERNEL
+    assert taken(bench, Cell("per_block", Direction.H2D, 1000, 4096)).path is EffectivePath.COPY_ENGINE
