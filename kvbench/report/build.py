@@ -104,9 +104,8 @@ def _doubts(measured: pd.DataFrame) -> list[str]:
     found = []
     astray = int((measured["state_held"] < 1).sum())
     if astray:
-        found.append(
-            f"{md.count(astray)} cells have samples whose stream was not in the state asked for (`state_held`)"
-        )
+        subject = "1 cell has" if astray == 1 else f"{md.count(astray)} cells have"
+        found.append(f"{subject} samples whose stream was not in the state asked for (`state_held`)")
     for text, cells in measured["warnings"].dropna().value_counts().head(_MOST_NOTES).items():
         found.append(f"{md.count(cells)} cell{'s' * (cells > 1)}: {md.escape(text)}")
     return found

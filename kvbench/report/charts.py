@@ -127,9 +127,6 @@ def _draw(ax: Axes, panel: Panel, inks: Mapping[str, Ink], mark: Mark) -> None:
             markersize=4.5,
             markerfacecolor=ink.colour if curve.state == "idle" else "white",
         )
-    for low, high in {(found.below_bytes, found.above_bytes) for curve in panel.curves if (found := curve.cliff)}:
-        if mark is _mark_cliff:
-            ax.axvspan(low, high, color="#F0F0F0", linewidth=0, zorder=0.5)
     marked = [curve for curve in panel.curves if mark is _mark_knee or curve.cliff]
     for place, curve in enumerate(marked):
         mark(ax, curve, inks[curve.backend], place)
@@ -138,10 +135,12 @@ def _draw(ax: Axes, panel: Panel, inks: Mapping[str, Ink], mark: Mark) -> None:
 
 
 def _mark_cliff(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
-    """Draw the jump's height, and write it with its position in the headroom above the curves."""
+    """Shade the jump, draw its height, and write both in the headroom above the curves."""
     cliff = curve.cliff
     if cliff is None:
         return
+    # opaque, so that curves with the same cliff shade it once
+    ax.axvspan(cliff.below_bytes, cliff.above_bytes, color="#F0F0F0", linewidth=0, zorder=0.5)
     middle = math.sqrt(cliff.below_bytes * cliff.above_bytes)
     arrow = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (middle, cliff.above_gbps), xytext=(middle, cliff.below_gbps), arrowprops=arrow)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from kvbench.report import markdown as md
-from kvbench.report.curves import Curve, Curves
+from kvbench.report.curves import MIN_SIZES, Curve, Curves
 from kvbench.report.selection import Pinned, pin
 from kvbench.report.view import View
 from kvbench.stats import median_interval, ratio
@@ -92,8 +92,11 @@ def cliff_tables(view: View, curves: Curves) -> list[Table]:
             ]
             for size in sorted({int(size) for size in rows["block_bytes"]})
         ]
-        cliffs = {curve.panel: cliff_words(curve) for curve in _of(curves, direction, backend, state)}
-        body.append(["cliff", *(cliffs.get(blocks) or "none" for blocks in counts)])
+        cliffs = {
+            curve.panel: cliff_words(curve) or ("none" if len(curve.x) >= MIN_SIZES else "")
+            for curve in _of(curves, direction, backend, state)
+        }
+        body.append(["cliff", *(cliffs.get(blocks, "") for blocks in counts)])
         title = f"{direction}, {md.escape(backend)}, {state} stream: GB/s (share of the ceiling{_ceiling(rows)})"
         header = ("Block size", *(f"N = {md.count(blocks)}" for blocks in counts))
         measured = rows[rows["status"] == "ok"]
