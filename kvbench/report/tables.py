@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from kvbench.report import markdown as md
 from kvbench.report.curves import MIN_SIZES, Curve, Curves
 from kvbench.report.selection import Pinned, pin
 from kvbench.report.view import View
-from kvbench.stats import median_interval, ratio
+from kvbench.stats import MIN_PAIRS, paired_ratio
 from kvbench.units import format_size
 
 Row = dict[str, Any]
@@ -31,7 +30,10 @@ _RACE: Final = (
     "† ANY on d2h lets the driver read the source before earlier work on the stream has finished: "
     "right only where nothing still writes it"
 )
-_NOISE: Final = "≈ the 95% intervals of the two medians overlap: no difference beyond the noise of this run"
+_DELTA: Final = (
+    "Delta: median over rounds of ANY / STREAM - 1, each from the medians of a round's two visits, with its 95% "
+    "interval; ≈ where the interval contains 0: no difference beyond the noise of this run"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,7 @@ def order_tables(view: View) -> list[Table] | str:
         for time, unit, what in (("gpu_us", "ms", "GPU time"), ("submit_us", "us", "host submission")):
             header = ("Dir", "Blocks", "BlkSize", f"STREAM med {unit}", f"ANY med {unit}", "Delta [95%]")
             rows = [_order_row(samples, pair, time, 1e-3 if unit == "ms" else 1.0) for pair in _rows(ordered)]
-            text = " ".join(row[-1] for row in rows)
-            notes = [note for mark, note in (("≈", _NOISE), ("†", _RACE)) if mark in text]
+            notes = [_DELTA, *([_RACE] if any("†" in row[-1] for row in rows) else [])]
             caption = view.caption(cells, f"{INCLUDES[time]}. {_settings(pinned, cells)}")
             tables.append(Table(f"STREAM against ANY: {what} ({head})", header, rows, notes, caption))
     return tables
@@ -174,25 +175,30 @@ def _rate_and_share(row: Row) -> str:
 
 
 def _order_row(samples: Mapping[str, pd.DataFrame], pair: Row, time: str, scale: float) -> list[str]:
-    stream, other = (samples[pair[f"cell_id_{arm}"]][time].to_numpy(np.float64) for arm in ("stream", "any"))
+    stream, other = (samples[pair[f"cell_id_{arm}"]] for arm in ("stream", "any"))
     mark = "†" if pair["direction"] == "d2h" else ""
     return [
         pair["direction"],
         md.count(pair["blocks"]),
         md.size(pair["block_size"]),
-        md.figure(float(np.median(stream)) * scale),
-        md.figure(float(np.median(other)) * scale),
-        delta_words(stream, other) + mark,
+        md.figure(float(stream[time].median()) * scale),
+        md.figure(float(other[time].median()) * scale),
+        delta_words(stream.groupby("round")[time].median(), other.groupby("round")[time].median()) + mark,
     ]
 
 
-def delta_words(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> str:
-    """Return the change from a's median to b's in percent, marked "≈" inside the noise, or that it is undecided."""
-    if min(a.min(), b.min()) <= 0:
+def delta_words(a: "pd.Series[float]", b: "pd.Series[float]") -> str:
+    """Return the change from a to b in percent, marked "≈" inside the noise, or that it is undecided.
+
+    Both hold a median for each round, by its number; rounds that only one of them has do not count.
+    """
+    rounds = a.index.intersection(b.index)
+    first, second = (np.asarray(arm[rounds], dtype=np.float64) for arm in (a, b))
+    if len(rounds) < MIN_PAIRS:
+        return f"undecided: {len(rounds)} rounds of {MIN_PAIRS}"
+    if min(first.min(), second.min()) <= 0:
         return "undecided: times of 0"
-    if not np.isfinite([median_interval(a), median_interval(b)]).all():
-        return f"undecided: {min(len(a), len(b))} samples"
-    change = ratio(a, b)
+    change = paired_ratio(first, second)
     low, value, high = ((end - 1) * 100 for end in (change.low, change.value, change.high))
     return f"{'' if change.decided else '≈ '}{value:+.1f}% [{low:+.1f}, {high:+.1f}]"
 

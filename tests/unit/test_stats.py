@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.stats import decided, median_interval, outliers, quartiles, ratio, relative_half_width
+from kvbench.stats import median_interval, outliers, paired_ratio, quartiles, relative_half_width
 
 TIMES = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=200)
 ENOUGH = st.lists(st.floats(1e-3, 1e9), min_size=6, max_size=200)
@@ -44,17 +44,21 @@ def test_nothing_depends_on_the_unit(samples: list[float], scale: float) -> None
     assert outliers(scaled).tolist() == outliers(samples).tolist()
 
 
-@given(ENOUGH, ENOUGH)
-def test_a_comparison_reads_the_same_both_ways(a: list[float], b: list[float]) -> None:
-    there, back = ratio(a, b), ratio(b, a)
-    assert there.decided == back.decided == decided(a, b)
+PAIRS = st.lists(st.tuples(st.floats(1e-3, 1e9), st.floats(1e-3, 1e9)), min_size=6, max_size=50)
+
+
+@given(PAIRS)
+def test_a_comparison_reads_the_same_both_ways(pairs: list[tuple[float, float]]) -> None:
+    a, b = zip(*pairs, strict=True)
+    there, back = paired_ratio(a, b), paired_ratio(b, a)
+    assert there.decided == back.decided
     assert there.low <= there.value <= there.high
     assert there.value == pytest.approx(1 / back.value)
 
 
 @given(ENOUGH)
 def test_samples_do_not_differ_from_themselves(samples: list[float]) -> None:
-    assert not decided(samples, samples)
+    assert not paired_ratio(samples, samples).decided
 
 
 @pytest.mark.parametrize("count", [6, 7, 10, 30, 99, 200, 500, 501, 2000])
@@ -72,14 +76,16 @@ def test_too_few_samples_know_nothing(count: int) -> None:
     samples = [1.0 + number for number in range(count)]
     assert median_interval(samples) == (-math.inf, math.inf)
     assert relative_half_width(samples) == math.inf
-    assert not decided(samples, [value * 100 for value in samples])
+    assert not paired_ratio(samples, [value * 100 for value in samples]).decided
 
 
 def test_noise_is_not_a_difference_and_a_shift_is() -> None:
+    """Each pair shares what disturbs its round, here up to a factor of 2; either visit has noise of its own."""
     random = np.random.default_rng(7)
-    draws = [(10 + random.exponential(size=30), 10 + random.exponential(size=30)) for _ in range(1000)]
-    assert sum(decided(a, b) for a, b in draws) < 20
-    assert sum(decided(a, b * 1.2) for a, b in draws) > 990
+    shared = random.uniform(1, 2, (1000, 20))
+    a, b = (shared * random.lognormal(sigma=0.05, size=shared.shape) for _ in "ab")
+    assert sum(paired_ratio(x, y).decided for x, y in zip(a, b, strict=True)) <= 60
+    assert sum(paired_ratio(x, y * 1.1).decided for x, y in zip(a, b, strict=True)) > 950
 
 
 def test_equal_samples_have_no_width() -> None:
@@ -104,7 +110,9 @@ def test_what_is_no_sample_is_refused(bad: list[float]) -> None:
 
 def test_ratios_need_positive_times() -> None:
     with pytest.raises(ValueError, match="positive"):
-        ratio([1.0, 0.0], [1.0])
+        paired_ratio([1.0, 0.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match="as many"):
+        paired_ratio([1.0], [1.0, 1.0])
 
 
 def test_the_measuring_side_pays_for_neither_pandas_nor_scipy() -> None:
