@@ -22,11 +22,11 @@ DESCRIPTOR_BYTES: Final = 24
 FREE_SHARE: Final = 0.9
 
 # For the estimate only, never a result: a slow swap, bound by its bytes or by its submissions, and what surrounds it.
-_EST_SWAP_BYTES_PER_S: Final = 5e9
-_EST_BLOCK_S: Final = 3e-6
-_EST_VERIFY_BYTES_PER_S: Final = 2e9
+_EST_SWAP_BYTES_PER_S: Final = 15e9
+_EST_BLOCK_S: Final = 1e-6
+_EST_VERIFY_BYTES_PER_S: Final = {"cuda": 10e9, "cpu": 2e9}
 _EST_VISIT_S: Final = 0.01
-_EST_START_S: Final = {"cuda": 10.0, "cpu": 1.0}
+_EST_START_S: Final = {"cuda": 8.0, "cpu": 1.0}
 
 _DEFAULTS: Final[Mapping[str, tuple[AxisValue | None, ...]]] = {
     "direction": (Direction.H2D, Direction.D2H),
@@ -135,7 +135,8 @@ def footprint(cell: Cell, device_kind: str) -> Footprint:
 
 def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:
     """Return a rough upper guess of the time that measuring `cells` takes, start-up included."""
-    return _EST_START_S[device_kind] + sampling.rounds * sum(_visit_seconds(cell, sampling) for cell in cells)
+    visits_s = sum(_visit_seconds(cell, sampling, device_kind) for cell in cells)
+    return _EST_START_S[device_kind] + sampling.rounds * visits_s
 
 
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[Visit]:
@@ -146,13 +147,14 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[Visit]:
             yield Visit(number, cell)
 
 
-def _visit_seconds(cell: Cell, sampling: Sampling) -> float:
+def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     swap_s = max(cell.swap_bytes / _EST_SWAP_BYTES_PER_S, cell.blocks * _EST_BLOCK_S)
     if cell.stream_state is StreamState.BUSY:
         swap_s += sampling.busy_delay_us / 1e6
     longest = max(sampling.cell_seconds, sampling.min_samples * swap_s)
     sampling_s = min(sampling.max_samples * swap_s, longest)
-    return _EST_VISIT_S + cell.swap_bytes / _EST_VERIFY_BYTES_PER_S + sampling.warmups * swap_s + sampling_s
+    untimed_s = (1 + sampling.warmups) * swap_s + cell.swap_bytes / _EST_VERIFY_BYTES_PER_S[device_kind]
+    return _EST_VISIT_S + untimed_s + sampling_s
 
 
 def _grids(group: Group, device: DeviceFacts, known: Mapping[str, BackendFacts]) -> Iterator[_Grid]:

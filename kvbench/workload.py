@@ -78,6 +78,7 @@ class Pools:
         self._device_pool = Buffer(device.driver, MemoryKind.device, pool_bytes)
         self._staging = Buffer(device.driver, MemoryKind.allocated, pool_bytes)
         self._host_pools: dict[Memory, Buffer] = {}
+        self._seed = 0
 
     @property
     def pool_bytes(self) -> int:
@@ -126,6 +127,7 @@ class Pools:
         """Put fresh random bytes in the source and poison in the destination."""
         used_bytes = layout.pool_rows * cell.block_bytes
         host = self.host_pool(cell.memory)
+        self._seed = seed
         if cell.direction is Direction.H2D:
             host.fill_random(used_bytes, seed)
             self._device.driver.fill(self._device_pool.address, POISON, used_bytes, self._stream.handle)
@@ -136,11 +138,15 @@ class Pools:
         self._stream.synchronize()
 
     def verify(self, cell: Cell, layout: Layout) -> int:
-        """Compare every byte of the destination, copied or not; return how many. Raises VerificationError."""
+        """Compare every byte of the destination, copied or not, with what `fill` put in the source; return how many.
+
+        Raises VerificationError.
+        """
         used_bytes = layout.pool_rows * cell.block_bytes
         host = self.host_pool(cell.memory)
         if cell.direction is Direction.H2D:
             self._transfer(Direction.D2H, used_bytes)
+            host.fill_random(used_bytes, self._seed)  # a swap may have spoiled its own source
             source, destination = host, self._staging
         else:
             source, destination = self._staging, host

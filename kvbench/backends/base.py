@@ -124,13 +124,21 @@ def load_backends() -> Mapping[str, Backend]:
 def _load(entry: EntryPoint) -> Backend:
     try:
         backend: Backend = entry.load()()
+        name = backend.name
     except Exception as error:  # another package's import can fail in any way
-        return BrokenBackend(entry.name, f"{entry.value} does not load: {type(error).__name__}: {error}")
-    if backend.name != entry.name:
-        return BrokenBackend(entry.name, f"{entry.value} calls itself {backend.name!r}")
+        return BrokenBackend(entry.name, f"{entry.value} does not load: {_line(error)}")
+    if name != entry.name:
+        return BrokenBackend(entry.name, f"{entry.value} calls itself {name!r}")
     return backend
 
 
 def facts_of(backend: Backend, device: DeviceFacts) -> BackendFacts:
-    """Return what the plan has to know of `backend` on `device`."""
-    return BackendFacts(backend.name, backend.summary, backend.axes(device), backend.unavailable(device))
+    """Return what the plan has to know of `backend` on `device`; one that cannot tell is unavailable."""
+    try:
+        return BackendFacts(backend.name, backend.summary, backend.axes(device), backend.unavailable(device))
+    except Exception as error:  # as in _load
+        return BackendFacts(backend.name, "does not describe itself", frozenset(), _line(error))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -63,7 +63,7 @@ class PlainReporter:
         self._say(device_line(opened))
         before = f", {done} done before" if done else ""
         self._say(
-            f"{len(plan.cells)} cells in {total} visits{before}; about {format_duration(plan.estimate_s)} at most"
+            f"{len(plan.cells)} cells in {total} visits{before}; about {format_duration(plan.estimate_s)}"
         )
         for reason, count in skip_counts(plan).items():
             self._say(f"skipped {count} cells: {reason}")
@@ -214,7 +214,7 @@ def preview_lines(preview: Preview) -> list[str]:
     lines = [device_line(preview.opened)]
     lines.append(
         f"{len(plan.cells)} cells; at most {format_size(plan.host_bytes)} of pinned host memory and "
-        f"{format_size(plan.device_bytes)} on the device; about {format_duration(plan.estimate_s)} at most"
+        f"{format_size(plan.device_bytes)} on the device; about {format_duration(plan.estimate_s)}"
     )
     lines += [f"  {cell.label}" for cell in plan.cells[:SHOWN_CELLS]]
     if len(plan.cells) > SHOWN_CELLS:
