@@ -271,10 +271,12 @@ def test_a_pool_always_has_spare_rows(blocks: int) -> None:
 def test_the_estimate_grows_with_rounds_and_warm_ups(rounds: int, warmups: int) -> None:
     sampling = Sampling(rounds=rounds, warmups=warmups)
     base_s = estimate_seconds([CELL], sampling, "cuda")
-    assert base_s > 10
+    assert base_s > estimate_seconds([], sampling, "cuda")
     assert estimate_seconds([CELL], replace(sampling, rounds=rounds + 1), "cuda") > base_s
     assert estimate_seconds([CELL], replace(sampling, warmups=warmups + 1), "cuda") > base_s
-    assert estimate_seconds([], sampling, "cuda") == 10
+    assert (
+        estimate_seconds([], sampling, "cuda") == estimate_seconds([], replace(sampling, rounds=rounds + 1), "cuda") > 0
+    )
 
 
 def test_the_estimate_of_one_visit_is_capped_by_its_time() -> None:
@@ -285,7 +287,9 @@ def test_the_estimate_of_one_visit_is_capped_by_its_time() -> None:
 def test_a_busy_sample_takes_its_delay_longer() -> None:
     sampling = Sampling(rounds=1, warmups=0, min_samples=10, max_samples=10, busy_delay_us=100_000)
     busy_s = estimate_seconds([replace(CELL, stream_state=StreamState.BUSY)], sampling, "cuda")
-    assert busy_s - estimate_seconds([CELL], sampling, "cuda") == pytest.approx(11 * 0.1)  # one is the swap that is verified
+    assert busy_s - estimate_seconds([CELL], sampling, "cuda") == pytest.approx(
+        11 * 0.1
+    )  # one is the swap that is verified
 
 
 def _plan_with(counts: dict[str, int]) -> Plan:
