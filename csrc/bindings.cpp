@@ -8,9 +8,11 @@
 #include <cstring>
 
 #include "bytes.hpp"
+#include "cpu_probe.hpp"
 #include "cuda_driver.hpp"
 #include "host_driver.hpp"
 #include "resources.hpp"
+#include "sm_copy.hpp"
 #include "swap.hpp"
 #include "timed_swap.hpp"
 
@@ -23,6 +25,10 @@ namespace {
 using Words = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::span<const std::uint64_t> view(const Words& words) { return {words.data(), words.size()}; }
+
+std::span<const std::byte> view(const nb::bytes& bytes) {
+  return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
+}
 
 DescriptorList list_of(const Words& sources, const Words& destinations, const Words& bytes) {
   if (sources.size() != bytes.size() || destinations.size() != bytes.size()) {
@@ -106,10 +112,9 @@ NB_MODULE(_engine, m) {
              const FreeMemory memory = driver.free_memory();
              return nb::make_tuple(memory.free_bytes, memory.total_bytes);
            })
-      .def("load_kernels",
-           [](Driver& driver, const nb::bytes& cubin) {
-             driver.load_kernels({static_cast<const std::byte*>(cubin.data()), cubin.size()});
-           })
+      .def(
+          "load_delay_kernel", [](Driver& driver, const nb::bytes& cubin) { driver.load_delay_kernel(view(cubin)); },
+          "cubin"_a)
       .def(
           "fill",
           [](Driver& driver, Address address, std::uint8_t value, std::size_t bytes, Stream stream) {
@@ -188,6 +193,21 @@ NB_MODULE(_engine, m) {
       "driver"_a, "sources"_a, "destinations"_a, "sizes"_a, "direction"_a, nb::kw_only(), "order"_a,
       "prefer_overlap"_a = false, "descriptors_per_call"_a = 0, "coalesce"_a = false);
 
+  nb::class_<SmKernels>(m, "SmKernels", "The copy kernels, loaded on one device.")
+      .def(
+          "__init__",
+          [](SmKernels* self, std::shared_ptr<Driver> driver, const nb::bytes& cubin) {
+            new (self) SmKernels(std::move(driver), view(cubin));
+          },
+          "driver"_a, "cubin"_a);
+  m.def(
+      "sm_copy",
+      [](std::shared_ptr<SmKernels> kernels, const Words& sources, const Words& destinations, const Words& sizes,
+         unsigned sms, std::size_t upload_from) {
+        return make_sm_copy(std::move(kernels), list_of(sources, destinations, sizes), {sms, upload_from});
+      },
+      "kernels"_a, "sources"_a, "destinations"_a, "sizes"_a, nb::kw_only(), "sms"_a, "upload_from"_a);
+
   nb::class_<Sample>(m, "Sample", "One timed swap, in microseconds.")
       .def_ro("prepare_us", &Sample::prepare_us)
       .def_ro("coalesce_us", &Sample::coalesce_us)
@@ -211,6 +231,7 @@ NB_MODULE(_engine, m) {
           },
           "prepare"_a, "submit"_a, "state"_a);
 
+  m.def("probe_cpu_us", &probe_cpu_us, "Microseconds that a fixed piece of work takes on this thread's CPU.");
   m.def(
       "verify",
       [](Buffer& destination, Buffer& source, std::size_t bytes, const Words& source_offsets,

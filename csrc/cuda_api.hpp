@@ -18,6 +18,7 @@ using DevicePointer = unsigned long long;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kErrorNotReady = 600;
+inline constexpr int kFuncMaxDynamicSharedSizeBytes = 8;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kFlagPreferOverlapWithCompute = 1;
@@ -84,6 +85,7 @@ struct Api {
   Result (*module_load_data)(Module*, const void*) = nullptr;
   Result (*module_unload)(Module) = nullptr;
   Result (*module_get_function)(Function*, Module, const char*) = nullptr;
+  Result (*func_set_attribute)(Function, int attribute, int) = nullptr;
   Result (*launch_kernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, StreamHandle,
                           void**, void**) = nullptr;
   BatchAsync128 batch_async_12_8 = nullptr;

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "cuda_api.hpp"
 
@@ -90,6 +91,7 @@ Api load_api(const std::string& path) {
   library.require("cuModuleLoadData", api.module_load_data);
   library.require("cuModuleUnload", api.module_unload);
   library.require("cuModuleGetFunction", api.module_get_function);
+  library.require("cuFuncSetAttribute", api.func_set_attribute);
   library.require("cuLaunchKernel", api.launch_kernel);
   // The 13.0 headers renamed the symbol to a signature without failIdx: each version is asked for by its own number.
   if (!library.find("cuMemcpyBatchAsync", 13000, api.batch_async_13_0)) {
@@ -114,7 +116,7 @@ class CudaDriver final : public Driver {
   }
 
   ~CudaDriver() override {
-    if (module_ != nullptr) api_.module_unload(module_);
+    for (const cuda::Module module : modules_) api_.module_unload(module);
     api_.primary_ctx_release(device_);
   }
 
@@ -237,23 +239,36 @@ class CudaDriver final : public Driver {
   }
 
   void delay(std::uint64_t delay_ns, Stream stream) override {
-    if (delay_kernel_ == nullptr) throw DriverError("delay", "no kernels were loaded on this device");
+    if (delay_kernel_ == 0) throw DriverError("delay", "its kernel was not loaded");
     std::array<void*, 1> arguments{&delay_ns};
-    check(api_.launch_kernel(delay_kernel_, 1, 1, 1, 1, 1, 1, 0, handle(stream), arguments.data(), nullptr),
+    launch(delay_kernel_, {}, arguments.data(), stream);
+  }
+
+  void load_delay_kernel(std::span<const std::byte> cubin) override {
+    delay_kernel_ = load_kernel(cubin, "kvbench_delay", 0);
+  }
+
+  Kernel load_kernel(std::span<const std::byte> cubin, const char* name, std::size_t shared_bytes) override {
+    cuda::Module module = nullptr;
+    check(api_.module_load_data(&module, cubin.data()), "cuModuleLoadData");
+    modules_.push_back(module);
+    cuda::Function function = nullptr;
+    check(api_.module_get_function(&function, module, name), "cuModuleGetFunction");
+    if (shared_bytes > 0) {
+      check(api_.func_set_attribute(function, cuda::kFuncMaxDynamicSharedSizeBytes, static_cast<int>(shared_bytes)),
+            "cuFuncSetAttribute");
+    }
+    return reinterpret_cast<Kernel>(function);
+  }
+
+  void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) override {
+    check(api_.launch_kernel(handle(kernel), grid.blocks, 1, 1, grid.threads, 1, 1, grid.shared_bytes, handle(stream),
+                             arguments, nullptr),
           "cuLaunchKernel");
   }
 
-  void load_kernels(std::span<const std::byte> cubin) override {
-    if (module_ != nullptr) throw DriverError("load_kernels", "kernels were loaded before");
-    check(api_.module_load_data(&module_, cubin.data()), "cuModuleLoadData");
-    check(api_.module_get_function(&delay_kernel_, module_, "kvbench_delay"), "cuModuleGetFunction(kvbench_delay)");
-  }
-
  private:
-  template <typename Handle = void*>
-  static Handle handle(std::uintptr_t value) {
-    return reinterpret_cast<Handle>(value);
-  }
+  static void* handle(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
 
   std::string name(Result result) const {
     const char* text = nullptr;
@@ -307,8 +322,8 @@ class CudaDriver final : public Driver {
   Api api_;
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
-  cuda::Module module_ = nullptr;
-  cuda::Function delay_kernel_ = nullptr;
+  std::vector<cuda::Module> modules_;
+  Kernel delay_kernel_ = 0;
   DeviceInfo info_;
 };
 

@@ -14,6 +14,7 @@ namespace kvbench {
 using Address = std::uint64_t;
 using Stream = std::uintptr_t;
 using Event = std::uintptr_t;
+using Kernel = std::uintptr_t;
 
 enum class Direction : std::uint8_t { h2d, d2h };
 
@@ -45,6 +46,13 @@ struct DeviceInfo {
 struct Memory {
   Address address = 0;
   Address device_address = 0;  ///< what a kernel has to use; differs from `address` on some hosts
+};
+
+/// The shape of a launch; `shared_bytes` is dynamic shared memory a block.
+struct Grid {
+  unsigned blocks = 1;
+  unsigned threads = 1;
+  unsigned shared_bytes = 0;
 };
 
 struct FreeMemory {
@@ -92,8 +100,11 @@ class Driver {
   virtual void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) = 0;
   /// Keeps the stream busy for a bounded time.
   virtual void delay(std::uint64_t delay_ns, Stream stream) = 0;
-  /// Gives the driver its kernels, compiled for this device; the host device has none.
-  virtual void load_kernels(std::span<const std::byte> cubin) = 0;
+  /// Gives the driver the kernel behind `delay`, compiled for this device; the host device needs none.
+  virtual void load_delay_kernel(std::span<const std::byte> cubin) = 0;
+  /// Loads kernel `name` of a module compiled for this device; it lives as long as the driver.
+  virtual Kernel load_kernel(std::span<const std::byte> cubin, const char* name, std::size_t shared_bytes) = 0;
+  virtual void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) = 0;
 };
 
 }  // namespace kvbench

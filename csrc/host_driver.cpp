@@ -192,9 +192,11 @@ class PlainHostDriver final : public HostDriver {
     at(stream)->submit([=] { wait_until(Clock::now() + std::chrono::nanoseconds(delay_ns)); });
   }
 
-  void load_kernels(std::span<const std::byte>) override {
-    throw DriverError("load_kernels", "the cpu device runs no kernels");
+  void load_delay_kernel(std::span<const std::byte>) override {}
+  Kernel load_kernel(std::span<const std::byte>, const char*, std::size_t) override {
+    throw DriverError("load_kernel", "the cpu device runs no kernels");
   }
+  void launch(Kernel, Grid, void**, Stream) override { throw DriverError("launch", "the cpu device runs no kernels"); }
 
   void arm(Fault fault) override {
     fault_ = fault;

@@ -17,12 +17,15 @@ from kvbench._engine import (
     Event,
     MemoryKind,
     Sample,
+    SmKernels,
     Stream,
     Swap,
     TimedRegion,
     batched,
     count_cuda_devices,
     per_block,
+    probe_cpu_us,
+    sm_copy,
     verify,
 )
 from kvbench.axes import Direction, Order, StreamState
@@ -41,6 +44,7 @@ __all__ = [
     "Event",
     "MemoryKind",
     "Sample",
+    "SmKernels",
     "Stream",
     "Swap",
     "TimedRegion",
@@ -48,7 +52,9 @@ __all__ = [
     "count_cuda_devices",
     "open_device",
     "per_block",
+    "probe_cpu_us",
     "resolve_device",
+    "sm_copy",
     "verify",
 ]
 
@@ -108,14 +114,16 @@ class Device:
     def facts(self) -> DeviceFacts:
         """Return what the plan has to know; free memory is that of this moment, in bytes."""
         info = self.driver.info
-        device_free, _ = self.driver.free_memory()
+        host_free = _host_free_bytes()
+        # The cpu device takes what the host can give, page cache included, which its driver does not count as free.
+        device_free = self.driver.free_memory()[0] if self.is_cuda else host_free
         return DeviceFacts(
             name=self.name,
             kind=info.kind,
             title=info.title,
             sm_count=info.sm_count if self.is_cuda else None,
             device_free_bytes=device_free,
-            host_free_bytes=_host_free_bytes(),
+            host_free_bytes=host_free,
             batch_entry=self.batch_entry,
         )
 
@@ -146,8 +154,8 @@ def resolve_device(name: str) -> str:
         return "cuda:0" if count else "cpu"
     ordinal = int(name.partition(":")[2] or 0)
     if ordinal >= count:
-        there = f"this machine has cuda:0 to cuda:{count - 1}" if count > 1 else "this machine has cuda:0"
-        raise UsageError(f"--device {name}: no such device; {there if count else 'no CUDA device here'}, and cpu")
+        there = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+        raise UsageError(f"--device {name}: no such device; this machine has {there}")
     return f"cuda:{ordinal}"
 
 
@@ -162,7 +170,7 @@ def open_device(name: str, faults: FaultPlan) -> Device:
         raise UsageError(f"--fault: faults are injected on the cpu device only, not on {name}")
     device = Device(name, _engine.open_cuda(int(name.partition(":")[2])))
     # Loaded before anything is timed: lazy loading behind a blocked stream deadlocks.
-    device.driver.load_kernels(nvrtc.cached_cubin("delay", device.arch))
+    device.driver.load_delay_kernel(nvrtc.cached_cubin("delay", device.arch))
     return device
 
 

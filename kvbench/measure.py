@@ -17,6 +17,7 @@ from kvbench.faults import Fault
 from kvbench.results.schema import StopReason
 from kvbench.spec import Sampling
 from kvbench.stats import relative_half_width
+from kvbench.steady import SteadyCpu
 from kvbench.workload import Pools, lay_out
 
 CEILING_WARMUPS: Final = 2
@@ -31,6 +32,7 @@ class Bench:
     stream: Stream
     region: TimedRegion
     pools: Pools
+    cpu: SteadyCpu
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Measurement:
     calls: int
     verified_bytes: int
     busy_cpu_us: float | None
+    cpu: int
     warnings: Sequence[str]
 
 
@@ -62,12 +65,13 @@ def measure(
     bench.device.arm(fault)
     take()
     verified_bytes = bench.pools.verify(cell, layout)
-    for _ in range(sampling.warmups):
-        take()
-    busy_cpu_us = None
-    if prepared.mechanism is Mechanism.BATCHED_COPY and cell.stream_state is StreamState.IDLE:
-        busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
-    samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
+    with bench.cpu.held() as cpu:
+        for _ in range(sampling.warmups):
+            take()
+        busy_cpu_us = None
+        if prepared.mechanism is Mechanism.BATCHED_COPY and cell.stream_state is StreamState.IDLE:
+            busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
+        samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
     verified_bytes += bench.pools.verify(cell, layout)
     bench.device.arm(None)
     return Measurement(
@@ -77,6 +81,7 @@ def measure(
         calls=prepared.swap.calls,
         verified_bytes=verified_bytes,
         busy_cpu_us=busy_cpu_us,
+        cpu=cpu,
         warnings=_warnings(samples, cell.stream_state),
     )
 

@@ -10,18 +10,20 @@ from typing import Any
 from kvbench.errors import KvbenchError
 
 OPTIONS = ("--std=c++17",)
+HEADERS = ("piece_map.hpp",)
 
 
 class NvrtcError(KvbenchError):
     """NVRTC is missing or refused a source; the message carries its log."""
 
 
-def kernel_source(name: str) -> str:
-    """Return the text of `csrc/kernels/<name>.cu`, from the installed package or from a checkout."""
-    installed = resources.files("kvbench") / "kernels" / f"{name}.cu"
-    if installed.is_file():
-        return installed.read_text()
-    return (Path(__file__).parent.parent / "csrc" / "kernels" / f"{name}.cu").read_text()
+def kernel_source(file: str) -> str:
+    """Return the text of `csrc/kernels/<file>`, from a checkout or from the installed package."""
+    checkout = Path(__file__).parent.parent / "csrc" / "kernels" / file
+    # First, since an editable install also holds a copy, as old as the installation.
+    if checkout.is_file():
+        return checkout.read_text()
+    return (resources.files("kvbench") / "kernels" / file).read_text()
 
 
 def version() -> str:
@@ -35,7 +37,9 @@ def version() -> str:
 def compile_cubin(source: str, name: str, arch: str) -> bytes:
     """Return machine code of `source` for `arch` ("sm_90"); raises NvrtcError with the compiler's log."""
     nvrtc = _load()
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], [])
+    headers = [kernel_source(header).encode() for header in HEADERS]
+    names = [header.encode() for header in HEADERS]
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), len(names), headers, names)
     _check(status, "nvrtcCreateProgram")
     try:
         options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={arch}")]
@@ -54,8 +58,9 @@ def compile_cubin(source: str, name: str, arch: str) -> bytes:
 
 def cached_cubin(name: str, arch: str) -> bytes:
     """Return the cubin of a shipped kernel source; compiled once per source, options, architecture and NVRTC."""
-    source = kernel_source(name)
-    key = hashlib.blake2s("\0".join((source, *OPTIONS, arch, version())).encode(), digest_size=12).hexdigest()
+    source = kernel_source(f"{name}.cu")
+    headers = [kernel_source(header) for header in HEADERS]
+    key = hashlib.blake2s("\0".join((source, *headers, *OPTIONS, arch, version())).encode(), digest_size=12).hexdigest()
     path = _cache_folder() / f"{name}-{arch}-{key}.cubin"
     if path.is_file():
         return path.read_bytes()

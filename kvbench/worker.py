@@ -36,6 +36,7 @@ from kvbench.protocol import (
     encode,
 )
 from kvbench.results.schema import Ceiling, Failure, FailureKind, Samples, Visit
+from kvbench.steady import SteadyCpu
 from kvbench.units import format_size
 from kvbench.workload import Pools, VerificationError
 
@@ -97,7 +98,7 @@ class Worker:
                 f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
                 "ask for smaller swaps, or lower --host-memory and --device-memory"
             ) from None
-        self._bench = Bench(self._device, self._stream, region, pools)
+        self._bench = Bench(self._device, self._stream, region, pools, SteadyCpu())
         return Reserved()
 
     def _measure_ceiling(self, request: MeasureCeiling) -> Ceiling:
@@ -141,6 +142,7 @@ def _visit(request: MeasureCell, taken: Measurement) -> Visit:
         path=taken.path.value,
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
+        cpu=taken.cpu,
         busy_cpu_us=None if taken.busy_cpu_us is None else round(taken.busy_cpu_us, 3),
         warnings=list(taken.warnings),
     )

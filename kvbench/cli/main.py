@@ -9,7 +9,7 @@ import typer
 from kvbench import __version__
 from kvbench.cli import doctor, listing, report, sweep
 from kvbench.doctor import EngineReport
-from kvbench.errors import ExitCode, KvbenchError
+from kvbench.errors import ExitCode, KvbenchError, brief
 
 # The parser's error for any bad option: typer exports only a subclass of it, and from 0.26 on it is no longer click's.
 _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
@@ -58,12 +58,25 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=False))
     except KvbenchError as error:
-        print(f"kvbench: {error}", file=sys.stderr)
+        _complain(str(error))
         sys.exit(error.exit_code)
     except _BAD_USAGE as error:
         message = " ".join(error.format_message().split())
         if message:  # bare `kvbench` is an error without one, its help stands already
-            print(f"kvbench: {message}", file=sys.stderr)
+            _complain(message + _value_left_out(error, message))
         sys.exit(ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(ExitCode.INTERRUPTED)
+
+
+def _complain(message: str) -> None:
+    from kvbench.results.files import printable
+
+    print(f"kvbench: {printable(message)}", file=sys.stderr)
+
+
+def _value_left_out(error: Exception, message: str) -> str:
+    # typer 0.26 and newer check values with pydantic, whose messages do not hold the value.
+    details = getattr(error.__cause__, "errors", None)
+    value = brief(repr(details()[0]["input"])) if details else ""
+    return f" (given: {value})" if value not in message else ""

@@ -62,9 +62,7 @@ class PlainReporter:
         self._started_s = self._last_line_s = time.monotonic()
         self._say(device_line(opened))
         before = f", {done} done before" if done else ""
-        self._say(
-            f"{len(plan.cells)} cells in {total} visits{before}; about {format_duration(plan.estimate_s)}"
-        )
+        self._say(f"{len(plan.cells)} cells in {total} visits{before}; about {format_duration(plan.estimate_s)}")
         for reason, count in skip_counts(plan).items():
             self._say(f"skipped {count} cells: {reason}")
 

@@ -84,7 +84,8 @@ class Visit(_Record, tag="visit", frozen=True, kw_only=True):
     """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per sample.
 
     `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
-    submission made on a busy stream, where it only hands over to the copy engine.
+    submission made on a busy stream, where it only hands over to the copy engine. `cpu` is the CPU that the submitting
+    thread was kept on.
     """
 
     cell: CellStrings
@@ -95,6 +96,7 @@ class Visit(_Record, tag="visit", frozen=True, kw_only=True):
     calls: _Count
     verified_bytes: _Count
     busy_cpu_us: _TimeUs | None = None
+    cpu: _Count | None = None
     warnings: list[str] = []
 
 

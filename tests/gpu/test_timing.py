@@ -10,6 +10,7 @@ from kvbench.effective_path import EffectivePath
 from kvbench.engine import Device, Stream, TimedRegion
 from kvbench.measure import Bench, Measurement, measure, measure_ceiling
 from kvbench.spec import Sampling
+from kvbench.steady import SteadyCpu
 from kvbench.units import gigabytes_per_second
 from kvbench.workload import Pools
 
@@ -23,7 +24,7 @@ SAMPLING = Sampling(warmups=2, min_samples=7, max_samples=7, busy_delay_us=BUSY_
 def bench(gpu: Device) -> Bench:
     stream = Stream(gpu.driver)
     region = TimedRegion(gpu.driver, stream.handle, BUSY_DELAY_US * 1000)
-    return Bench(gpu, stream, region, Pools(gpu, stream, 1 << 30))
+    return Bench(gpu, stream, region, Pools(gpu, stream, 1 << 30), SteadyCpu())
 
 
 def taken(bench: Bench, cell: Cell) -> Measurement:

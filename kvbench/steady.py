@@ -1,0 +1,48 @@
+"""Keeps the submitting thread on one CPU, and on one that nobody else slows down.
+
+On a shared host a CPU may run at half its speed for a while, when another guest keeps its core's other thread busy.
+What is bound by submission then takes as much longer, and two runs differ by whatever CPU each happened to be on.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Final
+
+from kvbench.engine import probe_cpu_us
+
+PROBES: Final = 3
+# A CPU this much slower than the best one seen is left.
+TOLERANCE: Final = 1.1
+
+
+class SteadyCpu:
+    """One of the CPUs that this process may use; `probe` times a fixed piece of work on the current one, in us."""
+
+    def __init__(self, probe: Callable[[], float] = probe_cpu_us) -> None:
+        self._probe = probe
+        self._allowed = frozenset(os.sched_getaffinity(0))
+        self._cpu: int | None = None
+        self._best_us = float("inf")
+
+    @contextmanager
+    def held(self) -> Iterator[int]:
+        """Keep the calling thread on a CPU of full speed meanwhile, and return its number."""
+        try:
+            yield self._settle()
+        finally:
+            os.sched_setaffinity(0, self._allowed)
+
+    def _settle(self) -> int:
+        if self._cpu is not None and self._time_on(self._cpu) <= TOLERANCE * self._best_us:
+            return self._cpu
+        times_us = {cpu: self._time_on(cpu) for cpu in sorted(self._allowed)}
+        self._cpu = min(times_us, key=lambda cpu: times_us[cpu])
+        self._best_us = min(self._best_us, times_us[self._cpu])
+        os.sched_setaffinity(0, {self._cpu})
+        return self._cpu
+
+    def _time_on(self, cpu: int) -> float:
+        os.sched_setaffinity(0, {cpu})
+        return median(self._probe() for _ in range(PROBES))
