@@ -8,11 +8,12 @@ STAMP := $(VENV)/.installed
 INSTALLED := pyproject.toml constraints.txt $(wildcard configs/*.toml) \
     $(shell find csrc -path csrc/tests -prune -o -type f -print)
 CXX_SOURCES = $(shell find csrc -name '*.cpp' -o -name '*.hpp')
-RUN := runs/quick-$(shell date -u +%Y%m%dT%H%M%SZ)
+RUN := runs/make-$(shell date -u +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup sweep test lint types imports cxx-format sanitize sanitize-memory sanitize-threads unit format clean
+.PHONY: help setup sweep reports test lint types imports cxx-format sanitize sanitize-memory sanitize-threads unit \
+    format clean
 
 help: ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,8 +24,13 @@ setup: $(STAMP) ## Make .venv, install the pinned dependencies, build csrc
 sweep: $(STAMP) ## Measure this machine (configs/quick.toml) and write a report
 	@status=0; $(BIN)/kvbench sweep --out $(RUN) $(ARGS) || status=$$?; \
 	if [ -f $(RUN)/run.json ]; then \
-	    $(BIN)/kvbench report $(RUN) -o $(RUN)-report || exit $$?; \
+	    $(BIN)/kvbench report $(RUN) || exit $$?; \
 	fi; exit $$status
+
+reports: $(STAMP) ## Remake every committed report from the runs beside it; changes nothing where they agree
+	@export LC_ALL=C; for runs in reports/*/runs; do \
+	    [ ! -d "$$runs" ] || $(BIN)/kvbench report "$$runs"/* -o "$${runs%/runs}" || exit $$?; \
+	done
 
 test: lint types imports cxx-format sanitize unit ## Every check that CI runs
 

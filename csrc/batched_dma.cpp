@@ -42,6 +42,8 @@ class BatchedSwap final : public Swap {
 
   void submit(Stream stream) override {
     refuse_legacy_stream(stream);
+    // cuMemcpyBatchAsync copies on the CPU, inside the call, when the stream is idle at that moment.
+    if (options_.prime_ns > 0 && driver_->idle(stream)) driver_->delay(options_.prime_ns, stream);
     const DescriptorList& list = submitted();
     const std::size_t stride = descriptors_per_call();
     for (std::size_t begin = 0; begin < list.size(); begin += stride) {

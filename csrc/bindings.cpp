@@ -68,6 +68,8 @@ NB_MODULE(_engine, m) {
   m.attr("SOURCE_HASH") = KVBENCH_SOURCE_HASH;
   m.attr("EngineError") = engine_error();
   nb::register_exception_translator(translate);
+  // At interpreter exit whoever still holds a device (a test session, a plug-in) would be told of a leak.
+  nb::set_leak_warnings(false);
 
   nb::enum_<Direction>(m, "Direction").value("h2d", Direction::h2d).value("d2h", Direction::d2h);
   nb::enum_<AccessOrder>(m, "AccessOrder")
@@ -186,12 +188,13 @@ NB_MODULE(_engine, m) {
   m.def(
       "batched",
       [](std::shared_ptr<Driver> driver, const Words& sources, const Words& destinations, const Words& bytes,
-         Direction direction, AccessOrder order, bool prefer_overlap, std::size_t descriptors_per_call, bool coalesce) {
+         Direction direction, AccessOrder order, bool prefer_overlap, std::size_t descriptors_per_call, bool coalesce,
+         std::uint64_t prime_ns) {
         return make_batched(std::move(driver), list_of(sources, destinations, bytes), direction,
-                            {{order, prefer_overlap}, descriptors_per_call, coalesce});
+                            {{order, prefer_overlap}, descriptors_per_call, coalesce, prime_ns});
       },
       "driver"_a, "sources"_a, "destinations"_a, "sizes"_a, "direction"_a, nb::kw_only(), "order"_a,
-      "prefer_overlap"_a = false, "descriptors_per_call"_a = 0, "coalesce"_a = false);
+      "prefer_overlap"_a = false, "descriptors_per_call"_a = 0, "coalesce"_a = false, "prime_ns"_a = 0);
 
   nb::class_<SmKernels>(m, "SmKernels", "The copy kernels, loaded on one device.")
       .def(

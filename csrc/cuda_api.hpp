@@ -74,6 +74,7 @@ struct Api {
   Result (*stream_create)(StreamHandle*, unsigned) = nullptr;
   Result (*stream_destroy)(StreamHandle) = nullptr;
   Result (*stream_synchronize)(StreamHandle) = nullptr;
+  Result (*stream_query)(StreamHandle) = nullptr;
   Result (*event_create)(EventHandle*, unsigned) = nullptr;
   Result (*event_destroy)(EventHandle) = nullptr;
   Result (*event_record)(EventHandle, StreamHandle) = nullptr;

@@ -80,6 +80,7 @@ Api load_api(const std::string& path) {
   library.require("cuStreamCreate", api.stream_create);
   library.require("cuStreamDestroy", api.stream_destroy);
   library.require("cuStreamSynchronize", api.stream_synchronize);
+  library.require("cuStreamQuery", api.stream_query);
   library.require("cuEventCreate", api.event_create);
   library.require("cuEventDestroy", api.event_destroy);
   library.require("cuEventRecord", api.event_record);
@@ -176,6 +177,13 @@ class CudaDriver final : public Driver {
   }
   void destroy_stream(Stream stream) noexcept override { api_.stream_destroy(handle(stream)); }
   void synchronize(Stream stream) override { check(api_.stream_synchronize(handle(stream)), "cuStreamSynchronize"); }
+
+  bool idle(Stream stream) override {
+    const Result result = api_.stream_query(handle(stream));
+    if (result == cuda::kErrorNotReady) return false;
+    check(result, "cuStreamQuery");
+    return true;
+  }
 
   Event create_event() override {
     cuda::EventHandle event = nullptr;

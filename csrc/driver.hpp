@@ -81,6 +81,8 @@ class Driver {
   virtual Stream create_stream() = 0;
   virtual void destroy_stream(Stream stream) noexcept = 0;
   virtual void synchronize(Stream stream) = 0;
+  /// Whether nothing is pending on the stream.
+  [[nodiscard]] virtual bool idle(Stream stream) = 0;
 
   virtual Event create_event() = 0;
   virtual void destroy_event(Event event) noexcept = 0;

@@ -52,6 +52,11 @@ class HostStream {
     changed_.wait(lock, [this] { return tasks_.empty() && !running_; });
   }
 
+  bool idle() {
+    const std::lock_guard lock(mutex_);
+    return tasks_.empty() && !running_;
+  }
+
   /// Called by a task: stops the stream until it is destroyed.
   void hang() {
     std::unique_lock lock(mutex_);
@@ -139,6 +144,7 @@ class PlainHostDriver final : public HostDriver {
   Stream create_stream() override { return reinterpret_cast<Stream>(new HostStream); }
   void destroy_stream(Stream stream) noexcept override { delete at(stream); }
   void synchronize(Stream stream) override { at(stream)->synchronize(); }
+  bool idle(Stream stream) override { return at(stream)->idle(); }
 
   Event create_event() override { return reinterpret_cast<Event>(new HostEvent); }
   void destroy_event(Event event) noexcept override { delete reinterpret_cast<HostEvent*>(event); }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -49,6 +50,7 @@ struct BatchOptions {
   BatchAttributes attributes{};
   std::size_t descriptors_per_call = 0;  ///< at most so many in one call, 0: all
   bool coalesce = false;                 ///< merge list neighbours that are adjacent on both sides
+  std::uint64_t prime_ns = 0;            ///< an idle stream is kept busy for so long in front of the calls, 0: not
 };
 
 /// cuMemcpyBatchAsync, or single copies where the driver has none (then fell_back()).

@@ -139,6 +139,7 @@ def batched(
     prefer_overlap: bool = ...,
     descriptors_per_call: int = ...,
     coalesce: bool = ...,
+    prime_ns: int = ...,
 ) -> Swap: ...
 
 @final
@@ -154,6 +155,7 @@ def sm_copy(
     sms: int,
     upload_from: int,
 ) -> Swap: ...
+
 @final
 class Sample:
     @property

@@ -96,9 +96,11 @@ def resolve_device(asked: str, engine: EngineReport) -> str:
     """Return the device that "auto" means: the first GPU, else the host. Raises UsageError for no device's name."""
     if asked == "auto":
         return next((device.name for device in engine.devices if device.kind == "cuda"), "cpu")
+    if asked == "cuda":
+        return "cuda:0"
     kind, colon, ordinal = asked.partition(":")
     if asked != "cpu" and not (kind == "cuda" and colon and ordinal.isascii() and ordinal.isdigit()):
-        raise UsageError(f"--device {asked}: not a device; write auto, cpu or cuda:N")
+        raise UsageError(f"--device {asked}: not a device; write auto, cpu, cuda or cuda:N")
     return asked
 
 

@@ -1,5 +1,6 @@
 """One sweep under way: asks the worker cell by cell, journals every record, and ends in an orderly way."""
 
+import dataclasses
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
@@ -118,11 +119,14 @@ class Execution:
         Raises UsageError when the memory that it needs is not to be had.
         """
         status, reason = self._attempt()
-        # A full disk may refuse these too; what was measured is in the journal, which readers start from.
-        with suppress(StorageError):
+        try:
             self._observe("end")
             self._writer.set_status(status, reason)
             load_run(self._writer.path).write_summary()
+        except (KvbenchError, OSError) as error:
+            # A full disk may refuse these too; what was measured is in the journal, which readers start from.
+            if status == "complete":
+                status, reason = "stopped", self._reason(error)
         progress = self._progress
         return Outcome(
             self._writer.path, status, reason, progress.measured, len(progress.failed), len(progress.skipped)
@@ -136,13 +140,20 @@ class Execution:
             self._measure_missing()
         except KeyboardInterrupt:
             return "interrupted", "interrupted (Ctrl-C)"
+        except BrokenPipeError:
+            return "interrupted", "whoever read the output has gone"
         except UsageError as error:
             with suppress(StorageError):
                 self._writer.set_status("stopped", str(error))
             raise
-        except (StorageError, WorkerLostError, KvbenchError) as error:
-            return "stopped", str(error)
+        except (KvbenchError, OSError) as error:
+            return "stopped", self._reason(error)
         return "complete", None
+
+    def _reason(self, error: KvbenchError | OSError) -> str:
+        if isinstance(error, OSError):  # the run directory is gone, or its disk fails
+            return f"{self._writer.path} cannot be written: {error.strerror}"
+        return str(error)
 
     def _record_plan(self) -> None:
         for skip in self._plan.skipped:
@@ -200,6 +211,8 @@ class Execution:
     def _command(self, cell: Cell) -> str:
         """Return the command that measures `cell` alone, as this sweep does."""
         options = ["--device", self._opened.device.name, "--seed", str(self._spec.seed)]
+        for name, value in dataclasses.asdict(self._spec.sampling).items():
+            options += [f"--{name.replace('_', '-')}", f"{value:g}"]
         if self._spec.fault is not None:
             options += ["--fault", self._spec.fault]
         return f"{cell.command()} {shlex.join(options)}"

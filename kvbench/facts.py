@@ -5,6 +5,7 @@ from typing import Final
 
 # One plain copy of this size gives a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
+DEFAULT_SMS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,13 +13,15 @@ class BackendFacts:
     """A backend as the plan sees it.
 
     `axes` are the optional axes that it heeds on this device (of memory, order, sms, descriptors_per_call, coalesce,
-    overlap); `unavailable` is the reason why it cannot run there, None where it can.
+    overlap); `unavailable` is the reason why it cannot run there, None where it can; `default_sms` is its SM count when
+    none is asked for.
     """
 
     name: str
     summary: str
     axes: frozenset[str]
     unavailable: str | None = None
+    default_sms: int = DEFAULT_SMS
 
 
 @dataclass(frozen=True, slots=True)

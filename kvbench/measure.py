@@ -54,8 +54,8 @@ def measure(
 ) -> Measurement:
     """Measure one visit of `cell`. Raises EngineError, VerificationError, and what a backend raises.
 
-    `seed` decides the blocks' places and the bytes; the first swap is compared byte for byte before anything is timed,
-    and the destination once more behind the last sample.
+    `seed` decides the blocks' places and the bytes. The first swap is compared byte for byte before anything is timed;
+    then the destination is poisoned again, and compared once more behind the last sample.
     """
     layout = lay_out(cell.pattern, cell.blocks, np.random.default_rng(seed))
     prepared = backend.create(SwapRequest(bench.device, cell, bench.pools.addresses(cell, layout)))
@@ -65,6 +65,7 @@ def measure(
     bench.device.arm(fault)
     take()
     verified_bytes = bench.pools.verify(cell, layout)
+    bench.pools.poison(cell, layout)
     with bench.cpu.held() as cpu:
         for _ in range(sampling.warmups):
             take()

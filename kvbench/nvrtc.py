@@ -90,7 +90,8 @@ def _load() -> Any:  # the bindings carry no types
 
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
-        raise NvrtcError(f"NVRTC does not load ({error}); install kvbench[cuda]") from None
+        why = " ".join(str(error).split())
+        raise NvrtcError(f"NVRTC does not load ({why}); install kvbench[cuda]") from None
     return nvrtc
 
 

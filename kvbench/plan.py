@@ -15,7 +15,6 @@ from kvbench.spec import Group, Limits, Sampling, SweepSpec
 from kvbench.units import KIB, rough_size
 
 MAX_COMBINATIONS: Final = 200_000
-DEFAULT_SMS: Final = 12
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
 # The share of the memory that is free which a sweep may use unless a limit says more.
@@ -174,7 +173,7 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
     if axis != "sms":
         return group.get(axis, _DEFAULTS.get(axis, ()))
     count = device.sm_count
-    wanted = group.get("sms", (DEFAULT_SMS if count is None else min(DEFAULT_SMS, count),))
+    wanted = group.get("sms", (backend.default_sms if count is None else min(backend.default_sms, count),))
     return tuple(count if value == ALL_SMS and count is not None else value for value in wanted)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvbench import __version__
 from kvbench.environment import differences, identity, identity_hash
-from kvbench.errors import MismatchError
+from kvbench.errors import MismatchError, UsageError
 from kvbench.execution import Execution, Observer, Outcome, Progress
 from kvbench.plan import Plan, expand
 from kvbench.protocol import Opened
@@ -42,6 +42,7 @@ def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: O
     with WorkerSlot(spec) as slot:
         opened = slot.start()
         plan = expand(spec, opened.device, opened.backends)
+        _require_cells(plan)
         fields = _identity(opened)
         info = RunInfo(
             kvbench=__version__,
@@ -68,6 +69,14 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer) -> Out
         plan = expand(spec, opened.device, opened.backends)
         with RunWriter.reopen(path) as writer:
             return Execution(spec, plan, opened, writer, slot, observer, Progress.of(run.records)).run()
+
+
+def _require_cells(plan: Plan) -> None:
+    """Raise UsageError when a sweep has nothing to measure: a run of skips alone is most often a mistake."""
+    if plan.cells:
+        return
+    reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
+    raise UsageError(f"nothing to measure: {reasons}")
 
 
 def _identity(opened: Opened) -> dict[str, Scalar]:

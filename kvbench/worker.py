@@ -37,7 +37,7 @@ from kvbench.protocol import (
 )
 from kvbench.results.schema import Ceiling, Failure, FailureKind, Samples, Visit
 from kvbench.steady import SteadyCpu
-from kvbench.units import format_size
+from kvbench.units import rough_size
 from kvbench.workload import Pools, VerificationError
 
 
@@ -93,7 +93,7 @@ class Worker:
             pools = Pools(self._device, self._stream, request.pool_bytes)
             pools.host_pool(None)
         except EngineError as error:
-            size = format_size(request.pool_bytes)
+            size = rough_size(request.pool_bytes)
             raise KvbenchError(
                 f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
                 "ask for smaller swaps, or lower --host-memory and --device-memory"

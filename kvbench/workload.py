@@ -126,16 +126,22 @@ class Pools:
     def fill(self, cell: Cell, layout: Layout, seed: int) -> None:
         """Put fresh random bytes in the source and poison in the destination."""
         used_bytes = layout.pool_rows * cell.block_bytes
-        host = self.host_pool(cell.memory)
         self._seed = seed
         if cell.direction is Direction.H2D:
-            host.fill_random(used_bytes, seed)
-            self._device.driver.fill(self._device_pool.address, POISON, used_bytes, self._stream.handle)
+            self.host_pool(cell.memory).fill_random(used_bytes, seed)
         else:
             self._staging.fill_random(used_bytes, seed)
             self._transfer(Direction.H2D, used_bytes)
-            host.fill_value(used_bytes, POISON)
-        self._stream.synchronize()
+        self.poison(cell, layout)
+
+    def poison(self, cell: Cell, layout: Layout) -> None:
+        """Put poison in the whole destination."""
+        used_bytes = layout.pool_rows * cell.block_bytes
+        if cell.direction is Direction.H2D:
+            self._device.driver.fill(self._device_pool.address, POISON, used_bytes, self._stream.handle)
+            self._stream.synchronize()
+        else:
+            self.host_pool(cell.memory).fill_value(used_bytes, POISON)
 
     def verify(self, cell: Cell, layout: Layout) -> int:
         """Compare every byte of the destination, copied or not, with what `fill` put in the source; return how many.

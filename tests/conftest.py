@@ -6,6 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes depends on who else uses the machine.
+settings.register_profile("kvbench", deadline=None)
+settings.load_profile("kvbench")
 
 # `python -m pytest` puts the checkout first on the path. Where kvbench is installed and not editable, that copy lacks
 # the compiled module: the checkout goes last, for what tests import from each other.

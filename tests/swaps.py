@@ -21,6 +21,7 @@ from kvbench.engine import (
 from kvbench.workload import POISON, SwapMemory
 
 MAX_GAP_BYTES = 40
+SEED = 7
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ def run_and_compare(
     into_gpu = direction is Direction.H2D
     source, destination = (host, other) if into_gpu else (other, host)
     if into_gpu:
-        host.fill_random(swap.span_bytes, 7)
+        host.fill_random(swap.span_bytes, SEED)
         device.driver.fill(other.address, POISON, swap.span_bytes, stream.handle)
     else:
-        staging.fill_random(swap.span_bytes, 7)
+        staging.fill_random(swap.span_bytes, SEED)
         _transfer(device, stream, other, staging, Direction.H2D)
         host.fill_value(swap.span_bytes, POISON)
     stream.synchronize()
@@ -108,6 +109,7 @@ def run_and_compare(
             region.measure_python(prepared.prepare, prepared.submit, STREAM_STATES[state])
     if into_gpu:
         _transfer(device, stream, staging, other, Direction.D2H)
+        host.fill_random(swap.span_bytes, SEED)  # the swap may have spoiled its own source
     compared, original = (staging, host) if into_gpu else (host, staging)
     return verify(
         compared,

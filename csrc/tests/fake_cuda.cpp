@@ -124,7 +124,7 @@ void* find(const std::string& name, int version) {
   if (name == "cuStreamDestroy" || name == "cuEventDestroy") return as_pointer(destroy);
   if (name == "cuStreamSynchronize") return as_pointer(synchronize);
   if (name == "cuEventRecord") return as_pointer(record);
-  if (name == "cuEventQuery") return as_pointer(query);
+  if (name == "cuEventQuery" || name == "cuStreamQuery") return as_pointer(query);
   if (name == "cuEventElapsedTime") return as_pointer(elapsed);
   if (name == "cuMemcpyHtoDAsync") return as_pointer(htod);
   if (name == "cuMemcpyDtoHAsync") return as_pointer(dtoh);

@@ -13,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 from kvbench.axes import Cell
 from kvbench.engine import Device, Swap
 from kvbench.errors import UsageError
-from kvbench.facts import BackendFacts, DeviceFacts
+from kvbench.facts import DEFAULT_SMS, BackendFacts, DeviceFacts
 from kvbench.workload import SwapMemory
 
 GROUP: Final = "kvbench.backends"
@@ -68,7 +68,7 @@ class PreparedSwap:
 
 
 class Backend(Protocol):
-    """A way of running swaps."""
+    """A way of running swaps. One that runs on SMs may say with `default_sms` how many it takes when none are named."""
 
     @property
     def name(self) -> str:
@@ -135,7 +135,13 @@ def _load(entry: EntryPoint) -> Backend:
 def facts_of(backend: Backend, device: DeviceFacts) -> BackendFacts:
     """Return what the plan has to know of `backend` on `device`; one that cannot tell is unavailable."""
     try:
-        return BackendFacts(backend.name, backend.summary, backend.axes(device), backend.unavailable(device))
+        return BackendFacts(
+            backend.name,
+            backend.summary,
+            backend.axes(device),
+            backend.unavailable(device),
+            getattr(backend, "default_sms", DEFAULT_SMS),
+        )
     except Exception as error:  # as in _load
         return BackendFacts(backend.name, "does not describe itself", frozenset(), _line(error))
 

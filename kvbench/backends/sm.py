@@ -17,6 +17,7 @@ class Sm:
 
     name = "sm"
     summary = "our copy kernel on a chosen number of SMs"
+    default_sms = DEFAULT_SMS
 
     def __init__(self) -> None:
         self._loaded: tuple[Device, SmKernels] | None = None

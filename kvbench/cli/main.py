@@ -1,5 +1,6 @@
 """The `kvbench` command: its sub-commands, and the one place where an error becomes a line and an exit code."""
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
@@ -67,12 +68,16 @@ def main() -> None:
         sys.exit(ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.INTERRUPTED)
 
 
 def _complain(message: str) -> None:
     from kvbench.results.files import printable
 
-    print(f"kvbench: {printable(message)}", file=sys.stderr)
+    print(f"kvbench: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
 
 
 def _value_left_out(error: Exception, message: str) -> str:

@@ -18,7 +18,7 @@ from kvbench.protocol import Opened
 from kvbench.results import Failure, Note, Record
 from kvbench.results import Visit as VisitRecord
 from kvbench.runner import Preview
-from kvbench.units import format_duration, format_size, gigabytes_per_second
+from kvbench.units import format_duration, gigabytes_per_second, rough_size
 
 PLAIN_EVERY_S = 10.0
 SHOWN_CELLS = 20
@@ -211,8 +211,8 @@ def preview_lines(preview: Preview) -> list[str]:
     plan = preview.plan
     lines = [device_line(preview.opened)]
     lines.append(
-        f"{len(plan.cells)} cells; at most {format_size(plan.host_bytes)} of pinned host memory and "
-        f"{format_size(plan.device_bytes)} on the device; about {format_duration(plan.estimate_s)}"
+        f"{len(plan.cells)} cells; at most {rough_size(plan.host_bytes)} of pinned host memory and "
+        f"{rough_size(plan.device_bytes)} on the device; about {format_duration(plan.estimate_s)}"
     )
     lines += [f"  {cell.label}" for cell in plan.cells[:SHOWN_CELLS]]
     if len(plan.cells) > SHOWN_CELLS:

@@ -18,8 +18,9 @@ _OWN: Final = {
     "batched": Ink("#0072B2", "o"),
     "triton": Ink("#009E73", "s"),
     "sm": Ink("#CC79A7", "D"),
+    "primed": Ink("#56B4E9", "P"),
 }
-_FREE: Final = (Ink("#E69F00", "v"), Ink("#56B4E9", "P"), Ink("#000000", "X"), Ink("#8C6D31", "h"), Ink("#7F7F7F", "<"))
+_FREE: Final = (Ink("#E69F00", "v"), Ink("#000000", "X"), Ink("#8C6D31", "h"), Ink("#7F7F7F", "<"))
 
 
 def inks(backends: Iterable[str]) -> dict[str, Ink]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from statistics import median
+from typing import Final
 
 import pandas as pd
 
 from kvbench.report import markdown as md
-from kvbench.results import Failure, Run, Visit
+from kvbench.results import Ceiling, Failure, Run, Visit
 
 HOST_COPIES = "Host copies on a CPU device: no GPU was involved."
 
@@ -84,6 +86,10 @@ def views_of(runs: Sequence[Run]) -> list[View]:
     return [View(run, label) for run, label in zip(runs, labels, strict=True)]
 
 
+# Large copies on a quiet machine repeat within this share.
+STEADY_CEILING: Final = 0.02
+
+
 def warnings_of(run: Run) -> list[str]:
     """Return what a reader of this run has to know, a line each that does not name the run, not escaped."""
     info = run.info
@@ -101,7 +107,21 @@ def warnings_of(run: Run) -> list[str]:
         found.append(f"{len(failed)} failed cell{'s' if len(failed) > 1 else ''}, without figures")
     if not any(isinstance(record, Visit) for record in run.records):
         found.append("no measured cell")
-    return found
+    return [*found, *_moving_ceilings(run)]
+
+
+def _moving_ceilings(run: Run) -> list[str]:
+    """Return a line for each direction in which the large copies themselves were not steady."""
+    rates: dict[str, list[float]] = {}
+    for record in run.records:
+        if isinstance(record, Ceiling) and record.gpu_us:
+            rates.setdefault(record.direction, []).append(record.swap_bytes / median(record.gpu_us) / 1e3)
+    return [
+        f"the {direction} ceiling moved between {min(seen):.1f} and {max(seen):.1f} GB/s from round to round: "
+        "something else used the link or the host's memory, and other figures moved with it"
+        for direction, seen in rates.items()
+        if max(seen) > (1 + STEADY_CEILING) * min(seen)
+    ]
 
 
 def _numbered(name: str) -> Iterator[str]:

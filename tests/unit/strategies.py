@@ -52,10 +52,14 @@ CPU = DeviceFacts(
 H200_BACKENDS = (
     BackendFacts("per_block", "one copy a descriptor", frozenset({"memory"})),
     BackendFacts("batched", "one call", frozenset({"memory", "order", "descriptors_per_call", "coalesce", "overlap"})),
+    BackendFacts("primed", "one call", frozenset({"memory", "order", "descriptors_per_call", "coalesce", "overlap"})),
+    BackendFacts("sm", "a kernel", frozenset({"memory", "sms"}), default_sms=2),
     BackendFacts("triton", "a kernel", frozenset({"memory", "sms"})),
 )
 CPU_BACKENDS = (
     BackendFacts("per_block", "one copy a descriptor", frozenset({"memory"})),
     BackendFacts("batched", "one call", frozenset({"memory", "descriptors_per_call", "coalesce"})),
+    BackendFacts("primed", "one call", frozenset(), unavailable="the cpu device runs no kernels"),
+    BackendFacts("sm", "a kernel", frozenset(), unavailable="the cpu device runs no kernels", default_sms=2),
     BackendFacts("triton", "a kernel", frozenset(), unavailable="the cpu device runs no kernels"),
 )

@@ -252,5 +252,7 @@ def test_a_cell_of_the_command_line_can_be_asked_for() -> None:
     assert [(cell.backend, cell.stream_state.value) for cell in cells] == [
         ("batched", "idle"),
         ("batched", "busy"),
+        ("primed", "idle"),
         ("triton", "idle"),
+        ("sm", "idle"),
     ]

@@ -140,7 +140,7 @@ def test_axes_that_are_not_named_have_their_defaults() -> None:
 
 
 def test_without_a_backend_every_backend_is_planned() -> None:
-    assert [cell.backend for cell in plan_of(direction="h2d").cells] == ["per_block", "batched", "triton"]
+    assert [cell.backend for cell in plan_of(direction="h2d").cells] == [facts.name for facts in H200_BACKENDS]
 
 
 def test_an_order_asked_for_replaces_the_default_both_ways() -> None:
@@ -187,7 +187,7 @@ def test_a_backend_that_is_not_available_is_skipped_with_its_reason() -> None:
 
 
 def test_a_backend_that_does_not_exist_lists_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"^unknown backend tritn; there are per_block, batched, triton$"):
+    with pytest.raises(UsageError, match=r"^unknown backend tritn; there are per_block, batched, primed, sm, triton$"):
         plan_of(backend="batched,tritn")
 
 
@@ -251,7 +251,7 @@ def test_on_the_cpu_device_both_sides_share_the_memory() -> None:
 
 
 def test_an_endless_product_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^the sweep has 30000000 combinations; at most 200000 can be planned"):
+    with pytest.raises(UsageError, match=r"^the sweep has 50000000 combinations; at most 200000 can be planned"):
         plan_of(direction="h2d", blocks="1:10000:+1", block_size="1:1000:+1")
 
 

@@ -1,0 +1,45 @@
+"""The smallest backend: `memmove` for each descriptor, on the cpu device."""
+
+import ctypes
+
+from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.facts import DeviceFacts
+
+
+class Memmove:
+    name = "memmove"
+    summary = "memmove on the calling thread"
+
+    def axes(self, device: DeviceFacts) -> frozenset[str]:
+        del device
+        return frozenset()
+
+    def unavailable(self, device: DeviceFacts) -> str | None:
+        return None if device.kind == "cpu" else "memmove cannot reach GPU memory"
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        return PreparedSwap(MemmoveSwap(request), Mechanism.HOST_THREAD)
+
+
+class MemmoveSwap:
+    """The list is made by `prepare`; `submit` keeps the stream's order by waiting for what was there before it.
+
+    A kernel on a GPU would be launched on the stream instead, and not wait.
+    """
+
+    calls = 1
+
+    def __init__(self, request: SwapRequest) -> None:
+        self._driver = request.device.driver
+        self._memory = request.memory
+        self._descriptors: list[tuple[int, int, int]] = []
+
+    def prepare(self) -> None:
+        memory = self._memory
+        columns = (memory.destinations.tolist(), memory.sources.tolist(), memory.sizes.tolist())
+        self._descriptors = list(zip(*columns, strict=True))
+
+    def submit(self, stream: int) -> None:
+        self._driver.synchronize(stream)
+        for destination, source, size in self._descriptors:
+            ctypes.memmove(destination, source, size)

@@ -1,0 +1,177 @@
+"""Runs the real `kvbench` command, as its user does, and reads what it leaves behind."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvbench.axes import Cell
+from kvbench.results import Failure, Record, Skip, Visit, load_run
+
+KVBENCH = Path(sys.executable).with_name("kvbench")
+TIMEOUT_S = 120.0
+
+BRIEF = ("--rounds=1", "--warmups=0", "--min-samples=2", "--max-samples=2", "--cell-seconds=0.01")
+# Starts the command that follows with limits on its files' and on its memory's size, in bytes (0: none).
+_LIMITED = """
+import os, resource, sys
+for kind, limit in ((resource.RLIMIT_FSIZE, int(sys.argv[1])), (resource.RLIMIT_AS, int(sys.argv[2]))):
+    if limit:
+        resource.setrlimit(kind, (limit, limit))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+Done = subprocess.CompletedProcess[str]
+
+
+def tiny(**axes: str) -> list[str]:
+    """Return options for the smallest sweep that compares something, with other values on some axes."""
+    values = {
+        "backend": "per_block,batched",
+        "direction": "h2d",
+        "blocks": "4",
+        "block_size": "1KiB",
+        "stream_state": "idle",
+    }
+    return ["--device=cpu", *(f"-a{axis}={value}" for axis, value in (values | axes).items())]
+
+
+def kvbench(
+    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, file_bytes: int = 0, memory_bytes: int = 0
+) -> Done:
+    """Run `kvbench ARGUMENTS…` in `cwd` to its end."""
+    return subprocess.run(
+        _command(arguments, file_bytes, memory_bytes),
+        cwd=cwd,
+        env=os.environ | (env or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@contextmanager
+def kvbench_started(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start `kvbench ARGUMENTS…` in `cwd` and a process group of its own, as a shell does; kill what is left of it."""
+    with subprocess.Popen(
+        _command(arguments),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _command(arguments: Sequence[str | Path], file_bytes: int = 0, memory_bytes: int = 0) -> list[str]:
+    command = [str(KVBENCH), *(str(argument) for argument in arguments)]
+    if not (file_bytes or memory_bytes):
+        return command
+    return [sys.executable, "-c", _LIMITED, str(file_bytes), str(memory_bytes), *command]
+
+
+def events(done: Done) -> list[dict[str, Any]]:
+    """Return the events of a sweep that ran with --json."""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def await_records(process: subprocess.Popen[str], kind: str, count: int = 1) -> None:
+    """Read the events of a sweep that runs with --json until it has recorded `count` visits, ceilings, ..."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = json.loads(line)
+        count -= event["event"] == "record" and event["record"]["type"] == kind
+        if count == 0:
+            return
+    raise AssertionError(f"the sweep ended and {count} {kind} records were missing")
+
+
+def await_cpu_time(pid: int, more_s: float) -> None:
+    """Wait until process `pid` has used so much more CPU time."""
+
+    def used_s() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    goal_s, deadline_s = used_s() + more_s, time.monotonic() + TIMEOUT_S
+    while used_s() < goal_s:
+        assert time.monotonic() < deadline_s, f"process {pid} does not work"
+        time.sleep(0.01)
+
+
+def workers_of(pid: int) -> list[int]:
+    """Return the worker processes whose parent is `pid`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError, IndexError):
+            continue  # no process, or one that has ended meanwhile
+        if parent == pid and b"kvbench.worker" in arguments:
+            found.append(int(entry.name))
+    return found
+
+
+@contextmanager
+def watched(pid: int) -> Iterator[int]:
+    """Open process `pid` to learn of its end (see `ended`), also where it is no child of this one."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def ended(descriptor: int, timeout_s: float = 30.0) -> bool:
+    """Wait until the process behind `descriptor` has ended; False when it has not in time."""
+    return bool(select.select([descriptor], [], [], timeout_s)[0])
+
+
+def error_line(done: Done) -> str:
+    """Return the one line on stderr with which a command refused its input."""
+    return only_line(done.stderr)
+
+
+def only_line(stderr: str) -> str:
+    """Return the message of a command's stderr, on which nothing else may stand."""
+    line = stderr.removesuffix("\n")
+    assert line != stderr
+    assert line.isprintable(), stderr  # so that it is one line
+    assert line.startswith("kvbench: "), stderr
+    return line.removeprefix("kvbench: ")
+
+
+def records(run: Path) -> list[Record]:
+    return list(load_run(run).records)
+
+
+def visit_counts(run: Path) -> Counter[tuple[str, int]]:
+    """Return how often the journal of `run` holds each visit: (cell id, round) -> count."""
+    visits = (record for record in records(run) if isinstance(record, Visit))
+    return Counter((cell_of(visit).id, visit.round) for visit in visits)
+
+
+def failures(run: Path) -> list[Failure]:
+    return [record for record in records(run) if isinstance(record, Failure)]
+
+
+def skips(run: Path) -> list[Skip]:
+    return [record for record in records(run) if isinstance(record, Skip)]
+
+
+def cell_of(record: Visit | Failure | Skip) -> Cell:
+    return Cell.from_strings(record.cell)

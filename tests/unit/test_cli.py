@@ -1,0 +1,238 @@
+"""The command line: whatever is wrong with the input is one line that names it and says what would be right."""
+
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from kvbench.axes import AXES
+from kvbench.cli.main import main
+from kvbench.config import shipped_configs
+from tests.unit.command import KVBENCH, error_line, events, kvbench, only_line
+
+# Arguments, then words that the error has to hold: the option or key, the value, and what would be right.
+BAD_INPUT: list[tuple[list[str], list[str]]] = [
+    # options and commands
+    (["--nope"], ["No such option", "--nope"]),
+    (["swep"], ["No such command", "swep"]),
+    (["sweep", "--nope"], ["No such option", "--nope"]),
+    (["sweep", "--rounds"], ["--rounds", "requires an argument"]),
+    (["sweep", "quick", "cliff"], ["unexpected extra argument", "cliff"]),
+    (["list"], ["Missing argument", "axes", "backends", "configs", "devices"]),
+    (["list", "axis"], ["'axis'", "axes", "backends", "configs", "devices"]),
+    (["report"], ["Missing argument", "RUN"]),
+    (["doctor", "--device=gpu"], ["--device gpu", "auto, cpu", "cuda:N"]),
+    # configs
+    (["sweep", "quik"], ['config "quik"', "did you mean quick?"]),
+    (["sweep", "zzz"], ['config "zzz"', "cliff, full, order, quick, sm-ladder, threshold", "a path ending in .toml"]),
+    (["sweep", "mine.toml"], ["mine.toml: no such file"]),
+    (["sweep", "bad.toml"], ["bad.toml: ", '"blokcs"', "did you mean blocks?"]),
+    # axes
+    (["sweep", "-a", "blokcs=4"], ["unknown axis 'blokcs'", "the axes are backend, direction, blocks, block_size"]),
+    (["sweep", "-a", "blocks"], ["-a blocks", "for example -a blocks=16,64,256"]),
+    (["sweep", "-a", "blocks="], ["-a blocks=", "for example -a blocks=16,64,256"]),
+    (["sweep", "-a", "=4"], ["-a =4", "for example -a blocks=16,64,256"]),
+    (["sweep", "-a", "blocks=1", "-a", "blocks=2"], ["-a blocks=2", "given twice", "-a blocks=1,2"]),
+    (["sweep", "-a", "blocks=0"], ["blocks=0", "a whole number from 1 to 100000000"]),
+    (["sweep", "-a", "blocks=-4"], ["blocks=-4", "a whole number from 1"]),
+    (["sweep", "-a", "blocks=4.5"], ["blocks=4.5", "a whole number from 1"]),
+    (["sweep", "-a", "blocks=many"], ["blocks=many", "a whole number from 1"]),
+    (["sweep", "-a", "blocks=4,,5"], ["blocks=4,,5", "an empty value", "blocks=16,64,256"]),
+    (["sweep", "-a", "blocks=8:4:x2"], ["blocks=8:4:x2", "a range rises"]),
+    (["sweep", "-a", "blocks=4:8"], ["blocks=4:8", "lo:hi:xK or lo:hi:+K"]),
+    (["sweep", "-a", "blocks=1:99999999:+1"], ["blocks=1:99999999:+1", "more than 10000 values"]),
+    (["sweep", "-a", "block_size=4Kb"], ["block_size=4Kb", "KiB, MiB, GiB"]),
+    (["sweep", "-a", "block_size=0"], ["block_size=0", "from 1B to 16GiB"]),
+    (["sweep", "-a", "block_size=32GiB"], ["block_size=32GiB", "from 1B to 16GiB"]),
+    (["sweep", "-a", "block_size=0.3B"], ["block_size=0.3B", "no whole number of bytes"]),
+    (["sweep", "-a", "direction=up"], ["direction=up", "h2d, d2h"]),
+    (["sweep", "-a", "stream_state=both"], ["stream_state=both", "idle, busy"]),
+    (["sweep", "-a", "order=fifo"], ["order=fifo", "stream, during_api_call, any"]),
+    (["sweep", "-a", "memory=paged"], ["memory=paged", "allocated, registered"]),
+    (["sweep", "-a", "pattern=runs-1"], ["pattern=runs-1", "shuffled, contiguous, reversed or runs-R with R >= 2"]),
+    (["sweep", "-a", "sms=0"], ["sms=0", "from 1 to 4096 or all"]),
+    (["sweep", "-a", "coalesce=yes"], ["coalesce=yes", "on or off"]),
+    (["sweep", "-a", "backend=a b"], ["backend=a b", "not a backend's name"]),
+    (["sweep", "-a", "backend=per-block"], ["unknown backend per-block", "there are batched, per_block, "]),
+    (["sweep", "-a", "blocks=1:9000:+1", "-a", "block_size=1:200:+1"], ["combinations", "at most 200000"]),
+    (["sweep", "-a", "blocks=4\n5"], [r"blocks='4\n5'", "a whole number from 1"]),
+    # filters
+    (["sweep", "-f", "blocks~3"], ["filter 'blocks~3'", "axis OP value", "block_size<=24KiB"]),
+    (["sweep", "-f", "blokcs=3"], ["filter 'blokcs=3'", "unknown axis 'blokcs'", "there are backend, direction"]),
+    (["sweep", "-f", "backend<3"], ["filter 'backend<3'", "has no order", "= or !="]),
+    (["sweep", "-f", "blocks<some"], ["filter 'blocks<some'", "a whole number from 1"]),
+    (["sweep", "-f", ""], ["filter ''", "axis OP value"]),
+    # devices, sampling, limits
+    (["sweep", "--device=gpu"], ['"gpu"', "auto, cpu, cuda or cuda:N"]),
+    (["sweep", "--device=cuda:"], ['"cuda:"', "auto, cpu, cuda or cuda:N"]),
+    (["sweep", "--device=cuda:99"], ["--device cuda:99: no such device", "cpu"]),
+    (["sweep", "--rounds=two"], ["--rounds", "'two'", "integer"]),
+    (["sweep", "--rounds=0"], ["rounds: 0", "from 1 to 1000"]),
+    (["sweep", "--warmups=-1"], ["warmups: -1", "from 0 to 10000"]),
+    (["sweep", "--min-samples=9", "--max-samples=3"], ["max_samples: 3", "less than min_samples, 9"]),
+    (["sweep", "--target=2"], ["target: 2", "from 0 to 1"]),
+    (["sweep", "--target=nan"], ["target: NaN", "from 0 to 1"]),
+    (["sweep", "--target=tight"], ["--target", "'tight'", "number"]),
+    (["sweep", "--cell-seconds=0"], ["cell_seconds: 0", "from 0.001 to 3600"]),
+    (["sweep", "--busy-delay-us=0"], ["busy_delay_us: 0", "from 1 to 100000"]),
+    (["sweep", "--deadline-s=0"], ["deadline_s: 0", "from 0.1 to 86400"]),
+    (["sweep", "--seed=-1"], ["seed: -1", "from 0 to"]),
+    (["sweep", "--host-memory=lots"], ["--host-memory", "'lots'", "KiB, MiB, GiB"]),
+    (["sweep", "--device-memory=0"], ["--device-memory", "0", "from 1 to"]),
+    # faults
+    (["sweep", "--fault=boom=1"], ["--fault 'boom=1'", "KIND=NUMBER [when FILTER]", "error@call", "slow"]),
+    (["sweep", "--fault=slow"], ["--fault 'slow'", "KIND=NUMBER [when FILTER]"]),
+    (["sweep", "--fault=slow=-1"], ["--fault 'slow=-1'", "KIND=NUMBER [when FILTER]"]),
+    (["sweep", "--fault=slow=1 when blokcs=1"], ["filter 'blokcs=1'", "unknown axis 'blokcs'"]),
+    (["sweep", "--fault=slow=1;"], ["--fault ''", "KIND=NUMBER [when FILTER]"]),
+    # run directories
+    (["sweep", "--resume=nowhere"], ["nowhere is no run directory: no such folder"]),
+    (["sweep", "--resume=."], [". is no run directory: it has no run.json"]),
+    (["sweep", "--resume=bad.toml"], ["bad.toml is no run directory"]),
+    (["sweep", "--resume=nowhere", "--out=there"], ["--resume", "leave out --dry-run and --out"]),
+    (["sweep", "--resume=nowhere", "--dry-run"], ["--resume", "leave out --dry-run and --out"]),
+    (["sweep", "--resume=no\nwhere"], ["is no run directory"]),
+    (["sweep", "--out=bad.toml/a\nb"], ["cannot write to bad.toml/a", "not a directory"]),
+    (["report", "nowhere", "-o", "there"], ["nowhere is no run directory: no such folder"]),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "bad.toml").write_text("[axes]\nblokcs = 4\n")
+    monkeypatch.chdir(tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield tmp_path
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD_INPUT, ids=[" ".join(arguments) for arguments, _ in BAD_INPUT])
+def test_bad_input_is_one_line_that_says_what_would_be_right(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: list[str],
+) -> None:
+    # In this process: a start for each takes too long. That the command does the same is the next test.
+    monkeypatch.setattr(sys, "argv", ["kvbench", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 2
+    shown = capsys.readouterr()
+    line = only_line(shown.err)
+    for word in words:
+        assert word in line
+    assert not shown.out
+    assert [path.name for path in folder.iterdir()] == ["bad.toml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"), [("sweep --rounds=two", "'two'"), ("sweep -ablocks=0", "blocks=0"), ("swep", "'swep'")]
+)
+def test_the_command_refuses_bad_input_in_the_same_way(tmp_path: Path, arguments: str, word: str) -> None:
+    done = kvbench(*arguments.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert word in error_line(done)
+    assert not done.stdout
+
+
+def test_a_sweep_in_a_file_with_impossible_values_is_refused_with_file_and_key(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[sampling]\nrounds = true\n")
+    done = kvbench("sweep", "mine.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done) == "mine.toml: [sampling]: rounds: true is not a whole number from 1 to 1000"
+
+
+def test_options_override_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('device = "cpu"\n[axes]\nbackend = "per_block"\nblocks = [4, 8]\n')
+    done = kvbench("sweep", "mine.toml", "-adirection=h2d", "-ablocks=16", "--dry-run", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (event,) = events(done)
+    assert [(cell["direction"], cell["blocks"]) for cell in event["cells"]] == [("h2d", "16")]
+
+
+# What there is
+
+
+def test_version_is_that_of_the_package(tmp_path: Path) -> None:
+    assert kvbench("--version", cwd=tmp_path).stdout == f"kvbench {version('kvbench')}\n"
+
+
+def listed(folder: Path, what: str) -> list[dict[str, str]]:
+    """Return what `kvbench list` shows as JSON; its plain lines hold the same words."""
+    done, plain = kvbench("list", what, "--json", cwd=folder), kvbench("list", what, cwd=folder)
+    assert (done.returncode, plain.returncode) == (0, 0), done.stderr + plain.stderr
+    rows: list[dict[str, str]] = json.loads(done.stdout)
+    lines = plain.stdout.splitlines()
+    assert len(lines) == len(rows)
+    for row, line in zip(rows, lines, strict=True):
+        for word in row.values():
+            assert word in line
+    return rows
+
+
+def test_the_axes_are_listed_each_with_an_example_that_works(tmp_path: Path) -> None:
+    rows = listed(tmp_path, "axes")
+    assert [row["axis"] for row in rows] == list(AXES)
+    for row in rows:
+        option, _, assignment = row["example"].partition(" ")
+        name, _, values = assignment.partition("=")
+        assert (option, name) == ("-a", row["axis"])
+        assert AXES[name].parse(values)
+
+
+def test_the_configs_are_listed_each_with_its_question(tmp_path: Path) -> None:
+    rows = listed(tmp_path, "configs")
+    assert [row["config"] for row in rows] == list(shipped_configs())
+    assert all(row["question"].endswith("?") for row in rows)
+
+
+def test_the_backends_are_listed_and_whether_they_run_here(tmp_path: Path) -> None:
+    rows = {row["backend"]: row for row in listed(tmp_path, "backends")}
+    assert set(rows) >= {"per_block", "batched", "triton"}
+    assert rows["per_block"]["here"] == rows["batched"]["here"] == "available"
+
+
+def test_the_devices_are_listed_and_the_cpu_is_no_gpu(tmp_path: Path) -> None:
+    last = listed(tmp_path, "devices")[-1]
+    assert last["device"] == "cpu"
+    assert "host copies, no GPU" in last["title"]
+
+
+# Shell completion
+
+
+def complete(folder: Path, *words: str) -> list[str]:
+    """Return what bash is offered behind `kvbench WORDS…`, the last of them under way."""
+    environment = {
+        "_KVBENCH_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(("kvbench", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    return kvbench(cwd=folder, env=environment).stdout.split()
+
+
+def test_commands_options_and_words_are_completed(tmp_path: Path) -> None:
+    assert set(complete(tmp_path, "")) >= {"sweep", "report", "list", "doctor"}
+    assert complete(tmp_path, "sw") == ["sweep"]
+    assert complete(tmp_path, "sweep", "--res") == ["--resume"]
+    assert complete(tmp_path, "list", "") == ["axes", "backends", "configs", "devices"]
+
+
+def test_bash_takes_the_completion(tmp_path: Path) -> None:
+    """The script that `--show-completion` prints defines what completes `kvbench`."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash here")
+    command = f'eval "$({shlex.quote(str(KVBENCH))} --show-completion bash)" && complete -p kvbench'
+    done = subprocess.run([bash, "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "kvbench" in done.stdout

@@ -1,0 +1,449 @@
+"""The swap engine on the cpu device: real copies, compared byte for byte, and errors that say where they come from."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kvbench.axes import Cell, Direction, StreamState
+from kvbench.backends.base import Backend, Mechanism, SwapRequest
+from kvbench.backends.batched import Batched
+from kvbench.backends.per_block import PerBlock
+from kvbench.engine import (
+    ACCESS_ORDERS,
+    DIRECTIONS,
+    STREAM_STATES,
+    Buffer,
+    Device,
+    EngineError,
+    Event,
+    MemoryKind,
+    Sample,
+    Stream,
+    Swap,
+    TimedRegion,
+    batched,
+    open_device,
+    per_block,
+    resolve_device,
+    verify,
+)
+from kvbench.errors import UsageError
+from kvbench.faults import Fault, FaultPlan
+from kvbench.workload import POISON, SwapMemory
+from tests.swaps import aligned_swap, mixed_swap, run_and_compare
+
+MIXED_SIZES = [*range(1, 130), 255, 576, 656, 1000, 4095, 4096, 4097, 24_576, 25_088, 65_537, 1 << 20, (1 << 20) - 3]
+RIGHT = (0, 0, None)
+BACKENDS: list[Backend] = [PerBlock(), Batched()]
+IDLE, BUSY = (STREAM_STATES[state] for state in StreamState)
+H2D, D2H = (DIRECTIONS[direction] for direction in Direction)
+DELAY_US = 100_000
+ROOM = 1 << 16
+
+Words = NDArray[np.uint64]
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Device:
+    return open_device("cpu", FaultPlan())
+
+
+@pytest.fixture
+def faulty(cpu: Device) -> Iterator[Device]:
+    """The device, to inject faults; the next test finds it sound."""
+    yield cpu
+    cpu.arm(None)
+
+
+@dataclass
+class Bench:
+    """Two buffers that the test can read, a stream, and a timed region whose delay is DELAY_US long."""
+
+    device: Device
+    source: Buffer
+    destination: Buffer
+    stream: Stream
+    region: TimedRegion
+
+    @classmethod
+    def on(cls, device: Device) -> "Bench":
+        stream = Stream(device.driver)
+        bench = cls(
+            device,
+            Buffer(device.driver, MemoryKind.allocated, ROOM),
+            Buffer(device.driver, MemoryKind.registered, ROOM),
+            stream,
+            TimedRegion(device.driver, stream.handle, DELAY_US * 1000),
+        )
+        bench.source.fill_random(ROOM, 5)
+        bench.destination.fill_value(ROOM, POISON)
+        return bench
+
+    def lists(self, *descriptors: tuple[int, int, int]) -> tuple[Words, Words, Words]:
+        """Return (source offset, destination offset, size) triples as the engine takes them."""
+        table = np.array(descriptors, dtype=np.uint64).reshape(-1, 3)
+        return (
+            table[:, 0] + np.uint64(self.source.address),
+            table[:, 1] + np.uint64(self.destination.address),
+            table[:, 2].copy(),
+        )
+
+    def per_block(self, *descriptors: tuple[int, int, int]) -> Swap:
+        return per_block(self.device.driver, *self.lists(*descriptors), H2D)
+
+    def batched(self, *descriptors: tuple[int, int, int], per_call: int = 0, coalesce: bool = False) -> Swap:
+        return batched(
+            self.device.driver,
+            *self.lists(*descriptors),
+            H2D,
+            order=next(iter(ACCESS_ORDERS.values())),
+            descriptors_per_call=per_call,
+            coalesce=coalesce,
+        )
+
+    def run(self, swap: Swap) -> None:
+        swap.prepare()
+        swap.submit(self.stream.handle)
+        self.stream.synchronize()
+
+    def moved(self, *descriptors: tuple[int, int, int]) -> bool:
+        """Whether exactly these descriptors were copied: the whole destination is compared."""
+        expected = np.full(ROOM, POISON, dtype=np.uint8)
+        source = self.source.array()
+        for start, to, size in descriptors:
+            expected[to : to + size] = source[start : start + size]
+        return np.array_equal(self.destination.array(), expected)
+
+
+@pytest.fixture
+def bench(faulty: Device) -> Bench:
+    return Bench.on(faulty)
+
+
+def row(count: int, size: int = 64, gap: int = 0) -> list[tuple[int, int, int]]:
+    """Descriptors that ascend on both sides, `gap` bytes apart."""
+    return [(index * (size + gap), index * (size + gap), size) for index in range(count)]
+
+
+# What arrives
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("state", StreamState)
+def test_mixed_sizes_at_any_alignment_arrive(
+    cpu: Device, backend: Backend, direction: Direction, state: StreamState
+) -> None:
+    swap = mixed_swap(MIXED_SIZES * 2, seed=11)
+    for offsets in (swap.source_offsets, swap.destination_offsets):
+        assert set((offsets % 16).tolist()) == set(range(16))
+    assert run_and_compare(cpu, backend, direction, swap, state=state, times=3) == RIGHT
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("alignment", [1, 2, 4, 8, 16, 4096])
+def test_aligned_swaps_arrive(cpu: Device, backend: Backend, direction: Direction, alignment: int) -> None:
+    swap = aligned_swap([1, 7, 16, 100, 4096, 5000] * 20, alignment, seed=alignment)
+    assert run_and_compare(cpu, backend, direction, swap) == RIGHT
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("direction", Direction)
+def test_a_wrong_byte_is_found_in_its_descriptor(faulty: Device, backend: Backend, direction: Direction) -> None:
+    swap = mixed_swap([100] * 20, seed=2)
+    faulty.arm(Fault("corrupt@descriptor", 13))
+    last_byte = int(swap.destination_offsets[13]) + 99
+    assert run_and_compare(faulty, backend, direction, swap) == (1, last_byte, 13)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("direction", Direction)
+def test_a_byte_where_nothing_belongs_is_found(faulty: Device, backend: Backend, direction: Direction) -> None:
+    swap = mixed_swap([100] * 20, seed=2)  # with at least one byte between any two
+    faulty.arm(Fault("stray@descriptor", 13))
+    behind = int(swap.destination_offsets[13]) + 100
+    assert run_and_compare(faulty, backend, direction, swap) == (1, behind, None)
+
+
+def test_a_swap_that_never_ran_is_found(cpu: Device) -> None:
+    """The comparison is no tautology: before any copy every byte of every range differs, save by chance."""
+    swap = mixed_swap([1000] * 10, seed=4)
+    source = Buffer(cpu.driver, MemoryKind.allocated, swap.span_bytes)
+    destination = Buffer(cpu.driver, MemoryKind.allocated, swap.span_bytes)
+    source.fill_random(swap.span_bytes, 1)
+    destination.fill_value(swap.span_bytes, POISON)
+    wrong, *_ = verify(
+        destination, source, swap.span_bytes, swap.source_offsets, swap.destination_offsets, swap.sizes, POISON
+    )
+    assert wrong > 9_800
+
+
+@pytest.mark.parametrize(
+    ("sources", "destinations"),
+    [([0, 64], [0, 63]), ([0, 64], [0, 65]), ([0, 65], [0, 64])],
+    ids=["destinations overlap", "behind the destination", "behind the source"],
+)
+def test_ranges_that_cannot_be_compared_are_refused(cpu: Device, sources: list[int], destinations: list[int]) -> None:
+    buffer = Buffer(cpu.driver, MemoryKind.allocated, 128)
+    from_, to, sizes = (np.array(numbers, dtype=np.uint64) for numbers in (sources, destinations, [64, 64]))
+    with pytest.raises(ValueError, match="range"):
+        verify(buffer, buffer, 128, from_, to, sizes, POISON)
+
+
+@st.composite
+def descriptor_lists(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Up to 40 descriptors in any order; some adjoin the one before them on both sides, none of them overlap."""
+    found: list[tuple[int, int, int]] = []
+    start, to = draw(st.integers(0, 64)), draw(st.integers(0, 64))
+    for _ in range(draw(st.integers(1, 40))):
+        size = draw(st.integers(1, 1000) | st.sampled_from([1, 15, 16, 17, 512]))
+        found.append((start, to, size))
+        adjoins = draw(st.booleans())
+        start = start + size if adjoins else draw(st.integers(0, ROOM - 1000))
+        to += size if adjoins else size + draw(st.integers(0, 33))
+        start = min(start, ROOM - 1000)
+    return draw(st.sampled_from([found, found[::-1]]) | st.permutations(found))
+
+
+@pytest.fixture(scope="module")
+def any_bench(cpu: Device) -> Bench:
+    return Bench.on(cpu)
+
+
+def merged_count(descriptors: list[tuple[int, int, int]]) -> int:
+    pairs = itertools.pairwise(descriptors)
+    return len(descriptors) - sum((a[0] + a[2], a[1] + a[2]) == (b[0], b[1]) for a, b in pairs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(descriptors=descriptor_lists(), per_call=st.integers(0, 45), coalesce=st.booleans())
+def test_any_list_is_moved_exactly(
+    any_bench: Bench, descriptors: list[tuple[int, int, int]], per_call: int, coalesce: bool
+) -> None:
+    for swap, calls in (
+        (any_bench.per_block(*descriptors), len(descriptors)),
+        (
+            any_bench.batched(*descriptors, per_call=per_call, coalesce=coalesce),
+            -(-(merged_count(descriptors) if coalesce else len(descriptors)) // (per_call or 1000)),
+        ),
+    ):
+        any_bench.destination.fill_value(ROOM, POISON)
+        any_bench.run(swap)
+        assert swap.calls == calls
+        assert any_bench.moved(*descriptors)
+
+
+# How it is submitted
+
+
+def test_a_submission_does_not_wait_and_copies_run_in_the_stream_s_order(bench: Bench) -> None:
+    bench.device.arm(Fault("slow", DELAY_US))
+    bench.batched((0, 0, 8), (8, 100, 8)).submit(bench.stream.handle)
+    assert bench.destination.array()[100:108].tolist() == [POISON] * 8
+    done = Event(bench.device.driver)
+    done.record(bench.stream.handle)
+    done.wait()
+    assert bench.moved((0, 0, 8), (8, 100, 8))
+
+
+def test_an_event_that_was_never_recorded_is_not_waited_for(cpu: Device) -> None:
+    Event(cpu.driver).wait()
+
+
+@pytest.mark.parametrize(("per_call", "calls"), [(0, 1), (1, 10), (3, 4), (5, 2), (9, 2), (10, 1), (10**8, 1)])
+def test_descriptors_per_call_cuts_the_list(bench: Bench, per_call: int, calls: int) -> None:
+    swap = bench.batched(*row(10), per_call=per_call)
+    assert swap.calls == calls
+    bench.device.arm(Fault("error@call", calls))
+    bench.run(swap)  # so many calls are made, the next one would be refused
+    assert bench.moved(*row(10))
+    with pytest.raises(EngineError):
+        swap.submit(bench.stream.handle)
+
+
+def test_coalescing_merges_what_adjoins_on_both_sides(bench: Bench) -> None:
+    descriptors = [*row(8), (4096, 8192, 64), (4160, 8256, 64), (0, 9000, 64), (64, 10_000, 64)]
+    swap = bench.batched(*descriptors, per_call=1, coalesce=True)
+    bench.run(swap)
+    assert swap.calls == 4
+    assert bench.moved(*descriptors)
+    assert bench.batched(*descriptors, per_call=1).calls == 12
+
+
+def test_coalescing_tells_its_own_time_as_a_part_of_preparing(bench: Bench) -> None:
+    merging = bench.region.measure(bench.batched(*row(1000), coalesce=True), IDLE)
+    assert 0 < merging.coalesce_us <= merging.prepare_us
+    assert bench.region.measure(bench.batched(*row(1000)), IDLE).coalesce_us == 0
+
+
+def test_a_device_without_batch_runs_single_copies_and_says_so() -> None:
+    old = open_device("cpu", FaultPlan(with_batch=False))
+    assert old.batch_entry is None
+    assert old.facts().batch_entry is None
+    bench = Bench.on(old)
+    swap = bench.batched(*row(10), per_call=5, coalesce=True)
+    assert swap.fell_back
+    bench.run(swap)
+    assert swap.calls == 10
+    assert bench.moved(*row(10))
+    assert run_and_compare(old, Batched(), Direction.D2H, mixed_swap(MIXED_SIZES, seed=1)) == RIGHT
+    assert mechanism(old, Batched()) is Mechanism.FALLBACK
+
+
+def test_a_device_with_batch_does_not_fall_back(cpu: Device, bench: Bench) -> None:
+    assert cpu.facts().batch_entry
+    assert not bench.batched(*row(10)).fell_back
+    assert not bench.per_block(*row(10)).fell_back
+    assert mechanism(cpu, Batched()) is Mechanism.HOST_THREAD
+
+
+def mechanism(device: Device, backend: Backend) -> Mechanism:
+    bench = Bench.on(device)
+    sources, destinations, sizes = bench.lists(*row(4))
+    cell = Cell(backend.name, Direction.H2D, 4, 64, descriptors_per_call=0)
+    memory = SwapMemory(sources, destinations, sources, destinations, sizes)
+    return backend.create(SwapRequest(device, cell, memory)).mechanism
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("legacy", [0, 1])
+def test_the_legacy_default_stream_is_refused(bench: Bench, legacy: int) -> None:
+    for swap in (bench.per_block(*row(2)), bench.batched(*row(2))):
+        with pytest.raises(EngineError, match="legacy default stream cannot take a swap; create a stream of your own"):
+            swap.submit(legacy)
+    with pytest.raises(EngineError, match="legacy default stream"):
+        TimedRegion(bench.device.driver, legacy, 1000)
+    assert bench.moved()
+
+
+def test_an_error_names_call_error_and_descriptor(bench: Bench) -> None:
+    bench.device.arm(Fault("error@descriptor", 7))
+    with pytest.raises(EngineError) as caught:
+        bench.region.measure(bench.batched(*row(10), per_call=4), IDLE)
+    assert (caught.value.call, caught.value.name, caught.value.descriptor) == ("copy_batch", "INJECTED_ERROR", 7)
+    assert str(caught.value) == "copy_batch: INJECTED_ERROR (descriptor 7)"
+
+
+def test_an_error_of_a_whole_call_names_no_descriptor(bench: Bench) -> None:
+    bench.device.arm(Fault("error@call", 1))
+    with pytest.raises(EngineError) as caught:
+        bench.region.measure(bench.batched(*row(10), per_call=4), IDLE)
+    assert (caught.value.call, caught.value.descriptor) == ("copy_batch", None)
+
+
+@pytest.mark.parametrize("kind", ["error@call", "error@descriptor"])
+def test_an_error_of_a_single_copy_names_its_descriptor(bench: Bench, kind: str) -> None:
+    bench.device.arm(Fault(kind, 4))
+    with pytest.raises(EngineError) as caught:
+        bench.region.measure(bench.per_block(*row(10)), IDLE)
+    assert (caught.value.call, caught.value.name, caught.value.descriptor) == ("copy", "INJECTED_ERROR", 4)
+
+
+def test_an_error_in_a_merged_list_names_a_descriptor_of_the_list_that_was_given(bench: Bench) -> None:
+    pairs = [(start, to + index * 4096, 64) for index in range(5) for start, to in ((0, 0), (64, 64))]
+    bench.device.arm(Fault("error@descriptor", 3))
+    with pytest.raises(EngineError) as caught:
+        bench.run(bench.batched(*pairs, coalesce=True))
+    assert caught.value.descriptor == 6
+
+
+def test_the_engine_works_on_after_an_error(bench: Bench) -> None:
+    bench.device.arm(Fault("error@call", 2))
+    swap = bench.per_block(*row(10))
+    with pytest.raises(EngineError):
+        bench.region.measure(swap, IDLE)
+    bench.device.arm(None)
+    bench.region.measure(swap, IDLE)
+    assert bench.moved(*row(10))
+
+
+def test_lists_of_different_lengths_are_refused(bench: Bench) -> None:
+    sources, destinations, sizes = bench.lists(*row(4))
+    with pytest.raises(ValueError, match="different lengths"):
+        per_block(bench.device.driver, sources[:3], destinations, sizes, H2D)
+
+
+def test_memory_of_the_device_cannot_be_touched_from_the_host(cpu: Device) -> None:
+    with pytest.raises(IndexError, match="lies on the device"):
+        Buffer(cpu.driver, MemoryKind.device, 64).array()
+    with pytest.raises(IndexError, match="smaller than that"):
+        Buffer(cpu.driver, MemoryKind.allocated, 64).fill_value(65, 0)
+
+
+def test_a_gpu_s_faults_are_refused() -> None:
+    with pytest.raises(UsageError, match="cpu device only"):
+        open_device("cuda:0", FaultPlan((Fault("slow", 1),)))
+
+
+def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(UsageError, match=r"--device cuda:99: no such device; .*cpu"):
+        resolve_device("cuda:99")
+    assert resolve_device("cpu") == "cpu"
+    assert open_device(resolve_device("auto"), FaultPlan()).kind in ("cpu", "cuda")
+
+
+# What a sample says
+
+
+def test_an_idle_sample_finds_nothing_pending(bench: Bench) -> None:
+    for _ in range(20):
+        sample = bench.region.measure(bench.per_block(*row(20)), IDLE)
+        assert (sample.pending_before, sample.pending_after) == (False, False)
+        assert sample.wall_us >= sample.submit_us > 0
+        assert sample.gpu_us > 0
+        assert min(sample.prepare_us, sample.cpu_us, sample.gap_us) >= 0
+
+
+def test_a_busy_sample_is_submitted_behind_the_delay_which_its_event_time_leaves_out(bench: Bench) -> None:
+    samples = [bench.region.measure(bench.per_block(*row(20)), BUSY) for _ in range(3)]
+    assert all(sample.pending_before and sample.pending_after for sample in samples)
+    assert all(sample.gap_us == 0 for sample in samples)
+    assert all(sample.wall_us >= sample.submit_us > 0 for sample in samples)
+    assert max(sample.wall_us for sample in samples) > DELAY_US / 2
+    assert min(sample.gpu_us for sample in samples) < DELAY_US / 2
+    assert min(sample.submit_us for sample in samples) < DELAY_US / 2
+
+
+def test_a_submission_that_outlasts_the_delay_is_told(bench: Bench) -> None:
+    sample = bench.region.measure_python(lambda: None, lambda _: bench.stream.synchronize(), BUSY)
+    assert (sample.pending_before, sample.pending_after) == (True, False)
+
+
+def test_the_times_of_a_swap_from_python_are_told_apart(bench: Bench) -> None:
+    pause_s = 0.05
+    sample = bench.region.measure_python(lambda: time.sleep(2 * pause_s), lambda _: time.sleep(pause_s), IDLE)
+    assert sample.prepare_us >= 2e6 * pause_s
+    assert sample.wall_us >= sample.submit_us >= 1e6 * pause_s
+    assert sample.gpu_us >= 1e6 * pause_s  # the start event stands before the submission, the end event behind it
+    assert sample.wall_us < sample.prepare_us
+    assert sample.cpu_us < 0.5e6 * pause_s  # a thread that sleeps takes no CPU time
+
+
+def test_what_a_submission_from_python_raises_comes_through(bench: Bench) -> None:
+    def refuse(stream: int) -> None:
+        raise LookupError(f"not on {stream}")
+
+    with pytest.raises(LookupError, match=f"not on {bench.stream.handle}"):
+        bench.region.measure_python(lambda: None, refuse, IDLE)
+    assert isinstance(bench.region.measure(bench.per_block(*row(2)), IDLE), Sample)
+
+
+@pytest.mark.parametrize("kind", ["per_block", "batched"])
+def test_slow_copies_take_longer_by_what_was_asked_for(bench: Bench, kind: str) -> None:
+    swap = bench.per_block(*row(4)) if kind == "per_block" else bench.batched(*row(4))
+    quick = min(bench.region.measure(swap, IDLE).wall_us for _ in range(5))
+    bench.device.arm(Fault("slow", 5000))
+    slow = bench.region.measure(swap, IDLE)
+    assert min(slow.wall_us, slow.gpu_us) >= 4 * 5000
+    assert quick < 4 * 5000
+    assert bench.moved(*row(4))

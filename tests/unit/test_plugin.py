@@ -1,0 +1,167 @@
+"""A backend of another project is measured by installing its package, and one that misbehaves costs only its cells."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvbench.results import Visit
+from tests.unit.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, skips, tiny
+
+EXAMPLE = Path(__file__).parents[1] / "example_backend"
+
+# A backend that copies as it should, for the misbehaving ones to start from.
+SOUND = """
+    import ctypes
+    from kvbench.backends.base import Mechanism, PreparedSwap
+
+    class Plugin:
+        name = "plugin"
+        summary = "a backend for tests"
+        calls = 1
+
+        def axes(self, device):
+            return frozenset()
+
+        def unavailable(self, device):
+            return None
+
+        def create(self, request):
+            self.request = request
+            return PreparedSwap(self, Mechanism.HOST_THREAD)
+
+        def prepare(self):
+            pass
+
+        def submit(self, stream):
+            self.request.device.driver.synchronize(stream)
+            memory = self.request.memory
+            for to, source, size in zip(memory.destinations, memory.sources, memory.sizes):
+                ctypes.memmove(int(to), int(source), int(size))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip has put the example package."""
+    folder = tmp_path_factory.mktemp("example")
+    source = shutil.copytree(EXAMPLE, folder / "source")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--no-build-isolation", "--target", folder / "site", source], check=True, timeout=120)
+    return folder / "site"
+
+
+def install(folder: Path, code: str) -> Path:
+    """Put a package with the entry point `plugin` into `folder`, as an installer lays it out."""
+    (folder / "kvbench_plugin.py").write_text(textwrap.dedent(code))
+    info = folder / "kvbench_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvbench-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kvbench.backends]\nplugin = kvbench_plugin:Plugin\n")
+    return folder
+
+
+def changed(old: str, new: str) -> str:
+    assert SOUND.count(old) == 1
+    return SOUND.replace(old, new)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    return folder
+
+
+def sweep_with(site: Path, backends: str, *options: str) -> Done:
+    """Sweep a cell on each of `backends`, with the packages in `site`, into `run` beside it."""
+    cells, environment = tiny(backend=backends), {"PYTHONPATH": str(site)}
+    return kvbench("sweep", *cells, *BRIEF, *options, "--out=run", cwd=site.parent, env=environment)
+
+
+def listed(site: Path) -> dict[str, dict[str, str]]:
+    done = kvbench("list", "backends", "--json", cwd=site, env={"PYTHONPATH": str(site)})
+    assert done.returncode == 0, done.stderr
+    return {row["backend"]: row for row in json.loads(done.stdout)}
+
+
+def test_an_installed_package_is_listed(installed: Path) -> None:
+    assert listed(installed)["memmove"]["summary"] == "memmove on the calling thread"
+
+
+def test_an_installed_package_is_measured_beside_the_others(installed: Path, tmp_path: Path) -> None:
+    cells = tiny(
+        backend="memmove,batched", direction="h2d,d2h", stream_state="idle,busy", blocks="9", block_size="1000"
+    )
+    done = kvbench("sweep", *cells, *BRIEF, "--out", "run", cwd=tmp_path, env={"PYTHONPATH": str(installed)})
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(tmp_path / "run" / "summary.csv")
+    assert table.groupby("backend").size().to_dict() == {"batched": 4, "memmove": 4}
+    assert set(table["status"]) == {"ok"}
+    assert (table["verified_bytes"] == 2 * 11 * 1000).all()  # before and after the samples, spare rows too
+
+
+def test_without_the_package_its_backend_is_unknown(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(backend="memmove"), "--out", tmp_path / "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done).startswith("unknown backend memmove; there are batched, per_block, ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_package_that_cannot_be_used_is_listed_with_its_reason(site: Path) -> None:
+    here = listed(install(site, "import nothing_that_exists"))["plugin"]["here"]
+    assert "does not load: ModuleNotFoundError: No module named 'nothing_that_exists'" in here
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import nothing_that_exists", "kvbench_plugin:Plugin does not load: ModuleNotFoundError: No module named"),
+        ("class Another: pass", "kvbench_plugin:Plugin does not load: AttributeError"),
+        ("class Plugin: pass", "kvbench_plugin:Plugin does not load: AttributeError"),
+        ("print('hello')\nraise RuntimeError('two\\nlines')", "does not load: RuntimeError: two lines"),
+        (changed('name = "plugin"', 'name = "other"'), "kvbench_plugin:Plugin calls itself 'other'"),
+        (changed("return frozenset()", "raise OSError('no axes')"), "OSError: no axes"),
+        (changed("return None", "return 'it is Sunday'"), "it is Sunday"),
+    ],
+    ids=["import", "no class", "no backend", "raises", "name", "axes", "unavailable"],
+)
+def test_the_cells_of_a_package_that_cannot_be_used_are_skipped(site: Path, code: str, reason: str) -> None:
+    install(site, code)
+    done = sweep_with(site, "plugin,batched")
+    assert done.returncode == 0, done.stderr
+    assert [(cell_of(skip).backend, reason in skip.reason) for skip in skips(site.parent / "run")] == [("plugin", True)]
+    assert [cell_of(r).backend for r in records(site.parent / "run") if isinstance(r, Visit)] == ["batched"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message"),
+    [
+        (changed("int(size))", "int(size) - 1)"), "mismatch", "bytes are wrong"),
+        (changed("int(to),", "int(to) + 1,"), "mismatch", "bytes are wrong"),
+        (changed("for to, source", "for source, to"), "mismatch", "bytes are wrong"),
+        (changed("self.request.device.driver.synchronize(stream)", "1 / 0"), "error", "ZeroDivisionError"),
+        (changed("self.request = request", "raise LookupError('no')"), "error", "LookupError: no"),
+        (changed("self.request = request", "import os; os._exit(3)"), "crash", "ended with exit code 3"),
+        (changed("memory = self", "import time; time.sleep(60); memory = self"), "timeout", "no answer within 1 s"),
+    ],
+    ids=["too few bytes", "elsewhere", "the wrong way", "raises", "does not start", "exits", "hangs"],
+)
+def test_a_package_that_misbehaves_costs_its_own_cells(site: Path, code: str, kind: str, message: str) -> None:
+    install(site, code)
+    done = sweep_with(site, "plugin,batched", "--deadline-s=1")
+    assert done.returncode == 5, done.stderr
+    (failure,) = failures(site.parent / "run")
+    assert (cell_of(failure).backend, failure.kind) == ("plugin", kind)
+    assert message in failure.message
+    assert [cell_of(r).backend for r in records(site.parent / "run") if isinstance(r, Visit)] == ["batched"]
+
+
+def test_a_sound_package_passes_where_the_others_fail(site: Path) -> None:
+    install(site, SOUND)
+    assert sweep_with(site, "plugin,batched").returncode == 0

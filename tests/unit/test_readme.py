@@ -1,0 +1,198 @@
+"""The documents say what the code does: their tables are its words, their commands run, their links lead somewhere."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from kvbench.axes import AXES
+from kvbench.cli.main import app
+from kvbench.config import load_config, shipped_configs
+from kvbench.effective_path import EffectivePath
+from kvbench.errors import ExitCode
+from kvbench.faults import KINDS, NO_BATCH
+from kvbench.results import COLUMNS, RunInfo
+from kvbench.results.schema import SAMPLE_COLUMNS
+from tests.unit.command import kvbench
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+REPORTS = ROOT / "reports" / "README.md"
+DOCUMENTS = (README, CONTRIBUTING, REPORTS, ROOT / "CHANGELOG.md")
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group, which typer does not say
+Row = tuple[str, ...]
+
+
+def rows_below(document: Path, header: str) -> list[Row]:
+    """Return the rows of the table whose first heading is `header`, a tuple of cells each."""
+    lines = iter(document.read_text().splitlines())
+    assert any(line.startswith(f"| {header} |") for line in lines), f"{document.name} has no table of {header}"
+    next(lines)  # the rule below the headings
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append(tuple(cell.strip() for cell in line.strip("|").split(" | ")))
+    return rows
+
+
+def code(text: str) -> str:
+    return f"`{text}`"
+
+
+def names_in(rows: list[Row]) -> list[str]:
+    """Return what stands in code in the first column, in order."""
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row[0])]
+
+
+def code_lines(document: Path) -> Iterator[str]:
+    """Yield the lines of shell in fenced and in indented blocks."""
+    fence = None
+    for line in document.read_text().splitlines():
+        if line.startswith("```"):
+            fence = None if fence is not None else line.removeprefix("```")
+        elif fence == "sh":
+            yield line
+        elif fence is None and line.startswith("    "):
+            yield line.strip()
+
+
+def kvbench_commands() -> list[list[str]]:
+    """Return the arguments of every `kvbench …` in the documents, each once."""
+    lines = dict.fromkeys(line for document in DOCUMENTS for line in code_lines(document))
+    return [words[1:] for line in lines if (words := shlex.split(line, comments=True)) and words[0] == "kvbench"]
+
+
+def python_blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs that the documents speak of."""
+    folder = tmp_path_factory.mktemp("tour")
+    cells = ("-abackend=batched", "-adirection=h2d", "-ablocks=4", "-ablock_size=1KiB,2KiB", "-astream_state=idle")
+    for name in ("mine", "other"):
+        done = kvbench("sweep", "--device=cpu", *cells, "--rounds=1", f"--out=runs/{name}", cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_axis_is_documented_in_its_own_words() -> None:
+    expected = [(code(axis.name), axis.help, code(f"-a {axis.name}={axis.example}")) for axis in AXES.values()]
+    assert rows_below(README, "axis") == expected
+
+
+def test_every_config_is_documented_with_its_question() -> None:
+    expected = [(code(name), load_config(path).question) for name, path in shipped_configs().items()]
+    assert rows_below(README, "config") == expected
+
+
+def test_every_column_of_the_summary_is_documented() -> None:
+    rows = rows_below(README, "column")
+    assert names_in(rows) == list(COLUMNS)
+    assert {row[0]: row[1] for row in rows if "," not in row[0]} == {
+        code(name): text for name, text in COLUMNS.items() if not re.search("_us_(median|q1|q3)$", name)
+    }
+
+
+def test_every_column_of_the_samples_is_documented_in_its_own_words() -> None:
+    assert rows_below(README, "sample column") == [(code(name), text) for name, text in SAMPLE_COLUMNS.items()]
+
+
+def test_every_field_of_run_json_is_documented() -> None:
+    assert names_in(rows_below(README, "field")) == list(RunInfo.__struct_fields__)
+
+
+def test_every_exit_code_is_documented() -> None:
+    assert names_in(rows_below(README, "code")) == [str(int(exit_code)) for exit_code in ExitCode]
+
+
+@pytest.mark.parametrize("path", EffectivePath)
+def test_every_effective_path_is_explained(path: str) -> None:
+    assert f"\n- `{path}`: " in README.read_text()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_is_documented(name: str) -> None:
+    shown = "\n".join(path.read_text() for path in (README, CONTRIBUTING))
+    options = {text for option in COMMANDS[name].params for text in option.opts if text.startswith("--")}
+    missing = sorted(text for text in options - {"--axis", "--output"} if text not in shown)  # shown as -a and -o
+    assert f"kvbench {name}" in shown
+    assert not missing
+
+
+def test_every_fault_is_documented_in_its_own_words() -> None:
+    assert rows_below(CONTRIBUTING, "kind") == [(code(kind), text) for kind, text in KINDS.items()]
+    assert code(NO_BATCH) in CONTRIBUTING.read_text()
+
+
+@pytest.mark.parametrize("arguments", kvbench_commands(), ids=shlex.join)
+def test_a_documented_command_parses(arguments: list[str]) -> None:
+    if arguments[0] in COMMANDS:
+        COMMANDS[arguments[0]].make_context(arguments[0], arguments[1:])
+    else:
+        assert arguments == ["--help"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [words for words in kvbench_commands() if words[0] == "sweep" and "--resume" not in words],
+    ids=shlex.join,
+)
+def test_a_documented_sweep_can_be_planned(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    # A backend that is yet to be written stands for one that is there.
+    words = [word.replace("my_kernel", "per_block") for word in arguments]
+    done = kvbench(*words, "--device=cpu", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\d+ cells; ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [words for words in kvbench_commands() if "runs/mine" in words and "--out" not in words],
+    ids=shlex.join,
+)
+def test_a_documented_command_on_a_run_runs(arguments: list[str], folder: Path) -> None:
+    done = kvbench(*arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", python_blocks())
+def test_documented_python_runs(block: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    dead = []
+    for target in re.findall(r"\]\((?!https://)([^)\s]+)\)", document.read_text()):
+        name, _, anchor = target.partition("#")
+        path = document.parent / name if name else document
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            dead.append(target)
+    assert not dead
+
+
+@pytest.mark.parametrize("document", [README, CONTRIBUTING, REPORTS], ids=lambda document: document.name)
+def test_no_measured_figure_is_typed(document: Path) -> None:
+    text = document.read_text()
+    assert not re.findall(r"\d[\d.,]*\s*(?:[KMG]B/s|GB per|µs|us\b|ms\b|times\b|-fold|x\b)", text)
+    assert not re.findall(r"\b(?:24|28) ?KiB|\b25088\b", text)

@@ -1,0 +1,602 @@
+"""`kvbench sweep` from end to end on the cpu device: what is measured, what goes wrong, and what is kept."""
+
+import json
+import os
+import pty
+import shlex
+import shutil
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvbench.axes import AXES
+from kvbench.environment import identity_hash
+from kvbench.results import COLUMNS, Ceiling, Note, Visit, load_run
+from tests.unit.command import (
+    BRIEF,
+    KVBENCH,
+    Done,
+    await_cpu_time,
+    await_records,
+    cell_of,
+    ended,
+    error_line,
+    events,
+    failures,
+    kvbench,
+    kvbench_started,
+    records,
+    skips,
+    tiny,
+    visit_counts,
+    watched,
+    workers_of,
+)
+
+# Eight visits of four cells, each of 0.1 or 0.2 seconds on any machine.
+SLOW = (
+    "sweep",
+    *tiny(blocks="1,2", block_size="512B"),
+    *("--rounds=2", "--warmups=0", "--min-samples=1", "--max-samples=1", "--fault=slow=50000"),
+)
+SLOW_CELLS, SLOW_VISITS = 4, 8
+# Visits of some ten kilobytes in the journal: it meets a limit on the size of files before run.json does.
+BULKY = ("sweep", *tiny(), "--rounds=4", "--min-samples=300", "--max-samples=300", "--cell-seconds=60")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two cells in two rounds that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = kvbench("sweep", *tiny(), *BRIEF, "--rounds=2", "--out", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    """A copy of `whole` to damage."""
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for name in ("run.json", "journal.jsonl", "summary.csv"):
+        (copy / name).write_bytes((whole / name).read_bytes())
+    return copy
+
+
+def resume(run: Path, *options: str) -> Done:
+    return kvbench("sweep", "--resume", run, *options, cwd=run.parent)
+
+
+def status(run: Path) -> str:
+    return load_run(run).info.status
+
+
+# What a sweep leaves
+
+
+def test_a_run_directory_tells_how_it_came_about(whole: Path) -> None:
+    assert {path.name for path in whole.iterdir()} == {"run.json", "journal.jsonl", "summary.csv"}
+    read = load_run(whole)
+    assert not read.warnings
+    assert read.info.status == "complete"
+    assert read.info.command[:3] == ["kvbench", "sweep", "--device=cpu"]
+    assert read.info.device["kind"] == "cpu"
+    assert read.info.identity_hash == identity_hash(read.info.identity)
+    assert [seen["at"] for seen in read.info.observed] == ["start", "end"]
+
+
+def test_the_summary_is_read_by_pandas_in_one_line(whole: Path) -> None:
+    table = pd.read_csv(whole / "summary.csv")
+    assert set(table) == {*COLUMNS, *AXES}
+    assert table["status"].tolist() == ["ok", "ok"]
+    assert table["backend"].tolist() == ["batched", "per_block"]
+    assert (table["device"] == "cpu (host copies, no GPU)").all()
+    assert (table["path"] == "host thread").all()
+    assert (table["samples"] == 4).all()
+    assert (table["swap_bytes"] == 4096).all()
+    for name in ("wall_us_median", "gbps", "ceiling_gbps", "ceiling_share"):
+        assert (table[name] > 0).all()
+
+
+def test_every_cell_is_visited_and_verified_in_every_round(whole: Path) -> None:
+    assert set(visit_counts(whole).values()) == {1}
+    visits = [record for record in records(whole) if isinstance(record, Visit)]
+    assert Counter((cell_of(visit).backend, visit.round) for visit in visits) == Counter(
+        (backend, number) for backend in ("batched", "per_block") for number in (0, 1)
+    )
+    for visit in visits:
+        assert visit.verified_bytes == 2 * 6 * 1024  # four blocks and two spare rows, before and after the samples
+        assert len(visit.samples) == 2
+        assert visit.calls == (1 if cell_of(visit).backend == "batched" else 4)
+
+
+def test_the_ceiling_is_measured_in_every_round_for_the_directions_of_the_sweep(whole: Path) -> None:
+    ceilings = [record for record in records(whole) if isinstance(record, Ceiling)]
+    assert [(ceiling.direction, ceiling.round) for ceiling in ceilings] == [("h2d", 0), ("h2d", 1)]
+    assert all(us > 0 for ceiling in ceilings for us in ceiling.gpu_us)
+
+
+def test_without_out_a_run_lands_in_runs_under_its_config_s_name(tmp_path: Path) -> None:
+    assert kvbench("sweep", *tiny(), *BRIEF, cwd=tmp_path).returncode == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("quick-")
+    assert status(folder) == "complete"
+
+
+def test_a_device_without_batch_is_measured_and_says_so(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(), *BRIEF, "--fault=no-batch", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(tmp_path / "run" / "summary.csv").set_index("backend")
+    assert table["path"].to_dict() == {"batched": "per-copy fallback", "per_block": "host thread"}
+
+
+# What it shows
+
+
+def test_a_dry_run_shows_everything_and_makes_nothing(tmp_path: Path) -> None:
+    cells = tiny(backend="per_block,batched,triton", order="stream,any", blocks="4,8")
+    done = kvbench("sweep", *cells, "-fblocks=4", "--dry-run", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.splitlines()
+    assert shown[0].startswith("device cpu: ")
+    assert "no GPU" in shown[0]
+    assert shown[1].startswith("2 cells; at most ")
+    assert "of pinned host memory and " in shown[1]
+    assert "; about " in shown[1]
+    assert shown[2:4] == ["  per_block h2d 4 x 1KiB idle", "  batched h2d 4 x 1KiB idle"]
+    assert shown[4] == "6 combinations dropped by filters"
+    assert "skipped 2 cells: the cpu device has no access order" in shown[5:]
+    assert any("Triton kernels need a GPU" in line for line in shown[5:])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_as_json_is_one_event(tmp_path: Path) -> None:
+    cells = tiny(backend="per_block,triton")
+    (event,) = events(kvbench("sweep", *cells, "--dry-run", "--json", cwd=tmp_path))
+    assert event["event"] == "preview"
+    assert event["device"]["kind"] == "cpu"
+    assert [cell["backend"] for cell in event["cells"]] == ["per_block"]
+    assert [skip["cell"]["backend"] for skip in event["skipped"]] == ["triton"]
+    assert "need a GPU" in event["skipped"][0]["reason"]
+    assert event["filtered"] == 0
+    # A pool and a staging buffer of six rows on the host, a pool on the device; descriptors; the ceiling's copy.
+    assert event["host_bytes"] == 2 * 6 * 1024 + 4 * 24 + (64 << 20)
+    assert event["device_bytes"] == 6 * 1024 + 4 * 24 + (64 << 20)
+    assert event["estimate_s"] > 0
+
+
+def test_json_tells_the_plan_every_record_and_the_end(tmp_path: Path) -> None:
+    told = events(kvbench("sweep", *tiny(backend="per_block,triton"), *BRIEF, "--json", "--out", "run", cwd=tmp_path))
+    assert [event["event"] for event in told].count("planned") == 1
+    planned = next(event for event in told if event["event"] == "planned")
+    assert (planned["cells"], planned["skipped"], planned["visits"], planned["done"]) == (1, 1, 1, 0)
+    kept = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
+    for line in kept:
+        del line["crc"]
+    assert [event["record"] for event in told if event["event"] == "record"] == kept
+    assert told[-1] == {
+        "event": "finished",
+        "run": "run",
+        "status": "complete",
+        "reason": None,
+        "measured": 1,
+        "failed": 0,
+        "skipped": 1,
+    }
+
+
+def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(backend="per_block,triton"), *BRIEF, "--out", "run", cwd=tmp_path)
+    assert not done.stderr
+    assert "\x1b" not in done.stdout
+    assert done.stdout.splitlines()[1:] == [
+        done.stdout.splitlines()[1],
+        "skipped 1 cells: Triton kernels need a GPU; the cpu device has no SMs",
+        "1 cells measured, 0 failed, 1 skipped: run",
+        "kvbench report run makes tables and charts of it",
+    ]
+    assert done.stdout.splitlines()[1].startswith("1 cells in 1 visits; about ")
+
+
+def test_on_a_terminal_every_visit_has_its_line(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [str(KVBENCH), "sweep", *tiny(), *BRIEF, "--out", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while chunk := _read_terminal(ours):
+            shown += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"Traceback" not in shown
+    for backend in (b"batched", b"per_block"):
+        assert any(b"GB/s" in line and backend in line for line in shown.splitlines())
+
+
+def _read_terminal(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65_536)
+    except OSError:  # the other side was closed
+        return b""
+
+
+# Cells that fail
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
+    """A sweep with a fault of every kind, each in a cell of its own, and two cells without."""
+    folder = tmp_path_factory.mktemp("faulty")
+    faults = [
+        "error@call=0 when blocks=1",
+        "error@descriptor=1 when blocks=2",
+        "corrupt@descriptor=0 when blocks=3",
+        "stray@descriptor=3 when blocks=4",
+        "crash@call=0 when blocks=5",
+        "hang@call=0 when blocks=6",
+    ]
+    cells = tiny(backend="per_block", blocks="1:8:+1", pattern="contiguous")
+    options = ("--deadline-s=2", "--fault", "; ".join(faults), "--out", "run")
+    return kvbench("sweep", *cells, *BRIEF, *options, cwd=folder), folder / "run"
+
+
+def test_every_kind_of_failure_is_recorded_and_the_other_cells_are_measured(faulty: tuple[Done, Path]) -> None:
+    done, run = faulty
+    assert done.returncode == 5
+    assert not done.stderr
+    assert status(run) == "complete"
+    found = {cell_of(failure).blocks: (failure.kind, failure.message) for failure in failures(run)}
+    assert found == {
+        1: ("error", "copy: INJECTED_ERROR (descriptor 0)"),
+        2: ("error", "copy: INJECTED_ERROR (descriptor 1)"),
+        3: ("mismatch", "1 of 5120 bytes are wrong, the first at offset 2047, in the block of descriptor 0"),
+        4: ("mismatch", "1 of 6144 bytes are wrong, the first at offset 5120, outside of every copied block"),
+        5: ("crash", found[5][1]),
+        6: ("timeout", "no answer within 2 s; the worker was killed"),
+    }
+    assert found[5][1].startswith("the worker died by SIGSEGV")
+    assert {cell_of(record).blocks for record in records(run) if isinstance(record, Visit)} == {7, 8}
+    replaced = [record.text for record in records(run) if isinstance(record, Note)]
+    assert len([text for text in replaced if "replaced" in text]) == 4  # a mismatch leaves the worker in order
+
+
+def test_a_failed_cell_has_a_reason_and_no_figures_in_the_summary(faulty: tuple[Done, Path]) -> None:
+    table = pd.read_csv(faulty[1] / "summary.csv").set_index("blocks")
+    assert table["status"].to_dict() == dict.fromkeys(range(1, 7), "failed") | dict.fromkeys((7, 8), "ok")
+    assert table.loc[6, "reason"] == "timeout: no answer within 2 s; the worker was killed"
+    assert table.loc[1:6, "gbps"].isna().all()
+    assert table.loc[7:8, "gbps"].notna().all()
+
+
+def test_every_failure_is_shown_with_the_command_that_reproduces_it(faulty: tuple[Done, Path]) -> None:
+    done, run = faulty
+    for failure in failures(run):
+        assert f"FAILED ({failure.kind}) {cell_of(failure).label}: {failure.message}" in done.stdout
+        assert f"  again: {failure.command}\n" in done.stdout
+    assert "2 cells measured, 6 failed, 0 skipped" in done.stdout
+
+
+@pytest.mark.parametrize("blocks", [3, 5])
+def test_the_command_of_a_failure_reproduces_it(faulty: tuple[Done, Path], tmp_path: Path, blocks: int) -> None:
+    failure = next(failure for failure in failures(faulty[1]) if cell_of(failure).blocks == blocks)
+    words = shlex.split(failure.command)
+    assert words[0] == "kvbench"
+    done = kvbench(*words[1:], "--out", "again", cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
+    (again,) = failures(tmp_path / "again")
+    assert (again.cell, again.kind, again.message) == (failure.cell, failure.kind, failure.message)
+
+
+def test_a_run_with_failed_cells_stays_one_when_it_is_resumed(faulty: tuple[Done, Path]) -> None:
+    run = faulty[1]
+    before = (run / "journal.jsonl").read_bytes()
+    assert resume(run).returncode == 5
+    assert (run / "journal.jsonl").read_bytes() == before
+
+
+# Interruptions
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_an_interrupted_sweep_keeps_its_data_and_is_finished_later(tmp_path: Path, number: signal.Signals) -> None:
+    run = tmp_path / "run"
+    with kvbench_started(*SLOW, "--json", "--out", run, cwd=tmp_path) as process:
+        await_records(process, "visit", 2)
+        (worker,) = workers_of(process.pid)
+        with watched(worker) as descriptor:
+            os.killpg(process.pid, number)  # as a terminal does: everything in the group gets it
+            assert process.wait(timeout=30) == 130
+            assert ended(descriptor)
+        assert process.stdout is not None
+        finished = json.loads(process.stdout.read().splitlines()[-1])
+    assert (finished["event"], finished["status"]) == ("finished", "interrupted")
+    assert status(run) == "interrupted"
+    kept = visit_counts(run)
+    assert 2 <= kept.total() < SLOW_VISITS
+    assert len(pd.read_csv(run / "summary.csv")) == len({cell for cell, _ in kept})
+    check_that_the_rest_is_finished(run, kept)
+
+
+def test_a_killed_sweep_keeps_its_data_leaves_no_worker_and_is_finished_later(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with kvbench_started(*SLOW, "--json", "--out", run, cwd=tmp_path) as process:
+        await_records(process, "visit", 2)
+        (worker,) = workers_of(process.pid)
+        with watched(worker) as descriptor:
+            process.kill()
+            assert process.wait(timeout=30) == -signal.SIGKILL
+            assert ended(descriptor)
+    assert status(run) == "running"
+    kept = visit_counts(run)
+    assert 2 <= kept.total() < SLOW_VISITS
+    check_that_the_rest_is_finished(run, kept)
+
+
+def test_a_killed_sweep_leaves_no_worker_not_even_one_that_hangs(tmp_path: Path) -> None:
+    fault = ("--fault=hang@call=0", "--deadline-s=600")
+    with kvbench_started("sweep", *tiny(), *BRIEF, *fault, "--json", "--out=run", cwd=tmp_path) as process:
+        await_records(process, "ceiling")
+        (worker,) = workers_of(process.pid)
+        with watched(worker) as descriptor:
+            await_cpu_time(worker, 0.2)  # it waits for a stream that has stopped
+            process.kill()
+            assert ended(descriptor)
+
+
+def check_that_the_rest_is_finished(run: Path, kept: Counter[tuple[str, int]]) -> None:
+    """Resume, and compare with what a sweep that nobody disturbed holds: every visit once, none of them twice."""
+    before = (run / "journal.jsonl").read_bytes()
+    done = resume(run, "--json")
+    assert done.returncode == 0, done.stderr
+    planned = next(event for event in events(done) if event["event"] == "planned")
+    assert (planned["done"], planned["visits"]) == (kept.total(), SLOW_VISITS)
+    assert (run / "journal.jsonl").read_bytes().startswith(before)
+    counts = visit_counts(run)
+    assert set(counts.values()) == {1}
+    preview = events(kvbench(*SLOW, "--dry-run", "--json", cwd=run.parent))[0]
+    assert len(preview["cells"]) == SLOW_CELLS
+    visits = [record for record in records(run) if isinstance(record, Visit)]
+    for number in range(2):
+        made = [record.cell for record in visits if record.round == number]
+        assert sorted(map(str, made)) == sorted(map(str, preview["cells"]))
+    table = pd.read_csv(run / "summary.csv")
+    assert table["status"].tolist() == ["ok"] * SLOW_CELLS
+    assert (table["rounds"] == 2).all()
+    assert status(run) == "complete"
+
+
+def test_a_second_sweep_cannot_write_to_a_run_under_way(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with kvbench_started(*SLOW, "--json", "--out", run, cwd=tmp_path) as process:
+        await_records(process, "visit", 1)
+        done = resume(run)
+        process.kill()
+    assert done.returncode == 2
+    assert error_line(done) == f"another kvbench is writing to {run}"
+
+
+# Resuming what was damaged, or is of another sweep
+
+
+def test_a_complete_run_is_left_as_it_is(run: Path) -> None:
+    before = (run / "journal.jsonl").read_bytes()
+    done = resume(run)
+    assert done.returncode == 0, done.stderr
+    assert "4 done before" in done.stdout
+    assert (run / "journal.jsonl").read_bytes() == before
+    assert status(run) == "complete"
+
+
+def test_a_torn_last_line_is_measured_again(run: Path) -> None:
+    journal = run / "journal.jsonl"
+    whole_lines, torn = journal.read_bytes()[:-40], len(visit_counts(run))
+    journal.write_bytes(whole_lines)
+    assert visit_counts(run).total() == torn - 1
+    done = resume(run)
+    assert done.returncode == 0, done.stderr
+    assert visit_counts(run).total() == 4
+    assert set(visit_counts(run).values()) == {1}
+    assert not load_run(run).warnings
+
+
+def test_an_edited_line_is_refused(run: Path) -> None:
+    journal = run / "journal.jsonl"
+    text = journal.read_text()
+    journal.write_text(text.replace('"round":1', '"round":2', 1))
+    done = resume(run)
+    assert done.returncode == 2
+    assert "journal line 4 was changed after it was written" in error_line(done)
+    assert journal.read_text() == text.replace('"round":1', '"round":2', 1)
+
+
+def test_a_missing_line_is_refused(run: Path) -> None:
+    journal = run / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:1] + lines[2:]))
+    done = resume(run)
+    assert done.returncode == 2
+    assert "journal line 2 was changed after it was written, or a line before it was removed" in error_line(done)
+
+
+def change_info(run: Path, **changes: object) -> None:
+    path = run / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_another_machine_is_refused(run: Path) -> None:
+    identity = load_run(run).info.identity | {"cpu_model": "a CPU of elsewhere"}
+    change_info(run, identity=identity, identity_hash=identity_hash(identity))
+    done = resume(run)
+    assert done.returncode == 4
+    assert "this is not the machine of that run" in error_line(done)
+    assert 'cpu_model: "a CPU of elsewhere" against ' in error_line(done)
+
+
+def test_an_identity_that_was_edited_is_refused(run: Path) -> None:
+    change_info(run, identity_hash="0" * 16)
+    done = resume(run)
+    assert done.returncode == 4
+    assert "its record was changed" in error_line(done)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["-ablocks=5"], ["--rounds=3"], ["--seed=9"], ["--fault=slow=1"], ["cliff"], ["-fblocks=4"]],
+    ids=" ".join,
+)
+def test_other_options_are_refused(run: Path, options: list[str]) -> None:
+    done = resume(run, *options)
+    assert done.returncode == 4
+    assert error_line(done) == (f"--resume {run}: that run is of another sweep; give no other options to go on with it")
+    assert status(run) == "complete"
+
+
+def test_the_options_of_the_run_itself_are_accepted(run: Path) -> None:
+    assert resume(run, *tiny(), *BRIEF, "--rounds=2").returncode == 0
+
+
+def test_a_run_of_a_newer_kvbench_is_refused(run: Path) -> None:
+    change_info(run, schema=99)
+    done = resume(run)
+    assert done.returncode == 2
+    assert "was written by a newer kvbench (schema 99; this one reads 1): upgrade kvbench" in error_line(done)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"schema": 1}', "missing required field"),
+        ('{"schema": "1"}', "Expected `int`"),
+    ],
+)
+def test_a_run_directory_that_is_none_is_refused(run: Path, text: str, message: str) -> None:
+    (run / "run.json").write_text(text)
+    done = resume(run)
+    assert done.returncode == 2
+    assert message in error_line(done)
+
+
+def test_a_spec_that_was_edited_is_refused(run: Path) -> None:
+    change_info(run, spec=load_run(run).info.spec | {"seed": -1})
+    done = resume(run)
+    assert done.returncode == 2
+    assert "seed: -1 is not a whole number" in error_line(done)
+
+
+# Where nothing can be written, and where memory is short
+
+
+def test_a_folder_below_a_file_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    done = kvbench("sweep", *tiny(), "--out", "file/run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done) == "cannot write to file/run: not a directory"
+    assert not done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes to read-only folders")
+def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o555)
+    done = kvbench("sweep", *tiny(), "--out", "locked/run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done) == "cannot write to locked/run: permission denied"
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = kvbench("sweep", *tiny(), "--out", tmp_path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done) == (
+        f"{tmp_path} is not empty; choose another folder, or finish its run with --resume {tmp_path}"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_full_disk_keeps_what_was_measured_and_the_rest_is_finished_later(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the full disk."""
+    done = kvbench(*BULKY, "--target=0", "--out", "run", cwd=tmp_path, file_bytes=50_000)
+    run = tmp_path / "run"
+    assert done.returncode == 5
+    assert not done.stderr
+    reason = (
+        f"stopped: {Path('run') / 'journal.jsonl'} cannot be written: File too large; what was measured before is kept"
+    )
+    assert reason in done.stdout.splitlines()
+    kept = visit_counts(run)
+    assert 1 <= kept.total() < 8
+    assert not load_run(run).warnings
+    assert status(run) == "stopped"
+    done = resume(run)
+    assert done.returncode == 0, done.stderr
+    counts = visit_counts(run)
+    assert counts.total() == 8
+    assert set(counts.values()) == {1}
+    assert kept <= counts
+
+
+def test_a_run_directory_that_disappears_stops_the_sweep_with_a_line(tmp_path: Path) -> None:
+    with kvbench_started(*SLOW, "--json", "--out=run", cwd=tmp_path) as process:
+        await_records(process, "visit")
+        shutil.rmtree(tmp_path / "run")
+        assert process.stdout is not None
+        finished = json.loads(process.stdout.read().splitlines()[-1])
+        assert process.wait(timeout=30) == 5
+    assert finished["event"] == "finished"
+    assert finished["status"] == "stopped"
+    assert finished["reason"] == "run cannot be written: No such file or directory"
+
+
+def test_no_room_for_the_run_directory_is_told(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(), "--out", "run", cwd=tmp_path, file_bytes=100)
+    assert done.returncode == 5
+    assert "cannot be written: File too large" in error_line(done)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--host-memory=200MiB", "host memory for both sides; 200.0 MiB may be used (--host-memory)"),
+        ("--device-memory=200MiB", "of memory on cpu; 200.0 MiB may be used (--device-memory)"),
+    ],
+)
+def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: Path, option: str, reason: str) -> None:
+    cells = tiny(backend="batched", direction="h2d", blocks="1", block_size="4KiB,256MiB")
+    done = kvbench("sweep", *cells, *BRIEF, option, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 cells measured, 0 failed, 1 skipped: run" in done.stdout
+    (found,) = [skip.reason for skip in skips(tmp_path / "run")]
+    assert found.startswith("needs ")
+    assert found.endswith(reason)
+    assert sorted(pd.read_csv(tmp_path / "run" / "summary.csv")["status"]) == ["ok", "skipped"]
+
+
+def test_a_sweep_of_skips_alone_says_why_and_makes_nothing(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(), *BRIEF, "--host-memory=1MiB", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done).startswith("nothing to measure: needs 128.")
+    assert not (tmp_path / "run").exists()
+
+
+def test_memory_that_is_not_to_be_had_is_told(tmp_path: Path) -> None:
+    """The plan goes by what is free; a limit on the process stands in for memory that was taken meanwhile."""
+    cells = tiny(backend="per_block", blocks="1", block_size="128MiB")
+    done = kvbench(
+        "sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env={"OPENBLAS_NUM_THREADS": "1"}, memory_bytes=1 << 30
+    )
+    assert done.returncode == 2
+    message = error_line(done)
+    assert message.startswith(
+        "not enough memory for two pinned pools and one device pool of 384.0 MiB each (mmap: ENOMEM)"
+    )
+    assert message.endswith("ask for smaller swaps, or lower --host-memory and --device-memory")
+    assert status(tmp_path / "run") == "stopped"
+    done = resume(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert visit_counts(tmp_path / "run").total() == 1

@@ -1,0 +1,155 @@
+"""The Triton kernel without a GPU: run by Triton's interpreter, and compiled to look at its loads and stores."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.backends.triton import PIECE_BYTES, Shape, shape_of
+from kvbench.workload import POISON
+
+pytest.importorskip("triton", exc_type=ImportError)
+
+INTERPRET = Path(__file__).with_name("run_kernel.py")
+COMPILE = """
+import json
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kvbench.backends.triton_kernel import copy_descriptors
+
+signature = {"table_address": "i64", "items": "i32", "pieces": "i32", "piece_bytes": "constexpr", "lanes": "constexpr"}
+source = ASTSource(copy_descriptors, signature=signature, constexprs={"piece_bytes": 16384, "lanes": 1024})
+print(json.dumps(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8}).asm["ptx"]))
+"""
+
+Descriptors = list[tuple[int, int, int]]
+
+
+def python(*arguments: str | Path, cache: Path) -> str:
+    """Run Python without Triton's interpreter, unless the program chooses it, and return what it prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-P", *arguments],
+        env=environment | {"TRITON_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check(folder: Path, launches: list[tuple[int, Descriptors]]) -> None:
+    """Run each launch (grid, descriptors as source offset, destination offset, size); compare every byte."""
+    every = [descriptor for _, descriptors in launches for descriptor in descriptors]
+    source = np.random.default_rng(8).integers(0, 256, max(start + size for start, _, size in every), dtype=np.uint8)
+    expected = np.full(max(to + size for _, to, size in every) + 64, POISON, dtype=np.uint8)
+    poisoned = expected.copy()
+    for start, to, size in every:
+        expected[to : to + size] = source[start : start + size]
+    rows = [(*d, number) for number, (_, descriptors) in enumerate(launches) for d in descriptors]
+    shapes = [(grid, shape_of(np.array([size for *_, size in ds], dtype=np.uint64))) for grid, ds in launches]
+    np.savez(
+        folder / "in.npz",
+        source=source,
+        destination=poisoned,
+        swaps=np.array(rows, dtype=np.int64),
+        launches=np.array([(grid, s.items, s.pieces, PIECE_BYTES, s.lanes) for grid, s in shapes], dtype=np.int64),
+    )
+    python(INTERPRET, folder / "in.npz", folder / "out.npz", cache=folder)
+    with np.load(folder / "out.npz") as result:
+        wrong = np.flatnonzero(result["destination"] != expected)
+    assert not len(wrong), f"{len(wrong)} wrong bytes, the first at {wrong[0]}"
+
+
+def spread(sizes_and_alignments: list[tuple[int, int, int]], at: int = 0) -> Descriptors:
+    """Lay (size, source alignment, destination alignment) out with gaps, from multiples of 16 on."""
+    found, start = [], at
+    for size, source_alignment, destination_alignment in sizes_and_alignments:
+        found.append((start + source_alignment, start + destination_alignment, size))
+        start += -(-(size + 32) // 16) * 16
+    return found
+
+
+def end_of(descriptors: Descriptors) -> int:
+    return -(-(max(max(start, to) + size for start, to, size in descriptors) + 32) // 16) * 16
+
+
+def test_every_pair_of_alignments_arrives(tmp_path: Path) -> None:
+    pairs = [(size, a, b) for size in (1, 37) for a in range(16) for b in range(16)]
+    check(tmp_path, [(5, spread(pairs))])
+
+
+def test_every_size_around_a_word_and_a_piece_arrives(tmp_path: Path) -> None:
+    sizes = [*range(1, 40), 127, 128, 129, 576, 656, 4095, 4096, 4097, 16_383, 16_384, 16_385, 25_088, 70_001]
+    at = 0
+    launches: list[tuple[int, Descriptors]] = []
+    for alignment in ((0, 0), (4, 8), (1, 3), (0, 1)):
+        descriptors = spread([(size, *alignment) for size in sizes], at)
+        at = end_of(descriptors)
+        launches.append((2, descriptors))
+    check(tmp_path, launches)
+
+
+def test_any_grid_copies_everything_once(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    sizes = [1, 70_000, 15, 16, 17, 33_000, 2048, 3]
+    launches: list[tuple[int, Descriptors]] = []
+    at = 0
+    for grid in (1, 2, 5, 64):
+        descriptors = spread([(size, *rng.integers(0, 16, 2).tolist()) for size in sizes], at)
+        at = end_of(descriptors)
+        launches.append((grid, descriptors))
+    check(tmp_path, launches)
+
+
+def test_the_comparison_sees_what_was_not_copied(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"16 wrong bytes, the first at 64"):
+        check(tmp_path, [(1, [(0, 0, 16)]), (0, [(32, 64, 16)])])
+
+
+@pytest.fixture(scope="module")
+def ptx(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(json.loads(python("-c", COMPILE, cache=tmp_path_factory.mktemp("triton"))))
+
+
+@pytest.mark.parametrize("access", ["ld", "st"])
+def test_aligned_bytes_move_in_accesses_of_sixteen_bytes(ptx: str, access: str) -> None:
+    widths = set(re.findall(rf"{access}\.global\.(\S+)", ptx))
+    assert widths & {"v2.b64", "v4.b32"}, widths
+    assert "b32" in widths
+    assert "b8" in widths
+
+
+# Launch shapes
+
+
+def covered(shape: Shape, sizes: list[int]) -> list[int]:
+    """Return how many bytes of each descriptor the items of a launch copy, as the kernel cuts them."""
+    copied = [0] * len(sizes)
+    for item in range(shape.items):
+        descriptor, begin = item // shape.pieces, item % shape.pieces * PIECE_BYTES
+        copied[descriptor] += max(0, min(begin + PIECE_BYTES, sizes[descriptor]) - begin)
+    return copied
+
+
+@given(st.lists(st.integers(1, 5 * PIECE_BYTES) | st.sampled_from([PIECE_BYTES, PIECE_BYTES + 1]), min_size=1))
+def test_the_items_of_a_launch_cover_every_byte_once(sizes: list[int]) -> None:
+    shape = shape_of(np.array(sizes, dtype=np.uint64))
+    assert covered(shape, sizes) == sizes
+    assert shape.items == shape.pieces * len(sizes)
+
+
+@given(st.integers(1, 2**40))
+def test_lanes_are_a_power_of_two_that_the_compiler_takes(size: int) -> None:
+    lanes = shape_of(np.array([size], dtype=np.uint64)).lanes
+    assert lanes in (128, 256, 512, 1024)
