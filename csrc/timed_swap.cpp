@@ -14,13 +14,16 @@ std::int64_t clock_ns(clockid_t clock) {
 
 std::int64_t wall_ns() { return clock_ns(CLOCK_MONOTONIC); }
 std::int64_t thread_cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
+Stream own(Stream stream) {
+  refuse_legacy_stream(stream);
+  return stream;
+}
 double to_us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
 }  // namespace
 
 TimedRegion::TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uint64_t busy_delay_ns)
-    : driver_(std::move(driver)), stream_(stream), busy_delay_ns_(busy_delay_ns), start_(driver_->create_event()) {
-  refuse_legacy_stream(stream);
+    : driver_(std::move(driver)), stream_(own(stream)), busy_delay_ns_(busy_delay_ns), start_(driver_->create_event()) {
   try {
     end_ = driver_->create_event();
   } catch (...) {

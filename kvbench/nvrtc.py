@@ -3,6 +3,7 @@
 import hashlib
 import os
 import tempfile
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,12 @@ def _cache_folder() -> Path:
 
 def _store(path: Path, content: bytes) -> None:
     # A cache that cannot be written costs a compilation a run, nothing else.
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        Path(file.name).replace(path)
-    except OSError:
-        return
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            written = Path(folder) / path.name
+            written.write_bytes(content)
+            written.replace(path)
 
 
 def _load() -> Any:  # the bindings carry no types

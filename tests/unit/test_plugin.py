@@ -122,14 +122,13 @@ def test_a_package_that_cannot_be_used_is_listed_with_its_reason(site: Path) -> 
     ("code", "reason"),
     [
         ("import nothing_that_exists", "kvbench_plugin:Plugin does not load: ModuleNotFoundError: No module named"),
-        ("class Another: pass", "kvbench_plugin:Plugin does not load: AttributeError"),
         ("class Plugin: pass", "kvbench_plugin:Plugin does not load: AttributeError"),
         ("print('hello')\nraise RuntimeError('two\\nlines')", "does not load: RuntimeError: two lines"),
         (changed('name = "plugin"', 'name = "other"'), "kvbench_plugin:Plugin calls itself 'other'"),
         (changed("return frozenset()", "raise OSError('no axes')"), "OSError: no axes"),
         (changed("return None", "return 'it is Sunday'"), "it is Sunday"),
     ],
-    ids=["import", "no class", "no backend", "raises", "name", "axes", "unavailable"],
+    ids=["import", "no backend", "raises", "name", "axes", "unavailable"],
 )
 def test_the_cells_of_a_package_that_cannot_be_used_are_skipped(site: Path, code: str, reason: str) -> None:
     install(site, code)
@@ -143,14 +142,13 @@ def test_the_cells_of_a_package_that_cannot_be_used_are_skipped(site: Path, code
     ("code", "kind", "message"),
     [
         (changed("int(size))", "int(size) - 1)"), "mismatch", "bytes are wrong"),
-        (changed("int(to),", "int(to) + 1,"), "mismatch", "bytes are wrong"),
         (changed("for to, source", "for source, to"), "mismatch", "bytes are wrong"),
         (changed("self.request.device.driver.synchronize(stream)", "1 / 0"), "error", "ZeroDivisionError"),
         (changed("self.request = request", "raise LookupError('no')"), "error", "LookupError: no"),
         (changed("self.request = request", "import os; os._exit(3)"), "crash", "ended with exit code 3"),
         (changed("memory = self", "import time; time.sleep(60); memory = self"), "timeout", "no answer within 1 s"),
     ],
-    ids=["too few bytes", "elsewhere", "the wrong way", "raises", "does not start", "exits", "hangs"],
+    ids=["too few bytes", "the wrong way", "raises", "does not start", "exits", "hangs"],
 )
 def test_a_package_that_misbehaves_costs_its_own_cells(site: Path, code: str, kind: str, message: str) -> None:
     install(site, code)
