@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from kvbench.axes import AXES, Cell, Direction, Order, StreamState
-from kvbench.results.rundir import CellIndex
+from kvbench.results.cells import CellIndex
 from kvbench.results.schema import SAMPLE_COLUMNS, Ceiling, CellRecord, Failure, Record, Samples, Skip, Visit
 from kvbench.units import gigabytes_per_second
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
 
-from kvbench.axes import Cell
 from kvbench.errors import KvbenchError, RunDirectoryError, UsageError
+from kvbench.results.cells import CellIndex
 from kvbench.results.files import open_regular, printable, raise_if_no_room, read_capped, write_whole
 from kvbench.results.journal import JournalWriter, Position, read_lines
-from kvbench.results.schema import SCHEMA, CellStrings, Failure, Record, RunInfo, RunStatus, Skip, Visit
+from kvbench.results.schema import SCHEMA, Failure, Record, RunInfo, RunStatus, Skip, Visit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,20 +36,6 @@ _INFO: Final = msgspec.json.Decoder(RunInfo)
 
 class _Version(msgspec.Struct):
     schema: int
-
-
-class CellIndex:
-    """The cells of a run's records, each parsed once."""
-
-    def __init__(self) -> None:
-        self._cells: dict[tuple[tuple[str, str | None], ...], Cell] = {}
-
-    def __getitem__(self, strings: CellStrings) -> Cell:
-        """Return the cell; raises UsageError for unknown axes or impossible values."""
-        key = tuple(strings.items())
-        if key not in self._cells:
-            self._cells[key] = Cell.from_strings(strings)
-        return self._cells[key]
 
 
 @dataclass(frozen=True, slots=True)
