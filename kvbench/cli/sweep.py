@@ -2,12 +2,15 @@
 
 import signal
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from kvbench.axes import AXES
+from kvbench.config import find_config, load_config, shipped_configs
 from kvbench.errors import ExitCode, UsageError
 
 DEFAULT_CONFIG: Final = "quick"
@@ -23,11 +26,21 @@ def register(app: typer.Typer) -> None:
 
 def sweep(
     config: Annotated[
-        str | None, typer.Argument(help=f"A config's name or a TOML file.  [default: {DEFAULT_CONFIG}]")
+        str | None,
+        typer.Argument(
+            help=f"A config's name or a TOML file.  [default: {DEFAULT_CONFIG}]",
+            autocompletion=lambda incomplete: _beginning_with(incomplete, shipped_configs()),
+        ),
     ] = None,
     axis: Annotated[
         list[str] | None,
-        typer.Option("--axis", "-a", metavar="NAME=VALUES", help="Set an axis: -a block_size=4KiB,16KiB. Repeatable."),
+        typer.Option(
+            "--axis",
+            "-a",
+            metavar="NAME=VALUES",
+            help="Set an axis: -a block_size=4KiB,16KiB. Repeatable.",
+            autocompletion=lambda incomplete: _beginning_with(incomplete, [f"{name}=" for name in AXES]),
+        ),
     ] = None,
     filters: Annotated[
         list[str] | None,
@@ -61,7 +74,6 @@ def sweep(
 ) -> None:
     """Measure KV block swaps over every axis, into a run directory."""
     from kvbench.cli.progress import make_reporter
-    from kvbench.config import find_config, load_config
     from kvbench.runner import preview, resume_sweep, start_sweep
     from kvbench.spec import SweepSpec, parse_assignments
 
@@ -105,6 +117,10 @@ def sweep(
         raise typer.Exit(ExitCode.INTERRUPTED)
     if outcome.failed or outcome.status != "complete":
         raise typer.Exit(ExitCode.FAILED_CELLS)
+
+
+def _beginning_with(incomplete: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
 
 
 def _default_folder(name: str) -> Path:

@@ -224,6 +224,8 @@ def test_commands_options_and_words_are_completed(tmp_path: Path) -> None:
     assert set(complete(tmp_path, "")) >= {"sweep", "report", "list", "doctor"}
     assert complete(tmp_path, "sw") == ["sweep"]
     assert complete(tmp_path, "sweep", "--res") == ["--resume"]
+    assert complete(tmp_path, "sweep", "cl") == ["cliff"]
+    assert complete(tmp_path, "sweep", "-a", "blo") == ["blocks=", "block_size="]
     assert complete(tmp_path, "list", "") == ["axes", "backends", "configs", "devices"]
 
 
