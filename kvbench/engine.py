@@ -1,6 +1,8 @@
 """The compiled swap engine as the rest of the package sees it: a device, its memory, its streams, its clocks."""
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -126,6 +128,15 @@ class Device:
             host_free_bytes=host_free,
             batch_entry=self.batch_entry,
         )
+
+    @contextmanager
+    def injecting(self, fault: Fault | None) -> Iterator[None]:
+        """Inject `fault` meanwhile (None: none); the cpu device only."""
+        self.arm(fault)
+        try:
+            yield
+        finally:
+            self.arm(None)
 
     def arm(self, fault: Fault | None) -> None:
         """Inject `fault` from now on (None: nothing more); the cpu device only."""

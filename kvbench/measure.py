@@ -62,19 +62,18 @@ def measure(
     take = _sampler(bench.region, prepared, cell.stream_state)
     take_busy = _sampler(bench.region, prepared, StreamState.BUSY)
     bench.pools.fill(cell, layout, seed)
-    bench.device.arm(fault)
-    take()
-    verified_bytes = bench.pools.verify(cell, layout)
-    bench.pools.poison(cell, layout)
-    with bench.cpu.held() as cpu:
-        for _ in range(sampling.warmups):
-            take()
-        busy_cpu_us = None
-        if prepared.mechanism is Mechanism.BATCHED_COPY and cell.stream_state is StreamState.IDLE:
-            busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
-        samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
-    verified_bytes += bench.pools.verify(cell, layout)
-    bench.device.arm(None)
+    with bench.device.injecting(fault):
+        take()
+        verified_bytes = bench.pools.verify(cell, layout)
+        bench.pools.poison(cell, layout)
+        with bench.cpu.held() as cpu:
+            for _ in range(sampling.warmups):
+                take()
+            busy_cpu_us = None
+            if prepared.mechanism is Mechanism.BATCHED_COPY and cell.stream_state is StreamState.IDLE:
+                busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
+            samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
+        verified_bytes += bench.pools.verify(cell, layout)
     return Measurement(
         samples=samples,
         stopped_by=stopped_by,
