@@ -7,22 +7,30 @@
 namespace kvbench {
 
 void coalesce(const DescriptorList& descriptors, DescriptorList& merged, std::vector<std::size_t>& first) {
-  merged.sources.clear();
-  merged.destinations.clear();
-  merged.bytes.clear();
-  first.clear();
-  for (std::size_t i = 0; i < descriptors.size(); ++i) {
-    const bool adjoins = !merged.bytes.empty() &&
-                         merged.sources.back() + merged.bytes.back() == descriptors.sources[i] &&
-                         merged.destinations.back() + merged.bytes.back() == descriptors.destinations[i];
-    if (adjoins) {
-      merged.bytes.back() += descriptors.bytes[i];
-    } else {
-      merged.sources.push_back(descriptors.sources[i]);
-      merged.destinations.push_back(descriptors.destinations[i]);
-      merged.bytes.push_back(descriptors.bytes[i]);
-      first.push_back(i);
-    }
+  const std::size_t count = descriptors.size();
+  const Address* source = descriptors.sources.data();
+  const Address* destination = descriptors.destinations.data();
+  const std::size_t* bytes = descriptors.bytes.data();
+  // Where runs begin, without a branch: a place that turns out to lie inside a run is written over by the next.
+  first.resize(count + 1);
+  std::size_t* begins = first.data();
+  begins[0] = 0;
+  std::size_t runs = count > 0 ? 1 : 0;
+  for (std::size_t i = 1; i < count; ++i) {
+    begins[runs] = i;
+    runs += static_cast<std::size_t>((source[i] != source[i - 1] + bytes[i - 1]) |
+                                     (destination[i] != destination[i - 1] + bytes[i - 1]));
+  }
+  first.resize(runs);
+  merged.sources.resize(runs);
+  merged.destinations.resize(runs);
+  merged.bytes.resize(runs);
+  for (std::size_t run = 0; run < runs; ++run) {
+    const std::size_t begin = first[run];
+    const std::size_t last = (run + 1 < runs ? first[run + 1] : count) - 1;
+    merged.sources[run] = source[begin];
+    merged.destinations[run] = destination[begin];
+    merged.bytes[run] = source[last] + bytes[last] - source[begin];
   }
 }
 
