@@ -311,8 +311,8 @@ def test_figures_have_three_digits(value: float, shown: str) -> None:
 
 def test_backends_keep_their_ink() -> None:
     assert inks(["batched"])["batched"] == inks(["zebra", "batched", "alpha"])["batched"]
-    several = inks(["per_block", "batched", "triton", "sm", "alpha", "zebra"])
-    assert len({ink.colour for ink in several.values()}) == len({ink.marker for ink in several.values()}) == 6
+    several = inks(["per_block", "batched", "primed", "triton", "sm", "alpha", "zebra"])
+    assert len({ink.colour for ink in several.values()}) == len({ink.marker for ink in several.values()}) == 7
 
 
 def test_a_link_in_the_output_folder_is_replaced_not_followed(tmp_path: Path) -> None:
