@@ -1,4 +1,4 @@
-"""The charts of a report, and the only place that knows matplotlib."""
+"""The charts of a report over sizes and SM counts, and what every chart is drawn with; heatmap.py has the maps."""
 
 import io
 import math
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import matplotlib.style
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -63,11 +64,11 @@ def sm_chart(grid: Grid, words: Words, inks: Mapping[str, Ink]) -> dict[str, byt
 def _chart(
     grid: Grid, words: Words, inks: Mapping[str, Ink], dress: Callable[[Axes, Sequence[int]], None], mark: Mark
 ) -> dict[str, bytes]:
-    with _styled():
+    with styled():
         curves = [curve for row in grid for panel in row for curve in panel.curves]
         keys = _legend(curves, inks, bool(_ceilings(grid)))
         layout = lay_out(grid, words, [str(key.get_label()) for key in keys])
-        figure = _page(layout, keys)
+        figure = page(layout, keys)
         axes = figure.subplots(
             len(grid), max(map(len, grid)), squeeze=False, sharex=True, sharey=True, gridspec_kw=layout.gridspec
         )
@@ -82,10 +83,10 @@ def _chart(
                 ax.set_ylim(0, top * 1.08 / (1 - headroom))
                 ax.label_outer()
             row[0].set_ylabel("GB/s")
-        return _render(figure)
+        return render(figure)
 
 
-def _page(layout: Layout, keys: Sequence[Line2D]) -> Figure:
+def page(layout: Layout, keys: Sequence[Artist]) -> Figure:
     """Return a page with its head, legend and footnotes, and room for the panels."""
     figure = Figure(figsize=(layout.width, layout.height))
     left = 0.15 / layout.width
@@ -145,7 +146,7 @@ def _mark_cliff(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
     arrow = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (middle, cliff.above_gbps), xytext=(middle, cliff.below_gbps), arrowprops=arrow)
     sign = "\N{MULTIPLICATION SIGN}" if cliff.rises else "\N{DIVISION SIGN}"
-    sizes = f"{_spaced(cliff.below_bytes)} \N{RIGHTWARDS ARROW} {_spaced(cliff.above_bytes)}"
+    sizes = f"{spaced(cliff.below_bytes)} \N{RIGHTWARDS ARROW} {spaced(cliff.above_bytes)}"
     across = math.log2(middle / curve.x[0]) / math.log2(curve.x[-1] / curve.x[0])
     ax.annotate(
         f"{curve.backend} {curve.state} {sign}{cliff.height:.1f}, {sizes}",
@@ -183,7 +184,7 @@ def _mark_knee(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
 
 
 def _size_axis(ax: Axes, sizes: Sequence[int]) -> None:
-    _log_axis(ax, sizes, _spaced, letters=6)
+    _log_axis(ax, sizes, spaced, letters=6)
     ax.set_xlabel("block size")
 
 
@@ -227,20 +228,20 @@ def _ceilings(grid: Grid) -> list[float]:
     return [panel.ceiling_gbps for row in grid for panel in row if panel.ceiling_gbps is not None]
 
 
-def _spaced(size_bytes: int) -> str:
+def spaced(size_bytes: int) -> str:
     text = format_size(size_bytes)
     digits = text.rstrip("BGiKM")
     return f"{digits} {text[len(digits) :]}"
 
 
 @contextmanager
-def _styled() -> Iterator[None]:
+def styled() -> Iterator[None]:
     """Draw the same whatever matplotlibrc this machine has."""
     with matplotlib.style.context(["default", _STYLE]):
         yield
 
 
-def _render(figure: Figure) -> dict[str, bytes]:
+def render(figure: Figure) -> dict[str, bytes]:
     """Return the same bytes for the same figure: no date, no random ids."""
     metadata: dict[str, dict[str, str | None]] = {"png": {"Software": None}, "svg": {"Date": None}}
     rendered = {}

@@ -80,11 +80,13 @@ class Layout:
         return 1 - inches / self.height
 
 
-def lay_out(grid: Grid, words: Words, key_labels: Sequence[str]) -> Layout:
-    """Return the page for a grid of panels under a head, over the legend's keys and footnotes."""
+def lay_out(
+    grid: Sequence[Sequence[object]], words: Words, key_labels: Sequence[str], height: float | None = None
+) -> Layout:
+    """Return the page for a grid of panels, each `height` inches high, under a head, over legend keys and footnotes."""
     rows, columns = len(grid), max(map(len, grid))
     width = max(7.6, PANEL_WIDTH * columns)
-    panel = 3.6 if rows == 1 else 2.2
+    panel = height or (3.6 if rows == 1 else 2.2)
     head = [text for text in (words.title, words.subtitle, words.warning) if text]
     letters = int(width * _LETTERS_PER_INCH)
     foot = [part for line in words.footer.splitlines() for part in textwrap.wrap(line, letters)]
@@ -93,5 +95,5 @@ def lay_out(grid: Grid, words: Words, key_labels: Sequence[str]) -> Layout:
     bottom = top + rows * panel + (rows - 1) * _ROW_GAP
     keys = bottom + _X_LABEL
     notes = keys + 0.28 * math.ceil(len(key_labels) / keys_per_row) + 0.2
-    height = notes + 0.15 * len(foot) + 0.05
-    return Layout(width, height, panel, top, bottom, keys, keys_per_row, head, foot, notes)
+    whole = notes + 0.15 * len(foot) + 0.05
+    return Layout(width, whole, panel, top, bottom, keys, keys_per_row, head, foot, notes)

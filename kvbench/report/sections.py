@@ -8,10 +8,15 @@ import pandas as pd
 
 from kvbench.report import charts
 from kvbench.report import markdown as md
+from kvbench.report.contest import Contests, contests
 from kvbench.report.curves import MIN_SIZES, Curve, Curves, cliff_curves, ladder_curves
+from kvbench.report.heatmap import ratio_chart
 from kvbench.report.layout import Grid, Panel, Words, plain
 from kvbench.report.palette import Ink
+from kvbench.report.ratios import RatioMap, ratio_maps
+from kvbench.report.stages import stage_tables
 from kvbench.report.tables import INCLUDES, Table, cliff_tables, cliff_words, ladder_tables, order_tables
+from kvbench.report.threshold import threshold_tables
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.units import format_size
 
@@ -54,6 +59,24 @@ def order_section(view: View, _: Mapping[str, Ink]) -> Block | str:
     return tables if isinstance(tables, str) else Block([], [], tables)
 
 
+def threshold_section(view: View, _: Mapping[str, Ink]) -> Block | str:
+    tables = threshold_tables(view)
+    return tables if isinstance(tables, str) else Block([], [], tables)
+
+
+def map_section(view: View, _: Mapping[str, Ink]) -> Block | str:
+    found = contests(view)
+    maps = ratio_maps(found)
+    if isinstance(maps, str):
+        return maps
+    return Block([], [_map(view, kernel, panels, found) for kernel, panels in maps.items()], [])
+
+
+def stage_section(view: View, _: Mapping[str, Ink]) -> Block | str:
+    tables = stage_tables(view)
+    return tables if isinstance(tables, str) else Block([], [], tables)
+
+
 def cliff_section(view: View, inks: Mapping[str, Ink]) -> Block | str:
     curves = cliff_curves(view)
     if isinstance(curves, str):
@@ -82,8 +105,11 @@ def ladder_section(view: View, inks: Mapping[str, Ink]) -> Block | str:
 
 SECTIONS: Final = (
     Section("T3", "Cliff: throughput against block size", cliff_section),
+    Section("T4", "Threshold: batched copies against the other backends", threshold_section),
+    Section("T6", "Crossover map: time of batched copies over time of a kernel", map_section),
     Section("T2", "Access order: STREAM against ANY", order_section),
     Section("T5", "SM ladder: throughput against SM count", ladder_section),
+    Section("T8", "Where the time goes: prepare, submit, execute", stage_section),
 )
 
 
@@ -108,6 +134,28 @@ def _chart(
     files = draw(grid, words, inks) | {"csv": points[list(_POINT_COLUMNS)].to_csv(index=False).encode()}
     host = f" ({HOST_COPIES})" if view.on_host else ""
     return Chart(f"{name}-{view.label}", f"{subject}{host}", files)
+
+
+def _map(view: View, kernel: str, panels: Sequence[RatioMap], found: Contests) -> Chart:
+    subject = f"Time of batched copies over time of {kernel}, by block size and number of blocks"
+    points = pd.concat([panel.points for panel in panels])
+    arms = pd.concat([arm.cells for panel in panels for arm in (panel.contest.arms[0], panel.kernel)])
+    measured = arms[arms["status"] == "ok"]
+    states = sorted(set(points["stream_state"]), reverse=True)
+    lines = [
+        *(INCLUDES[state].replace("GB/s", "Time", 1) for state in states),
+        f"{found.pinned.words(measured)}; reproduced by {md.clean(view.command, 300)}",
+    ]
+    words = Words(
+        title=f"Time of batched / time of {kernel}",
+        subtitle=plain(f"{view.title} · {view.driver} · {view.date} · {sample_words(measured)} · medians"),
+        footer=plain("\n".join(lines)),
+        warning=HOST_COPIES if view.on_host else "",
+    )
+    ways = [[panel for panel in panels if panel.contest.direction == way] for way in DIRECTIONS]
+    files = ratio_chart([row for row in ways if row], words) | {"csv": points.to_csv(index=False).encode()}
+    host = f" ({HOST_COPIES})" if view.on_host else ""
+    return Chart(f"crossover-map-{kernel}-{view.label}", f"{md.escape(subject)}{host}", files)
 
 
 def _row(curves: Curves, panel: int, words: str = "") -> list[Panel]:

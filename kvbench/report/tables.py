@@ -67,9 +67,9 @@ def order_tables(view: View) -> list[Table] | str:
         head = f"{md.escape(backend)}, {state} stream"
         for time, unit, what in (("gpu_us", "ms", "GPU time"), ("submit_us", "us", "host submission")):
             header = ("Dir", "Blocks", "BlkSize", f"STREAM med {unit}", f"ANY med {unit}", "Delta [95%]")
-            rows = [_order_row(samples, pair, time, 1e-3 if unit == "ms" else 1.0) for pair in _rows(ordered)]
+            rows = [_order_row(samples, pair, time, 1e-3 if unit == "ms" else 1.0) for pair in rows_of(ordered)]
             notes = [_DELTA, *([_RACE] if any("†" in row[-1] for row in rows) else [])]
-            caption = view.caption(cells, f"{INCLUDES[time]}. {_settings(pinned, cells)}")
+            caption = view.caption(cells, f"{INCLUDES[time]}. {settings(pinned, cells)}")
             tables.append(Table(f"STREAM against ANY: {what} ({head})", header, rows, notes, caption))
     return tables
 
@@ -83,13 +83,13 @@ def cliff_tables(view: View, curves: Curves) -> list[Table]:
             & (curves.cells["backend"] == backend)
             & (curves.cells["stream_state"] == state)
         ]
-        notes = _Footnotes()
+        notes = Footnotes()
         counts = sorted({int(blocks) for blocks in rows["blocks"]})
-        grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in _rows(rows)}
+        grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in rows_of(rows)}
         body = [
             [
                 md.size(format_size(size)),
-                *(_shown(grid.get((size, blocks)), notes, _rate_and_share) for blocks in counts),
+                *(shown(grid.get((size, blocks)), notes, _rate_and_share) for blocks in counts),
             ]
             for size in sorted({int(size) for size in rows["block_bytes"]})
         ]
@@ -101,7 +101,7 @@ def cliff_tables(view: View, curves: Curves) -> list[Table]:
         title = f"{direction}, {md.escape(backend)}, {state} stream: GB/s (share of the ceiling{_ceiling(rows)})"
         header = ("Block size", *(f"N = {md.count(blocks)}" for blocks in counts))
         measured = rows[rows["status"] == "ok"]
-        caption = view.caption(measured, f"{INCLUDES[state]}. {_settings(curves.pinned, measured)}")
+        caption = view.caption(measured, f"{INCLUDES[state]}. {settings(curves.pinned, measured)}")
         tables.append(Table(title, header, body, notes.lines, caption))
     return tables
 
@@ -111,19 +111,19 @@ def ladder_tables(view: View, curves: Curves) -> list[Table]:
     tables = []
     for backend, state in dict.fromkeys((backend, state) for _, backend, state in _series(curves)):
         rows = curves.cells[(curves.cells["backend"] == backend) & (curves.cells["stream_state"] == state)]
-        notes = _Footnotes()
+        notes = Footnotes()
         columns = [curve for curve in curves.curves if (curve.backend, curve.state) == (backend, state)]
-        grid = {(row["direction"], int(row["block_bytes"]), int(row["sms"])): row for row in _rows(rows)}
+        grid = {(row["direction"], int(row["block_bytes"]), int(row["sms"])): row for row in rows_of(rows)}
         body = []
         for count in sorted({int(count) for count in rows["sms"]}):
-            cells = [(c, _shown(grid.get((c.direction, c.panel, count)), notes, _rate)) for c in columns]
+            cells = [(c, shown(grid.get((c.direction, c.panel, count)), notes, rate)) for c in columns]
             body.append([str(count), *(f"**{text}**" if count == curve.knee else text for curve, text in cells)])
         body.append(["knee", *(f"{curve.knee}" for curve in columns)])
         title = f"{md.escape(backend)}, {state} stream, N = {md.count(curves.main)}: GB/s against the SM count"
         header = ("SMs", *(f"{curve.direction} {md.size(format_size(curve.panel))}" for curve in columns))
         lines = ["**Bold**: the knee, the first SM count within 5% of the best of its column", *notes.lines]
         measured = rows[rows["status"] == "ok"]
-        caption = view.caption(measured, f"{INCLUDES[state]}. {_settings(curves.pinned, measured)}")
+        caption = view.caption(measured, f"{INCLUDES[state]}. {settings(curves.pinned, measured)}")
         tables.append(Table(title, header, body, lines, caption))
     return tables
 
@@ -138,7 +138,7 @@ def cliff_words(curve: Curve) -> str | None:
     return f"{sign}{md.figure(cliff.height)} at {sizes}"
 
 
-class _Footnotes:
+class Footnotes:
     """Reasons under a table, each once, numbered as they come."""
 
     def __init__(self) -> None:
@@ -153,11 +153,11 @@ class _Footnotes:
         return [f"{md.superscript(number)} {text}" for text, number in self._reasons.items()]
 
 
-def _rows(cells: pd.DataFrame) -> list[Row]:
+def rows_of(cells: pd.DataFrame) -> list[Row]:
     return [{str(name): value for name, value in row.items()} for row in cells.to_dict("records")]
 
 
-def _shown(row: Row | None, notes: _Footnotes, show: Callable[[Row], str]) -> str:
+def shown(row: Row | None, notes: Footnotes, show: Callable[[Row], str]) -> str:
     """Return a cell of a table: its figure, a footnote's mark where it has none, blank where the run never asked."""
     if row is None:
         return ""
@@ -166,12 +166,12 @@ def _shown(row: Row | None, notes: _Footnotes, show: Callable[[Row], str]) -> st
     return show(row)
 
 
-def _rate(row: Row) -> str:
+def rate(row: Row) -> str:
     return md.figure(row["gbps"])
 
 
 def _rate_and_share(row: Row) -> str:
-    return f"{_rate(row)} ({row['ceiling_share']:.0%})" if math.isfinite(row["ceiling_share"]) else _rate(row)
+    return f"{rate(row)} ({row['ceiling_share']:.0%})" if math.isfinite(row["ceiling_share"]) else rate(row)
 
 
 def _order_row(samples: Mapping[str, pd.DataFrame], pair: Row, time: str, scale: float) -> list[str]:
@@ -217,6 +217,6 @@ def _ceiling(rows: pd.DataFrame) -> str:
     return " not measured" if known.empty else f", {known.iloc[0]:.1f} GB/s"
 
 
-def _settings(pinned: Pinned, cells: pd.DataFrame) -> str:
+def settings(pinned: Pinned, cells: pd.DataFrame) -> str:
     words = pinned.words(cells)
     return md.escape(words[:1].upper() + words[1:]) if words else "No other axes"

@@ -1,5 +1,6 @@
 """Reports: what they hold, what they say they cannot hold, and strings that try to be more than text."""
 
+import io
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import msgspec
 import numpy as np
@@ -26,6 +28,7 @@ from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown as md
 from kvbench.report.build import report_files, write_report
 from kvbench.report.palette import inks
+from kvbench.report.stages import nearest
 from kvbench.report.view import warnings_of
 from kvbench.results import Note, Record, Run, RunInfo, Visit, load_run
 from tests.unit import synthetic
@@ -93,13 +96,14 @@ def md_plain(text: str) -> str:
 def test_every_table_has_its_caption(cliff_run: Run) -> None:
     text = text_of(cliff_run)
     tables = text.count("\n| Block size |")
+    assert tables == 12 + 4
     captions = re.findall(
         r"^Synthetic H200 · driver 580\.159 · 2026-11-20 · 30 samples a cell\. GB/s from .* "
         r"reproduced by `kvbench sweep configs/cliff\.toml`\.$",
         text,
         re.MULTILINE,
     )
-    assert tables == len(captions) == 12
+    assert tables == len(captions)
 
 
 def test_the_csv_behind_a_chart_holds_its_points(cliff_run: Run, tmp_path: Path) -> None:
@@ -179,6 +183,81 @@ def test_the_knee_is_marked(tmp_path: Path) -> None:
     assert "| knee | 4 | 4 | 4 | 4 | 4 | 4 |" in text
 
 
+def test_the_threshold_names_winners_and_crossovers(cliff_run: Run) -> None:
+    text = md_plain(text_of(cliff_run))
+    assert "h2d, batched on an idle stream, N = 10 000: GB/s" in text
+    assert re.search(r"^\| 16 KiB \| 4\.\d+ \| 5\.\d+ \| \*\*4\d\.\d\*\* \|$", text, re.MULTILINE)
+    assert "from per\\_block to batched between 24 KiB and 28 KiB" in text
+    assert "batched against triton: from triton to batched between 32 KiB and 64 KiB" in text
+
+
+def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
+    """A kernel measured on an idle stream alone says nothing about a busy one, where another clock counts."""
+    idle = [cell for cell in synthetic.cliff_cells() if cell.backend == "batched" or cell.stream_state == "idle"]
+    files = report_files([make(tmp_path, [*synthetic.visits(idle)])])
+    text = md_plain(files["report.md"].decode())
+    assert "batched on an idle stream, N =" in text
+    assert "batched on a busy stream, N =" not in text
+    assert set(pd.read_csv(io.BytesIO(files["crossover-map-triton-run.csv"]))["stream_state"]) == {"idle"}
+
+
+def test_equally_fast_backends_are_undecided(tmp_path: Path) -> None:
+    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "per_block"]
+    text = md_plain(text_of(make(tmp_path, [*synthetic.visits(cells, lambda _: 20.0, noise=0.3)])))
+    assert re.search(r"^\| 16 KiB \| ≈ [\d.]+ \| ≈ [\d.]+ \|$", text, re.MULTILINE)
+    assert "batched against triton: undecided at 1 KiB, 2 KiB" in text
+
+
+def test_the_crossover_map_has_its_numbers(cliff_run: Run) -> None:
+    files = report_files([cliff_run])
+    points = pd.read_csv(io.BytesIO(files["crossover-map-triton-cliff.csv"]))
+    assert len(points) == 13 * 2 * 2 * 2
+    assert set(points["kernel"]) == {"triton"}
+    ratios = points["swap_us_median_batched"] / points["swap_us_median_kernel"]
+    assert np.allclose(points["ratio"], ratios)
+    assert points.loc[points["ratio"] > 2, "decided"].all()
+    assert files["crossover-map-triton-cliff.png"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("bad", HOSTILE[:7])
+def test_strings_of_a_run_stay_text_in_the_map(tmp_path: Path, bad: str) -> None:
+    cells = [
+        Cell(name, Direction.H2D, n, size, sms=12 if name == "triton" else None)
+        for name in ("batched", "triton")
+        for n in (16, 64)
+        for size in (4096, 8192)
+    ]
+    info = synthetic.info(bad, created=bad, command=["kvbench", bad], identity={"driver_version": bad})
+    files = report_files([make(tmp_path, [*synthetic.visits(cells)], info)])
+    svg = files["crossover-map-triton-run.svg"]
+    assert b"<script" not in svg
+    ElementTree.fromstring(svg)
+
+
+def test_the_stages_of_a_swap_add_up(cliff_run: Run) -> None:
+    text = md_plain(text_of(cliff_run))
+    rows = re.findall(r"^\| (\w+) \| ([\d ]+) \| (\d+) KiB \| (.*) \|$", text.replace("\\_", "_"), re.MULTILINE)
+    assert len(rows) == 2 * 3 * 2 * 3
+    for _, _, _, figures in rows:
+        _, submit, execute, wall, busy = map(float, figures.split(" | "))
+        assert submit + execute == pytest.approx(wall, rel=0.03)
+        assert busy > 0
+    assert "Nothing near N = 16 of 4 KiB" in text
+
+
+def test_the_nearest_cells_stand_for_those_of_the_table() -> None:
+    held = {(64, 4096), (1024, 4096), (10_000, 28 * 1024), (10_000, 2**20)}
+    assert nearest(held) == {
+        (16, 4096): (64, 4096),
+        (16, 16 * 1024): (64, 4096),
+        (256, 4096): (1024, 4096),
+        (256, 16 * 1024): (1024, 4096),
+        (10_000, 16 * 1024): (10_000, 28 * 1024),
+        (10_000, 32 * 1024): (10_000, 28 * 1024),
+    }
+    assert nearest(set()) == {}
+
+
 def test_what_cannot_be_made_is_said(cliff_run: Run, tmp_path: Path) -> None:
     text = text_of(cliff_run)
     assert "T2 (Access order: STREAM against ANY): it needs" in text
@@ -187,7 +266,7 @@ def test_what_cannot_be_made_is_said(cliff_run: Run, tmp_path: Path) -> None:
         run = make(tmp_path, records, name=name)
         files = report_files([run])
         assert list(files) == ["report.md"]
-        assert all(f"- {table} (" in files["report.md"].decode() for table in ("T2", "T3", "T5"))
+        assert all(f"- {table} (" in files["report.md"].decode() for table in ("T2", "T3", "T4", "T5", "T6", "T8"))
         assert "no measured cell" in warnings_of(run)
 
 
@@ -220,7 +299,8 @@ def test_host_copies_are_named_everywhere(tmp_path: Path) -> None:
     files = report_files([run])
     text = files["report.md"].decode()
     said = "Host copies on a CPU device: no GPU was involved."
-    assert text.count(f"**{said}** EPYC · no GPU driver") == text.count("\n| Block size |") == 8
+    captions = text.count(f"**{said}** EPYC · no GPU driver")
+    assert captions == text.count("\n| Block size |") + text.count("\n| Backend |") == 8 + 4 + 2
     assert f"> **{said}**" in text
     assert f"({said})](cliff-run.png)" in text
     assert f"<!-- {said} -->".encode() in files["cliff-run.svg"]
@@ -275,7 +355,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
         target = token.attrGet("src") or token.attrGet("href")
         assert target is None or target in own
         headings += token.type == "heading_open"
-    assert headings == len([line for line in text.splitlines() if line.startswith("#")]) == 7
+    assert headings == len([line for line in text.splitlines() if line.startswith("#")]) == 9
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(widths) == 1

@@ -1,0 +1,75 @@
+"""Batched copies against the other backends, cell by cell: what the threshold and the crossover map rest on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from kvbench.report.selection import Pinned, pin
+from kvbench.report.view import View
+from kvbench.stats import Quartiles
+
+BATCHED: Final = "batched"
+STATES: Final = ("idle", "busy")
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A backend's cells in one direction and stream state, failed and skipped ones too."""
+
+    backend: str
+    cells: pd.DataFrame
+
+    @property
+    def is_kernel(self) -> bool:
+        return bool(self.cells["sms"].notna().any())
+
+    @property
+    def times(self) -> Mapping[Shape, Quartiles]:
+        """The quartiles of `swap_us` in us, by block bytes and number of blocks."""
+        cells = self.cells[self.cells["status"] == "ok"]
+        columns = ["block_bytes", "blocks", "swap_us_q1", "swap_us_median", "swap_us_q3"]
+        return {
+            (int(size), int(blocks)): Quartiles(float(low), float(median), float(high))
+            for size, blocks, low, median, high in cells[columns].itertuples(index=False)
+            if np.isfinite([low, median, high]).all() and low > 0
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """One direction and stream state; batched is the first of the arms."""
+
+    direction: str
+    state: str
+    arms: Sequence[Arm]
+
+
+@dataclass(frozen=True, slots=True)
+class Contests:
+    """All contests of a run; `pinned` says what the axes that are not shown were set to."""
+
+    contests: Sequence[Contest]
+    pinned: Pinned
+
+
+def contests(view: View) -> Contests:
+    """Return a contest per direction and state in which batched and another backend were measured."""
+    pinned = pin(view.frame, shown=())
+    found = []
+    for direction in ("h2d", "d2h"):
+        cells = pinned.cells[pinned.cells["direction"] == direction]
+        others = sorted(set(cells["backend"]) - {BATCHED})
+        for state in STATES:
+            arms = [arm for name in (BATCHED, *others) if (arm := _arm(cells, name, state))]
+            if len(arms) > 1 and arms[0].backend == BATCHED:
+                found.append(Contest(direction, state, arms))
+    return Contests(found, pinned)
+
+
+def _arm(cells: pd.DataFrame, backend: str, state: str) -> Arm | None:
+    arm = Arm(backend, cells[(cells["backend"] == backend) & (cells["stream_state"] == state)])
+    return arm if arm.times else None

@@ -1,0 +1,77 @@
+"""The crossover map (T6): the time of batched copies over that of a kernel, by block size and number of blocks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pandas as pd
+
+from kvbench.crossovers import leaders
+from kvbench.report.contest import BATCHED, Arm, Contest, Contests, Shape
+from kvbench.stats import Quartiles
+
+MIN_CELLS: Final = 4
+_AXES: Final = ("block_bytes", "blocks")
+_SHOWN: Final = ("sms", "samples", "swap_us_q1", "swap_us_median", "swap_us_q3", "cell_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Time of batched over time of the kernel; `decided` where their quartiles lie apart."""
+
+    value: float
+    decided: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RatioMap:
+    """One panel: batched on a stream in a contest's state against a kernel, by block bytes and number of blocks."""
+
+    contest: Contest
+    kernel: Arm
+
+    @property
+    def cells(self) -> Mapping[Shape, Ratio]:
+        ours, theirs = self.contest.arms[0].times, self.kernel.times
+        return {shape: _ratio(ours[shape], theirs[shape]) for shape in sorted(ours.keys() & theirs.keys())}
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """A row per cell with both times and the ratio, for the file behind the chart."""
+        batched, kernel = (_measured(arm) for arm in (self.contest.arms[0], self.kernel))
+        own = batched[["device", "direction", "block_size", *_AXES, *_SHOWN[1:]]]
+        rows = own.merge(kernel[[*_AXES, *_SHOWN]], on=list(_AXES), suffixes=("_batched", "_kernel"))
+        found = self.cells
+        rows = rows[[shape in found for shape in zip(rows["block_bytes"], rows["blocks"], strict=True)]]
+        ratios = [found[int(size), int(n)] for size, n in zip(rows["block_bytes"], rows["blocks"], strict=True)]
+        rows.insert(1, "kernel", self.kernel.backend)
+        rows.insert(3, "stream_state", self.contest.state)
+        return rows.assign(
+            ratio=[ratio.value for ratio in ratios], decided=[ratio.decided for ratio in ratios]
+        ).sort_values(list(_AXES))
+
+
+def ratio_maps(found: Contests) -> dict[str, Sequence[RatioMap]] | str:
+    """Return the maps of every kernel, one per direction and state of batched; or why there are none."""
+    maps: dict[str, list[RatioMap]] = {}
+    for contest in found.contests:
+        for arm in contest.arms[1:]:
+            panel = RatioMap(contest, arm)
+            if arm.is_kernel and _is_map(panel.cells):
+                maps.setdefault(arm.backend, []).append(panel)
+    if not maps:
+        return f"it needs {BATCHED} and a kernel backend measured at {MIN_CELLS} cells, two sizes and two N at least"
+    return dict(sorted(maps.items()))
+
+
+def _is_map(cells: Mapping[Shape, Ratio]) -> bool:
+    return len(cells) >= MIN_CELLS and all(len({shape[axis] for shape in cells}) > 1 for axis in (0, 1))
+
+
+def _ratio(batched: Quartiles, kernel: Quartiles) -> Ratio:
+    decided = len(leaders({"batched": batched, "kernel": kernel})) == 1
+    return Ratio(batched.median / kernel.median, decided)
+
+
+def _measured(arm: Arm) -> pd.DataFrame:
+    return arm.cells[arm.cells["status"] == "ok"]

@@ -1,0 +1,101 @@
+"""Where the time of a swap goes (T8): preparation, submission and execution, backend by backend."""
+
+import math
+from collections.abc import Collection, Mapping
+from itertools import product
+from typing import Final
+
+import pandas as pd
+
+from kvbench.report import markdown as md
+from kvbench.report.selection import Pinned, pin
+from kvbench.report.tables import Row, Table, rows_of, settings
+from kvbench.report.view import View
+from kvbench.units import format_size
+
+Shape = tuple[int, int]
+
+_KIB: Final = 1024
+WANTED: Final = tuple(product((16, 256, 10_000), (4 * _KIB, 16 * _KIB, 32 * _KIB)))
+# A cell stands for a wanted one when neither its N nor its block size is further away than this.
+NEAR: Final = 4.0
+_INCLUDES: Final = (
+    "Medians in us on an idle stream. Prepare: host time to turn the list of blocks into what the driver or the kernel "
+    "takes, before the swap. Submit: host time inside the submission call or calls. Execute: wall_us - submit_us, "
+    "sample by sample: from the call's return to completion, descriptor upload and the end's notice included; what the "
+    "GPU did during the call is in submit"
+)
+_BUSY: Final = (
+    "GPU, busy: gpu_us of the same swap on a busy stream, between the events around it, its submission only as far as "
+    "it is not hidden"
+)
+
+
+def stage_tables(view: View) -> list[Table] | str:
+    """Return T8, a table per direction; or why there is none."""
+    pinned = pin(view.measured, shown=())
+    idle = pinned.cells[pinned.cells["stream_state"] == "idle"]
+    near = nearest({(int(blocks), int(size)) for blocks, size in zip(idle["blocks"], idle["block_bytes"], strict=True)})
+    if not near:
+        return "it needs cells on an idle stream near N = 16, 256 or 10 000 with blocks of 4, 16 or 32 KiB"
+    shapes = pd.DataFrame(sorted(set(near.values())), columns=["blocks", "block_bytes"])
+    cells = pinned.cells.merge(shapes, on=["blocks", "block_bytes"])
+    return [
+        _table(view, direction, cells[cells["direction"] == direction], near, pinned)
+        for direction in ("h2d", "d2h")
+        if ((cells["direction"] == direction) & (cells["stream_state"] == "idle")).any()
+    ]
+
+
+def nearest(shapes: Collection[Shape]) -> dict[Shape, Shape]:
+    """Return for every wanted (N, block bytes) the nearest that there is, by ratios; those without a near one fail."""
+    found = {}
+    for wanted in WANTED:
+        distances = {shape: [abs(math.log(a / b)) for a, b in zip(shape, wanted, strict=True)] for shape in shapes}
+        near = {shape: sum(by) for shape, by in distances.items() if max(by) <= math.log(NEAR) + 1e-9}
+        if near:
+            # of equally near ones the larger
+            found[wanted] = min(near, key=lambda shape: (round(near[shape], 9), -shape[0], -shape[1]))
+    return found
+
+
+def _table(view: View, direction: str, cells: pd.DataFrame, near: Mapping[Shape, Shape], pinned: Pinned) -> Table:
+    idle = cells[cells["stream_state"] == "idle"].sort_values(["blocks", "block_bytes", "backend"])
+    busy = {_key(row): row for row in rows_of(cells[cells["stream_state"] == "busy"])}
+    samples = view.samples(set(idle["cell_id"]))
+    rows = [[*_row(row, samples[row["cell_id"]]), *_busy(busy, row)] for row in rows_of(idle)]
+    header = ["Backend", "Blocks", "Block size", "Prepare us", "Submit us", "Execute us", "Wall us"]
+    if busy:
+        header.append("GPU us, busy")
+    notes = _stand_ins(near)
+    includes = f"{_INCLUDES}.{f' {_BUSY}.' if busy else ''} {settings(pinned, idle)}"
+    return Table(f"{direction}: us a swap", header, rows, notes, view.caption(cells if busy else idle, includes))
+
+
+def _row(row: Row, samples: pd.DataFrame) -> list[str]:
+    execute = float((samples["wall_us"] - samples["submit_us"]).median())
+    times = (row["prepare_us_median"], row["submit_us_median"], execute, row["wall_us_median"])
+    return [md.escape(row["backend"]), md.count(row["blocks"]), md.size(row["block_size"]), *map(md.figure, times)]
+
+
+def _busy(busy: Mapping[tuple[str, int, int], Row], row: Row) -> list[str]:
+    if not busy:
+        return []
+    found = busy.get(_key(row))
+    return [md.figure(found["gpu_us_median"]) if found else ""]
+
+
+def _key(row: Row) -> tuple[str, int, int]:
+    return str(row["backend"]), int(row["blocks"]), int(row["block_bytes"])
+
+
+def _stand_ins(near: Mapping[Shape, Shape]) -> list[str]:
+    """Return which cells stand for those that the run does not hold, and which have none near."""
+    others = [f"{_shape(shape)} for {_shape(wanted)}" for wanted, shape in near.items() if shape != wanted]
+    absent = [_shape(wanted) for wanted in WANTED if wanted not in near]
+    lines = [f"The nearest that this run holds: {'; '.join(others)}"] if others else []
+    return [*lines, *([f"Nothing near {'; '.join(absent)}"] if absent else [])]
+
+
+def _shape(shape: Shape) -> str:
+    return f"N = {md.count(shape[0])} of {md.size(format_size(shape[1]))}"
