@@ -117,8 +117,7 @@ class Cell:
     @classmethod
     def from_strings(cls, values: dict[str, str | None]) -> "Cell":
         """Rebuild a cell from `as_strings`; raises UsageError for unknown axes or impossible values."""
-        unknown = sorted(set(values) - set(AXES))
-        missing = sorted(set(AXES) - set(values))
+        unknown, missing = sorted(set(values) - set(AXES)), sorted(set(AXES) - set(values))
         if unknown or missing:
             raise UsageError(f"a cell has exactly the axes {', '.join(AXES)}; got unknown {unknown}, missing {missing}")
         parsed = {}
