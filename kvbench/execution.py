@@ -223,6 +223,5 @@ class Execution:
         self._observer.recorded(record)
 
     def _observe(self, at: str) -> None:
-        own = {self._slot.pid} if self._slot.pid is not None else set()
-        found = observe(self._opened.device.name, self._opened.pci_bus_id, own_pids=own)
+        found = observe(self._opened.device.name, self._opened.pci_bus_id, own_pids=self._slot.pids)
         self._writer.observe({"at": at, **found})

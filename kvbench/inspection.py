@@ -25,9 +25,9 @@ _LOAD_SAMPLES: Final = 40
 _SETTLE_S: Final = 0.3
 
 
-def describe(device: str) -> EngineReport:
+def describe() -> EngineReport:
     """Return what loads here and which devices there are; a crash while looking is an answer too."""
-    command = (sys.executable, "-P", "-m", "kvbench.inspection", device)
+    command = (sys.executable, "-P", "-m", "kvbench.inspection")
     try:
         done = subprocess.run(command, capture_output=True, timeout=_DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:
@@ -48,8 +48,7 @@ def observe_under_load(device: str) -> Mapping[str, Any]:
         copying.start()
         try:
             copying.join(_SETTLE_S)
-            own = {slot.pid} if slot.pid is not None else set()
-            return observe(opened.device.name, opened.pci_bus_id, own_pids=own)
+            return observe(opened.device.name, opened.pci_bus_id, own_pids=slot.pids)
         finally:
             copying.join()
 

@@ -162,8 +162,9 @@ class WorkerSlot:
         self._worker: WorkerProcess | None = None
 
     @property
-    def pid(self) -> int | None:
-        return self._worker.pid if self._worker else None
+    def pids(self) -> frozenset[int]:
+        """The process that sits there now, if any."""
+        return frozenset({self._worker.pid} if self._worker else ())
 
     def start(self) -> Opened:
         """Start a worker and open its device; raises UsageError, EngineRefusedError, WorkerLostError."""

@@ -80,10 +80,6 @@ class Pools:
         self._host_pools: dict[Memory, Buffer] = {}
         self._seed = 0
 
-    @property
-    def pool_bytes(self) -> int:
-        return self._pool_bytes
-
     def host_pool(self, memory: Memory | None) -> Buffer:
         """Return the host pool pinned in this way, made on first use; one kind is held at a time."""
         kind = memory or Memory.ALLOCATED

@@ -18,25 +18,18 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A backend's cells in one direction and stream state, failed and skipped ones too."""
+    """A backend's cells in one direction and stream state, failed and skipped ones too.
+
+    `times` are the quartiles of `swap_us` in us of those measured, by block bytes and number of blocks.
+    """
 
     backend: str
     cells: pd.DataFrame
+    times: Mapping[Shape, Quartiles]
 
     @property
     def is_kernel(self) -> bool:
         return bool(self.cells["sms"].notna().any())
-
-    @property
-    def times(self) -> Mapping[Shape, Quartiles]:
-        """The quartiles of `swap_us` in us, by block bytes and number of blocks."""
-        cells = self.cells[self.cells["status"] == "ok"]
-        columns = ["block_bytes", "blocks", "swap_us_q1", "swap_us_median", "swap_us_q3"]
-        return {
-            (int(size), int(blocks)): Quartiles(float(low), float(median), float(high))
-            for size, blocks, low, median, high in cells[columns].itertuples(index=False)
-            if np.isfinite([low, median, high]).all() and low > 0
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,5 +64,15 @@ def contests(view: View) -> Contests:
 
 
 def _arm(cells: pd.DataFrame, backend: str, state: str) -> Arm | None:
-    arm = Arm(backend, cells[(cells["backend"] == backend) & (cells["stream_state"] == state)])
-    return arm if arm.times else None
+    own = cells[(cells["backend"] == backend) & (cells["stream_state"] == state)]
+    times = _times(own[own["status"] == "ok"])
+    return Arm(backend, own, times) if times else None
+
+
+def _times(measured: pd.DataFrame) -> Mapping[Shape, Quartiles]:
+    columns = ["block_bytes", "blocks", "swap_us_q1", "swap_us_median", "swap_us_q3"]
+    return {
+        (int(size), int(blocks)): Quartiles(float(low), float(median), float(high))
+        for size, blocks, low, median, high in measured[columns].itertuples(index=False)
+        if np.isfinite([low, median, high]).all() and low > 0
+    }

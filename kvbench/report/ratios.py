@@ -29,11 +29,7 @@ class RatioMap:
 
     contest: Contest
     kernel: Arm
-
-    @property
-    def cells(self) -> Mapping[Shape, Ratio]:
-        ours, theirs = self.contest.arms[0].times, self.kernel.times
-        return {shape: _ratio(ours[shape], theirs[shape]) for shape in sorted(ours.keys() & theirs.keys())}
+    cells: Mapping[Shape, Ratio]
 
     @property
     def points(self) -> pd.DataFrame:
@@ -56,12 +52,16 @@ def ratio_maps(found: Contests) -> dict[str, Sequence[RatioMap]] | str:
     maps: dict[str, list[RatioMap]] = {}
     for contest in found.contests:
         for arm in contest.arms[1:]:
-            panel = RatioMap(contest, arm)
-            if arm.is_kernel and _is_map(panel.cells):
-                maps.setdefault(arm.backend, []).append(panel)
+            cells = _ratios(contest.arms[0].times, arm.times)
+            if arm.is_kernel and _is_map(cells):
+                maps.setdefault(arm.backend, []).append(RatioMap(contest, arm, cells))
     if not maps:
         return f"it needs {BATCHED} and a kernel backend measured at {MIN_CELLS} cells, two sizes and two N at least"
     return dict(sorted(maps.items()))
+
+
+def _ratios(ours: Mapping[Shape, Quartiles], theirs: Mapping[Shape, Quartiles]) -> Mapping[Shape, Ratio]:
+    return {shape: _ratio(ours[shape], theirs[shape]) for shape in sorted(ours.keys() & theirs.keys())}
 
 
 def _is_map(cells: Mapping[Shape, Ratio]) -> bool:

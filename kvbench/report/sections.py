@@ -125,15 +125,10 @@ def _chart(
     shown = [curve for row in grid for panel in row for curve in panel.curves]
     points = pd.concat([curve.points for curve in shown])
     states = sorted(set(points["stream_state"]), reverse=True)
-    words = Words(
-        title=subject,
-        subtitle=plain(f"{view.title} · {view.driver} · {view.date} · {sample_words(points)} · band: quartiles"),
-        footer=plain("\n".join([*(INCLUDES[state] for state in states), curves.pinned.words(points)])),
-        warning=HOST_COPIES if view.on_host else "",
-    )
+    lines = [*(INCLUDES[state] for state in states), curves.pinned.words(points)]
+    words = _words(view, subject, f"{sample_words(points)} · band: quartiles", lines)
     files = draw(grid, words, inks) | {"csv": points[list(_POINT_COLUMNS)].to_csv(index=False).encode()}
-    host = f" ({HOST_COPIES})" if view.on_host else ""
-    return Chart(f"{name}-{view.label}", f"{subject}{host}", files)
+    return Chart(f"{name}-{view.label}", _alternative(view, subject), files)
 
 
 def _map(view: View, kernel: str, panels: Sequence[RatioMap], found: Contests) -> Chart:
@@ -146,16 +141,24 @@ def _map(view: View, kernel: str, panels: Sequence[RatioMap], found: Contests) -
         *(INCLUDES[state].replace("GB/s", "Time", 1) for state in states),
         f"{found.pinned.words(measured)}; reproduced by {md.clean(view.command, 300)}",
     ]
-    words = Words(
-        title=f"Time of batched / time of {kernel}",
-        subtitle=plain(f"{view.title} · {view.driver} · {view.date} · {sample_words(measured)} · medians"),
-        footer=plain("\n".join(lines)),
-        warning=HOST_COPIES if view.on_host else "",
-    )
+    words = _words(view, f"Time of batched / time of {kernel}", f"{sample_words(measured)} · medians", lines)
     ways = [[panel for panel in panels if panel.contest.direction == way] for way in DIRECTIONS]
     files = ratio_chart([row for row in ways if row], words) | {"csv": points.to_csv(index=False).encode()}
-    host = f" ({HOST_COPIES})" if view.on_host else ""
-    return Chart(f"crossover-map-{kernel}-{view.label}", f"{md.escape(subject)}{host}", files)
+    return Chart(f"crossover-map-{kernel}-{view.label}", _alternative(view, md.escape(subject)), files)
+
+
+def _words(view: View, title: str, samples: str, footer: Sequence[str]) -> Words:
+    """Return what stands around a chart; `samples` says how many and what is drawn of them."""
+    return Words(
+        title=title,
+        subtitle=plain(f"{view.title} · {view.driver} · {view.date} · {samples}"),
+        footer=plain("\n".join(footer)),
+        warning=HOST_COPIES if view.on_host else "",
+    )
+
+
+def _alternative(view: View, subject: str) -> str:
+    return f"{subject} ({HOST_COPIES})" if view.on_host else subject
 
 
 def _row(curves: Curves, panel: int, words: str = "") -> list[Panel]:

@@ -5,7 +5,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -56,10 +56,9 @@ def write_whole(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(descriptor)
-            os.replace(name, path)  # noqa: PTH105 - the name is what mkstemp gave
+            Path(name).replace(path)
         except BaseException:
-            with suppress(FileNotFoundError):
-                os.unlink(name)  # noqa: PTH108
+            Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
         raise_if_no_room(path, error)

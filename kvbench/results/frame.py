@@ -92,7 +92,7 @@ def long_samples(records: Sequence[Record], cells: CellIndex) -> pd.DataFrame:
     }
     raw = {name: _gather(visits, name) for name in _RAW}
     idle = np.array([visit.cell["stream_state"] == StreamState.IDLE for visit in visits], dtype=bool)
-    raw["swap_us"] = np.where(idle[owner], raw["wall_us"], raw["gpu_us"])
+    raw["swap_us"] = _swap_us(raw, idle[owner])
     frame = pd.DataFrame(columns | {name: raw[name] for name in SAMPLE_COLUMNS})
     return frame.astype({"pending_before": "int8", "pending_after": "int8"})
 
@@ -137,7 +137,7 @@ def _figures(measured: dict[Cell, list[Visit]]) -> pd.DataFrame:
     owner = np.repeat(np.arange(len(measured)), per_cell)
     raw = {name: _gather(visits, name) for name in _RAW}
     idle = np.array([cell.stream_state is StreamState.IDLE for cell in measured], dtype=bool)
-    raw["swap_us"] = np.where(idle[owner], raw["wall_us"], raw["gpu_us"])
+    raw["swap_us"] = _swap_us(raw, idle[owner])
     columns: dict[str, Any] = {"samples": per_cell}
     for time in TIMES:
         low, middle, high = _grouped_quartiles(raw[time], owner, per_cell)
@@ -147,6 +147,10 @@ def _figures(measured: dict[Cell, list[Visit]]) -> pd.DataFrame:
     columns["state_held"] = np.where(idle, 1 - before, before)
     columns["execution_only"] = np.where(idle, np.nan, after)
     return pd.DataFrame(columns)
+
+
+def _swap_us(raw: dict[str, Floats], idle: npt.NDArray[np.bool_]) -> Floats:
+    return np.where(idle, raw[StreamState.IDLE.swap_clock], raw[StreamState.BUSY.swap_clock])
 
 
 def _gather(visits: Sequence[Visit], name: str) -> Floats:
