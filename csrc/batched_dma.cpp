@@ -50,12 +50,13 @@ class BatchedSwap final : public Swap {
 
   void submit(Stream stream) override {
     refuse_legacy_stream(stream);
-    // cuMemcpyBatchAsync copies on the CPU, inside the call, when the stream is idle at that moment.
-    if (options_.prime_ns > 0 && driver_->idle(stream)) driver_->delay(options_.prime_ns, stream);
     const DescriptorList& list = submitted();
     const std::size_t stride = descriptors_per_call();
     for (std::size_t begin = 0; begin < list.size(); begin += stride) {
       const std::size_t count = std::min(stride, list.size() - begin);
+      // cuMemcpyBatchAsync copies on the CPU, inside the call, when the stream is idle at that moment; between calls it
+      // becomes so when the thread is held up for longer than the last call's copies take.
+      if (options_.prime_ns > 0 && driver_->idle(stream)) driver_->delay(options_.prime_ns, stream);
       try {
         driver_->copy_batch(std::span(list.destinations).subspan(begin, count),
                             std::span(list.sources).subspan(begin, count), std::span(list.bytes).subspan(begin, count),

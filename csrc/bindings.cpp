@@ -24,7 +24,14 @@ namespace {
 
 using Words = nb::ndarray<const std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using Ids = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 std::span<const std::uint64_t> view(const Words& words) { return {words.data(), words.size()}; }
+
+template <typename T>
+std::vector<T> copied(const nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>& array) {
+  return {array.data(), array.data() + array.size()};
+}
 
 std::span<const std::byte> view(const nb::bytes& bytes) {
   return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
@@ -34,8 +41,7 @@ DescriptorList list_of(const Words& sources, const Words& destinations, const Wo
   if (sources.size() != bytes.size() || destinations.size() != bytes.size()) {
     throw nb::value_error("sources, destinations and bytes have different lengths");
   }
-  const auto from = view(sources), to = view(destinations), sizes = view(bytes);
-  return {{from.begin(), from.end()}, {to.begin(), to.end()}, {sizes.begin(), sizes.end()}};
+  return {copied(sources), copied(destinations), copied(bytes)};
 }
 
 nb::object& engine_error() {
@@ -128,6 +134,7 @@ NB_MODULE(_engine, m) {
           [](Driver& driver, Address destination, Address source, std::size_t bytes, Direction direction,
              Stream stream) { driver.transfer(destination, source, bytes, direction, stream); },
           "destination"_a, "source"_a, "size_bytes"_a, "direction"_a, "stream"_a)
+      .def("delay", &Driver::delay, "delay_ns"_a, "stream"_a)
       .def("synchronize", &Driver::synchronize, "stream"_a, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<HostDriver, Driver>(m, "HostDriver", "Plain memory with in-order streams, and faults to inject.")
       .def(
@@ -196,20 +203,39 @@ NB_MODULE(_engine, m) {
       "driver"_a, "sources"_a, "destinations"_a, "sizes"_a, "direction"_a, nb::kw_only(), "order"_a,
       "prefer_overlap"_a = false, "descriptors_per_call"_a = 0, "coalesce"_a = false, "prime_ns"_a = 0);
 
-  nb::class_<SmKernels>(m, "SmKernels", "The copy kernels, loaded on one device.")
+  nb::enum_<SmMethod>(m, "SmMethod").value("lanes", SmMethod::lanes).value("bulk", SmMethod::bulk);
+  nb::class_<SmKernel>(m, "SmKernel", "A copy kernel of one shape, loaded on one device.")
       .def(
           "__init__",
-          [](SmKernels* self, std::shared_ptr<Driver> driver, const nb::bytes& cubin) {
-            new (self) SmKernels(std::move(driver), view(cubin));
+          [](SmKernel* self, std::shared_ptr<Driver> driver, const nb::bytes& cubin, SmMethod method, unsigned warps,
+             unsigned depth, unsigned piece_bytes) {
+            new (self) SmKernel(std::move(driver), view(cubin), {method, warps, depth, piece_bytes});
           },
-          "driver"_a, "cubin"_a);
+          "driver"_a, "cubin"_a, nb::kw_only(), "method"_a, "warps"_a, "depth"_a, "piece_bytes"_a);
   m.def(
       "sm_copy",
-      [](std::shared_ptr<SmKernels> kernels, const Words& sources, const Words& destinations, const Words& sizes,
-         unsigned sms, std::size_t upload_from) {
-        return make_sm_copy(std::move(kernels), list_of(sources, destinations, sizes), {sms, upload_from});
+      [](std::shared_ptr<SmKernel> kernel, const Words& sources, const Words& destinations, const Words& sizes,
+         Direction direction, unsigned sms, std::size_t inline_up_to, std::size_t upload_from) {
+        return make_sm_copy(std::move(kernel), list_of(sources, destinations, sizes),
+                            {sms, direction, inline_up_to, upload_from});
       },
-      "kernels"_a, "sources"_a, "destinations"_a, "sizes"_a, nb::kw_only(), "sms"_a, "upload_from"_a);
+      "kernel"_a, "sources"_a, "destinations"_a, "sizes"_a, "direction"_a, nb::kw_only(), "sms"_a, "inline_up_to"_a,
+      "upload_from"_a);
+  m.def(
+      "sm_copy_tensors",
+      [](std::shared_ptr<SmKernel> kernel, const Words& source_bases, const Words& destination_bases,
+         const Ids& source_ids, const Ids& destination_ids, Direction direction, std::size_t stride,
+         std::size_t block_bytes, unsigned sms, std::size_t inline_up_to, std::size_t upload_from) {
+        if (source_bases.size() != destination_bases.size() || source_ids.size() != destination_ids.size()) {
+          throw nb::value_error("the two sides have different numbers of tensors or blocks");
+        }
+        return make_sm_copy(std::move(kernel),
+                            TensorBlocks{copied(source_bases), copied(destination_bases), copied(source_ids),
+                                         copied(destination_ids), stride, block_bytes},
+                            {sms, direction, inline_up_to, upload_from});
+      },
+      "kernel"_a, "source_bases"_a, "destination_bases"_a, "source_ids"_a, "destination_ids"_a, "direction"_a,
+      nb::kw_only(), "stride"_a, "block_bytes"_a, "sms"_a, "inline_up_to"_a, "upload_from"_a);
 
   nb::class_<Sample>(m, "Sample", "One timed swap, in microseconds.")
       .def_ro("prepare_us", &Sample::prepare_us)
@@ -220,19 +246,30 @@ NB_MODULE(_engine, m) {
       .def_ro("cpu_us", &Sample::cpu_us)
       .def_ro("gap_us", &Sample::gap_us)
       .def_ro("pending_before", &Sample::pending_before)
-      .def_ro("pending_after", &Sample::pending_after);
-  nb::class_<TimedRegion>(m, "TimedRegion", "Stream state, events and clocks around one submission.")
+      .def_ro("pending_after", &Sample::pending_after)
+      .def_ro("depth_held", &Sample::depth_held);
+  nb::class_<Queue>(m, "Queue", "The swaps that wait in front of the measured one.")
+      .def(
+          "__init__",
+          [](Queue* self, std::size_t depth, std::size_t streams, std::uint64_t delay_ns) {
+            new (self) Queue{depth, streams, delay_ns};
+          },
+          "depth"_a = 0, "streams"_a = 1, "delay_ns"_a = 0)
+      .def_ro("depth", &Queue::depth)
+      .def_ro("streams", &Queue::streams)
+      .def_ro("delay_ns", &Queue::delay_ns);
+  nb::class_<TimedRegion>(m, "TimedRegion", "Stream state, queue, events and clocks around one submission.")
       .def(nb::init<std::shared_ptr<Driver>, Stream, std::uint64_t>(), "driver"_a, "stream"_a, "busy_delay_ns"_a)
-      .def("measure", nb::overload_cast<Swap&, StreamState>(&TimedRegion::measure), "swap"_a, "state"_a,
-           nb::call_guard<nb::gil_scoped_release>())
+      .def("measure", nb::overload_cast<Swap&, StreamState, const Queue&>(&TimedRegion::measure), "swap"_a, "state"_a,
+           "queue"_a = Queue{}, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "measure_python",
-          [](TimedRegion& region, const nb::callable& prepare, const nb::callable& submit, StreamState state) {
-            // `submit` is called from here, so that its launch and nothing else of Python is timed.
-            const nb::object stream = nb::cast(region.stream());
-            return region.measure([&] { prepare(); }, [&] { submit(stream); }, state);
+          [](TimedRegion& region, const nb::callable& prepare, const nb::callable& submit, StreamState state,
+             const Queue& queue) {
+            // `submit` is called from here, so that its launch and little else of Python is timed.
+            return region.measure([&] { prepare(); }, [&](Stream stream) { submit(stream); }, state, queue);
           },
-          "prepare"_a, "submit"_a, "state"_a);
+          "prepare"_a, "submit"_a, "state"_a, "queue"_a = Queue{});
 
   m.def("probe_cpu_us", &probe_cpu_us, "Microseconds that a fixed piece of work takes on this thread's CPU.");
   m.def(

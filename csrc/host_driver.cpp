@@ -104,11 +104,15 @@ void wait_until(Clock::time_point end) {
   while (Clock::now() < end) std::this_thread::yield();
 }
 
-void run_copy(Address destination, Address source, std::size_t bytes, CopyFault fault) {
-  auto* to = reinterpret_cast<unsigned char*>(destination);
-  std::memcpy(to, reinterpret_cast<const void*>(source), bytes);
-  if (fault.corrupt && bytes > 0) to[bytes - 1] ^= 0xFF;
-  if (fault.stray) to[bytes] ^= 0xFF;
+/// The streams copy one at a time, as through one copy engine: the swaps queued on a pool write the same destination.
+void run_copy(std::mutex& engine, Address destination, Address source, std::size_t bytes, CopyFault fault) {
+  {
+    const std::lock_guard lock(engine);
+    auto* to = reinterpret_cast<unsigned char*>(destination);
+    std::memcpy(to, reinterpret_cast<const void*>(source), bytes);
+    if (fault.corrupt && bytes > 0) to[bytes - 1] ^= 0xFF;
+    if (fault.stray) to[bytes] ^= 0xFF;
+  }
   if (fault.delay_us > 0) {
     wait_until(Clock::now() + std::chrono::duration_cast<Clock::duration>(Microseconds(fault.delay_us)));
   }
@@ -170,7 +174,7 @@ class PlainHostDriver final : public HostDriver {
   void copy(Address destination, Address source, std::size_t bytes, Direction, Stream stream) override {
     begin_call("copy", stream);
     const CopyFault fault = begin_descriptor("copy", 0);
-    at(stream)->submit([=] { run_copy(destination, source, bytes, fault); });
+    at(stream)->submit([=, this] { run_copy(engine_, destination, source, bytes, fault); });
   }
 
   void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
@@ -179,15 +183,15 @@ class PlainHostDriver final : public HostDriver {
     begin_call("copy_batch", stream);
     std::vector<CopyFault> faults(bytes.size());
     for (std::size_t i = 0; i < bytes.size(); ++i) faults[i] = begin_descriptor("copy_batch", i);
-    at(stream)->submit([to = std::vector(destinations.begin(), destinations.end()),
+    at(stream)->submit([this, to = std::vector(destinations.begin(), destinations.end()),
                         from = std::vector(sources.begin(), sources.end()),
                         sizes = std::vector(bytes.begin(), bytes.end()), faults = std::move(faults)] {
-      for (std::size_t i = 0; i < sizes.size(); ++i) run_copy(to[i], from[i], sizes[i], faults[i]);
+      for (std::size_t i = 0; i < sizes.size(); ++i) run_copy(engine_, to[i], from[i], sizes[i], faults[i]);
     });
   }
 
   void transfer(Address destination, Address source, std::size_t bytes, Direction, Stream stream) override {
-    at(stream)->submit([=] { run_copy(destination, source, bytes, {}); });
+    at(stream)->submit([=, this] { run_copy(engine_, destination, source, bytes, {}); });
   }
 
   void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
@@ -236,6 +240,7 @@ class PlainHostDriver final : public HostDriver {
 
   bool with_batch_;
   DeviceInfo info_;
+  std::mutex engine_;
   Fault fault_;
   std::uint64_t calls_ = 0;
   std::uint64_t descriptors_ = 0;

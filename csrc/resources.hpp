@@ -63,10 +63,13 @@ class OwnedEvent {
   ~OwnedEvent() { driver_->destroy_event(handle_); }
 
   void record(Stream stream) { driver_->record(handle_, stream); }
-  void wait() {
-    while (!driver_->completed(handle_)) {
+  [[nodiscard]] bool completed() const { return driver_->completed(handle_); }
+  void wait() const {
+    while (!completed()) {
     }
   }
+  /// Between this event and `start`, which completed before it.
+  [[nodiscard]] double us_since(const OwnedEvent& start) const { return driver_->elapsed_us(start.handle_, handle_); }
 
  private:
   std::shared_ptr<Driver> driver_;

@@ -1,6 +1,8 @@
 #include "timed_swap.hpp"
 
+#include <algorithm>
 #include <ctime>
+#include <stdexcept>
 #include <utility>
 
 namespace kvbench {
@@ -20,67 +22,102 @@ Stream own(Stream stream) {
 }
 double to_us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
+void check(StreamState state, const Queue& queue) {
+  if (queue.streams == 0) throw std::invalid_argument("a queue needs at least one stream");
+  if (state == StreamState::idle && (queue.depth > 0 || queue.streams > 1)) {
+    throw std::invalid_argument("swaps wait in a queue on a busy stream only");
+  }
+}
+
 }  // namespace
 
 TimedRegion::TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uint64_t busy_delay_ns)
-    : driver_(std::move(driver)), stream_(own(stream)), busy_delay_ns_(busy_delay_ns), start_(driver_->create_event()) {
-  try {
-    end_ = driver_->create_event();
-  } catch (...) {
-    driver_->destroy_event(start_);
-    throw;
+    : driver_(std::move(driver)), busy_delay_ns_(busy_delay_ns), lanes_{own(stream)}, start_(driver_), end_(driver_) {}
+
+std::span<const Stream> TimedRegion::lanes(std::size_t count) {
+  while (lanes_.size() < count) {
+    pool_.push_back(std::make_unique<OwnedStream>(driver_));
+    lanes_.push_back(pool_.back()->handle());
   }
+  return std::span(lanes_).first(count);
 }
 
-TimedRegion::~TimedRegion() {
-  driver_->destroy_event(start_);
-  driver_->destroy_event(end_);
+void TimedRegion::open_idle(Stream measured) {
+  start_.record(measured);
+  start_.wait();
 }
 
-Sample TimedRegion::open(StreamState state) {
-  driver_->synchronize(stream_);
+Sample TimedRegion::open_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes,
+                              Stream measured) {
+  const std::size_t marks = queue.depth > 0 ? lanes.size() : 0;
+  while (released_.size() < marks) released_.push_back(std::make_unique<OwnedEvent>(driver_));
+  const std::span delays_ended = std::span(released_).first(marks);
+  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+    driver_->delay(busy_delay_ns_ + queue.delay_ns, lanes[lane]);
+    if (marks > 0) delays_ended[lane]->record(lanes[lane]);
+  }
+  for (std::size_t swap = 0; swap < queue.depth; ++swap) submit(lanes[swap % lanes.size()]);
+  start_.record(measured);
   Sample sample;
-  if (state == StreamState::busy) {
-    driver_->delay(busy_delay_ns_, stream_);
-    driver_->record(start_, stream_);
-    sample.pending_before = !driver_->completed(start_);
-    return sample;
-  }
-  driver_->record(start_, stream_);
-  // A start event that is still pending makes the stream busy: wait until it has retired.
-  while (!driver_->completed(start_)) {
-  }
+  sample.pending_before = !start_.completed();
+  sample.depth_held = std::ranges::none_of(delays_ended, [](const auto& ended) { return ended->completed(); });
   return sample;
 }
 
-Sample TimedRegion::measure(const std::function<void()>& prepare, const std::function<void()>& submit,
-                            StreamState state) {
+Sample TimedRegion::timed(const std::function<void()>& prepare, const Submit& submit, StreamState state,
+                          const Queue& queue, std::span<const Stream> lanes) {
+  const Stream measured = lanes[queue.depth % lanes.size()];
   const std::int64_t prepare_start_ns = wall_ns();
   prepare();
   const std::int64_t prepared_ns = wall_ns();
-  Sample sample = open(state);
+  driver_->synchronize(lanes.front());
+  Sample sample;
+  if (state == StreamState::busy) {
+    sample = open_busy(submit, queue, lanes, measured);
+  } else {
+    open_idle(measured);
+  }
   const std::int64_t opened_ns = wall_ns();
   const std::int64_t cpu_start_ns = thread_cpu_ns();
   const std::int64_t start_ns = wall_ns();
-  submit();
+  submit(measured);
   const std::int64_t returned_ns = wall_ns();
   const std::int64_t cpu_end_ns = thread_cpu_ns();
-  driver_->record(end_, stream_);
-  sample.pending_after = !driver_->completed(start_);
-  while (!driver_->completed(end_)) {
-  }
+  end_.record(measured);
+  sample.pending_after = !start_.completed();
+  end_.wait();
   const std::int64_t completed_ns = wall_ns();
   sample.prepare_us = to_us(prepared_ns - prepare_start_ns);
   sample.submit_us = to_us(returned_ns - start_ns);
   sample.wall_us = to_us(completed_ns - start_ns);
   sample.cpu_us = to_us(cpu_end_ns - cpu_start_ns);
   sample.gap_us = state == StreamState::idle ? to_us(start_ns - opened_ns) : 0;
-  sample.gpu_us = driver_->elapsed_us(start_, end_);
+  sample.gpu_us = end_.us_since(start_);
   return sample;
 }
 
-Sample TimedRegion::measure(Swap& swap, StreamState state) {
-  Sample sample = measure([&] { swap.prepare(); }, [&] { swap.submit(stream_); }, state);
+Sample TimedRegion::measure(const std::function<void()>& prepare, const Submit& submit, StreamState state,
+                            const Queue& queue) {
+  check(state, queue);
+  const std::span<const Stream> used = lanes(queue.streams);
+  try {
+    const Sample sample = timed(prepare, submit, state, queue, used);
+    for (const Stream lane : used) driver_->synchronize(lane);
+    return sample;
+  } catch (...) {
+    // What was submitted before the failure still reads and writes memory that the caller may release.
+    for (const Stream lane : used) {
+      try {
+        driver_->synchronize(lane);
+      } catch (const DriverError&) {  // the first failure is the one to tell
+      }
+    }
+    throw;
+  }
+}
+
+Sample TimedRegion::measure(Swap& swap, StreamState state, const Queue& queue) {
+  Sample sample = measure([&] { swap.prepare(); }, [&](Stream stream) { swap.submit(stream); }, state, queue);
   sample.coalesce_us = swap.coalesce_us();
   return sample;
 }

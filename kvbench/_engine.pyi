@@ -74,6 +74,7 @@ class Driver:
     def load_delay_kernel(self, cubin: bytes) -> None: ...
     def fill(self, address: int, value: int, size_bytes: int, stream: int) -> None: ...
     def transfer(self, destination: int, source: int, size_bytes: int, direction: Direction, stream: int) -> None: ...
+    def delay(self, delay_ns: int, stream: int) -> None: ...
     def synchronize(self, stream: int) -> None: ...
 
 @final
@@ -142,17 +143,39 @@ def batched(
     prime_ns: int = ...,
 ) -> Swap: ...
 
+class SmMethod(enum.Enum):
+    lanes = 0
+    bulk = 1
+
 @final
-class SmKernels:
-    def __init__(self, driver: Driver, cubin: bytes) -> None: ...
+class SmKernel:
+    def __init__(
+        self, driver: Driver, cubin: bytes, *, method: SmMethod, warps: int, depth: int, piece_bytes: int
+    ) -> None: ...
 
 def sm_copy(
-    kernels: SmKernels,
+    kernel: SmKernel,
     sources: NDArray[np.uint64],
     destinations: NDArray[np.uint64],
     sizes: NDArray[np.uint64],
+    direction: Direction,
     *,
     sms: int,
+    inline_up_to: int,
+    upload_from: int,
+) -> Swap: ...
+def sm_copy_tensors(
+    kernel: SmKernel,
+    source_bases: NDArray[np.uint64],
+    destination_bases: NDArray[np.uint64],
+    source_ids: NDArray[np.uint32],
+    destination_ids: NDArray[np.uint32],
+    direction: Direction,
+    *,
+    stride: int,
+    block_bytes: int,
+    sms: int,
+    inline_up_to: int,
     upload_from: int,
 ) -> Swap: ...
 
@@ -176,13 +199,29 @@ class Sample:
     def pending_before(self) -> bool: ...
     @property
     def pending_after(self) -> bool: ...
+    @property
+    def depth_held(self) -> bool: ...
+
+@final
+class Queue:
+    def __init__(self, depth: int = ..., streams: int = ..., delay_ns: int = ...) -> None: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def streams(self) -> int: ...
+    @property
+    def delay_ns(self) -> int: ...
 
 @final
 class TimedRegion:
     def __init__(self, driver: Driver, stream: int, busy_delay_ns: int) -> None: ...
-    def measure(self, swap: Swap, state: StreamState) -> Sample: ...
+    def measure(self, swap: Swap, state: StreamState, queue: Queue = ...) -> Sample: ...
     def measure_python(
-        self, prepare: Callable[[], object], submit: Callable[[int], object], state: StreamState
+        self,
+        prepare: Callable[[], object],
+        submit: Callable[[int], object],
+        state: StreamState,
+        queue: Queue = ...,
     ) -> Sample: ...
 
 def probe_cpu_us() -> float: ...

@@ -18,8 +18,10 @@ from kvbench._engine import (
     EngineError,
     Event,
     MemoryKind,
+    Queue,
     Sample,
-    SmKernels,
+    SmKernel,
+    SmMethod,
     Stream,
     Swap,
     TimedRegion,
@@ -28,6 +30,7 @@ from kvbench._engine import (
     per_block,
     probe_cpu_us,
     sm_copy,
+    sm_copy_tensors,
     verify,
 )
 from kvbench.axes import Direction, Order, StreamState
@@ -45,8 +48,10 @@ __all__ = [
     "EngineError",
     "Event",
     "MemoryKind",
+    "Queue",
     "Sample",
-    "SmKernels",
+    "SmKernel",
+    "SmMethod",
     "Stream",
     "Swap",
     "TimedRegion",
@@ -57,6 +62,7 @@ __all__ = [
     "probe_cpu_us",
     "resolve_device",
     "sm_copy",
+    "sm_copy_tensors",
     "verify",
 ]
 

@@ -5,7 +5,11 @@ from typing import Final
 
 # One plain copy of this size gives a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
-DEFAULT_SMS: Final = 12
+# SMs that a kernel takes when none are named: (from so many bytes a swap on, SMs), ascending, the first from 0.
+SmsRule = tuple[tuple[int, int], ...]
+DEFAULT_SMS: Final[SmsRule] = ((0, 12),)
+# The axes of a backend whose swaps may be submitted again before an earlier submission has completed.
+QUEUE_AXES: Final = frozenset({"queued", "streams"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,15 +17,19 @@ class BackendFacts:
     """A backend as the plan sees it.
 
     `axes` are the optional axes that it heeds on this device (of memory, order, sms, descriptors_per_call, coalesce,
-    overlap); `unavailable` is the reason why it cannot run there, None where it can; `default_sms` is its SM count when
-    none is asked for.
+    overlap, queued, streams, kernel); `unavailable` is the reason why it cannot run there, None where it can;
+    `default_sms` is the rule for its SM count when none is asked for.
     """
 
     name: str
     summary: str
     axes: frozenset[str]
     unavailable: str | None = None
-    default_sms: int = DEFAULT_SMS
+    default_sms: SmsRule = DEFAULT_SMS
+
+    def sms_for(self, swap_bytes: int) -> int:
+        """Return the SMs that a swap of `swap_bytes` takes when none are named."""
+        return next(sms for least_bytes, sms in reversed(self.default_sms) if swap_bytes >= least_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,3 @@ def pool_rows(blocks: int) -> int:
     The spare rows stay poisoned: they prove that a swap wrote nothing else.
     """
     return blocks + max(2, blocks // 16)
-
-
-def pool_bytes(blocks: int, block_bytes: int) -> int:
-    """Return the bytes of a memory pool for swaps of `blocks` blocks."""
-    return pool_rows(blocks) * block_bytes

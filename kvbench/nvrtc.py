@@ -3,6 +3,7 @@
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -35,7 +36,7 @@ def version() -> str:
     return f"{major}.{minor}"
 
 
-def compile_cubin(source: str, name: str, arch: str) -> bytes:
+def compile_cubin(source: str, name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
     """Return machine code of `source` for `arch` ("sm_90"); raises NvrtcError with the compiler's log."""
     nvrtc = _load()
     headers = [kernel_source(header).encode() for header in HEADERS]
@@ -43,7 +44,7 @@ def compile_cubin(source: str, name: str, arch: str) -> bytes:
     status, program = nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), len(names), headers, names)
     _check(status, "nvrtcCreateProgram")
     try:
-        options = [option.encode() for option in (*OPTIONS, f"--gpu-architecture={arch}")]
+        options = [option.encode() for option in (*OPTIONS, *defines, f"--gpu-architecture={arch}")]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise NvrtcError(f"NVRTC refused {name}.cu for {arch}: {_log(nvrtc, program)}")
@@ -57,15 +58,16 @@ def compile_cubin(source: str, name: str, arch: str) -> bytes:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def cached_cubin(name: str, arch: str) -> bytes:
+def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
     """Return the cubin of a shipped kernel source; compiled once per source, options, architecture and NVRTC."""
     source = kernel_source(f"{name}.cu")
     headers = [kernel_source(header) for header in HEADERS]
-    key = hashlib.blake2s("\0".join((source, *headers, *OPTIONS, arch, version())).encode(), digest_size=12).hexdigest()
+    parts = (source, *headers, *OPTIONS, *defines, arch, version())
+    key = hashlib.blake2s("\0".join(parts).encode(), digest_size=12).hexdigest()
     path = _cache_folder() / f"{name}-{arch}-{key}.cubin"
     if path.is_file():
         return path.read_bytes()
-    cubin = compile_cubin(source, name, arch)
+    cubin = compile_cubin(source, name, arch, defines)
     _store(path, cubin)
     return cubin
 

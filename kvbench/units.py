@@ -4,7 +4,8 @@ import re
 from typing import Final
 
 KIB: Final = 1024
-_FACTORS: Final = {"": 1, "B": 1, "KiB": KIB, "MiB": KIB**2, "GiB": KIB**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+MIB: Final = 1024**2
+_FACTORS: Final = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": KIB**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 

@@ -1,4 +1,5 @@
-// How a swap is cut into pieces and a piece into accesses. Included by the kernels and by host code, which tests it.
+// The list that the copy kernel reads, how it is cut into pieces and a piece into accesses. Included by the kernel, by
+// the host code that writes the list, and by tests of both.
 #pragma once
 
 #ifdef __CUDACC__
@@ -11,6 +12,10 @@ namespace kvbench {
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
+
+/// A list of at most so many bytes comes with the launch; together with its head it keeps to the 4 KiB of parameters
+/// that every driver takes.
+constexpr u32 kInlineTableBytes = 3968;
 
 /// Worker `worker` of `workers` takes pieces [first, last): contiguous shares that differ by one piece at most.
 struct Share {
@@ -36,6 +41,62 @@ KVBENCH_BOTH Part part_of(u32 piece, u64 block_bytes, u32 piece_bytes, u32 piece
   const u64 offset = static_cast<u64>(piece - row * pieces_a_block) * piece_bytes;
   const u64 left = block_bytes - offset;
   return {row, offset, left < piece_bytes ? static_cast<u32>(left) : piece_bytes};
+}
+
+struct Row {
+  u64 source;
+  u64 destination;
+};
+
+struct Ids {
+  u32 source;
+  u32 destination;
+};
+
+/// A swap as the host writes it, in one of three forms; offsets are into the bytes at `table`.
+/// Blocks of one size: a Row for each. Mixed sizes (lengths_at > 0): a Row for each piece, and their lengths.
+/// Tensors (ids_at > 0): a Row for each tensor's first block, and the Ids of the blocks, the same in every tensor.
+struct List {
+  u64 table;
+  u64 lengths_at;
+  u64 ids_at;
+  u64 stride;
+  u64 block_bytes;
+  u32 ids;
+  u32 pieces;
+  u32 pieces_a_block;
+  u32 host_is_source;
+};
+
+/// A list short enough to come with the launch.
+struct InlineList {
+  List list;
+  u64 table[kInlineTableBytes / sizeof(u64)];
+};
+static_assert(sizeof(InlineList) <= 4096, "every driver takes 4 KiB of parameters");
+
+struct Piece {
+  u64 source;
+  u64 destination;
+  u32 bytes;
+};
+
+KVBENCH_BOTH Piece read_piece(const List& list, u32 piece, u32 piece_bytes) {
+  const Row* rows = reinterpret_cast<const Row*>(list.table);
+  if (list.lengths_at > 0) {
+    const Row row = rows[piece];
+    return {row.source, row.destination, reinterpret_cast<const u32*>(list.table + list.lengths_at)[piece]};
+  }
+  const Part part = part_of(piece, list.block_bytes, piece_bytes, list.pieces_a_block);
+  if (list.ids_at > 0) {
+    const u32 tensor = part.row / list.ids;
+    const Ids ids = reinterpret_cast<const Ids*>(list.table + list.ids_at)[part.row - tensor * list.ids];
+    const Row first = rows[tensor];
+    return {first.source + ids.source * list.stride + part.offset,
+            first.destination + ids.destination * list.stride + part.offset, part.bytes};
+  }
+  const Row row = rows[part.row];
+  return {row.source + part.offset, row.destination + part.offset, part.bytes};
 }
 
 /// The accesses of a piece: `head` single bytes until both sides are aligned, `words` accesses of `width` bytes, and

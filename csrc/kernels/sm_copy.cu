@@ -1,43 +1,24 @@
-// Copies a list of descriptors with a few SMs. Warps take contiguous shares of the pieces; the descriptors of the next
+// Copies the blocks of a swap with a few SMs. Warps take contiguous shares of the pieces; the descriptors of the next
 // 32 pieces are read while the bytes of the current ones move, so that the list may lie in pinned host memory.
+//
+// One kernel shape a compilation: KVBENCH_WARPS warps a block, each with KVBENCH_DEPTH stages (bulk) or loads a lane
+// (lanes) in flight, pieces of KVBENCH_PIECE_BYTES.
 #include "piece_map.hpp"
+
+#ifndef KVBENCH_WARPS
+#define KVBENCH_WARPS 8
+#define KVBENCH_DEPTH 6
+#define KVBENCH_PIECE_BYTES 4096
+#endif
 
 using namespace kvbench;
 
 namespace {
 
-struct Row {
-  u64 source;
-  u64 destination;
-};
-
-/// The swap as the host wrote it. With `lengths` every row is one piece of its own length; without, every row is a
-/// block of `block_bytes` that is cut into `pieces_a_block` pieces of `piece_bytes`.
-struct List {
-  const Row* rows;
-  const u32* lengths;
-  u64 block_bytes;
-  u32 pieces;
-  u32 piece_bytes;
-  u32 pieces_a_block;
-};
-
-struct Piece {
-  u64 source;
-  u64 destination;
-  u32 bytes;
-};
-
-__device__ __forceinline__ Piece read_piece(const List& list, u32 piece) {
-  Part part;
-  if (list.lengths != nullptr) {
-    part = {piece, 0, list.lengths[piece]};
-  } else {
-    part = part_of(piece, list.block_bytes, list.piece_bytes, list.pieces_a_block);
-  }
-  const Row row = list.rows[part.row];
-  return {row.source + part.offset, row.destination + part.offset, part.bytes};
-}
+constexpr u32 kWarps = KVBENCH_WARPS;
+constexpr u32 kDepth = KVBENCH_DEPTH;
+constexpr u32 kPieceBytes = KVBENCH_PIECE_BYTES;
+constexpr u32 kLineBytes = 128;
 
 /// Hands a warp its pieces in order; every lane holds one piece of the current 32 and one of the next.
 class PieceReader {
@@ -58,7 +39,7 @@ class PieceReader {
  private:
   __device__ Piece fetch(u32 first) const {
     const u32 piece = first + threadIdx.x % 32;
-    return piece < share_.last ? read_piece(list_, piece) : Piece{0, 0, 0};
+    return piece < share_.last ? read_piece(list_, piece, kPieceBytes) : Piece{0, 0, 0};
   }
   __device__ void advance(u32 first) {
     current_ = next_;
@@ -87,92 +68,92 @@ __device__ __forceinline__ void store_16(void* to, uint4 value) {
                : "memory");
 }
 
-constexpr u32 kInFlight = 8;
-
-/// Copies `words` words with a whole warp, kInFlight loads of every lane before its first store.
+/// Copies words [0, words) with a whole warp, kDepth loads of every lane before its first store. Lanes begin `skew`
+/// words early, so that a warp's accesses keep to the lines of the host's side.
 template <typename Word, typename Load, typename Store>
-__device__ __forceinline__ void copy_words(const char* from, char* to, u32 words, Load load, Store store) {
-  for (u32 done = 0; done < words; done += 32 * kInFlight) {
-    Word held[kInFlight];
+__device__ __forceinline__ void copy_words(const char* from, char* to, u32 words, u32 skew, Load load, Store store) {
+  const u32 end = words + skew;
+  for (u32 done = 0; done < end; done += 32 * kDepth) {
+    Word held[kDepth];
 #pragma unroll
-    for (u32 i = 0; i < kInFlight; ++i) {
-      const u32 word = done + 32 * i + threadIdx.x % 32;
-      if (word < words) held[i] = load(from + static_cast<u64>(word) * sizeof(Word));
+    for (u32 i = 0; i < kDepth; ++i) {
+      const u32 at = done + 32 * i + threadIdx.x % 32;
+      if (at >= skew && at < end) held[i] = load(from + static_cast<u64>(at - skew) * sizeof(Word));
     }
 #pragma unroll
-    for (u32 i = 0; i < kInFlight; ++i) {
-      const u32 word = done + 32 * i + threadIdx.x % 32;
-      if (word < words) store(to + static_cast<u64>(word) * sizeof(Word), held[i]);
+    for (u32 i = 0; i < kDepth; ++i) {
+      const u32 at = done + 32 * i + threadIdx.x % 32;
+      if (at >= skew && at < end) store(to + static_cast<u64>(at - skew) * sizeof(Word), held[i]);
     }
   }
 }
 
 template <typename Word>
-__device__ __forceinline__ void copy_plain(const char* from, char* to, u32 words) {
+__device__ __forceinline__ void copy_plain(const char* from, char* to, u32 words, u32 skew = 0) {
   copy_words<Word>(
-      from, to, words, [](const char* at) { return *reinterpret_cast<const volatile Word*>(at); },
+      from, to, words, skew, [](const char* at) { return *reinterpret_cast<const volatile Word*>(at); },
       [](char* at, Word value) { *reinterpret_cast<Word*>(at) = value; });
 }
 
-__device__ __forceinline__ void copy_piece(const Piece& piece) {
+__device__ __forceinline__ void copy_piece(const Piece& piece, bool host_is_source) {
   const Accesses accesses = accesses_of(piece.source, piece.destination, piece.bytes);
   const char* from = reinterpret_cast<const char*>(piece.source);
   char* to = reinterpret_cast<char*>(piece.destination);
   copy_plain<unsigned char>(from, to, accesses.head);
   from += accesses.head;
   to += accesses.head;
+  const u64 host = host_is_source ? reinterpret_cast<u64>(from) : reinterpret_cast<u64>(to);
+  const u32 skew = static_cast<u32>(host % kLineBytes) / accesses.width;
   switch (accesses.width) {
     case 16:
       copy_words<uint4>(
-          from, to, accesses.words, [](const char* at) { return load_16(at); },
+          from, to, accesses.words, skew, [](const char* at) { return load_16(at); },
           [](char* at, uint4 value) { store_16(at, value); });
       break;
     case 8:
-      copy_plain<u64>(from, to, accesses.words);
+      copy_plain<u64>(from, to, accesses.words, skew);
       break;
     case 4:
-      copy_plain<u32>(from, to, accesses.words);
+      copy_plain<u32>(from, to, accesses.words, skew);
       break;
     case 2:
-      copy_plain<unsigned short>(from, to, accesses.words);
+      copy_plain<unsigned short>(from, to, accesses.words, skew);
       break;
     default:
-      copy_plain<unsigned char>(from, to, accesses.words);
+      copy_plain<unsigned char>(from, to, accesses.words, skew);
   }
   const u64 moved = static_cast<u64>(accesses.words) * accesses.width;
   copy_plain<unsigned char>(from + moved, to + moved, accesses.tail);
 }
 
 __device__ __forceinline__ Share share_of_warp(const List& list) {
-  const u32 warps_a_block = blockDim.x / 32;
-  return share_of(list.pieces, gridDim.x * warps_a_block, blockIdx.x * warps_a_block + threadIdx.x / 32);
+  return share_of(list.pieces, gridDim.x * kWarps, blockIdx.x * kWarps + threadIdx.x / 32);
 }
 
-}  // namespace
-
 /// Any size, any alignment: every warp loads and stores its pieces.
-extern "C" __global__ void __launch_bounds__(512) kvbench_sm_copy_lanes(const __grid_constant__ List list) {
+__device__ __forceinline__ void copy_lanes(const List& list) {
   const Share share = share_of_warp(list);
   PieceReader reader(list, share);
-  for (u32 piece = share.first; piece < share.last; ++piece) copy_piece(reader.at(piece));
+  for (u32 piece = share.first; piece < share.last; ++piece) copy_piece(reader.at(piece), list.host_is_source != 0);
 }
 
 /// Every address and size a multiple of 16: bulk copies into a ring of stages in shared memory and out of it again,
-/// issued by one lane of each warp. Needs sm_90.
-template <u32 kWarps, u32 kStages, u32 kStageBytes>
+/// issued by one lane of each warp. Needs sm_90. The bytes lie in a stage as they lie in a line of the host's side, so
+/// that no access of the link is split.
 __device__ __forceinline__ void copy_bulk(const List& list) {
 #if __CUDA_ARCH__ >= 900
   // A stage is filled again once its store has read it; so many stores may be under way meanwhile.
   constexpr u32 kStoring = 2;
-  constexpr u32 kAhead = kStages - kStoring;
+  constexpr u32 kAhead = kDepth - kStoring;
+  constexpr u32 kStagePitch = kPieceBytes + kLineBytes;
   extern __shared__ __align__(128) char stages[];
-  __shared__ u64 barriers[kWarps * kStages];
+  __shared__ u64 barriers[kWarps * kDepth];
   const u32 warp = threadIdx.x / 32;
   const bool issues = threadIdx.x % 32 == 0;
-  const u32 ring = static_cast<u32>(__cvta_generic_to_shared(stages)) + warp * kStages * kStageBytes;
-  const u32 barrier = static_cast<u32>(__cvta_generic_to_shared(barriers + warp * kStages));
+  const u32 ring = static_cast<u32>(__cvta_generic_to_shared(stages)) + warp * kDepth * kStagePitch;
+  const u32 barrier = static_cast<u32>(__cvta_generic_to_shared(barriers + warp * kDepth));
   if (issues) {
-    for (u32 stage = 0; stage < kStages; ++stage) {
+    for (u32 stage = 0; stage < kDepth; ++stage) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + stage * 8) : "memory");
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -181,35 +162,40 @@ __device__ __forceinline__ void copy_bulk(const List& list) {
   const Share share = share_of_warp(list);
   const u32 count = share.last - share.first;
   PieceReader loads(list, share);
-  // Destination and length wait in a register a stage, in the lane of that number, until the bytes have come.
+  // Where a stage's bytes lie and where they go waits in the lane of that number until they have come.
   u64 waiting_destination = 0;
   u32 waiting_bytes = 0;
+  u32 waiting_place = 0;
   for (u32 step = 0; step < count + kAhead; ++step) {
     if (step < count) {
-      const u32 stage = step % kStages;
+      const u32 stage = step % kDepth;
       const Piece piece = loads.at(share.first + step);
+      const u32 phase = static_cast<u32>((list.host_is_source != 0 ? piece.source : piece.destination) % kLineBytes);
+      const u32 place = ring + stage * kStagePitch + phase;
       if (threadIdx.x % 32 == stage) {
         waiting_destination = piece.destination;
         waiting_bytes = piece.bytes;
+        waiting_place = place;
       }
       if (issues) {
-        if (step >= kStages) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kStoring - 1) : "memory");
+        if (step >= kDepth) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kStoring - 1) : "memory");
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier + stage * 8),
                      "r"(piece.bytes)
                      : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         ring + stage * kStageBytes),
-                     "l"(piece.source), "r"(piece.bytes), "r"(barrier + stage * 8)
-                     : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place),
+            "l"(piece.source), "r"(piece.bytes), "r"(barrier + stage * 8)
+            : "memory");
       }
     }
     if (step >= kAhead) {
       const u32 storing = step - kAhead;
-      const u32 stage = storing % kStages;
+      const u32 stage = storing % kDepth;
       const u64 destination = __shfl_sync(~0u, waiting_destination, stage);
       const u32 bytes = __shfl_sync(~0u, waiting_bytes, stage);
+      const u32 stored_place = __shfl_sync(~0u, waiting_place, stage);
       if (issues) {
-        const u32 parity = storing / kStages % 2;
+        const u32 parity = storing / kDepth % 2;
         u32 arrived = 0;
         while (arrived == 0) {
           asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
@@ -218,7 +204,7 @@ __device__ __forceinline__ void copy_bulk(const List& list) {
                        : "memory");
         }
         asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
-                     "r"(ring + stage * kStageBytes), "r"(bytes)
+                     "r"(stored_place), "r"(bytes)
                      : "memory");
         asm volatile("cp.async.bulk.commit_group;" ::: "memory");
       }
@@ -229,12 +215,28 @@ __device__ __forceinline__ void copy_bulk(const List& list) {
 #endif
 }
 
-/// Few warps with large stages: blocks from 2 KiB upward.
-extern "C" __global__ void __launch_bounds__(256) kvbench_sm_copy_bulk_large(const __grid_constant__ List list) {
-  copy_bulk<8, 6, 4096>(list);
+__device__ __forceinline__ List unpacked(const InlineList& given) {
+  List list = given.list;
+  list.table = reinterpret_cast<u64>(given.table);
+  return list;
 }
 
-/// Many warps with small stages: rows of up to 1 KiB.
-extern "C" __global__ void __launch_bounds__(1024) kvbench_sm_copy_bulk_small(const __grid_constant__ List list) {
-  copy_bulk<32, 6, 1024>(list);
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kWarps * 32) kvbench_sm_lanes(const __grid_constant__ List list) {
+  copy_lanes(list);
+}
+
+extern "C" __global__ void __launch_bounds__(kWarps * 32)
+    kvbench_sm_lanes_inline(const __grid_constant__ InlineList list) {
+  copy_lanes(unpacked(list));
+}
+
+extern "C" __global__ void __launch_bounds__(kWarps * 32) kvbench_sm_bulk(const __grid_constant__ List list) {
+  copy_bulk(list);
+}
+
+extern "C" __global__ void __launch_bounds__(kWarps * 32)
+    kvbench_sm_bulk_inline(const __grid_constant__ InlineList list) {
+  copy_bulk(unpacked(list));
 }

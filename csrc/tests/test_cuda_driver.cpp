@@ -5,6 +5,7 @@
 #include "cuda_driver.hpp"
 #include "resources.hpp"
 #include "swap.hpp"
+#include "timed_swap.hpp"
 
 namespace {
 
@@ -92,6 +93,20 @@ void a_delay_needs_its_kernel() {
   check::equal(error.call(), "delay", "call");
 }
 
+void a_sample_is_taken_through_the_driver_s_events() {
+  const auto driver = open_cuda(0, library(13000));
+  const OwnedStream stream(driver);
+  const Three three(driver, {1, 20, 64});
+  TimedRegion region(driver, stream.handle(), 1000);
+  const auto swap = three.swap();
+  check::equal(region.measure(*swap, StreamState::idle).gpu_us, 500.0, "the time between the events");
+  check::equal(three.sum(), 7 * 85, "bytes moved");
+  // Without the delay nothing may be queued: it would run before the whole queue stands.
+  const auto error =
+      check::thrown<DriverError>([&] { region.measure(*swap, StreamState::busy, {.depth = 2, .streams = 2}); });
+  check::equal(error.call(), "delay", "call");
+}
+
 }  // namespace
 
 int main() {
@@ -101,5 +116,6 @@ int main() {
       {"the failing index is told where the driver tells it", the_failing_index_is_told_where_the_driver_tells_it},
       {"what is missing is named", what_is_missing_is_named},
       {"a delay needs its kernel", a_delay_needs_its_kernel},
+      {"a sample is taken through the driver's events", a_sample_is_taken_through_the_driver_s_events},
   });
 }

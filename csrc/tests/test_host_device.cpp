@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <numeric>
@@ -176,6 +177,84 @@ void a_stream_runs_in_order_and_a_sample_tells_its_state() {
   check::that(busy.gpu_us < kDelayNs / 2e3, "busy: the event time does not contain the delay");
 }
 
+/// Which streams `queue` and the measured swap are submitted on, numbered as they come.
+std::vector<std::size_t> dealt(Queue queue) {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  std::vector<Stream> seen;
+  std::vector<std::size_t> order;
+  region.measure([] {},
+                 [&](Stream stream) {
+                   if (std::ranges::find(seen, stream) == seen.end()) seen.push_back(stream);
+                   order.push_back(static_cast<std::size_t>(std::ranges::find(seen, stream) - seen.begin()));
+                 },
+                 StreamState::busy, queue);
+  check::that(!seen.empty() && seen.front() == bench.stream.handle(), "the pool begins with the region's own stream");
+  return order;
+}
+
+void a_queue_is_dealt_over_its_streams_in_turn() {
+  using Order = std::vector<std::size_t>;
+  check::that(dealt({}) == Order{0}, "without a queue");
+  check::that(dealt({.depth = 3}) == Order{0, 0, 0, 0}, "three on one stream");
+  check::that(dealt({.depth = 4, .streams = 3}) == Order{0, 1, 2, 0, 1}, "four on three streams");
+}
+
+void queued_swaps_run_before_the_measured_one() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  for (const Queue queue : {Queue{.depth = 5}, Queue{.depth = 5, .streams = 3}}) {
+    const auto swap = bench.batched(bench.reversed());
+    bench.driver->arm({.kind = FaultKind::error_at_call, .at = 6});
+    region.measure(*swap, StreamState::busy, queue);  // calls 0 to 5
+    check::that(bench.arrived(bench.reversed()), "every block moved");
+    check::thrown<DriverError>([&] { swap->submit(bench.stream.handle()); });
+    bench.driver->arm({.kind = FaultKind::error_at_call, .at = 5});
+    check::thrown<DriverError>([&] { region.measure(*swap, StreamState::busy, queue); });
+  }
+}
+
+void a_sample_tells_whether_its_queue_stood() {
+  Bench bench;
+  constexpr std::uint64_t kDelayNs = 400'000'000;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  const auto swap = bench.batched(bench.reversed());
+  for (const std::size_t streams : {1U, 3U}) {
+    const Sample held =
+        region.measure(*swap, StreamState::busy, {.depth = 4, .streams = streams, .delay_ns = kDelayNs});
+    check::that(held.depth_held && held.pending_before, "the whole queue waited behind the delay");
+    check::that(held.wall_us > kDelayNs / 4e3, "wall time contains the rest of the delay");
+    // A submission that waits lets the delay in front of it end.
+    const Sample late = region.measure([] {}, [&](Stream stream) { bench.driver->synchronize(stream); },
+                                       StreamState::busy, {.depth = 1, .streams = streams});
+    check::that(!late.depth_held, "the queue had begun to run");
+  }
+  check::that(region.measure(*swap, StreamState::idle).depth_held, "no queue, nothing that has started");
+}
+
+void a_queue_needs_a_busy_stream() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  const auto swap = bench.batched(bench.reversed());
+  for (const Queue queue : {Queue{.depth = 1}, Queue{.streams = 2}}) {
+    check::thrown<std::invalid_argument>([&] { region.measure(*swap, StreamState::idle, queue); });
+  }
+  check::thrown<std::invalid_argument>([&] { region.measure(*swap, StreamState::busy, {.streams = 0}); });
+}
+
+void a_failed_sample_leaves_nothing_in_flight() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 20'000'000);
+  std::vector<Stream> seen;
+  const auto refuse_the_fourth = [&](Stream stream) {
+    seen.push_back(stream);
+    if (seen.size() == 4) throw DriverError("submit", "REFUSED");
+  };
+  check::thrown<DriverError>(
+      [&] { region.measure([] {}, refuse_the_fourth, StreamState::busy, {.depth = 3, .streams = 3}); });
+  for (const Stream stream : seen) check::that(bench.driver->idle(stream), "the stream has settled");
+}
+
 void a_hung_stream_ends_with_its_owner() {
   Bench bench;
   bench.driver->arm({.kind = FaultKind::hang, .at = 0});
@@ -205,6 +284,11 @@ int main() {
       {"a merged descriptor is named by its first", a_merged_descriptor_is_named_by_its_first},
       {"faults change bytes", faults_change_bytes},
       {"a sample tells the stream's state", a_stream_runs_in_order_and_a_sample_tells_its_state},
+      {"a queue is dealt over its streams in turn", a_queue_is_dealt_over_its_streams_in_turn},
+      {"queued swaps run before the measured one", queued_swaps_run_before_the_measured_one},
+      {"a sample tells whether its queue stood", a_sample_tells_whether_its_queue_stood},
+      {"a queue needs a busy stream", a_queue_needs_a_busy_stream},
+      {"a failed sample leaves nothing in flight", a_failed_sample_leaves_nothing_in_flight},
       {"a hung stream ends with its owner", a_hung_stream_ends_with_its_owner},
       {"buffers know their bounds", buffers_know_their_bounds},
   });

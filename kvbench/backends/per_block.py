@@ -2,7 +2,7 @@
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.engine import DIRECTIONS, per_block
-from kvbench.facts import DeviceFacts
+from kvbench.facts import QUEUE_AXES, DeviceFacts
 
 
 class PerBlock:
@@ -12,7 +12,7 @@ class PerBlock:
     summary = "one asynchronous copy a descriptor"
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory"} if device.kind == "cuda" else ())
+        return QUEUE_AXES | ({"memory"} if device.kind == "cuda" else set())
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         del device

@@ -1,15 +1,50 @@
-"""Our own copy kernel: few SMs, descriptors read in place or uploaded, any size and alignment."""
+"""Our own copy kernel: few SMs, a list that comes with the launch or is read in place, any size and alignment."""
 
 from typing import Final
 
-from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.engine import Device, SmKernels, sm_copy
-from kvbench.facts import DeviceFacts
-from kvbench.nvrtc import cached_cubin
+import numpy as np
+from numpy.typing import NDArray
 
-DEFAULT_SMS: Final = 2
-# The kernel reads descriptors ahead, so that a list in pinned memory costs it nothing; none is uploaded.
-UPLOAD_FROM: Final = 1 << 62
+from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.engine import DIRECTIONS, Device, SmKernel, SmMethod, Swap, sm_copy, sm_copy_tensors
+from kvbench.errors import UsageError
+from kvbench.facts import DeviceFacts, SmsRule
+from kvbench.kernel_shape import RULE, KernelShape
+from kvbench.nvrtc import cached_cubin
+from kvbench.units import KIB, MIB
+
+# Two SMs fill the link of an H200; very large swaps, whose blocks miss the GPU's address translation, need four.
+DEFAULT_SMS: Final[SmsRule] = ((0, 2), (512 * MIB, 4))
+# How a list reaches the kernel. With the launch, as much as csrc allows: saves a read over the link. Above, it is read
+# in place, ahead of the bytes: an upload was nowhere faster by more than the noise, up to 100 000 descriptors.
+INLINE_UP_TO_BYTES: Final = 4 * KIB
+UPLOAD_FROM_BYTES: Final = 1 << 62
+_BULK_ALIGNMENT: Final = 16
+_BULK_FROM_COMPUTE: Final = 90
+_LANES: Final = KernelShape("lanes", 16, 8, 4 * KIB)
+# (blocks of up to so many bytes, shape): small blocks want many in flight, large ones few large pieces.
+_BULK: Final = (
+    (1 * KIB, KernelShape("bulk", 32, 6, 1 * KIB)),
+    (2 * KIB, KernelShape("bulk", 16, 6, 2 * KIB)),
+)
+_BULK_LARGE: Final = KernelShape("bulk", 8, 6, 4 * KIB)
+
+
+def shape_for(kernel: str, largest_bytes: int, address_bits: int, compute: int) -> KernelShape:
+    """Return the kernel for a swap: the one that `kernel` names, or by the rule the one that was fastest on an H200.
+
+    `largest_bytes` is the largest block, `address_bits` the bitwise or of all addresses and sizes, `compute` the
+    compute capability times ten. Raises UsageError for a bulk kernel that cannot do it.
+    """
+    takes_bulk = compute >= _BULK_FROM_COMPUTE and address_bits % _BULK_ALIGNMENT == 0
+    if kernel != RULE:
+        shape = KernelShape.parse(kernel)
+        if shape.method == "bulk" and not takes_bulk:
+            raise UsageError(f"axis kernel={kernel}: bulk copies need sm_90 and multiples of {_BULK_ALIGNMENT} bytes")
+        return shape
+    if not takes_bulk:
+        return _LANES
+    return next((shape for most_bytes, shape in _BULK if largest_bytes <= most_bytes), _BULK_LARGE)
 
 
 class Sm:
@@ -20,28 +55,67 @@ class Sm:
     default_sms = DEFAULT_SMS
 
     def __init__(self) -> None:
-        self._loaded: tuple[Device, SmKernels] | None = None
+        self._device: Device | None = None
+        self._kernels: dict[KernelShape, SmKernel] = {}
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         del device
-        return frozenset({"memory", "sms"})
+        return frozenset({"memory", "sms", "kernel"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         return None if device.kind == "cuda" else "kernels need a GPU; the cpu device has no SMs"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        memory = request.memory
-        swap = sm_copy(
-            self._kernels(request.device),
-            memory.kernel_sources,
-            memory.kernel_destinations,
-            memory.sizes,
-            sms=request.cell.sms or DEFAULT_SMS,
-            upload_from=UPLOAD_FROM,
-        )
-        return PreparedSwap(swap, Mechanism.SM_KERNEL)
+        memory, info = request.memory, request.device.driver.info
+        bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | _bits(memory.sizes)
+        compute = 10 * info.compute_major + info.compute_minor
+        shape = shape_for(request.cell.kernel, int(memory.sizes.max()), bits, compute)
+        return PreparedSwap(_swap(request, self._kernel(request.device, shape)), Mechanism.SM_KERNEL)
 
-    def _kernels(self, device: Device) -> SmKernels:
-        if self._loaded is None or self._loaded[0] is not device:
-            self._loaded = device, SmKernels(device.driver, cached_cubin("sm_copy", device.arch))
-        return self._loaded[1]
+    def _kernel(self, device: Device, shape: KernelShape) -> SmKernel:
+        if self._device is not device:
+            self._device, self._kernels = device, {}
+        if shape not in self._kernels:
+            self._kernels[shape] = SmKernel(
+                device.driver,
+                cached_cubin("sm_copy", device.arch, shape.defines),
+                method=SmMethod[shape.method],
+                warps=shape.warps,
+                depth=shape.depth,
+                piece_bytes=shape.piece_bytes,
+            )
+        return self._kernels[shape]
+
+
+def _swap(request: SwapRequest, kernel: SmKernel) -> Swap:
+    memory, direction = request.memory, DIRECTIONS[request.cell.direction]
+    sms = request.cell.sms or DEFAULT_SMS[0][1]
+    if len(memory.grids) == 1:
+        (grid,) = memory.grids
+        return sm_copy_tensors(
+            kernel,
+            grid.source_bases,
+            grid.destination_bases,
+            grid.source_ids.astype(np.uint32),
+            grid.destination_ids.astype(np.uint32),
+            direction,
+            stride=grid.row_bytes,
+            block_bytes=grid.row_bytes,
+            sms=sms,
+            inline_up_to=INLINE_UP_TO_BYTES,
+            upload_from=UPLOAD_FROM_BYTES,
+        )
+    return sm_copy(
+        kernel,
+        memory.kernel_sources,
+        memory.kernel_destinations,
+        memory.sizes,
+        direction,
+        sms=sms,
+        inline_up_to=INLINE_UP_TO_BYTES,
+        upload_from=UPLOAD_FROM_BYTES,
+    )
+
+
+def _bits(addresses: NDArray[np.uint64]) -> int:
+    return int(np.bitwise_or.reduce(addresses))

@@ -1,0 +1,218 @@
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.hpp"
+#include "host_driver.hpp"
+#include "kernels/piece_map.hpp"
+#include "resources.hpp"
+#include "sm_copy.hpp"
+
+namespace {
+
+using namespace kvbench;
+
+constexpr std::size_t kNever = ~std::size_t{0};
+
+/// The host device with a GPU's launch: it reads the list as the kernel does and copies its pieces at once.
+class LaunchingDriver final : public Driver {
+ public:
+  const DeviceInfo& info() const override { return host_->info(); }
+  BatchEntry batch_entry() const override { return host_->batch_entry(); }
+  FreeMemory free_memory() const override { return host_->free_memory(); }
+  void bind_thread() override { host_->bind_thread(); }
+  Memory allocate(MemoryKind kind, std::size_t bytes) override { return host_->allocate(kind, bytes); }
+  void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
+    host_->release(kind, memory, bytes);
+  }
+  Stream create_stream() override { return host_->create_stream(); }
+  void destroy_stream(Stream stream) noexcept override { host_->destroy_stream(stream); }
+  void synchronize(Stream stream) override { host_->synchronize(stream); }
+  bool idle(Stream stream) override { return host_->idle(stream); }
+  Event create_event() override { return host_->create_event(); }
+  void destroy_event(Event event) noexcept override { host_->destroy_event(event); }
+  void record(Event event, Stream stream) override { host_->record(event, stream); }
+  bool completed(Event event) override { return host_->completed(event); }
+  double elapsed_us(Event start, Event end) override { return host_->elapsed_us(start, end); }
+  void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
+    host_->copy(destination, source, bytes, direction, stream);
+    ++copies;
+  }
+  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
+                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
+                  Stream stream) override {
+    host_->copy_batch(destinations, sources, bytes, attributes, direction, stream);
+  }
+  void fill(Address memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
+    host_->fill(memory, value, bytes, stream);
+  }
+  void delay(std::uint64_t delay_ns, Stream stream) override { host_->delay(delay_ns, stream); }
+  void load_delay_kernel(std::span<const std::byte>) override {}
+  Kernel load_kernel(std::span<const std::byte>, const char* name, std::size_t) override {
+    names.emplace_back(name);
+    return names.size();
+  }
+
+  void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) override {
+    host_->synchronize(stream);
+    launched = names[kernel - 1];
+    last_grid = grid;
+    List list;
+    if (launched.ends_with("_inline")) {
+      auto* given = static_cast<InlineList*>(arguments[0]);
+      list = given->list;
+      list.table = reinterpret_cast<u64>(given->table);
+    } else {
+      list = *static_cast<List*>(arguments[0]);
+    }
+    host_is_source = list.host_is_source != 0;
+    for (u32 piece = 0; piece < list.pieces; ++piece) {
+      const Piece read = read_piece(list, piece, piece_bytes);
+      check::that(read.bytes > 0 && read.bytes <= piece_bytes, "a piece is neither empty nor too large");
+      std::memcpy(reinterpret_cast<void*>(read.destination), reinterpret_cast<const void*>(read.source), read.bytes);
+      moved += read.bytes;
+    }
+  }
+
+  u32 piece_bytes = 0;
+  std::vector<std::string> names;
+  std::string launched;
+  Grid last_grid;
+  bool host_is_source = false;
+  std::size_t copies = 0;
+  std::size_t moved = 0;
+
+ private:
+  std::shared_ptr<HostDriver> host_ = open_host();
+};
+
+struct Bench {
+  explicit Bench(SmShape shape = {}, std::size_t bytes = 1 << 20)
+      : stream(driver), source(driver, MemoryKind::allocated, bytes), destination(driver, MemoryKind::device, bytes) {
+    driver->piece_bytes = shape.piece_bytes;
+    kernel = std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, shape);
+    std::iota(reinterpret_cast<std::uint32_t*>(source.address()),
+              reinterpret_cast<std::uint32_t*>(source.address() + bytes), 1U);
+    std::memset(reinterpret_cast<void*>(destination.address()), 0, bytes);
+  }
+
+  void run(Swap& swap) {
+    swap.prepare();
+    swap.submit(stream.handle());
+    stream.synchronize();
+  }
+
+  static bool same(Address a, Address b, std::size_t bytes) {
+    return std::memcmp(reinterpret_cast<void*>(a), reinterpret_cast<void*>(b), bytes) == 0;
+  }
+
+  std::shared_ptr<LaunchingDriver> driver = std::make_shared<LaunchingDriver>();
+  OwnedStream stream;
+  Buffer source;
+  Buffer destination;
+  std::shared_ptr<SmKernel> kernel;
+};
+
+/// Blocks of `sizes`, one behind the other, back to front on the other side.
+DescriptorList laid_out(const Bench& bench, const std::vector<std::size_t>& sizes) {
+  DescriptorList list;
+  const std::size_t total = std::accumulate(sizes.begin(), sizes.end(), std::size_t{0});
+  std::size_t at = 0;
+  for (const std::size_t bytes : sizes) {
+    list.sources.push_back(bench.source.address() + at);
+    list.destinations.push_back(bench.destination.address() + total - at - bytes);
+    list.bytes.push_back(bytes);
+    at += bytes;
+  }
+  return list;
+}
+
+void every_form_and_way_of_the_list_moves_every_block() {
+  std::mt19937 random(7);
+  for (int i = 0; i < 200; ++i) {
+    const unsigned piece_bytes = 128U << (random() % 6);
+    std::vector<std::size_t> sizes(1 + random() % 300, 1 + random() % 3000);
+    if (i % 2 == 0) {
+      for (auto& bytes : sizes) bytes = 1 + random() % 3000;
+    }
+    Bench bench({SmMethod::lanes, 16, 8, piece_bytes});
+    const DescriptorList list = laid_out(bench, sizes);
+    const bool uploads = i % 3 == 0;
+    auto swap =
+        make_sm_copy(bench.kernel, list, {2, Direction::h2d, i % 3 == 1 ? kInlineTableBytes : 0, uploads ? 0 : kNever});
+    bench.run(*swap);
+    for (std::size_t block = 0; block < list.size(); ++block) {
+      check::that(Bench::same(list.sources[block], list.destinations[block], list.bytes[block]), "a block arrived");
+    }
+    check::equal(bench.driver->moved, std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}), "bytes moved");
+    check::equal(bench.driver->copies, std::size_t{uploads}, "the list was uploaded, or not");
+    check::equal(swap->calls(), std::size_t{uploads} + 1, "calls");
+  }
+}
+
+void blocks_of_tensors_go_where_their_ids_say() {
+  for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
+    Bench bench({SmMethod::bulk, 8, 6, 256});
+    const TensorBlocks blocks{{bench.source.address(), bench.source.address() + 100'000},
+                              {bench.destination.address() + 200'000, bench.destination.address()},
+                              {5, 0, 9},
+                              {1, 7, 2},
+                              1024,
+                              1000};
+    bench.run(*make_sm_copy(bench.kernel, blocks, {2, Direction::d2h, inline_up_to, kNever}));
+    for (std::size_t tensor = 0; tensor < 2; ++tensor) {
+      for (std::size_t i = 0; i < 3; ++i) {
+        check::that(Bench::same(blocks.source_bases[tensor] + blocks.source_ids[i] * 1024,
+                                blocks.destination_bases[tensor] + blocks.destination_ids[i] * 1024, 1000),
+                    "the block of that id arrived");
+      }
+    }
+    check::equal(bench.driver->moved, std::size_t{6000}, "bytes moved");
+    check::that(!bench.driver->host_is_source, "d2h: the host's side is the destination");
+  }
+}
+
+void short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work() {
+  Bench bench({SmMethod::lanes, 16, 8, 4096});
+  bench.run(
+      *make_sm_copy(bench.kernel, laid_out(bench, {100, 100, 100}), {8, Direction::h2d, kInlineTableBytes, kNever}));
+  check::equal(bench.driver->launched, std::string("kvbench_sm_lanes_inline"), "kernel");
+  check::equal(bench.driver->last_grid.blocks, 3U, "blocks");
+  check::equal(bench.driver->last_grid.threads, 512U, "threads");
+  const std::vector<std::size_t> many(kInlineTableBytes / sizeof(Row) + 1, 100);
+  bench.run(*make_sm_copy(bench.kernel, laid_out(bench, many), {8, Direction::h2d, kInlineTableBytes, kNever}));
+  check::equal(bench.driver->launched, std::string("kvbench_sm_lanes"), "kernel of a longer list");
+  check::equal(bench.driver->last_grid.blocks, 8U, "blocks");
+}
+
+void the_legacy_stream_is_refused() {
+  Bench bench;
+  for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
+    auto swap = make_sm_copy(bench.kernel, laid_out(bench, {100}), {2, Direction::h2d, inline_up_to, kNever});
+    swap->prepare();
+    check::thrown<DriverError>([&] { swap->submit(0); });
+  }
+}
+
+void nothing_to_copy_is_nothing_to_launch() {
+  Bench bench;
+  auto swap = make_sm_copy(bench.kernel, DescriptorList{}, {2, Direction::h2d, kInlineTableBytes, kNever});
+  bench.run(*swap);
+  check::equal(bench.driver->launched, std::string(), "launched");
+}
+
+}  // namespace
+
+int main() {
+  return check::run({
+      {"every form and way of the list moves every block", every_form_and_way_of_the_list_moves_every_block},
+      {"blocks of tensors go where their ids say", blocks_of_tensors_go_where_their_ids_say},
+      {"short lists come with the launch, the grid fits the work",
+       short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work},
+      {"the legacy stream is refused", the_legacy_stream_is_refused},
+      {"nothing to copy is nothing to launch", nothing_to_copy_is_nothing_to_launch},
+  });
+}

@@ -1,0 +1,64 @@
+"""The shape of the copy kernel: how it works and with how many warps, stages or loads, and bytes a piece."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kvbench.units import format_size, parse_size
+
+RULE: Final = "rule"
+_MAX_DEPTH: Final = 32
+_LINE_BYTES: Final = 128
+# What a block of threads may use on sm_90 less what the kernel keeps beside its stages.
+_MAX_SHARED_BYTES: Final = 227 * 1024 - 32 * 32 * 8
+
+
+@dataclass(frozen=True, slots=True)
+class KernelShape:
+    """`bulk`: `warps` rings of `depth` stages of `piece_bytes` in shared memory (sm_90 upward, 16-byte alignment).
+    `lanes`: `warps` warps that keep `depth` loads a thread in flight, pieces of `piece_bytes` (any alignment).
+
+    Raises ValueError for a shape that no kernel can have.
+    """
+
+    method: str
+    warps: int
+    depth: int
+    piece_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.warps <= 32:
+            raise ValueError(f"{self.warps} warps are not 1 to 32")
+        least = 3 if self.method == "bulk" else 1
+        if not least <= self.depth <= _MAX_DEPTH:
+            raise ValueError(f"a depth of {self.depth} is not {least} to {_MAX_DEPTH}")
+        if not 128 <= self.piece_bytes <= 65_536 or self.piece_bytes % 16:
+            raise ValueError(f"a piece of {self.piece_bytes} bytes is no multiple of 16 from 128B to 64KiB")
+        shared_bytes = self.warps * self.depth * (self.piece_bytes + _LINE_BYTES)
+        if self.method == "bulk" and shared_bytes > _MAX_SHARED_BYTES:
+            raise ValueError(f"its stages take {shared_bytes} bytes of shared memory, more than {_MAX_SHARED_BYTES}")
+
+    def __str__(self) -> str:
+        return f"{self.method}-{self.warps}x{self.depth}x{format_size(self.piece_bytes)}"
+
+    @classmethod
+    def parse(cls, text: str) -> "KernelShape":
+        """Read a shape as `str` writes it; raises ValueError."""
+        match = re.fullmatch(r"(bulk|lanes)-(\d{1,2})x(\d{1,2})x(\d{1,6}[A-Za-z]*)", text)
+        if match is None:
+            raise ValueError(f"{text!r} is no kernel; write bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE or {RULE}")
+        return cls(match[1], int(match[2]), int(match[3]), parse_size(match[4]))
+
+    @classmethod
+    def canonical(cls, text: str) -> str:
+        """Return a shape, or the word for the rule, as a cell holds it; raises ValueError."""
+        return text if text == RULE else str(cls.parse(text))
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """The compiler's options that make the kernel this one."""
+        return (
+            f"-DKVBENCH_WARPS={self.warps}",
+            f"-DKVBENCH_DEPTH={self.depth}",
+            f"-DKVBENCH_PIECE_BYTES={self.piece_bytes}",
+        )

@@ -1,0 +1,89 @@
+"""Cells as a sweep measures them, over the axes that no other test on a GPU takes: their bytes are right."""
+
+import pytest
+
+from kvbench.axes import Cell, Direction, Memory, Order, StreamState
+from kvbench.backends.base import load_backends
+from kvbench.engine import Device, Stream, TimedRegion
+from kvbench.measure import Bench, measure
+from kvbench.patterns import Pattern
+from kvbench.spec import Sampling
+from kvbench.steady import SteadyCpu
+from kvbench.workload import Pools
+
+pytestmark = pytest.mark.gpu
+
+SAMPLING = Sampling(warmups=1, min_samples=2, max_samples=2, busy_delay_us=300)
+PATTERNS = ["contiguous", "reversed", "runs-2", "runs-7", "tensors-8", "tensors-3x200+2x100"]
+KERNELS = [
+    "bulk-8x6x4KiB", "bulk-1x3x128B", "bulk-32x6x1KiB", "bulk-16x12x656B", "bulk-2x8x8KiB",
+    "lanes-16x8x4KiB", "lanes-1x1x128B", "lanes-32x2x1KiB", "lanes-4x32x64KiB",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bench(gpu: Device) -> Bench:
+    stream = Stream(gpu.driver)
+    region = TimedRegion(gpu.driver, stream.handle, SAMPLING.busy_delay_us * 1000)
+    return Bench(gpu, stream, region, Pools(gpu, stream, 64 << 20), SteadyCpu())
+
+
+def verified_bytes(bench: Bench, cell: Cell) -> int:
+    """Measure `cell`, which raises where a byte is wrong, and return how many were compared."""
+    return measure(bench, load_backends()[cell.backend], cell, SAMPLING, seed=3, fault=None).verified_bytes
+
+
+def batched(direction: Direction, **axes: object) -> Cell:
+    usual = {"order": Order.STREAM, "descriptors_per_call": 0, "coalesce": False, "overlap": False}
+    return Cell("batched", direction, 800, 4096, **{**usual, **axes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", StreamState)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize(
+    "axes",
+    [
+        *({"order": order} for order in Order),
+        {"overlap": True},
+        {"descriptors_per_call": 1},
+        {"descriptors_per_call": 333},
+        {"coalesce": True, "pattern": Pattern.parse("runs-16")},
+        {"coalesce": True, "pattern": Pattern.parse("contiguous")},
+        {"coalesce": True, "pattern": Pattern.parse("runs-3"), "descriptors_per_call": 100},
+        {"memory": Memory.REGISTERED},
+    ],
+    ids=str,
+)
+def test_options_of_the_batched_copy(
+    bench: Bench, axes: dict[str, object], direction: Direction, state: StreamState
+) -> None:
+    assert verified_bytes(bench, batched(direction, stream_state=state, **axes)) > 2 * 800 * 4096
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("backend", ["per_block", "batched", "primed", "sm", "triton"])
+def test_patterns(bench: Bench, backend: str, pattern: str, direction: Direction) -> None:
+    sms = 3 if backend in ("sm", "triton") else None
+    assert verified_bytes(bench, Cell(backend, direction, 800, 9216, pattern=Pattern.parse(pattern), sms=sms)) > 0
+
+
+@pytest.mark.parametrize("pattern", ["shuffled", "tensors-8"])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("block_bytes", [16, 656, 4096, 9232])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_shapes_of_the_sm_kernel(
+    bench: Bench, kernel: str, block_bytes: int, direction: Direction, pattern: str
+) -> None:
+    for blocks in (8, 1200):
+        cell = Cell("sm", direction, blocks, block_bytes, sms=2, kernel=kernel, pattern=Pattern.parse(pattern))
+        assert verified_bytes(bench, cell) > 0
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+@pytest.mark.parametrize("queued", [1, 50])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("backend", ["per_block", "batched"])
+def test_queued_swaps(bench: Bench, backend: str, direction: Direction, queued: int, streams: int) -> None:
+    cell = Cell(backend, direction, 20, 4096, StreamState.BUSY, queued=queued, streams=streams)
+    assert verified_bytes(bench, cell) > 0

@@ -1,0 +1,82 @@
+"""Kernel shapes: their texts, what no kernel can be, and which one a swap gets."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.axes import Cell
+from kvbench.backends.sm import shape_for
+from kvbench.errors import UsageError
+from kvbench.kernel_shape import KernelShape
+
+shapes = st.one_of(
+    st.builds(
+        KernelShape, st.just("lanes"), st.integers(1, 32), st.integers(1, 32), st.sampled_from([128, 1024, 65_536])
+    ),
+    st.builds(
+        KernelShape, st.just("bulk"), st.integers(1, 8), st.integers(3, 8), st.sampled_from([128, 656, 1024, 2048])
+    ),
+)
+
+
+@given(shapes)
+def test_a_shape_reads_back_as_it_is_written(shape: KernelShape) -> None:
+    assert KernelShape.parse(str(shape)) == shape
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("bulk", "is no kernel"),
+        ("ring-8x6x4KiB", "is no kernel"),
+        ("bulk-8x6", "is no kernel"),
+        ("bulk-0x6x4KiB", "0 warps are not 1 to 32"),
+        ("lanes-33x6x4KiB", "33 warps are not 1 to 32"),
+        ("bulk-8x2x4KiB", "a depth of 2 is not 3 to 32"),
+        ("lanes-8x0x4KiB", "a depth of 0 is not 1 to 32"),
+        ("lanes-8x8x100", "no multiple of 16 from 128B to 64KiB"),
+        ("lanes-8x8x128KiB", "no multiple of 16 from 128B to 64KiB"),
+        ("bulk-32x6x4KiB", "of shared memory, more than"),
+    ],
+)
+def test_what_no_kernel_can_be_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        KernelShape.parse(text)
+
+
+def test_the_axis_takes_a_shape_or_leaves_it_to_the_rule() -> None:
+    values = Cell.from_strings({"backend": "sm", "direction": "h2d", "blocks": "4", "block_size": "4KiB"} | rest())
+    assert values.kernel == "rule"
+    assert "kernel" not in values.as_strings()
+    shaped = Cell.from_strings(values.as_strings() | {"kernel": "bulk-8x6x4096"})
+    assert shaped.kernel == "bulk-8x6x4KiB"
+    assert "kernel=bulk-8x6x4KiB" in shaped.label
+    with pytest.raises(UsageError, match=r"axis kernel=bulk-8x6: .* or rule$"):
+        Cell.from_strings(values.as_strings() | {"kernel": "bulk-8x6"})
+
+
+def rest() -> dict[str, str | None]:
+    return {"stream_state": "idle", "pattern": "shuffled", "memory": None, "order": None, "sms": None} | dict.fromkeys(
+        ("descriptors_per_call", "coalesce", "overlap")
+    )
+
+
+@pytest.mark.parametrize("largest_bytes", [1, 656, 1024, 1025, 2048, 4096, 1 << 20])
+@pytest.mark.parametrize("odd_bits", [1, 2, 4, 8])
+def test_what_bulk_copies_cannot_do_is_left_to_the_lanes(largest_bytes: int, odd_bits: int) -> None:
+    assert shape_for("rule", largest_bytes, 4096 | odd_bits, 90).method == "lanes"
+    assert shape_for("rule", largest_bytes, 4096, 80).method == "lanes"
+    assert shape_for("rule", largest_bytes, 4096, 90).method == "bulk"
+
+
+@given(st.integers(1, 1 << 22))
+def test_larger_blocks_never_get_smaller_pieces(largest_bytes: int) -> None:
+    small, large = (shape_for("rule", size, 16, 90) for size in (largest_bytes, 2 * largest_bytes))
+    assert small.piece_bytes <= large.piece_bytes
+
+
+def test_a_kernel_that_is_asked_for_is_taken_or_refused() -> None:
+    assert shape_for("lanes-4x4x1KiB", 4096, 16, 90) == KernelShape("lanes", 4, 4, 1024)
+    for bits, compute in ((8, 90), (16, 80)):
+        with pytest.raises(UsageError, match=r"^axis kernel=bulk-8x6x4KiB: bulk copies need sm_90 and multiples of 16"):
+            shape_for("bulk-8x6x4KiB", 4096, bits, compute)
