@@ -1,17 +1,16 @@
-"""The axes of a sweep, the grammar of their values, and the cell: one point of the sweep."""
+"""The axes of a sweep, and the cell: one point of the sweep."""
 
 import hashlib
 import json
-import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
 
 from kvbench.errors import UsageError, brief
-from kvbench.units import format_size, parse_size
-
-MAX_AXIS_VALUES: Final = 10_000
+from kvbench.grammar import Axis, block_size, choice, number_or_all, on_off, whole, word
+from kvbench.kernel_shape import RULE, KernelShape
+from kvbench.patterns import SHUFFLED, Pattern
+from kvbench.units import format_size
 
 
 class Direction(StrEnum):
@@ -49,33 +48,14 @@ class Memory(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
-    """How blocks lie in memory: `shuffled`, `contiguous`, `reversed`, or `runs-R` (shuffled runs of R neighbours)."""
-
-    kind: str
-    run: int = 1
-
-    def __str__(self) -> str:
-        return f"runs-{self.run}" if self.kind == "runs" else self.kind
-
-    @classmethod
-    def parse(cls, text: str) -> "Pattern":
-        """Read a pattern as `str` writes it; raises ValueError."""
-        if text in ("shuffled", "contiguous", "reversed"):
-            return cls(text)
-        match = re.fullmatch(r"runs-(\d{1,6})", text)
-        if match is None or int(match[1]) < 2:
-            raise ValueError(f"{text!r} is no pattern; write shuffled, contiguous, reversed or runs-R with R >= 2")
-        return cls("runs", int(match[1]))
-
-
-@dataclass(frozen=True, slots=True)
 class Cell:
     """One point of the sweep. `None` on an axis means that the backend or the device does not know that axis.
 
     `order` is what the driver is asked for (the default that follows from direction is resolved by the plan);
     `descriptors_per_call` 0 means all in one call; `sms` is the grid of an SM backend (0, all SMs of the device,
-    stands in a request alone: the plan puts the number in).
+    stands in a request alone: the plan puts the number in). `queued` swaps wait in front of the measured one, dealt
+    with it over `streams` in turn. `kernel` is a KernelShape as text, or the word that leaves it to the
+    backend.
     """
 
     backend: str
@@ -83,18 +63,26 @@ class Cell:
     blocks: int
     block_bytes: int
     stream_state: StreamState = StreamState.IDLE
-    pattern: Pattern = Pattern("shuffled")
+    pattern: Pattern = SHUFFLED
     memory: Memory | None = Memory.ALLOCATED
     order: Order | None = None
     sms: int | None = None
     descriptors_per_call: int | None = None
     coalesce: bool | None = None
     overlap: bool | None = None
+    queued: int = 0
+    streams: int = 1
+    kernel: str = RULE
 
     @property
     def swap_bytes(self) -> int:
         """Bytes that one swap moves."""
         return self.blocks * self.block_bytes
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of a memory pool for this cell, on either side."""
+        return self.pattern.pool_rows(self.blocks) * self.block_bytes
 
     @property
     def id(self) -> str:
@@ -107,20 +95,28 @@ class Cell:
         """The cell for people, without the axes that do not apply: "batched h2d 10000 x 16KiB idle shuffled …"."""
         head = f"{self.backend} {self.direction} {self.blocks} x {format_size(self.block_bytes)} {self.stream_state}"
         rest = {k: v for k, v in self.as_strings().items() if k not in _IN_HEAD and v is not None}
-        tail = " ".join(f"{name}={value}" for name, value in rest.items() if value != _UNREMARKABLE.get(name))
+        tail = " ".join(f"{name}={value}" for name, value in rest.items() if value != UNREMARKABLE.get(name))
         return f"{head} {tail}".rstrip()
 
     def as_strings(self) -> dict[str, str | None]:
-        """Return axis name -> value in the grammar of `-a`, None where the axis does not apply."""
-        return {axis.name: axis.show(getattr(self, axis.field)) for axis in AXES.values()}
+        """Return axis name -> value in the grammar of `-a`, None where the axis does not apply.
+
+        An axis that came later is left out where the cell does not use it (`Axis.unused`): ids stay as they were.
+        """
+        values = ((axis, getattr(self, axis.field)) for axis in AXES.values())
+        return {axis.name: axis.show(value) for axis, value in values if value is None or value != axis.unused}
 
     @classmethod
     def from_strings(cls, values: dict[str, str | None]) -> "Cell":
-        """Rebuild a cell from `as_strings`; raises UsageError for unknown axes or impossible values."""
-        unknown, missing = sorted(set(values) - set(AXES)), sorted(set(AXES) - set(values))
+        """Rebuild a cell from `as_strings`; raises UsageError for unknown axes or impossible values.
+
+        An axis that is missing and that not every backend heeds is one that the cell does not use.
+        """
+        unknown = sorted(set(values) - set(AXES))
+        missing = sorted(name for name, axis in AXES.items() if name not in values and not axis.heeded)
         if unknown or missing:
-            raise UsageError(f"a cell has exactly the axes {', '.join(AXES)}; got unknown {unknown}, missing {missing}")
-        parsed = {}
+            raise UsageError(f"a cell has the axes {', '.join(AXES)}; got unknown {unknown}, missing {missing}")
+        parsed = {axis.field: axis.unused for axis in AXES.values() if axis.heeded}
         for name, text in values.items():
             axis = AXES[name]
             if text is None and not axis.optional:
@@ -134,133 +130,14 @@ class Cell:
         return f"kvbench sweep {settings}"
 
 
-AxisValue = str | int | bool | Direction | Order | StreamState | Memory | Pattern
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One axis: its name on the command line, the cell's field, how one value is read and written."""
-
-    name: str
-    field: str
-    read: Callable[[str], AxisValue]
-    write: Callable[[AxisValue], str]
-    help: str
-    example: str
-    ranged: bool = False
-    optional: bool = False
-
-    def parse_one(self, text: str) -> AxisValue:
-        """Read one value; raises UsageError that names the axis, the value and what would be right."""
-        try:
-            return self.read(text)
-        except ValueError as error:
-            raise UsageError(f"axis {self.name}={brief(text)}: {error}") from None
-
-    def show(self, value: AxisValue | None) -> str | None:
-        return None if value is None else self.write(value)
-
-    def parse(self, text: str) -> tuple[AxisValue, ...]:
-        """Read a list: values and ranges between commas, `lo:hi:xK` (geometric) and `lo:hi:+K` (arithmetic).
-
-        Values keep their order and are unique. Raises UsageError.
-        """
-        values: dict[AxisValue, None] = {}
-        for item in text.split(","):
-            if not item.strip():
-                raise UsageError(f"axis {self.name}={brief(text)}: an empty value; {self._hint()}")
-            for value in self._item(item.strip()):
-                values[value] = None
-            if len(values) > MAX_AXIS_VALUES:
-                raise UsageError(f"axis {self.name}={brief(text)}: more than {MAX_AXIS_VALUES} values")
-        return tuple(values)
-
-    def _item(self, item: str) -> Sequence[AxisValue]:
-        if not (self.ranged and ":" in item):
-            return (self.parse_one(item),)
-        parts = item.split(":")
-        if len(parts) != 3 or parts[2][:1] not in ("x", "+"):
-            raise UsageError(f"axis {self.name}={brief(item)}: a range is lo:hi:xK or lo:hi:+K; {self._hint()}")
-        low, high = self.parse_one(parts[0]), self.parse_one(parts[1])
-        assert isinstance(low, int)
-        assert isinstance(high, int)
-        if any(end.strip()[0].isalpha() for end in parts[:2]):
-            raise UsageError(f"axis {self.name}={brief(item)}: a range goes from a number to a number; {self._hint()}")
-        geometric = parts[2][0] == "x"
-        try:
-            step = int(parts[2][1:]) if geometric else parse_size(parts[2][1:])
-        except ValueError:
-            raise UsageError(
-                f"axis {self.name}={brief(item)}: the step {brief(parts[2])} is no whole number; {self._hint()}"
-            ) from None
-        if low > high or step < (2 if geometric else 1) or (geometric and low == 0):
-            raise UsageError(
-                f"axis {self.name}={brief(item)}: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"
-            )
-        values = [low]
-        while (following := values[-1] * step if geometric else values[-1] + step) <= high:
-            values.append(following)
-            if len(values) > MAX_AXIS_VALUES:
-                raise UsageError(f"axis {self.name}={brief(item)}: more than {MAX_AXIS_VALUES} values")
-        return values
-
-    def _hint(self) -> str:
-        return f"for example {self.name}={self.example}"
-
-
-def _whole(lowest: int, highest: int, words: dict[str, int] | None = None) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if words and text in words:
-            return words[text]
-        also = f" or {', '.join(words)}" if words else ""
-        if not re.fullmatch(r"\d{1,18}", text) or not lowest <= int(text) <= highest:
-            raise ValueError(f"not a whole number from {lowest} to {highest}{also}")
-        return int(text)
-
-    return read
-
-
-def _number_or_all(value: AxisValue) -> str:
-    return "all" if value == 0 else str(value)
-
-
-def _block_size(text: str) -> int:
-    size = parse_size(text)
-    if not 1 <= size <= 2**34:
-        raise ValueError("not a size from 1B to 16GiB")
-    return size
-
-
-def _word(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", text):
-        raise ValueError("not a backend's name (letters, digits, '_', '.', '-')")
-    return text
-
-
-def _on_off(text: str) -> bool:
-    if text not in ("on", "off"):
-        raise ValueError("not on or off")
-    return text == "on"
-
-
-def _choice(kind: type[StrEnum]) -> Callable[[str], AxisValue]:
-    def read(text: str) -> AxisValue:
-        try:
-            return kind(text)
-        except ValueError:
-            raise ValueError(f"not one of {', '.join(kind)}") from None
-
-    return read
-
-
 _LINE: Final = (
-    Axis("backend", "backend", _word, str, "who copies (kvbench list backends)", "per_block,batched"),
-    Axis("direction", "direction", _choice(Direction), str, "h2d (onload) or d2h (offload)", "h2d,d2h"),
-    Axis("blocks", "blocks", _whole(1, 10**8), str, "descriptors in one swap", "16,64,256", ranged=True),
+    Axis("backend", "backend", word, str, "who copies (kvbench list backends)", "per_block,batched"),
+    Axis("direction", "direction", choice(Direction), str, "h2d (onload) or d2h (offload)", "h2d,d2h"),
+    Axis("blocks", "blocks", whole(1, 10**8), str, "descriptors in one swap", "16,64,256", ranged=True),
     Axis(
         "block_size",
         "block_bytes",
-        _block_size,
+        block_size,
         lambda v: format_size(int(str(v))),
         "bytes of one descriptor",
         "1KiB:256KiB:x2",
@@ -269,7 +146,7 @@ _LINE: Final = (
     Axis(
         "stream_state",
         "stream_state",
-        _choice(StreamState),
+        choice(StreamState),
         str,
         "is work pending on the stream when the swap is submitted",
         "idle,busy",
@@ -279,14 +156,14 @@ _LINE: Final = (
         "pattern",
         Pattern.parse,
         str,
-        "how blocks lie in memory: shuffled, contiguous, reversed, runs-R",
-        "shuffled,runs-16",
+        "how blocks lie in memory: shuffled, contiguous, reversed, runs-R, tensors-T, tensors-TxK+TxK",
+        "shuffled,runs-16,tensors-64",
     ),
-    Axis("memory", "memory", _choice(Memory), str, "how host memory is pinned", "allocated,registered", optional=True),
+    Axis("memory", "memory", choice(Memory), str, "how host memory is pinned", "allocated,registered", optional=True),
     Axis(
         "order",
         "order",
-        _choice(Order),
+        choice(Order),
         str,
         "source access order of batched copies (default: any for h2d, stream for d2h)",
         "stream,any",
@@ -295,8 +172,8 @@ _LINE: Final = (
     Axis(
         "sms",
         "sms",
-        _whole(1, 4096, {"all": 0}),
-        _number_or_all,
+        whole(1, 4096, {"all": 0}),
+        number_or_all,
         "SMs that a kernel may use (its grid); all is the device's number",
         "1:32:x2",
         ranged=True,
@@ -305,8 +182,8 @@ _LINE: Final = (
     Axis(
         "descriptors_per_call",
         "descriptors_per_call",
-        _whole(1, 10**8, {"all": 0}),
-        _number_or_all,
+        whole(1, 10**8, {"all": 0}),
+        number_or_all,
         "at most so many descriptors in one batched call",
         "all,8192",
         ranged=True,
@@ -315,7 +192,7 @@ _LINE: Final = (
     Axis(
         "coalesce",
         "coalesce",
-        _on_off,
+        on_off,
         lambda v: "on" if v else "off",
         "merge descriptors adjacent on both sides before the call",
         "off,on",
@@ -324,16 +201,45 @@ _LINE: Final = (
     Axis(
         "overlap",
         "overlap",
-        _on_off,
+        on_off,
         lambda v: "on" if v else "off",
         "CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE of batched copies",
         "off,on",
         optional=True,
     ),
+    Axis(
+        "queued",
+        "queued",
+        whole(0, 100_000),
+        str,
+        "swaps that wait on a busy stream in front of the measured one",
+        "0,1:4096:x4",
+        ranged=True,
+        unused=0,
+    ),
+    Axis(
+        "streams",
+        "streams",
+        whole(1, 64),
+        str,
+        "streams over which these and the measured one are dealt in turn",
+        "1,8",
+        ranged=True,
+        unused=1,
+    ),
+    Axis(
+        "kernel",
+        "kernel",
+        KernelShape.canonical,
+        str,
+        "shape of the sm kernel: bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, or rule for its own choice",
+        "rule,bulk-8x6x4KiB,lanes-16x8x4KiB",
+        unused=RULE,
+    ),
 )
 AXES: Final[dict[str, Axis]] = {axis.name: axis for axis in _LINE}
 _IN_HEAD: Final = frozenset({"backend", "direction", "blocks", "block_size", "stream_state"})
-_UNREMARKABLE: Final = {
+UNREMARKABLE: Final = {
     "pattern": "shuffled",
     "memory": "allocated",
     "descriptors_per_call": "all",

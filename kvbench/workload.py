@@ -1,15 +1,17 @@
 """The memory of a swap: pools on both sides, where blocks lie in them, poison before and verification after."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.axes import Cell, Direction, Memory, Pattern
+from kvbench.axes import Cell, Direction, Memory
 from kvbench.engine import DIRECTIONS, Addresses, Buffer, Device, MemoryKind, Stream, verify
 from kvbench.errors import KvbenchError
 from kvbench.facts import pool_rows
+from kvbench.patterns import Pattern, Tensors
 
 POISON: Final = 0xA5
 
@@ -19,20 +21,36 @@ class VerificationError(KvbenchError):
 
 
 @dataclass(frozen=True)
+class TensorRows:
+    """Tensors of one kind: the pool's row at which each begins, alike on both sides, and the ids (rows of a tensor)."""
+
+    starts: NDArray[np.uint64]
+    source_ids: NDArray[np.uint64]
+    destination_ids: NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
 class Layout:
-    """Which row of the source pool goes to which row of the destination pool, in descriptor order; rows in a pool."""
+    """Which row of the source pool goes to which row of the destination pool, in descriptor order; rows in a pool.
+
+    `tensors` says the same for the pattern `tensors-…`, in short: kind by kind and tensor by tensor, ids inside.
+    """
 
     source_rows: NDArray[np.uint64]
     destination_rows: NDArray[np.uint64]
     pool_rows: int
+    tensors: tuple[TensorRows, ...] = ()
 
 
 def lay_out(pattern: Pattern, blocks: int, rng: np.random.Generator) -> Layout:
-    """Choose the rows of `blocks` descriptors in pools of `pool_rows(blocks)` rows; the rest stays untouched.
+    """Choose the rows of `blocks` descriptors in pools of `pattern.pool_rows(blocks)` rows; the rest stays untouched.
 
     shuffled: both sides random. contiguous: both ascend together. reversed: the source descends, the destination
-    ascends. runs-R: runs of R neighbours on both sides, the runs shuffled.
+    ascends. runs-R: runs of R neighbours on both sides, the runs shuffled. tensors-…: as `Layout.tensors`, each kind
+    with random ids on both sides. `blocks` is one that the pattern has no objection to (`Pattern.unfit`).
     """
+    if pattern.kind == "tensors":
+        return _lay_out_tensors(pattern.tensors(blocks), rng)
     rows = pool_rows(blocks)
     if pattern.kind == "shuffled":
         return Layout(_sample(rng, rows, blocks), _sample(rng, rows, blocks), rows)
@@ -42,6 +60,24 @@ def lay_out(pattern: Pattern, blocks: int, rng: np.random.Generator) -> Layout:
         return Layout(source, destination, rows)
     ascending = np.arange(1, blocks + 1, dtype=np.uint64)
     return Layout(ascending[::-1].copy() if pattern.kind == "reversed" else ascending, ascending, rows)
+
+
+def _lay_out_tensors(kinds: Sequence[Tensors], rng: np.random.Generator) -> Layout:
+    tensors = []
+    end = 0
+    for kind in kinds:
+        rows = pool_rows(kind.ids)
+        starts = np.arange(kind.count, dtype=np.uint64) * np.uint64(rows) + np.uint64(end)
+        tensors.append(TensorRows(starts, _sample(rng, rows, kind.ids), _sample(rng, rows, kind.ids)))
+        end += kind.count * rows
+    return Layout(
+        source_rows=np.concatenate([np.add.outer(part.starts, part.source_ids).reshape(-1) for part in tensors]),
+        destination_rows=np.concatenate(
+            [np.add.outer(part.starts, part.destination_ids).reshape(-1) for part in tensors]
+        ),
+        pool_rows=end,
+        tensors=tuple(tensors),
+    )
 
 
 def _sample(rng: np.random.Generator, rows: int, blocks: int) -> NDArray[np.uint64]:
@@ -58,14 +94,34 @@ def _shuffled_runs(rng: np.random.Generator, blocks: int, run: int) -> NDArray[n
 
 
 @dataclass(frozen=True)
+class TensorGrid:
+    """Tensors of one kind as a kernel may take them: T bases and K ids a side in place of T x K descriptors.
+
+    Descriptor t * K + k copies `row_bytes` from `source_bases[t] + source_ids[k] * row_bytes` to
+    `destination_bases[t] + destination_ids[k] * row_bytes`; bases are addresses as the device sees them.
+    """
+
+    source_bases: Addresses
+    destination_bases: Addresses
+    source_ids: NDArray[np.uint64]
+    destination_ids: NDArray[np.uint64]
+    row_bytes: int
+
+
+@dataclass(frozen=True)
 class SwapMemory:
-    """A cell's layout as addresses: what drivers copy between and, for kernels, the same as the device sees it."""
+    """A cell's layout as addresses: what drivers copy between and, for kernels, the same as the device sees it.
+
+    `grids` holds the same swap once more for the pattern `tensors-…`, one for each kind of tensors, in descriptor
+    order; it is empty for every other pattern.
+    """
 
     sources: Addresses
     destinations: Addresses
     kernel_sources: Addresses
     kernel_destinations: Addresses
     sizes: Addresses
+    grids: tuple[TensorGrid, ...] = ()
 
 
 class Pools:
@@ -91,32 +147,33 @@ class Pools:
     def large_copy(self, direction: Direction, copy_bytes: int) -> SwapMemory:
         """Return one descriptor of `copy_bytes` from the start of one pool to the start of the other."""
         row = np.zeros(1, dtype=np.uint64)
-        return self._addresses(direction, Memory.ALLOCATED, row, row, copy_bytes)
+        return self._addresses(direction, Memory.ALLOCATED, Layout(row, row, 1), copy_bytes)
 
     def addresses(self, cell: Cell, layout: Layout) -> SwapMemory:
         """Return the descriptors of `cell` laid out as `layout`."""
-        return self._addresses(
-            cell.direction, cell.memory, layout.source_rows, layout.destination_rows, cell.block_bytes
-        )
+        return self._addresses(cell.direction, cell.memory, layout, cell.block_bytes)
 
-    def _addresses(
-        self,
-        direction: Direction,
-        memory: Memory | None,
-        source_rows: NDArray[np.uint64],
-        destination_rows: NDArray[np.uint64],
-        block_bytes: int,
-    ) -> SwapMemory:
+    def _addresses(self, direction: Direction, memory: Memory | None, layout: Layout, block_bytes: int) -> SwapMemory:
         host, device = self.host_pool(memory), self._device_pool
         source, destination = (host, device) if direction is Direction.H2D else (device, host)
         stride = np.uint64(block_bytes)
-        source_offsets, destination_offsets = source_rows * stride, destination_rows * stride
+        source_offsets, destination_offsets = layout.source_rows * stride, layout.destination_rows * stride
         return SwapMemory(
             sources=source_offsets + np.uint64(source.address),
             destinations=destination_offsets + np.uint64(destination.address),
             kernel_sources=source_offsets + np.uint64(source.device_address),
             kernel_destinations=destination_offsets + np.uint64(destination.device_address),
-            sizes=np.full(len(source_rows), stride),
+            sizes=np.full(len(layout.source_rows), stride),
+            grids=tuple(
+                TensorGrid(
+                    source_bases=part.starts * stride + np.uint64(source.device_address),
+                    destination_bases=part.starts * stride + np.uint64(destination.device_address),
+                    source_ids=part.source_ids,
+                    destination_ids=part.destination_ids,
+                    row_bytes=block_bytes,
+                )
+                for part in layout.tensors
+            ),
         )
 
     def fill(self, cell: Cell, layout: Layout, seed: int) -> None:

@@ -1,0 +1,41 @@
+"""Checks of what a user or a file says, each with the one line that refuses it."""
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kvbench.errors import UsageError, brief
+
+
+def check_whole(name: str, value: object, lowest: int, highest: int) -> int:
+    """Return `value` when it is a whole number in range; raises UsageError that names it."""
+    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
+        raise UsageError(f"{name}: {shown(value)} is not a whole number from {lowest} to {highest}")
+    return value
+
+
+def check_keys(table: Iterable[str], known: Sequence[str]) -> None:
+    """Raise UsageError for the first key that is not `known`, with the nearest one that is."""
+    for key in table:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise UsageError(f"unknown key {shown(key)}; {hint}")
+
+
+def shown(value: object) -> str:
+    """Return `value` for a message: as JSON and TOML write it, on one line and short."""
+    try:
+        return brief(json.dumps(value, ensure_ascii=False, default=str))
+    except ValueError:  # Python refuses to write a number of thousands of digits
+        return "a huge number"
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Put `where` in front of the message of a UsageError raised inside."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None

@@ -1,0 +1,149 @@
+"""The grammar of an axis: how one value, a list and a range are read and written."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from kvbench.errors import UsageError, brief
+from kvbench.patterns import Pattern
+from kvbench.units import parse_size
+
+MAX_AXIS_VALUES: Final = 10_000
+
+AxisValue = str | int | bool | StrEnum | Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis: its name on the command line, the cell's field, how one value is read and written.
+
+    `optional`: a cell without the axis has None. `unused` is what a cell has that makes no use of the axis: None, or a
+    value for which the swap is the same as without the axis.
+    """
+
+    name: str
+    field: str
+    read: Callable[[str], AxisValue]
+    write: Callable[[AxisValue], str]
+    help: str
+    example: str
+    ranged: bool = False
+    optional: bool = False
+    unused: AxisValue | None = None
+
+    @property
+    def heeded(self) -> bool:
+        """Whether it is for a backend to heed the axis or not; one that does not is measured with `unused`."""
+        return self.optional or self.unused is not None
+
+    def parse_one(self, text: str) -> AxisValue:
+        """Read one value; raises UsageError that names the axis, the value and what would be right."""
+        try:
+            return self.read(text)
+        except ValueError as error:
+            raise UsageError(f"axis {self.name}={brief(text)}: {error}") from None
+
+    def show(self, value: AxisValue | None) -> str | None:
+        return None if value is None else self.write(value)
+
+    def parse(self, text: str) -> tuple[AxisValue, ...]:
+        """Read a list: values and ranges between commas, `lo:hi:xK` (geometric) and `lo:hi:+K` (arithmetic).
+
+        Values keep their order and are unique. Raises UsageError.
+        """
+        values: dict[AxisValue, None] = {}
+        for item in text.split(","):
+            if not item.strip():
+                raise UsageError(f"axis {self.name}={brief(text)}: an empty value; {self._hint()}")
+            for value in self._item(item.strip()):
+                values[value] = None
+            if len(values) > MAX_AXIS_VALUES:
+                raise UsageError(f"axis {self.name}={brief(text)}: more than {MAX_AXIS_VALUES} values")
+        return tuple(values)
+
+    def _item(self, item: str) -> Sequence[AxisValue]:
+        if not (self.ranged and ":" in item):
+            return (self.parse_one(item),)
+        parts = item.split(":")
+        if len(parts) != 3 or parts[2][:1] not in ("x", "+"):
+            raise UsageError(f"axis {self.name}={brief(item)}: a range is lo:hi:xK or lo:hi:+K; {self._hint()}")
+        low, high = self.parse_one(parts[0]), self.parse_one(parts[1])
+        assert isinstance(low, int)
+        assert isinstance(high, int)
+        if any(end.strip()[0].isalpha() for end in parts[:2]):
+            raise UsageError(f"axis {self.name}={brief(item)}: a range goes from a number to a number; {self._hint()}")
+        geometric = parts[2][0] == "x"
+        try:
+            step = int(parts[2][1:]) if geometric else parse_size(parts[2][1:])
+        except ValueError:
+            raise UsageError(
+                f"axis {self.name}={brief(item)}: the step {brief(parts[2])} is no whole number; {self._hint()}"
+            ) from None
+        if low > high or step < (2 if geometric else 1) or (geometric and low == 0):
+            raise UsageError(
+                f"axis {self.name}={brief(item)}: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"
+            )
+        values = [low]
+        while (following := values[-1] * step if geometric else values[-1] + step) <= high:
+            values.append(following)
+            if len(values) > MAX_AXIS_VALUES:
+                raise UsageError(f"axis {self.name}={brief(item)}: more than {MAX_AXIS_VALUES} values")
+        return values
+
+    def _hint(self) -> str:
+        return f"for example {self.name}={self.example}"
+
+
+def whole(lowest: int, highest: int, words: dict[str, int] | None = None) -> Callable[[str], int]:
+    """Return what reads a whole number in a range, or one of `words` that stand for a number."""
+
+    def read(text: str) -> int:
+        if words and text in words:
+            return words[text]
+        also = f" or {', '.join(words)}" if words else ""
+        if not re.fullmatch(r"\d{1,18}", text) or not lowest <= int(text) <= highest:
+            raise ValueError(f"not a whole number from {lowest} to {highest}{also}")
+        return int(text)
+
+    return read
+
+
+def number_or_all(value: AxisValue) -> str:
+    """Write a number of which 0 means all."""
+    return "all" if value == 0 else str(value)
+
+
+def block_size(text: str) -> int:
+    """Read a size in bytes; raises ValueError."""
+    size = parse_size(text)
+    if not 1 <= size <= 2**34:
+        raise ValueError("not a size from 1B to 16GiB")
+    return size
+
+
+def word(text: str) -> str:
+    """Read a backend's name; raises ValueError."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", text):
+        raise ValueError("not a backend's name (letters, digits, '_', '.', '-')")
+    return text
+
+
+def on_off(text: str) -> bool:
+    """Read a switch; raises ValueError."""
+    if text not in ("on", "off"):
+        raise ValueError("not on or off")
+    return text == "on"
+
+
+def choice(kind: type[StrEnum]) -> Callable[[str], AxisValue]:
+    """Return what reads one of the words of `kind`."""
+
+    def read(text: str) -> AxisValue:
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError(f"not one of {', '.join(kind)}") from None
+
+    return read

@@ -1,0 +1,176 @@
+"""Geometries from a model's `config.json` as Hugging Face's transformers write it.
+
+The fields are those of transformers' configurations; where a field may be left out, its default is that of transformers
+or of vLLM's `ModelArchConfigConvertorBase`. Whatever keeps other things than equal blocks of K and V (state-space and
+linear layers, chunked attention, layers of different head sizes) is refused rather than guessed.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from kvbench.checks import check_whole, located, shown
+from kvbench.errors import UsageError
+from kvbench.models import NAME_PATTERN, Geometry, KvDtype
+
+Table = Mapping[str, object]
+
+_MAX_FILE_BYTES: Final = 2**20
+_MOST: Final = 10**6
+_DTYPES: Final = {"bfloat16": KvDtype.BF16, "float16": KvDtype.FP16, "float32": KvDtype.FP32}
+# Newer and older names of the same number; the first that stands there counts, as in vLLM.
+_KV_HEADS: Final = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
+# Every n-th layer has no sliding window; configurations that leave out the number mean their class's default.
+_FULL_EVERY: Final = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
+_NO_KV_BLOCKS: Final = re.compile(
+    r"(mamba|ssm|linear_(attn|conv|key|value|num))_.*|hybrid_override_pattern|attn_layer_(period|indices)"
+)
+_OTHER_BLOCKS: Final = (
+    "attention_chunk_size", "index_head_dim", "global_head_dim", "num_global_key_value_heads", "swa_head_dim",
+    "swa_num_key_value_heads",
+)  # fmt: skip
+
+
+def read_config_json(path: Path) -> Geometry:
+    """Return the geometry of the model whose `config.json` is at `path`, named after its folder.
+
+    Raises UsageError that names the file, the field and what would be right.
+    """
+    with located(str(path)):
+        stem = path.absolute().parent.name if path.name == "config.json" else path.stem
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", stem).lstrip("-._")[:64] or "model"
+        return geometry_of(name, _read_table(path))
+
+
+def geometry_of(name: str, config: Table) -> Geometry:
+    """Return the geometry of a model's configuration; raises UsageError that names the field."""
+    assert re.fullmatch(NAME_PATTERN, name)
+    nested = config.get("text_config")
+    if nested is not None and not isinstance(nested, dict):
+        raise UsageError(f"text_config: {shown(nested)} is not a table")
+    text: Table = config if nested is None else nested
+    _refuse_other_caches(text)
+    layers = _needed(text, "num_hidden_layers")
+    sliding = _sliding(text, layers)
+    window = _whole(text, "sliding_window") or 0
+    if any(sliding) and not window:
+        raise UsageError("sliding_window: missing, and layer_types has layers with one")
+    shape = _latent(text) or _heads(text)
+    return Geometry(
+        name=name,
+        layers=len(sliding),
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        kv_parts=shape.kv_parts,
+        sliding_layers=sum(sliding),
+        window=window if any(sliding) else 0,
+        dtype=_dtype(text, config),
+    )
+
+
+class _Shape(NamedTuple):
+    kv_heads: int
+    head_dim: int
+    kv_parts: Literal[1, 2]
+
+
+def _latent(text: Table) -> _Shape | None:
+    """Return the shape of multi-head latent attention, None where there is none."""
+    rank = _whole(text, "kv_lora_rank")
+    if rank is None:
+        return None
+    return _Shape(kv_heads=1, head_dim=rank + _needed(text, "qk_rope_head_dim"), kv_parts=1)
+
+
+def _heads(text: Table) -> _Shape:
+    head_dim = _whole(text, "head_dim")
+    if head_dim is None:
+        hidden, heads = _needed(text, "hidden_size"), _needed(text, "num_attention_heads")
+        if hidden % heads:
+            raise UsageError(
+                f"head_dim: missing, and hidden_size {hidden} is no multiple of num_attention_heads {heads}"
+            )
+        head_dim = hidden // heads
+    value_dim = _whole(text, "v_head_dim")
+    if value_dim not in (None, head_dim):
+        raise UsageError(f"v_head_dim: {value_dim}, and K has {head_dim}; only equal blocks of K and V are known")
+    return _Shape(kv_heads=_kv_heads(text), head_dim=head_dim, kv_parts=2)
+
+
+def _kv_heads(text: Table) -> int:
+    if text.get("multi_query") is True and text.get("new_decoder_architecture") is not True:
+        return 1
+    given = (_whole(text, name) for name in _KV_HEADS)
+    return next((heads for heads in given if heads is not None), None) or _needed(text, "num_attention_heads")
+
+
+def _sliding(text: Table, layers: int) -> list[bool]:
+    """Return for every layer with a KV cache of its own whether it has a sliding window."""
+    shared = text.get("num_kv_shared_layers") or 0  # the last ones, which read an earlier layer's
+    own = layers - check_whole("num_kv_shared_layers", shared, 0, layers - 1)
+    types = text.get("layer_types")
+    if types is not None:
+        known = {"full_attention": False, "sliding_attention": True}
+        if not isinstance(types, list) or len(types) != layers or not all(isinstance(kind, str) for kind in types):
+            raise UsageError(f"layer_types: {shown(types)} is not a list of {layers} strings")
+        other = next((kind for kind in types if kind not in known), None)
+        if other is not None:
+            raise UsageError(f"layer_types: {shown(other)} is not one of {', '.join(known)}, whose blocks are known")
+        return [known[kind] for kind in types][:own]
+    if text.get("sliding_window") is None or text.get("use_sliding_window") is False:
+        return [False] * own
+    if text.get("use_sliding_window") is True:
+        first = check_whole("max_window_layers", text.get("max_window_layers"), 0, _MOST)
+        return [layer >= first for layer in range(own)]
+    every = _whole(text, "sliding_window_pattern") or _FULL_EVERY.get(str(text.get("model_type")))
+    return [every is None or (layer + 1) % every != 0 for layer in range(own)]
+
+
+def _refuse_other_caches(text: Table) -> None:
+    if text.get("is_encoder_decoder") is True:
+        raise UsageError("is_encoder_decoder: true; only models that are decoders alone are known")
+    for field, value in text.items():
+        if value is not None and _NO_KV_BLOCKS.fullmatch(field):
+            raise UsageError(f"{field}: the model has layers without KV blocks, whose offload is not known")
+        if value is not None and field in _OTHER_BLOCKS:
+            raise UsageError(f"{field}: the model has blocks of several sizes; only equal ones are known")
+
+
+def _dtype(text: Table, config: Table) -> KvDtype:
+    """Return the model's own type, which is the cache's where nothing else is asked for; bf16 where none is named."""
+    named = (table.get(field) for table in (text, config) for field in ("dtype", "torch_dtype"))
+    name = next((name for name in named if name is not None), "bfloat16")
+    if not isinstance(name, str) or name.removeprefix("torch.") not in _DTYPES:
+        raise UsageError(f"torch_dtype: {shown(name)} is not one of {', '.join(_DTYPES)}")
+    return _DTYPES[name.removeprefix("torch.")]
+
+
+def _whole(table: Table, field: str) -> int | None:
+    value = table.get(field)
+    return None if value is None else check_whole(field, value, 1, _MOST)
+
+
+def _needed(table: Table, field: str) -> int:
+    value = _whole(table, field)
+    if value is None:
+        raise UsageError(f"{field}: missing; a Hugging Face config.json of a language model has it")
+    return value
+
+
+def _read_table(path: Path) -> Table:
+    try:
+        if path.is_dir():
+            raise UsageError("is a directory; give the config.json in it")
+        if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
+            raise UsageError("is not a config.json of at most 1 MiB" if path.exists() else "no such file")
+        table = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot be read as JSON: {reason}") from None
+    except RecursionError:
+        raise UsageError("cannot be read as JSON: nested too deep") from None
+    if not isinstance(table, dict):
+        raise UsageError(f"{shown(table)} is not a config.json, which is a table")
+    return table

@@ -1,0 +1,195 @@
+"""What offloading a model's KV cache swaps: from its geometry to tensors, bytes of a block and ids.
+
+The formulas are those of vLLM: a block of one layer's K (or V) holds block tokens x KV heads x head dim x bytes of an
+element (`AttentionSpec.page_size_bytes` is both together); multi-head latent attention has one tensor a layer, of
+kv_lora_rank + qk_rope_head_dim elements a token (`MLAAttentionSpec`); a layer with a sliding window needs the blocks of
+its last window - 1 tokens (`SlidingWindowManager.get_num_skipped_tokens`); tensor parallelism divides KV heads and
+repeats them where there are fewer than ranks (`ModelConfig.get_num_kv_heads`).
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from kvbench.axes import AXES
+from kvbench.checks import check_whole, located
+from kvbench.errors import UsageError, brief
+from kvbench.grammar import AxisValue
+from kvbench.patterns import Pattern, Tensors
+
+NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+# The axes that a model decides.
+MODEL_AXES: Final = ("blocks", "block_size", "pattern")
+MAX_TP: Final = 1024
+MAX_TOKENS: Final = 10_000_000
+MAX_BLOCK_TOKENS: Final = 65_536
+
+Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}$")]
+Whole = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+NoneOrMore = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+
+class KvDtype(StrEnum):
+    """The type of an element of the KV cache."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    FP8 = "fp8"
+
+    @property
+    def size_bytes(self) -> int:
+        return {KvDtype.FP8: 1, KvDtype.FP32: 4}.get(self, 2)
+
+
+class KvLayout(StrEnum):
+    """Whether every layer has tensors of its own, or one tensor holds a block of all layers together."""
+
+    PER_LAYER = "per-layer"
+    CROSS_LAYER = "cross-layer"
+
+
+class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What decides the size of a model's KV cache, on all ranks together.
+
+    `kv_parts` is 2 where K and V are apart, 1 for multi-head latent attention: there `kv_heads` is 1 and `head_dim` the
+    elements a token. `sliding_layers` of the `layers` attend to the last `window` tokens only (0: none of them).
+    Raises ValueError where these contradict each other.
+    """
+
+    name: Name
+    layers: Whole
+    kv_heads: Whole
+    head_dim: Whole
+    kv_parts: Literal[1, 2] = 2
+    sliding_layers: NoneOrMore = 0
+    window: NoneOrMore = 0
+    dtype: KvDtype = KvDtype.BF16
+
+    def __post_init__(self) -> None:
+        if self.sliding_layers > self.layers or bool(self.sliding_layers) != bool(self.window):
+            raise ValueError(f"{self.sliding_layers} of {self.layers} layers with a window of {self.window} tokens")
+
+    @property
+    def label(self) -> str:
+        """The geometry in words: "36 layers (18 of them with a window of 128 tokens) x 8 KV heads x 64, bf16"."""
+        sliding = (
+            f" ({self.sliding_layers} of them with a window of {self.window} tokens)" if self.sliding_layers else ""
+        )
+        heads = (
+            f"{self.kv_heads} KV heads x {self.head_dim}" if self.kv_parts > 1 else f"MLA of {self.head_dim} elements"
+        )
+        return f"{self.layers} layers{sliding} x {heads}, {self.dtype}"
+
+
+class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The swap of `tokens` tokens of a model on one of `tp` ranks: what was asked for, and the cell's axes from it.
+
+    `blocks` (descriptors), `block_bytes` (bytes of one) and `pattern` are what cells are found by; they are kept since
+    another version may turn the same geometry into another swap. Raises ValueError where they contradict each other.
+    """
+
+    geometry: Geometry
+    tp: Whole
+    tokens: Whole
+    block_tokens: Whole
+    layout: KvLayout
+    blocks: Whole
+    block_bytes: Whole
+    pattern: str
+
+    def __post_init__(self) -> None:
+        objection = Pattern.parse(self.pattern).unfit(self.blocks)
+        if objection is not None:
+            raise ValueError(objection)
+
+    @property
+    def rank_kv_heads(self) -> int:
+        """KV heads on one rank."""
+        return max(1, self.geometry.kv_heads // self.tp)
+
+    @property
+    def tensors(self) -> tuple[Tensors, ...]:
+        """The kinds of tensors: how many, and ids swapped in each."""
+        return Pattern.parse(self.pattern).tensors(self.blocks)
+
+    @property
+    def axes(self) -> Mapping[str, tuple[AxisValue, ...]]:
+        """The values of `MODEL_AXES`; raises UsageError where no cell can have them."""
+        with located(f"model {self.geometry.name}"):
+            texts = (str(self.blocks), str(self.block_bytes), self.pattern)
+            return {name: AXES[name].parse(text) for name, text in zip(MODEL_AXES, texts, strict=True)}
+
+
+def model_swap(
+    geometry: Geometry,
+    *,
+    tp: int = 1,
+    tokens: int,
+    block_tokens: int = 16,
+    layout: KvLayout = KvLayout.PER_LAYER,
+) -> ModelSwap:
+    """Return what one of `tp` ranks swaps for `tokens` tokens, the last block counted whole.
+
+    Raises UsageError for numbers out of range, for ranks that KV heads cannot be spread over, and for a cross-layer
+    layout of layers whose blocks would differ in size.
+    """
+    check_whole("tp", tp, 1, MAX_TP)
+    check_whole("tokens", tokens, 1, MAX_TOKENS)
+    check_whole("block_tokens", block_tokens, 1, MAX_BLOCK_TOKENS)
+    heads = geometry.kv_heads
+    if max(heads, tp) % min(heads, tp):
+        raise UsageError(
+            f"tp: {heads} KV heads of {geometry.name} cannot be spread over {tp} ranks; one must divide the other"
+        )
+    kinds = _kinds(geometry, tokens, block_tokens)
+    layer_bytes = max(1, heads // tp) * geometry.head_dim * geometry.dtype.size_bytes * block_tokens
+    if layout is KvLayout.CROSS_LAYER:
+        counts = {layers for layers, _ in kinds}
+        if len(counts) > 1:
+            raise UsageError(
+                f"layout: {geometry.name} has {' and '.join(map(str, sorted(counts)))} layers of two kinds, whose "
+                f"cross-layer blocks would differ in size; choose {KvLayout.PER_LAYER}"
+            )
+        block_bytes = counts.pop() * geometry.kv_parts * layer_bytes
+        tensors = [Tensors(1, ids) for _, ids in kinds]
+    else:
+        block_bytes = layer_bytes
+        tensors = [Tensors(layers * geometry.kv_parts, ids) for layers, ids in kinds]
+    swap = ModelSwap(
+        geometry=geometry,
+        tp=tp,
+        tokens=tokens,
+        block_tokens=block_tokens,
+        layout=layout,
+        blocks=sum(kind.blocks for kind in tensors),
+        block_bytes=block_bytes,
+        pattern=str(Pattern.of_tensors(*tensors)),
+    )
+    assert swap.axes
+    return swap
+
+
+def swaps_from_plain(plain: object) -> tuple[ModelSwap, ...]:
+    """Read model swaps as `swaps_to_plain` wrote them, strictly: they may come from a stranger. Raises UsageError."""
+    try:
+        return tuple(msgspec.convert(plain, list[ModelSwap]))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise UsageError(f"models: {brief(str(error))}") from None
+
+
+def swaps_to_plain(swaps: Sequence[ModelSwap]) -> list[dict[str, object]]:
+    """Return model swaps as JSON takes them."""
+    plain: list[dict[str, object]] = msgspec.to_builtins(list(swaps))
+    return plain
+
+
+def _kinds(geometry: Geometry, tokens: int, block_tokens: int) -> list[tuple[int, int]]:
+    """Return (layers, ids) of the layers without a sliding window and of those with one."""
+    all_ids = -(-tokens // block_tokens)
+    skipped_ids = max(0, tokens - geometry.window + 1) // block_tokens
+    kept_ids = max(1, all_ids - skipped_ids)  # a window of 1 token needs none, which is no swap
+    kinds = [(geometry.layers - geometry.sliding_layers, all_ids), (geometry.sliding_layers, kept_ids)]
+    return [(layers, ids) for layers, ids in kinds if layers]

@@ -1,0 +1,213 @@
+"""Copy by copy against batched, model by model (T1), and the other backends on the same swaps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pandas as pd
+
+from kvbench.crossovers import leaders
+from kvbench.errors import UsageError
+from kvbench.models import KvDtype, KvLayout, ModelSwap, swaps_from_plain
+from kvbench.report import markdown as md
+from kvbench.report.contest import BATCHED
+from kvbench.report.selection import STATES, Pinned, pin
+from kvbench.report.tables import INCLUDES, Footnotes, Row, Table, rate, rows_of, settings, shown
+from kvbench.report.view import View
+from kvbench.stats import Quartiles
+from kvbench.units import format_size
+
+SINGLE: Final = "per_block"
+_GEOMETRY: Final = ("Model", "Layers", "KV heads", "Head dim", "Tensors", "Block", "Ids", "N")
+_WORDS: Final = (
+    "KV heads and tensors are those of one rank. Tensors: K and V of every layer apart, one a layer for MLA, one for "
+    "all layers where they lie cross-layer; block: bytes of one descriptor; ids: blocks swapped in every tensor, the "
+    "same in all; N: descriptors of the swap, tensors times ids. Models with the same numbers are the same swap, "
+    "measured once"
+)
+_RATIO: Final = f"Speed-up: median time of {SINGLE} over that of {BATCHED}; ≈ where their quartiles overlap"
+_MARKS: Final = "**Bold**: the fastest; ≈: not told apart from it, quartiles overlap"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRows:
+    """The cells of a run's models in one direction, failed and skipped ones too."""
+
+    view: View
+    direction: str
+    swaps: Sequence[ModelSwap]
+    cells: pd.DataFrame
+    pinned: Pinned
+
+    def row(self, swap: ModelSwap, backend: str, state: str) -> Row | None:
+        """Return the row of a model's cell, None where it was not asked for."""
+        cells = _cells_of(self.cells, swap.blocks, swap.block_bytes, swap.pattern)
+        found = rows_of(cells[(cells["backend"] == backend) & (cells["stream_state"] == state)])
+        return found[0] if found else None
+
+    def caption(self, backends: Sequence[str], states: Sequence[str], includes: str) -> str:
+        measured = self.cells[
+            (self.cells["status"] == "ok")
+            & self.cells["backend"].isin(list(backends))
+            & self.cells["stream_state"].isin(list(states))
+        ]
+        return self.view.caption(measured, f"{includes}. {settings(self.pinned, measured)}")
+
+
+def model_rows(view: View) -> list[ModelRows] | str:
+    """Return the cells of the run's models, by direction; or why there are none, in Markdown."""
+    try:
+        swaps = swaps_from_plain(view.run.info.spec.get("models", []))
+    except UsageError as error:
+        return f"its run.json describes models that cannot be: {md.escape(str(error))}"
+    if not swaps:
+        return "it needs a sweep of models: kvbench sweep models, or --model"
+    pinned = _pin_each(view.frame, swaps)
+    found = [
+        ModelRows(view, way, swaps, cells, pinned)
+        for way in ("h2d", "d2h")
+        if (cells := pinned.cells[pinned.cells["direction"] == way])["status"].eq("ok").any()
+    ]
+    return found or "none of the run's models has a measured cell"
+
+
+def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
+    """Keep one value of every side axis for each swap by itself: a backend may take other SMs for other sizes."""
+    shapes = dict.fromkeys((swap.blocks, swap.block_bytes, swap.pattern) for swap in swaps)
+    pins = [pin(_cells_of(frame, blocks, size, pattern), shown=("pattern",)) for blocks, size, pattern in shapes]
+    cells = pd.concat([part.cells for part in pins], ignore_index=True)
+    hidden = {
+        axis: set[str]().union(*(part.hidden[axis] for part in pins)) - set(cells[axis].dropna().astype(str))
+        for axis in pins[0].hidden
+    }
+    return Pinned(cells, hidden)
+
+
+def model_tables(rows: ModelRows) -> list[Table]:
+    """Return T1 for one direction, then a table of all backends for each stream state where there are others."""
+    measured = rows.cells[rows.cells["status"] == "ok"]
+    tables = []
+    paired = [state for state in STATES if {SINGLE, BATCHED} <= _backends(measured, state)]
+    if paired:
+        tables.append(_pairs(rows, paired))
+    return tables + [_all(rows, state) for state in STATES if _backends(measured, state) - {SINGLE, BATCHED}]
+
+
+def speed_up(single: Row | None, batched: Row | None) -> tuple[float, bool] | None:
+    """Return the time of single copies over that of batched ones and whether they are told apart; None without both."""
+    if single is None or batched is None or single["status"] != "ok" or batched["status"] != "ok":
+        return None
+    times = {SINGLE: _times(single), BATCHED: _times(batched)}
+    return times[SINGLE].median / times[BATCHED].median, len(leaders(times)) == 1
+
+
+def model_findings(rows: ModelRows) -> list[str]:
+    """Return in a sentence for each stream state how much faster batched copies are, over the models."""
+    return [_finding(rows, state, found) for state in STATES if (found := _speed_ups(rows, state))]
+
+
+def _speed_ups(rows: ModelRows, state: str) -> dict[str, tuple[float, bool]]:
+    ratios = {
+        _name(swap): speed_up(rows.row(swap, SINGLE, state), rows.row(swap, BATCHED, state)) for swap in rows.swaps
+    }
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
+
+
+def _finding(rows: ModelRows, state: str, found: Mapping[str, tuple[float, bool]]) -> str:
+    ordered = sorted(found, key=lambda name: found[name][0])
+    ends = " to ".join(f"{_times_words(found[name])} ({name})" for name in dict.fromkeys((ordered[0], ordered[-1])))
+    where = f"{rows.direction} on {'an idle' if state == 'idle' else 'a busy'} stream"
+    return f"By model, {BATCHED} {where} is {ends} as fast as {md.escape(SINGLE)}."
+
+
+def _pairs(rows: ModelRows, states: Sequence[str]) -> Table:
+    notes = Footnotes()
+    body = []
+    for swap in rows.swaps:
+        line = list(_geometry(swap))
+        for state in states:
+            single, batched = (rows.row(swap, backend, state) for backend in (SINGLE, BATCHED))
+            ratio = speed_up(single, batched)
+            line += [shown(row, notes, _milliseconds) for row in (single, batched)]
+            line += ["" if ratio is None else _times_words(ratio), shown(batched, notes, rate)]
+        body.append(line)
+    single_name = md.escape(SINGLE)
+    header = list(_GEOMETRY)
+    for state in states:
+        header += [
+            f"{single_name} ms, {state}",
+            f"{BATCHED} ms, {state}",
+            f"Speed-up, {state}",
+            f"{BATCHED} GB/s, {state}",
+        ]
+    includes = ". ".join(INCLUDES[state].replace("GB/s", "ms and GB/s", 1) for state in states)
+    title = f"{rows.direction}: {single_name} against {BATCHED}, by model, {_lengths(rows.swaps)}"
+    caption = rows.caption((SINGLE, BATCHED), states, includes)
+    return Table(title, header, body, [_WORDS, _RATIO, *notes.lines], caption)
+
+
+def _all(rows: ModelRows, state: str) -> Table:
+    backends = sorted(_backends(rows.cells[rows.cells["status"] == "ok"], state))
+    notes = Footnotes()
+    body = []
+    for swap in rows.swaps:
+        found = {backend: rows.row(swap, backend, state) for backend in backends}
+        times = {backend: _times(row) for backend, row in found.items() if row is not None and row["status"] == "ok"}
+        first = leaders(times) if len(times) > 1 else []
+        texts = {backend: shown(row, notes, _milliseconds) for backend, row in found.items()}
+        for backend in first:
+            texts[backend] = f"**{texts[backend]}**" if len(first) == 1 else f"≈ {texts[backend]}"
+        body.append([_name(swap), md.count(swap.blocks), md.size(format_size(swap.block_bytes)), *texts.values()])
+    title = f"{rows.direction}, {state} stream: ms a swap, by model and backend, {_lengths(rows.swaps)}"
+    header = ("Model", "N", "Block", *map(md.escape, backends))
+    caption = rows.caption(backends, (state,), INCLUDES[state].replace("GB/s", "ms", 1))
+    return Table(title, header, body, [_MARKS, *notes.lines], caption)
+
+
+def _geometry(swap: ModelSwap) -> Sequence[str]:
+    geometry, kinds = swap.geometry, swap.tensors
+    return (
+        _name(swap),
+        md.count(geometry.layers),
+        "MLA" if geometry.kv_parts == 1 else md.count(swap.rank_kv_heads),
+        md.count(geometry.head_dim),
+        " + ".join(md.count(kind.count) for kind in kinds),
+        md.size(format_size(swap.block_bytes)),
+        " + ".join(md.count(kind.ids) for kind in kinds),
+        md.count(swap.blocks),
+    )
+
+
+def _name(swap: ModelSwap) -> str:
+    remarks = (
+        f"TP {swap.tp}" if swap.tp > 1 else "",
+        swap.layout.value if swap.layout is KvLayout.CROSS_LAYER else "",
+        swap.geometry.dtype.value if swap.geometry.dtype is not KvDtype.BF16 else "",
+    )
+    return md.escape(", ".join(filter(None, (swap.geometry.name, *remarks))))
+
+
+def _lengths(swaps: Sequence[ModelSwap]) -> str:
+    lengths = dict.fromkeys((swap.tokens, swap.block_tokens) for swap in swaps)
+    return " and ".join(f"{md.count(tokens)} tokens in blocks of {md.count(block)}" for tokens, block in lengths)
+
+
+def _cells_of(cells: pd.DataFrame, blocks: int, block_bytes: int, pattern: str) -> pd.DataFrame:
+    return cells[(cells["blocks"] == blocks) & (cells["block_bytes"] == block_bytes) & (cells["pattern"] == pattern)]
+
+
+def _backends(measured: pd.DataFrame, state: str) -> set[str]:
+    return set(measured.loc[measured["stream_state"] == state, "backend"])
+
+
+def _times(row: Row) -> Quartiles:
+    return Quartiles(*(float(row[f"swap_us_{part}"]) for part in ("q1", "median", "q3")))
+
+
+def _milliseconds(row: Row) -> str:
+    return md.figure(float(row["swap_us_median"]) / 1e3)
+
+
+def _times_words(ratio: tuple[float, bool]) -> str:
+    value, decided = ratio
+    return f"{'' if decided else '≈ '}{md.TIMES}{md.figure(value)}"

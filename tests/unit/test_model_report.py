@@ -1,0 +1,154 @@
+"""The table of models (T1): its rows, its figures, and what a stranger's run may say of models."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.models import ModelSwap, swaps_to_plain
+from kvbench.patterns import Pattern
+from kvbench.presets import ModelChoice
+from kvbench.report import markdown as md
+from kvbench.report.build import report_files
+from kvbench.results import Record, load_run
+from tests.unit import synthetic
+
+MODELS = ("llama-3-8b", "mistral-7b", "llama-3-70b@tp4", "gpt-oss-20b", "deepseek-v3")
+# GB/s of a device that does not exist
+RATES = {
+    ("per_block", "idle"): 4.0,
+    ("per_block", "busy"): 5.0,
+    ("batched", "idle"): 8.0,
+    ("batched", "busy"): 20.0,
+    ("sm", "idle"): 40.0,
+}
+
+
+def swaps_of(*models: str, **settings: Any) -> tuple[ModelSwap, ...]:
+    return ModelChoice(models, tokens=2048, **settings).swaps()
+
+
+def cell_of(swap: ModelSwap, backend: str, state: StreamState = StreamState.IDLE, **axes: Any) -> Cell:
+    order = Order.ANY if backend == "batched" else None
+    return Cell(
+        backend, Direction.H2D, swap.blocks, swap.block_bytes, state, Pattern.parse(swap.pattern), order=order, **axes
+    )
+
+
+def cells_of(swaps: tuple[ModelSwap, ...]) -> list[Cell]:
+    pairs = [
+        cell_of(swap, backend, state) for swap in swaps for backend in ("per_block", "batched") for state in StreamState
+    ]
+    return list(dict.fromkeys(pairs))
+
+
+def rate(cell: Cell) -> float:
+    return RATES[cell.backend, cell.stream_state.value]
+
+
+def report(folder: Path, records: list[Record], models: object) -> str:
+    info = synthetic.info(spec={"models": models})
+    text = report_files([load_run(synthetic.write_run(folder / "run", records, info))])["report.md"].decode()
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def rows_below(text: str, title: str) -> dict[str, list[str]]:
+    """Return the rows of the table with this title: first column -> the others."""
+    table = text.split(f"**{title}")[1].split("\n\n")[1].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
+    return {first: rest for first, *rest in cells}
+
+
+def test_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None:
+    swaps = swaps_of(*MODELS)
+    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), swaps_to_plain(swaps))
+    rows = rows_below(text, "h2d: per\\_block against batched, by model, 2 048 tokens in blocks of 16**")
+    geometry = {name: row[:7] for name, row in rows.items()}
+    # layers, KV heads, head dim, tensors, block, ids, N
+    assert geometry == {
+        "llama-3-8b": ["32", "8", "128", "64", "32 KiB", "128", "8 192"],
+        "mistral-7b": ["32", "8", "128", "64", "32 KiB", "128", "8 192"],
+        "llama-3-70b, TP 4": ["80", "2", "128", "160", "8 KiB", "128", "20 480"],
+        "gpt-oss-20b": ["24", "8", "64", "24 + 24", "16 KiB", "128 + 8", "3 264"],
+        "deepseek-v3": ["61", "MLA", "576", "61", "18 KiB", "128", "7 808"],
+    }
+    assert list(rows) == list(geometry)
+
+
+def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> None:
+    swaps = swaps_of(*MODELS)
+    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), swaps_to_plain(swaps))
+    rows = rows_below(text, "h2d: per\\_block against batched")
+    for swap, row in zip(swaps, rows.values(), strict=True):
+        single, batched, ratio, gbps, single_busy, batched_busy, ratio_busy, gbps_busy = row[7:]
+        ms = {arm: swap.blocks * swap.block_bytes / gbps / 1e6 for arm, gbps in RATES.items()}
+        shown = [float(text) for text in (single, batched, single_busy, batched_busy, gbps, gbps_busy)]
+        expected = [
+            ms["per_block", "idle"],
+            ms["batched", "idle"],
+            ms["per_block", "busy"],
+            ms["batched", "busy"],
+            8,
+            20,
+        ]
+        assert shown == pytest.approx(expected, rel=0.01)
+        assert (ratio, ratio_busy) == (f"{md.TIMES}2.00", f"{md.TIMES}4.00")
+    assert f"By model, batched h2d on an idle stream is {md.TIMES}2.00" in text
+
+
+def test_a_speed_up_inside_the_noise_is_marked(tmp_path: Path) -> None:
+    swaps = swaps_of("llama-3-8b")
+    cells = [cell_of(swaps[0], backend) for backend in ("per_block", "batched")]
+    text = report(tmp_path, synthetic.visits(cells, lambda _: 8.0, noise=0.5), swaps_to_plain(swaps))
+    ratio = rows_below(text, "h2d: per\\_block against batched")["llama-3-8b"][9]
+    assert re.fullmatch(rf"≈ {md.TIMES}[01]\.\d+", ratio)
+
+
+def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) -> None:
+    """A kernel may take other SMs for another model: each model shows the one that it was measured with."""
+    swaps = swaps_of("llama-3-8b", "llama-3-70b@tp4")
+    kernels = [cell_of(swap, "sm", sms=number) for number, swap in enumerate(swaps, start=2)]
+    records = synthetic.visits([*cells_of(swaps), *kernels], rate, noise=0.001)
+    text = report(tmp_path, records, swaps_to_plain(swaps))
+    rows = rows_below(text, "h2d, idle stream: ms a swap, by model and backend")
+    assert set(rows) == {"llama-3-8b", "llama-3-70b, TP 4"}
+    for *others, kernel in rows.values():
+        assert re.fullmatch(r"\*\*\d\.\d+\*\*", kernel)
+        assert not any("*" in other for other in others)
+    assert "h2d, busy stream: ms a swap" not in text
+    assert "sms 2/3" in text
+    assert "sms 2/3 (not shown" not in text
+
+
+def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
+    swaps = swaps_of("llama-3-8b", "phi-4")
+    gone, *rest = cells_of(swaps)
+    records = [*synthetic.visits(rest, rate), synthetic.failure(gone, "error 719")]
+    row = rows_below(report(tmp_path, records, swaps_to_plain(swaps)), "h2d: per\\_block against batched")["llama-3-8b"]
+    assert row[7] == f"{md.ABSENT}¹"
+    assert row[9] == ""
+
+
+@pytest.mark.parametrize(
+    ("models", "reason"),
+    [
+        ([], "T1 (Models: copy by copy against batched): it needs a sweep of models"),
+        ([{"geometry": {"name": "[x](javascript:alert(1))"}}], "its run.json describes models that cannot be"),
+        ({"<script>": 1}, "its run.json describes models that cannot be"),
+        (swaps_to_plain(swaps_of("deepseek-v3")), "none of the run's models has a measured cell"),
+    ],
+)
+def test_a_run_without_such_a_table_says_why(tmp_path: Path, models: object, reason: str) -> None:
+    text = report(tmp_path, synthetic.visits(cells_of(swaps_of("llama-3-8b")), rate), models)
+    assert reason in text
+    assert "<script>" not in text
+    assert "](javascript" not in text
+
+
+def test_what_is_unusual_stands_beside_the_name(tmp_path: Path) -> None:
+    swaps = swaps_of("llama-3-8b", layout="cross-layer", kv_dtype="fp8", tp=2)
+    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate), swaps_to_plain(swaps))
+    row = rows_below(text, "h2d: per\\_block against batched")["llama-3-8b, TP 2, cross-layer, fp8"]
+    assert row[:7] == ["32", "4", "128", "1", "512 KiB", "128", "128"]

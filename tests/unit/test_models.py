@@ -1,0 +1,431 @@
+"""What a model's offload swaps, from presets, from a config.json, and on the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.config import find_config, load_config
+from kvbench.errors import UsageError
+from kvbench.hf_config import geometry_of, read_config_json
+from kvbench.models import (
+    MODEL_AXES,
+    Geometry,
+    KvDtype,
+    KvLayout,
+    ModelSwap,
+    model_swap,
+    swaps_from_plain,
+    swaps_to_plain,
+)
+from kvbench.patterns import Tensors
+from kvbench.presets import ModelChoice, find_model, presets
+from kvbench.results import Visit, load_run
+from kvbench.spec import SweepSpec
+from tests.unit.command import BRIEF, cell_of, error_line, events, kvbench
+
+KIB = 1024
+DENSE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+
+
+def swap_of(text: str, tokens: int = 8192, **settings: Any) -> ModelSwap:
+    (swap,) = ModelChoice((text,), tokens=tokens, **settings).swaps()
+    return swap
+
+
+# Formulas
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "tensors", "block_bytes"),
+    [
+        # vllm-project/vllm#38460: 64 tensors of 32 KB blocks, 160 of 32 KB, and 160 of 8 KB at TP 4
+        ("llama-3-8b", 8192, (Tensors(64, 512),), 32 * KIB),
+        ("llama-3-70b", 8192, (Tensors(160, 512),), 32 * KIB),
+        ("llama-3-70b@tp4", 8192, (Tensors(160, 512),), 8 * KIB),
+        ("qwen2.5-7b", 8192, (Tensors(56, 512),), 16 * KIB),
+        # one tensor a layer, 576 elements a token, the same on every rank
+        ("deepseek-v3", 8192, (Tensors(61, 512),), 16 * 576 * 2),
+        ("deepseek-v3@tp8", 8192, (Tensors(61, 512),), 16 * 576 * 2),
+        # every other layer keeps the last 127 tokens: from the block of the 8066th on, 8 of 512
+        ("gpt-oss-120b", 8192, (Tensors(36, 512), Tensors(36, 8)), 16 * KIB),
+        # every sixth layer is a full one: 10 of 62
+        ("gemma-3-27b", 8192, (Tensors(20, 512), Tensors(104, 64)), 64 * KIB),
+        # as long as nothing has left the window, all layers hold the same
+        ("gpt-oss-120b", 100, (Tensors(72, 7),), 16 * KIB),
+        # more ranks than heads: repeated, not divided further
+        ("qwen2.5-7b@tp8", 8192, (Tensors(56, 512),), 4 * KIB),
+        ("llama-3-8b", 1, (Tensors(64, 1),), 32 * KIB),
+    ],
+)
+def test_the_swap_of_a_model(model: str, tokens: int, tensors: tuple[Tensors, ...], block_bytes: int) -> None:
+    swap = swap_of(model, tokens)
+    assert swap.tensors == tensors
+    assert swap.block_bytes == block_bytes
+    assert swap.blocks == sum(kind.blocks for kind in tensors)
+
+
+def test_a_cross_layer_block_holds_all_layers() -> None:
+    apart, together = swap_of("llama-3-8b"), swap_of("llama-3-8b", layout="cross-layer")
+    assert together.tensors == (Tensors(1, 512),)
+    assert together.block_bytes == 64 * apart.block_bytes
+    hybrid = swap_of("gpt-oss-120b", layout="cross-layer")
+    assert hybrid.tensors == (Tensors(1, 512), Tensors(1, 8))
+    assert hybrid.block_bytes == 18 * 2 * 16 * KIB
+
+
+@pytest.mark.parametrize(("kv_dtype", "factor"), [("fp8", 0.5), ("fp16", 1), ("bf16", 1), ("fp32", 2)])
+def test_the_type_of_the_cache_is_chosen(kv_dtype: str, factor: float) -> None:
+    assert swap_of("llama-3-8b", kv_dtype=kv_dtype).block_bytes == factor * 32 * KIB
+
+
+geometries = st.builds(
+    lambda layers, sliding, window, **rest: Geometry(
+        name="m",
+        layers=layers,
+        sliding_layers=min(sliding, layers),
+        window=window if min(sliding, layers) else 0,
+        **rest,
+    ),
+    layers=st.integers(1, 40),
+    sliding=st.integers(0, 40),
+    window=st.integers(1, 5000),
+    kv_heads=st.sampled_from([1, 2, 4, 8, 16]),
+    head_dim=st.sampled_from([64, 80, 128, 576]),
+    kv_parts=st.sampled_from([1, 2]),
+    dtype=st.sampled_from(KvDtype),
+)
+swaps = st.builds(
+    model_swap,
+    geometries,
+    tp=st.sampled_from([1, 2, 4, 8]),
+    tokens=st.integers(1, 20_000),
+    block_tokens=st.sampled_from([1, 16, 64]),
+)
+
+
+@given(swaps)
+def test_a_swap_moves_what_the_tokens_take(swap: ModelSwap) -> None:
+    """All layers but those with a window hold every token; these hold no less than the window, and no more."""
+    geometry = swap.geometry
+    token_bytes = swap.rank_kv_heads * geometry.head_dim * geometry.kv_parts * geometry.dtype.size_bytes
+    kept = min(swap.tokens, geometry.window - 1) if geometry.sliding_layers else 0
+    full = geometry.layers - geometry.sliding_layers
+    least = token_bytes * (full * swap.tokens + geometry.sliding_layers * kept)
+    spare = token_bytes * geometry.layers * 2 * swap.block_tokens
+    assert least <= swap.blocks * swap.block_bytes <= least + spare
+
+
+@given(st.lists(swaps, max_size=3))
+def test_swaps_survive_json(swaps: list[ModelSwap]) -> None:
+    assert list(swaps_from_plain(json.loads(json.dumps(swaps_to_plain(swaps))))) == swaps
+
+
+def _changed(**changes: object) -> list[dict[str, object]]:
+    return [{**swaps_to_plain([swap_of("llama-3-8b")])[0], **changes}]
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        None,
+        {},
+        ["llama-3-8b"],
+        [{}],
+        _changed(extra=1),
+        _changed(blocks=-1),
+        _changed(blocks=True),
+        _changed(tokens="8192"),
+        _changed(blocks=63),
+        _changed(pattern="tensors-64x"),
+        _changed(pattern=["tensors-64"]),
+        _changed(layout="diagonal"),
+        _changed(geometry={"name": "<b>", "layers": 1, "kv_heads": 1, "head_dim": 1}),
+        _changed(geometry={"name": "m", "layers": 1, "kv_heads": 1, "head_dim": 1, "sliding_layers": 2, "window": 3}),
+    ],
+)
+def test_a_stranger_s_models_are_checked(plain: object) -> None:
+    with pytest.raises(UsageError, match=r"^models: ") as caught:
+        swaps_from_plain(plain)
+    assert str(caught.value).isprintable()
+
+
+# Presets and choices
+
+
+def test_a_preset_is_found_by_its_name_and_has_a_swap() -> None:
+    for name, geometry in presets().items():
+        assert find_model(name) == geometry
+        assert geometry.name == name
+        assert swap_of(name).axes.keys() == set(MODEL_AXES)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (ModelChoice(("llama",)), 'model "llama": kvbench comes with no such model; did you mean llama-3-8b?'),
+        (ModelChoice(("zzz",)), "kvbench list models shows them, or give the path of a config.json"),
+        (ModelChoice(("llama-3-8b",), tp=3), "tp: 8 KV heads of llama-3-8b cannot be spread over 3 ranks"),
+        (ModelChoice(("llama-3-8b@tp0",)), "tp: 0 is not a whole number from 1 to 1024"),
+        (ModelChoice(("llama-3-8b@tpx",)), 'model "llama-3-8b@tpx": kvbench comes with no such model'),
+        (ModelChoice(("llama-3-8b",), tokens=0), "tokens: 0 is not a whole number from 1 to 10000000"),
+        (ModelChoice(("llama-3-8b",), block_tokens=-1), "block_tokens: -1 is not a whole number from 1 to"),
+        (ModelChoice(("llama-3-8b",), layout="x"), 'layout: "x" is not one of per-layer, cross-layer'),
+        (ModelChoice(("llama-3-8b",), kv_dtype="int4"), 'kv_dtype: "int4" is not one of bf16, fp16, fp32, fp8'),
+        (ModelChoice(("gemma-3-27b",), layout="cross-layer"), "layout: gemma-3-27b has 10 and 52 layers of two kinds"),
+        (ModelChoice(("llama-3-8b",), tokens=10**7, block_tokens=1), "model llama-3-8b: axis blocks=640000000"),
+        (ModelChoice(tokens=5), "tokens: 5 without a model; choose one with --model"),
+    ],
+)
+def test_an_impossible_choice_says_what_is_right(choice: ModelChoice, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        choice.swaps()
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_what_a_command_says_takes_the_place_of_what_a_config_says() -> None:
+    config = ModelChoice(("a", "b"), tp=2, tokens=64)
+    assert ModelChoice().over(config) == config
+    assert ModelChoice(("c",), tokens=0).over(config) == ModelChoice(("c",), tp=2, tokens=0)
+
+
+# config.json
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (DENSE, {"layers": 32, "kv_heads": 8, "head_dim": 128}),
+        ({**DENSE, "head_dim": 64}, {"head_dim": 64}),
+        ({**DENSE, "head_dim": None}, {"head_dim": 128}),
+        ({**DENSE, "num_key_value_heads": None}, {"kv_heads": 32}),
+        ({**DENSE, "torch_dtype": "float16"}, {"dtype": KvDtype.FP16}),
+        ({**DENSE, "dtype": "float32"}, {"dtype": KvDtype.FP32}),
+        ({"text_config": DENSE, "torch_dtype": "float16", "hidden_size": 1}, {"head_dim": 128, "dtype": KvDtype.FP16}),
+        ({**DENSE, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, {"kv_parts": 1, "kv_heads": 1, "head_dim": 576}),
+        ({**DENSE, "kv_lora_rank": None}, {"kv_parts": 2}),
+        ({**DENSE, "v_head_dim": 128}, {"head_dim": 128}),
+        ({**DENSE, "multi_query": True, "num_key_value_heads": None}, {"kv_heads": 1}),
+        ({**DENSE, "n_head_kv": 4}, {"kv_heads": 4}),
+        # sliding windows
+        ({**DENSE, "sliding_window": 4096}, {"sliding_layers": 32, "window": 4096}),
+        ({**DENSE, "sliding_window": None}, {"sliding_layers": 0, "window": 0}),
+        ({**DENSE, "sliding_window": 4096, "use_sliding_window": False}, {"sliding_layers": 0, "window": 0}),
+        (
+            {**DENSE, "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28},
+            {"sliding_layers": 4, "window": 4096},
+        ),
+        ({**DENSE, "sliding_window": 512, "sliding_window_pattern": 6}, {"sliding_layers": 27, "window": 512}),
+        ({**DENSE, "sliding_window": 4096, "model_type": "gemma2"}, {"sliding_layers": 16}),
+        (
+            {**DENSE, "sliding_window": 8, "layer_types": ["full_attention"] * 30 + ["sliding_attention"] * 2},
+            {"sliding_layers": 2, "window": 8},
+        ),
+        (
+            {**DENSE, "sliding_window": 8, "layer_types": ["full_attention"] * 32, "model_type": "gemma2"},
+            {"sliding_layers": 0, "window": 0},
+        ),
+        ({**DENSE, "num_kv_shared_layers": 12}, {"layers": 20}),
+    ],
+)
+def test_a_config_json_is_read(config: dict[str, object], expected: dict[str, object]) -> None:
+    geometry = geometry_of("m", config)
+    assert {name: getattr(geometry, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "num_hidden_layers: missing; a Hugging Face config.json of a language model has it"),
+        ({"num_hidden_layers": 2}, "hidden_size: missing"),
+        ({**DENSE, "num_hidden_layers": "32"}, 'num_hidden_layers: "32" is not a whole number from 1 to'),
+        ({**DENSE, "num_hidden_layers": True}, "num_hidden_layers: true is not a whole number"),
+        ({**DENSE, "num_hidden_layers": 10**30}, "num_hidden_layers: 1000000000000000000000000000000 is not"),
+        ({**DENSE, "num_key_value_heads": 0}, "num_key_value_heads: 0 is not a whole number"),
+        ({**DENSE, "hidden_size": 4097}, "hidden_size 4097 is no multiple of num_attention_heads 32"),
+        ({**DENSE, "v_head_dim": 64}, "v_head_dim: 64, and K has 128; only equal blocks of K and V are known"),
+        ({**DENSE, "kv_lora_rank": 512}, "qk_rope_head_dim: missing"),
+        ({**DENSE, "torch_dtype": "int8"}, 'torch_dtype: "int8" is not one of bfloat16, float16, float32'),
+        ({**DENSE, "layer_types": ["full_attention"]}, "is not a list of 32 strings"),
+        ({**DENSE, "layer_types": ["linear_attention"] * 32}, 'layer_types: "linear_attention" is not one of'),
+        ({**DENSE, "layer_types": ["sliding_attention"] * 32}, "sliding_window: missing"),
+        ({**DENSE, "sliding_window": 8, "use_sliding_window": True}, "max_window_layers: null is not a whole number"),
+        ({**DENSE, "num_kv_shared_layers": 32}, "num_kv_shared_layers: 32 is not a whole number from 0 to 31"),
+        ({**DENSE, "mamba_d_state": 16}, "mamba_d_state: the model has layers without KV blocks"),
+        ({**DENSE, "linear_num_key_heads": 16}, "linear_num_key_heads: the model has layers without KV blocks"),
+        ({**DENSE, "global_head_dim": 512}, "global_head_dim: the model has blocks of several sizes"),
+        ({**DENSE, "is_encoder_decoder": True}, "is_encoder_decoder: true"),
+        ({"text_config": 3}, "text_config: 3 is not a table"),
+    ],
+)
+def test_a_config_json_of_another_kind_is_refused(config: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        geometry_of("m", config)
+    assert message in str(caught.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = [
+    *DENSE, "head_dim", "v_head_dim", "kv_lora_rank", "qk_rope_head_dim", "layer_types", "sliding_window",
+    "text_config", "sliding_window_pattern", "use_sliding_window", "max_window_layers", "torch_dtype",
+    "num_kv_shared_layers",
+]  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), json_values | st.integers(-1, 64)))
+def test_any_other_table_is_refused_or_read(config: dict[str, Any]) -> None:
+    try:
+        geometry = geometry_of("m", {**DENSE, **config})
+        swap = model_swap(geometry, tokens=64)
+    except UsageError:
+        return
+    assert swap.blocks >= geometry.layers
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[1]", "[1] is not a config.json, which is a table"),
+        (b"{", "cannot be read as JSON: "),
+        (b"\xff\xfe", "cannot be read as JSON: "),
+        (b"[" * 100_000, "cannot be read as JSON: nested too deep"),
+        (b'{"num_hidden_layers": ' + b"9" * 5000 + b"}", "cannot be read as JSON: "),
+        (b" " * (2**20 + 1), "is not a config.json of at most 1 MiB"),
+    ],
+)
+def test_a_file_that_is_no_config_json_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        read_config_json(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_a_model_is_named_after_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "My Model <1>"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(DENSE))
+    assert read_config_json(folder / "config.json").name == "My-Model--1-"
+    (folder / "other.json").write_text(json.dumps(DENSE))
+    assert find_model(str(folder / "other.json")).name == "other"
+    with pytest.raises(UsageError, match=r"is a directory; give the config\.json in it"):
+        find_model(f"{folder}/")
+    with pytest.raises(UsageError, match="no such file"):
+        find_model("nowhere/config.json")
+
+
+# Configs and the sweep
+
+
+def test_models_are_groups_of_a_sweep() -> None:
+    spec = SweepSpec(name="x", groups=({"backend": ("batched",), "blocks": (4,)}, {"backend": ("per_block",)}))
+    swaps = ModelChoice(("llama-3-8b", "mistral-7b", "qwen2.5-7b"), tokens=16).swaps()
+    changed = spec.with_models(swaps)
+    # the first two are the same swap
+    assert [group["blocks"] for group in changed.groups] == [(64,), (56,)] * 2
+    assert changed.models == swaps
+    assert SweepSpec.from_plain(json.loads(json.dumps(changed.to_plain()))) == changed
+
+
+def test_a_run_from_before_there_were_models_is_read() -> None:
+    plain = SweepSpec(name="x").to_plain()
+    del plain["models"]
+    assert SweepSpec.from_plain(plain) == SweepSpec(name="x")
+
+
+def test_a_config_names_models(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('models = ["llama-3-8b", "llama-3-8b@tp2"]\ntokens = 32\nblock_tokens = 8\nkv_dtype = "fp8"\n')
+    spec = load_config(path)
+    assert [(swap.tp, swap.blocks, swap.block_bytes) for swap in spec.models] == [(1, 256, 8 * KIB), (2, 256, 4 * KIB)]
+    other = load_config(path, ModelChoice(("phi-4",), block_tokens=16))
+    assert [(swap.geometry.name, swap.blocks) for swap in other.models] == [("phi-4", 160)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('models = "llama-3-8b"', 'models: "llama-3-8b" is not a list of strings'),
+        ("models = [3]", "models: [3] is not a list of strings"),
+        ('models = ["llama-3-8b"]\n[axes]\nblocks = 4', "blocks: the models decide it; leave it out"),
+        ('models = ["llama-3-8b"]\n[[group]]\npattern = "shuffled"', "pattern: the models decide it; leave it out"),
+        ('models = ["llama-3-8b"]\ntokens = "many"', 'tokens: "many" is not a whole number'),
+        ('models = ["llama-3-8b"]\nlayout = 3', "layout: 3 is not one of per-layer, cross-layer"),
+        ('tokens = 4\nmodel = ["llama-3-8b"]', 'unknown key "model"; did you mean models?'),
+        ("tokens = 4", "tokens: 4 without a model"),
+    ],
+)
+def test_a_config_with_impossible_models_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load_config(path)
+    assert message in str(caught.value)
+
+
+def test_the_shipped_config_has_the_models_of_its_table() -> None:
+    models = load_config(find_config("models")).models
+    assert [(swap.geometry.layers, swap.rank_kv_heads, swap.geometry.head_dim) for swap in models] == [
+        (32, 8, 128), (80, 8, 128), (80, 2, 128), (32, 8, 128), (28, 4, 128), (36, 8, 64), (61, 1, 576),
+    ]  # fmt: skip
+    assert {swap.block_tokens for swap in models} == {16}
+    assert {swap.geometry.dtype for swap in models} == {KvDtype.BF16}
+    assert {swap.layout for swap in models} == {KvLayout.PER_LAYER}
+
+
+def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(
+        json.dumps({**DENSE, "num_hidden_layers": 4, "sliding_window": 32, "sliding_window_pattern": 2})
+    )
+    options = ("--device=cpu", "--model=tiny/config.json", "--tp=4", "--tokens=160", "--block-tokens=8", *BRIEF)
+    done = kvbench("sweep", *options, "-fbackend=per_block|batched", "--out=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = load_run(tmp_path / "run")
+    visits = [record for record in run.records if isinstance(record, Visit)]
+    # 2 full layers and 2 that keep the last 31 of 160 tokens, K and V apart: 4 tensors of 20 ids, 4 of 4
+    assert {cell_of(visit).pattern.tensors(96) for visit in visits} == {(Tensors(4, 20), Tensors(4, 4))}
+    assert {(cell_of(visit).backend, cell_of(visit).direction.value) for visit in visits} == {
+        (backend, way) for backend in ("per_block", "batched") for way in ("h2d", "d2h")
+    }
+    assert {cell_of(visit).block_bytes for visit in visits} == {2 * 128 * 2 * 8}
+    # the whole destination is compared twice, with the spare rows of every tensor
+    assert {visit.verified_bytes for visit in visits} == {2 * cell_of(visits[0]).pool_bytes}
+    (swap,) = SweepSpec.from_plain(run.info.spec).models
+    assert (swap.geometry.name, swap.tp, swap.tokens) == ("tiny", 4, 160)
+
+
+def test_a_damaged_block_of_a_model_is_found(tmp_path: Path) -> None:
+    options = ("--model=deepseek-v2-lite", "--tokens=32", "--block-tokens=1", "-fbackend=batched,direction=h2d")
+    done = kvbench(
+        "sweep", "--device=cpu", *options, *BRIEF, "--fault=corrupt@descriptor=40", "--out=run", cwd=tmp_path
+    )
+    assert done.returncode == 5
+    assert "in the block of descriptor 40" in done.stdout
+
+
+def test_several_models_and_options_on_top_of_a_config(tmp_path: Path) -> None:
+    options = ("--model=llama-3-8b", "--model=phi-4", "--tokens=16", "-adirection=h2d", "-abackend=batched")
+    done = kvbench("sweep", "order", "--device=cpu", *options, "--dry-run", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (event,) = events(done)
+    assert {(cell["blocks"], cell["block_size"], cell["pattern"]) for cell in event["cells"]} == {
+        ("64", "32KiB", "tensors-64"),
+        ("80", "40KiB", "tensors-80"),
+    }
+
+
+def test_what_the_model_decides_is_no_other_option(tmp_path: Path) -> None:
+    done = kvbench("sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done) == "-a blocks: the model decides blocks, block_size, pattern; leave it out"
