@@ -14,6 +14,7 @@ from kvbench.axes import Cell
 from kvbench.engine import Device, Swap
 from kvbench.errors import UsageError
 from kvbench.facts import DEFAULT_SMS, BackendFacts, DeviceFacts
+from kvbench.policy import Policy
 from kvbench.workload import SwapMemory
 
 GROUP: Final = "kvbench.backends"
@@ -31,11 +32,15 @@ class Mechanism(StrEnum):
 
 @dataclass(frozen=True)
 class SwapRequest:
-    """The swap that a backend is asked to run: the cell, its descriptors as addresses, and the device."""
+    """The swap that a backend is asked to run: the cell, its descriptors as addresses, and the device.
+
+    `policy` is the sweep's, for a backend that chooses among others.
+    """
 
     device: Device
     cell: Cell
     memory: SwapMemory
+    policy: Policy | None = None
 
 
 @runtime_checkable
@@ -61,14 +66,23 @@ class PythonSwap(Protocol):
 
 @dataclass(frozen=True)
 class PreparedSwap:
-    """A backend's answer to a request: a swap of the compiled engine or one of its own, and what moves the bytes."""
+    """A backend's answer to a request: a swap of the compiled engine or one of its own, and what moves the bytes.
+
+    A backend that chooses among others says with `chosen` what it chose; `warnings` go into the cell's row.
+    """
 
     swap: Swap | PythonSwap
     mechanism: Mechanism
+    chosen: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Backend(Protocol):
-    """A way of running swaps. One that runs on SMs may say with `default_sms` how many it takes when none are named."""
+    """A way of running swaps.
+
+    One that runs on SMs may say with `default_sms` how many it takes when none are named: a number, or a rule as in
+    `kvbench.facts`.
+    """
 
     @property
     def name(self) -> str:
@@ -135,12 +149,13 @@ def _load(entry: EntryPoint) -> Backend:
 def facts_of(backend: Backend, device: DeviceFacts) -> BackendFacts:
     """Return what the plan has to know of `backend` on `device`; one that cannot tell is unavailable."""
     try:
+        usual = getattr(backend, "default_sms", DEFAULT_SMS)
         return BackendFacts(
             backend.name,
             backend.summary,
             backend.axes(device),
             backend.unavailable(device),
-            getattr(backend, "default_sms", DEFAULT_SMS),
+            ((0, usual),) if isinstance(usual, int) else usual,
         )
     except Exception as error:  # as in _load
         return BackendFacts(backend.name, "does not describe itself", frozenset(), _line(error))

@@ -1,0 +1,224 @@
+"""Which backend, with which parameters, for which swap: a small table measured on one device, and its file.
+
+The file is TOML; `Policy` has its fields. A table belongs to a direction and a stream state. It has a row for each of
+its `block_bytes` and in each row a choice for each of its `blocks`, written as `Choice` is: "sm sms=2". Where nothing
+was measured the choice is "".
+"""
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+import msgspec
+
+from kvbench.axes import AXES, UNREMARKABLE, Cell, Direction, StreamState
+from kvbench.checks import located
+from kvbench.errors import UsageError, brief
+from kvbench.shipped import read_toml
+
+AUTO: Final = "auto"
+FORMAT: Final = 1
+# What a choice may set: the axes that a backend may heed, less those that the caller decides.
+CHOSEN_AXES: Final = tuple(
+    axis.name for axis in AXES.values() if axis.heeded and axis.name not in ("memory", "queued", "streams")
+)
+MAX_VALUES: Final = 64  # of either axis of a table
+
+_Line = Annotated[str, msgspec.Meta(max_length=500)]
+_Blocks = Annotated[int, msgspec.Meta(ge=1, le=10**8)]
+_Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**34)]
+_Values = msgspec.Meta(min_length=1, max_length=MAX_VALUES)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend and the values of its optional axes, in the grammar of `-a`; an axis left out has its default."""
+
+    backend: str
+    axes: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join((self.backend, *(f"{name}={value}" for name, value in self.axes)))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a choice as `str` writes it; raises UsageError."""
+        backend, *settings = text.split(" ")
+        AXES["backend"].parse_one(backend)
+        if backend == AUTO:
+            raise UsageError(f"choice {brief(text)!r}: {AUTO} cannot choose itself")
+        pairs = tuple((name, value) for name, _, value in (setting.partition("=") for setting in settings))
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names) or not set(names) <= set(CHOSEN_AXES):
+            raise UsageError(
+                f"choice {brief(text)!r}: write a backend, then axis=value of {', '.join(CHOSEN_AXES)}, each once"
+            )
+        for name, value in pairs:
+            if AXES[name].parse_one(value) == 0 and name == "sms":
+                raise UsageError(f"choice {brief(text)!r}: write the number of SMs, not 'all'")
+        return cls(backend, pairs)
+
+    @classmethod
+    def of(cls, backend: str, axes: Mapping[str, str]) -> Self:
+        """Return the choice that asks for `axes`, without those that say what is so anyway."""
+        usual = {name: AXES[name].show(AXES[name].unused) for name in CHOSEN_AXES} | UNREMARKABLE
+        told = ((name, axes[name]) for name in CHOSEN_AXES if name in axes and axes[name] != usual[name])
+        return cls(backend, tuple(told))
+
+    def apply(self, cell: Cell) -> Cell:
+        """Return the cell that the chosen backend is to run in place of `cell`."""
+        chosen: dict[str, Any] = {AXES[name].field: AXES[name].parse_one(value) for name, value in self.axes}
+        return replace(cell, backend=self.backend, **chosen)
+
+
+class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The choices of one direction and stream state; block sizes in bytes and numbers of blocks ascend."""
+
+    direction: Direction
+    stream_state: StreamState
+    block_bytes: Annotated[tuple[_Bytes, ...], _Values]
+    blocks: Annotated[tuple[_Blocks, ...], _Values]
+    choices: tuple[tuple[_Line, ...], ...]
+
+    def __post_init__(self) -> None:
+        for name in ("block_bytes", "blocks"):
+            values = getattr(self, name)
+            if any(low >= high for low, high in pairwise(values)):
+                raise ValueError(f"{name} of a table must ascend")
+        if [len(row) for row in self.choices] != [len(self.blocks)] * len(self.block_bytes):
+            raise ValueError("choices of a table: a row for each of block_bytes, in it a choice for each of blocks")
+        if not any(text for row in self.choices for text in row):
+            raise ValueError("a table without a choice")
+        for text in {text for row in self.choices for text in row if text}:
+            try:
+                Choice.parse(text)
+            except UsageError as error:
+                raise ValueError(str(error)) from None
+
+
+class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The tables of one device and where they come from.
+
+    `device` is the device's title and `driver` its driver's version ("" on the device cpu), `identity_hash` is of the
+    machine; `made` is when the newest of the runs behind it was made (ISO 8601, UTC), `runs` are their commands.
+    """
+
+    format: Annotated[int, msgspec.Meta(ge=FORMAT, le=FORMAT)] = FORMAT
+    device: _Line
+    driver: _Line = ""
+    identity_hash: _Line = ""
+    made: _Line = ""
+    runs: tuple[_Line, ...] = ()
+    tables: Annotated[tuple[Table, ...], msgspec.Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        kinds = [(table.direction, table.stream_state) for table in self.tables]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError("two tables of one direction and stream state")
+        for line in (self.device, self.driver, self.identity_hash, self.made, *self.runs):
+            if not line.isprintable():
+                raise ValueError(f"{line!a} does not print")
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the policy as JSON takes it; `from_plain` reads it back."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: object) -> "Policy":
+        """Read what `to_plain` wrote or a file holds, strictly: it may come from a stranger. Raises UsageError."""
+        try:
+            return msgspec.convert(plain, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"policy: {_told(error)}") from None
+
+    def to_toml(self) -> str:
+        """Return the text of the policy's file."""
+        head = [f"{name} = {_toml(getattr(self, name))}" for name in self.__struct_fields__ if name != "tables"]
+        return "\n".join([*head, *(line for table in self.tables for line in _table_lines(table))]) + "\n"
+
+
+class Chooser:
+    """Looks choices up: at the table's point that is nearest in ratio, by two searches in sorted lists."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._grids = {(table.direction, table.stream_state): _Grid(table) for table in policy.tables}
+
+    def choose(self, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
+        """Return the choice for a swap of `blocks` blocks of `block_bytes` (of mixed sizes their mean).
+
+        Without a table of this stream state the other state's answers; None when there is none of this direction.
+        """
+        for known in (state, *StreamState):
+            if grid := self._grids.get((direction, known)):
+                return grid.at(blocks, block_bytes)
+        return None
+
+
+class _Grid:
+    """A table ready for look-ups: a point where nothing was measured has the choice of the nearest that has one."""
+
+    def __init__(self, table: Table) -> None:
+        self._size_limits, self._count_limits = _limits(table.block_bytes), _limits(table.blocks)
+        read = {text: Choice.parse(text) for row in table.choices for text in row if text}
+        known = {
+            (math.log(size), math.log(count)): read[text]
+            for size, row in zip(table.block_bytes, table.choices, strict=True)
+            for count, text in zip(table.blocks, row, strict=True)
+            if text
+        }
+        self._rows = [
+            [_nearest(known, (math.log(size), math.log(count))) for count in table.blocks] for size in table.block_bytes
+        ]
+
+    def at(self, blocks: int, block_bytes: float) -> Choice:
+        row = self._rows[_below(self._size_limits, block_bytes)]
+        return row[_below(self._count_limits, blocks)]
+
+
+def load_policy(path: Path) -> Policy:
+    """Read a policy's file; raises UsageError that names the file and what is wrong in it."""
+    with located(str(path)):
+        return Policy.from_plain(read_toml(path))
+
+
+def _told(error: Exception) -> str:
+    text = str(error)
+    return (text if text.isprintable() else ascii(text))[:300]
+
+
+def _limits(values: Sequence[int]) -> list[float]:
+    """Return between which neighbours the nearest one changes, in ratio."""
+    return [math.sqrt(low * high) for low, high in pairwise(values)]
+
+
+def _below(limits: Sequence[float], value: float) -> int:
+    return bisect_left(limits, value)
+
+
+def _nearest(known: Mapping[tuple[float, float], Choice], point: tuple[float, float]) -> Choice:
+    if point in known:
+        return known[point]
+    nearest = min(known, key=lambda at: (round(abs(at[0] - point[0]) + abs(at[1] - point[1]), 9), at))
+    return known[nearest]
+
+
+def _table_lines(table: Table) -> list[str]:
+    width = max(len(_toml(text)) for row in table.choices for text in row) + len(", ")
+    rows = ["".join(f"{_toml(text)}, ".ljust(width) for text in row).rstrip(", ") for row in table.choices]
+    names = ("direction", "stream_state", "block_bytes", "blocks")
+    head = [f"{name} = {_toml(getattr(table, name))}" for name in names]
+    return ["", "[[tables]]", *head, "choices = [", *(f"  [{row}]," for row in rows), "]"]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # TOML's strings too, as long as they print
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return str(value)

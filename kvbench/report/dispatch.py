@@ -1,0 +1,166 @@
+"""The backend `auto` against the best of the others, cell by cell, where both were measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+import pandas as pd
+
+from kvbench.crossovers import leaders
+from kvbench.fitting import choice_of, timed, tried
+from kvbench.policy import AUTO
+from kvbench.report import markdown as md
+from kvbench.report.blocks import Block
+from kvbench.report.tables import Row, Table, rows_of
+from kvbench.report.view import View
+from kvbench.stats import Quartiles
+from kvbench.units import format_size
+
+CLOSE: Final = 0.97
+_MOST_SHOWN: Final = 12
+_POINT: Final = ["direction", "stream_state", "block_bytes", "blocks"]
+_TIMES: Final = ["swap_us_q1", "swap_us_median", "swap_us_q3"]
+_STATES: Final = {"idle": "an idle", "busy": "a busy"}
+_INCLUDES: Final = (
+    "Time of the fastest other backend over that of auto, both medians of swap_us: 1 where auto is as fast, below 1 "
+    "where it is slower. The fastest is the lowest of several medians, which noise alone makes lower than auto's"
+)
+_MARKS: Final = (
+    f"**Bold**: below {CLOSE}. ≈: undecided, the quartiles of auto and of the fastest overlap. "
+    f"{md.ABSENT}: auto or all the others were not measured"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One cell: what auto took and chose ("" where the run does not say), what the best other took and which it was."""
+
+    direction: str
+    state: str
+    block_bytes: int
+    blocks: int
+    auto_us: float
+    chosen: str
+    best_us: float
+    best: str
+    undecided: bool
+
+    @property
+    def ratio(self) -> float:
+        """Time of the best over that of auto."""
+        return self.best_us / self.auto_us
+
+    @property
+    def close(self) -> bool:
+        return self.ratio >= CLOSE
+
+
+def auto_block(view: View) -> Block | str:
+    """Return how often auto was close to the best, a table of ratios per direction and state, and the worst cells."""
+    cells = timed(tried(view.frame))
+    found = verdicts(cells) if AUTO in set(cells["backend"]) else []
+    if not found:
+        return f"it needs {AUTO} and another backend measured at the same block size and number of blocks"
+    kinds = [list(group) for _, group in groupby(found, key=lambda verdict: (verdict.direction, verdict.state))]
+    tables = [_ratios(view, cells, kind) for kind in kinds]
+    if missed := [verdict for verdict in found if not verdict.close]:
+        tables.append(_misses(view, cells, missed))
+    return Block(_findings(view, found), [], tables)
+
+
+def verdicts(cells: pd.DataFrame) -> list[Verdict]:
+    """Return a verdict for every direction, state, size and number of blocks with auto and another backend."""
+    found = []
+    for _, here in cells.groupby(_POINT):
+        rows = rows_of(here)
+        own = [row for row in rows if row["backend"] == AUTO]
+        others = [row for row in rows if row["backend"] != AUTO]
+        if own and others:
+            found.append(_verdict(own[0], min(others, key=lambda row: float(row["swap_us_median"]))))
+    return sorted(found, key=lambda v: (v.direction != "h2d", v.state != "idle", v.block_bytes, v.blocks))
+
+
+def _verdict(auto: Row, best: Row) -> Verdict:
+    times = {name: Quartiles(*(float(row[part]) for part in _TIMES)) for name, row in (("auto", auto), ("best", best))}
+    return Verdict(
+        direction=str(auto["direction"]),
+        state=str(auto["stream_state"]),
+        block_bytes=int(auto["block_bytes"]),
+        blocks=int(auto["blocks"]),
+        auto_us=times["auto"].median,
+        chosen=auto["chosen"] if isinstance(auto["chosen"], str) else "",
+        best_us=times["best"].median,
+        best=str(choice_of(best)),
+        undecided=len(leaders(times)) > 1,
+    )
+
+
+def _findings(view: View, found: Sequence[Verdict]) -> list[str]:
+    close = sum(verdict.close for verdict in found)
+    worst = min(found, key=lambda verdict: verdict.ratio)
+    lines = [
+        f"auto was within {1 - CLOSE:.0%} of the fastest other backend, or faster, in {md.count(close)} of "
+        f"{md.count(len(found))} cells ({close / len(found):.1%}). At worst it reached {worst.ratio:.2f} of its speed: "
+        f"{_where(worst)}, where it chose {md.escape(worst.chosen or 'something unsaid')} and "
+        f"{md.escape(worst.best)} was fastest"
+    ]
+    missed = [verdict for verdict in found if not verdict.close]
+    same = sum(verdict.chosen == verdict.best for verdict in missed)
+    noisy = sum(verdict.undecided for verdict in missed)
+    if missed:
+        lines.append(
+            f"Of the {md.count(len(missed))} other cells, auto ran the very choice that was fastest in "
+            f"{md.count(same)}, and {md.count(noisy)} are undecided"
+        )
+    policy = view.run.info.spec.get("policy")
+    if not policy:
+        return [*lines, "It had no policy and chose by built-in defaults"]
+    made = policy.get("made") if isinstance(policy, dict) else None
+    return [*lines, f"It went by a policy measured on {md.escape(str(made or 'an unknown day')[:10])}"]
+
+
+def _where(verdict: Verdict) -> str:
+    size = md.size(format_size(verdict.block_bytes))
+    return f"{verdict.direction}, {_STATES[verdict.state]} stream, N = {md.count(verdict.blocks)} of {size}"
+
+
+def _ratios(view: View, cells: pd.DataFrame, kind: Sequence[Verdict]) -> Table:
+    grid = {(verdict.block_bytes, verdict.blocks): verdict for verdict in kind}
+    sizes, counts = (sorted({point[place] for point in grid}) for place in (0, 1))
+    rows = [[md.size(format_size(size)), *(_ratio(grid.get((size, count))) for count in counts)] for size in sizes]
+    direction, state = kind[0].direction, kind[0].state
+    shown = cells[(cells["direction"] == direction) & (cells["stream_state"] == state)]
+    title = f"{direction}, {_STATES[state]} stream: time of the best / time of auto"
+    header = ("Block size", *(f"N = {md.count(count)}" for count in counts))
+    return Table(title, header, rows, [_MARKS], view.caption(shown, _INCLUDES))
+
+
+def _ratio(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return md.ABSENT
+    text = f"{verdict.ratio:.2f}" if verdict.close else f"**{verdict.ratio:.2f}**"
+    return f"≈ {text}" if verdict.undecided else text
+
+
+def _misses(view: View, cells: pd.DataFrame, missed: Sequence[Verdict]) -> Table:
+    worst = sorted(missed, key=lambda verdict: verdict.ratio)
+    header = ("Dir", "Stream", "Blocks", "Block size", "auto us", "Chose", "Best us", "Best", "Ratio")
+    rows = [
+        [
+            verdict.direction,
+            verdict.state,
+            md.count(verdict.blocks),
+            md.size(format_size(verdict.block_bytes)),
+            md.figure(verdict.auto_us),
+            md.escape(verdict.chosen),
+            md.figure(verdict.best_us),
+            md.escape(verdict.best),
+            _ratio(verdict),
+        ]
+        for verdict in worst[:_MOST_SHOWN]
+    ]
+    notes = [f"and {md.count(len(worst) - _MOST_SHOWN)} more"] if len(worst) > _MOST_SHOWN else []
+    return Table(
+        f"Where auto reached less than {CLOSE} of the best", header, rows, notes, view.caption(cells, _INCLUDES)
+    )

@@ -1,0 +1,283 @@
+"""The backend `auto` from end to end on the cpu device, and what a report says of its choices."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.backends.auto import DEFAULTS
+from kvbench.policy import Chooser, Policy, load_policy
+from kvbench.report.build import report_files
+from kvbench.results import Note, Visit, load_run
+from tests.unit import synthetic
+from tests.unit.command import BRIEF, error_line, failures, kvbench, records, tiny
+
+AXES = {"blocks": "4,64", "block_size": "1KiB,16KiB"}
+POLICY = """
+device = {device}
+[[tables]]
+direction = "h2d"
+stream_state = "idle"
+block_bytes = [1024, 16384]
+blocks = [4, 64]
+choices = [["per_block", "batched"], ["batched descriptors_per_call=8", "{far}"]]
+"""
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run `first` and the policy `mine.toml` made of it."""
+    folder = tmp_path_factory.mktemp("fitted")
+    done = kvbench("sweep", *tiny(**AXES), *BRIEF, "--out", "first", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    done = kvbench("policy", "first", "-o", "mine.toml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def write_policy(folder: Path, fitted: Path, far: str = "per_block", device: str | None = None) -> Path:
+    """Write a policy of known choices for this machine, or for the device of that title."""
+    path = folder / "known.toml"
+    title = load_policy(fitted / "mine.toml").device if device is None else device
+    path.write_text(POLICY.format(device=json.dumps(title), far=far))
+    return path
+
+
+def summary(run: Path) -> pd.DataFrame:
+    return pd.read_csv(run / "summary.csv")
+
+
+def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
+    policy = load_policy(fitted / "mine.toml")
+    (table,) = policy.tables
+    assert (table.direction, table.stream_state) == (Direction.H2D, StreamState.IDLE)
+    assert (table.block_bytes, table.blocks) == ((1024, 16384), (4, 64))
+    assert {text for row in table.choices for text in row} <= {"batched", "per_block"}
+    shown = kvbench("policy", "first", cwd=fitted)
+    assert shown.returncode == 0
+    for text in ("h2d, idle stream", "16KiB", "nothing written", *table.choices[0]):
+        assert text in shown.stdout
+    told = kvbench("policy", "first", "--json", cwd=fitted)
+    assert Policy.from_plain(json.loads(told.stdout)) == policy
+
+
+def test_auto_runs_what_the_policy_says_and_the_run_says_so(fitted: Path, tmp_path: Path) -> None:
+    policy = write_policy(tmp_path, fitted)
+    cells = tiny(**AXES, backend="auto,batched")
+    done = kvbench("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = summary(tmp_path / "run").set_index(["backend", "block_size", "blocks"])
+    assert table["chosen"]["auto"].to_dict() == {
+        ("1KiB", 4): "per_block",
+        ("1KiB", 64): "batched",
+        ("16KiB", 4): "batched descriptors_per_call=8",
+        ("16KiB", 64): "per_block",
+    }
+    assert table["chosen"]["batched"].isna().all()
+    assert table["warnings"].isna().all()
+    assert (table["path"] == "host thread").all()
+    assert (table["verified_bytes"] > 0).all()
+    visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit)]
+    calls = {
+        (visit.cell["block_size"], visit.cell["blocks"]): visit.calls
+        for visit in visits
+        if visit.cell["backend"] == "auto"
+    }
+    assert calls == {("1KiB", "4"): 4, ("1KiB", "64"): 1, ("16KiB", "4"): 1, ("16KiB", "64"): 64}
+    assert Policy.from_plain(load_run(tmp_path / "run").info.spec["policy"]) == load_policy(policy)
+
+
+def test_a_resumed_run_keeps_its_policy(fitted: Path, tmp_path: Path) -> None:
+    policy = write_policy(tmp_path, fitted)
+    done = kvbench(
+        "sweep", *tiny(**AXES, backend="auto"), *BRIEF, "--policy", policy, "--out", "run", "--rounds=2", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    before = summary(tmp_path / "run")
+    journal = tmp_path / "run" / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-5]))
+    policy.unlink()
+    done = kvbench("sweep", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    after = summary(tmp_path / "run")
+    assert after["chosen"].tolist() == before["chosen"].tolist()
+    assert (after["rounds"] == 2).all()
+
+
+def test_the_environment_names_a_policy_for_sweeps_that_go_by_one(fitted: Path, tmp_path: Path) -> None:
+    env = {"KVBENCH_POLICY": str(write_policy(tmp_path, fitted))}
+    done = kvbench("sweep", *tiny(backend="auto"), *BRIEF, "--out", "with", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "with")["chosen"].tolist() == ["per_block"]
+    done = kvbench("sweep", *tiny(), *BRIEF, "--out", "without", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert load_run(tmp_path / "without").info.spec["policy"] is None
+
+
+def test_without_a_policy_auto_says_so(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(backend="auto"), *BRIEF, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = summary(tmp_path / "run").to_dict("records")
+    assert row["chosen"] == "batched"  # the built-in default, a kernel, does not run here
+    assert "auto had no policy and chose by built-in defaults" in row["warnings"]
+
+
+def test_without_a_policy_auto_is_measured_only_when_it_is_asked_for(fitted: Path, tmp_path: Path) -> None:
+    every = [option for option in tiny() if "backend" not in option]
+    assert "auto" not in planned(tmp_path, *every)
+    assert "auto" in planned(tmp_path, *every, "--policy", str(write_policy(tmp_path, fitted)))
+
+
+def planned(folder: Path, *options: str) -> set[str]:
+    """Return the backends of the cells that a sweep would measure."""
+    done = kvbench("sweep", *options, "--dry-run", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return {cell["backend"] for cell in json.loads(done.stdout)["cells"]}
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [("sm sms=2", "kernels need a GPU"), ("nobody", "no such backend is installed")],
+)
+def test_a_choice_that_cannot_run_here_is_said(fitted: Path, tmp_path: Path, backend: str, reason: str) -> None:
+    policy = write_policy(tmp_path, fitted, far=backend)
+    cells = tiny(backend="auto", blocks="64", block_size="16KiB")
+    done = kvbench("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = summary(tmp_path / "run").to_dict("records")
+    assert row["chosen"] == "batched"
+    assert f"auto could not take {backend.split()[0]}, which the policy chooses ({reason}" in row["warnings"]
+
+
+def test_a_direction_without_a_table_is_said(fitted: Path, tmp_path: Path) -> None:
+    cells = tiny(backend="auto", direction="d2h")
+    options = ("--policy", write_policy(tmp_path, fitted), "--out", "run")
+    done = kvbench("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (warning,) = summary(tmp_path / "run")["warnings"]
+    assert warning == "the policy has no table for d2h; auto chose by defaults"
+
+
+def test_a_policy_of_another_device_is_refused(fitted: Path, tmp_path: Path) -> None:
+    policy = write_policy(tmp_path, fitted, device="NVIDIA Other")
+    done = kvbench("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done).startswith("policy: it was measured on 'NVIDIA Other', this is ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_of_another_driver_is_used_and_noted(fitted: Path, tmp_path: Path) -> None:
+    policy = write_policy(tmp_path, fitted)
+    policy.write_text(f'driver = "1.2"\n{policy.read_text()}')
+    done = kvbench("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    notes = [record.text for record in records(tmp_path / "run") if isinstance(record, Note)]
+    assert any("the policy was measured with driver 1.2, this is none" in text for text in notes)
+
+
+def test_a_policy_that_no_cell_would_go_by_is_refused(fitted: Path, tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(), "--policy", fitted / "mine.toml", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no cell would go by it; add -a backend=auto,batched" in error_line(done)
+
+
+def test_auto_fails_as_its_choice_does(fitted: Path, tmp_path: Path) -> None:
+    options = ("--policy", write_policy(tmp_path, fitted), "--fault=corrupt@descriptor=3", "--out", "run")
+    done = kvbench("sweep", *tiny(backend="auto"), *BRIEF, *options, cwd=tmp_path)
+    assert done.returncode == 5
+    (failure,) = failures(tmp_path / "run")
+    assert failure.kind == "mismatch"
+    again = kvbench(*shlex.split(failure.command)[1:], "--out", "again", cwd=tmp_path)
+    assert again.returncode == 5, again.stderr
+    assert load_run(tmp_path / "again").info.spec["policy"] == load_run(tmp_path / "run").info.spec["policy"]
+
+
+def test_a_run_that_went_by_no_policy_has_none_to_give(fitted: Path) -> None:
+    done = kvbench("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run", cwd=fitted)
+    assert done.returncode == 2
+    expected = "--policy first: this run went by none; kvbench policy first -o FILE makes one of it"
+    assert error_line(done) == expected
+
+
+def test_a_policy_that_cannot_be_written_is_one_line(fitted: Path) -> None:
+    done = kvbench("policy", "first", "-o", "nowhere/mine.toml", cwd=fitted)
+    assert done.returncode == 2
+    assert error_line(done) == "-o nowhere/mine.toml: cannot be written: no such file or directory"
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("state", StreamState)
+def test_the_defaults_take_the_copy_engine_for_large_blocks_and_a_kernel_for_many_small_ones(
+    direction: Direction, state: StreamState
+) -> None:
+    chooser = Chooser(DEFAULTS)
+    assert str(chooser.choose(direction, state, 10_000, 4096)) == "sm"
+    assert str(chooser.choose(direction, state, 10_000, 1 << 20)) == "primed"
+
+
+# The section of a report
+
+
+def report(folder: Path, times: list[tuple[Cell, float, str | None]]) -> str:
+    visits = [
+        Visit(
+            cell=cell.as_strings(),
+            round=0,
+            samples=synthetic.samples(cell, time_us, noise=0.0),
+            stopped_by="target",
+            path="copy engine",
+            calls=1,
+            verified_bytes=1,
+            chosen=chosen,
+        )
+        for cell, time_us, chosen in times
+    ]
+    run = load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *visits]))
+    return report_files([run])["report.md"].decode()
+
+
+def contest(
+    size: int, auto_us: float, chosen: str | None, kernel_us: float = 100.0
+) -> list[tuple[Cell, float, str | None]]:
+    cell = Cell("auto", Direction.H2D, 1024, size)
+    batched = Cell("batched", Direction.H2D, 1024, size, order=Order.ANY, descriptors_per_call=0)
+    kernel = Cell("sm", Direction.H2D, 1024, size, sms=2)
+    return [(cell, auto_us, chosen), (batched, 200.0, None), (kernel, kernel_us, None)]
+
+
+def test_auto_is_held_against_the_best_of_the_others(tmp_path: Path) -> None:
+    text = report(
+        tmp_path,
+        [
+            *contest(4096, 101.0, "sm sms=2"),
+            *contest(8192, 90.0, "sm sms=2"),
+            *contest(16384, 125.0, "batched order=any"),
+            *contest(32768, 110.0, "sm sms=2"),
+        ],
+    )
+    section = text.partition("## The backend auto against the best of the others")[2].partition("\n## ")[0]
+    assert "in 2 of 4 cells (50.0%)" in section
+    assert "At worst it reached 0.80 of its speed: h2d, an idle stream, N = 1\N{NO-BREAK SPACE}024 of 16" in section
+    assert "it chose batched order=any and sm sms=2 was fastest" in section
+    assert "Of the 2 other cells, auto ran the very choice that was fastest in 1, and 0 are undecided" in section
+    assert "It had no policy" in section
+    row = next(line for line in section.splitlines() if line.startswith("| 16\N{NO-BREAK SPACE}KiB |"))
+    assert row.endswith("| **0.80** |")
+    assert "| 0.99 |" in section
+    assert "| 1.11 |" in section
+
+
+def test_a_hostile_choice_stays_text(tmp_path: Path) -> None:
+    text = report(tmp_path, contest(4096, 200.0, "<script>|![x](http://evil.example)"))
+    section = text.partition("## The backend auto against the best of the others")[2].partition("\n## ")[0]
+    assert "<script>" not in section
+    assert "![x](" not in section
+
+
+def test_a_report_without_auto_says_what_it_needs(tmp_path: Path) -> None:
+    text = report(tmp_path, contest(4096, 100.0, "sm sms=2")[1:])
+    assert "auto and another backend measured at the same block size and number of blocks" in text

@@ -1,0 +1,171 @@
+"""A policy fitted to runs whose times come from formulas: crossovers where they belong, and noise decides nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.errors import UsageError
+from kvbench.fitting import LITTLE, NOISE, choose_all, fit_policy
+from kvbench.patterns import Pattern
+from kvbench.policy import Choice, Chooser, Policy
+from kvbench.results import Record, Run, load_run
+from kvbench.stats import Quartiles
+from tests.unit import synthetic
+
+KIB = 1024
+SIZES = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
+COUNTS = (16, 1024, 10_000)
+H2D, IDLE, BUSY = Direction.H2D, StreamState.IDLE, StreamState.BUSY
+BATCHED, KERNEL, WIDE, TRITON = map(Choice.parse, ("batched order=any", "sm sms=2", "sm sms=4", "triton sms=12"))
+
+
+def cell_of(backend: str, size: int, count: int, state: StreamState = IDLE, sms: int = 2) -> Cell:
+    if backend == "sm":
+        return Cell(backend, H2D, count, size, state, sms=sms)
+    return Cell(
+        backend, H2D, count, size, state, order=Order.ANY, descriptors_per_call=0, coalesce=False, overlap=False
+    )
+
+
+def time_us(cell: Cell) -> float:
+    """A batched copy pays for descriptors, a kernel for bytes: they cross between 16 and 64 KiB."""
+    if cell.backend == "sm":
+        return 10 + cell.swap_bytes / 50e3
+    return 10 + 0.5 * cell.blocks + cell.swap_bytes / 100e3
+
+
+def run_of(folder: Path, records: list[Record], **info: object) -> Run:
+    return load_run(synthetic.write_run(folder, records, synthetic.info(**info)))  # type: ignore[arg-type]
+
+
+def grid(rate: Callable[[Cell], float] = time_us, state: StreamState = IDLE) -> list[Record]:
+    cells = [
+        cell_of(backend, size, count, state) for backend in ("batched", "sm") for size in SIZES for count in COUNTS
+    ]
+    return [synthetic.visit(cell, rate(cell), noise=0.0) for cell in cells]
+
+
+def choice_at(policy: Policy, size: int, count: int, state: StreamState = IDLE) -> Choice | None:
+    return Chooser(policy).choose(H2D, state, count, size)
+
+
+def test_the_crossover_lies_where_the_times_cross(tmp_path: Path) -> None:
+    policy = fit_policy([run_of(tmp_path / "run", grid())])
+    for count in (1024, 10_000):
+        assert [choice_at(policy, size, count) for size in SIZES] == [KERNEL] * 3 + [BATCHED] * 2
+    assert policy.device == "Synthetic H200"
+    assert policy.driver == "580.159"
+    assert policy.runs == ("kvbench sweep configs/cliff.toml",)
+
+
+def test_each_stream_state_has_its_own_table(tmp_path: Path) -> None:
+    def other_way(cell: Cell) -> float:
+        return 100.0 if cell.backend == "sm" else 50.0
+
+    policy = fit_policy([run_of(tmp_path / "run", [*grid(), *grid(other_way, BUSY)])])
+    assert choice_at(policy, KIB, 10_000) == KERNEL
+    assert choice_at(policy, KIB, 10_000, BUSY) == BATCHED
+
+
+def test_a_failed_cell_is_no_candidate(tmp_path: Path) -> None:
+    records = [*grid(), synthetic.failure(cell_of("sm", KIB, 10_000))]
+    policy = fit_policy([run_of(tmp_path / "run", records)])
+    assert choice_at(policy, KIB, 10_000) == BATCHED
+    assert choice_at(policy, 4 * KIB, 10_000) == KERNEL
+
+
+def test_a_point_of_one_backend_alone_is_left_out(tmp_path: Path) -> None:
+    alone: list[Record] = [synthetic.visit(cell_of("batched", 16 * KIB, 100_000), 1.0)]
+    policy = fit_policy([run_of(tmp_path / "run", [*grid(), *alone])])
+    assert policy.tables[0].blocks == COUNTS
+
+
+def test_other_patterns_and_memories_do_not_count(tmp_path: Path) -> None:
+    strange = Cell("batched", H2D, 10_000, KIB, pattern=Pattern("contiguous"), order=Order.ANY)
+    policy = fit_policy([run_of(tmp_path / "run", [*grid(), synthetic.visit(strange, 0.1)])])
+    assert choice_at(policy, KIB, 10_000) == KERNEL
+
+
+def test_several_runs_of_one_machine_go_together(tmp_path: Path) -> None:
+    wide: list[Record] = [synthetic.visit(cell_of("sm", size, 10_000, sms=4), 5.0, noise=0.0) for size in SIZES]
+    runs = [run_of(tmp_path / "a", grid()), run_of(tmp_path / "b", wide)]
+    policy = fit_policy(runs)
+    assert {choice_at(policy, size, 10_000) for size in SIZES} == {WIDE}
+    assert choice_at(policy, KIB, 1024) == KERNEL
+    assert len(policy.runs) == 2
+
+
+def test_runs_of_two_machines_are_refused(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path / "a", grid()), run_of(tmp_path / "b", grid(), title="Other GPU")]
+    with pytest.raises(UsageError, match=r"of one device and driver; these runs are of Other GPU with driver 580.159;"):
+        fit_policy(runs)
+
+
+def test_a_run_without_a_contest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to choose between"):
+        fit_policy([run_of(tmp_path / "run", [synthetic.visit(cell_of("sm", KIB, 16), 1.0)])])
+
+
+def test_what_a_stranger_wrote_is_read_back_as_text(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", grid(), title='x"\n[[tables]]\x1b[2J', command=["kvbench", '"""\nrm'])
+    policy = fit_policy([run])
+    assert policy.device == 'x"?[[tables]]?[2J'
+    assert Policy.from_plain(policy.to_plain()) == policy
+
+
+def exact(times: dict[Choice, float]) -> dict[Choice, Quartiles]:
+    return {choice: Quartiles(time, time, time) for choice, time in times.items()}
+
+
+def test_within_the_noise_the_neighbours_choice_goes_on() -> None:
+    times = {
+        (KIB, 16): exact({KERNEL: 50.0, BATCHED: 100.0}),
+        (KIB, 64): exact({KERNEL: 101.0, BATCHED: 100.0}),
+        (4 * KIB, 16): exact({KERNEL: 101.0, BATCHED: 100.0}),
+        (4 * KIB, 64): exact({KERNEL: 105.0, BATCHED: 100.0}),
+    }
+    assert choose_all(times) == {
+        (KIB, 16): KERNEL,
+        (KIB, 64): KERNEL,
+        (4 * KIB, 16): KERNEL,
+        (4 * KIB, 64): BATCHED,
+    }
+
+
+def test_what_the_quartiles_do_not_tell_apart_goes_on_while_it_is_little_slower() -> None:
+    wide = {KERNEL: Quartiles(99.0, 107.0, 120.0), BATCHED: Quartiles(95.0, 100.0, 105.0)}
+    far = {KERNEL: Quartiles(99.0, 115.0, 120.0), BATCHED: Quartiles(95.0, 100.0, 105.0)}
+    first = exact({KERNEL: 50.0, BATCHED: 100.0})
+    assert choose_all({(KIB, 16): first, (KIB, 64): wide})[KIB, 64] == KERNEL
+    assert choose_all({(KIB, 16): first, (KIB, 64): far})[KIB, 64] == BATCHED
+
+
+def test_without_a_neighbour_the_simplest_of_equals_is_taken() -> None:
+    times = exact({TRITON: 100.0, WIDE: 100.5, KERNEL: 101.0, BATCHED: 101.5})
+    assert choose_all({(KIB, 16): times}) == {(KIB, 16): BATCHED}
+    del times[BATCHED]
+    assert choose_all({(KIB, 16): times}) == {(KIB, 16): KERNEL}
+
+
+candidates = st.dictionaries(
+    st.sampled_from([BATCHED, KERNEL, WIDE, TRITON]),
+    st.tuples(st.floats(1, 1e6), st.floats(0, 0.3), st.floats(0, 0.3)).map(
+        lambda drawn: Quartiles(drawn[0] * (1 - drawn[1]), drawn[0], drawn[0] * (1 + drawn[2]))
+    ),
+    min_size=1,
+)
+
+
+@given(st.dictionaries(st.tuples(st.sampled_from(SIZES), st.sampled_from(COUNTS)), candidates, min_size=1))
+def test_no_choice_is_more_than_a_little_slower_than_the_fastest(
+    times: dict[tuple[int, int], dict[Choice, Quartiles]],
+) -> None:
+    chosen = choose_all(times)
+    assert set(chosen) == set(times)
+    for point, choice in chosen.items():
+        fastest_us = min(time.median for time in times[point].values())
+        assert times[point][choice].median <= (1 + max(NOISE, LITTLE)) * fastest_us * (1 + 1e-12)

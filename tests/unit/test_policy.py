@@ -1,0 +1,220 @@
+"""A policy's look-up and its file."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.errors import UsageError
+from kvbench.policy import Choice, Chooser, Policy, Table, load_policy
+from kvbench.spec import SweepSpec
+
+H2D, D2H, IDLE, BUSY = Direction.H2D, Direction.D2H, StreamState.IDLE, StreamState.BUSY
+
+backends = st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,10}", fullmatch=True).filter(lambda name: name != "auto")
+choices = st.builds(
+    Choice.of,
+    backends,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "order": st.sampled_from(["stream", "any", "during_api_call"]),
+            "sms": st.integers(1, 200).map(str),
+            "descriptors_per_call": st.sampled_from(["all", "64", "8192"]),
+            "coalesce": st.sampled_from(["on", "off"]),
+            "overlap": st.sampled_from(["on", "off"]),
+        },
+    ),
+)
+axis_values = st.lists(st.integers(1, 10**8), min_size=1, max_size=5, unique=True).map(
+    lambda found: tuple(sorted(found))
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn, holes: bool = True) -> Table:
+    sizes, counts = draw(axis_values), draw(axis_values)
+    texts = draw(st.lists(choices.map(str), min_size=1, max_size=3))
+    cell = st.sampled_from([*texts, ""] if holes else texts)
+    rows = [[draw(cell) for _ in counts] for _ in sizes]
+    rows[0][0] = texts[0]
+    return Table(
+        direction=draw(st.sampled_from(Direction)),
+        stream_state=draw(st.sampled_from(StreamState)),
+        block_bytes=sizes,
+        blocks=counts,
+        choices=tuple(map(tuple, rows)),
+    )
+
+
+lines = st.text(st.characters(exclude_categories=["C", "Z"]), max_size=20)
+policies = st.builds(
+    Policy,
+    device=lines,
+    driver=lines,
+    identity_hash=lines,
+    made=lines,
+    runs=st.lists(lines, max_size=2).map(tuple),
+    tables=st.lists(tables(), min_size=1, max_size=4, unique_by=lambda t: (t.direction, t.stream_state)).map(tuple),
+)
+
+
+def table(choices: list[list[str]], **changes: object) -> Table:
+    """Return a table of 4 and 64 KiB (rows) x 16 and 10 000 blocks."""
+    fields = {
+        "direction": H2D,
+        "stream_state": IDLE,
+        "block_bytes": (4096, 65536),
+        "blocks": (16, 10_000),
+        "choices": tuple(map(tuple, choices)),
+    }
+    return Table(**(fields | changes))  # type: ignore[arg-type]
+
+
+def policy(*tables: Table) -> Policy:
+    return Policy(device="a GPU", tables=tables)
+
+
+SMALL = table([["primed", "sm sms=2"], ["batched order=any", "sm sms=4"]])
+
+
+@given(choices)
+def test_a_choice_written_is_read_back(choice: Choice) -> None:
+    assert Choice.parse(str(choice)) == choice
+
+
+@given(policy=policies)
+def test_a_policy_written_is_read_back(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "policy.toml"
+    path.write_text(policy.to_toml())
+    assert load_policy(path) == policy
+    assert Policy.from_plain(msgspec.json.decode(msgspec.json.encode(policy))) == policy
+    spec = SweepSpec(name="x", policy=policy)
+    assert SweepSpec.from_plain(spec.to_plain()) == spec
+
+
+@given(tables())
+def test_every_measured_point_gets_its_own_choice(table: Table) -> None:
+    chooser = Chooser(policy(table))
+    for size, row in zip(table.block_bytes, table.choices, strict=True):
+        for count, text in zip(table.blocks, row, strict=True):
+            found = chooser.choose(table.direction, table.stream_state, count, size)
+            assert str(found) == text or not text
+
+
+@given(tables(holes=False), st.integers(1, 10**8), st.integers(1, 2**34))
+def test_between_points_the_nearest_in_ratio_decides(table: Table, blocks: int, block_bytes: int) -> None:
+    def distances(values: tuple[int, ...], value: int) -> list[float]:
+        return [abs(math.log(other / value)) for other in values]
+
+    found = Chooser(policy(table)).choose(table.direction, table.stream_state, blocks, block_bytes)
+    by_size, by_count = distances(table.block_bytes, block_bytes), distances(table.blocks, blocks)
+    allowed = {
+        text
+        for row, size_distance in zip(table.choices, by_size, strict=True)
+        for text, count_distance in zip(row, by_count, strict=True)
+        if size_distance <= min(by_size) + 1e-9 and count_distance <= min(by_count) + 1e-9
+    }
+    assert str(found) in allowed
+
+
+@pytest.mark.parametrize(
+    ("blocks", "block_bytes", "expected"),
+    [
+        (16, 4096, "primed"),
+        (1, 1, "primed"),
+        (399, 16_383, "primed"),
+        (401, 16_383, "sm sms=2"),
+        (399, 16_385, "batched order=any"),
+        (10**8, 2**34, "sm sms=4"),
+        (20_000, 65_535.5, "sm sms=4"),
+    ],
+)
+def test_a_look_up(blocks: int, block_bytes: float, expected: str) -> None:
+    assert str(Chooser(policy(SMALL)).choose(H2D, IDLE, blocks, block_bytes)) == expected
+
+
+def test_where_nothing_was_measured_the_nearest_point_decides() -> None:
+    found = Chooser(policy(table([["sm sms=2", "triton sms=12"], ["batched", ""]]))).choose(H2D, IDLE, 10_000, 65_536)
+    assert str(found) == "triton sms=12"  # 4 KiB is nearer to 64 KiB than 16 blocks are to 10 000
+
+
+def test_one_stream_state_answers_for_the_other_and_no_direction_for_the_other() -> None:
+    chooser = Chooser(policy(SMALL))
+    assert chooser.choose(H2D, BUSY, 16, 4096) == chooser.choose(H2D, IDLE, 16, 4096)
+    assert chooser.choose(D2H, IDLE, 16, 4096) is None
+
+
+def test_a_choice_becomes_the_cell_of_its_backend() -> None:
+    cell = Cell("auto", H2D, 16, 4096)
+    chosen = Choice.parse("batched order=any descriptors_per_call=8192 coalesce=on").apply(cell)
+    assert (chosen.backend, chosen.order, chosen.descriptors_per_call, chosen.coalesce) == (
+        "batched",
+        Order.ANY,
+        8192,
+        True,
+    )
+    assert (chosen.direction, chosen.blocks, chosen.block_bytes, chosen.memory) == (H2D, 16, 4096, cell.memory)
+
+
+GOOD = """
+device = "a GPU"
+[[tables]]
+direction = "h2d"
+stream_state = "idle"
+block_bytes = [4096, 65536]
+blocks = [16]
+choices = [["sm sms=2"], ["batched"]]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('device = "a GPU"', "", "missing required field `device`"),
+        ('device = "a GPU"', 'device = "a GPU"\nformat = 2', "`int` <= 1 - at `$.format`"),
+        ('device = "a GPU"', 'device = "a\\u001b[2JGPU"', "does not print"),
+        ('device = "a GPU"', 'device = "a GPU"\ndevcie = 1', "unknown field `devcie`"),
+        ('"h2d"', '"up"', "Invalid enum value 'up' - at `$.tables[0].direction`"),
+        ("[4096, 65536]", "[65536, 4096]", "block_bytes of a table must ascend"),
+        ("[4096, 65536]", "[4096]", "a row for each of block_bytes"),
+        ("[4096, 65536]", "[0, 65536]", "`int` >= 1 - at `$.tables[0].block_bytes[0]`"),
+        ("[16]", '["many"]', "Expected `int`, got `str` - at `$.tables[0].blocks[0]`"),
+        ("[16]", "[]", "length >= 1 - at `$.tables[0].blocks`"),
+        ('[["sm sms=2"], ["batched"]]', '[[""], [""]]', "a table without a choice"),
+        ('"sm sms=2"', '"auto"', "auto cannot choose itself"),
+        ('"sm sms=2"', '"sm sms=all"', "write the number of SMs, not 'all'"),
+        ('"sm sms=2"', '"sm sms=-1"', "axis sms=-1: not a whole number from 1 to 4096"),
+        ('"sm sms=2"', '"sm sms=2 sms=3"', "each once"),
+        ('"sm sms=2"', '"sm blocks=3"', "write a backend, then axis=value of order, sms, "),
+        ('"sm sms=2"', '"../../x"', "not a backend's name"),
+        ("[[tables]]", "tables = 3\n[[x]]", "Expected `array`, got `int` - at `$.tables`"),
+        ("[[tables]]", "[[tables", "cannot be read as TOML"),
+        ("[16]", "[" * 100_000, "cannot be read as TOML"),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "p.toml"
+    assert GOOD.count(old) == 1
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(UsageError) as caught:
+        load_policy(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_two_tables_of_one_kind_are_refused() -> None:
+    plain = policy(SMALL).to_plain()
+    with pytest.raises(UsageError, match="two tables of one direction and stream state"):
+        Policy.from_plain(plain | {"tables": plain["tables"] * 2})
+
+
+@pytest.mark.parametrize("name", ["missing.toml", ".", "/dev/zero"])
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="not a TOML file"):
+        load_policy(tmp_path / name)
