@@ -1,0 +1,110 @@
+"""Controls: large plain copies made without the engine, beside the cells of a round.
+
+What the engine measures moves when the engine does; these copies cannot. So when they are slower in one of two runs, it
+was the machine. On a GPU they go through NVIDIA's own Python bindings, on the device cpu through numpy.
+"""
+
+import time
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from kvbench.axes import Direction
+from kvbench.errors import KvbenchError
+
+COPY_BYTES: Final = {"cuda": 1 << 28, "cpu": 1 << 24}
+WARMUPS: Final = 2
+
+
+class ControlError(KvbenchError):
+    """The control copies cannot be made; the message says which call failed."""
+
+
+class Control(Protocol):
+    """Two buffers of `copy_bytes`, one on either side, and a way to time a copy between them."""
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of one copy."""
+        ...
+
+    def copy_us(self, direction: Direction) -> float:
+        """Make one copy and return its time in microseconds."""
+        ...
+
+
+def open_control(device_name: str) -> Control:
+    """Return the control of "cpu" or "cuda:N"; raises ControlError."""
+    kind, _, ordinal = device_name.partition(":")
+    return HostControl() if kind == "cpu" else CudaControl(int(ordinal))
+
+
+def time_copies(control: Control, direction: Direction, samples: int) -> list[float]:
+    """Return the times of `samples` copies one way in microseconds, warm-ups left out; raises ControlError."""
+    return [control.copy_us(direction) for _ in range(WARMUPS + samples)][WARMUPS:]
+
+
+class HostControl:
+    """Copies between two numpy arrays, on the calling thread."""
+
+    copy_bytes = COPY_BYTES["cpu"]
+
+    def __init__(self) -> None:
+        # Written to, so that the pages are there before anything is timed.
+        self.host = np.ones(self.copy_bytes, dtype=np.uint8)
+        self.device = np.ones(self.copy_bytes, dtype=np.uint8)
+
+    def copy_us(self, direction: Direction) -> float:
+        to, source = (self.device, self.host) if direction is Direction.H2D else (self.host, self.device)
+        start_ns = time.perf_counter_ns()
+        np.copyto(to, source)
+        return (time.perf_counter_ns() - start_ns) / 1e3
+
+
+class CudaControl:
+    """`cuMemcpyHtoDAsync` and `cuMemcpyDtoHAsync` between events, on a stream of its own.
+
+    It shares the device's primary context with the engine, so that there is one context on the GPU. The worker's end
+    releases what it holds.
+    """
+
+    copy_bytes = COPY_BYTES["cuda"]
+
+    def __init__(self, ordinal: int) -> None:
+        self._cuda = cuda = _bindings()
+        self._context = _call(cuda.cuDevicePrimaryCtxRetain, _call(cuda.cuDeviceGet, ordinal))
+        _call(cuda.cuCtxSetCurrent, self._context)
+        self._host = _call(cuda.cuMemHostAlloc, self.copy_bytes, 0)
+        self._device = _call(cuda.cuMemAlloc, self.copy_bytes)
+        self._stream = _call(cuda.cuStreamCreate, int(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._start, self._end = _call(cuda.cuEventCreate, 0), _call(cuda.cuEventCreate, 0)
+
+    def copy_us(self, direction: Direction) -> float:
+        cuda = self._cuda
+        _call(cuda.cuCtxSetCurrent, self._context)
+        _call(cuda.cuEventRecord, self._start, self._stream)
+        if direction is Direction.H2D:
+            _call(cuda.cuMemcpyHtoDAsync, self._device, self._host, self.copy_bytes, self._stream)
+        else:
+            _call(cuda.cuMemcpyDtoHAsync, self._host, self._device, self.copy_bytes, self._stream)
+        _call(cuda.cuEventRecord, self._end, self._stream)
+        _call(cuda.cuEventSynchronize, self._end)
+        return float(_call(cuda.cuEventElapsedTime, self._start, self._end)) * 1e3
+
+
+def _bindings() -> Any:  # they carry no types
+    try:
+        from cuda.bindings import driver
+
+        _call(driver.cuInit, 0)
+    except (ImportError, RuntimeError) as error:
+        why = " ".join(str(error).split())
+        raise ControlError(f"control copies: NVIDIA's bindings do not load ({why}); install kvbench[cuda]") from None
+    return driver
+
+
+def _call(function: Any, *arguments: Any) -> Any:
+    status, *results = function(*arguments)
+    if int(status) != 0:
+        raise ControlError(f"control copies: {function.__name__} returned {status.name}")
+    return results[0] if results else None

@@ -1,0 +1,115 @@
+"""What a comparison found: one tree of plain values, which every output is made from."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal
+
+from kvbench.axes import Cell
+from kvbench.errors import ExitCode
+from kvbench.gate.verdict import Verdict
+
+Kind = Literal["cell", "cliff height", "cliff position", "crossover"]
+
+
+class Status(StrEnum):
+    """How a comparison ended, worst first: the first that applies."""
+
+    FAILED = "FAILED"
+    CONTAMINATED = "CONTAMINATED"
+    REGRESSED = "REGRESSED"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    PASSED = "PASSED"
+
+
+EXIT_CODES: Final = {
+    Status.FAILED: ExitCode.FAILED_CELLS,
+    Status.CONTAMINATED: ExitCode.INCONCLUSIVE,
+    Status.REGRESSED: ExitCode.REGRESSION,
+    Status.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+    Status.PASSED: ExitCode.DONE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """What is too little to count: `relative` as a fraction, `absolute_us`, and how far a control may move."""
+
+    relative: float = 0.03
+    absolute_us: float = 2.0
+    control: float = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing judged: a cell, or the height or position of a cliff, or a crossover.
+
+    `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN where there is none). `effect` with its
+    interval [`low`, `high`] is the ratio of candidate to base, `margin` the fraction that it may differ by. `cells` are
+    those of the base that have to be measured to know more; `command` measures them. `reason` is "" where the figures
+    say all.
+    """
+
+    kind: Kind
+    name: str
+    verdict: Verdict
+    cells: Sequence[Cell]
+    command: str
+    unit: str = "us"
+    base: float = math.nan
+    cand: float = math.nan
+    effect: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    margin: float = math.nan
+    pairs: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Large plain copies one way: how much longer they took in the candidate's runs (ratio), with its interval."""
+
+    direction: str
+    effect: float
+    low: float
+    high: float
+    pairs: int
+    steady: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The outcome of a comparison; `rows` lie worst first.
+
+    `faults` are failures of whole runs, `geometric_mean` is the suite's, of the ratios of all judged cells (shown, not
+    gated), `slot_bias` what running second in a round cost (a ratio; 1 where that is not known).
+    """
+
+    status: Status
+    rows: Sequence[Row]
+    controls: Sequence[Control]
+    faults: Sequence[str]
+    warnings: Sequence[str]
+    rounds: int
+    geometric_mean: float
+    slot_bias: float
+    margins: Margins
+
+    def exit_code(self, *, inconclusive_passes: bool = False) -> ExitCode:
+        """Return the command's exit code; INCONCLUSIVE and CONTAMINATED may be told to pass."""
+        code = EXIT_CODES[self.status]
+        return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and inconclusive_passes else code
+
+    def to_measure_again(self) -> list[Cell]:
+        """Return the base's cells of every INCONCLUSIVE or REGRESSED row, each once; none where nothing was judged.
+
+        A regression has to be confirmed before it fails a suite: of many cells without one, some look like one in the
+        first rounds when the noise has heavy tails, and do no longer after as many again.
+        """
+        open_rows = (row.cells for row in self.rows if row.verdict in (Verdict.INCONCLUSIVE, Verdict.REGRESSED))
+        return list(dict.fromkeys(cell for cells in open_rows for cell in cells))
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(row.verdict is verdict for row in self.rows)

@@ -1,0 +1,227 @@
+"""The shape of the curves, round by round: how high a cliff is and where, and where the faster backend changes.
+
+A curve is the cells that differ in block size alone. What there is to compare is decided on the curves' medians over
+the rounds, by `kvbench.cliffs` and `kvbench.crossovers`; every round then gives one value of either side, and these
+are paired as times are.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from kvbench.axes import AXES, Cell
+from kvbench.cliffs import Cliff, find_cliff
+from kvbench.crossovers import Crossover, crossovers, winners
+from kvbench.gate.pairs import Pairs
+from kvbench.gate.verdict import Floats
+from kvbench.stats import Quartiles, quartiles
+
+_MIN_SIZES: Final = 2
+# Two curves with these in common are the same swaps, by two backends with axes of their own.
+_OF_THE_SWAP: Final = tuple(
+    axis.field
+    for axis in AXES.values()
+    if axis.name not in ("backend", "block_size") and (axis.name == "memory" or not axis.optional)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Cells in order of block size; `base_us` and `cand_us` are of shape (sizes, rounds), NaN where not measured."""
+
+    cells: Sequence[Cell]
+    base_us: Floats
+    cand_us: Floats
+    margins: Floats
+
+    @property
+    def sizes(self) -> list[int]:
+        return [cell.block_bytes for cell in self.cells]
+
+    @property
+    def name(self) -> str:
+        """The cells' label without the block size."""
+        cell = self.cells[0]
+        return cell.label.replace(f" x {AXES['block_size'].show(cell.block_bytes)}", "", 1)
+
+    def gbps(self, times_us: Floats) -> Floats:
+        swap_bytes = np.array([cell.swap_bytes for cell in self.cells], dtype=np.float64)
+        return np.asarray(swap_bytes[:, None] / times_us / 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One number about the shape a round, for either side; `margin` is the log ratio that it may differ by.
+
+    `worse` is 1 where a larger value is worse, -1 where a smaller one is.
+    """
+
+    kind: Literal["cliff height", "cliff position", "crossover"]
+    name: str
+    cells: Sequence[Cell]
+    unit: Literal["x", "bytes"]
+    base: Floats
+    cand: Floats
+    margin: float
+    worse: int
+
+
+def features(pairs: Pairs, margins: Floats, relative_margin: float) -> list[Feature]:
+    """Return what can be compared about the shape; `margins` are the cells' own, log ratios in the order of the cells.
+
+    Positions of cliffs may differ by `relative_margin`, a log ratio; a crossover by the distance between the sizes that
+    it was found between, since a grid says no more; a cliff's height by the margins of its two cells together.
+    """
+    curves = _curves(pairs, margins)
+    found = [feature for curve in curves for feature in _cliff_features(curve, relative_margin)]
+    for one, other in itertools.combinations(curves, 2):
+        if one.cells[0].backend != other.cells[0].backend and of_the_swap(one.cells[0]) == of_the_swap(other.cells[0]):
+            found += _crossover_features(one, other, relative_margin)
+    return found
+
+
+def _curves(pairs: Pairs, margins: Floats) -> list[Curve]:
+    places: dict[Cell, list[int]] = {}
+    for place, cell in enumerate(pairs.cells):
+        if cell not in pairs.failed:
+            places.setdefault(replace(cell, block_bytes=1), []).append(place)
+    found = []
+    for own in places.values():
+        ordered = sorted(own, key=lambda place: pairs.cells[place].block_bytes)
+        if len(ordered) >= _MIN_SIZES:
+            cells = [pairs.cells[place] for place in ordered]
+            found.append(Curve(cells, pairs.base_us[ordered], pairs.cand_us[ordered], margins[ordered]))
+    return found
+
+
+def _cliff_features(curve: Curve, relative_margin: float) -> Iterator[Feature]:
+    base, cand = curve.gbps(curve.base_us), curve.gbps(curve.cand_us)
+    in_base, in_cand = _usual_cliff(curve.sizes, base), _usual_cliff(curve.sizes, cand)
+    some = in_base or in_cand
+    if some is None:
+        return
+    sizes = curve.sizes
+    edges = {edge for cliff in (in_base, in_cand) if cliff for edge in (cliff.below_bytes, cliff.above_bytes)}
+    places = [sizes.index(edge) for edge in sorted(edges)]
+    heights = [_jump(sizes, rates, cliff or some) for rates, cliff in ((base, in_base), (cand, in_cand))]
+    margin = float(sum(sorted(curve.margins[places])[-2:]))
+    at = [curve.cells[place] for place in places]
+    yield Feature("cliff height", curve.name, at, "x", heights[0], heights[1], margin, worse=1)
+    before, after = _positions(sizes, base), _positions(sizes, cand)
+    whole = np.isfinite(np.concatenate([base, cand])).all(axis=0)
+    # A cliff that some rounds do not show has no position to speak of; its height says what became of it.
+    if np.isfinite(before[whole]).all() and np.isfinite(after[whole]).all():
+        worse = 1 if some.rises else -1  # the slow side of the cliff grows
+        yield Feature("cliff position", curve.name, curve.cells, "bytes", before, after, relative_margin, worse)
+
+
+def _usual_cliff(sizes: Sequence[int], gbps: Floats) -> Cliff | None:
+    """Return the cliff of the medians over those rounds that measured every size, with the rounds' quartiles."""
+    whole = gbps[:, np.isfinite(gbps).all(axis=0)]
+    if whole.shape[1] == 0:
+        return None
+    low, median, high = np.quantile(whole, (0.25, 0.5, 0.75), axis=1)
+    return find_cliff(sizes, median.tolist(), low.tolist(), high.tolist())
+
+
+def _jump(sizes: Sequence[int], gbps: Floats, cliff: Cliff) -> Floats:
+    below, above = gbps[sizes.index(cliff.below_bytes)], gbps[sizes.index(cliff.above_bytes)]
+    return np.asarray(above / below if cliff.rises else below / above)
+
+
+def _positions(sizes: Sequence[int], gbps: Floats) -> Floats:
+    """Return every round's position in bytes, halfway between the sizes on the log scale; NaN without a cliff."""
+
+    def position(rates: Sequence[float]) -> float:
+        cliff = find_cliff(sizes, rates, rates, rates) if np.isfinite(rates).all() else None
+        return math.sqrt(cliff.below_bytes * cliff.above_bytes) if cliff else math.nan
+
+    return np.array([position(rates) for rates in gbps.T.tolist()])
+
+
+def _crossover_features(one: Curve, other: Curve, relative_margin: float) -> Iterator[Feature]:
+    one, other = _at_common_sizes(one, other)
+    if len(one.cells) < _MIN_SIZES:
+        return
+    sizes = one.sizes
+    in_base = _usual_changes(sizes, one.base_us, other.base_us, relative_margin)
+    changes = in_base or _usual_changes(sizes, one.cand_us, other.cand_us, relative_margin)
+    for change in changes:
+        base = _crossings(sizes, np.log(one.base_us / other.base_us), change)
+        cand = _crossings(sizes, np.log(one.cand_us / other.cand_us), change)
+        near = [size in (change.below_bytes, change.above_bytes) for size in sizes]
+        slower = np.log(np.concatenate([curve.cand_us[near] / curve.base_us[near] for curve in (one, other)]))
+        # Neither way is worse in itself: it moves up when one backend gets slower or the other faster.
+        worse = 1 if _middle(np.log(cand / base)) * _middle(slower) >= 0 else -1
+        name = f"{one.cells[0].backend} / {other.name}"
+        margin = math.log(change.above_bytes / change.below_bytes)
+        yield Feature("crossover", name, [*one.cells, *other.cells], "bytes", base, cand, margin, worse)
+
+
+def _at_common_sizes(one: Curve, other: Curve) -> tuple[Curve, Curve]:
+    common = set(one.sizes) & set(other.sizes)
+
+    def only(curve: Curve) -> Curve:
+        kept = [size in common for size in curve.sizes]
+        cells = [cell for cell in curve.cells if cell.block_bytes in common]
+        return Curve(cells, curve.base_us[kept], curve.cand_us[kept], curve.margins[kept])
+
+    return only(one), only(other)
+
+
+def _usual_changes(
+    sizes: Sequence[int], one_us: Floats, other_us: Floats, relative_margin: float
+) -> Sequence[Crossover]:
+    """Return where the winner changes by the medians over the rounds.
+
+    One wins where the rounds' quartiles are further apart than the margin: two backends that are as fast as each other
+    have no crossover, and noise makes none.
+    """
+    wider = math.exp(relative_margin / 2)
+    arms: dict[str, dict[int, Quartiles]] = {"one": {}, "other": {}}
+    for name, times in (("one", one_us), ("other", other_us)):
+        for size, row in zip(sizes, times, strict=True):
+            if np.isfinite(row).any():
+                known = quartiles(row[np.isfinite(row)])
+                arms[name][size] = Quartiles(known.low / wider, known.median, known.high * wider)
+    return crossovers(winners(arms))
+
+
+def _crossings(sizes: Sequence[int], log_ratios: Floats, near: Crossover) -> Floats:
+    """Return for every round where the log ratio of two times changes its sign, in bytes, by interpolation.
+
+    Of several the one nearest to `near`. Where it never changes, the crossover lies beyond the sizes: the end on whose
+    side it left counts. NaN for a round that did not measure every size.
+    """
+    positions = np.log(np.array(sizes, dtype=np.float64))
+    middle = (math.log(near.below_bytes) + math.log(near.above_bytes)) / 2
+    rises = near.before == "one"  # the ratio of one to other is below 0 before, above 0 after
+
+    def crossing(values: Floats) -> float:
+        if not np.isfinite(values).all():
+            return math.nan
+        signed = values if rises else -values
+        found = [
+            positions[place] - before * (positions[place + 1] - positions[place]) / (after - before)
+            for place, (before, after) in enumerate(itertools.pairwise(signed))
+            if before <= 0 < after
+        ]
+        if found:
+            return math.exp(min(found, key=lambda at: abs(at - middle)))
+        return float(sizes[-1] if signed[-1] <= 0 else sizes[0])
+
+    return np.array([crossing(values) for values in log_ratios.T])
+
+
+def _middle(values: Floats) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if finite.size else 0.0
+
+
+def of_the_swap(cell: Cell) -> tuple[object, ...]:
+    """Return what two cells have in common that are the same swap by two backends, block size aside."""
+    return tuple(getattr(cell, field) for field in _OF_THE_SWAP)

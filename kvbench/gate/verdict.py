@@ -1,0 +1,138 @@
+"""From paired times to verdicts: effects with intervals for many cells at once, and what they mean against a margin.
+
+An effect is the median of the paired log ratios of candidate to base, one pair a round. Its interval is the percentile
+bootstrap of that median. A verdict asks where the whole interval lies, so that noise ends in INCONCLUSIVE and not in a
+false alarm. The one step before that is to take off what the second slot of a round costs: without it, alternating
+orders make two clusters of pairs, and the interval of their median is as wide as they are apart.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvbench.stats import CONFIDENCE, MIN_PAIRS
+
+Floats = npt.NDArray[np.float64]
+
+RESAMPLES: Final = 1999
+SEED: Final = 20_261_121
+_BATCH: Final = 250
+_LARGEST_LOG: Final = 700.0
+
+
+class Verdict(StrEnum):
+    """What is known of one cell, or of one part of a curve's shape; from bad to good."""
+
+    FAILED = "FAILED"
+    REGRESSED = "REGRESSED"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    NOT_JUDGED = "NOT JUDGED"
+    IMPROVED = "IMPROVED"
+    UNCHANGED = "UNCHANGED"
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """Log ratios of candidate to base, an entry per item: the median, its 95% interval, and the pairs behind it.
+
+    The interval is (-inf, inf) with fewer than `MIN_PAIRS` pairs; the median is NaN without any.
+    """
+
+    median: Floats
+    low: Floats
+    high: Floats
+    pairs: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Unslotted:
+    """Log ratios without what the second slot of a round costs; `bias` is that cost, a log ratio, 0 where unknown."""
+
+    log_ratios: Floats
+    bias: float
+
+
+def effects(log_ratios: Floats) -> Effects:
+    """Return the effects for log ratios of shape (items, rounds), NaN where an item was not measured.
+
+    The resamples are the same for every item with as many pairs, so an item's interval does not depend on the others.
+    """
+    items = len(log_ratios)
+    pairs = np.isfinite(log_ratios).sum(axis=1)
+    low, high = np.full(items, -np.inf), np.full(items, np.inf)
+    for count in (int(count) for count in np.unique(pairs) if count >= MIN_PAIRS):
+        chosen = pairs == count
+        rows = log_ratios[chosen]
+        low[chosen], high[chosen] = _interval(rows[np.isfinite(rows)].reshape(-1, count))
+    return Effects(row_medians(log_ratios), low, high, pairs)
+
+
+def without_slot_bias(log_ratios: Floats, slots: Floats) -> Unslotted:
+    """Take away what running second in a round costs: half the difference between the two orders, the items' median.
+
+    `slots` has one entry a round: 1 where the candidate ran second, -1 where it ran first, 0 where that is not known.
+    Alternating orders cancel the bias in the mean; what is left of it would only widen every interval. One number is
+    taken from all items together, so that no item's noise is fitted away. Without two rounds of either order nothing
+    is.
+    """
+    second, first = log_ratios[:, slots > 0], log_ratios[:, slots < 0]
+    both = (np.isfinite(second).sum(axis=1) >= 2) & (np.isfinite(first).sum(axis=1) >= 2)
+    if not both.any():
+        return Unslotted(log_ratios, 0.0)
+    halves = (np.nanmedian(second[both], axis=1) - np.nanmedian(first[both], axis=1)) / 2
+    bias = float(np.median(halves))
+    return Unslotted(log_ratios - bias * slots, bias)
+
+
+def row_medians(values: Floats) -> Floats:
+    """Return the median of each row's finite values, NaN for a row without any."""
+    medians = np.full(len(values), np.nan)
+    known = np.isfinite(values).any(axis=1)
+    if known.any():
+        medians[known] = np.nanmedian(values[known], axis=1)
+    return medians
+
+
+def ratio_of(log_ratio: float) -> float:
+    """Return the ratio; inf where it is too large for a float, as times from a stranger's run may make it."""
+    return math.inf if log_ratio > _LARGEST_LOG else math.exp(log_ratio)
+
+
+def verdict(low: float, high: float, margin: float) -> Verdict:
+    """Return what an interval of log ratios, larger = worse, says against a margin, also a log ratio."""
+    if low > margin:
+        return Verdict.REGRESSED
+    if high < -margin:
+        return Verdict.IMPROVED
+    return Verdict.UNCHANGED if -margin <= low and high <= margin else Verdict.INCONCLUSIVE
+
+
+def _interval(values: Floats) -> tuple[Floats, Floats]:
+    from scipy.stats import bootstrap  # takes most of a second to import
+
+    statistic: Callable[..., Any] = _median
+    found = bootstrap(
+        (values,),
+        statistic,
+        axis=-1,
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        batch=_BATCH,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(SEED),
+    ).confidence_interval
+    return np.asarray(found.low), np.asarray(found.high)
+
+
+def _median(values: Floats, axis: int) -> Floats:
+    """Return the median; for a few values an axis, sorting takes a fraction of numpy's own time."""
+    ordered = np.sort(values, axis=axis)
+    count = ordered.shape[axis]
+    middle = ordered.take([(count - 1) // 2, count // 2], axis=axis)
+    return np.asarray(middle.mean(axis=axis))

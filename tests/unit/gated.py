@@ -1,0 +1,83 @@
+"""Comparisons for tests: two lists of runs, one a round, whose times follow from what is wanted."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from kvbench.axes import Cell, Direction, Order
+from kvbench.results import Ceiling, Control, Failure, Record, Run, Skip
+from kvbench.results.cells import CellIndex
+from tests.unit.synthetic import info, visit, write_run
+
+KIB = 1024
+CELLS = [
+    Cell("batched", way, blocks, kib * KIB, order=Order.STREAM)
+    for way in Direction
+    for blocks in (1024, 10_000)
+    for kib in (4, 16, 64)
+]
+Slowdown = Callable[[Cell], float]
+
+
+def same(cell: Cell) -> float:
+    del cell
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one side behaves: a factor on every cell's time, records beside its visits, cells it leaves out."""
+
+    factor: Slowdown = same
+    extra: Sequence[Record] = ()
+    without: Sequence[Cell] = ()
+    control: float = 1.0
+    controls: bool = True
+    changes: dict[str, object] = field(default_factory=dict)
+
+
+def usual_us(cell: Cell) -> float:
+    return 50.0 + cell.swap_bytes / 20e3
+
+
+def compared(
+    base: Side,
+    cand: Side,
+    rounds: int = 8,
+    noise: float = 0.002,
+    cells: Sequence[Cell] = tuple(CELLS),
+    time_us: Callable[[Cell], float] = usual_us,
+    second_slot: float = 0.0,
+) -> tuple[list[Run], list[Run]]:
+    """Return both sides' runs, made in turn: a b, b a, ..."""
+    rng = np.random.default_rng(1)
+    runs: tuple[list[Run], list[Run]] = ([], [])
+    for number in range(rounds):
+        for place, which in enumerate((0, 1) if number % 2 == 0 else (1, 0)):
+            side, slot = (base, cand)[which], 1 + place * second_slot
+
+            def records(side: Side = side, slot: float = slot) -> Iterable[Record]:
+                broken = [record.cell for record in side.extra if isinstance(record, Failure | Skip)]
+                for cell in cells:
+                    if cell not in side.without and cell.as_strings() not in broken:
+                        factor = side.factor(cell) * slot * float(np.exp(noise * rng.standard_normal()))
+                        yield visit(cell, time_us(cell) * factor, count=3, noise=0.0)
+                yield from side.extra
+                for way in ("h2d", "d2h"):
+                    us = 5000.0 * side.control * slot * float(np.exp(noise / 4 * rng.standard_normal()))
+                    if side.controls:
+                        yield Control(direction=way, round=0, copy_bytes=1 << 28, gpu_us=[us])  # type: ignore[arg-type]
+                    yield Ceiling(direction=way, round=0, swap_bytes=1 << 28, gpu_us=[us])  # type: ignore[arg-type]
+
+            created = f"2026-11-20T10:{2 * number + place:02}:00Z"
+            path = Path(f"{number:02}-{'ab'[which]}")
+            fields: dict[str, object] = {"created": created, "device": {"name": "cuda:0", "kind": "cuda"}}
+            runs[which].append(Run(path, info(**(fields | side.changes)), list(records()), [], CellIndex()))
+    return runs
+
+
+def written(folder: Path, runs: Sequence[Run]) -> list[Path]:
+    """Write runs into `folder` and return where each is."""
+    return [write_run(folder / run.path, run.records, run.info) for run in runs]

@@ -1,0 +1,81 @@
+"""Control copies: recorded in every round when asked for, never otherwise, and read back as rates."""
+
+from pathlib import Path
+
+import pytest
+
+from kvbench.axes import Direction
+from kvbench.control import COPY_BYTES, ControlError, HostControl, open_control, time_copies
+from kvbench.results import Control, load_run
+from tests.unit import synthetic
+from tests.unit.command import BRIEF, kvbench, tiny
+
+
+def controls(run: Path) -> list[Control]:
+    return [record for record in load_run(run).records if isinstance(record, Control)]
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_host_control_copies_every_byte_the_way_it_says(direction: Direction) -> None:
+    control = HostControl()
+    source, to = control.host, control.device
+    if direction is Direction.D2H:
+        source, to = to, source
+    source[:] = 7
+    assert control.copy_us(direction) > 0
+    assert to.min() == to.max() == 7
+
+
+def test_as_many_times_are_kept_as_were_asked_for() -> None:
+    assert len(time_copies(open_control("cpu"), Direction.H2D, 3)) == 3
+
+
+def test_a_control_on_a_gpu_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ControlError, match="control copies: "):
+        open_control("cuda:0")
+
+
+def test_every_round_has_controls_both_ways_when_asked_for(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(), *BRIEF, "--rounds=2", "--controls=3", "--out=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = controls(tmp_path / "run")
+    # The sweep copies h2d alone; the machine is looked at both ways.
+    assert sorted((record.direction, record.round) for record in found) == [
+        ("d2h", 0), ("d2h", 1), ("h2d", 0), ("h2d", 1),
+    ]  # fmt: skip
+    assert {(record.copy_bytes, len(record.gpu_us)) for record in found} == {(COPY_BYTES["cpu"], 3)}
+
+
+def test_an_ordinary_sweep_makes_none(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not controls(tmp_path / "run")
+    assert load_run(tmp_path / "run").controls() == {}
+
+
+def test_controls_are_read_as_rates_by_direction(tmp_path: Path) -> None:
+    records = [
+        Control(direction="h2d", round=0, copy_bytes=1_000_000, gpu_us=[100.0, 0.0, 50.0]),
+        Control(direction="h2d", round=1, copy_bytes=1_000_000, gpu_us=[200.0]),
+        Control(direction="d2h", round=0, copy_bytes=2_000_000, gpu_us=[100.0]),
+    ]
+    run = load_run(synthetic.write_run(tmp_path / "run", records))
+    assert run.controls() == {"h2d": pytest.approx([10.0, 20.0, 5.0]), "d2h": pytest.approx([20.0])}
+
+
+def test_cells_are_chosen_by_their_ids(tmp_path: Path) -> None:
+    cells = tiny(blocks="4,8", block_size="1KiB,2KiB")
+    done = kvbench("sweep", *cells, *BRIEF, "--out=whole", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    frame = load_run(tmp_path / "whole").frame()
+    chosen = sorted(frame["cell_id"][frame["status"] == "ok"])[:3]
+    done = kvbench("sweep", *cells, *BRIEF, f"--filter=cell_id={'|'.join(chosen)}", "--out=some", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(load_run(tmp_path / "some").frame()["cell_id"]) == chosen
+
+
+def test_an_id_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(), "--filter=cell_id=batched", "--out=run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "twelve hex digits" in done.stderr

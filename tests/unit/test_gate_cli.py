@@ -1,0 +1,124 @@
+"""`kvbench gate rules` and `kvbench gate compare` on runs made before: exit codes, files, what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvbench.gate.verdict import Verdict
+from tests.unit.command import Done, error_line, kvbench
+from tests.unit.gated import CELLS, Side, compared, written
+from tests.unit.synthetic import ceilings, failure, visits, write_run
+
+SLOW = Side(factor=lambda cell: 1.08 if cell == CELLS[1] else 1.0)
+UNCLEAR = Side(factor=lambda cell: 1.03 if cell == CELLS[1] else 1.0)
+ELSEWHERE = Side(changes={"identity": {"gpu_name": "another"}})
+
+
+def compare(
+    folder: Path, cand: Side, *options: str, rounds: int = 8, noise: float = 0.002, base: Side | None = None
+) -> Done:
+    runs = compared(base or Side(), cand, rounds, noise, cells=CELLS[:2])
+    before, after = (written(folder / "runs", side) for side in runs)
+    return kvbench("gate", "compare", *options, *before, "--", *after, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("cand", "options", "code"),
+    [
+        (Side(), (), 0),
+        (SLOW, (), 1),
+        (SLOW, ("--margin=0.2",), 0),
+        (SLOW, ("--absolute-us=100000",), 0),
+        (UNCLEAR, (), 3),
+        (UNCLEAR, ("--inconclusive=pass",), 0),
+        (Side(control=1.05), (), 3),
+        (Side(control=1.05), ("--control-margin=0.2",), 0),
+        (ELSEWHERE, (), 4),
+        (ELSEWHERE, ("--force",), 0),
+        (Side(without=CELLS[:1]), (), 5),
+        (Side(extra=[failure(CELLS[0])], control=1.05), ("--inconclusive=pass",), 5),
+    ],
+)
+def test_every_outcome_has_its_exit_code(tmp_path: Path, cand: Side, options: tuple[str, ...], code: int) -> None:
+    noise = 0.008 if cand is UNCLEAR else 0.002
+    done = compare(tmp_path, cand, *options, noise=noise)
+    assert done.returncode == code, done.stdout + done.stderr
+    if code == 4:
+        assert 'gpu_name: "Synthetic H200" against "another"' in error_line(done)
+    if "--force" in options:
+        assert "warning: forced: not one kind of machine" in done.stdout
+
+
+def test_plain_text_names_the_cell_and_what_to_run(tmp_path: Path) -> None:
+    done = compare(tmp_path, SLOW)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"REGRESSED     {CELLS[1].label}")
+    assert "  effect +7.9%  95% interval [" in lines[0]
+    assert lines[1].strip() == CELLS[1].command()
+    assert lines[-1] == "kvbench gate compare: REGRESSED"
+    assert "\x1b" not in done.stdout
+
+
+def test_files_json_and_github_say_the_same(tmp_path: Path) -> None:
+    runs = compared(Side(), SLOW, cells=CELLS[:2])
+    before, after = (written(tmp_path / "runs", side) for side in runs)
+    summary = tmp_path / "summary.md"
+    summary.write_text("earlier\n")
+    done = kvbench(
+        "gate", "compare", "--json", "--github", "--out=gate", *before, "--", *after,
+        cwd=tmp_path, env={"GITHUB_STEP_SUMMARY": str(summary)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert json.loads(done.stdout) == json.loads((tmp_path / "gate" / "gate.json").read_text())
+    assert json.loads(done.stdout)["rows"][0]["verdict"] == Verdict.REGRESSED
+    assert done.stderr.startswith("::error title=REGRESSED")
+    assert (tmp_path / "gate" / "gate.xml").read_text().startswith("<?xml")
+    assert "REGRESSED" in (tmp_path / "gate" / "gate.md").read_text()
+    assert summary.read_text().startswith("earlier\n## kvbench gate compare: REGRESSED")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compare"], "name what is compared"),
+        (["compare", "a", "b"], "-- stands between the runs"),
+        (["compare", "--", "b"], "-- stands between the runs"),
+        (["compare", "a", "--"], "-- stands between the runs"),
+        (["compare", "a", "--", "b", "--json"], "--json stands after --"),
+        (["compare", "--rounds=4", "a", "--", "b"], "--rounds says how to measure"),
+        (["compare", "--base-fault=slow=1", "a", "--", "b"], "--base-fault says how to measure"),
+        (["compare", "--base=here"], "--base and --cand go together"),
+        (["compare", "a", "--", "b"], "a is no run directory"),
+        (["compare", "--floor=none.json", "a", "--", "b"], "--floor none.json: no such file"),
+        (["compare", "--margin=-1", "a", "--", "b"], "--margin"),
+        (["compare", "--inconclusive=maybe", "a", "--", "b"], "--inconclusive"),
+        (["compare", "--github", "a", "--", "b"], "--github: GITHUB_STEP_SUMMARY is not set"),
+        (["rules", "a"], "a is no run directory"),
+        (["rules", "a", "--rules=none.toml"], "none.toml"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+    done = kvbench("gate", *arguments, cwd=tmp_path, env={"GITHUB_STEP_SUMMARY": ""})
+    assert done.returncode == 2
+    assert words in error_line(done)
+
+
+def test_as_many_runs_of_either_are_wanted(tmp_path: Path) -> None:
+    base, cand = compared(Side(), Side(), rounds=2, cells=CELLS[:1])
+    before, after = written(tmp_path / "runs", base), written(tmp_path / "runs", cand)
+    done = kvbench("gate", "compare", *before, "--", after[0], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "2 runs of the base and 1 of the candidate" in error_line(done)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("batched >= 0.01 * ceiling", 0), ("batched >= 9 * ceiling", 1), ("sm >= 0.01 * ceiling", 5)],
+)
+def test_rules_have_their_exit_codes(tmp_path: Path, text: str, code: int) -> None:
+    run = write_run(tmp_path / "run", [*visits(CELLS[:2]), *ceilings()])
+    (tmp_path / "mine.toml").write_text(f'rules = ["{text}"]')
+    done = kvbench("gate", "rules", run, "--rules=mine.toml", "--json", cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert json.loads(done.stdout)["exit_code"] == code

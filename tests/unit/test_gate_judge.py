@@ -1,0 +1,288 @@
+"""Verdicts on runs whose truth is known: slower, faster, the same, unclear, disturbed, broken, not comparable."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvbench.axes import Cell, Direction
+from kvbench.errors import ExitCode, MismatchError, UsageError
+from kvbench.gate.judge import judge
+from kvbench.gate.judgement import Judgement, Margins, Row, Status
+from kvbench.gate.verdict import Verdict, effects, verdict, without_slot_bias
+from tests.unit.gated import CELLS, KIB, Side, compared
+from tests.unit.synthetic import failure, skip
+
+VICTIM = CELLS[4]
+
+
+def only_victim(factor: float) -> Side:
+    return Side(factor=lambda cell: factor if cell == VICTIM else 1.0)
+
+
+def row_of(judgement: Judgement, cell: Cell) -> Row:
+    return next(row for row in judgement.rows if row.kind == "cell" and row.cells[0] == cell)
+
+
+def test_the_same_build_passes() -> None:
+    judgement = judge(*compared(Side(), Side()))
+    assert judgement.status is Status.PASSED
+    assert {row.verdict for row in judgement.rows} == {Verdict.UNCHANGED}
+    assert judgement.exit_code() is ExitCode.DONE
+    assert judgement.geometric_mean == pytest.approx(1, abs=0.005)
+    assert not judgement.warnings
+
+
+def test_a_slower_cell_is_named_and_comes_first() -> None:
+    judgement = judge(*compared(Side(), only_victim(1.05)))
+    assert judgement.status is Status.REGRESSED
+    assert judgement.exit_code() is ExitCode.REGRESSION
+    worst = judgement.rows[0]
+    assert (worst.verdict, worst.cells) == (Verdict.REGRESSED, [VICTIM])
+    assert worst.low < 1.05 < worst.high
+    assert worst.low > 1.03
+    assert worst.command == VICTIM.command()
+    assert judgement.count(Verdict.REGRESSED) == 1
+    assert judgement.to_measure_again() == [VICTIM]  # to be confirmed
+
+
+def test_a_faster_cell_is_said_and_passes() -> None:
+    judgement = judge(*compared(Side(), only_victim(0.9)))
+    assert judgement.status is Status.PASSED
+    assert row_of(judgement, VICTIM).verdict is Verdict.IMPROVED
+
+
+def test_what_noise_hides_is_inconclusive_and_measured_again() -> None:
+    judgement = judge(*compared(Side(), only_victim(1.03), noise=0.008))
+    assert judgement.status is Status.INCONCLUSIVE
+    assert judgement.to_measure_again() == [VICTIM]
+    assert judgement.exit_code() is ExitCode.INCONCLUSIVE
+    assert judgement.exit_code(inconclusive_passes=True) is ExitCode.DONE
+
+
+def test_rounds_of_those_cells_alone_are_added_to_the_others() -> None:
+    base, cand = compared(Side(), only_victim(1.06), noise=0.02)
+    more = compared(Side(), only_victim(1.06), noise=0.02, cells=[VICTIM])
+    judgement = judge([*base, *more[0]], [*cand, *more[1]])
+    assert row_of(judgement, VICTIM).pairs == 16
+    assert row_of(judgement, CELLS[0]).pairs == 8
+    assert Verdict.FAILED not in {row.verdict for row in judgement.rows}
+
+
+def test_a_cell_may_differ_by_its_own_floor() -> None:
+    runs = compared(Side(), only_victim(1.05))
+    judgement = judge(*runs, floors={VICTIM.id: 0.08})
+    assert row_of(judgement, VICTIM).verdict is Verdict.UNCHANGED
+    assert row_of(judgement, VICTIM).margin == pytest.approx(0.08)
+    assert judge(*runs, floors={VICTIM.id: 0.01}).status is Status.REGRESSED
+
+
+def test_a_difference_below_the_absolute_floor_is_none() -> None:
+    runs = compared(Side(), only_victim(1.2), time_us=lambda cell: 9.0 + cell.block_bytes / 1e9)
+    assert judge(*runs).status is Status.PASSED
+    assert judge(*runs, margins=Margins(absolute_us=1.0)).status is Status.REGRESSED
+
+
+def test_the_second_slot_costs_neither_side() -> None:
+    judgement = judge(*compared(Side(), only_victim(1.05), second_slot=0.02))
+    assert judgement.slot_bias == pytest.approx(1.02, abs=0.003)
+    assert row_of(judgement, VICTIM).verdict is Verdict.REGRESSED
+    assert judgement.count(Verdict.REGRESSED) == 1
+    assert all(control.steady for control in judgement.controls)
+
+
+def test_too_few_rounds_say_nothing() -> None:
+    judgement = judge(*compared(Side(), only_victim(2.0), rounds=5))
+    assert judgement.status is Status.INCONCLUSIVE
+    assert "5 pairs; an interval takes 6" in row_of(judgement, VICTIM).reason
+
+
+@pytest.mark.parametrize("controls", [True, False])
+def test_a_machine_that_moved_is_not_judged(controls: bool) -> None:
+    disturbed = Side(factor=lambda _: 1.1, control=1.03, controls=controls)
+    judgement = judge(*compared(Side(controls=controls), disturbed))
+    assert judgement.status is Status.CONTAMINATED
+    assert {row.verdict for row in judgement.rows} == {Verdict.NOT_JUDGED}
+    assert judgement.exit_code() is ExitCode.INCONCLUSIVE
+    assert not judgement.to_measure_again()
+    assert any("ceilings, stand in" in text for text in judgement.warnings) is not controls
+
+
+@pytest.mark.parametrize(
+    ("side", "words"),
+    [
+        (Side(extra=[failure(VICTIM, "byte 7 differs", "mismatch")]), "failed: mismatch: byte 7 differs"),
+        (Side(without=[VICTIM]), "missing"),
+        (Side(extra=[skip(VICTIM, "does not fit")]), "skipped: does not fit"),
+    ],
+)
+def test_a_failed_or_missing_cell_is_a_failure_and_no_timing(side: Side, words: str) -> None:
+    judgement = judge(*compared(Side(), replace(side, control=1.5), rounds=6))
+    row = row_of(judgement, VICTIM)
+    assert judgement.status is Status.FAILED  # also on a machine that moved
+    assert judgement.exit_code(inconclusive_passes=True) is ExitCode.FAILED_CELLS
+    assert row.verdict is Verdict.FAILED
+    assert f"cand: {words}" in row.reason
+    assert np.isnan(row.effect)
+
+
+def test_cells_that_both_sides_skip_are_none() -> None:
+    both = Side(extra=[skip(VICTIM)])
+    judgement = judge(*compared(both, both))
+    assert judgement.status is Status.PASSED
+    assert VICTIM not in {cell for row in judgement.rows for cell in row.cells}
+
+
+def test_a_run_without_its_end_is_a_failure() -> None:
+    judgement = judge(*compared(Side(changes={"status": "interrupted"}), Side(), rounds=6))
+    assert judgement.status is Status.FAILED
+    assert "interrupted, not complete" in judgement.faults[0]
+
+
+def test_runs_of_two_machines_are_refused_unless_forced() -> None:
+    identity = {"gpu_name": "another", "driver_version": "580.159", "cuda_driver_api": "13.0"}
+    runs = compared(Side(), Side(changes={"identity": identity}))
+    with pytest.raises(MismatchError, match=r'gpu_name: "Synthetic H200" against "another".*--force') as caught:
+        judge(*runs)
+    assert caught.value.exit_code is ExitCode.MISMATCH
+    judgement = judge(*runs, forced=True)
+    assert judgement.status is Status.PASSED
+    assert any(text.startswith("forced: ") and "another" in text for text in judgement.warnings)
+
+
+def test_two_builds_may_differ_in_the_engine_and_only_between_the_sides() -> None:
+    def engine(name: str) -> Side:
+        return Side(changes={"identity": {"gpu_name": "one", "engine_hash": name}})
+
+    base, cand = compared(engine("old"), engine("new"))
+    assert judge(base, cand).status is Status.PASSED
+    with pytest.raises(MismatchError, match="engine_hash"):
+        judge([*base[:-1], cand[-1]], cand)
+
+
+def test_lists_that_do_not_pair_are_refused() -> None:
+    base, cand = compared(Side(), Side(), rounds=2)
+    with pytest.raises(UsageError, match="2 runs of the base and 1 of the candidate"):
+        judge(base, cand[:1])
+    with pytest.raises(UsageError, match="0 runs"):
+        judge([], [])
+
+
+def test_times_that_no_machine_has_are_judged_without_a_crash() -> None:
+    judgement = judge(*compared(Side(factor=lambda _: 1e-300), Side(factor=lambda _: 1e290), noise=0.0))
+    assert judgement.status is Status.REGRESSED
+    assert {row.effect for row in judgement.rows} == {np.inf}
+
+
+def test_runs_that_do_not_alternate_are_told() -> None:
+    late = Side(changes={"created": "2026-11-21T10:00:00Z"})
+    judgement = judge(*compared(Side(), late))
+    assert any("not interleaved: the candidate ran last" in text for text in judgement.warnings)
+    assert judgement.slot_bias == 1
+
+
+CURVE = [Cell("batched", Direction.H2D, 1024, kib * KIB) for kib in (4, 8, 16, 24, 32, 64)]
+RIVAL = [replace(cell, backend="sm", sms=2) for cell in CURVE]
+
+
+def cliff_us(edge_kib: int, height: float) -> Side:
+    """A side whose GB/s rise by `height` above `edge_kib`, relative to `flat_us`."""
+    return Side(factor=lambda cell: height if cell.backend == "batched" and cell.block_bytes <= edge_kib * KIB else 1.0)
+
+
+def flat_us(cell: Cell) -> float:
+    """Batched has a fixed cost, which makes it slower than sm on small blocks, and faster on large ones."""
+    return cell.swap_bytes / 40e3 if cell.backend == "sm" else 300.0 + cell.swap_bytes / 100e3
+
+
+def shape(judgement: Judgement, kind: str) -> Row:
+    return next(row for row in judgement.rows if row.kind == kind)
+
+
+def test_a_higher_cliff_is_a_regression_of_the_shape() -> None:
+    runs = compared(cliff_us(24, 4), cliff_us(24, 5), cells=CURVE, time_us=lambda cell: cell.swap_bytes / 4e4)
+    judgement = judge(*runs)
+    height = shape(judgement, "cliff height")
+    assert height.verdict is Verdict.REGRESSED
+    assert (height.base, height.cand) == (pytest.approx(4, rel=0.02), pytest.approx(5, rel=0.02))
+    assert [cell.block_bytes for cell in height.cells] == [24 * KIB, 32 * KIB]
+    assert "-a block_size=24KiB,32KiB" in height.command
+    assert shape(judgement, "cliff position").verdict is Verdict.UNCHANGED
+
+
+def test_a_cliff_that_moves_up_is_a_regression_and_down_an_improvement() -> None:
+    def position(base_kib: int, cand_kib: int) -> Row:
+        sides = cliff_us(base_kib, 4), cliff_us(cand_kib, 4)
+        runs = compared(*sides, cells=CURVE, time_us=lambda cell: cell.swap_bytes / 4e4)
+        return shape(judge(*runs), "cliff position")
+
+    up, down = position(16, 24), position(24, 16)
+    assert (up.verdict, down.verdict) == (Verdict.REGRESSED, Verdict.IMPROVED)
+    assert 16 * KIB < up.base < 24 * KIB < up.cand < 32 * KIB
+
+
+def test_a_new_cliff_is_a_regression_of_the_shape() -> None:
+    runs = compared(Side(), cliff_us(24, 4), cells=CURVE, time_us=lambda cell: cell.swap_bytes / 4e4)
+    height = shape(judge(*runs), "cliff height")
+    assert (height.verdict, height.base) == (Verdict.REGRESSED, pytest.approx(1, rel=0.02))
+
+
+@pytest.mark.parametrize(
+    ("backend", "factor", "expected", "moves_up"),
+    [
+        ("batched", 2.0, Verdict.REGRESSED, True),
+        ("sm", 1.6, Verdict.REGRESSED, False),
+        ("sm", 0.6, Verdict.IMPROVED, True),
+        ("batched", 0.5, Verdict.IMPROVED, False),
+    ],
+)
+def test_a_crossover_that_moves_is_judged_by_who_moved_it(
+    backend: str, factor: float, expected: Verdict, moves_up: bool
+) -> None:
+    moved = Side(factor=lambda cell: factor if cell.backend == backend else 1.0)
+    judgement = judge(*compared(Side(), moved, cells=[*CURVE, *RIVAL], time_us=flat_us))
+    crossover = shape(judgement, "crossover")
+    assert crossover.verdict is expected
+    assert (crossover.effect > 1) is moves_up
+    assert "-a backend=batched,sm" in crossover.command
+
+
+def test_equally_fast_backends_have_no_crossover() -> None:
+    runs = compared(Side(), Side(), noise=0.01, cells=[*CURVE, *RIVAL], time_us=lambda cell: cell.swap_bytes / 4e4)
+    assert not [row for row in judge(*runs).rows if row.kind == "crossover"]
+
+
+def test_effects_are_medians_with_intervals_that_depend_on_their_own_item_alone() -> None:
+    rng = np.random.default_rng(5)
+    many = rng.normal(0.1, 0.01, (50, 8))
+    many[7, 3] = np.nan
+    together, alone = effects(many), effects(many[3:4])
+    assert together.median[3] == pytest.approx(np.median(many[3]))
+    assert (together.low[3], together.high[3]) == (alone.low[0], alone.high[0])
+    assert (together.pairs[3], together.pairs[7]) == (8, 7)
+    assert (together.low <= together.median).all()
+    assert (together.median <= together.high).all()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.04, 0.06, Verdict.REGRESSED),
+        (-0.06, -0.04, Verdict.IMPROVED),
+        (-0.02, 0.03, Verdict.UNCHANGED),
+        (0.02, 0.06, Verdict.INCONCLUSIVE),
+        (-0.06, 0.06, Verdict.INCONCLUSIVE),
+        (-np.inf, np.inf, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_a_verdict_asks_for_the_whole_interval(low: float, high: float, expected: Verdict) -> None:
+    assert verdict(low, high, 0.03) is expected
+
+
+def test_slot_bias_is_taken_off_only_where_both_orders_were_seen_twice() -> None:
+    ratios = np.array([[0.02, -0.02, 0.02, -0.02], [0.12, 0.08, 0.12, 0.08]])
+    found = without_slot_bias(ratios, np.array([1.0, -1.0, 1.0, -1.0]))
+    assert found.bias == pytest.approx(0.02)
+    assert found.log_ratios == pytest.approx(np.array([[0.0] * 4, [0.1] * 4]))
+    one_sided = without_slot_bias(ratios, np.ones(4))
+    assert (one_sided.bias, one_sided.log_ratios is ratios) == (0.0, True)

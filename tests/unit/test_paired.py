@@ -1,0 +1,234 @@
+"""Two sides measured in turn: what a side is, whose turn it is, which cells belong together, what a floor is."""
+
+import itertools
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.axes import Cell, Direction
+from kvbench.errors import MismatchError, RunDirectoryError, UsageError
+from kvbench.gate.judge import judge
+from kvbench.gate.verdict import Verdict
+from kvbench.paired.floors import check_floors, floors_of, read_floors, write_floors
+from kvbench.paired.pairing import aligned, partners, rounds_of
+from kvbench.paired.schedule import turns
+from kvbench.paired.sides import Side, parse_side, parse_sides, probe
+from kvbench.paired.turn import Suite
+from kvbench.results import Record, Run, load_run
+from tests.unit import synthetic
+
+CELLS = [Cell("batched", way, 64, size, coalesce=False) for way in Direction for size in (4096, 16384)]
+
+
+def write(path: Path, records: list[Record], **changes: object) -> Run:
+    return load_run(synthetic.write_run(path, records, synthetic.info(**changes)))  # type: ignore[arg-type]
+
+
+def test_here_is_this_interpreter() -> None:
+    assert parse_side("--base", "here") == Side("here", sys.executable)
+
+
+def test_an_environment_is_a_folder_or_its_python(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    for path in (tmp_path, python):
+        side = parse_side("--base", f"env:{path}")
+        # Not what the link leads to: an environment is known by the place of its python.
+        assert side.python == str(python)
+        assert side.backend is None
+
+
+def test_a_backend_is_one_of_this_environment() -> None:
+    assert parse_side("--cand", "backend:mine") == Side("backend:mine", sys.executable, backend="mine")
+
+
+@pytest.mark.parametrize("text", ["", "env:", "backend:", "there", "env", "git:main", "env:/nowhere/at/all", ":x"])
+def test_what_is_no_side_is_refused_with_what_would_be_right(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--cand .*write env:PATH .*, backend:NAME, or here"):
+        parse_side("--cand", text)
+
+
+def test_a_backend_is_not_compared_with_an_environment() -> None:
+    with pytest.raises(UsageError, match="name one on either side"):
+        parse_sides("here", "backend:mine")
+
+
+def test_an_environment_of_its_own_gets_no_packages_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "PYTHONPATH" not in Side("env:x", sys.executable, isolated=True).environment()
+    assert Side("here", sys.executable).environment()["PYTHONPATH"] == str(tmp_path)
+
+
+def test_an_environment_without_kvbench_is_refused(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: no kvbench' >&2\nexit 1\n")
+    python.chmod(0o755)
+    side = parse_side("--base", f"env:{python}")
+    with pytest.raises(UsageError, match=r"--base .*no kvbench that works is installed there \(.*no kvbench\)"):
+        probe("--base", side)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"schema": 99}, "writes schema 99, this one"), ({"controls": False}, "makes no control copies")],
+)
+def test_an_environment_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    build = {"version": "9", "package": "p", "schema": 1, "engine_hash": "e", "controls": True} | change
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(build)}'\n")
+    python.chmod(0o755)
+    with pytest.raises(UsageError, match=message):
+        probe("--base", parse_side("--base", f"env:{python}"))
+
+
+@given(first=st.integers(0, 50), rounds=st.integers(1, 40), seed=st.integers(0, 2**63 - 1))
+def test_both_sides_take_every_round_with_one_seed_and_the_order_turns_about(
+    first: int, rounds: int, seed: int
+) -> None:
+    made = list(turns(first, rounds, seed))
+    pairs = list(zip(made[::2], made[1::2], strict=True))
+    assert [a.round for a, _ in pairs] == list(range(first, first + rounds))
+    assert all(a.round == b.round and a.seed == b.seed and {a.side, b.side} == {"a", "b"} for a, b in pairs)
+    assert all(0 <= turn.seed < 2**63 for turn in made)
+    starts = [a.side for a, _ in pairs]
+    assert all(one != other for one, other in itertools.pairwise(starts))
+    assert len({turn.seed for turn in made}) == rounds
+    assert len({turn.folder for turn in made}) == 2 * rounds
+
+
+def test_four_rounds_are_abba_twice() -> None:
+    assert "".join(turn.side for turn in turns(0, 4, 0)) == "abbaabba"
+
+
+def test_a_side_measures_its_backend_and_the_cells_that_are_asked_for() -> None:
+    suite = Suite(Path("/suite.toml"), ("blocks=64",), ("block_size<=4KiB",), "cpu", controls=6)
+    options = suite.options(Side("backend:mine", "python", backend="mine"), "slow=5", ["0" * 12, "1" * 12])
+    expected = {
+        "/suite.toml", "--json", "--rounds=1", "--controls=6", "-ablocks=64", "-abackend=mine", "--device=cpu",
+        "--filter=block_size<=4KiB", f"--filter=cell_id={'0' * 12}|{'1' * 12}", "--fault=slow=5",
+    }  # fmt: skip
+    assert Counter(options) == Counter(expected)
+    plain = Suite(Path("/suite.toml")).options(Side("here", "python"), None, None)
+    assert Counter(plain) == Counter(["/suite.toml", "--json", "--rounds=1", "--controls=0"])
+
+
+def test_the_cells_of_two_backends_belong_together_by_all_else() -> None:
+    theirs = [replace(cell, backend="mine") for cell in reversed(CELLS)]
+    assert partners(CELLS, theirs[1:]) == {cell: replace(cell, backend="mine") for cell in CELLS[:-1]}
+    assert partners(CELLS, CELLS[1:]) == {cell: cell for cell in CELLS[1:]}
+
+
+def test_an_axis_that_one_backend_does_not_heed_keeps_no_cells_apart() -> None:
+    theirs = [replace(cell, backend="mine", coalesce=None, sms=4) for cell in CELLS]
+    assert partners(CELLS, theirs) == dict(zip(CELLS, theirs, strict=True))
+    more = [*theirs, replace(theirs[0], sms=8)]
+    with pytest.raises(UsageError, match=r"sms=4 and .* sms=8 differ in an axis that the other backend does not heed"):
+        partners(CELLS, more)
+
+
+def test_runs_of_two_backends_are_judged_cell_by_cell(tmp_path: Path) -> None:
+    theirs = [replace(cell, backend="mine", coalesce=None) for cell in CELLS]
+    base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0) for cell in CELLS])
+    cand = write(tmp_path / "b", [synthetic.visit(cell, 1000.0) for cell in theirs])
+    (renamed,), notes = aligned([base], [cand])
+    assert list(renamed.frame()["cell_id"]) == list(base.frame()["cell_id"])
+    assert list(renamed.frame()["swap_us_median"]) == list(cand.frame()["swap_us_median"])
+    assert "batched (base) and mine (candidate)" in notes[0]
+
+
+def test_runs_of_the_same_backends_stay_as_they_are(tmp_path: Path) -> None:
+    several = [*CELLS, replace(CELLS[0], backend="mine")]
+    base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0) for cell in several])
+    cand = write(tmp_path / "b", [synthetic.visit(cell, 1000.0) for cell in CELLS])
+    assert aligned([base], [cand]) == ([cand], [])
+    assert aligned([cand], [cand]) == ([cand], [])
+
+
+def test_a_run_of_several_rounds_gives_one_run_for_each(tmp_path: Path) -> None:
+    visits = [synthetic.visit(cell, 1000.0 + number, round_=number) for number in (0, 1, 2) for cell in CELLS]
+    run = write(tmp_path / "a", [synthetic.skip(replace(CELLS[0], blocks=9)), *visits])
+    parts = rounds_of(run)
+    assert [[r.round for r in part.records if hasattr(r, "round")] for part in parts] == [[n] * 4 for n in range(3)]
+    assert [part.frame()["status"].tolist().count("skipped") for part in parts] == [1, 1, 1]
+
+
+def a_a_runs(folder: Path, offsets: list[float]) -> tuple[list[Run], list[Run]]:
+    """Return rounds in which the candidate is off by these fractions, every cell alike."""
+    sides: tuple[list[Run], list[Run]] = ([], [])
+    for number, offset in enumerate(offsets):
+        for side, us in zip(sides, (10_000.0, 10_000.0 * (1 + offset)), strict=True):
+            records: list[Record] = [synthetic.visit(cell, us, noise=0.0, round_=0) for cell in CELLS]
+            records += synthetic.ceilings()
+            side.append(write(folder / f"{number}-{len(sides[0])}-{len(sides[1])}", records))
+    return sides
+
+
+def test_a_floor_is_how_far_a_cell_moved_with_nothing_changed(tmp_path: Path) -> None:
+    base, cand = a_a_runs(tmp_path, [0.04, -0.05, 0.01, 0.0, 0.05, -0.04, 0.02, -0.01])
+    found = floors_of(judge(base, cand), base[0])
+    assert set(found.floors) == {cell.id for cell in CELLS}
+    assert all(0.01 < floor <= 0.055 for floor in found.floors.values())
+    assert found.rounds == 8
+    path = tmp_path / "floor.json"
+    write_floors(path, found)
+    assert read_floors(path) == found
+
+
+def test_a_cell_within_its_floor_is_not_called_slower(tmp_path: Path) -> None:
+    floors = floors_of(judge(*a_a_runs(tmp_path / "aa", [0.06, -0.06] * 4)), a_a_runs(tmp_path / "x", [0.0])[0][0])
+    base, cand = a_a_runs(tmp_path / "ab", [0.05] * 8)
+    assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {Verdict.REGRESSED}
+    found = judge(base, cand, floors=floors.floors)
+    assert {row.verdict for row in found.rows if row.kind == "cell"} == {Verdict.UNCHANGED}
+
+
+def test_too_few_rounds_give_no_floor(tmp_path: Path) -> None:
+    base, cand = a_a_runs(tmp_path, [0.0, 0.01])
+    with pytest.raises(UsageError, match="after 2 rounds: ask for more with --rounds"):
+        floors_of(judge(base, cand), base[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2}, {"more": 1}, {"rounds": 0}, {"floors": {"batched": 0.1}}, {"floors": {"0" * 12: -0.1}},
+        {"floors": {"0" * 12: "much"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_file_that_holds_no_floors_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    base, cand = a_a_runs(tmp_path, [0.0] * 6)
+    path = tmp_path / "floor.json"
+    write_floors(path, floors_of(judge(base, cand), base[0]))
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RunDirectoryError, match="is no file of floors"):
+        read_floors(path)
+
+
+def test_floors_hold_for_another_build_and_not_for_another_machine(tmp_path: Path) -> None:
+    base, cand = a_a_runs(tmp_path, [0.0] * 6)
+    floors = floors_of(judge(base, cand), base[0])
+    identity = dict(base[0].info.identity)
+    build = write(tmp_path / "build", [], identity=identity | {"engine_hash": "another"})
+    assert check_floors(floors, [build], forced=False) == []
+    other = write(tmp_path / "other", [], identity=identity | {"gpu_name": "another \x1b[31m"})
+    with pytest.raises(MismatchError, match="gpu_name"):
+        check_floors(floors, [other], forced=False)
+    (warning,) = check_floors(floors, [other], forced=True)
+    assert warning.startswith("forced: ")
+    assert warning.isprintable()
+
+
+def test_a_missing_file_of_floors_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="kvbench gate calibrate makes one"):
+        read_floors(tmp_path / "floor.json")
+    (tmp_path / "link.json").symlink_to("/etc/hostname")
+    with pytest.raises(RunDirectoryError, match="symbolic link"):
+        read_floors(tmp_path / "link.json")

@@ -1,0 +1,58 @@
+"""The package of backends that are slower on purpose: what it adds is what it says, and its bytes are right."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvbench.axes import Cell, Direction, StreamState
+from kvbench.backends.base import SwapRequest
+from kvbench.engine import STREAM_STATES, Stream, TimedRegion, open_device
+from kvbench.faults import FaultPlan
+from kvbench.results import load_run
+from kvbench.workload import Pools, lay_out
+from tests.unit.command import BRIEF, kvbench, tiny
+
+SLOW = Path(__file__).parents[1] / "slow_backend"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder with the package as an installer lays it out."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "kvbench_slow").symlink_to(SLOW / "kvbench_slow")
+    info = folder / "kvbench_slow-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvbench-slow\nVersion: 0.1.0\n")
+    text = (SLOW / "pyproject.toml").read_text()
+    entries = text.partition('[project.entry-points."kvbench.backends"]\n')[2].partition("\n\n")[0]
+    (info / "entry_points.txt").write_text(f"[kvbench.backends]\n{entries.replace(chr(34), '')}\n")
+    return folder
+
+
+def test_all_of_them_are_measured_and_verified_on_the_host(site: Path, tmp_path: Path) -> None:
+    cells = tiny(backend="sm_same,sm_slow5,sm_slow10", direction="h2d,d2h", stream_state="idle,busy")
+    done = kvbench("sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env={"PYTHONPATH": str(site)})
+    assert done.returncode == 0, done.stderr
+    frame = load_run(tmp_path / "run").frame()
+    assert frame.groupby("backend").size().to_dict() == {"sm_same": 4, "sm_slow5": 4, "sm_slow10": 4}
+    assert set(frame["status"]) == {"ok"}
+
+
+def test_the_delay_is_part_of_the_swap(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    from kvbench_slow import Delayed, Same  # type: ignore[import-not-found]
+
+    device = open_device("cpu", FaultPlan())
+    stream = Stream(device.driver)
+    cell = Cell("sm_same", Direction.H2D, 4, 1024)
+    layout = lay_out(cell.pattern, cell.blocks, np.random.default_rng(0))
+    pools = Pools(device, stream, 1 << 20)
+    request = SwapRequest(device, cell, pools.addresses(cell, layout))
+    inner = Same().create(request).swap
+    slow = Delayed(request, Same().create(request), share=1000.0)
+    region = TimedRegion(device.driver, stream.handle, 1000)
+    sample = region.measure_python(slow.prepare, slow.submit, STREAM_STATES[StreamState.IDLE])
+    assert sample.wall_us >= slow.delay_ns / 1e3 > 0
+    assert slow.calls == inner.calls + 1
