@@ -13,10 +13,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-Samples = Sequence[float] | npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+Samples = Sequence[float] | Floats
 
 CONFIDENCE: Final = 0.95
+OUTLIER_SIGMAS: Final = 5.0
+_MIN_SPREAD: Final = 6
 _EXACT_UP_TO: Final = 500
+_EXACT_RANKS: Final = 400
 _NORMAL_QUANTILE: Final = 1.959963984540054
 _MAD_TO_SIGMA: Final = 1.4826
 # Fewer have no order-statistic interval of 95%.
@@ -77,15 +82,35 @@ def relative_half_width(samples: Samples) -> float:
     return (high - low) / 2 / abs(median) if median and math.isfinite(high) else math.inf
 
 
-def outliers(samples: Samples, limit: float = 5.0) -> npt.NDArray[np.bool_]:
+def outliers(samples: Samples, limit: float = OUTLIER_SIGMAS) -> npt.NDArray[np.bool_]:
     """Return a mark for every sample further than `limit` robust standard deviations (MAD) from the median.
 
-    Marks only: nothing is dropped anywhere. Where more than half the samples are equal, none is marked.
+    Marks only: nothing is dropped anywhere. None is marked where more than half the samples are equal, nor among fewer
+    than six, which say too little of their own spread.
     """
     values = _checked(samples)
-    distance = np.abs(values - np.median(values))
-    sigma = _MAD_TO_SIGMA * float(np.median(distance))
-    return distance > limit * sigma if sigma > 0 else np.zeros(len(values), dtype=bool)
+    return grouped_outliers(values, np.array([len(values)]), limit)
+
+
+def grouped_outliers(values: Floats, counts: Counts, limit: float = OUTLIER_SIGMAS) -> npt.NDArray[np.bool_]:
+    """Return the marks of `outliers` for many groups: `values` lie group after group, `counts` in each, none empty."""
+    _, middle, _ = grouped_quartiles(values, counts)
+    distance = np.abs(values - np.repeat(middle, counts))
+    _, spread, _ = grouped_quartiles(distance, counts)
+    sigma = np.repeat(_MAD_TO_SIGMA * spread, counts)
+    enough = np.repeat(counts >= _MIN_SPREAD, counts)
+    return (distance > limit * sigma) & (sigma > 0) & enough
+
+
+def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, Floats]:
+    """Return the `quartiles` of many groups: `values` lie group after group, `counts` in each, none empty."""
+    found = np.empty((3, len(counts)))
+    first = np.cumsum(counts) - counts
+    for count in np.unique(counts):
+        alike = counts == count
+        found[:, alike] = np.quantile(values[first[alike][:, None] + np.arange(count)], (0.25, 0.5, 0.75), axis=1)
+    low, middle, high = found
+    return low, middle, high
 
 
 def paired_ratio(a: Samples, b: Samples) -> Ratio:
@@ -102,6 +127,38 @@ def paired_ratio(a: Samples, b: Samples) -> Ratio:
     logs = np.log(second / first)
     low, high = median_interval(logs)
     return Ratio(math.exp(float(np.median(logs))), math.exp(low), math.exp(high))
+
+
+def rank_sum_probability(a: Samples, b: Samples) -> float:
+    """Return how likely samples of one origin are to lie as far apart as a and b, or further (Mann-Whitney, two-sided).
+
+    It rests on order alone and assumes no distribution; a tie counts half. Exact for few samples, from `_EXACT_RANKS`
+    pairs on by the normal limit. With fewer than four of each it never falls to 0.05. Raises ValueError for no samples.
+    """
+    first, second = _checked(a), _checked(b)
+    pairs = len(first) * len(second)
+    above = float((first[:, None] < second).sum() + (first[:, None] == second).sum() / 2)
+    nearer = math.floor(min(above, pairs - above) + 0.5)
+    if pairs > _EXACT_RANKS:
+        spread = math.sqrt(pairs * (len(first) + len(second) + 1) / 12)
+        return min(1.0, math.erfc((pairs / 2 - nearer - 0.5) / spread / math.sqrt(2)))
+    ways = _rank_sum_ways(len(first), len(second))
+    return min(1.0, 2 * sum(ways[: nearer + 1]) / sum(ways))
+
+
+@lru_cache(maxsize=4096)
+def _rank_sum_ways(m: int, n: int) -> tuple[int, ...]:
+    """Return in how many orders of m and n samples u pairs of m x n are in order, for u = 0, 1, ..., m n.
+
+    They are the coefficients of the Gaussian binomial (m + n over m).
+    """
+    ways = [1] + [0] * (m * n)
+    for k in range(1, m + 1):
+        for u in range(m * n, n + k - 1, -1):  # times 1 - q^(n + k)
+            ways[u] -= ways[u - n - k]
+        for u in range(k, m * n + 1):  # over 1 - q^k
+            ways[u] += ways[u - k]
+    return tuple(ways)
 
 
 @lru_cache(maxsize=4096)

@@ -7,12 +7,11 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from kvbench.report.selection import Pinned, pin
+from kvbench.report.selection import STATES, Pinned, pin
 from kvbench.report.view import View
 from kvbench.stats import Quartiles
 
 BATCHED: Final = "batched"
-STATES: Final = ("idle", "busy")
 Shape = tuple[int, int]
 
 

@@ -7,8 +7,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.cliffs import Cliff, find_cliff, knee
-from kvbench.report.selection import SERIES, Pinned, fullest, pin
-from kvbench.report.view import View
+from kvbench.report.selection import SERIES, STATES, Pinned, fullest, pin
 
 MIN_SIZES: Final = 4
 MIN_COUNTS: Final = 3
@@ -16,7 +15,11 @@ MIN_COUNTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a chart: measured points ascending in `x` (block bytes or SMs); `panel` is N or the block bytes."""
+    """One line of a chart: measured points ascending in `x` (block bytes or SMs); `panel` is N or the block bytes.
+
+    Lines of one backend in one panel are told apart by `variant`, which counts from 0, and its `words`: the stream's
+    state or, where runs are compared and `run` says which this is, the run's label.
+    """
 
     backend: str
     direction: str
@@ -24,6 +27,15 @@ class Curve:
     panel: int
     x: Sequence[int]
     points: pd.DataFrame
+    run: tuple[int, str] | None = None
+
+    @property
+    def variant(self) -> int:
+        return STATES.index(self.state) if self.run is None else self.run[0]
+
+    @property
+    def words(self) -> str:
+        return f"{self.state} stream" if self.run is None else f"run {self.run[1]}"
 
     @property
     def gbps(self) -> Sequence[float]:
@@ -63,9 +75,9 @@ class Curves:
         return [curve for curve in self.curves if curve.panel == panel]
 
 
-def cliff_curves(view: View) -> Curves | str:
-    """Return GB/s over block size, a panel per number of blocks; or why there are none."""
-    pinned = pin(view.frame, shown=())
+def cliff_curves(cells: pd.DataFrame) -> Curves | str:
+    """Return GB/s over block size, a panel per number of blocks, from the rows of a run; or why there are none."""
+    pinned = pin(cells, shown=())
     measured = pinned.cells[pinned.cells["status"] == "ok"]
     curves = _curves(measured, "blocks", "block_bytes")
     if not any(len(curve.x) >= MIN_SIZES for curve in curves):
@@ -73,12 +85,16 @@ def cliff_curves(view: View) -> Curves | str:
     return Curves(curves, pinned, pinned.cells, fullest(measured, "blocks", over="block_bytes"))
 
 
-def ladder_curves(view: View) -> Curves | str:
-    """Return GB/s over the SM count, a panel per block size, at one number of blocks; or why there are none."""
-    kernels = view.frame[view.frame["sms"].notna()]
+def ladder_curves(cells: pd.DataFrame) -> Curves | str:
+    """Return GB/s over the SM count, a panel per block size, at one number of blocks; or why there are none.
+
+    `cells` are the rows of a run.
+    """
+    kernels = cells[cells["sms"].notna()]
     pinned = pin(kernels, shown=("sms",))
     measured = pinned.cells[pinned.cells["status"] == "ok"]
-    ladders = measured.groupby([*SERIES, "blocks", "block_bytes"]).filter(lambda cells: len(cells) >= MIN_COUNTS)
+    counts = measured.groupby([*SERIES, "blocks", "block_bytes"])["sms"].transform("size")
+    ladders = measured[counts >= MIN_COUNTS]
     if ladders.empty:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
     blocks = fullest(ladders, "blocks", over="sms")

@@ -1,26 +1,30 @@
 """The crossover map as a picture: colour and figure say the ratio, hatching that it is undecided, white nothing."""
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.collections import PathCollection, PolyCollection
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Patch
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath, TextToPath
+from matplotlib.transforms import Affine2D, Transform
 
 from kvbench.report import markdown as md
 from kvbench.report.charts import page, render, spaced, styled
 from kvbench.report.layout import Words, lay_out
+from kvbench.report.palette import is_dark, ratio_colour
 from kvbench.report.ratios import Ratio, RatioMap
 
-_Rgb = tuple[float, float, float]
-
-# Blue where batched takes less time, orange where the kernel does: told apart by colour-blind readers.
-_COLOURS: Final = LinearSegmentedColormap.from_list("kvbench", ["#0072B2", "#F7F7F7", "#D55E00"])
-_OCTAVES: Final = 3.0
 _ROW: Final = 0.21
 _KEYS: Final = (1 / 8, 1 / 2, 1.0, 2.0, 8.0)
 _HATCH: Final = "////"
+_FONT: Final = FontProperties(family="DejaVu Sans", size=7)
+_BEHIND: Final = (0.66, 0.6)
+
+Place = tuple[tuple[int, int], Ratio]
 
 
 def ratio_chart(grid: Sequence[Sequence[RatioMap]], words: Words) -> dict[str, bytes]:
@@ -31,24 +35,26 @@ def ratio_chart(grid: Sequence[Sequence[RatioMap]], words: Words) -> dict[str, b
         keys = _legend()
         layout = lay_out(grid, words, [str(key.get_label()) for key in keys], height=_ROW * max(len(sizes), 6))
         figure = page(layout, keys)
-        axes = figure.subplots(
-            len(grid), max(map(len, grid)), squeeze=False, sharex=True, sharey=True, gridspec_kw=layout.gridspec
-        )
+        axes = figure.subplots(len(grid), max(map(len, grid)), squeeze=False, gridspec_kw=layout.gridspec)
         for row, line in zip(axes, grid, strict=True):
             for place, ax in enumerate(row):
                 if place < len(line):
-                    _draw(ax, line[place], sizes, counts)
+                    _draw(ax, line[place], sizes, counts, figure.dpi_scale_trans)
                 else:
                     ax.set_axis_off()
         return render(figure)
 
 
-def _draw(ax: Axes, panel: RatioMap, sizes: Sequence[int], counts: Sequence[int]) -> None:
+def _draw(ax: Axes, panel: RatioMap, sizes: Sequence[int], counts: Sequence[int], inches_to_pixels: Transform) -> None:
     contest, kernel = panel.contest, panel.kernel
     ax.set_title(f"{contest.direction}, {contest.state} stream: batched / {kernel.backend}")
     ax.grid(visible=False)
-    for (size, count), ratio in panel.cells.items():
-        _cell(ax, counts.index(count), sizes.index(size), ratio)
+    places = [((counts.index(count), sizes.index(size)), ratio) for (size, count), ratio in panel.cells.items()]
+    decided, undecided = ([place for place in places if place[1].decided is wanted] for wanted in (True, False))
+    _boxes(ax, decided, (1, 1), edgecolors="white", linewidths=0.6)
+    _boxes(ax, undecided, (1, 1), edgecolors="#999999", linewidths=0.6, hatch=_HATCH)
+    _boxes(ax, undecided, _BEHIND, edgecolors="none")  # no hatching behind their figures
+    _figures(ax, places, inches_to_pixels)
     ax.set_xlim(-0.5, len(counts) - 0.5)
     ax.set_ylim(-0.5, len(sizes) - 0.5)
     ax.set_xticks(range(len(counts)), [md.count(count) for count in counts], fontsize=7.5)
@@ -58,33 +64,46 @@ def _draw(ax: Axes, panel: RatioMap, sizes: Sequence[int], counts: Sequence[int]
     ax.label_outer()
 
 
-def _cell(ax: Axes, x: int, y: int, ratio: Ratio) -> None:
-    colour = _colour(ratio.value)
-    hatch = None if ratio.decided else _HATCH
-    edge = "white" if ratio.decided else "#999999"
-    ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor=edge, hatch=hatch, linewidth=0.6))
-    dark = ratio.decided and _luminance(colour) < 0.4
-    box = {"boxstyle": "round,pad=0.1", "facecolor": colour, "edgecolor": "none"}
-    ax.text(
-        x,
-        y,
-        md.figure(ratio.value),
-        ha="center",
-        va="center",
-        fontsize=7,
-        color="white" if dark else "black",
-        bbox=None if ratio.decided else box,
-    )
+def _boxes(ax: Axes, places: Sequence[Place], size: tuple[float, float], **style: Any) -> None:
+    width, height = size
+    corners = [(width * right / 2, height * up / 2) for right, up in ((-1, -1), (1, -1), (1, 1), (-1, 1))]
+    shapes = [[(x + right, y + up) for right, up in corners] for (x, y), _ in places]
+    colours = [ratio_colour(ratio.value) for _, ratio in places]
+    ax.add_collection(PolyCollection(shapes, facecolors=colours, **style), autolim=False)
 
 
-def _colour(ratio: float) -> _Rgb:
-    octaves = max(-_OCTAVES, min(_OCTAVES, math.log2(ratio)))
-    return to_rgb(_COLOURS(0.5 + octaves / (2 * _OCTAVES)))
+def _figures(ax: Axes, places: Sequence[Place], inches_to_pixels: Transform) -> None:
+    """Write the ratios letter by letter, equal letters of a place at once: laying out hundreds of texts is slow."""
+    letters: dict[tuple[str, float, str], list[tuple[int, int]]] = {}
+    for at, ratio in places:
+        colour = "white" if ratio.decided and is_dark(ratio_colour(ratio.value)) else "black"
+        for letter, left in _letters(md.figure(ratio.value)):
+            letters.setdefault((letter, left, colour), []).append(at)
+    for (letter, left, colour), offsets in letters.items():
+        drawn = PathCollection(
+            [_outline(letter, left)], offsets=offsets, offset_transform=ax.transData, facecolors=colour, linewidths=0
+        )
+        drawn.set_transform(Affine2D().scale(1 / 72) + inches_to_pixels)
+        ax.add_collection(drawn, autolim=False)
 
 
-def _luminance(colour: _Rgb) -> float:
-    red, green, blue = colour
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+def _letters(text: str) -> list[tuple[str, float]]:
+    """Return the letters with their left edges in points from the middle of the text."""
+    widths = [_width(letter) for letter in text]
+    return [(letter, round(sum(widths[:place]) - sum(widths) / 2, 3)) for place, letter in enumerate(text)]
+
+
+@cache
+def _width(letter: str) -> float:
+    width, _, _ = TextToPath().get_text_width_height_descent(letter, _FONT, ismath=False)
+    return float(width)
+
+
+@cache
+def _outline(letter: str, left: float) -> Path:
+    """Return the outline of a letter in points, digits at half their height."""
+    middle = TextPath((0, 0), "0", prop=_FONT).get_extents().y1 / 2
+    return TextPath((left, -middle), letter, prop=_FONT)
 
 
 def _legend() -> list[Patch]:
@@ -95,6 +114,8 @@ def _legend() -> list[Patch]:
         2.0: "2",
         _KEYS[-1]: "8 or more: kernel faster",
     }
-    keys = [Patch(facecolor=_colour(r), edgecolor="#999999", label=words[r]) for r in _KEYS]
-    undecided = Patch(facecolor=_colour(1.0), edgecolor="#999999", hatch=_HATCH, label="undecided: quartiles overlap")
+    keys = [Patch(facecolor=ratio_colour(r), edgecolor="#999999", label=words[r]) for r in _KEYS]
+    undecided = Patch(
+        facecolor=ratio_colour(1.0), edgecolor="#999999", hatch=_HATCH, label="undecided: quartiles overlap"
+    )
     return [*keys, undecided]

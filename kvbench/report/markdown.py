@@ -51,6 +51,12 @@ def image(alternative: str, name: str) -> str:
     return f"![{alternative}]({name})"
 
 
+def link(words: str, heading: str) -> str:
+    """Return a link to a heading of the same document, which is our own, by the anchor that GitHub gives it."""
+    anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    return f"[{words}](#{anchor})"
+
+
 def superscript(number: int) -> str:
     return str(number).translate(_SUPERSCRIPTS)
 

@@ -7,7 +7,9 @@ from typing import Final
 import pandas as pd
 
 SERIES: Final = ("backend", "direction", "stream_state")
+STATES: Final = ("idle", "busy")
 SIDE_AXES: Final = ("pattern", "memory", "order", "sms", "descriptors_per_call", "coalesce", "overlap")
+QUEUE: Final = ("queued", "streams")
 _PREFERRED: Final = {
     "pattern": "shuffled",
     "memory": "allocated",
@@ -31,11 +33,18 @@ class Pinned:
 
 
 def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
-    """Keep, per backend and direction, one value of every side axis that is not shown: the one with most cells."""
+    """Keep, per backend and direction, one value of every side axis that is not shown: the one with most cells.
+
+    Cells with a queue have a section of their own: they stay only where `QUEUE` is shown.
+    """
+    if not set(QUEUE) <= set(shown):
+        cells = cells[(cells["queued"] == 0) & (cells["streams"] == 1)]
     axes = [axis for axis in SIDE_AXES if axis not in shown]
     hidden: dict[str, set[str]] = {axis: set() for axis in axes}
     kept = []
-    for _, group in cells.groupby(["backend", "direction"], sort=False):
+    # the columns that decide, since each step copies what is left
+    narrow = cells[["backend", "direction", "status", *axes]]
+    for _, group in narrow.groupby(["backend", "direction"], sort=False):
         for axis in axes:
             measured = group[group["status"] == "ok"]
             chosen = _usual((group if measured.empty else measured)[axis], _PREFERRED.get(axis))
@@ -44,7 +53,7 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
                 hidden[axis] |= set(values.dropna()) - {chosen}
                 group = group[(values == chosen).fillna(value=True)]
         kept.append(group)
-    return Pinned(pd.concat(kept, ignore_index=True) if kept else cells, hidden)
+    return Pinned(cells.loc[pd.concat(kept).index].reset_index(drop=True) if kept else cells, hidden)
 
 
 def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
@@ -62,7 +71,7 @@ def _usual(values: "pd.Series[str]", preferred: str | None) -> str | None:
 
 
 def _axis_words(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
-    known = cells.dropna(subset=[axis])
+    known = cells[["direction", axis]].dropna()
     by_way = {
         way: "/".join(sorted(set(known.loc[known["direction"] == way, axis].astype(str)))) for way in ("h2d", "d2h")
     }

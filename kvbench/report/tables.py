@@ -1,18 +1,16 @@
-"""The tables of a report: access order (T2), the cliff (T3), the SM ladder (T5)."""
+"""What every table of a report has in common, and those of the cliff (T3) and of the SM ladder (T5)."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 
 from kvbench.report import markdown as md
 from kvbench.report.curves import MIN_SIZES, Curve, Curves
-from kvbench.report.selection import Pinned, pin
+from kvbench.report.selection import Pinned
 from kvbench.report.view import View
-from kvbench.stats import MIN_PAIRS, paired_ratio
 from kvbench.units import format_size
 
 Row = dict[str, Any]
@@ -26,52 +24,22 @@ INCLUDES: Final = {
     "the gap between the start event's retirement and the call",
     "submit_us": "Host time inside the submission call or calls, preparation not included",
 }
-_RACE: Final = (
-    "† ANY on d2h lets the driver read the source before earlier work on the stream has finished: "
-    "right only where nothing still writes it"
-)
-_DELTA: Final = (
-    "Delta: median over rounds of ANY / STREAM - 1, each from the medians of a round's two visits, with its 95% "
-    "interval; ≈ where the interval contains 0: no difference beyond the noise of this run"
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table in Markdown: every string is ready to print."""
+    """A table in Markdown: every string is ready to print; the first `left` columns are words, the others numbers."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str]
     caption: str
+    left: int = 1
 
     def markdown(self) -> str:
         notes = f"\n\n{md.bullets(self.notes)}" if self.notes else ""
-        return f"**{self.title}**\n\n{md.table(self.header, self.rows)}{notes}\n\n{self.caption}"
-
-
-def order_tables(view: View) -> list[Table] | str:
-    """Return T2: STREAM against ANY, for GPU time and for host submission; or why there is none."""
-    pinned = pin(view.measured[view.measured["order"].notna()], shown=("order",))
-    keys = ["backend", "stream_state", "direction", "blocks", "block_bytes", "block_size"]
-    arms = {order: pinned.cells[pinned.cells["order"] == order] for order in ("stream", "any")}
-    pairs = arms["stream"].merge(arms["any"], on=keys, suffixes=("_stream", "_any"))
-    if pairs.empty:
-        return "it needs cells measured with order stream and with order any that are equal in all else"
-    samples = view.samples({*pairs["cell_id_stream"], *pairs["cell_id_any"]})
-    tables = []
-    for (backend, state), group in pairs.groupby(["backend", "stream_state"], sort=False):
-        ordered = group.sort_values(["direction", "block_bytes", "blocks"], ascending=[False, True, True])
-        cells = pd.concat([arm.merge(group[keys], on=keys) for arm in arms.values()])
-        head = f"{md.escape(backend)}, {state} stream"
-        for time, unit, what in (("gpu_us", "ms", "GPU time"), ("submit_us", "us", "host submission")):
-            header = ("Dir", "Blocks", "BlkSize", f"STREAM med {unit}", f"ANY med {unit}", "Delta [95%]")
-            rows = [_order_row(samples, pair, time, 1e-3 if unit == "ms" else 1.0) for pair in rows_of(ordered)]
-            notes = [_DELTA, *([_RACE] if any("†" in row[-1] for row in rows) else [])]
-            caption = view.caption(cells, f"{INCLUDES[time]}. {settings(pinned, cells)}")
-            tables.append(Table(f"STREAM against ANY: {what} ({head})", header, rows, notes, caption))
-    return tables
+        return f"**{self.title}**\n\n{md.table(self.header, self.rows, self.left)}{notes}\n\n{self.caption}"
 
 
 def cliff_tables(view: View, curves: Curves) -> list[Table]:
@@ -154,7 +122,9 @@ class Footnotes:
 
 
 def rows_of(cells: pd.DataFrame) -> list[Row]:
-    return [{str(name): value for name, value in row.items()} for row in cells.to_dict("records")]
+    """Return what DataFrame.to_dict("records") does, which takes ten times as long on as many columns as a run has."""
+    names = [str(name) for name in cells]
+    return [dict(zip(names, row, strict=True)) for row in zip(*(cells[name].tolist() for name in names), strict=True)]
 
 
 def shown(row: Row | None, notes: Footnotes, show: Callable[[Row], str]) -> str:
@@ -172,35 +142,6 @@ def rate(row: Row) -> str:
 
 def _rate_and_share(row: Row) -> str:
     return f"{rate(row)} ({row['ceiling_share']:.0%})" if math.isfinite(row["ceiling_share"]) else rate(row)
-
-
-def _order_row(samples: Mapping[str, pd.DataFrame], pair: Row, time: str, scale: float) -> list[str]:
-    stream, other = (samples[pair[f"cell_id_{arm}"]] for arm in ("stream", "any"))
-    mark = "†" if pair["direction"] == "d2h" else ""
-    return [
-        pair["direction"],
-        md.count(pair["blocks"]),
-        md.size(pair["block_size"]),
-        md.figure(float(stream[time].median()) * scale),
-        md.figure(float(other[time].median()) * scale),
-        delta_words(stream.groupby("round")[time].median(), other.groupby("round")[time].median()) + mark,
-    ]
-
-
-def delta_words(a: "pd.Series[float]", b: "pd.Series[float]") -> str:
-    """Return the change from a to b in percent, marked "≈" inside the noise, or that it is undecided.
-
-    Both hold a median for each round, by its number; rounds that only one of them has do not count.
-    """
-    rounds = a.index.intersection(b.index)
-    first, second = (np.asarray(arm[rounds], dtype=np.float64) for arm in (a, b))
-    if len(rounds) < MIN_PAIRS:
-        return f"undecided: {len(rounds)} rounds of {MIN_PAIRS}"
-    if min(first.min(), second.min()) <= 0:
-        return "undecided: times of 0"
-    change = paired_ratio(first, second)
-    low, value, high = ((end - 1) * 100 for end in (change.low, change.value, change.high))
-    return f"{'' if change.decided else '≈ '}{value:+.1f}% [{low:+.1f}, {high:+.1f}]"
 
 
 def _series(curves: Curves) -> list[tuple[str, str, str]]:

@@ -1,6 +1,7 @@
 """The threshold (T4): batched against the other backends at one number of blocks, and where the faster one changes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pandas as pd
@@ -22,19 +23,37 @@ _MARKS: Final = (
 )
 
 
-def threshold_tables(view: View) -> list[Table] | str:
-    """Return T4, a table per direction and stream state with the crossovers below it; or why there is none."""
+@dataclass(frozen=True, slots=True)
+class Duels:
+    """The contests of a run that meet at `blocks` blocks."""
+
+    contests: Sequence[Contest]
+    blocks: int
+    pinned: Pinned
+
+    def times(self, contest: Contest) -> dict[str, dict[int, Quartiles]]:
+        """Return backend -> block bytes -> swap_us; batched first, without backends that have no figure here."""
+        return {arm.backend: found for arm in contest.arms if (found := _at(arm, self.blocks))}
+
+
+def threshold_duels(view: View) -> Duels | str:
+    """Return what T4 compares; or why there is nothing to compare."""
     found = contests(view)
     shapes = [(arm.backend, *shape) for contest in found.contests for arm in contest.arms for shape in arm.times]
     if shapes:
         blocks = common_blocks(pd.DataFrame(shapes, columns=["backend", "block_bytes", "blocks"]))
-        tables = [_table(view, contest, blocks, found.pinned) for contest in found.contests if _meets(contest, blocks)]
-        if tables:
-            return tables
+        meeting = [contest for contest in found.contests if _meets(contest, blocks)]
+        if meeting:
+            return Duels(meeting, blocks, found.pinned)
     return (
         f"it needs {BATCHED} and another backend measured at {_MIN_SIZES} block sizes with the same number of blocks, "
         "direction and stream state"
     )
+
+
+def threshold_tables(view: View, duels: Duels) -> list[Table]:
+    """Return T4, a table per direction and stream state with the crossovers below it."""
+    return [_table(view, contest, duels) for contest in duels.contests]
 
 
 def common_blocks(measured: pd.DataFrame) -> int:
@@ -46,6 +65,16 @@ def common_blocks(measured: pd.DataFrame) -> int:
     backends = {blocks: cells["backend"].nunique() for blocks, cells in groups.items()}
     sizes = {blocks: cells["block_bytes"].nunique() for blocks, cells in groups.items()}
     return max(backends, key=lambda blocks: (backends[blocks], blocks == USUAL_BLOCKS, sizes[blocks], blocks))
+
+
+def duel_winners(times: Mapping[str, Mapping[int, Quartiles]]) -> dict[str, dict[int, str | None]]:
+    """Return for every other backend the winner between it and batched, by block bytes, where they share two sizes."""
+    pairs = {
+        other: winners({BATCHED: times[BATCHED], other: found})
+        for other, found in times.items()
+        if other != BATCHED and BATCHED in times
+    }
+    return {other: fastest for other, fastest in pairs.items() if len(fastest) >= _MIN_SIZES}
 
 
 def crossover_words(one: str, other: str, fastest: Mapping[int, str | None]) -> str:
@@ -65,10 +94,10 @@ def crossover_words(one: str, other: str, fastest: Mapping[int, str | None]) -> 
     return f"{head}{found}{f'; undecided at {_sizes(open_sizes)}' if open_sizes else ''}"
 
 
-def _table(view: View, contest: Contest, blocks: int, pinned: Pinned) -> Table:
-    times = {arm.backend: _at(arm, blocks) for arm in contest.arms}
+def _table(view: View, contest: Contest, duels: Duels) -> Table:
+    blocks, times = duels.blocks, duels.times(contest)
     # an arm without any figure at this number of blocks has nothing to say
-    arms = [arm for arm in contest.arms if times[arm.backend]]
+    arms = [arm for arm in contest.arms if arm.backend in times]
     cells = pd.concat([arm.cells[arm.cells["blocks"] == blocks] for arm in arms])
     notes = Footnotes()
     body = []
@@ -82,8 +111,8 @@ def _table(view: View, contest: Contest, blocks: int, pinned: Pinned) -> Table:
         body.append([_size(size), *texts.values()])
     measured = cells[cells["status"] == "ok"]
     head = f"{contest.direction}, {BATCHED} on {'an idle' if contest.state == 'idle' else 'a busy'} stream"
-    lines = [*_crossover_lines(contest, times), _MARKS, *notes.lines]
-    includes = f"{INCLUDES[contest.state]}. {settings(pinned, measured)}"
+    lines = [*_crossover_lines(times), _MARKS, *notes.lines]
+    includes = f"{INCLUDES[contest.state]}. {settings(duels.pinned, measured)}"
     return Table(
         f"{head}, N = {md.count(blocks)}: GB/s",
         ("Block size", *(md.escape(arm.backend) for arm in arms)),
@@ -93,10 +122,9 @@ def _table(view: View, contest: Contest, blocks: int, pinned: Pinned) -> Table:
     )
 
 
-def _crossover_lines(contest: Contest, times: Mapping[str, Mapping[int, Quartiles]]) -> list[str]:
-    first, *others = [arm.backend for arm in contest.arms]
-    pairs = {other: winners({first: times[first], other: times[other]}) for other in others}
-    return [f"Faster, {crossover_words(first, other, fastest)}" for other, fastest in pairs.items() if len(fastest) > 1]
+def _crossover_lines(times: Mapping[str, Mapping[int, Quartiles]]) -> list[str]:
+    found = duel_winners(times)
+    return [f"Faster, {crossover_words(BATCHED, other, fastest)}" for other, fastest in found.items()]
 
 
 def _meets(contest: Contest, blocks: int) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from kvbench.report import markdown as md
@@ -27,7 +29,7 @@ class View:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        return self.run.frame()
+        return self.run.frame(self.all_samples)
 
     @cached_property
     def measured(self) -> pd.DataFrame:
@@ -35,11 +37,16 @@ class View:
 
     def samples(self, cell_ids: Collection[str]) -> dict[str, pd.DataFrame]:
         """Return the raw samples of some cells, by cell id."""
-        wanted = self._samples[self._samples["cell_id"].isin(cell_ids)]
-        return {str(cell_id): samples for cell_id, samples in wanted.groupby("cell_id")}
+        return {cell_id: self.all_samples.take(self._places[cell_id]) for cell_id in cell_ids}
 
     @cached_property
-    def _samples(self) -> pd.DataFrame:
+    def _places(self) -> Mapping[str, npt.NDArray[np.intp]]:
+        found = self.all_samples.groupby("cell_id").indices
+        return {str(cell_id): np.asarray(places) for cell_id, places in found.items()}
+
+    @cached_property
+    def all_samples(self) -> pd.DataFrame:
+        """Every raw sample, failed cells' too, in the order of the journal."""
         return self.run.samples()
 
     @property

@@ -1,7 +1,9 @@
 """Records to pandas: a row per cell with its figures, and the raw samples in long form."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any, Final
 
 import numpy as np
@@ -11,25 +13,24 @@ import pandas as pd
 from kvbench.axes import AXES, Cell, Direction, Order, StreamState
 from kvbench.results.cells import CellIndex
 from kvbench.results.schema import SAMPLE_COLUMNS, Ceiling, CellRecord, Failure, Record, Samples, Skip, Visit
+from kvbench.stats import Floats, grouped_outliers, grouped_quartiles
 from kvbench.units import gigabytes_per_second
-
-Floats = npt.NDArray[np.float64]
 
 TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
 _RAW: Final = Samples.__struct_fields__
-_NUMERIC_AXES: Final = frozenset({"blocks", "sms"})
+_NUMERIC_AXES: Final = frozenset({"blocks", "sms", "queued", "streams"})
 _TEXT_AXES: Final = tuple(name for name in AXES if name not in _NUMERIC_AXES)
 _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
 _COLUMNS: Final = (
     "device",
     *(part for name in AXES for part in ((name, "block_bytes") if name == "block_size" else (name,))),
-    "swap_bytes", "status", "reason", "samples", "rounds", *_FIGURES, "gbps", "gbps_q1", "gbps_q3",
-    "ceiling_gbps", "ceiling_share", "path", "order_note", "state_held", "execution_only", "stopped_by",
-    "verified_bytes", "warnings", "cell_id", "command",
+    "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "gbps", "gbps_q1", "gbps_q3",
+    "ceiling_gbps", "ceiling_share", "path", "chosen", "order_note", "state_held", "execution_only", "depth_held",
+    "stopped_by", "verified_bytes", "warnings", "cell_id", "command",
 )  # fmt: skip
 _ORDER: Final = (
     "backend", "direction", "stream_state", "blocks", "block_bytes", "sms", "order", "pattern", "memory",
-    "descriptors_per_call", "coalesce", "overlap",
+    "descriptors_per_call", "coalesce", "overlap", "queued", "streams",
 )  # fmt: skip
 
 
@@ -57,16 +58,19 @@ class _History:
         return "ok" if any(len(visit.samples) for visit in self.visits) else "skipped" if self.skips else "failed"
 
 
-def summarize(records: Sequence[Record], cells: CellIndex, device: str) -> pd.DataFrame:
-    """Return a row per cell; a failed or skipped cell has its reason and no figures; `device` stands in every row."""
+def summarize(records: Sequence[Record], cells: CellIndex, device: str, samples: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per cell; a failed or skipped cell has its reason and no figures.
+
+    `device` stands in every row; `samples` are those of `long_samples`.
+    """
     histories = _histories(records, cells)
-    measured = {cell: story.visits for cell, story in histories.items() if story.status == "ok"}
+    measured = [cell for cell, story in histories.items() if story.status == "ok"]
     ceilings = _ceilings(records)
     frame = pd.DataFrame(
-        [_words(cell, story, ceilings) for cell, story in histories.items()],
+        [_words(cell, cells.id(cell), story, ceilings) for cell, story in histories.items()],
         columns=[name for name in _COLUMNS if name not in _FIGURES],
     )
-    figures = _figures(measured).reindex(range(len(frame)))
+    figures = _figures(measured, cells, samples).reindex(range(len(frame)))
     figures.index = frame.index
     frame = frame.drop(columns=[name for name in figures if name in frame]).join(figures)
     frame["device"] = device
@@ -83,10 +87,10 @@ def long_samples(records: Sequence[Record], cells: CellIndex) -> pd.DataFrame:
     counts = [len(visit.samples) for visit in visits]
     owner = np.repeat(np.arange(len(visits)), counts)
     first = np.cumsum([0, *counts])[:-1]
-    ids = np.array([cells[visit.cell].id for visit in visits], dtype=object)
+    ids = pd.Series([cells.id(cells[visit.cell]) for visit in visits], dtype="str")
     rounds = np.array([visit.round for visit in visits], dtype=np.int64)
     columns: dict[str, Any] = {
-        "cell_id": pd.Series(ids[owner], dtype="str"),
+        "cell_id": ids.take(owner).reset_index(drop=True),
         "round": rounds[owner],
         "sample": np.arange(len(owner)) - first[owner],
     }
@@ -94,7 +98,7 @@ def long_samples(records: Sequence[Record], cells: CellIndex) -> pd.DataFrame:
     idle = np.array([visit.cell["stream_state"] == StreamState.IDLE for visit in visits], dtype=bool)
     raw["swap_us"] = _swap_us(raw, idle[owner])
     frame = pd.DataFrame(columns | {name: raw[name] for name in SAMPLE_COLUMNS})
-    return frame.astype({"pending_before": "int8", "pending_after": "int8"})
+    return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
 
 def _histories(records: Sequence[Record], cells: CellIndex) -> dict[Cell, _History]:
@@ -106,7 +110,7 @@ def _histories(records: Sequence[Record], cells: CellIndex) -> dict[Cell, _Histo
     return dict(sorted(found.items(), key=lambda item: item[1].status != "ok"))
 
 
-def _words(cell: Cell, story: _History, ceilings: dict[str, float]) -> dict[str, Any]:
+def _words(cell: Cell, cell_id: str, story: _History, ceilings: dict[str, float]) -> dict[str, Any]:
     visits = story.visits
     reasons = [f"{failure.kind}: {failure.message}" for failure in story.failures] or [
         skip.reason for skip in story.skips
@@ -115,37 +119,44 @@ def _words(cell: Cell, story: _History, ceilings: dict[str, float]) -> dict[str,
         "blocks": cell.blocks,
         "block_bytes": cell.block_bytes,
         "sms": cell.sms,
+        "queued": cell.queued,
+        "streams": cell.streams,
         "swap_bytes": cell.swap_bytes,
         "status": story.status,
         "reason": None if story.status == "ok" else _joined(reasons) or "no reason recorded",
         "rounds": len(visits),
         "ceiling_gbps": ceilings.get(cell.direction, float("nan")),
         "path": _joined(visit.path for visit in visits),
+        "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
         "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
         "stopped_by": _joined(visit.stopped_by for visit in visits),
         "verified_bytes": sum(visit.verified_bytes for visit in visits),
         "warnings": _joined(text for visit in visits for text in visit.warnings),
-        "cell_id": cell.id,
+        "cell_id": cell_id,
         "command": next((failure.command for failure in story.failures), cell.command()),
     }
 
 
-def _figures(measured: dict[Cell, list[Visit]]) -> pd.DataFrame:
+def _figures(measured: Sequence[Cell], cells: CellIndex, samples: pd.DataFrame) -> pd.DataFrame:
     """Return a row per cell of `measured`: quartiles of every time, sample count, and how the stream's state held."""
-    visits = [visit for stays in measured.values() for visit in stays]
-    per_cell = np.array([sum(len(visit.samples) for visit in stays) for stays in measured.values()], dtype=np.int64)
-    owner = np.repeat(np.arange(len(measured)), per_cell)
-    raw = {name: _gather(visits, name) for name in _RAW}
-    idle = np.array([cell.stream_state is StreamState.IDLE for cell in measured], dtype=bool)
-    raw["swap_us"] = _swap_us(raw, idle[owner])
-    columns: dict[str, Any] = {"samples": per_cell}
+    owner = pd.Index([cells.id(cell) for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
+    order = np.argsort(owner, kind="stable")[(owner < 0).sum() :]  # failed cells, which are none of these, come first
+    owner = owner[order]
+    raw = {name: samples[name].to_numpy(np.float64, na_value=np.nan)[order] for name in SAMPLE_COLUMNS}
+    per_cell = np.bincount(owner, minlength=len(measured))
+    starts = np.flatnonzero(samples["sample"].to_numpy()[order] == 0)
+    marked = grouped_outliers(raw["swap_us"], np.diff(starts, append=len(order)))
+    outliers = np.bincount(owner, weights=marked, minlength=len(measured)).astype(np.int64)
+    columns: dict[str, Any] = {"samples": per_cell, "outliers": outliers}
     for time in TIMES:
-        low, middle, high = _grouped_quartiles(raw[time], owner, per_cell)
+        low, middle, high = grouped_quartiles(raw[time], per_cell)
         columns |= {f"{time}_median": middle, f"{time}_q1": low, f"{time}_q3": high}
+    idle = np.array([cell.stream_state is StreamState.IDLE for cell in measured], dtype=bool)
     before = _grouped_mean(raw["pending_before"], owner, per_cell)
     after = _grouped_mean(raw["pending_after"], owner, per_cell)
     columns["state_held"] = np.where(idle, 1 - before, before)
     columns["execution_only"] = np.where(idle, np.nan, after)
+    columns["depth_held"] = _grouped_mean(raw["depth_held"], owner, per_cell)
     return pd.DataFrame(columns)
 
 
@@ -154,28 +165,16 @@ def _swap_us(raw: dict[str, Floats], idle: npt.NDArray[np.bool_]) -> Floats:
 
 
 def _gather(visits: Sequence[Visit], name: str) -> Floats:
-    return np.array([value for visit in visits for value in getattr(visit.samples, name)], dtype=np.float64)
+    """Return one field of all samples, nan where a visit does not have it."""
+    lists = (
+        repeat(math.nan, len(visit.samples)) if (values := getattr(visit.samples, name)) is None else values
+        for visit in visits
+    )
+    return np.fromiter(chain.from_iterable(lists), dtype=np.float64)
 
 
 def _grouped_mean(values: Floats, owner: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Floats:
     return np.bincount(owner, weights=values, minlength=len(counts)) / counts
-
-
-def _grouped_quartiles(
-    values: Floats, owner: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
-) -> tuple[Floats, Floats, Floats]:
-    """Return the quartiles of each group (numpy's linear rule); `values` lie group after group, none of them empty."""
-    ordered = values[np.lexsort((values, owner))]
-    first = np.cumsum(counts) - counts
-
-    def at(share: float) -> Floats:
-        place = share * (counts - 1)
-        below = np.floor(place).astype(np.int64)
-        above = np.minimum(below + 1, counts - 1)
-        low, high = ordered[first + below], ordered[first + above]
-        return np.asarray(low + (high - low) * (place - below))
-
-    return at(0.25), at(0.5), at(0.75)
 
 
 def _ceilings(records: Sequence[Record]) -> dict[str, float]:
@@ -195,13 +194,14 @@ def _joined(texts: Any) -> str | None:
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     """Give every column one type, whatever the run held: text, Int64, or float64."""
-    whole = ("blocks", "sms", "block_bytes", "swap_bytes", "samples", "rounds", "verified_bytes")
+    whole = (*_NUMERIC_AXES, "block_bytes", "swap_bytes", "samples", "rounds", "outliers", "verified_bytes")
     text = (
         *_TEXT_AXES,
         "device",
         "status",
         "reason",
         "path",
+        "chosen",
         "order_note",
         "stopped_by",
         "warnings",

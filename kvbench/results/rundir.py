@@ -20,7 +20,8 @@ from kvbench.errors import KvbenchError, RunDirectoryError, UsageError
 from kvbench.results.cells import CellIndex
 from kvbench.results.files import open_regular, printable, raise_if_no_room, read_capped, write_whole
 from kvbench.results.journal import JournalWriter, Position, read_lines
-from kvbench.results.schema import SCHEMA, Failure, Record, RunInfo, RunStatus, Skip, Visit
+from kvbench.results.schema import SCHEMA, Control, Failure, Record, RunInfo, RunStatus, Skip, Visit
+from kvbench.units import gigabytes_per_second
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,17 +49,31 @@ class Run:
     warnings: Sequence[str]
     cells: CellIndex
 
-    def frame(self) -> "pd.DataFrame":
-        """Return the tidy table: a row per cell, axes first, columns as in `COLUMNS`."""
+    def frame(self, samples: "pd.DataFrame | None" = None) -> "pd.DataFrame":
+        """Return the tidy table: a row per cell, axes first, columns as in `COLUMNS`.
+
+        `samples` spares time where `samples()` is there already.
+        """
         from kvbench.results.frame import summarize
 
-        return summarize(self.records, self.cells, device_label(self.info))
+        raw = self.samples() if samples is None else samples
+        return summarize(self.records, self.cells, device_label(self.info), raw)
 
     def samples(self) -> "pd.DataFrame":
         """Return every raw sample, failed cells' too: cell_id, round, sample, and the times in microseconds."""
         from kvbench.results.frame import long_samples
 
         return long_samples(self.records, self.cells)
+
+    def controls(self) -> dict[str, list[float]]:
+        """Return direction -> GB/s of every control copy, in the journal's order; empty for a run without controls."""
+        rates: dict[str, list[float]] = {}
+        for record in self.records:
+            if isinstance(record, Control):
+                rates.setdefault(record.direction, []).extend(
+                    gigabytes_per_second(record.copy_bytes, us) for us in record.gpu_us if us > 0
+                )
+        return rates
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""

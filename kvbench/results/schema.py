@@ -38,8 +38,11 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     status_reason: str | None = None
 
 
-class Samples(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The raw samples of one visit: lists of one length, times in microseconds; their meaning is in `COLUMNS`."""
+class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):
+    """The raw samples of one visit: lists of one length, times in microseconds; their meaning is in `COLUMNS`.
+
+    `depth_held` is None where no swap was queued.
+    """
 
     prepare_us: list[_TimeUs]
     coalesce_us: list[_TimeUs]
@@ -50,9 +53,11 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     gap_us: list[float]
     pending_before: list[_Flag]
     pending_after: list[_Flag]
+    depth_held: list[_Flag] | None = None
 
     def __post_init__(self) -> None:
-        lengths = {len(getattr(self, name)) for name in self.__struct_fields__}
+        lists = (getattr(self, name) for name in self.__struct_fields__)
+        lengths = {len(values) for values in lists if values is not None}
         if len(lengths) != 1:
             raise ValueError("the lists of a visit's samples differ in length")
 
@@ -80,12 +85,24 @@ class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
     gpu_us: list[_TimeUs]
 
 
+class Control(_Record, tag="control", frozen=True, kw_only=True):
+    """Large plain copies one way that the engine has no part in: `copy_bytes` in each, times in `gpu_us`.
+
+    They are taken between events on a GPU, by the host's clock on the device cpu.
+    """
+
+    direction: Literal["h2d", "d2h"]
+    round: _Count
+    copy_bytes: _Positive
+    gpu_us: list[_TimeUs]
+
+
 class Visit(_Record, tag="visit", frozen=True, kw_only=True):
     """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per sample.
 
     `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
     submission made on a busy stream, where it only hands over to the copy engine. `cpu` is the CPU that the submitting
-    thread was kept on.
+    thread was kept on, `chosen` what a backend that chooses among others chose.
     """
 
     cell: CellStrings
@@ -97,6 +114,7 @@ class Visit(_Record, tag="visit", frozen=True, kw_only=True):
     verified_bytes: _Count
     busy_cpu_us: _TimeUs | None = None
     cpu: _Count | None = None
+    chosen: str | None = None
     warnings: list[str] = []
 
 
@@ -116,19 +134,19 @@ class Note(_Record, tag="note", frozen=True, kw_only=True):
     text: str
 
 
-Record = Skip | Ceiling | Visit | Failure | Note
+Record = Skip | Ceiling | Control | Visit | Failure | Note
 CellRecord = Skip | Visit | Failure
 
 _TIMES: Final = {
     "prepare": "host time to turn the descriptor list into what the driver or the kernel takes, before the sample's "
     "start event",
     "coalesce": "the part of prepare_us that merged adjacent descriptors",
-    "submit": "host time inside the submission call or calls; for Triton with its Python launch and the enqueueing of "
-    "the descriptor upload",
+    "submit": "host time inside the submission call or calls, a wait for room in the driver's queue included; for "
+    "Triton with its Python launch and the enqueueing of the descriptor upload",
     "gpu": "between the CUDA events around the submission: descriptor upload included, and on an idle stream also the "
     "gap between the start event's retirement and the call (gap_us)",
     "wall": "host clock from just before the submission until the host sees completion; on a busy stream with what is "
-    "left of the delay kernel",
+    "left of the delay kernel and of queued swaps",
     "cpu": "CPU time of the submitting thread inside the submission",
     "swap": "the time that GB/s come from: wall_us on an idle stream, gpu_us on a busy one",
 }
@@ -137,6 +155,8 @@ SAMPLE_COLUMNS: Final[dict[str, str]] = {f"{name}_us": text for name, text in _T
     "gap_us": "host clock from the start event's retirement to the call, idle stream only",
     "pending_before": "1 if the start event had not retired when the call was made: the stream was busy",
     "pending_after": "1 if it still had not when the call returned: gpu_us is execution only",
+    "depth_held": "1 if no queued swap had started when the call was made: all of them were waiting; empty where none "
+    "was queued",
 }
 
 COLUMNS: Final[dict[str, str]] = {
@@ -148,6 +168,7 @@ COLUMNS: Final[dict[str, str]] = {
     "reason": "why the cell failed or was skipped",
     "samples": "samples behind the figures, all rounds together",
     "rounds": "visits that they come from",
+    "outliers": "samples further than 5 robust standard deviations (MAD) from the median of their visit, if it has 6",
     **{
         f"{name}_us_{part}": f"{words} of the samples' {name}_us: {text}"
         for name, text in _TIMES.items()
@@ -159,9 +180,11 @@ COLUMNS: Final[dict[str, str]] = {
     "ceiling_gbps": "median GB/s of large plain copies in the same direction, same run",
     "ceiling_share": "gbps / ceiling_gbps",
     "path": "effective path: what really ran",
+    "chosen": "what auto chose for the cell: a backend and its axes",
     "order_note": 'a mark on an access order that needs care ("any on d2h")',
     "state_held": "share of samples in which the stream was in the state asked for",
     "execution_only": "busy stream: share of samples whose gpu_us is execution only (pending_after)",
+    "depth_held": "share of samples in which no queued swap had started at the submission; empty where none was queued",
     "stopped_by": "what ended the visits: target (precision reached), max_samples, time",
     "verified_bytes": "bytes compared after the copies, all visits together",
     "warnings": "what was odd about this cell",

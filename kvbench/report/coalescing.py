@@ -1,0 +1,55 @@
+"""What merging adjacent descriptors costs and saves: batched copies with it and without, pattern by pattern."""
+
+from typing import Final
+
+import pandas as pd
+
+from kvbench.report import markdown as md
+from kvbench.report.blocks import Block
+from kvbench.report.tables import Row, Table, rows_of
+from kvbench.report.view import View
+from kvbench.stats import Quartiles
+
+_SHARED: Final = ("backend", "direction", "stream_state", "memory", "order", "descriptors_per_call", "overlap")
+_SHAPE: Final = ("blocks", "block_bytes", "pattern")
+_WAYS: Final = ("off", "on")
+_INCLUDES: Final = (
+    "Medians in us of a swap: wall_us on an idle stream, gpu_us on a busy one. Off: as listed. On: after merging what "
+    "is adjacent on both sides. Merging: coalesce_us, the host's time for it, before the swap and not in it. Saved: "
+    "off less on and merging, as a share of off; ≈ where the quartiles of off and of on with merging overlap"
+)
+
+
+def coalescing_block(view: View) -> Block | str:
+    """Return a table per backend, direction and stream state in which both were measured; or why there is none."""
+    measured = view.measured[(view.measured["queued"] == 0) & (view.measured["streams"] == 1)]
+    off, on = (measured[measured["coalesce"] == word] for word in _WAYS)
+    pairs = off.merge(on, on=[*_SHARED, *_SHAPE], suffixes=("_off", "_on"))
+    if pairs.empty:
+        return "it needs cells with coalesce=off and coalesce=on that are alike otherwise"
+    tables = [_table(view, measured, group) for _, group in pairs.groupby(list(_SHARED), dropna=False)]
+    return Block([], [], sorted(tables, key=lambda table: table.title))
+
+
+def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> Table:
+    one = pairs.iloc[0]
+    title = f"{one['direction']}, {md.escape(one['backend'])}, {one['stream_state']} stream"
+    header = ("Pattern", "Blocks", "Block size", "Off us", "On us", "Merging us", "Saved")
+    rows = [_row(row) for row in rows_of(pairs.sort_values(["block_bytes", "blocks", "pattern"]))]
+    shown = measured[measured["cell_id"].isin({*pairs["cell_id_off"], *pairs["cell_id_on"]})]
+    others = f"order {md.escape(one['order'])}, descriptors_per_call {md.escape(one['descriptors_per_call'])}"
+    return Table(title, header, rows, [], view.caption(shown, f"{_INCLUDES}; {others}"))
+
+
+def _row(row: Row) -> list[str]:
+    off, on = (Quartiles(*(float(row[f"swap_us_{part}_{way}"]) for part in ("q1", "median", "q3"))) for way in _WAYS)
+    merging = float(row["coalesce_us_median_on"])
+    saved = 1 - (on.median + merging) / off.median
+    undecided = off.low <= on.high + merging and on.low + merging <= off.high
+    return [
+        md.escape(row["pattern"]),
+        md.count(row["blocks"]),
+        md.size(row["block_size_off"]),
+        *map(md.figure, (off.median, on.median, merging)),
+        f"{'≈ ' if undecided else ''}{saved:+.0%}",
+    ]

@@ -1,0 +1,1 @@
+"""The report as one HTML file; page.py puts it together."""

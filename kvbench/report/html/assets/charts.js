@@ -1,0 +1,140 @@
+// A figure: panels on the same axes, a legend that switches lines, buttons that zoom, the points to save.
+
+const PRINTED_PX = 330;
+
+class LineChart {
+  constructor(spec, node, open) {
+    this.spec = spec;
+    this.node = node;
+    this.open = open;
+    this.hidden = new Set();
+    const panels = spec.grid.flat();
+    const lines = panels.flatMap((panel) => panel.lines);
+    this.xs = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+    this.full = { x: padded(spec.x.scale, this.xs), y: this.fullY(panels, lines) };
+    const place = node.querySelector(".panels");
+    place.classList.toggle("wide", panels.length > 1);
+    this.panels = panels.map((panel) => {
+      const own = el("div", { class: "panel" });
+      place.append(own);
+      return new Panel(this, panel, own);
+    });
+    this.makeLegend(lines);
+    this.makeTools();
+  }
+
+  fullY(panels, lines) {
+    const known = [...lines.flatMap((line) => [...line.y, ...line.high]), ...panels.map((panel) => panel.ceiling)];
+    const values = known.filter((value) => value !== null);
+    if (this.spec.y.scale !== "linear") {
+      return padded(this.spec.y.scale, [...values, ...lines.flatMap((line) => line.low)].filter((value) => value > 0));
+    }
+    const marks = Math.max(0, ...panels.map((panel) => panel.lines.reduce((sum, line) => sum + line.marks.length, 0)));
+    return [0, (Math.max(1e-9, ...values) * 1.08) / (1 - Math.min(0.4, (marks * MARK_PX) / 170))];
+  }
+
+  build() {
+    const width = document.documentElement.dataset.theme === "light" ? PRINTED_PX : null;
+    for (const panel of this.panels) panel.build(width ?? Math.max(280, panel.place.clientWidth));
+    this.built = true;
+  }
+
+  makeLegend(lines) {
+    const kinds = new Map(lines.map((line) => [line.label, line]));
+    this.node.querySelector(".legend").append(...[...kinds].map(([label, line]) => {
+      const button = el("button", { type: "button", "aria-pressed": "true" }, keyOf(line), label);
+      button.addEventListener("click", () => this.toggle(label, button));
+      return button;
+    }));
+  }
+
+  toggle(label, button) {
+    const show = this.hidden.delete(label);
+    if (!show) this.hidden.add(label);
+    button.setAttribute("aria-pressed", String(show));
+    for (const { plot, panel } of this.panels) {
+      plot?.batch(() => panel.lines.forEach((line, number) => {
+        if (line.label !== label) return;
+        for (let part = 1; part <= PER_LINE; part += 1) plot.setSeries(PER_LINE * number + part, { show });
+      }));
+    }
+  }
+
+  makeTools() {
+    const zoom = (factor, shift) => () => this.panels.forEach((panel) => panel.zoomBy(factor, shift));
+    const reset = () => this.panels.forEach((panel) => panel.zoomTo(null));
+    const tools = [
+      ["Zoom in", zoom(0.5, 0)],
+      ["Zoom out", zoom(2, 0)],
+      ["Left", zoom(1, -0.25)],
+      ["Right", zoom(1, 0.25)],
+      ["Reset", reset],
+      ["Save points", () => save(`${this.spec.stem}.csv`, this.csv())],
+    ];
+    this.node.querySelector(".tools").append(
+      ...tools.map(([words, act]) => el("button", { type: "button", onclick: act }, words)),
+      el("span", { class: "small" }, "Drag in a chart to zoom, double-click to reset, click a point for its cell."),
+    );
+  }
+
+  csv() {
+    const { x, y } = this.spec;
+    const rows = [["panel", "run", "line", x.label, y.label, "lower quartile", "upper quartile", "cell"]];
+    for (const panel of this.spec.grid.flat()) {
+      for (const line of panel.lines) {
+        line.x.forEach((value, at) => rows.push([
+          panel.title, line.run, line.label, value, line.y[at], line.low[at], line.high[at], line.cells[at],
+        ]));
+      }
+    }
+    return rows.map((row) => row.map((text) => `"${String(text ?? "").replace(/"/g, '""')}"`).join(",")).join("\n");
+  }
+
+  // Shows what the pointer is at, or nothing.
+  point(panel, near) {
+    const tip = document.getElementById("tip");
+    tip.hidden = !near;
+    if (!near) return;
+    const { line, number } = near;
+    const show = (axis, value) => `${SHOW[axis.unit](value)}`;
+    const { x, y } = this.spec;
+    const at = `${x.label} ${show(x, line.x[number])}: ${show(y, line.y[number])} ${y.label}`;
+    const between = `quartiles ${show(y, line.low[number])} to ${show(y, line.high[number])}`;
+    tip.replaceChildren(el("strong", {}, line.label), el("br"), at, el("br"), between);
+    const box = panel.plot.over.getBoundingClientRect();
+    const { left, top } = panel.plot.cursor;
+    tip.style.left = `${Math.min(box.left + left + 14, innerWidth - tip.offsetWidth - 8) + scrollX}px`;
+    tip.style.top = `${box.top + top + 14 + scrollY}px`;
+  }
+
+  choose(near) {
+    if (near?.line.cells[near.number]) this.open(near.line.run, near.line.cells[near.number]);
+  }
+}
+
+function padded(scale, values) {
+  const low = forward(scale, Math.min(...values));
+  const high = forward(scale, Math.max(...values));
+  const room = 0.04 * (high - low) || 0.5;
+  return [backward(scale, low - room), backward(scale, high + room)];
+}
+
+function keyOf(line) {
+  const path = new Path2DText();
+  MARKERS[line.marker](path, 16, 7, 4);
+  const ink = line.colour === "#000000" ? "currentColor" : line.colour;
+  const dash = line.dash === "dashed" ? "5 3" : "none";
+  return drawn("svg", { width: 32, height: 14, "aria-hidden": "true" },
+    drawn("line", { x1: 0, x2: 32, y1: 7, y2: 7, stroke: ink, "stroke-width": 2, "stroke-dasharray": dash }),
+    drawn("path", { d: path.text, stroke: ink, "stroke-width": 1.2, fill: dash === "none" ? ink : "var(--page)" }));
+}
+
+// Path2D's calls as the text of an SVG path, so that a marker is drawn the same in a chart and in its legend.
+class Path2DText {
+  text = "";
+  moveTo(x, y) { this.text += `M${x} ${y}`; }
+  lineTo(x, y) { this.text += `L${x} ${y}`; }
+  rect(x, y, w, h) { this.text += `M${x} ${y}h${w}v${h}h${-w}Z`; }
+  arc(_x, _y, r) { this.text += `a${r} ${r} 0 1 0 ${-2 * r} 0a${r} ${r} 0 1 0 ${2 * r} 0`; }
+  closePath() { this.text += "Z"; }
+}

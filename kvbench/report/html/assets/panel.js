@@ -1,0 +1,300 @@
+// One pair of axes: medians with their quartiles as bands, the ceiling, marks, a tip at the pointer, zoom.
+
+const MARKERS = {
+  o: (path, x, y, r) => circle(path, x, y, r),
+  s: (path, x, y, r) => path.rect(x - 0.9 * r, y - 0.9 * r, 1.8 * r, 1.8 * r),
+  D: (path, x, y, r) => polygon(path, x, y, 1.25 * r, [0, 90, 180, 270]),
+  "^": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [270, 30, 150]),
+  v: (path, x, y, r) => polygon(path, x, y, 1.3 * r, [90, 210, 330]),
+  "<": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [180, 300, 60]),
+  h: (path, x, y, r) => polygon(path, x, y, 1.2 * r, [0, 60, 120, 180, 240, 300]),
+  P: (path, x, y, r) => cross(path, x, y, r, 0),
+  X: (path, x, y, r) => cross(path, x, y, r, 45),
+};
+const PER_LINE = 3;  // series of a line: medians, lower and upper quartiles
+const NEAR_PX = 40;
+const MARK_PX = 15;
+
+function circle(path, x, y, r) {
+  path.moveTo(x + r, y);
+  path.arc(x, y, r, 0, 2 * Math.PI);
+}
+
+function polygon(path, x, y, r, degrees) {
+  degrees.forEach((degree, number) => {
+    const angle = (degree * Math.PI) / 180;
+    const point = [x + r * Math.cos(angle), y + r * Math.sin(angle)];
+    if (number) path.lineTo(...point);
+    else path.moveTo(...point);
+  });
+  path.closePath();
+}
+
+function cross(path, x, y, r, turned) {
+  const thick = 20;
+  const corners = [0, 90, 180, 270].flatMap((arm) => [arm - thick, arm + thick, arm + 45]);
+  corners.forEach((degree, number) => {
+    const angle = ((degree + turned) * Math.PI) / 180;
+    const reach = number % 3 === 2 ? 0.48 * r : 1.2 * r;
+    const point = [x + reach * Math.cos(angle), y + reach * Math.sin(angle)];
+    if (number) path.lineTo(...point);
+    else path.moveTo(...point);
+  });
+  path.closePath();
+}
+
+class Panel {
+  // `chart` has what its panels share: the axes, their full ranges, the hidden lines.
+  constructor(chart, panel, place) {
+    this.chart = chart;
+    this.panel = panel;
+    this.place = place;
+    this.view = null;  // {x: [low, high], y: [low, high]} while zoomed
+    this.plot = null;
+  }
+
+  build(width) {
+    this.plot?.destroy();
+    const height = Math.round(Math.max(220, Math.min(340, 0.62 * width)));
+    this.plot = new uPlot(this.options(width, height), this.data(), this.place);
+    this.plot.root.setAttribute("aria-hidden", "true");  // the tables say the same in words
+  }
+
+  zoomTo(view) {
+    this.view = view;
+    this.plot?.setScale("x", { min: this.range("x")[0], max: this.range("x")[1] });
+  }
+
+  // Magnifies about the middle (factor below 1), moves by shares of the width.
+  zoomBy(factor, shift) {
+    const [x, y] = [this.range("x"), this.range("y")];
+    const scale = this.chart.spec.x.scale;
+    const [low, high] = x.map((value) => forward(scale, value));
+    const middle = (low + high) / 2 + shift * (high - low);
+    const half = ((high - low) / 2) * factor;
+    this.zoomTo({ x: [backward(scale, middle - half), backward(scale, middle + half)], y });
+  }
+
+  range(axis) {
+    return this.view ? this.view[axis] : this.chart.full[axis];
+  }
+
+  visible() {
+    return this.panel.lines.filter((line) => !this.chart.hidden.has(line.label));
+  }
+
+  data() {
+    if (!this.panel.lines.length) return [this.chart.full.x, [null, null]];
+    return uPlot.join(this.panel.lines.map((line) => [line.x, line.y, line.low, line.high]));
+  }
+
+  options(width, height) {
+    const { x, y } = this.chart.spec;
+    return {
+      width,
+      height,
+      title: this.panel.title,
+      legend: { show: false },
+      cursor: {
+        drag: { x: true, y: true, uni: 25, setScale: false },
+        points: { show: false },
+        bind: { dblclick: () => () => { this.zoomTo(null); } },
+      },
+      scales: {
+        x: { time: false, ...kind(x.scale), range: () => this.range("x") },
+        y: { ...kind(y.scale), range: () => this.range("y") },
+      },
+      axes: [
+        this.axis(x, { splits: () => this.ticks(), filter: (_, splits) => splits, grid: { show: false }, size: 30 }),
+        this.axis(y, { size: 56 }),
+      ],
+      series: [{}, ...this.series()],
+      bands: this.panel.lines.map((line, number) => ({
+        series: [PER_LINE * number + 3, PER_LINE * number + 2],
+        fill: `${this.ink(line)}30`,
+      })),
+      hooks: {
+        draw: [() => this.drawMarks()],
+        setCursor: [() => this.chart.point(this, this.nearest())],
+        setSelect: [() => this.zoomToSelection()],
+        ready: [(plot) => this.listen(plot)],
+      },
+    };
+  }
+
+  axis(axis, more) {
+    return {
+      stroke: colour("text"),
+      grid: { stroke: colour("rule"), width: 1 },
+      ticks: { stroke: colour("faint"), width: 1, size: 4 },
+      label: axis.label,
+      labelSize: 18,
+      labelGap: 0,
+      font: "11px system-ui, sans-serif",
+      labelFont: "12px system-ui, sans-serif",
+      values: (_, splits) => splits.map((value) => (value === null ? "" : this.tickText(axis, value))),
+      ...more,
+    };
+  }
+
+  tickText(axis, value) {
+    return axis.unit === "figure" ? String(Number(value.toPrecision(3))) : SHOW[axis.unit](value);
+  }
+
+  series() {
+    return this.panel.lines.flatMap((line) => {
+      const show = !this.chart.hidden.has(line.label);
+      const ink = this.ink(line);
+      const edge = { show, stroke: "transparent", width: 0, spanGaps: true, points: { show: false } };
+      const marker = {
+        show: true,
+        size: 8,
+        width: 1.4,
+        stroke: ink,
+        fill: line.dash === "dashed" ? colour("page") : ink,
+        paths: (plot, series, first, last) => this.markers(plot, series, first, last, line.marker),
+      };
+      const median = { show, label: line.label, stroke: ink, width: 1.8, spanGaps: true, points: marker };
+      return [{ ...median, dash: line.dash === "dashed" ? [7, 4] : undefined }, edge, edge];
+    });
+  }
+
+  ink(line) {
+    return inkOn(colour("text"), line.colour);
+  }
+
+  markers(plot, series, first, last, marker) {
+    const [xs, ys] = [plot.data[0], plot.data[series]];
+    const path = new Path2D();
+    for (let number = 0; number < xs.length; number += 1) {
+      const inside = xs[number] >= plot.scales.x.min && xs[number] <= plot.scales.x.max;
+      if (!inside || ys[number] === null || ys[number] === undefined) continue;
+      const [x, y] = [plot.valToPos(xs[number], "x", true), plot.valToPos(ys[number], "y", true)];
+      MARKERS[marker](path, x, y, 3.6 * devicePixelRatio);
+    }
+    const clip = new Path2D();
+    const { left, top, width, height } = plot.bbox;
+    clip.rect(left - 8, top - 8, width + 16, height + 16);
+    return { stroke: path, fill: path, clip, flags: 3 };
+  }
+
+  // Measured values are the ticks: all that have room, powers of two first.
+  ticks() {
+    const [low, high] = this.range("x");
+    const { unit, scale } = this.chart.spec.x;
+    const room = unit === "bytes" ? 50 : 34;
+    const width = this.plot ? this.plot.bbox.width / devicePixelRatio : 400;
+    const pixels = (value) => (width * (forward(scale, value) - forward(scale, low))) / (forward(scale, high) - forward(scale, low));
+    const inside = this.chart.xs.filter((value) => value >= low && value <= high);
+    const round = (value) => (Number.isInteger(Math.log2(value)) ? 0 : 1);
+    const named = [];
+    for (const value of [...inside].sort((a, b) => round(a) - round(b) || a - b)) {
+      if (named.every((other) => Math.abs(pixels(value) - pixels(other)) >= room)) named.push(value);
+    }
+    return named.sort((a, b) => a - b);
+  }
+
+  drawMarks() {
+    const { ctx, bbox } = this.plot;
+    const [x, y] = ["x", "y"].map((axis) => (value) => this.plot.valToPos(value, axis, true));
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    ctx.lineWidth = devicePixelRatio;
+    ctx.textBaseline = "alphabetic";
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    if (this.panel.ceiling !== null) this.drawCeiling(ctx, bbox, y(this.panel.ceiling));
+    let place = 0;
+    for (const line of this.visible()) {
+      for (const mark of line.marks) {
+        this.drawMark(ctx, bbox, line, mark, [x(mark.low), x(mark.high)], place);
+        place += 1;
+      }
+    }
+    if (!this.panel.lines.length) ctx.fillText("not measured", bbox.left + bbox.width / 2, bbox.top + bbox.height / 2);
+    ctx.restore();
+  }
+
+  drawCeiling(ctx, bbox, level) {
+    ctx.strokeStyle = ctx.fillStyle = colour("faint");
+    ctx.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(bbox.left, level);
+    ctx.lineTo(bbox.left + bbox.width, level);
+    ctx.stroke();
+    ctx.setLineDash([]);
+    ctx.textAlign = "right";
+    const words = `ceiling ${figure(this.panel.ceiling)}`;
+    ctx.fillText(words, bbox.left + bbox.width - 3, level - 4 * devicePixelRatio);
+  }
+
+  drawMark(ctx, bbox, line, mark, [low, high], place) {
+    const middle = (low + high) / 2;
+    ctx.fillStyle = `${this.ink(line)}22`;
+    const width = Math.max(high - low, 3 * devicePixelRatio);
+    ctx.fillRect(middle - width / 2, bbox.top, width, bbox.height);
+    const share = (middle - bbox.left) / bbox.width;
+    if (share < 0 || share > 1) return;
+    const words = `${line.label}: ${mark.words}`;
+    const length = ctx.measureText(words).width;
+    const left = Math.max(bbox.left, Math.min(middle - length / 2, bbox.left + bbox.width - length));
+    ctx.textAlign = "left";
+    ctx.fillStyle = colour("text");
+    ctx.fillText(words, left, bbox.top + (place + 0.85) * MARK_PX * devicePixelRatio);
+  }
+
+  // The point of a visible line that is nearest to the pointer, if any is near.
+  nearest() {
+    const { left, top } = this.plot.cursor;
+    if (left < 0) return null;
+    let best = null;
+    for (const line of this.visible()) {
+      line.x.forEach((value, number) => {
+        if (line.y[number] === null) return;
+        const dx = this.plot.valToPos(value, "x") - left;
+        const dy = this.plot.valToPos(line.y[number], "y") - top;
+        const distance = Math.hypot(dx, dy);
+        if (distance < NEAR_PX && (!best || distance < best.distance)) best = { line, number, distance };
+      });
+    }
+    return best;
+  }
+
+  zoomToSelection() {
+    const { left, top, width, height } = this.plot.select;
+    if (width < 3 && height < 3) return;
+    const full = this.plot.over.getBoundingClientRect();
+    const x = [left, left + width].map((at) => this.plot.posToVal(at, "x"));
+    const y = height < full.height ? [top + height, top].map((at) => this.plot.posToVal(at, "y")) : this.range("y");
+    this.plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    this.zoomTo({ x: width < full.width ? x : this.range("x"), y });
+  }
+
+  listen(plot) {
+    let pressed = null;
+    plot.over.addEventListener("mousedown", (event) => { pressed = [event.clientX, event.clientY]; });
+    plot.over.addEventListener("click", (event) => {
+      const still = pressed && Math.hypot(event.clientX - pressed[0], event.clientY - pressed[1]) < 4;
+      if (still) this.chart.choose(this.nearest());
+    });
+    plot.over.addEventListener("mouseleave", () => this.chart.point(this, null));
+  }
+}
+
+function kind(scale) {
+  if (scale === "linear") return {};
+  if (scale === "symlog2") return { distr: 100, fwd: (value) => forward(scale, value), bwd: (value) => backward(scale, value) };
+  return { distr: 3, log: scale === "log2" ? 2 : 10 };
+}
+
+// Where a value stands on its axis, in octaves where that is logarithmic; symlog2 is linear up to 1 and so has a 0.
+function forward(scale, value) {
+  if (scale === "linear" || (scale === "symlog2" && value <= 1)) return value;
+  return Math.log2(value) + (scale === "symlog2" ? 1 : 0);
+}
+
+function backward(scale, place) {
+  if (scale === "linear" || (scale === "symlog2" && place <= 1)) return place;
+  return 2 ** (place - (scale === "symlog2" ? 1 : 0));
+}

@@ -1,0 +1,254 @@
+"""The report's page in a real browser: charts that zoom and switch lines, cells looked up, strings that stay text."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from kvbench.axes import Cell
+from kvbench.report.build import write_report
+from kvbench.results import Note, Record, Run, load_run
+from tests.unit import synthetic
+from tests.unit.test_report import HOSTILE
+
+Open = Callable[..., Page]
+WANTED = Cell.from_strings(
+    synthetic.cliff_cells((256,))[1].as_strings() | {"blocks": "10000", "block_size": "16KiB", "stream_state": "idle"}
+)
+
+
+def report_of(folder: Path, records: list[Record], **info: object) -> tuple[Run, Path]:
+    run = load_run(synthetic.write_run(folder / "run", records, synthetic.info(**info)))  # type: ignore[arg-type]
+    write_report([run], folder / "report")
+    return run, folder / "report" / "report.html"
+
+
+@pytest.fixture(scope="module")
+def cliff(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    first, second, *rest = synthetic.cliff_cells((256, 10_000))
+    measured = synthetic.visits(rest)
+    again = synthetic.visits([WANTED], round_=1)
+    records = [*synthetic.ceilings(), *measured, *again, synthetic.failure(first, "error 719")]
+    return report_of(tmp_path_factory.mktemp("cliff"), [*records, synthetic.skip(second, "needs 9 GB")])
+
+
+def figure_of(page: Page, name: str = "chart-cliff-run") -> Locator:
+    figure = page.locator(f"#{name}")
+    figure.scroll_into_view_if_needed()
+    expect(figure.locator("canvas").first).to_be_visible()
+    return figure
+
+
+def painted(page: Page, figure: Locator) -> list[str]:
+    """Return what the panels of a chart look like."""
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(100)
+    return figure.locator("canvas").evaluate_all("canvases => canvases.map(canvas => canvas.toDataURL())")
+
+
+def drag(page: Page, over: Locator, start: tuple[float, float], end: tuple[float, float]) -> None:
+    box = over.bounding_box()
+    assert box
+    for act, (x, y) in ((page.mouse.down, start), (page.mouse.up, end)):
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=5)
+        act()
+
+
+def tip_at(page: Page, over: Locator, x: float) -> str:
+    """Move the pointer down along one place of a chart until it is near a point, and return what is said of it."""
+    box = over.bounding_box()
+    assert box
+    for step in range(50):
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + step / 50 * box["height"])
+        if (tip := page.locator("#tip")).is_visible():
+            return tip.inner_text()
+    return ""
+
+
+def test_a_drag_zooms_and_a_double_click_resets(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1])
+    figure = figure_of(page)
+    over = figure.locator(".u-over").first
+    whole = painted(page, figure)
+    assert "1\N{NO-BREAK SPACE}KiB" in tip_at(page, over, 0.04)
+    drag(page, over, (0.5, 0.5), (0.9, 0.5))
+    zoomed = painted(page, figure)
+    assert zoomed[0] != whole[0]
+    assert zoomed[1] == whole[1]
+    assert "1\N{NO-BREAK SPACE}KiB" not in tip_at(page, over, 0.04)
+    over.dblclick()
+    assert painted(page, figure) == whole
+
+
+def test_the_keyboard_zooms_every_panel(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1])
+    figure = figure_of(page)
+    whole = painted(page, figure)
+    for name in ("Zoom in", "Right"):
+        before = painted(page, figure)
+        figure.get_by_role("button", name=name).focus()
+        page.keyboard.press("Enter")
+        assert all(old != new for old, new in zip(before, painted(page, figure), strict=True))
+    figure.get_by_role("button", name="Reset").focus()
+    page.keyboard.press("Enter")
+    assert painted(page, figure) == whole
+
+
+def test_a_line_is_switched_off_and_on(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1])
+    figure = figure_of(page)
+    whole = painted(page, figure)
+    line = figure.get_by_role("button", name="triton, idle stream")
+    line.click()
+    expect(line).to_have_attribute("aria-pressed", "false")
+    assert painted(page, figure)[0] != whole[0]
+    over = figure.locator(".u-over").first
+    assert not any("triton, idle" in tip_at(page, over, step / 10) for step in range(11))
+    line.click()
+    assert painted(page, figure) == whole
+
+
+def test_a_point_says_its_figures_and_opens_its_cell(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1])
+    said = tip_at(page, figure_of(page).locator(".u-over").first, 0.04)
+    found = re.search(r"(\w+), (\w+) stream\nblock size (.*): ([\d.]+) GB/s\nquartiles [\d.]+ to [\d.]+", said)
+    assert found
+    page.mouse.down()
+    page.mouse.up()
+    backend, state, size, gbps = found.groups()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading").first).to_have_text(
+        f"{backend} h2d, 10\N{NO-BREAK SPACE}000 blocks of {size}, {state} stream"
+        + (", 12 SMs" if backend == "triton" else "")
+    )
+    expect(dialog).to_contain_text(f"{gbps} (quartiles")
+
+
+def test_a_cell_is_looked_up_with_its_samples_and_command(opened: Open, cliff: tuple[Run, Path]) -> None:
+    run, file = cliff
+    page = opened(file, permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("searchbox").fill("batched h2d blocks=10000 16KiB idle")
+    expect(page.locator("#found")).to_contain_text("1 of ")
+    page.locator(".cells tbody tr").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.locator("circle")).to_have_count(60)
+    expect(dialog.locator(".strip")).to_contain_text("round 1")
+
+    dialog.get_by_role("button", name="Copy").click()
+    expect(dialog.locator("#copy")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == WANTED.command()
+
+    dialog.locator("summary").click()
+    expect(dialog.locator(".numbers tbody tr")).to_have_count(60)
+    shown = dialog.locator(".numbers tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => Number(cell.textContent)))"
+    )
+    samples = run.samples()
+    own = samples[samples["cell_id"] == WANTED.id]
+    for at, name in enumerate(("round", "sample", "prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us")):
+        assert [row[at] for row in shown] == pytest.approx(list(own[name]), rel=6e-4)
+
+    dialog.get_by_role("combobox").select_option("submit_us")
+    expect(dialog.locator(".strip")).to_contain_text("submit_us, microseconds")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+
+
+def test_cells_without_figures_say_why(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1])
+    for status, reason in (("failed", "error: error 719"), ("skipped", "needs 9 GB")):
+        page.locator("select[data-axis=status]").select_option(label=status)
+        expect(page.locator("#found")).to_contain_text("1 of ")
+        page.locator(".open").focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("dialog")).to_contain_text(reason)
+        expect(page.get_by_role("dialog")).to_contain_text("This cell has none")
+        page.get_by_role("button", name="Close").click()
+
+
+def test_cells_are_filtered_and_sorted(opened: Open, cliff: tuple[Run, Path]) -> None:
+    run, file = cliff
+    page = opened(file)
+    page.locator("select[data-axis=direction]").select_option(label="d2h")
+    page.locator("select[data-axis=blocks]").select_option(label="256")
+    frame = run.frame()
+    own = frame[(frame["direction"] == "d2h") & (frame["blocks"] == 256)]
+    expect(page.locator("#found")).to_have_text(f"{len(own)} of {len(frame)} cells")
+    head = page.locator(".cells thead").get_by_role("button", name="GB/s")
+    head.click()
+    head.click()
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("GB/s")
+    best = own.loc[own["gbps"].idxmax(), "cell_id"]
+    expect(page.locator(".open").first).to_have_text(best)
+
+
+def test_nothing_of_a_stranger_runs_or_loads(opened: Open, tmp_path: Path) -> None:
+    bad = " ".join((*HOSTILE, "</script><script>window.pwned=1</script>", "<img src=x onerror=window.pwned=1>"))
+    cells = synthetic.cliff_cells((256,))
+    visits = [msgspec.structs.replace(visit, path=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
+    failure = msgspec.structs.replace(synthetic.failure(cells[1], bad), command=bad)
+    records: list[Record] = [*visits, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
+    identity = {"driver_version": bad, bad: bad}
+    _, file = report_of(
+        tmp_path, records, title=bad, created=bad, command=["kvbench", bad], kvbench=bad, identity=identity
+    )
+    page = opened(file)
+    for status in ("ok", "failed", "skipped"):
+        page.locator("select[data-axis=status]").select_option(label=status)
+        page.locator(".open").first.click()
+        expect(page.get_by_role("dialog")).to_contain_text("<script>alert(1)</script>")
+        page.get_by_role("button", name="Close").click()
+    expect(page.locator("main")).to_contain_text("<img src=x onerror=alert(1)>")
+    assert page.evaluate("window.pwned") is None
+    assert page.evaluate("document.querySelectorAll('img, iframe, object, embed, base, form').length") == 0
+    targets = page.evaluate("[...document.querySelectorAll('[href], [src]')].map(n => n.getAttribute('href') ?? 'src')")
+    assert all(target.startswith("#") for target in targets)
+
+
+def test_the_policy_stops_what_is_not_the_pages_own(browser: Browser, cliff: tuple[Run, Path], tmp_path: Path) -> None:
+    """Were what keeps a run's strings text to fail, this would still hold."""
+    broken = tmp_path / "report.html"
+    more = "<script>window.pwned=1</script><style>h1{display:none}</style><img src='http://evil.example/x.png'>"
+    broken.write_text(cliff[1].read_text().replace("</main>", f"{more}</main>", 1))
+    page = browser.new_page()
+    refused: list[str] = []
+    page.on("console", lambda said: refused.append(said.text))
+    page.goto(broken.as_uri())
+    page.wait_for_selector("html[data-ready]")
+    assert page.evaluate("window.pwned") is None
+    expect(page.locator("h1")).to_be_visible()
+    assert len([text for text in refused if "Content Security Policy" in text]) == 3
+    page.close()
+
+
+def test_dark_and_printed_pages_have_their_colours(opened: Open, cliff: tuple[Run, Path]) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = opened(cliff[1], color_scheme="dark")
+    assert dark.evaluate(ground) == "rgb(22, 25, 29)"
+    on_dark = painted(dark, figure_of(dark))
+    light = opened(cliff[1], color_scheme="light")
+    assert light.evaluate(ground) == "rgb(255, 255, 255)"
+    assert painted(light, figure_of(light)) != on_dark
+    dark.emulate_media(media="print")
+    assert dark.evaluate(ground) == "rgb(255, 255, 255)"
+    expect(dark.locator("nav")).to_be_hidden()
+
+
+def test_without_scripts_words_tables_and_maps_remain(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1], java_script_enabled=False)
+    expect(page.locator("h1")).to_be_visible()
+    expect(page.locator("table.map").first).to_be_visible()
+    expect(page.get_by_text("This chart needs JavaScript").first).to_be_visible()
+    expect(page.get_by_text("The look-up needs JavaScript").first).to_be_visible()
+
+
+def test_links_of_the_summary_lead_to_their_section(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1])
+    anchors = page.locator("main a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    assert anchors
+    assert all(page.evaluate("id => !!document.getElementById(id)", anchor.removeprefix("#")) for anchor in anchors)

@@ -1,0 +1,53 @@
+"""The table of what merging adjacent descriptors costs and saves."""
+
+from pathlib import Path
+
+import msgspec
+
+from kvbench.axes import Cell, Direction, Order
+from kvbench.patterns import Pattern
+from kvbench.report.build import report_files
+from kvbench.results import Visit, load_run
+from tests.unit import synthetic
+
+TITLE = "## Merging adjacent descriptors: what it costs and saves"
+
+
+def visit(pattern: str, coalesce: bool, swap_us: float, merging_us: float) -> Visit:
+    cell = Cell(
+        "batched", Direction.H2D, 10_000, 4096,
+        pattern=Pattern.parse(pattern), order=Order.ANY, descriptors_per_call=0, coalesce=coalesce, overlap=False,
+    )  # fmt: skip
+    made = synthetic.visit(cell, swap_us, noise=0.001)
+    merging = [merging_us] * len(made.samples.wall_us)
+    return msgspec.structs.replace(made, samples=msgspec.structs.replace(made.samples, coalesce_us=merging))
+
+
+def section(folder: Path, visits: list[Visit]) -> str:
+    run = load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *visits]))
+    return report_files([run])["report.md"].decode().partition(TITLE)[2].partition("\n## ")[0]
+
+
+def test_the_time_of_merging_counts_against_what_it_saves(tmp_path: Path) -> None:
+    text = section(
+        tmp_path,
+        [
+            visit("runs-16", False, 1000.0, 0.0), visit("runs-16", True, 100.0, 50.0),
+            visit("shuffled", False, 1000.0, 0.0), visit("shuffled", True, 1000.0, 60.0),
+            visit("runs-2", False, 1000.0, 0.0), visit("runs-2", True, 940.0, 60.0),
+            visit("contiguous", False, 1000.0, 0.0),
+        ],
+    )  # fmt: skip
+    saved = {
+        line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in text.splitlines() if "|" in line
+    }
+    assert saved["runs-16"] == "+85%"
+    assert saved["shuffled"] == "-6%"
+    assert saved["runs-2"].startswith("≈")
+    assert "contiguous" not in saved
+
+
+def test_without_pairs_the_report_says_what_it_needs(tmp_path: Path) -> None:
+    run = load_run(synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), visit("shuffled", True, 100.0, 5.0)]))
+    text = report_files([run])["report.md"].decode()
+    assert "it needs cells with coalesce=off and coalesce=on that are alike otherwise" in text

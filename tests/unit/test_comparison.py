@@ -1,0 +1,150 @@
+"""Runs that measured the same cells are compared: what differs in identity, which cells differ beyond the noise."""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from scipy.stats import mannwhitneyu
+
+from kvbench.axes import Cell
+from kvbench.report.build import report_files
+from kvbench.results import Record, Run, RunInfo, load_run
+from kvbench.stats import rank_sum_probability
+from tests.unit import synthetic
+
+ROUNDS = 6
+HOSTILE = (
+    "a|b`c``d",
+    "<script>alert(1)</script>",
+    "[x](javascript:alert(1))",
+    "one\n\n# two\n| a |\n",
+    "\x1b[2J\x00\u202e",
+)
+
+
+def run(
+    tmp_path: Path,
+    name: str,
+    cells: Sequence[Cell],
+    rate: Callable[[Cell], float] = synthetic.gbps_of,
+    info: RunInfo | None = None,
+    rounds: int = ROUNDS,
+) -> Run:
+    seeded = (  # visits of two runs, as of two rounds, have samples of their own
+        synthetic.visits(cells, rate, count=7, round_=number + 100 * len(name)) for number in range(rounds)
+    )
+    records: list[Record] = [*synthetic.ceilings(), *(visit for visits in seeded for visit in visits)]
+    return load_run(synthetic.write_run(tmp_path / name, records, info))
+
+
+def report(*runs: Run) -> str:
+    return report_files(runs)["report.md"].decode().replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[Cell]:
+    return [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
+
+
+def slower_small_blocks(cell: Cell) -> float:
+    return synthetic.gbps_of(cell) * (0.8 if cell.block_bytes <= 4096 else 1.0)
+
+
+def other_machine() -> RunInfo:
+    return synthetic.info("Other GPU", identity={"gpu_name": "Other GPU", "driver_version": "600.1"}, identity_hash="f")
+
+
+def test_what_is_slower_beyond_the_noise_comes_first(tmp_path: Path, cells: list[Cell]) -> None:
+    before, after = run(tmp_path, "before", cells), run(tmp_path, "afterwards", cells, slower_small_blocks)
+    files = report_files([before, after])
+    points = pd.read_csv(io.BytesIO(files["comparison-before-afterwards.csv"]))
+    assert len(points) == len(cells)
+    slow = points["block_bytes"] <= 4096
+    assert (points.loc[slow, "verdict"] == "slower").all()
+    assert np.allclose(points.loc[slow, "change"], 0.25, atol=0.03)
+    assert (points.loc[~slow, "verdict"] == "noise").mean() > 0.8
+    assert points["verdict"].eq("slower").to_numpy()[: slow.sum()].all()
+    text = files["report.md"].decode()
+    assert re.search(r"afterwards against before, 52 cells of both: 1[2-5] slower \(by up to \+2\d\.\d%\)", text)
+    assert "comparison-cliff-before-afterwards.png" in files
+
+
+def test_two_machines_are_compared_first_and_their_differences_named(tmp_path: Path, cells: list[Cell]) -> None:
+    text = report(run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other_machine()))
+    assert text.index("## Comparison of runs") < text.index("## Cliff: throughput")
+    assert '| driver\\_version | "580.159" | "600.1" |' in text
+    assert '| device | "Synthetic H200" | "Other GPU" |' in text
+    assert '| cuda\\_driver\\_api | "13.0" | not recorded |' in text
+
+
+def test_two_runs_of_one_machine_are_compared_last(tmp_path: Path, cells: list[Cell]) -> None:
+    text = report(run(tmp_path, "a", cells), run(tmp_path, "bb", cells))
+    assert text.index("## Comparison of runs") > text.index("## Cliff: throughput")
+    assert "The identities are the same" in text
+
+
+def test_few_visits_are_undecided_and_not_told_on_top(tmp_path: Path, cells: list[Cell]) -> None:
+    runs = [run(tmp_path, "a", cells, rounds=3), run(tmp_path, "bb", cells, slower_small_blocks, rounds=3)]
+    text = report(*runs)
+    assert f"bb against a, {len(cells)} cells of both: 0 slower, 0 faster, 0 inside the noise, 52 undecided" in text
+    assert "against a, " not in text.partition("## Cliff")[0]
+
+
+def test_runs_without_a_cell_in_common_are_not_compared(tmp_path: Path, cells: list[Cell]) -> None:
+    text = report(run(tmp_path, "a", cells), run(tmp_path, "bb", synthetic.ladder_cells()[:13]))
+    assert "Comparison" not in text
+
+
+def test_both_runs_are_in_the_chart_and_its_points(tmp_path: Path, cells: list[Cell]) -> None:
+    files = report_files([run(tmp_path, "a", cells), run(tmp_path, "bb", cells)])
+    points = pd.read_csv(io.BytesIO(files["comparison-cliff-a-bb.csv"]))
+    assert set(points["run"]) == {"a", "bb"}
+    svg = files["comparison-cliff-a-bb.svg"].decode()
+    assert "<!-- run a -->" in svg
+    assert "<!-- run bb -->" in svg
+
+
+@pytest.mark.parametrize("bad", HOSTILE)
+def test_the_identity_of_a_stranger_stays_text(tmp_path: Path, cells: list[Cell], bad: str) -> None:
+    info = synthetic.info(bad, kvbench=bad, identity={bad: bad, "gpu_name": bad}, command=[bad], created=bad)
+    text = report(run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info))
+    found = MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
+    parts = [token for parent in found for token in (parent, *(parent.children or []))]
+    kinds = {token.type for token in parts}
+    assert "## Comparison of runs" in text
+    assert not kinds & {"html_block", "html_inline", "hr"}
+    assert all(char.isprintable() or char in "\n\N{WORD JOINER}" for char in text)
+    assert not [token for token in parts if "javascript" in str(token.attrGet("href"))]
+
+
+TIMES = st.lists(st.floats(1, 1e3), min_size=1, max_size=8, unique=True)
+
+
+@given(TIMES, TIMES)
+def test_the_probability_is_that_of_mann_and_whitney(a: list[float], b: list[float]) -> None:
+    if not set(a) & set(b):
+        expected = mannwhitneyu(a, b, method="exact").pvalue
+        assert rank_sum_probability(a, b) == pytest.approx(expected)
+
+
+def test_the_probability_without_a_difference_is_even() -> None:
+    """Of all orders of 4 and 4 visits as many are significant as the probability says."""
+    places = [(set(one), set(range(8)) - set(one)) for one in combinations(range(8), 4)]
+    chances = [rank_sum_probability(sorted(map(float, a)), sorted(map(float, b))) for a, b in places]
+    assert np.mean([chance <= 0.05 for chance in chances]) <= 0.05
+    assert min(chances) == pytest.approx(2 / 70)
+    assert rank_sum_probability([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) > 0.05
+
+
+def test_many_samples_take_the_normal_limit() -> None:
+    random = np.random.default_rng(0)
+    a, b = random.normal(0, 1, 60), random.normal(0.4, 1, 60)
+    assert rank_sum_probability(a, b) == pytest.approx(mannwhitneyu(a, b, method="asymptotic").pvalue, rel=0.02)

@@ -1,0 +1,68 @@
+"""`kvbench sweep` over the queue's depth on the cpu device: queued swaps run, are verified, and can fail a cell."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvbench.results import Visit, load_run
+from tests.unit.command import cell_of, failures, kvbench, records, tiny
+
+# A delay that a thread which has to wait for its core does not outlast.
+ONE_SAMPLE = ("--rounds=1", "--warmups=0", "--min-samples=1", "--max-samples=1", "--busy-delay-us=100000")
+QUEUED = (*tiny(blocks="1", stream_state="busy", queued="0,3", streams="1,2"), *ONE_SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("queue")
+    done = kvbench("sweep", *QUEUED, "--out", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_a_sample_says_whether_the_whole_queue_was_waiting(run: Path) -> None:
+    visits = [record for record in records(run) if isinstance(record, Visit)]
+    held = {(cell_of(visit).queued, cell_of(visit).streams): visit.samples.depth_held for visit in visits}
+    assert held == {(0, 1): None, (0, 2): None, (3, 1): [1], (3, 2): [1]}
+    assert not any(visit.warnings for visit in visits)
+
+
+def test_the_summary_has_the_queue_and_how_it_stood(run: Path) -> None:
+    table = pd.read_csv(run / "summary.csv")
+    assert set(zip(table["queued"], table["streams"], strict=True)) == {(0, 1), (0, 2), (3, 1), (3, 2)}
+    assert table.loc[table["queued"] == 0, "depth_held"].isna().all()
+    assert (table.loc[table["queued"] == 3, "depth_held"] == 1).all()
+    assert (table["state_held"] == 1).all()
+    assert (table["verified_bytes"] == 2 * 3 * 1024).all()
+
+
+def test_the_raw_samples_have_it_too(run: Path) -> None:
+    samples = load_run(run).samples()
+    assert samples["depth_held"].isna().sum() == (samples["depth_held"] == 1).sum() == len(samples) / 2
+
+
+def test_queued_swaps_on_an_idle_stream_are_skipped_with_the_reason(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(queued="0,3"), "--dry-run", cwd=tmp_path)
+    assert "swaps wait in a queue on a busy stream only (stream_state=busy)" in done.stdout
+
+
+# The verified swap behind its queue, three plain ones that tell how long the delay has to be, the sample behind its
+# queue: eleven calls, of which the fault strikes the last or one that is not made.
+@pytest.mark.parametrize(("call", "status"), [(2, "failed"), (9, "failed"), (10, "failed"), (11, "ok")])
+def test_calls_are_counted_through_queued_swaps(tmp_path: Path, call: int, status: str) -> None:
+    cell = tiny(backend="per_block", blocks="1", stream_state="busy", queued="3", streams="2")
+    done = kvbench("sweep", *cell, *ONE_SAMPLE, f"--fault=error@call={call}", "--out", "run", cwd=tmp_path)
+    assert done.returncode == (0 if status == "ok" else 5), done.stderr
+    assert [record.message for record in failures(tmp_path / "run")] == (
+        [] if status == "ok" else ["copy: INJECTED_ERROR (descriptor 0)"]
+    )
+
+
+def test_a_byte_that_only_a_queued_swap_wrote_astray_fails_the_cell(tmp_path: Path) -> None:
+    cell = tiny(backend="per_block", blocks="1", pattern="contiguous", stream_state="busy", queued="3")
+    done = kvbench("sweep", *cell, *ONE_SAMPLE, "--fault=stray@descriptor=1", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 5
+    (failure,) = failures(tmp_path / "run")
+    assert failure.kind == "mismatch"
+    assert " -a queued=3 " in failure.command
