@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 # What an installation copies or compiles: not the Python files, and not the C++ tests, which build apart.
-INSTALLED := pyproject.toml constraints.txt $(wildcard configs/*.toml) \
+INSTALLED := pyproject.toml constraints.txt $(wildcard configs/*.toml configs/*/*.toml) \
     $(shell find csrc -path csrc/tests -prune -o -type f -print)
 CXX_SOURCES = $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.cu')
 RUN := runs/make-$(shell date -u +%Y%m%d-%H%M%S)

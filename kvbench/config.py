@@ -2,26 +2,29 @@
 
 import difflib
 import re
-import tomllib
 from dataclasses import fields
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from kvbench.axes import AXES, Axis, AxisValue, Cell
+from kvbench.axes import AXES, Cell
+from kvbench.checks import check_keys, located, shown
 from kvbench.errors import UsageError
 from kvbench.filters import Filter, parse_filters
-from kvbench.spec import Group, Limits, Sampling, SweepSpec, check_keys, located, read_memory, shown
+from kvbench.grammar import Axis, AxisValue
+from kvbench.models import MODEL_AXES
+from kvbench.presets import ModelChoice
+from kvbench.shipped import RULES_NAME, read_toml, shipped_folder
+from kvbench.spec import Group, Limits, Sampling, SweepSpec, read_memory
 
-_KEYS: Final = ("question", "device", "seed", "filters", "axes", "group", "sampling", "limits")
+_MODEL_KEYS: Final = tuple(part.name for part in fields(ModelChoice))
+_KEYS: Final = ("question", "device", "seed", "filters", *_MODEL_KEYS, "axes", "group", "sampling", "limits")
 _LIMITS: Final = {"host_memory": "host_bytes", "device_memory": "device_bytes"}
 _SWITCHES: Final = frozenset(part.name for part in fields(Cell) if part.type == (bool | None))
-_MAX_FILE_BYTES: Final = 2**20
 
 
 def shipped_configs() -> dict[str, Path]:
     """Return name -> file of the configs that come with kvbench."""
-    return {path.stem: path for path in sorted(_shipped_folder().glob("*.toml"))}
+    return {path.stem: path for path in sorted(shipped_folder().glob("*.toml")) if path.stem != RULES_NAME}
 
 
 def find_config(name_or_path: str) -> Path:
@@ -39,20 +42,35 @@ def find_config(name_or_path: str) -> Path:
     raise UsageError(f"config {shown(name_or_path)}: kvbench comes with no such config; {hint}")
 
 
-def load_config(path: Path) -> SweepSpec:
-    """Read a sweep from a TOML file; raises UsageError that names the file, the key and what would be right."""
+def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
+    """Read a sweep from a TOML file; what `choice` says of models takes the place of what the file says.
+
+    Raises UsageError that names the file, the key and what would be right.
+    """
+    own, spec = _read_config(path)
+    return spec.with_models((choice or ModelChoice()).over(own).swaps())
+
+
+def _read_config(path: Path) -> tuple[ModelChoice, SweepSpec]:
     with located(str(path)):
-        table = _read_toml(path)
+        if not path.exists():
+            raise UsageError(f"no such file; shipped with kvbench: {', '.join(shipped_configs())}")
+        table = read_toml(path)
         misplaced = [key for key in table if key in AXES]
         if misplaced:
             raise UsageError(f"{misplaced[0]} is an axis; write it below [axes] or [[group]]")
         check_keys(table, _KEYS)
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip("-._")[:64] or "sweep"
-        return SweepSpec(
+        models = _models(table)
+        groups = _groups(table)
+        decided = next((axis for axis in MODEL_AXES if models.models and any(axis in group for group in groups)), None)
+        if decided is not None:
+            raise UsageError(f"{decided}: the models decide it; leave it out")
+        return models, SweepSpec(
             name=name,
             question=table.get("question", ""),  # checked on construction, as are device and seed
             device=table.get("device", "auto"),
-            groups=_groups(table),
+            groups=groups,
             filters=_filters(table.get("filters", [])),
             sampling=_sampling(table),
             limits=_limits(table),
@@ -60,37 +78,19 @@ def load_config(path: Path) -> SweepSpec:
         )
 
 
-def _shipped_folder() -> Path:
-    checkout = Path(__file__).resolve().parents[1]
-    # First, since an editable install also holds a copy, as old as the installation.
-    if (checkout / "pyproject.toml").is_file() and (checkout / "configs").is_dir():
-        return checkout / "configs"
-    packaged = resources.files("kvbench") / "configs"
-    assert isinstance(packaged, Path)
-    return packaged
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        if path.is_dir():
-            raise UsageError("is a directory, not a TOML file")
-        if not path.exists():
-            raise UsageError(f"no such file; shipped with kvbench: {', '.join(shipped_configs())}")
-        if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
-            raise UsageError("is not a TOML file of at most 1 MiB")
-        return tomllib.loads(path.read_bytes().decode())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot be read as TOML: {reason}") from None
-    except RecursionError:
-        raise UsageError("cannot be read as TOML: nested too deep") from None
-
-
 def _table(parent: dict[str, object], key: str) -> dict[str, object]:
     value = parent.get(key, {})
     if not isinstance(value, dict):
         raise UsageError(f"{key}: {shown(value)} is not a table; write [{key}]")
     return value
+
+
+def _models(table: dict[str, Any]) -> ModelChoice:
+    choice = {name: table[name] for name in _MODEL_KEYS if name in table}
+    models = choice.pop("models", [])
+    if not isinstance(models, list) or not all(isinstance(name, str) for name in models):
+        raise UsageError(f"models: {shown(models)} is not a list of strings, for example ['llama-3-8b']")
+    return ModelChoice(tuple(models), **choice)  # the settings are checked when the swaps are made
 
 
 def _groups(table: dict[str, object]) -> tuple[Group, ...]:

@@ -13,10 +13,11 @@ import msgspec
 from kvbench.axes import Cell, Direction
 from kvbench.environment import observe
 from kvbench.errors import KvbenchError, StorageError, UsageError
-from kvbench.facts import CEILING_BYTES, pool_bytes
+from kvbench.facts import CEILING_BYTES
 from kvbench.plan import Plan, Visit, visits
-from kvbench.protocol import MeasureCeiling, MeasureCell, Opened
-from kvbench.results import Ceiling, Failure, FailureKind, Note, Record, RunStatus, RunWriter, load_run
+from kvbench.policy import AUTO
+from kvbench.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
+from kvbench.results import Ceiling, Control, Failure, FailureKind, Note, Record, RunStatus, RunWriter, load_run
 from kvbench.results import Skip as SkipRecord
 from kvbench.results import Visit as VisitRecord
 from kvbench.spec import SweepSpec
@@ -55,10 +56,11 @@ class Outcome:
 
 @dataclass
 class Progress:
-    """What a run holds already: visits and ceilings by round, and cells (by id) that failed or were skipped."""
+    """What a run holds: visits, ceilings and controls by round; ids of the cells that failed or were skipped."""
 
     visits: set[tuple[str, int]] = field(default_factory=set)
     ceilings: set[tuple[str, int]] = field(default_factory=set)
+    controls: set[tuple[str, int]] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     skipped: set[str] = field(default_factory=set)
 
@@ -79,6 +81,8 @@ class Progress:
                 self.skipped.add(Cell.from_strings(record.cell).id)
             case Ceiling():
                 self.ceilings.add((record.direction, record.round))
+            case Control():
+                self.controls.add((record.direction, record.round))
             case Note():
                 pass
 
@@ -168,11 +172,12 @@ class Execution:
         self._observer.planned(self._plan, self._opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        largest = max(pool_bytes(visit.cell.blocks, visit.cell.block_bytes) for visit in missing)
+        largest = max(visit.cell.pool_bytes for visit in missing)
         self._slot.reserve(max(largest, CEILING_BYTES[self._opened.device.kind]))
         observed = False
         for visit in missing:
             self._measure_ceilings(visit.round)
+            self._measure_controls(visit.round)
             if not observed:
                 # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
                 self._observe("start")
@@ -187,6 +192,13 @@ class Execution:
             if direction in directions and (direction.value, number) not in self._progress.ceilings:
                 request = MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES)
                 self._record(self._slot.ask(request, Ceiling, self._spec.sampling.deadline_s))
+
+    def _measure_controls(self, number: int) -> None:
+        sampling = self._spec.sampling
+        for direction in Direction:
+            if sampling.controls and (direction.value, number) not in self._progress.controls:
+                request = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
+                self._record(self._slot.ask(request, Control, sampling.deadline_s))
 
     def _visit(self, visit: Visit) -> None:
         answer = self._measure(visit)
@@ -215,6 +227,8 @@ class Execution:
             options += [f"--{name.replace('_', '-')}", f"{value:g}"]
         if self._spec.fault is not None:
             options += ["--fault", self._spec.fault]
+        if self._spec.policy is not None and cell.backend == AUTO:
+            options += ["--policy", str(self._writer.path)]
         return f"{cell.command()} {shlex.join(options)}"
 
     def _record(self, record: Record) -> None:

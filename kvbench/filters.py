@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvbench.axes import AXES, Axis, AxisValue, Cell
+from kvbench.axes import AXES, Cell
 from kvbench.errors import UsageError, brief
+from kvbench.grammar import Axis, AxisValue
 from kvbench.units import format_size, parse_size
 
 SWAP_BYTES: Final = Axis(
@@ -20,7 +21,16 @@ SWAP_BYTES: Final = Axis(
     "2GiB",
     ranged=True,
 )
-_FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES}
+
+
+def _cell_id(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{12}", text):
+        raise ValueError("write the twelve hex digits of a cell's id")
+    return text
+
+
+CELL_ID: Final = Axis("cell_id", "id", _cell_id, str, "one cell, by its id in the results", "0123456789ab")
+_FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES, CELL_ID.name: CELL_ID}
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,
     "<=": operator.le,
@@ -35,7 +45,8 @@ _GRAMMAR: Final = "write axis OP value with OP one of = != < <= > >=, for exampl
 class Filter:
     """One condition on a cell: the value on `axis` compared with `values` (several only for `=` and `!=`).
 
-    `axis` is the name of an axis or `swap_bytes`. A cell without a value on the axis meets `!=` and nothing else.
+    `axis` is the name of an axis, `swap_bytes` or `cell_id`. A cell without a value on the axis meets `!=` and
+    nothing else.
     """
 
     axis: str

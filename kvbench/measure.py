@@ -11,9 +11,10 @@ import numpy as np
 from kvbench.axes import Cell, Direction, StreamState
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.effective_path import EffectivePath, effective_path
-from kvbench.engine import DIRECTIONS, STREAM_STATES, Device, Sample, Stream, Swap, TimedRegion, per_block
+from kvbench.engine import DIRECTIONS, STREAM_STATES, Device, Queue, Sample, Stream, Swap, TimedRegion, per_block
 from kvbench.facts import CEILING_BYTES
 from kvbench.faults import Fault
+from kvbench.policy import Policy
 from kvbench.results.schema import StopReason
 from kvbench.spec import Sampling
 from kvbench.stats import relative_half_width
@@ -22,6 +23,10 @@ from kvbench.workload import Pools, lay_out
 
 CEILING_WARMUPS: Final = 2
 BUSY_TWINS: Final = 3
+# How much longer the delay in front of a queue is than its submission should take, and how long at most: a channel
+# that is full holds the submitting thread until the delay ends.
+QUEUE_MARGIN: Final = 2
+MAX_QUEUE_DELAY_US: Final = 100_000
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Bench:
     region: TimedRegion
     pools: Pools
     cpu: SteadyCpu
+    policy: Policy | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Measurement:
     verified_bytes: int
     busy_cpu_us: float | None
     cpu: int
+    chosen: str | None
     warnings: Sequence[str]
 
 
@@ -58,15 +65,17 @@ def measure(
     then the destination is poisoned again, and compared once more behind the last sample.
     """
     layout = lay_out(cell.pattern, cell.blocks, np.random.default_rng(seed))
-    prepared = backend.create(SwapRequest(bench.device, cell, bench.pools.addresses(cell, layout)))
-    take = _sampler(bench.region, prepared, cell.stream_state)
-    take_busy = _sampler(bench.region, prepared, StreamState.BUSY)
+    prepared = backend.create(SwapRequest(bench.device, cell, bench.pools.addresses(cell, layout), bench.policy))
+    take = _sampler(bench.region, prepared, cell.stream_state, Queue(cell.queued, cell.streams))
+    take_busy = _sampler(bench.region, prepared, StreamState.BUSY, Queue())
     bench.pools.fill(cell, layout, seed)
     with bench.device.injecting(fault):
         take()
         verified_bytes = bench.pools.verify(cell, layout)
         bench.pools.poison(cell, layout)
         with bench.cpu.held() as cpu:
+            if cell.queued:
+                take = _sampler(bench.region, prepared, cell.stream_state, _standing_queue(cell, take_busy))
             for _ in range(sampling.warmups):
                 take()
             busy_cpu_us = None
@@ -82,7 +91,8 @@ def measure(
         verified_bytes=verified_bytes,
         busy_cpu_us=busy_cpu_us,
         cpu=cpu,
-        warnings=_warnings(samples, cell.stream_state),
+        chosen=prepared.chosen,
+        warnings=[*_warnings(samples, cell), *prepared.warnings],
     )
 
 
@@ -116,15 +126,24 @@ def sample_until_known(
     return samples, "max_samples"
 
 
-def _sampler(region: TimedRegion, prepared: PreparedSwap, state: StreamState) -> Callable[[], Sample]:
+def _sampler(region: TimedRegion, prepared: PreparedSwap, state: StreamState, queue: Queue) -> Callable[[], Sample]:
     swap, engine_state = prepared.swap, STREAM_STATES[state]
     if isinstance(swap, Swap):
-        return lambda: region.measure(swap, engine_state)
-    return lambda: region.measure_python(swap.prepare, swap.submit, engine_state)
+        return lambda: region.measure(swap, engine_state, queue)
+    return lambda: region.measure_python(swap.prepare, swap.submit, engine_state, queue)
 
 
-def _warnings(samples: Sequence[Sample], state: StreamState) -> list[str]:
+def _standing_queue(cell: Cell, take_busy: Callable[[], Sample]) -> Queue:
+    """Return the queue of `cell` behind a delay that outlasts its submission, going by what one swap's takes."""
+    submit_us = max(take_busy().submit_us for _ in range(BUSY_TWINS))
+    delay_us = min(QUEUE_MARGIN * cell.queued * submit_us, MAX_QUEUE_DELAY_US)
+    return Queue(cell.queued, cell.streams, round(delay_us * 1000))
+
+
+def _warnings(samples: Sequence[Sample], cell: Cell) -> list[str]:
+    state = cell.stream_state
     strayed = sum(sample.pending_before is not (state is StreamState.BUSY) for sample in samples)
-    if strayed:
-        return [f"the stream was not {state} in {strayed} of {len(samples)} samples (busy_delay_us too short?)"]
-    return []
+    if not strayed:
+        return []
+    why = "the queued swaps had run already" if cell.queued else "busy_delay_us too short?"
+    return [f"the stream was not {state} in {strayed} of {len(samples)} samples ({why})"]

@@ -8,9 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.axes import AXES, AxisValue, Cell, Direction, Memory, Order, Pattern, StreamState
+from kvbench.axes import AXES, Cell, Direction, Memory, Order, StreamState
 from kvbench.errors import UsageError
-from kvbench.facts import CEILING_BYTES, BackendFacts, DeviceFacts, pool_bytes
+from kvbench.facts import CEILING_BYTES, BackendFacts, DeviceFacts
+from kvbench.grammar import AxisValue
+from kvbench.kernel_shape import RULE
+from kvbench.patterns import SHUFFLED
+from kvbench.policy import AUTO
 from kvbench.spec import Group, Limits, Sampling, SweepSpec
 from kvbench.units import KIB, rough_size
 
@@ -23,6 +27,7 @@ FREE_SHARE: Final = 0.9
 # For the estimate only, never a result: a slow swap, bound by its bytes or by its submissions, and what surrounds it.
 _EST_SWAP_BYTES_PER_S: Final = 15e9
 _EST_BLOCK_S: Final = 1e-6
+_EST_CALL_S: Final = 5e-6
 _EST_VERIFY_BYTES_PER_S: Final = {"cuda": 10e9, "cpu": 2e9}
 _EST_VISIT_S: Final = 0.01
 _EST_START_S: Final = {"cuda": 8.0, "cpu": 1.0}
@@ -32,12 +37,15 @@ _DEFAULTS: Final[Mapping[str, tuple[AxisValue | None, ...]]] = {
     "blocks": (256,),
     "block_size": (16 * KIB,),
     "stream_state": (StreamState.IDLE,),
-    "pattern": (Pattern("shuffled"),),
+    "pattern": (SHUFFLED,),
     "memory": (Memory.ALLOCATED,),
     "order": (None,),  # follows direction
     "descriptors_per_call": (0,),
     "coalesce": (False,),
     "overlap": (False,),
+    "queued": (0,),
+    "streams": (1,),
+    "kernel": (RULE,),
 }
 _DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 _LACKS: Final = {
@@ -47,6 +55,9 @@ _LACKS: Final = {
     "descriptors_per_call": "descriptors per call",
     "coalesce": "coalescing",
     "overlap": "overlap flag",
+    "queued": "queue of swaps",
+    "streams": "pool of streams",
+    "kernel": "kernel to shape",
 }
 _CUDA_ONLY: Final = {"order": "access order", "sms": "SMs", "overlap": "overlap flag"}
 
@@ -104,13 +115,15 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     Raises UsageError for a backend that does not exist and for more than MAX_COMBINATIONS combinations.
     """
     known = {facts.name: facts for facts in backends}
-    grids = [grid for group in spec.groups for grid in _grids(group, device, known)]
+    # Without a policy auto runs what another backend runs: it has to be asked for.
+    usual = tuple(name for name in known if name != AUTO or spec.policy is not None)
+    grids = [grid for group in spec.groups for grid in _grids(group.get("backend", usual), group, device, known)]
     combinations = sum(math.prod(len(values) for values in grid.values.values()) for grid in grids)
     if combinations > MAX_COMBINATIONS:
         raise UsageError(
             f"the sweep has {combinations} combinations; at most {MAX_COMBINATIONS} can be planned: name fewer values"
         )
-    asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid))
+    asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device))
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
     reasons = {cell: _why_not(cell, device, known[cell.backend], spec.limits) for cell in kept}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
@@ -127,7 +140,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
 
 def footprint(cell: Cell, device_kind: str) -> Footprint:
     """Return what measuring `cell` takes: a pool on either side, a host staging buffer, descriptors, the ceiling."""
-    size_bytes = pool_bytes(cell.blocks, cell.block_bytes)
+    size_bytes = cell.pool_bytes
     fixed_bytes = cell.blocks * DESCRIPTOR_BYTES + CEILING_BYTES[device_kind]
     return Footprint(host_bytes=2 * size_bytes + fixed_bytes, device_bytes=size_bytes + fixed_bytes)
 
@@ -149,15 +162,18 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[Visit]:
 def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     swap_s = max(cell.swap_bytes / _EST_SWAP_BYTES_PER_S, cell.blocks * _EST_BLOCK_S)
     if cell.stream_state is StreamState.BUSY:
-        swap_s += sampling.busy_delay_us / 1e6
+        # Queued swaps are submitted behind a delay of twice as long, and then run.
+        swap_s += sampling.busy_delay_us / 1e6 + cell.queued * (swap_s + 2 * (_EST_CALL_S + cell.blocks * _EST_BLOCK_S))
     longest = max(sampling.cell_seconds, sampling.min_samples * swap_s)
     sampling_s = min(sampling.max_samples * swap_s, longest)
     untimed_s = (1 + sampling.warmups) * swap_s + cell.swap_bytes / _EST_VERIFY_BYTES_PER_S[device_kind]
     return _EST_VISIT_S + untimed_s + sampling_s
 
 
-def _grids(group: Group, device: DeviceFacts, known: Mapping[str, BackendFacts]) -> Iterator[_Grid]:
-    for name in group.get("backend", tuple(known)):
+def _grids(
+    names: Sequence[AxisValue], group: Group, device: DeviceFacts, known: Mapping[str, BackendFacts]
+) -> Iterator[_Grid]:
+    for name in names:
         backend = known.get(str(name))
         if backend is None:
             raise UsageError(f"unknown backend {name}; there are {', '.join(known)}")
@@ -165,24 +181,29 @@ def _grids(group: Group, device: DeviceFacts, known: Mapping[str, BackendFacts])
 
 
 def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts) -> tuple[AxisValue | None, ...]:
-    """Return the values of one axis; None first where the backend does not heed it, then what is to be skipped."""
+    """Return the values of one axis; where the backend does not heed it: unused, then what is to be skipped."""
     if axis == "backend":
         return (backend.name,)
-    if AXES[axis].optional and axis not in backend.axes:
-        return (None, *group.get(axis, ())[1:])
+    if AXES[axis].heeded and axis not in backend.axes:
+        return (AXES[axis].unused, *group.get(axis, ())[1:])
     if axis != "sms":
         return group.get(axis, _DEFAULTS.get(axis, ()))
     count = device.sm_count
-    wanted = group.get("sms", (backend.default_sms if count is None else min(backend.default_sms, count),))
+    wanted = group.get("sms", (None,))  # None: as the backend's rule says, once the swap is known
     return tuple(count if value == ALL_SMS and count is not None else value for value in wanted)
 
 
-def _grid_cells(grid: _Grid) -> Iterator[Cell]:
-    order_by_default = "order" in grid.backend.axes
+def _grid_cells(grid: _Grid, device: DeviceFacts) -> Iterator[Cell]:
+    heeded = grid.backend.axes
     for values in itertools.product(*grid.values.values()):
         chosen = {AXES[name].field: value for name, value in zip(grid.values, values, strict=True)}
         cell = Cell(**chosen)  # type: ignore[arg-type]  # each axis holds values of its field's type
-        yield replace(cell, order=_DEFAULT_ORDER[cell.direction]) if order_by_default and cell.order is None else cell
+        if cell.order is None and "order" in heeded:
+            cell = replace(cell, order=_DEFAULT_ORDER[cell.direction])
+        if cell.sms is None and "sms" in heeded:
+            usual = grid.backend.sms_for(cell.swap_bytes)
+            cell = replace(cell, sms=min(usual, device.sm_count or usual))
+        yield cell
 
 
 def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, limits: Limits) -> str | None:
@@ -192,7 +213,7 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, limits: Lim
     lacking = [
         _lacks(name, device, backend)
         for name, axis in AXES.items()
-        if axis.optional and name not in backend.axes and getattr(cell, axis.field) is not None
+        if axis.heeded and name not in backend.axes and getattr(cell, axis.field) != axis.unused
     ]
     if lacking:
         return "; ".join(lacking)
@@ -200,9 +221,9 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, limits: Lim
         return f"the number of SMs of {device.name} is not known"
     if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:
         return f"{cell.sms} SMs asked for; {device.name} has {device.sm_count}"
-    if cell.pattern.run > cell.blocks:
-        return f"{cell.pattern} needs at least {cell.pattern.run} blocks"
-    return _does_not_fit(cell, device, limits)
+    if cell.stream_state is StreamState.IDLE and (cell.queued > 0 or cell.streams > 1):
+        return "swaps wait in a queue on a busy stream only (stream_state=busy)"
+    return cell.pattern.unfit(cell.blocks) or _does_not_fit(cell, device, limits)
 
 
 def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:

@@ -5,7 +5,8 @@ from typing import Final, Literal
 import msgspec
 
 from kvbench.facts import BackendFacts, DeviceFacts
-from kvbench.results.schema import Ceiling, CellStrings, Failure, Visit
+from kvbench.policy import Policy
+from kvbench.results.schema import Ceiling, CellStrings, Control, Failure, Visit
 from kvbench.spec import Sampling
 
 
@@ -18,6 +19,7 @@ class Open(_Message, tag="open", frozen=True, kw_only=True):
 
     device: str
     fault: str | None = None
+    policy: Policy | None = None
     busy_delay_us: int
 
 
@@ -49,6 +51,14 @@ class MeasureCeiling(_Message, tag="measure_ceiling", frozen=True, kw_only=True)
     samples: int
 
 
+class MeasureControl(_Message, tag="measure_control", frozen=True, kw_only=True):
+    """Time large copies one way without the engine; answered by a Control record or Refused."""
+
+    direction: Literal["h2d", "d2h"]
+    round: int
+    samples: int
+
+
 class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
     """Visit a cell; answered by a Visit or a Failure record."""
 
@@ -65,8 +75,8 @@ class Refused(_Message, tag="refused", frozen=True, kw_only=True):
     usage: bool
 
 
-Request = Open | Reserve | MeasureCeiling | MeasureCell
-Answer = Opened | Reserved | Refused | Ceiling | Visit | Failure
+Request = Open | Reserve | MeasureCeiling | MeasureControl | MeasureCell
+Answer = Opened | Reserved | Refused | Ceiling | Control | Visit | Failure
 
 REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
 ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)

@@ -5,9 +5,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from kvbench import __version__
 from kvbench.environment import differences, identity, identity_hash
-from kvbench.errors import MismatchError, UsageError
+from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.execution import Execution, Observer, Outcome, Progress
 from kvbench.plan import Plan, expand
 from kvbench.protocol import Opened
@@ -27,7 +29,7 @@ class Preview:
 def preview(spec: SweepSpec) -> Preview:
     """Plan `spec` on the device that it names, without measuring. Raises KvbenchError."""
     with WorkerSlot(spec) as slot:
-        opened = slot.start()
+        opened = _fitting(spec, slot.start())
     return Preview(expand(spec, opened.device, opened.backends), opened)
 
 
@@ -40,7 +42,7 @@ def survey(device: str) -> Opened:
 def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> Outcome:
     """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured."""
     with WorkerSlot(spec) as slot:
-        opened = slot.start()
+        opened = _fitting(spec, slot.start())
         plan = expand(spec, opened.device, opened.backends)
         _require_cells(plan)
         fields = _identity(opened)
@@ -64,7 +66,7 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer) -> Out
     if asked is not None and asked.to_plain() != spec.to_plain():
         raise MismatchError(f"--resume {path}: that run is of another sweep; give no other options to go on with it")
     with WorkerSlot(spec) as slot:
-        opened = slot.start()
+        opened = _fitting(spec, slot.start())
         _require_same_machine(run, _identity(opened))
         plan = expand(spec, opened.device, opened.backends)
         with RunWriter.reopen(path) as writer:
@@ -77,6 +79,26 @@ def _require_cells(plan: Plan) -> None:
         return
     reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
     raise UsageError(f"nothing to measure: {reasons}")
+
+
+def _fitting(spec: SweepSpec, opened: Opened) -> Opened:
+    """Return `opened` with a note where the policy is of another driver; raises UsageError for one of another device.
+
+    What is fastest where differs from device to device: such a policy would be no better than none.
+    """
+    policy = spec.policy
+    if policy is None:
+        return opened
+    if policy.device != opened.device.title:
+        raise UsageError(
+            f"policy: it was measured on {brief(policy.device)!r}, this is {opened.device.title!r}; make one here with "
+            "kvbench policy RUN -o FILE"
+        )
+    driver = _identity(opened).get("driver_version") or ""
+    if policy.driver == driver:
+        return opened
+    note = f"the policy was measured with driver {policy.driver or 'none'}, this is {driver or 'none'}: make a new one"
+    return msgspec.structs.replace(opened, notes=[*opened.notes, note])
 
 
 def _identity(opened: Opened) -> dict[str, Scalar]:

@@ -1,16 +1,17 @@
 """A sweep as asked for: the values on its axes, how cells are sampled, and the memory it may use."""
 
-import difflib
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Final
 
-from kvbench.axes import AXES, AxisValue, axis_named
+from kvbench.axes import AXES, axis_named
+from kvbench.checks import check_keys, check_whole, located, shown
 from kvbench.errors import UsageError, brief
 from kvbench.filters import Filter, parse_filters
+from kvbench.grammar import AxisValue
+from kvbench.models import MODEL_AXES, ModelSwap, swaps_from_plain, swaps_to_plain
+from kvbench.policy import AUTO, Policy
 from kvbench.units import parse_size
 
 Group = Mapping[str, tuple[AxisValue, ...]]
@@ -21,6 +22,7 @@ _WHOLE: Final = {
     "min_samples": (1, 100_000),
     "max_samples": (1, 100_000),
     "busy_delay_us": (1, 100_000),
+    "controls": (0, 1000),
 }
 _REAL: Final = {"target": (0.0, 1.0), "cell_seconds": (0.001, 3600.0), "deadline_s": (0.1, 86_400.0)}
 _MAX_BYTES: Final = 2**50
@@ -35,7 +37,8 @@ class Sampling:
     `rounds` visits a cell; each visit does `warmups` swaps, then samples until the median's interval is within
     `target` (relative half-width; 0 never stops early) but at least `min_samples`, at most `max_samples`, and no
     further sample after `cell_seconds`. `busy_delay_us` is the delay kernel in front of a busy sample; a worker that
-    says nothing for `deadline_s` counts as hung.
+    says nothing for `deadline_s` counts as hung. `controls` is the number of large copies without the engine, each way
+    and round (0: none).
     """
 
     rounds: int = 3
@@ -46,6 +49,7 @@ class Sampling:
     cell_seconds: float = 1.0
     busy_delay_us: int = 200
     deadline_s: float = 60.0
+    controls: int = 0
 
     def __post_init__(self) -> None:
         for name, (lowest, highest) in _WHOLE.items():
@@ -74,8 +78,9 @@ class SweepSpec:
     """A sweep: the union of its groups' cross products, less what its filters drop.
 
     A group maps axis names to the values asked for; an axis that it does not name takes its default, and no
-    `backend` means every backend there is. `device` is "auto", "cpu", "cuda" or "cuda:N". `fault` is an opaque text
-    for the engine of the cpu device. Raises UsageError for impossible values.
+    `backend` means every backend there is, `auto` only with a policy. `device` is "auto", "cpu", "cuda" or
+    "cuda:N". `fault` is an opaque text for the engine of the cpu device, `policy` what the backend `auto` goes by.
+    `models` are those whose swaps the groups hold. Raises UsageError for impossible values.
     """
 
     name: str
@@ -87,6 +92,8 @@ class SweepSpec:
     limits: Limits = field(default_factory=Limits)
     seed: int = 0
     fault: str | None = None
+    policy: Policy | None = None
+    models: tuple[ModelSwap, ...] = ()
 
     def __post_init__(self) -> None:
         _check_text("name", self.name, r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "1 to 64 letters, digits, '_', '.' or '-'")
@@ -101,12 +108,17 @@ class SweepSpec:
     def with_axes(self, assignments: Mapping[str, str]) -> "SweepSpec":
         """Return the sweep with these axes (name -> values in the grammar of `-a`) in place of its own."""
         chosen = {name: axis_named(name).parse(text) for name, text in assignments.items()}
-        groups: list[Group] = []
-        for group in self.groups:
-            changed = {**group, **chosen}
-            if changed not in groups:
-                groups.append(changed)
-        return replace(self, groups=tuple(groups))
+        decided = next((name for name in chosen if name in MODEL_AXES), None)
+        if self.models and decided is not None:
+            raise UsageError(f"-a {decided}: the model decides {', '.join(MODEL_AXES)}; leave it out")
+        return replace(self, groups=_once({**group, **chosen} for group in self.groups))
+
+    def with_models(self, swaps: Sequence[ModelSwap]) -> "SweepSpec":
+        """Return the sweep with the swaps of these models in every group; without any, the sweep as it is."""
+        if not swaps:
+            return self
+        groups = _once({**group, **swap.axes} for group in self.groups for swap in swaps)
+        return replace(self, groups=groups, models=tuple(swaps))
 
     def with_filters(self, texts: Iterable[str]) -> "SweepSpec":
         """Return the sweep with the conditions of these `--filter` texts added to its own."""
@@ -129,15 +141,26 @@ class SweepSpec:
         return replace(self, limits=limits)
 
     def with_options(
-        self, *, device: str | None = None, seed: int | None = None, fault: str | None = None
+        self,
+        *,
+        device: str | None = None,
+        seed: int | None = None,
+        fault: str | None = None,
+        policy: Policy | None = None,
     ) -> "SweepSpec":
-        """Return the sweep on another device, with another seed or with a fault; None leaves each as it is."""
+        """Return the sweep on another device, with another seed, a fault or a policy; None leaves each as it is."""
         return replace(
             self,
             device=self.device if device is None else device,
             seed=self.seed if seed is None else seed,
             fault=self.fault if fault is None else fault,
+            policy=self.policy if policy is None else policy,
         )
+
+    @property
+    def asks_for_auto(self) -> bool:
+        """Whether the backend that goes by a policy is among those asked for, or would be with one."""
+        return any(AUTO in group.get("backend", (AUTO,)) for group in self.groups)
 
     def to_plain(self) -> dict[str, object]:
         """Return the sweep as JSON takes it; `from_plain` reads it back."""
@@ -154,24 +177,30 @@ class SweepSpec:
             "limits": asdict(self.limits),
             "seed": self.seed,
             "fault": self.fault,
+            "policy": None if self.policy is None else self.policy.to_plain(),
+            "models": swaps_to_plain(self.models),
         }
 
     @classmethod
     def from_plain(cls, plain: object) -> "SweepSpec":
         """Read what `to_plain` wrote, strictly: it may come from a stranger. Raises UsageError."""
-        table = _exact_table(plain, [part.name for part in fields(cls)], "spec")
+        # A run from before there were policies and models has none.
+        whole = {"policy": None, "models": [], **plain} if isinstance(plain, dict) else plain
+        table = _exact_table(whole, _names(cls), "spec")
         groups = tuple(_plain_group(group) for group in _list_of(dict, table["groups"], "spec groups"))
         filters = tuple(Filter.parse(str(text)) for text in _list_of(str, table["filters"], "spec filters"))
-        sampling = _exact_table(table["sampling"], [part.name for part in fields(Sampling)], "spec sampling")
-        limits = _exact_table(table["limits"], [part.name for part in fields(Limits)], "spec limits")
+        sampling = _exact_table(table["sampling"], _names(Sampling), "spec sampling")
+        limits = _exact_table(table["limits"], _names(Limits), "spec limits")
         rest = {name: table[name] for name in ("name", "question", "device", "seed", "fault")}
         with located("spec"):
             return cls(
                 **rest,  # type: ignore[arg-type]  # each is checked on construction
+                policy=None if table["policy"] is None else Policy.from_plain(table["policy"]),
                 groups=groups,
                 filters=filters,
                 sampling=Sampling(**sampling),  # type: ignore[arg-type]
                 limits=Limits(**limits),  # type: ignore[arg-type]
+                models=swaps_from_plain(table["models"]),
             )
 
 
@@ -199,13 +228,6 @@ def read_memory(where: str, value: object) -> int:
         return check_whole("bytes", size, 1, _MAX_BYTES)
 
 
-def check_whole(name: str, value: object, lowest: int, highest: int) -> int:
-    """Return `value` when it is a whole number in range; raises UsageError that names it."""
-    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= highest:
-        raise UsageError(f"{name}: {shown(value)} is not a whole number from {lowest} to {highest}")
-    return value
-
-
 def _check_real(name: str, value: object, low: float, high: float) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
         raise UsageError(f"{name}: {shown(value)} is not a number from {low:g} to {high:g}")
@@ -221,30 +243,16 @@ def _check_line(name: str, value: object) -> None:
         raise UsageError(f"{name}: {shown(value)} is not one line of at most {_MAX_TEXT} characters")
 
 
-def check_keys(table: Iterable[str], known: Sequence[str]) -> None:
-    """Raise UsageError for the first key that is not `known`, with the nearest one that is."""
-    for key in table:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise UsageError(f"unknown key {shown(key)}; {hint}")
+def _once(groups: Iterable[Group]) -> tuple[Group, ...]:
+    kept: list[Group] = []
+    for group in groups:
+        if group not in kept:
+            kept.append(group)
+    return tuple(kept)
 
 
-def shown(value: object) -> str:
-    """Return `value` for a message: as JSON and TOML write it, on one line and short."""
-    try:
-        return brief(json.dumps(value, ensure_ascii=False, default=str))
-    except ValueError:  # Python refuses to write a number of thousands of digits
-        return "a huge number"
-
-
-@contextmanager
-def located(where: str) -> Iterator[None]:
-    """Put `where` in front of the message of a UsageError raised inside."""
-    try:
-        yield
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
+def _names(kind: type[SweepSpec | Sampling | Limits]) -> list[str]:
+    return [part.name for part in fields(kind)]
 
 
 def _exact_table(value: object, names: Sequence[str], where: str) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 from kvbench.axes import Cell, Direction
 from kvbench.backends.base import Backend, facts_of, load_backends
+from kvbench.control import Control, open_control, time_copies
 from kvbench.engine import (
     SOURCE_HASH,
     Device,
@@ -22,11 +23,13 @@ from kvbench.environment import cpus_of_node
 from kvbench.errors import KvbenchError
 from kvbench.faults import FaultPlan, parse_faults
 from kvbench.measure import Bench, Measurement, measure, measure_ceiling
+from kvbench.policy import Policy
 from kvbench.protocol import (
     REQUESTS,
     Answer,
     MeasureCeiling,
     MeasureCell,
+    MeasureControl,
     Open,
     Opened,
     Refused,
@@ -36,6 +39,7 @@ from kvbench.protocol import (
     encode,
 )
 from kvbench.results.schema import Ceiling, Failure, FailureKind, Samples, Visit
+from kvbench.results.schema import Control as ControlRecord
 from kvbench.steady import SteadyCpu
 from kvbench.units import rough_size
 from kvbench.workload import Pools, VerificationError
@@ -50,7 +54,9 @@ class Worker:
         self._device: Device | None = None
         self._stream: Stream | None = None
         self._busy_delay_us = 0
+        self._policy: Policy | None = None
         self._bench: Bench | None = None
+        self._control: Control | None = None
 
     def answer(self, request: Request) -> Answer:
         """Do what `request` asks; a failure is an answer too."""
@@ -62,6 +68,8 @@ class Worker:
                     return self._reserve(request)
                 case MeasureCeiling():
                     return self._measure_ceiling(request)
+                case MeasureControl():
+                    return self._measure_control(request)
                 case MeasureCell():
                     return self._measure_cell(request)
         except KvbenchError as error:
@@ -72,6 +80,7 @@ class Worker:
     def _open(self, request: Open) -> Opened:
         self._faults = parse_faults(request.fault)
         self._busy_delay_us = request.busy_delay_us
+        self._policy = request.policy
         self._device = device = open_device(resolve_device(request.device), self._faults)
         notes = _stay_near(device.driver.info.numa_node)
         self._stream = Stream(device.driver)
@@ -98,7 +107,7 @@ class Worker:
                 f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
                 "ask for smaller swaps, or lower --host-memory and --device-memory"
             ) from None
-        self._bench = Bench(self._device, self._stream, region, pools, SteadyCpu())
+        self._bench = Bench(self._device, self._stream, region, pools, SteadyCpu(), self._policy)
         return Reserved()
 
     def _measure_ceiling(self, request: MeasureCeiling) -> Ceiling:
@@ -109,6 +118,19 @@ class Worker:
             round=request.round,
             swap_bytes=swap_bytes,
             gpu_us=[round(t, 3) for t in gpu_us],
+        )
+
+    def _measure_control(self, request: MeasureControl) -> ControlRecord:
+        assert self._device is not None
+        assert self._bench is not None
+        self._control = self._control or open_control(self._device.name)
+        with self._bench.cpu.held():
+            times_us = time_copies(self._control, Direction(request.direction), request.samples)
+        return ControlRecord(
+            direction=request.direction,
+            round=request.round,
+            copy_bytes=self._control.copy_bytes,
+            gpu_us=[round(t, 3) for t in times_us],
         )
 
     def _measure_cell(self, request: MeasureCell) -> Visit | Failure:
@@ -137,12 +159,14 @@ def _visit(request: MeasureCell, taken: Measurement) -> Visit:
             **{name: column(name) for name in Samples.__struct_fields__ if name.endswith("_us")},
             pending_before=flags("pending_before"),
             pending_after=flags("pending_after"),
+            depth_held=flags("depth_held") if Cell.from_strings(request.cell).queued else None,
         ),
         stopped_by=taken.stopped_by,
         path=taken.path.value,
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
         cpu=taken.cpu,
+        chosen=taken.chosen,
         busy_cpu_us=None if taken.busy_cpu_us is None else round(taken.busy_cpu_us, 3),
         warnings=list(taken.warnings),
     )

@@ -156,7 +156,9 @@ class WorkerSlot:
     """The place of a sweep's worker: whoever sits there was opened, and given memory, in the same way."""
 
     def __init__(self, spec: SweepSpec) -> None:
-        self._open = Open(device=spec.device, fault=spec.fault, busy_delay_us=spec.sampling.busy_delay_us)
+        self._open = Open(
+            device=spec.device, fault=spec.fault, policy=spec.policy, busy_delay_us=spec.sampling.busy_delay_us
+        )
         self._reserve: Reserve | None = None
         self._log: Path | None = None
         self._worker: WorkerProcess | None = None

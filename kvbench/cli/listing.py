@@ -1,4 +1,4 @@
-"""`kvbench list`: the axes, backends, configs and devices that there are."""
+"""`kvbench list`: the axes, backends, configs, devices and models that there are."""
 
 import json
 from enum import StrEnum
@@ -14,6 +14,7 @@ class What(StrEnum):
     BACKENDS = "backends"
     CONFIGS = "configs"
     DEVICES = "devices"
+    MODELS = "models"
 
 
 def register(app: typer.Typer) -> None:
@@ -24,8 +25,14 @@ def listing(
     what: Annotated[What, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the axes, backends, configs or devices that there are."""
-    rows = {What.AXES: _axes, What.BACKENDS: _backends, What.CONFIGS: _configs, What.DEVICES: _devices}[what]()
+    """List the axes, backends, configs, devices or models that there are."""
+    rows = {
+        What.AXES: _axes,
+        What.BACKENDS: _backends,
+        What.CONFIGS: _configs,
+        What.DEVICES: _devices,
+        What.MODELS: _models,
+    }[what]()
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -74,3 +81,9 @@ def _devices() -> list[dict[str, str]]:
             break
         found.append({"device": device.name, "title": device.title})
     return [*found, {"device": "cpu", "title": survey("cpu").device.title + " (host copies, no GPU)"}]
+
+
+def _models() -> list[dict[str, str]]:
+    from kvbench.presets import presets
+
+    return [{"model": name, "geometry": geometry.label} for name, geometry in presets().items()]

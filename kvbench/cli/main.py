@@ -8,7 +8,7 @@ from typing import Any, Final
 import typer
 
 from kvbench import __version__
-from kvbench.cli import doctor, listing, report, sweep
+from kvbench.cli import doctor, gate, listing, policy, report, sweep
 from kvbench.doctor import EngineReport
 from kvbench.errors import ExitCode, KvbenchError, brief
 
@@ -51,6 +51,8 @@ def _observe_under_load(device: str) -> Mapping[str, Any]:
 
 sweep.register(app)
 report.register(app)
+policy.register(app)
+gate.register(app)
 listing.register(app)
 doctor.register(app, _describe, _observe_under_load)
 

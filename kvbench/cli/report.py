@@ -1,12 +1,18 @@
 """`kvbench report`: tables and charts from run directories."""
 
+import gc
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvbench.errors import UsageError
+from kvbench.errors import RunDirectoryError, UsageError
+
+if TYPE_CHECKING:
+    from kvbench.results import Run
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)]
 _Out = Annotated[
@@ -24,22 +30,50 @@ def register(app: typer.Typer) -> None:
 
 
 def report(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
-    """Write report.md, its charts (PNG, SVG) and the CSV behind every chart; needs neither GPU nor torch."""
+    """Write report.md, report.html, the charts (PNG, SVG) and the CSV behind each; needs neither GPU nor torch."""
     # pandas and matplotlib take a second to import, which --help should not wait for
     from kvbench.report.build import write_report
     from kvbench.report.view import warnings_of
-    from kvbench.results import load_run
 
     out = output or _default_output(runs)
-    loaded = [load_run(path) for path in runs]
+    with _no_collecting():
+        loaded, unread = _load(runs)
+        files = write_report(loaded, out, unread)
     warnings = [f"{run.path}: {text}" for run in loaded for text in warnings_of(run)]
-    files = write_report(loaded, out)
     if as_json:
-        typer.echo(json.dumps({"files": [str(file) for file in files], "warnings": warnings}, indent=2))
-        return
-    for text in warnings:
-        typer.echo(f"warning: {text}", err=True)
-    typer.echo(f"report: {files[0]} and {len(files) - 1} files beside it")
+        typer.echo(json.dumps({"files": [str(file) for file in files], "warnings": [*warnings, *unread]}, indent=2))
+    else:
+        for text in warnings:
+            typer.echo(f"warning: {text}", err=True)
+        typer.echo(f"report: {files[0]}, {files[1].name} and {len(files) - 2} files beside it")
+    if unread:
+        raise RunDirectoryError(f"not in the report: {'; '.join(unread)}")
+
+
+def _load(paths: list[Path]) -> "tuple[list[Run], list[str]]":
+    """Return the runs that can be read and why the others cannot; raises RunDirectoryError where none can."""
+    from kvbench.results import load_run
+
+    loaded: list[Run] = []
+    errors: list[RunDirectoryError] = []
+    for path in paths:
+        try:
+            loaded.append(load_run(path))
+        except RunDirectoryError as error:
+            errors.append(error)
+    if not loaded:
+        raise errors[0]
+    return loaded, [str(error) for error in errors]
+
+
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Collect no garbage: what is read stays to the end, and looking for it again and again is a third of reading."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _default_output(runs: list[Path]) -> Path:

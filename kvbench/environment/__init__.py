@@ -3,13 +3,12 @@
 No probe raises: a field that this machine does not tell is None, and `observe` says why under "unavailable".
 """
 
-import hashlib
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from kvbench.environment import gpu, host
 from kvbench.environment.probes import Json, Machine, Scalar, read_all
 from kvbench.environment.sources import Nvml, Sources, open_gpu
+from kvbench.identity import differences, identity_hash
 
 __all__ = [
     "Json",
@@ -42,22 +41,6 @@ def identity(
     with open_gpu(device, pci_bus_id, sources) as the_gpu:
         fields, _ = read_all({**gpu.IDENTITY, **host.IDENTITY}, Machine(device, the_gpu, sources))
     return {"device_kind": device.partition(":")[0], **fields, "sm_count": sm_count, "engine_hash": engine_hash}
-
-
-def identity_hash(fields: Mapping[str, Scalar]) -> str:
-    """Return 16 hex digits that depend on the fields and not on their order."""
-    text = json.dumps(dict(fields), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.blake2s(text.encode(), digest_size=8).hexdigest()
-
-
-def differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
-    """Return one line a field that differs ('triton: "3.6.0" against "3.7.1"'), by name.
-
-    Empty just when the hashes agree; a field that one side lacks differs from one that is None.
-    """
-    names = sorted(a.keys() | b.keys())
-    pairs = ((name, _show(name, a), _show(name, b)) for name in names)
-    return [f"{name}: {in_a} against {in_b}" for name, in_a, in_b in pairs if in_a != in_b]
 
 
 def observe(
@@ -94,10 +77,3 @@ def cpus_of_node(node: int, *, sources: Sources | None = None) -> set[int]:
         return host.node_cpus(node, sources or Sources())
     except (OSError, ValueError):
         return set()
-
-
-def _show(name: str, fields: Mapping[str, Scalar]) -> str:
-    if name not in fields:
-        return "not recorded"
-    value = fields[name]
-    return "unknown" if value is None else json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -6,6 +6,7 @@ import pytest
 
 from kvbench.axes import Cell, Direction, StreamState
 from kvbench.backends.base import load_backends
+from kvbench.control import open_control, time_copies
 from kvbench.effective_path import EffectivePath
 from kvbench.engine import Device, Stream, TimedRegion
 from kvbench.measure import Bench, Measurement, measure, measure_ceiling
@@ -64,10 +65,27 @@ def test_no_backend_beats_the_ceiling(bench: Bench, direction: Direction) -> Non
         assert gigabytes_per_second(4000 * 65_536, middle(measurement, "wall_us")) < 1.03 * ceiling
 
 
+@pytest.mark.parametrize("direction", Direction)
+def test_control_copies_reach_the_ceiling(bench: Bench, direction: Direction) -> None:
+    copy_bytes, times_us = measure_ceiling(bench, direction, 5)
+    control = open_control(bench.device.name)
+    reached = gigabytes_per_second(control.copy_bytes, median(time_copies(control, direction, 5)))
+    assert reached == pytest.approx(gigabytes_per_second(copy_bytes, median(times_us)), rel=0.1)
+
+
 def test_the_delay_keeps_the_stream_busy_as_long_as_it_says(bench: Bench) -> None:
     measurement = taken(bench, Cell("batched", Direction.H2D, 1, 4096, StreamState.BUSY))
     assert all(sample.pending_after for sample in measurement.samples)
     assert BUSY_DELAY_US * 0.7 < middle(measurement, "wall_us") < BUSY_DELAY_US * 2
+
+
+@pytest.mark.parametrize("streams", [1, 8])
+@pytest.mark.parametrize("backend", ["per_block", "batched"])
+def test_a_queue_stands_until_the_submission(bench: Bench, backend: str, streams: int) -> None:
+    cell = Cell(backend, Direction.H2D, 1, 1 << 20, StreamState.BUSY, queued=200, streams=streams)
+    measurement = taken(bench, cell)
+    assert sum(sample.depth_held for sample in measurement.samples) > len(measurement.samples) / 2
+    assert all(sample.pending_before for sample in measurement.samples)
 
 
 def test_more_sms_are_not_slower_where_one_is_far_from_the_ceiling(bench: Bench) -> None:

@@ -2,13 +2,18 @@
 
 from hypothesis import strategies as st
 
-from kvbench.axes import AXES, AxisValue, Cell, Direction, Memory, Order, Pattern, StreamState
-from kvbench.facts import BackendFacts, DeviceFacts
+from kvbench.axes import AXES, Cell, Direction, Memory, Order, StreamState
+from kvbench.facts import QUEUE_AXES, BackendFacts, DeviceFacts
+from kvbench.grammar import AxisValue
+from kvbench.patterns import Pattern, Tensors
 
 GIB = 2**30
 
-patterns = st.sampled_from([Pattern("shuffled"), Pattern("contiguous"), Pattern("reversed")]) | st.builds(
-    Pattern, st.just("runs"), st.integers(2, 999_999)
+tensors = st.lists(st.builds(Tensors, st.integers(1, 999), st.integers(1, 999_999)), min_size=1, max_size=16)
+patterns = (
+    st.sampled_from([Pattern("shuffled"), Pattern("contiguous"), Pattern("reversed")])
+    | st.builds(Pattern, st.just("runs"), st.integers(2, 999_999))
+    | tensors.map(lambda kinds: Pattern.of_tensors(*kinds))
 )
 AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "backend": st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,20}", fullmatch=True),
@@ -23,6 +28,9 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "descriptors_per_call": st.integers(0, 10**8),
     "coalesce": st.booleans(),
     "overlap": st.booleans(),
+    "queued": st.integers(0, 100_000),
+    "streams": st.integers(1, 64),
+    "kernel": st.sampled_from(["rule", "bulk-8x6x4KiB", "lanes-16x8x656B"]),
 }
 cells = st.builds(
     Cell,
@@ -49,17 +57,20 @@ CPU = DeviceFacts(
     host_free_bytes=8 * GIB,
     batch_entry="host",
 )
+BATCH_AXES = QUEUE_AXES | {"memory", "order", "descriptors_per_call", "coalesce", "overlap"}
 H200_BACKENDS = (
-    BackendFacts("per_block", "one copy a descriptor", frozenset({"memory"})),
-    BackendFacts("batched", "one call", frozenset({"memory", "order", "descriptors_per_call", "coalesce", "overlap"})),
-    BackendFacts("primed", "one call", frozenset({"memory", "order", "descriptors_per_call", "coalesce", "overlap"})),
-    BackendFacts("sm", "a kernel", frozenset({"memory", "sms"}), default_sms=2),
+    BackendFacts("auto", "one of the others", frozenset({"memory"})),
+    BackendFacts("per_block", "one copy a descriptor", QUEUE_AXES | {"memory"}),
+    BackendFacts("batched", "one call", BATCH_AXES),
+    BackendFacts("primed", "one call", BATCH_AXES - {"descriptors_per_call"}),
+    BackendFacts("sm", "a kernel", frozenset({"memory", "sms", "kernel"}), default_sms=((0, 2),)),
     BackendFacts("triton", "a kernel", frozenset({"memory", "sms"})),
 )
 CPU_BACKENDS = (
-    BackendFacts("per_block", "one copy a descriptor", frozenset({"memory"})),
-    BackendFacts("batched", "one call", frozenset({"memory", "descriptors_per_call", "coalesce"})),
+    BackendFacts("auto", "one of the others", frozenset()),
+    BackendFacts("per_block", "one copy a descriptor", QUEUE_AXES | {"memory"}),
+    BackendFacts("batched", "one call", QUEUE_AXES | {"memory", "descriptors_per_call", "coalesce"}),
     BackendFacts("primed", "one call", frozenset(), unavailable="the cpu device runs no kernels"),
-    BackendFacts("sm", "a kernel", frozenset(), unavailable="the cpu device runs no kernels", default_sms=2),
+    BackendFacts("sm", "a kernel", frozenset(), unavailable="the cpu device runs no kernels", default_sms=((0, 2),)),
     BackendFacts("triton", "a kernel", frozenset(), unavailable="the cpu device runs no kernels"),
 )

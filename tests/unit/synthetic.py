@@ -9,6 +9,7 @@ from kvbench.axes import Cell, Direction, Order, StreamState
 from kvbench.results import Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
 
 CEILING_GBPS = 55.5
+FULL_CHANNEL = 1024
 
 
 def info(title: str = "Synthetic H200", kind: str = "cuda", **changes: object) -> RunInfo:
@@ -40,6 +41,7 @@ def samples(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, se
         gap_us=[0.5] * count,
         pending_before=[int(busy)] * count,
         pending_after=[int(busy)] * count,
+        depth_held=[int(cell.queued < FULL_CHANNEL)] * count if cell.queued else None,
     )
 
 
@@ -88,7 +90,7 @@ def cliff_cells(counts: tuple[int, ...] = (256, 10_000)) -> list[Cell]:
         for way, n, size, state in shapes
         for cell in (
             Cell("per_block", way, n, size, state),
-            Cell("batched", way, n, size, state, order=_default_order(way), coalesce=False, overlap=False),
+            Cell("batched", way, n, size, state, order=default_order(way), coalesce=False, overlap=False),
             Cell("triton", way, n, size, state, sms=12),
         )
     ]
@@ -110,6 +112,23 @@ def ladder_cells() -> list[Cell]:
     ]
 
 
+def queue_cells() -> list[Cell]:
+    depths = (0, 1, 4, 16, 64, 256, 1024, 4096)
+    busy = StreamState.BUSY
+    return [
+        Cell(backend, Direction.H2D, blocks, 32 * 1024, busy, queued=depth, streams=streams)
+        for backend, blocks in (("per_block", 1), ("batched", 64))
+        for streams in (1, 8)
+        for depth in depths
+    ]
+
+
+def queue_gbps(cell: Cell) -> float:
+    """A made-up device on which single copies take fifty times as long to submit once a stream's channel is full."""
+    full = cell.backend == "per_block" and cell.queued >= FULL_CHANNEL * cell.streams
+    return cell.swap_bytes / (350.0 if full else 7.0 if cell.backend == "per_block" else 100.0) / 1e3
+
+
 def failure(cell: Cell, message: str = "CUDA_ERROR_INVALID_VALUE", kind: str = "error") -> Failure:
     return Failure(cell=cell.as_strings(), round=0, kind=kind, message=message, command=cell.command())  # type: ignore[arg-type]
 
@@ -125,5 +144,5 @@ def write_run(path: Path, records: Iterable[Record], info_: RunInfo | None = Non
     return path
 
 
-def _default_order(way: Direction) -> Order:
+def default_order(way: Direction) -> Order:
     return Order.ANY if way is Direction.H2D else Order.STREAM

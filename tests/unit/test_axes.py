@@ -1,12 +1,14 @@
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import AXES, Cell, Direction, Memory, Order, Pattern, StreamState, axis_named
+from kvbench.axes import AXES, Cell, Direction, Memory, Order, StreamState, axis_named
 from kvbench.errors import UsageError
+from kvbench.patterns import Pattern
 from tests.unit.strategies import AXIS_VALUES, cells
 
 EXAMPLE = Cell(backend="batched", direction=Direction.H2D, blocks=10_000, block_bytes=16_384, order=Order.ANY)
@@ -50,6 +52,7 @@ def test_the_example_of_every_axis_is_read(name: str) -> None:
         ("coalesce", "off,on", (False, True)),
         ("pattern", "shuffled,runs-16", (Pattern("shuffled"), Pattern("runs", 16))),
         ("memory", "registered", (Memory.REGISTERED,)),
+        ("queued", "0,1:16:x4", (0, 1, 4, 16)),
         ("stream_state", "busy,idle", (StreamState.BUSY, StreamState.IDLE)),
     ],
 )
@@ -88,6 +91,10 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
         ("direction", "h2d:d2h:x2", "axis direction=h2d:d2h:x2: not one of h2d, d2h"),
         ("pattern", "runs-1", "runs-R with R >= 2"),
         ("coalesce", "true", "axis coalesce=true: not on or off"),
+        ("queued", "-1", "axis queued=-1: not a whole number from 0 to 100000"),
+        ("queued", "100001", "axis queued=100001: not a whole number from 0 to 100000"),
+        ("streams", "0", "axis streams=0: not a whole number from 1 to 64"),
+        ("streams", "65", "axis streams=65: not a whole number from 1 to 64"),
         ("backend", "no/such", "axis backend=no/such: not a backend's name"),
     ],
 )
@@ -126,8 +133,17 @@ def test_the_id_of_a_cell_is_the_same_in_every_version() -> None:
     assert EXAMPLE.id == "02bd9aea8f13"
 
 
+def test_a_cell_that_does_not_use_an_axis_is_the_cell_from_before_there_was_one() -> None:
+    strings = EXAMPLE.as_strings()
+    assert not {"queued", "streams"} & set(strings)
+    assert Cell.from_strings(strings | {"queued": "0", "streams": "1"}) == Cell.from_strings(strings) == EXAMPLE
+    older = {name: text for name, text in strings.items() if name not in ("coalesce", "overlap")}
+    assert Cell.from_strings(older) == EXAMPLE
+
+
 def test_a_label_leaves_out_what_is_usual() -> None:
     assert EXAMPLE.label == "batched h2d 10000 x 16KiB idle order=any"
+    assert replace(EXAMPLE, queued=4, streams=2).label == "batched h2d 10000 x 16KiB idle order=any queued=4 streams=2"
 
 
 def test_the_command_of_a_cell_names_every_axis_that_applies() -> None:
@@ -135,6 +151,13 @@ def test_the_command_of_a_cell_names_every_axis_that_applies() -> None:
         "kvbench sweep -a backend=batched -a direction=h2d -a blocks=10000 -a block_size=16KiB -a stream_state=idle "
         "-a pattern=shuffled -a memory=allocated -a order=any"
     )
+
+
+def test_a_stranger_cell_needs_the_axes_of_every_cell() -> None:
+    strings = EXAMPLE.as_strings()
+    del strings["blocks"]
+    with pytest.raises(UsageError, match=r"missing \['blocks'\]"):
+        Cell.from_strings(strings)
 
 
 def test_swap_bytes_are_blocks_times_block_size() -> None:
@@ -147,6 +170,7 @@ def test_swap_bytes_are_blocks_times_block_size() -> None:
         ({"blocks": None}, "axis blocks of a cell has no value"),
         ({"blocks": "-1"}, "axis blocks=-1: not a whole number"),
         ({"bloks": "1"}, r"unknown \['bloks'\]"),
+        ({"queued": None}, "axis queued of a cell has no value"),
     ],
 )
 def test_a_stranger_cell_is_checked(change: dict[str, str | None], message: str) -> None:

@@ -31,9 +31,20 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["doctor", "--device=gpu"], ["--device gpu", "auto, cpu", "cuda:N"]),
     # configs
     (["sweep", "quik"], ['config "quik"', "did you mean quick?"]),
-    (["sweep", "zzz"], ['config "zzz"', "cliff, full, order, quick, sm-ladder, threshold", "a path ending in .toml"]),
+    (["sweep", "zzz"], ['config "zzz"', ", ".join(shipped_configs()), "a path ending in .toml"]),
     (["sweep", "mine.toml"], ["mine.toml: no such file"]),
     (["sweep", "bad.toml"], ["bad.toml: ", '"blokcs"', "did you mean blocks?"]),
+    # models
+    (["sweep", "--model=llama"], ['model "llama"', "did you mean llama-3-8b?"]),
+    (["sweep", "--model=config.json"], ["config.json: no such file"]),
+    (["sweep", "--model=./bad.toml"], ["bad.toml: cannot be read as JSON"]),
+    (["sweep", "--model=llama-3-8b", "--tp=3"], ["tp: 8 KV heads", "3 ranks"]),
+    (["sweep", "--model=llama-3-8b", "--tokens=0"], ["tokens: 0", "from 1 to 10000000"]),
+    (["sweep", "--model=llama-3-8b", "--tokens=some"], ["--tokens", "'some'", "integer"]),
+    (["sweep", "--model=llama-3-8b", "--layout=x"], ['layout: "x"', "per-layer, cross-layer"]),
+    (["sweep", "--model=llama-3-8b", "--kv-dtype=x"], ['kv_dtype: "x"', "bf16, fp16, fp32, fp8"]),
+    (["sweep", "--model=llama-3-8b", "-a", "pattern=shuffled"], ["-a pattern", "the model decides", "leave it out"]),
+    (["sweep", "--tokens=64"], ["tokens: 64", "choose one with --model"]),
     # axes
     (["sweep", "-a", "blokcs=4"], ["unknown axis 'blokcs'", "the axes are backend, direction, blocks, block_size"]),
     (["sweep", "-a", "blocks"], ["-a blocks", "for example -a blocks=16,64,256"]),
@@ -56,11 +67,12 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "-a", "stream_state=both"], ["stream_state=both", "idle, busy"]),
     (["sweep", "-a", "order=fifo"], ["order=fifo", "stream, during_api_call, any"]),
     (["sweep", "-a", "memory=paged"], ["memory=paged", "allocated, registered"]),
+    (["sweep", "-a", "pattern=tensors-0"], ["pattern=tensors-0", "tensors-T", "tensors-TxK+TxK"]),
     (["sweep", "-a", "pattern=runs-1"], ["pattern=runs-1", "shuffled, contiguous, reversed or runs-R with R >= 2"]),
     (["sweep", "-a", "sms=0"], ["sms=0", "from 1 to 4096 or all"]),
     (["sweep", "-a", "coalesce=yes"], ["coalesce=yes", "on or off"]),
     (["sweep", "-a", "backend=a b"], ["backend=a b", "not a backend's name"]),
-    (["sweep", "-a", "backend=per-block"], ["unknown backend per-block", "there are batched, per_block, "]),
+    (["sweep", "-a", "backend=per-block"], ["unknown backend per-block", "there are auto, batched, per_block, "]),
     (["sweep", "-a", "blocks=1:9000:+1", "-a", "block_size=1:200:+1"], ["combinations", "at most 200000"]),
     (["sweep", "-a", "blocks=4\n5"], [r"blocks='4\n5'", "a whole number from 1"]),
     # filters
@@ -201,6 +213,13 @@ def test_the_backends_are_listed_and_whether_they_run_here(tmp_path: Path) -> No
     assert rows["per_block"]["here"] == rows["batched"]["here"] == "available"
 
 
+def test_the_models_are_listed_each_with_its_geometry(tmp_path: Path) -> None:
+    rows = {row["model"]: row["geometry"] for row in listed(tmp_path, "models")}
+    assert rows["llama-3-8b"] == "32 layers x 8 KV heads x 128, bf16"
+    assert rows["deepseek-v3"] == "61 layers x MLA of 576 elements, bf16"
+    assert "18 of them with a window of 128 tokens" in rows["gpt-oss-120b"]
+
+
 def test_the_devices_are_listed_and_the_cpu_is_no_gpu(tmp_path: Path) -> None:
     last = listed(tmp_path, "devices")[-1]
     assert last["device"] == "cpu"
@@ -225,8 +244,9 @@ def test_commands_options_and_words_are_completed(tmp_path: Path) -> None:
     assert complete(tmp_path, "sw") == ["sweep"]
     assert complete(tmp_path, "sweep", "--res") == ["--resume"]
     assert complete(tmp_path, "sweep", "cl") == ["cliff"]
+    assert complete(tmp_path, "sweep", "--model", "gpt") == ["gpt-oss-20b", "gpt-oss-120b"]
     assert complete(tmp_path, "sweep", "-a", "blo") == ["blocks=", "block_size="]
-    assert complete(tmp_path, "list", "") == ["axes", "backends", "configs", "devices"]
+    assert complete(tmp_path, "list", "") == ["axes", "backends", "configs", "devices", "models"]
 
 
 def test_bash_takes_the_completion(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from kvbench.spec import Limits, Sampling, SweepSpec
 from tests.unit.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 KIB = 1024
-NAMES = ("cliff", "full", "order", "quick", "sm-ladder", "threshold")
+NAMES = ("cliff", "engine", "full", "gate-suite", "models", "order", "queue", "quick", "sm-ladder", "threshold")
 
 
 def shipped(name: str) -> SweepSpec:
@@ -50,8 +50,8 @@ def test_a_shipped_config_skips_nothing_on_an_h200(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_config_expands_on_a_host(name: str) -> None:
     plan = expand(shipped(name), CPU, CPU_BACKENDS)
-    assert plan.skipped
-    assert all(cell.backend in ("per_block", "batched") for cell in plan.cells)
+    assert bool(plan.skipped) is (name != "queue")
+    assert all(cell.backend in ("auto", "per_block", "batched") for cell in plan.cells)
     assert bool(plan.cells) is (name != "sm-ladder")
 
 
@@ -60,7 +60,7 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
     assert SweepSpec.from_plain(shipped(name).to_plain()) == shipped(name)
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("quick", 60), ("cliff", 300)])
+@pytest.mark.parametrize(("name", "seconds"), [("queue", 60), ("quick", 60), ("cliff", 300), ("engine", 300)])
 def test_the_estimate_keeps_what_the_config_promises(name: str, seconds: float) -> None:
     assert on_h200(name).estimate_s < seconds
 
@@ -161,6 +161,8 @@ def test_every_key_of_a_config(tmp_path: Path) -> None:
         "limits": SweepSpec(name="x", limits=Limits(2**33, 1024)).to_plain()["limits"],
         "seed": 7,
         "fault": None,
+        "policy": None,
+        "models": [],
     }
 
 
@@ -232,12 +234,12 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.toml", "missing.toml: no such file; shipped with kvbench: cliff, full, order, quick,"),
-        (".", 'config ".": kvbench comes with no such config; there are cliff, full,'),
+        ("missing.toml", f"missing.toml: no such file; shipped with kvbench: {', '.join(NAMES)}"),
+        (".", f'config ".": kvbench comes with no such config; there are {", ".join(NAMES)}'),
         ("./", ": is a directory, not a TOML file"),
         ("/dev/null", "/dev/null: is not a TOML file of at most 1 MiB"),
         ("quik", 'config "quik": kvbench comes with no such config; did you mean quick?'),
-        ("zzz", "there are cliff, full, order, quick, sm-ladder, threshold, or give a path ending in .toml"),
+        ("zzz", f"there are {', '.join(NAMES)}, or give a path ending in .toml"),
     ],
 )
 def test_a_config_that_is_not_there(name: str, message: str) -> None:
@@ -256,3 +258,17 @@ def test_a_cell_of_the_command_line_can_be_asked_for() -> None:
         ("triton", "idle"),
         ("sm", "idle"),
     ]
+
+
+def test_engine_holds_auto_against_every_rival_where_it_is_measured() -> None:
+    cells = on_h200("engine").cells
+    shapes = {
+        name: {
+            (cell.direction, cell.stream_state, cell.blocks, cell.block_bytes) for cell in cells if cell.backend == name
+        }
+        for name in ("auto", "batched", "sm", "triton")
+    }
+    assert shapes["auto"] <= shapes["batched"] & shapes["sm"] & shapes["triton"]
+    idle = {shape[2:] for shape in shapes["auto"] if shape[1] is StreamState.IDLE}
+    assert {(n, kib * KIB) for n in (16, 64, 256, 1024) for kib in (1, 4, 16, 64, 256)} <= idle
+    assert {(10_000, 64 * KIB), (100_000, 16 * KIB)} <= idle

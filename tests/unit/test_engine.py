@@ -24,6 +24,7 @@ from kvbench.engine import (
     EngineError,
     Event,
     MemoryKind,
+    Queue,
     Sample,
     Stream,
     Swap,
@@ -412,6 +413,40 @@ def test_a_busy_sample_is_submitted_behind_the_delay_which_its_event_time_leaves
     assert max(sample.wall_us for sample in samples) > DELAY_US / 2
     assert min(sample.gpu_us for sample in samples) < DELAY_US / 2
     assert min(sample.submit_us for sample in samples) < DELAY_US / 2
+
+
+def test_queued_swaps_are_submitted_before_the_measured_one(bench: Bench) -> None:
+    queue = Queue(depth=3, streams=2)
+    swap = bench.batched(*row(10))
+    bench.device.arm(Fault("error@call", 4))
+    sample = bench.region.measure(swap, BUSY, queue)
+    assert sample.depth_held
+    assert bench.moved(*row(10))
+    with pytest.raises(EngineError):  # the fifth call
+        swap.submit(bench.stream.handle)
+    bench.device.arm(Fault("error@call", 2))
+    with pytest.raises(EngineError):
+        bench.region.measure(swap, BUSY, queue)
+
+
+def test_a_queue_is_dealt_over_its_streams_in_turn(bench: Bench) -> None:
+    seen: list[int] = []
+    bench.region.measure_python(lambda: None, seen.append, BUSY, Queue(depth=4, streams=3))
+    first, second, third, *again = seen
+    assert first == bench.stream.handle
+    assert len({first, second, third}) == 3
+    assert again == [first, second]
+
+
+def test_a_queue_that_began_to_run_before_the_submission_is_told(bench: Bench) -> None:
+    sample = bench.region.measure_python(lambda: None, bench.device.driver.synchronize, BUSY, Queue(depth=2))
+    assert not sample.depth_held
+
+
+@pytest.mark.parametrize("queue", [Queue(depth=1), Queue(streams=2)])
+def test_a_queue_on_an_idle_stream_is_refused(bench: Bench, queue: Queue) -> None:
+    with pytest.raises(ValueError, match="busy stream only"):
+        bench.region.measure(bench.per_block(*row(2)), IDLE, queue)
 
 
 def test_a_submission_that_outlasts_the_delay_is_told(bench: Bench) -> None:

@@ -6,15 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import AXES, AxisValue, Cell, Direction, Memory, Order, Pattern, StreamState
+from kvbench.axes import AXES, Cell, Direction, Memory, Order, StreamState
 from kvbench.errors import UsageError
 from kvbench.facts import BackendFacts, DeviceFacts, pool_rows
 from kvbench.filters import Filter
+from kvbench.grammar import AxisValue
+from kvbench.patterns import Pattern
 from kvbench.plan import Plan, estimate_seconds, expand, footprint, visits
+from kvbench.policy import AUTO, Policy, Table
 from kvbench.spec import Limits, Sampling, SweepSpec
 from tests.unit.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
 
-OPTIONAL = [name for name, axis in AXES.items() if axis.optional]
+HEEDED = [name for name, axis in AXES.items() if axis.heeded]
 CELL = Cell(backend="batched", direction=Direction.H2D, blocks=1024, block_bytes=4096)
 small_values = {**AXIS_VALUES, "blocks": st.integers(1, 5000), "block_size": st.integers(1, 2**20)}
 machines = st.sampled_from([(H200, H200_BACKENDS), (CPU, CPU_BACKENDS)])
@@ -55,7 +58,7 @@ def reasons(plan: Plan) -> list[str]:
 
 def _fits(value: AxisValue | None, wanted: AxisValue, first: AxisValue, device: DeviceFacts, axis: str) -> bool:
     all_sms = axis == "sms" and wanted == 0 and value == device.sm_count
-    return value == wanted or all_sms or (AXES[axis].optional and value is None and wanted == first)
+    return value == wanted or all_sms or (AXES[axis].heeded and value == AXES[axis].unused and wanted == first)
 
 
 @given(small_specs, machines)
@@ -64,7 +67,7 @@ def test_nothing_asked_for_is_lost(spec: SweepSpec, machine: tuple[DeviceFacts, 
     plan = expand(replace(spec, filters=()), device, backends)
     planned = [*plan.cells, *(skip.cell for skip in plan.skipped)]
     for group in spec.groups:
-        axes = {"backend": tuple(facts.name for facts in backends), **group}
+        axes = {"backend": tuple(facts.name for facts in backends if facts.name != AUTO), **group}
         for wanted in itertools.product(*axes.values()):
             assert any(
                 all(
@@ -103,8 +106,9 @@ def test_a_cell_has_exactly_the_axes_its_backend_heeds(
     device, backends = machine
     known = {facts.name: facts for facts in backends}
     for cell in expand(spec, device, backends).cells:
-        present = {name for name in OPTIONAL if getattr(cell, AXES[name].field) is not None}
-        assert present == known[cell.backend].axes
+        used = {name for name in HEEDED if getattr(cell, AXES[name].field) != AXES[name].unused}
+        axes = known[cell.backend].axes
+        assert {name for name in axes if AXES[name].optional} <= used <= axes
         assert known[cell.backend].unavailable is None
         assert cell.sms is None or 1 <= cell.sms <= (device.sm_count or 0)
 
@@ -140,7 +144,21 @@ def test_axes_that_are_not_named_have_their_defaults() -> None:
 
 
 def test_without_a_backend_every_backend_is_planned() -> None:
-    assert [cell.backend for cell in plan_of(direction="h2d").cells] == [facts.name for facts in H200_BACKENDS]
+    every = [facts.name for facts in H200_BACKENDS]
+    assert [cell.backend for cell in plan_of(direction="h2d").cells] == [name for name in every if name != AUTO]
+
+
+def test_auto_is_planned_by_itself_only_with_a_policy_and_always_when_asked_for() -> None:
+    table = Table(
+        direction=Direction.H2D,
+        stream_state=StreamState.IDLE,
+        block_bytes=(4096,),
+        blocks=(16,),
+        choices=(("batched",),),
+    )
+    spec = SweepSpec(name="x", policy=Policy(device=H200.title, tables=(table,))).with_axes({"direction": "h2d"})
+    assert [cell.backend for cell in expand(spec, H200, H200_BACKENDS).cells] == [facts.name for facts in H200_BACKENDS]
+    assert {cell.backend for cell in plan_of(backend="auto").cells} == {AUTO}
 
 
 def test_an_order_asked_for_replaces_the_default_both_ways() -> None:
@@ -169,6 +187,32 @@ def test_the_first_value_of_an_axis_that_does_not_apply_runs_and_the_others_are_
     ]
 
 
+def test_swaps_are_queued_on_a_busy_stream_only() -> None:
+    plan = plan_of(backend="per_block", direction="h2d", stream_state="idle,busy", queued="0,4", streams="1,2")
+    shapes = [(cell.stream_state, cell.queued, cell.streams) for cell in plan.cells]
+    busy = StreamState.BUSY
+    assert shapes == [(StreamState.IDLE, 0, 1), (busy, 0, 1), (busy, 0, 2), (busy, 4, 1), (busy, 4, 2)]
+    assert set(reasons(plan)) == {"swaps wait in a queue on a busy stream only (stream_state=busy)"}
+
+
+def test_a_backend_that_cannot_queue_is_measured_without_a_queue() -> None:
+    plan = plan_of(backend="triton", direction="h2d", stream_state="busy", queued="4,16", streams="1,8")
+    assert [(cell.queued, cell.streams) for cell in plan.cells] == [(0, 1)]
+    assert reasons(plan) == [
+        "triton has no pool of streams",
+        "triton has no queue of swaps",
+        "triton has no queue of swaps; triton has no pool of streams",
+    ]
+
+
+def test_a_queue_takes_its_time_in_the_estimate() -> None:
+    sampling = Sampling(rounds=1, warmups=0, min_samples=10, max_samples=10)
+    shallow, deep = (replace(CELL, stream_state=StreamState.BUSY, queued=depth) for depth in (1, 100))
+    swap_s = CELL.swap_bytes / 100e9
+    longer_s = estimate_seconds([deep], sampling, "cuda") - estimate_seconds([shallow], sampling, "cuda")
+    assert longer_s > 10 * 99 * swap_s
+
+
 def test_the_cpu_device_says_itself_what_it_has_not() -> None:
     plan = plan_of(CPU, CPU_BACKENDS, backend="batched", direction="h2d", sms="1,2", overlap="off,on")
     assert set(reasons(plan)) == {
@@ -187,7 +231,9 @@ def test_a_backend_that_is_not_available_is_skipped_with_its_reason() -> None:
 
 
 def test_a_backend_that_does_not_exist_lists_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"^unknown backend tritn; there are per_block, batched, primed, sm, triton$"):
+    with pytest.raises(
+        UsageError, match=r"^unknown backend tritn; there are auto, per_block, batched, primed, sm, triton$"
+    ):
         plan_of(backend="batched,tritn")
 
 
@@ -206,6 +252,12 @@ def test_all_sms_of_an_unknown_number_are_skipped() -> None:
 @pytest.mark.parametrize(("sm_count", "sms"), [(132, 12), (8, 8), (None, 12)])
 def test_the_default_sms_never_exceed_the_device(sm_count: int | None, sms: int) -> None:
     assert plan_of(replace(H200, sm_count=sm_count), backend="triton", direction="h2d").cells[0].sms == sms
+
+
+def test_the_default_sms_follow_the_rule_for_the_size_of_the_swap() -> None:
+    rule = BackendFacts("sm", "a kernel", frozenset({"sms"}), default_sms=((0, 2), (1 << 20, 4)))
+    plan = plan_of(backends=(rule,), backend="sm", direction="h2d", blocks="255,256", block_size="4KiB")
+    assert [cell.sms for cell in plan.cells] == [2, 4]
 
 
 def test_runs_longer_than_the_swap_are_skipped() -> None:

@@ -4,8 +4,10 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -16,6 +18,9 @@ from kvbench.config import load_config, shipped_configs
 from kvbench.effective_path import EffectivePath
 from kvbench.errors import ExitCode
 from kvbench.faults import KINDS, NO_BATCH
+from kvbench.gate.outcomes import QUANTITIES
+from kvbench.gate.rules import parse_rule
+from kvbench.gate.verdict import Verdict
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.schema import SAMPLE_COLUMNS
 from tests.unit.command import kvbench
@@ -26,7 +31,17 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 REPORTS = ROOT / "reports" / "README.md"
 DOCUMENTS = (README, CONTRIBUTING, REPORTS, ROOT / "CHANGELOG.md")
 
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # a group, which typer does not say
+
+def leaves(group: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command below a group, with the words that call it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, *names, name)
+        else:
+            yield (*names, name), command
+
+
+COMMANDS = dict(leaves(typer.main.get_command(app)))
 Row = tuple[str, ...]
 
 
@@ -84,10 +99,13 @@ def anchors(document: Path) -> set[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs that the documents speak of."""
     folder = tmp_path_factory.mktemp("tour")
-    cells = ("-abackend=batched", "-adirection=h2d", "-ablocks=4", "-ablock_size=1KiB,2KiB", "-astream_state=idle")
+    cells = ("-abackend=per_block,batched", "-adirection=h2d", "-ablocks=4", "-ablock_size=1KiB,2KiB")
     for name in ("mine", "other"):
-        done = kvbench("sweep", "--device=cpu", *cells, "--rounds=1", f"--out=runs/{name}", cwd=folder)
+        options = ("-astream_state=idle", "--rounds=1", f"--out=runs/{name}")
+        done = kvbench("sweep", "--device=cpu", *cells, *options, cwd=folder)
         assert done.returncode == 0, done.stderr
+    done = kvbench("policy", "runs/mine", "-o", "mine.toml", cwd=folder)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -126,13 +144,26 @@ def test_every_effective_path_is_explained(path: str) -> None:
     assert f"\n- `{path}`: " in README.read_text()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_and_option_is_documented(name: str) -> None:
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_every_command_and_option_is_documented(name: tuple[str, ...]) -> None:
     shown = "\n".join(path.read_text() for path in (README, CONTRIBUTING))
     options = {text for option in COMMANDS[name].params for text in option.opts if text.startswith("--")}
     missing = sorted(text for text in options - {"--axis", "--output"} if text not in shown)  # shown as -a and -o
-    assert f"kvbench {name}" in shown
+    assert " ".join(("kvbench", *name)) in shown
     assert not missing
+
+
+def test_every_verdict_and_every_quantity_of_the_gate_is_documented() -> None:
+    assert names_in(rows_below(README, "verdict")) == list(Verdict)
+    said = re.search(r"QUANTITY is (.*?), each", README.read_text(), re.DOTALL)
+    assert said is not None
+    assert set(re.findall("`(.*?)`", said[1])) == set(QUANTITIES)
+
+
+def test_the_documented_rules_are_rules() -> None:
+    (block,) = re.findall(r"^```toml\n(rules = .*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    for rule in tomllib.loads(block)["rules"]:
+        parse_rule(rule)
 
 
 def test_every_fault_is_documented_in_its_own_words() -> None:
@@ -142,10 +173,11 @@ def test_every_fault_is_documented_in_its_own_words() -> None:
 
 @pytest.mark.parametrize("arguments", kvbench_commands(), ids=shlex.join)
 def test_a_documented_command_parses(arguments: list[str]) -> None:
-    if arguments[0] in COMMANDS:
-        COMMANDS[arguments[0]].make_context(arguments[0], arguments[1:])
-    else:
+    name = next((name for name in COMMANDS if tuple(arguments[: len(name)]) == name), None)
+    if name is None:
         assert arguments == ["--help"]
+    else:
+        COMMANDS[name].make_context(name[-1], arguments[len(name) :])
 
 
 @pytest.mark.parametrize(
@@ -153,8 +185,9 @@ def test_a_documented_command_parses(arguments: list[str]) -> None:
     [words for words in kvbench_commands() if words[0] == "sweep" and "--resume" not in words],
     ids=shlex.join,
 )
-def test_a_documented_sweep_can_be_planned(arguments: list[str], tmp_path: Path) -> None:
+def test_a_documented_sweep_can_be_planned(arguments: list[str], tmp_path: Path, folder: Path) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "mine.toml").symlink_to(folder / "mine.toml")
     # A backend that is yet to be written stands for one that is there.
     words = [word.replace("my_kernel", "per_block") for word in arguments]
     done = kvbench(*words, "--device=cpu", "--dry-run", cwd=tmp_path)
@@ -193,6 +226,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("document", [README, CONTRIBUTING, REPORTS], ids=lambda document: document.name)
 def test_no_measured_figure_is_typed(document: Path) -> None:
-    text = document.read_text()
+    # what a user writes into a file, such as a rule, is no measurement
+    text = re.sub(r"^```toml\n.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert not re.findall(r"\d[\d.,]*\s*(?:[KMG]B/s|GB per|µs|us\b|ms\b|times\b|-fold|x\b)", text)
     assert not re.findall(r"\b(?:24|28) ?KiB|\b25088\b", text)

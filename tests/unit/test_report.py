@@ -65,6 +65,16 @@ def tokens(text: str) -> Iterator[Token]:
         yield from token.children or []
 
 
+def target_of(token: Token) -> str | int | float | None:
+    return token.attrGet("src") or token.attrGet("href")
+
+
+def anchors(text: str) -> set[str]:
+    """Return the links to the headings, by the anchors that GitHub gives them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.fixture(scope="module")
 def cliff_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     records = [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells((256, 10_000)))]
@@ -122,9 +132,8 @@ def test_the_same_runs_give_the_same_bytes(cliff_run: Run) -> None:
 
 def test_images_and_links_are_files_of_the_report(cliff_run: Run, tmp_path: Path) -> None:
     names = {path.name for path in write_report([cliff_run], tmp_path / "out")}
-    for token in tokens((tmp_path / "out" / "report.md").read_text()):
-        target = token.attrGet("src") or token.attrGet("href")
-        assert target is None or target in names
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert {target_of(token) for token in tokens(text)} <= {None, *names, *anchors(text)}
 
 
 def test_cells_without_figures_say_why(tmp_path: Path) -> None:
@@ -265,14 +274,14 @@ def test_what_cannot_be_made_is_said(cliff_run: Run, tmp_path: Path) -> None:
     for name, records in {"empty": [], "failed": [synthetic.failure(synthetic.order_cells()[0])]}.items():
         run = make(tmp_path, records, name=name)
         files = report_files([run])
-        assert list(files) == ["report.md"]
+        assert list(files) == ["report.md", "report.html"]
         assert all(f"- {table} (" in files["report.md"].decode() for table in ("T2", "T3", "T4", "T5", "T6", "T8"))
         assert "no measured cell" in warnings_of(run)
 
 
 def test_ladders_too_short_in_every_direction_make_no_chart(tmp_path: Path) -> None:
     cells = [Cell("triton", way, 16, 4096, sms=n) for way, n in zip(Direction, (1, 2), strict=True)]
-    assert list(report_files([make(tmp_path, [*synthetic.visits(cells)])])) == ["report.md"]
+    assert list(report_files([make(tmp_path, [*synthetic.visits(cells)])])) == ["report.md", "report.html"]
 
 
 def test_unfinished_runs_and_notes_are_said_first(tmp_path: Path) -> None:
@@ -341,21 +350,24 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
         status="stopped",
         status_reason=bad,
     )
-    hostile_path = [msgspec.structs.replace(visit, path=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
+    device = {**info.device, "name": bad, bad: bad}
+    info = msgspec.structs.replace(info, device=device, observed=[{"at": bad, bad: bad}])
+    hostile_path = [
+        msgspec.structs.replace(visit, path=bad, chosen=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])
+    ]
     failure = msgspec.structs.replace(synthetic.failure(cells[1], bad), command=bad)
     records: list[Record] = [*hostile_path, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
     files = report_files([make(tmp_path, records, info)])
     text = files["report.md"].decode()
 
     assert all(char.isprintable() or char in "\n\N{NO-BREAK SPACE}\N{WORD JOINER}" for char in text)
-    own = set(files)
+    own = {None, *files, *anchors(text)}
     headings = 0
     for token in tokens(text):
         assert token.type not in {"html_block", "html_inline", "code_block", "hr", "s_open"}, token
-        target = token.attrGet("src") or token.attrGet("href")
-        assert target is None or target in own
+        assert target_of(token) in own
         headings += token.type == "heading_open"
-    assert headings == len([line for line in text.splitlines() if line.startswith("#")]) == 9
+    assert headings == len([line for line in text.splitlines() if line.startswith("#")]) == 10
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(widths) == 1
@@ -434,7 +446,7 @@ def test_the_command_speaks_json(app: typer.Typer, tmp_path: Path) -> None:
         journal.write('{"type":"no')
     done = CliRunner().invoke(app, ["report", str(run.path), "-o", str(tmp_path / "out"), "--json"])
     said = json.loads(done.stdout)
-    assert said["files"] == [str(tmp_path / "out" / "report.md")]
+    assert said["files"] == [str(tmp_path / "out" / name) for name in ("report.md", "report.html")]
     assert [warning.removeprefix(f"{run.path}: ") for warning in said["warnings"]] == [
         "the last line of journal.jsonl is incomplete (a kill, a full disk) and was dropped",
         "interrupted",

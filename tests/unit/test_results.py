@@ -121,7 +121,7 @@ def _write_raw(run: Path, *bodies: bytes) -> None:
         (b'{"type":"pickle","text":"x"}', "Invalid value 'pickle'"),
         (b'{"type":"note"}', "missing required field"),
         (b'{"type":"note","text":7}', "Expected `str`"),
-        (b'{"type":"skip","cell":{"backend":"x"},"reason":"r"}', "exactly the axes"),
+        (b'{"type":"skip","cell":{"backend":"x"},"reason":"r"}', "missing ['block_size', 'blocks', "),
         (b'{"type":"ceiling","direction":"h2d","round":0,"swap_bytes":1,"gpu_us":[-1]}', ">= 0"),
         (b"[" * 50_000 + b"}", "no record"),
         (b'{"type":"note","text":"x","\\u001b[2J\\n":1}', "unknown field"),

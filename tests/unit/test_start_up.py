@@ -29,7 +29,16 @@ def start(argv: list[str], refused: tuple[str, ...], then: str = MAIN) -> subpro
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["--version"], ["report", "--help"], ["doctor", "--help"], ["sweep", "--help"]]
+    "argv",
+    [
+        ["--help"],
+        ["--version"],
+        ["report", "--help"],
+        ["doctor", "--help"],
+        ["sweep", "--help"],
+        ["gate", "--help"],
+        ["gate", "compare", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(argv: list[str]) -> None:
     result = start(argv, HEAVY)
@@ -42,6 +51,12 @@ def test_an_import_would_be_noticed(name: str) -> None:
     result = start([], HEAVY, then=f"import {name}")
     assert result.returncode != 0
     assert f"imported {name.partition('.')[0]}" in result.stderr or f"imported {name}" in result.stderr
+
+
+def test_runs_are_judged_without_the_engine() -> None:
+    modules = "kvbench.gate.judge, kvbench.gate.rule_check, kvbench.gate.rules_file, kvbench.report.gate.sheet"
+    result = start([], COMPILED, then=f"import scipy.stats, {modules}")
+    assert result.returncode == 0, result.stderr
 
 
 def test_reports_are_made_without_the_engine() -> None:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.stats import median_interval, outliers, paired_ratio, quartiles, relative_half_width
+from kvbench.stats import (
+    grouped_outliers,
+    grouped_quartiles,
+    median_interval,
+    outliers,
+    paired_ratio,
+    quartiles,
+    relative_half_width,
+)
 
 TIMES = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=200)
 ENOUGH = st.lists(st.floats(1e-3, 1e9), min_size=6, max_size=200)
@@ -118,3 +126,21 @@ def test_ratios_need_positive_times() -> None:
 def test_the_measuring_side_pays_for_neither_pandas_nor_scipy() -> None:
     code = "import sys, kvbench.stats; print({'pandas', 'scipy.stats'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+GROUPS = st.lists(st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=12), min_size=1, max_size=6)
+
+
+@given(GROUPS)
+def test_groups_are_judged_as_each_alone(groups: list[list[float]]) -> None:
+    values = np.array([value for group in groups for value in group])
+    counts = np.array([len(group) for group in groups])
+    low, middle, high = grouped_quartiles(values, counts)
+    alone = [quartiles(group) for group in groups]
+    assert list(zip(low, middle, high, strict=True)) == [(q.low, q.median, q.high) for q in alone]
+    marks = [mark for group in groups for mark in outliers(group)]
+    assert grouped_outliers(values, counts).tolist() == marks
+
+
+def test_a_handful_of_samples_has_no_outliers() -> None:
+    assert not outliers([10.0, 10.1, 9.9, 10.05, 50.0]).any()

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvbench.axes import Cell, Direction, Memory, Pattern
+from kvbench.axes import Cell, Direction, Memory
 from kvbench.engine import DIRECTIONS, Device, Stream, open_device, per_block
-from kvbench.facts import pool_bytes, pool_rows
+from kvbench.facts import pool_rows
 from kvbench.faults import FaultPlan
+from kvbench.patterns import Pattern
 from kvbench.workload import POISON, Layout, Pools, SwapMemory, VerificationError, lay_out
 
 PATTERNS = [Pattern("shuffled"), Pattern("contiguous"), Pattern("reversed"), Pattern("runs", 2), Pattern("runs", 16)]
@@ -146,7 +147,7 @@ cells = st.builds(
 @given(cell=cells, seed=seeds, data=st.data())
 def test_one_wrong_byte_anywhere_is_found(bench: Bench, cell: Cell, seed: int, data: st.DataObject) -> None:
     layout = layout_of(cell.pattern, cell.blocks, seed)
-    size = pool_bytes(cell.blocks, cell.block_bytes)
+    size = cell.pool_bytes
     bench.pools.fill(cell, layout, seed)
     bench.swap(cell, layout)
     assert bench.pools.verify(cell, layout) == size
@@ -208,7 +209,7 @@ def test_bytes_of_the_source_are_random(bench: Bench) -> None:
     cell = Cell("any", Direction.H2D, 16, 4096)
     layout = layout_of(cell.pattern, 16, 1)
     bench.pools.fill(cell, layout, 1)
-    size = pool_bytes(16, 4096)
+    size = cell.pool_bytes
     first = bench.pools.host_pool(cell.memory).array()[:size].copy()
     assert np.bincount(first, minlength=256).min() > size / 256 / 2
     bench.pools.fill(cell, layout, 2)

@@ -1,0 +1,117 @@
+"""Runs that are not as a report would like them: it holds what is there, and a line says what is not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kvbench.cli.report import register
+from kvbench.errors import ExitCode, RunDirectoryError
+from kvbench.report.build import report_files
+from kvbench.results import Run, load_run
+from tests.unit import synthetic
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return app
+
+
+def good_run(path: Path) -> Path:
+    return synthetic.write_run(path, synthetic.visits(synthetic.order_cells(), count=5))
+
+
+def newer_run(path: Path) -> Path:
+    return with_info(good_run(path), schema=99)
+
+
+def with_info(path: Path, **changes: object) -> Path:
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(info | changes))
+    return path
+
+
+def journal_without_a_field(path: Path) -> Path:
+    journal = good_run(path) / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"stopped_by"', b'"stopped_at"', 1))
+    return path
+
+
+def nowhere(path: Path) -> Path:
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(newer_run, "newer kvbench (schema 99"), (journal_without_a_field, "journal line 1"), (nowhere, "no such folder")],
+)
+def test_what_can_be_read_is_reported_and_the_rest_named(
+    app: typer.Typer, tmp_path: Path, make: Callable[[Path], Path], said: str
+) -> None:
+    good, bad, out = good_run(tmp_path / "good"), make(tmp_path / "bad"), tmp_path / "out"
+    done = CliRunner().invoke(app, ["report", str(bad), str(good), "-o", str(out)])
+    assert isinstance(done.exception, RunDirectoryError)
+    assert done.exception.exit_code is ExitCode.USAGE
+    assert said in str(done.exception)
+    assert f"report: {out / 'report.md'}" in done.stdout
+    text = (out / "report.md").read_text()
+    assert "STREAM against ANY: GPU time" in text
+    assert "- A run: " in text.partition("## Not in this report")[2]
+
+
+def test_json_names_what_cannot_be_read(app: typer.Typer, tmp_path: Path) -> None:
+    runs = [str(good_run(tmp_path / "good")), str(newer_run(tmp_path / "bad"))]
+    done = CliRunner().invoke(app, ["report", *runs, "-o", str(tmp_path / "out"), "--json"])
+    said = json.loads(done.stdout)
+    assert str(tmp_path / "out" / "report.md") in said["files"]
+    assert any("schema 99" in warning for warning in said["warnings"])
+
+
+def test_a_run_that_cannot_be_read_alone_leaves_no_report(app: typer.Typer, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(newer_run(tmp_path / "bad")), "-o", str(tmp_path / "out")])
+    assert isinstance(done.exception, RunDirectoryError)
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_of_a_gpu_and_of_the_host_are_told_apart(tmp_path: Path) -> None:
+    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"][:16]
+    host = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"}, identity_hash="host")
+    runs = [
+        load_run(synthetic.write_run(tmp_path / name, synthetic.visits(cells), info))
+        for name, info in (("gpu", None), ("host", host))
+    ]
+    files = report_files(runs)
+    text = files["report.md"].decode()
+    assert "> **Host copies on a CPU device: no GPU was involved.** (host)" in text
+    assert '| gpu\\_name | "Synthetic H200" | not recorded |' in text
+    assert b"Host copies on a CPU device" in files["comparison-cliff-gpu-host.svg"]
+
+
+def outlying(tmp_path: Path, each: int) -> Run:
+    """Return a run whose first cell has every `each`-th of 30 samples far off."""
+    first, *others = synthetic.visits(synthetic.order_cells())
+    far = [us * (50 if place % each == 0 else 1) for place, us in enumerate(first.samples.wall_us)]
+    samples = msgspec.structs.replace(first.samples, wall_us=far)
+    return load_run(synthetic.write_run(tmp_path / "run", [msgspec.structs.replace(first, samples=samples), *others]))
+
+
+def test_many_outliers_are_said_first_and_counted(tmp_path: Path) -> None:
+    run = outlying(tmp_path, each=5)
+    counts = run.frame().set_index("cell_id")["outliers"]
+    assert counts[synthetic.order_cells()[0].id] == 6
+    assert (counts.drop(synthetic.order_cells()[0].id) <= 3).all()
+    text = report_files([run])["report.md"].decode()
+    assert "run: 1 cell has outliers among more than 10% of the samples" in text
+
+
+def test_a_few_outliers_are_counted_and_not_said(tmp_path: Path) -> None:
+    run = outlying(tmp_path, each=15)
+    assert run.frame()["outliers"].max() >= 2
+    assert "has outliers" not in report_files([run])["report.md"].decode()
