@@ -9,6 +9,7 @@ import pandas as pd
 SERIES: Final = ("backend", "direction", "stream_state")
 STATES: Final = ("idle", "busy")
 SIDE_AXES: Final = ("pattern", "memory", "order", "sms", "descriptors_per_call", "coalesce", "overlap")
+_SHAPE: Final = ("stream_state", "blocks", "block_bytes")
 QUEUE: Final = ("queued", "streams")
 _PREFERRED: Final = {
     "pattern": "shuffled",
@@ -35,6 +36,7 @@ class Pinned:
 def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     """Keep, per backend and direction, one value of every side axis that is not shown: the one with most cells.
 
+    SMs are the exception that a rule makes: a swap measured with one other count alone stays.
     Cells with a queue have a section of their own: they stay only where `QUEUE` is shown.
     """
     if not set(QUEUE) <= set(shown):
@@ -43,7 +45,7 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     hidden: dict[str, set[str]] = {axis: set() for axis in axes}
     kept = []
     # the columns that decide, since each step copies what is left
-    narrow = cells[["backend", "direction", "status", *axes]]
+    narrow = cells[["backend", "direction", "status", *_SHAPE, *axes]]
     for _, group in narrow.groupby(["backend", "direction"], sort=False):
         for axis in axes:
             measured = group[group["status"] == "ok"]
@@ -51,7 +53,8 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
             if chosen is not None:
                 values = group[axis].astype("string")
                 hidden[axis] |= set(values.dropna()) - {chosen}
-                group = group[(values == chosen).fillna(value=True)]
+                keep = (values == chosen).fillna(value=True)
+                group = group[keep | _by_rule(group, keep) if axis == "sms" else keep]
         kept.append(group)
     return Pinned(cells.loc[pd.concat(kept).index].reset_index(drop=True) if kept else cells, hidden)
 
@@ -60,6 +63,13 @@ def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
     """Return the value of `axis` for which most different values of `over` exist, the largest of several."""
     numbers = cells.groupby(axis)[over].nunique()
     return int(max(numbers[numbers == numbers.max()].index))
+
+
+def _by_rule(group: pd.DataFrame, keep: "pd.Series[bool]") -> "pd.Series[bool]":
+    """Return which cells of other SM counts stand where the usual one was not measured: a backend's rule chose them."""
+    shape = [group[name] for name in _SHAPE]
+    alone = group["sms"].groupby(shape).transform("nunique") == 1
+    return alone & ~keep.groupby(shape).transform("any")
 
 
 def _usual(values: "pd.Series[str]", preferred: str | None) -> str | None:

@@ -28,6 +28,7 @@ from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown as md
 from kvbench.report.build import report_files, write_report
 from kvbench.report.palette import inks
+from kvbench.report.selection import pin
 from kvbench.report.stages import nearest
 from kvbench.report.view import warnings_of
 from kvbench.results import Note, Record, Run, RunInfo, Visit, load_run
@@ -493,3 +494,14 @@ def test_a_report_needs_neither_torch_nor_the_engine(cliff_run: Run, tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, env=unset)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "cliff-cliff.svg").stat().st_size > 10_000
+
+
+def test_a_kernel_whose_sms_follow_the_size_of_the_swap_is_one_line(tmp_path: Path) -> None:
+    cells = [
+        Cell("sm", Direction.H2D, 10_000, kib * 1024, sms=sms)
+        for kib, counts in ((4, (2,)), (16, (1, 2, 4)), (64, (4,)), (128, (4, 8)))
+        for sms in counts
+    ]
+    frame = load_run(synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *synthetic.visits(cells)])).frame()
+    kept = pin(frame, shown=()).cells
+    assert sorted(zip(kept["block_bytes"], kept["sms"], strict=True)) == [(4096, 2), (16384, 2), (65536, 4)]
