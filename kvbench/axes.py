@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
@@ -87,8 +88,7 @@ class Cell:
     @property
     def id(self) -> str:
         """Twelve hex digits that depend on the values alone: the same cell has the same id in every run."""
-        text = json.dumps(self.as_strings(), sort_keys=True, separators=(",", ":"))
-        return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
+        return id_of(self.as_strings())
 
     @property
     def label(self) -> str:
@@ -126,8 +126,19 @@ class Cell:
 
     def command(self) -> str:
         """Return the command that measures this cell alone."""
-        settings = " ".join(f"-a {name}={value}" for name, value in self.as_strings().items() if value is not None)
-        return f"kvbench sweep {settings}"
+        return command_of(self.as_strings())
+
+
+def id_of(strings: Mapping[str, str | None]) -> str:
+    """Return `Cell.id` of the cell with these `as_strings`."""
+    text = json.dumps(strings, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
+
+
+def command_of(strings: Mapping[str, str | None]) -> str:
+    """Return `Cell.command` of the cell with these `as_strings`."""
+    settings = " ".join(f"-a {name}={value}" for name, value in strings.items() if value is not None)
+    return f"kvbench sweep {settings}"
 
 
 _LINE: Final = (

@@ -73,6 +73,7 @@ def _no_collecting() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()  # nor on the way out
         gc.enable()
 
 

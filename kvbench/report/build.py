@@ -10,7 +10,7 @@ from kvbench.report.drawing import Pictures
 from kvbench.report.html.page import html_page
 from kvbench.report.model import Report, report_of
 from kvbench.results import Run
-from kvbench.results.files import write_whole
+from kvbench.results.files import write_again
 
 REPORT_FILE: Final = "report.md"
 PAGE_FILE: Final = "report.html"
@@ -30,7 +30,7 @@ def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = ()) -> 
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            write_whole(out / name, data)
+            write_again(out / name, data)
     except OSError as error:
         raise UsageError(f"cannot write the report to {out}: {str(error.strerror).lower()}; choose with -o") from None
     return [out / name for name in files]

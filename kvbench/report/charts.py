@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
+from PIL import Image
 
 from kvbench.report.curves import Curve
 from kvbench.report.layout import PANEL_WIDTH, Grid, Layout, Panel, Words, lay_out
@@ -21,7 +22,8 @@ from kvbench.units import format_size
 Mark = Callable[[Axes, Curve, Ink, int], None]
 
 _STYLE: Final = {
-    "font.family": "DejaVu Sans",
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "svg.fonttype": "none",  # text stays text: files of half the size, drawn faster
     "font.size": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -46,6 +48,8 @@ _Dash = Literal["-"] | tuple[float, Sequence[float]]
 _DASHES: Final[Sequence[_Dash]] = ("-", (0, (4, 1.8)))
 _CEILING: Final = "#666666"
 _LABEL_POINTS: Final = 14
+_DPI: Final = 120
+_COLOURS: Final = 128
 _TITLE: Final[dict[str, Any]] = {"fontsize": 12.5, "fontweight": "bold"}
 _SUBTITLE: Final[dict[str, Any]] = {"fontsize": 8.5, "color": "#444444"}
 _WARNED: Final[dict[str, Any]] = {"fontsize": 9, "fontweight": "bold", "color": "#B00020"}
@@ -241,14 +245,10 @@ def styled() -> Iterator[None]:
 
 def render(figure: Figure) -> dict[str, bytes]:
     """Return the same bytes for the same figure: no date, no random ids."""
-    options: dict[str, dict[str, Any]] = {
-        # files a tenth larger than at the usual level, in half the time
-        "png": {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}},
-        "svg": {"metadata": {"Date": None}},
-    }
-    rendered = {}
-    for kind, settings in options.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=150, **settings)
-        rendered[kind] = buffer.getvalue()
-    return rendered
+    drawn, png, svg = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
+    # a chart has few colours: a palette makes the file a quarter of what it would be
+    pixels = Image.open(drawn).convert("RGB")
+    pixels.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(png, "PNG")
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    return {"png": png.getvalue(), "svg": svg.getvalue()}

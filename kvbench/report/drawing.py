@@ -1,5 +1,6 @@
 """Draws the pictures of a report: matplotlib is what takes long there, so they are drawn beside each other."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -32,7 +33,9 @@ class Pictures(Mapping[str, bytes]):
         self._pictures[stem] = picture
         if self._processes > 1:
             try:
-                self._pool = self._pool or ProcessPoolExecutor(self._processes, mp_context=get_context(_START))
+                self._pool = self._pool or ProcessPoolExecutor(
+                    self._processes, mp_context=get_context(_START), initializer=gc.disable
+                )  # a few charts, and the process ends: nothing is worth collecting
             except OSError:  # no semaphores, as in a container without /dev/shm: one process has to do
                 self._processes = 1
             else:

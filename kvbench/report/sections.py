@@ -51,7 +51,7 @@ def threshold_section(view: View, _: Mapping[str, Ink]) -> Block | str:
 
 
 def map_section(view: View, _: Mapping[str, Ink]) -> Block | str:
-    found = contests(view)
+    found = view.once(contests)
     maps = ratio_maps(found)
     if isinstance(maps, str):
         return maps
@@ -119,16 +119,16 @@ def model_section(view: View, _: Mapping[str, Ink]) -> Block | str:
 
 
 # More rows of panels than these take longer to draw than to read: the tables have them all.
-_MOST_ROWS: Final = 6
+_MOST_ROWS: Final = 4
 _MOST_LADDERS: Final = 4
 
 SECTIONS: Final = (
     Section("T1", "Models: copy by copy against batched", model_section),
     Section("T3", "Cliff: throughput against block size", cliff_section),
+    Section("T5", "SM ladder: throughput against SM count", ladder_section),
     Section("T4", "Threshold: batched copies against the other backends", threshold_section),
     Section("T6", "Crossover map: time of batched copies over time of a kernel", map_section),
     Section("T2", "Access order: STREAM against ANY", order_section),
-    Section("T5", "SM ladder: throughput against SM count", ladder_section),
     Section("T7", "Queue depth: submission time against queued swaps", queue_section),
     Section("T8", "Where the time goes: prepare, submit, execute", stage_section),
     Section("coalescing", "Merging adjacent descriptors: what it costs and saves", coalescing_section),

@@ -81,10 +81,9 @@ def _usual(values: "pd.Series[str]", preferred: str | None) -> str | None:
 
 
 def _axis_words(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
-    known = cells[["direction", axis]].dropna()
-    by_way = {
-        way: "/".join(sorted(set(known.loc[known["direction"] == way, axis].astype(str)))) for way in ("h2d", "d2h")
-    }
+    known = cells[["direction", axis]].drop_duplicates().dropna()
+    values = [(str(way), str(value)) for way, value in known.itertuples(index=False)]
+    by_way = {way: "/".join(sorted({value for of, value in values if of == way})) for way in ("h2d", "d2h")}
     texts = {way: text for way, text in by_way.items() if text}
     if not texts:
         return ""

@@ -70,8 +70,16 @@ def cliff_tables(view: View, curves: Curves) -> list[Table]:
         header = ("Block size", *(f"N = {md.count(blocks)}" for blocks in counts))
         measured = rows[rows["status"] == "ok"]
         caption = view.caption(measured, f"{INCLUDES[state]}. {settings(curves.pinned, measured)}")
-        tables.append(Table(title, header, body, notes.lines, caption))
+        blanks = _blanks(view) if len(grid) < len(counts) * len({size for size, _ in grid}) else []
+        tables.append(Table(title, header, body, [*notes.lines, *blanks], caption))
     return tables
+
+
+def _blanks(view: View) -> list[str]:
+    """Return why a cell of a table may be blank: what the sweep's filters left out was never measured."""
+    filters = view.run.info.spec.get("filters")
+    texts = [text for text in filters if isinstance(text, str)] if isinstance(filters, list) else []
+    return [f"Blank: left out by the sweep, which kept {md.code(', '.join(texts))} alone"] if texts else []
 
 
 def ladder_tables(view: View, curves: Curves) -> list[Table]:

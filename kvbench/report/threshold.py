@@ -38,7 +38,7 @@ class Duels:
 
 def threshold_duels(view: View) -> Duels | str:
     """Return what T4 compares; or why there is nothing to compare."""
-    found = contests(view)
+    found = view.once(contests)
     shapes = [(arm.backend, *shape) for contest in found.contests for arm in contest.arms for shape in arm.times]
     if shapes:
         blocks = common_blocks(pd.DataFrame(shapes, columns=["backend", "block_bytes", "blocks"]))

@@ -2,13 +2,13 @@
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ import pandas as pd
 
 from kvbench.report import markdown as md
 from kvbench.results import Ceiling, Failure, Run, Visit
+
+Made = TypeVar("Made")
 
 HOST_COPIES = "Host copies on a CPU device: no GPU was involved."
 
@@ -26,6 +28,14 @@ class View:
 
     run: Run
     label: str
+    _made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, make: "Callable[[View], Made]") -> Made:
+        """Return what `make` makes of this run; it is made for the first that asks."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: Made = self._made[make]
+        return made
 
     @cached_property
     def frame(self) -> pd.DataFrame:

@@ -4,7 +4,7 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -48,6 +48,15 @@ def write_whole(path: Path, data: bytes) -> None:
 
     Raises StorageError when there is no room; other OSErrors pass.
     """
+    _replace(path, data, os.fsync)
+
+
+def write_again(path: Path, data: bytes) -> None:
+    """Do as `write_whole` with what can be made again: in one step, but not waiting for the disk."""
+    _replace(path, data, lambda _: None)
+
+
+def _replace(path: Path, data: bytes, settle: Callable[[int], None]) -> None:
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -55,7 +64,7 @@ def write_whole(path: Path, data: bytes) -> None:
                 os.fchmod(descriptor, 0o644)
                 file.write(data)
                 file.flush()
-                os.fsync(descriptor)
+                settle(descriptor)
             Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kvbench.axes import AXES, Cell, Direction, Order, StreamState
+from kvbench.axes import AXES, Cell, Direction, Order, StreamState, command_of
 from kvbench.results.cells import CellIndex
 from kvbench.results.schema import SAMPLE_COLUMNS, Ceiling, CellRecord, Failure, Record, Samples, Skip, Visit
 from kvbench.stats import Floats, grouped_outliers, grouped_quartiles
@@ -67,7 +67,7 @@ def summarize(records: Sequence[Record], cells: CellIndex, device: str, samples:
     measured = [cell for cell, story in histories.items() if story.status == "ok"]
     ceilings = _ceilings(records)
     frame = pd.DataFrame(
-        [_words(cell, cells.id(cell), story, ceilings) for cell, story in histories.items()],
+        [_words(cell, cells, story, ceilings) for cell, story in histories.items()],
         columns=[name for name in _COLUMNS if name not in _FIGURES],
     )
     figures = _figures(measured, cells, samples).reindex(range(len(frame)))
@@ -103,19 +103,23 @@ def long_samples(records: Sequence[Record], cells: CellIndex) -> pd.DataFrame:
 
 def _histories(records: Sequence[Record], cells: CellIndex) -> dict[Cell, _History]:
     """Return the cells in the order of their status: those with figures first, as `_figures` numbers them."""
-    found: dict[Cell, _History] = {}
+    found: dict[str, tuple[Cell, _History]] = {}
     for record in records:
-        if isinstance(record, Skip | Visit | Failure):
-            found.setdefault(cells[record.cell], _History()).add(record)
-    return dict(sorted(found.items(), key=lambda item: item[1].status != "ok"))
+        if isinstance(record, CellRecord):
+            cell = cells[record.cell]
+            cell_id = cells.id(cell)
+            if cell_id not in found:
+                found[cell_id] = cell, _History()
+            found[cell_id][1].add(record)
+    return dict(sorted(found.values(), key=lambda story: story[1].status != "ok"))
 
 
-def _words(cell: Cell, cell_id: str, story: _History, ceilings: dict[str, float]) -> dict[str, Any]:
-    visits = story.visits
+def _words(cell: Cell, cells: CellIndex, story: _History, ceilings: dict[str, float]) -> dict[str, Any]:
+    visits, strings = story.visits, cells.strings(cell)
     reasons = [f"{failure.kind}: {failure.message}" for failure in story.failures] or [
         skip.reason for skip in story.skips
     ]  # a visit without samples, which only a stranger's journal holds, has neither
-    return cell.as_strings() | {
+    return strings | {
         "blocks": cell.blocks,
         "block_bytes": cell.block_bytes,
         "sms": cell.sms,
@@ -132,8 +136,8 @@ def _words(cell: Cell, cell_id: str, story: _History, ceilings: dict[str, float]
         "stopped_by": _joined(visit.stopped_by for visit in visits),
         "verified_bytes": sum(visit.verified_bytes for visit in visits),
         "warnings": _joined(text for visit in visits for text in visit.warnings),
-        "cell_id": cell_id,
-        "command": next((failure.command for failure in story.failures), cell.command()),
+        "cell_id": cells.id(cell),
+        "command": next((failure.command for failure in story.failures), command_of(strings)),
     }
 
 

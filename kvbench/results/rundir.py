@@ -95,11 +95,12 @@ def load_run(path: Path) -> Run:
     info = _read_info(path)
     cells, records, warnings = CellIndex(), [], []
     with _open_journal(path) as (file, name):
-        for record, at in read_lines(_lines(file, path / name), path / name):
+        where = path / name
+        for record, at in read_lines(_lines(file, where), where):
             if record is None:
                 warnings.append(f"the last line of {name} is incomplete (a kill, a full disk) and was dropped")
                 break
-            _check_cell(record, cells, path / name, at.lines)
+            _check_cell(record, cells, where, at.lines)
             records.append(record)
     return Run(path, info, records, warnings, cells)
 

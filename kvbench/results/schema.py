@@ -56,9 +56,13 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     depth_held: list[_Flag] | None = None
 
     def __post_init__(self) -> None:
-        lists = (getattr(self, name) for name in self.__struct_fields__)
-        lengths = {len(values) for values in lists if values is not None}
-        if len(lengths) != 1:
+        # written out, since a journal has many thousands of visits
+        count = len(self.gpu_us)
+        if not (
+            len(self.prepare_us) == len(self.coalesce_us) == len(self.submit_us) == len(self.wall_us) == count
+            and len(self.cpu_us) == len(self.gap_us) == len(self.pending_before) == len(self.pending_after) == count
+            and (self.depth_held is None or len(self.depth_held) == count)
+        ):
             raise ValueError("the lists of a visit's samples differ in length")
 
     def __len__(self) -> int:

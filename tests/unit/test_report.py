@@ -313,7 +313,7 @@ def test_host_copies_are_named_everywhere(tmp_path: Path) -> None:
     assert captions == text.count("\n| Block size |") + text.count("\n| Backend |") == 8 + 4 + 2
     assert f"> **{said}**" in text
     assert f"({said})](cliff-run.png)" in text
-    assert f"<!-- {said} -->".encode() in files["cliff-run.svg"]
+    assert f">{said}</text>".encode() in files["cliff-run.svg"]
     assert set(pd.read_csv(run.write_summary())["device"]) == {"cpu (host copies, no GPU)"}
     assert b"cpu (host copies, no GPU)" in files["cliff-run.csv"]
 
@@ -499,9 +499,20 @@ def test_a_report_needs_neither_torch_nor_the_engine(cliff_run: Run, tmp_path: P
 def test_a_kernel_whose_sms_follow_the_size_of_the_swap_is_one_line(tmp_path: Path) -> None:
     cells = [
         Cell("sm", Direction.H2D, 10_000, kib * 1024, sms=sms)
-        for kib, counts in ((4, (2,)), (16, (1, 2, 4)), (64, (4,)), (128, (4, 8)))
+        for kib, counts in ((4, (2,)), (8, (2,)), (12, (2,)), (16, (1, 2, 4)), (64, (4,)), (128, (4, 8)))
         for sms in counts
     ]
     frame = load_run(synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *synthetic.visits(cells)])).frame()
     kept = pin(frame, shown=()).cells
-    assert sorted(zip(kept["block_bytes"], kept["sms"], strict=True)) == [(4096, 2), (16384, 2), (65536, 4)]
+    shown = sorted(zip(kept["block_bytes"] // 1024, kept["sms"], strict=True))
+    assert shown == [(4, 2), (8, 2), (12, 2), (16, 2), (64, 4)]
+
+
+def test_what_a_filter_left_out_is_blank_and_says_so(tmp_path: Path) -> None:
+    cells = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.swap_bytes <= 10**9]
+    spec = {"filters": ["swap_bytes<=1GB"]}
+    path = synthetic.write_run(
+        tmp_path / "run", [*synthetic.ceilings(), *synthetic.visits(cells)], synthetic.info(spec=spec)
+    )
+    text = report_files([load_run(path)])["report.md"].decode()
+    assert "Blank: left out by the sweep, which kept `swap_bytes<=1GB` alone" in text

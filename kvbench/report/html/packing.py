@@ -11,6 +11,8 @@ import numpy.typing as npt
 DIGITS: Final = 4
 _LARGEST_EXPONENT: Final = 120
 _NO_NUMBER: Final = 127
+_LOWEST: Final = -_LARGEST_EXPONENT - DIGITS
+_POWERS: Final = 10.0 ** np.arange(_LOWEST, _LARGEST_EXPONENT + 1, dtype=np.int16)
 _HARMLESS: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
@@ -27,7 +29,7 @@ def pack(columns: npt.ArrayLike) -> str:
     power = np.zeros(values.shape, dtype=np.int16)
     power[shown] = np.floor(np.log10(size[shown])).astype(np.int16) - (DIGITS - 1)
     digits = np.zeros(values.shape)
-    digits[shown] = np.rint(values[shown] / 10.0 ** power[shown])
+    digits[shown] = np.rint(values[shown] / _POWERS[power[shown] - _LOWEST])
     power[~known] = _NO_NUMBER
     planes = digits.astype("<i2").view(np.uint8).reshape(-1, 2).T.tobytes() + power.astype(np.int8).tobytes()
     return _deflated(planes)
@@ -48,4 +50,4 @@ def _json(data: Any) -> str:
 
 
 def _deflated(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data, 6)).decode()
+    return base64.b64encode(zlib.compress(data, 4)).decode()
