@@ -49,7 +49,7 @@ _DASHES: Final[Sequence[_Dash]] = ("-", (0, (4, 1.8)))
 _CEILING: Final = "#666666"
 _LABEL_POINTS: Final = 14
 _DPI: Final = 120
-_COLOURS: Final = 128
+_COLOURS: Final = 256
 _TITLE: Final[dict[str, Any]] = {"fontsize": 12.5, "fontweight": "bold"}
 _SUBTITLE: Final[dict[str, Any]] = {"fontsize": 8.5, "color": "#444444"}
 _WARNED: Final[dict[str, Any]] = {"fontsize": 9, "fontweight": "bold", "color": "#B00020"}
@@ -144,7 +144,7 @@ def _mark_cliff(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
     if cliff is None:
         return
     # opaque, so that curves with the same cliff shade it once
-    ax.axvspan(cliff.below_bytes, cliff.above_bytes, color="#F0F0F0", linewidth=0, zorder=0.5)
+    ax.axvspan(cliff.below_bytes, cliff.above_bytes, color="#E6E6E6", linewidth=0, zorder=0.5)
     middle = math.sqrt(cliff.below_bytes * cliff.above_bytes)
     arrow = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (middle, cliff.above_gbps), xytext=(middle, cliff.below_gbps), arrowprops=arrow)

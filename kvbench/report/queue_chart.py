@@ -39,7 +39,7 @@ def queue_chart(grid: Grid, words: Words, inks: Mapping[str, Ink]) -> dict[str, 
                 _dress(ax, depths)
                 ax.set_ylim(limits)
                 ax.label_outer()
-            row[0].set_ylabel("us a submission")
+            row[0].set_ylabel("us a submission", labelpad=1)
         return render(figure)
 
 
@@ -124,6 +124,7 @@ def _dress(ax: Axes, depths: Sequence[int]) -> None:
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda time, _: f"{time:g}"))
     ax.yaxis.set_minor_locator(NullLocator())
+    ax.tick_params(axis="y", labelsize=7.5)
     ax.set_xlim(depths[0] - (0.3 if depths[0] < 1 else 0.2 * depths[0]), depths[-1] * 1.3)
     ax.set_xlabel("queued swaps")
 
