@@ -1,6 +1,6 @@
 """Copy by copy against batched, model by model (T1), and the other backends on the same swaps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from kvbench.stats import Quartiles
 from kvbench.units import format_size
 
 SINGLE: Final = "per_block"
+_SPEED_UP: Final = "Speed-up"
 _GEOMETRY: Final = ("Model", "Layers", "KV heads", "Head dim", "Tensors", "Block", "Ids", "N")
 _WORDS: Final = (
     "KV heads and tensors are those of one rank. Tensors: K and V of every layer apart, one a layer for MLA, one for "
@@ -87,9 +88,10 @@ def model_tables(rows: ModelRows) -> list[Table]:
     """Return T1 for one direction, then a table of all backends for each stream state where there are others."""
     measured = rows.cells[rows.cells["status"] == "ok"]
     tables = []
-    paired = [state for state in STATES if {SINGLE, BATCHED} <= _backends(measured, state)]
-    if paired:
-        tables.append(_pairs(rows, paired))
+    if any({SINGLE, BATCHED} <= _backends(measured, state) for state in STATES):
+        tables.append(
+            _pairs(rows, {state: found for state in STATES if BATCHED in (found := _backends(measured, state))})
+        )
     return tables + [_all(rows, state) for state in STATES if _backends(measured, state) - {SINGLE, BATCHED}]
 
 
@@ -120,7 +122,11 @@ def _finding(rows: ModelRows, state: str, found: Mapping[str, tuple[float, bool]
     return f"By model, {BATCHED} {where} is {ends} as fast as {md.escape(SINGLE)}."
 
 
-def _pairs(rows: ModelRows, states: Sequence[str]) -> Table:
+def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> Table:
+    """Return the table of single against batched copies; `states` says what was measured in each stream state.
+
+    Where single copies were measured on an idle stream alone, the busy one has batched copies and no speed-up.
+    """
     notes = Footnotes()
     body = []
     for swap in rows.swaps:
@@ -128,22 +134,26 @@ def _pairs(rows: ModelRows, states: Sequence[str]) -> Table:
         for state in states:
             single, batched = (rows.row(swap, backend, state) for backend in (SINGLE, BATCHED))
             ratio = speed_up(single, batched)
-            line += [shown(row, notes, _milliseconds) for row in (single, batched)]
-            line += ["" if ratio is None else _times_words(ratio), shown(batched, notes, rate)]
+            texts = {
+                SINGLE: shown(single, notes, _milliseconds),
+                BATCHED: shown(batched, notes, _milliseconds),
+                _SPEED_UP: "" if ratio is None else _times_words(ratio),
+            }
+            line += [texts[name] for name in _columns(states[state])] + [shown(batched, notes, rate)]
         body.append(line)
     single_name = md.escape(SINGLE)
     header = list(_GEOMETRY)
-    for state in states:
-        header += [
-            f"{single_name} ms, {state}",
-            f"{BATCHED} ms, {state}",
-            f"Speed-up, {state}",
-            f"{BATCHED} GB/s, {state}",
-        ]
+    for state, measured in states.items():
+        heads = {SINGLE: f"{single_name} ms", BATCHED: f"{BATCHED} ms", _SPEED_UP: _SPEED_UP}
+        header += [f"{heads[name]}, {state}" for name in _columns(measured)] + [f"{BATCHED} GB/s, {state}"]
     includes = ". ".join(INCLUDES[state].replace("GB/s", "ms and GB/s", 1) for state in states)
     title = f"{rows.direction}: {single_name} against {BATCHED}, by model, {_lengths(rows.swaps)}"
-    caption = rows.caption((SINGLE, BATCHED), states, includes)
+    caption = rows.caption((SINGLE, BATCHED), tuple(states), includes)
     return Table(title, header, body, [_WORDS, _RATIO, *notes.lines], caption)
+
+
+def _columns(measured: Set[str]) -> tuple[str, ...]:
+    return (SINGLE, BATCHED, _SPEED_UP) if SINGLE in measured else (BATCHED,)
 
 
 def _all(rows: ModelRows, state: str) -> Table:

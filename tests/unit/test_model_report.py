@@ -152,3 +152,15 @@ def test_what_is_unusual_stands_beside_the_name(tmp_path: Path) -> None:
     text = report(tmp_path, synthetic.visits(cells_of(swaps), rate), swaps_to_plain(swaps))
     row = rows_below(text, "h2d: per\\_block against batched")["llama-3-8b, TP 2, cross-layer, fp8"]
     assert row[:7] == ["32", "4", "128", "1", "512 KiB", "128", "128"]
+
+
+def test_a_busy_stream_without_single_copies_has_batched_ones_and_no_speed_up(tmp_path: Path) -> None:
+    swaps = swaps_of("llama-3-8b")
+    cells = [cell for cell in cells_of(swaps) if (cell.backend, cell.stream_state) != ("per_block", StreamState.BUSY)]
+    text = report(tmp_path, [*synthetic.ceilings(), *synthetic.visits(cells, rate, noise=0.001)], swaps_to_plain(swaps))
+    header = next(line for line in text.splitlines() if line.startswith("| Model | Layers"))
+    assert "| batched ms, busy | batched GB/s, busy |" in header
+    assert "Speed-up, idle" in header
+    assert "Speed-up, busy" not in header
+    (row,) = rows_below(text, "h2d: per").values()
+    assert float(row[-1]) == pytest.approx(20.0, rel=0.01)
