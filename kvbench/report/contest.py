@@ -7,11 +7,12 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from kvbench.report.selection import STATES, Pinned, pin
+from kvbench.report.selection import QUEUE, STATES, Pinned, pin
 from kvbench.report.view import View
 from kvbench.stats import Quartiles
 
 BATCHED: Final = "batched"
+BACK_TO_BACK: Final = "back-to-back"
 Shape = tuple[int, int]
 
 
@@ -33,7 +34,10 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """One direction and stream state; batched is the first of the arms."""
+    """One direction and stream state; batched is the first of the arms.
+
+    In the state BACK_TO_BACK batched was submitted behind another swap of its kind, the others on a busy stream.
+    """
 
     direction: str
     state: str
@@ -60,6 +64,19 @@ def contests(view: View) -> Contests:
             if len(arms) > 1 and arms[0].backend == BATCHED:
                 found.append(Contest(direction, state, arms))
     return Contests(found, pinned)
+
+
+def back_to_back(view: View) -> list[Contest]:
+    """Return the contests on a busy stream once more, with batched behind one queued swap, where that was measured."""
+    frame = view.frame
+    behind_one = (frame["queued"] == 1) & (frame["streams"] == 1) & (frame["backend"] == BATCHED)
+    cells = pin(frame[behind_one], shown=QUEUE).cells
+    found = []
+    for contest in view.once(contests).contests:
+        arm = _arm(cells[cells["direction"] == contest.direction], BATCHED, contest.state)
+        if arm and contest.state == "busy":
+            found.append(Contest(contest.direction, BACK_TO_BACK, [arm, *contest.arms[1:]]))
+    return found
 
 
 def _arm(cells: pd.DataFrame, backend: str, state: str) -> Arm | None:

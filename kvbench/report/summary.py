@@ -7,7 +7,7 @@ from typing import Final
 
 from kvbench.crossovers import crossovers
 from kvbench.report import markdown as md
-from kvbench.report.contest import BATCHED
+from kvbench.report.contest import BACK_TO_BACK, BATCHED
 from kvbench.report.curves import MIN_SIZES, Curve, Curves
 from kvbench.report.orders import OrderContest, OrderPair
 from kvbench.report.threshold import Duels, duel_winners
@@ -164,7 +164,8 @@ def _percent(share: float) -> str:
 
 
 def _a_stream(state: str) -> str:
-    return "an idle stream" if state == "idle" else "a busy stream"
+    words = {"idle": "an idle stream", BACK_TO_BACK: f"a busy stream, {BATCHED} back to back"}
+    return words.get(state, "a busy stream")
 
 
 def _size(size_bytes: int) -> str:

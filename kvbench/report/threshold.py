@@ -8,7 +8,7 @@ import pandas as pd
 
 from kvbench.crossovers import crossovers, leaders, winners
 from kvbench.report import markdown as md
-from kvbench.report.contest import BATCHED, Arm, Contest, contests
+from kvbench.report.contest import BACK_TO_BACK, BATCHED, Arm, Contest, back_to_back, contests
 from kvbench.report.selection import Pinned
 from kvbench.report.tables import INCLUDES, Footnotes, Table, rate, rows_of, settings, shown
 from kvbench.report.view import View
@@ -17,6 +17,15 @@ from kvbench.units import format_size
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
+_HEADS: Final = {
+    "idle": "on an idle stream",
+    "busy": "on a busy stream",
+    BACK_TO_BACK: "back to back, the others on a busy stream",
+}
+_INCLUDES: Final = INCLUDES | {
+    BACK_TO_BACK: f"{INCLUDES['busy']}. {BATCHED}: behind one queued swap of its kind, whose execution hides what it "
+    "can of the submission"
+}
 _MARKS: Final = (
     "**Bold**: the fastest of its row. ≈: undecided, the quartiles of the fastest and of this one overlap "
     "(differences between two processes or two days are not in them)"
@@ -42,7 +51,7 @@ def threshold_duels(view: View) -> Duels | str:
     shapes = [(arm.backend, *shape) for contest in found.contests for arm in contest.arms for shape in arm.times]
     if shapes:
         blocks = common_blocks(pd.DataFrame(shapes, columns=["backend", "block_bytes", "blocks"]))
-        meeting = [contest for contest in found.contests if _meets(contest, blocks)]
+        meeting = [contest for contest in (*found.contests, *back_to_back(view)) if _meets(contest, blocks)]
         if meeting:
             return Duels(meeting, blocks, found.pinned)
     return (
@@ -110,9 +119,9 @@ def _table(view: View, contest: Contest, duels: Duels) -> Table:
             texts[label] = f"**{texts[label]}**" if len(marked) == 1 else f"≈ {texts[label]}"
         body.append([_size(size), *texts.values()])
     measured = cells[cells["status"] == "ok"]
-    head = f"{contest.direction}, {BATCHED} on {'an idle' if contest.state == 'idle' else 'a busy'} stream"
+    head = f"{contest.direction}, {BATCHED} {_HEADS[contest.state]}"
     lines = [*_crossover_lines(times), _MARKS, *notes.lines]
-    includes = f"{INCLUDES[contest.state]}. {settings(duels.pinned, measured)}"
+    includes = f"{_INCLUDES[contest.state]}. {settings(duels.pinned, measured)}"
     return Table(
         f"{head}, N = {md.count(blocks)}: GB/s",
         ("Block size", *(md.escape(arm.backend) for arm in arms)),

@@ -1,5 +1,6 @@
 """Reports: what they hold, what they say they cannot hold, and strings that try to be more than text."""
 
+import dataclasses
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from typer.testing import CliRunner
 
-from kvbench.axes import Cell, Direction, Order
+from kvbench.axes import Cell, Direction, Order, StreamState
 from kvbench.cli.report import register
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown as md
@@ -516,3 +517,24 @@ def test_what_a_filter_left_out_is_blank_and_says_so(tmp_path: Path) -> None:
     )
     text = report_files([load_run(path)])["report.md"].decode()
     assert "Blank: left out by the sweep, which kept `swap_bytes<=1GB` alone" in text
+
+
+def test_back_to_back_batches_meet_the_kernels_on_a_busy_stream(tmp_path: Path) -> None:
+    cells = synthetic.cliff_cells()
+    behind = [
+        dataclasses.replace(cell, queued=1)
+        for cell in cells
+        if (cell.backend, cell.stream_state, cell.blocks) == ("batched", StreamState.BUSY, 10_000)
+    ]
+
+    def rate(cell: Cell) -> float:
+        return 50.0 if cell.queued else synthetic.gbps_of(cell)
+
+    files = report_files([make(tmp_path, [*synthetic.visits([*cells, *behind], rate, noise=0.001)])])
+    text = md_plain(files["report.md"].decode())
+    table = text.split("h2d, batched back to back, the others on a busy stream, N = 10 000: GB/s")[1]
+    assert re.search(r"^\| 4 KiB \| \*\*(?:49|50)\.\d\*\* \|", table, re.MULTILINE)
+    assert "behind one queued swap of its kind" in table
+    assert "## Queue depth" not in text
+    assert "h2d on a busy stream, batched back to back, N = 10 000: batched is faster than" in text
+    assert set(pd.read_csv(io.BytesIO(files["crossover-map-triton-run.csv"]))["stream_state"]) == {"idle", "busy"}
