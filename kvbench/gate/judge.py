@@ -57,10 +57,12 @@ def assess(
     judged = judge_controls(controls, order, margins)
     steady = all(control.steady for control in judged)
     unslotted = without_slot_bias(np.log(pairs.cand_us) - np.log(pairs.base_us), order)
-    allowed = cell_margins(pairs.base_us, np.array([floors.get(cell.id, 0.0) for cell in pairs.cells]), margins)
+    drift = math.log1p(margins.drift) if _one_sided(order) else 0.0
+    floor = np.array([floors.get(cell.id, 0.0) for cell in pairs.cells])
+    allowed = cell_margins(pairs.base_us, floor, margins) + drift
     rows = cell_rows(pairs, effects(unslotted.log_ratios), allowed)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a stranger's run may hold any time
-        rows += shape_rows(features(pairs, allowed, math.log1p(margins.relative)))
+        rows += shape_rows(features(pairs, allowed, math.log1p(margins.relative) + drift))
     if not steady:
         rows = [row if row.verdict is Verdict.FAILED else replace(row, verdict=Verdict.NOT_JUDGED) for row in rows]
     ratios = [math.log(row.effect) for row in rows if row.kind == "cell" and 0 < row.effect < math.inf]
@@ -69,7 +71,7 @@ def assess(
         rows=sorted(rows, key=_badness),
         controls=judged,
         faults=pairs.faults,
-        warnings=[*warnings, *controls.warnings, *_about_order(order)],
+        warnings=[*warnings, *controls.warnings, *_about_order(order, margins)],
         rounds=len(order),
         geometric_mean=ratio_of(float(np.mean(ratios))) if ratios else math.nan,
         slot_bias=ratio_of(unslotted.bias),
@@ -88,11 +90,18 @@ def _status(rows: Sequence[Row], faults: Sequence[str], *, steady: bool) -> Stat
     return Status.INCONCLUSIVE if Verdict.INCONCLUSIVE in verdicts else Status.PASSED
 
 
-def _about_order(order: Floats) -> list[str]:
-    if len(order) >= MIN_PAIRS and abs(order.sum()) == len(order):
-        late = "candidate" if order[0] > 0 else "base"
-        return [f"not interleaved: the {late} ran last in every round, and what running second costs falls on it alone"]
-    return []
+def _one_sided(order: Floats) -> bool:
+    return len(order) >= MIN_PAIRS and abs(order.sum()) == len(order)
+
+
+def _about_order(order: Floats, margins: Margins) -> list[str]:
+    if not _one_sided(order):
+        return []
+    late = "candidate" if order[0] > 0 else "base"
+    return [
+        f"not interleaved: the {late} ran last in every round, and what running second costs falls on it alone; "
+        f"margins are wider by {margins.drift:.0%}, for what the machine may have drifted"
+    ]
 
 
 def _badness(row: Row) -> tuple[int, float]:

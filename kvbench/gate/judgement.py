@@ -34,11 +34,16 @@ EXIT_CODES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """What is too little to count: `relative` as a fraction, `absolute_us`, and how far a control may move."""
+    """What is too little to count: `relative` as a fraction, `absolute_us`, and how far a control may move.
+
+    `drift` comes on top where one side was measured after the other in every round: what is bound by the CPU moves with
+    whatever else a host does, and no control says by how much.
+    """
 
     relative: float = 0.03
     absolute_us: float = 2.0
     control: float = 0.02
+    drift: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,6 +181,15 @@ def test_runs_that_do_not_alternate_are_told() -> None:
     assert judgement.slot_bias == 1
 
 
+@pytest.mark.parametrize(("slower", "verdict"), [(1.05, Verdict.UNCHANGED), (1.15, Verdict.REGRESSED)])
+def test_what_may_be_drift_is_no_regression_where_one_side_came_last(slower: float, verdict: Verdict) -> None:
+    late = Side(factor=lambda _: slower, changes={"created": "2026-11-21T10:00:00Z"})
+    verdicts = {row.verdict for row in judge(*compared(Side(), late, noise=0.001)).rows if row.kind == "cell"}
+    assert verdicts == {verdict}
+    alternating = judge(*compared(Side(), Side(factor=lambda _: slower), noise=0.001))
+    assert {row.verdict for row in alternating.rows if row.kind == "cell"} == {Verdict.REGRESSED}
+
+
 CURVE = [Cell("batched", Direction.H2D, 1024, kib * KIB) for kib in (4, 8, 16, 24, 32, 64)]
 RIVAL = [replace(cell, backend="sm", sms=2) for cell in CURVE]
 
