@@ -11,6 +11,7 @@ from kvbench.crossovers import leaders
 from kvbench.errors import UsageError
 from kvbench.policy import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Table
 from kvbench.results import Run
+from kvbench.results.frame import unqueued
 from kvbench.stats import Quartiles
 
 # Candidates this close to the fastest are as good: medians of two runs of one machine differ by as much.
@@ -102,8 +103,7 @@ def _machine(runs: Sequence[Run]) -> tuple[str, str]:
 def tried(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a run's table that a policy rests on, `auto` among them: measured or failed."""
     usual = (frame["pattern"] == "shuffled") & (frame["memory"].isna() | (frame["memory"] == "allocated"))
-    alone = (frame["queued"] == 0) & (frame["streams"] == 1)
-    return frame[usual & alone & (frame["status"] != "skipped")]
+    return unqueued(frame[usual & (frame["status"] != "skipped")])
 
 
 def timed(cells: pd.DataFrame) -> pd.DataFrame:

@@ -9,9 +9,9 @@ import numpy as np
 from kvbench.axes import Direction
 from kvbench.gate.judgement import Control, Margins
 from kvbench.gate.verdict import Floats, Verdict, effects, ratio_of, verdict, without_slot_bias
-from kvbench.results import Ceiling, Run
+from kvbench.results import Run
+from kvbench.results.copies import ceiling_rates
 from kvbench.stats import MIN_PAIRS
-from kvbench.units import gigabytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def control_times(base: Sequence[Run], cand: Sequence[Run]) -> ControlTimes:
     warnings = []
     if not all(set(rates) == set(Direction) for runs in sides for rates in runs):
         warnings = ["not every run has control copies: the engine's own large copies, the ceilings, stand in for them"]
-        sides = [[_ceilings(run) for run in runs] for runs in (base, cand)]
+        sides = [[ceiling_rates(run.records) for run in runs] for runs in (base, cand)]
     ways = sorted({way for runs in sides for rates in runs for way in rates})
     if not ways:
         warnings = ["no run has control copies or ceilings: whether the machine was steady is not known"]
@@ -56,12 +56,3 @@ def judge_controls(times: ControlTimes, order: Floats, margins: Margins) -> list
         steady = verdict(low, high, margin) is Verdict.UNCHANGED if enough else not abs(median) > margin
         controls.append(Control(way, ratio_of(median), ratio_of(low), ratio_of(high), pairs, steady))
     return controls
-
-
-def _ceilings(run: Run) -> dict[str, list[float]]:
-    rates: dict[str, list[float]] = {}
-    for record in run.records:
-        if isinstance(record, Ceiling):
-            copies = [gigabytes_per_second(record.swap_bytes, us) for us in record.gpu_us if us > 0]
-            rates.setdefault(record.direction, []).extend(copies)
-    return rates

@@ -6,9 +6,9 @@ import pandas as pd
 
 from kvbench.report import markdown as md
 from kvbench.report.blocks import Block
-from kvbench.report.tables import Row, Table, rows_of
+from kvbench.report.tables import Row, Table, rows_of, swap_quartiles
 from kvbench.report.view import View
-from kvbench.stats import Quartiles
+from kvbench.results.frame import unqueued
 
 _SHARED: Final = ("backend", "direction", "stream_state", "memory", "order", "descriptors_per_call", "overlap")
 _SHAPE: Final = ("blocks", "block_bytes", "pattern")
@@ -22,7 +22,7 @@ _INCLUDES: Final = (
 
 def coalescing_block(view: View) -> Block | str:
     """Return a table per backend, direction and stream state in which both were measured; or why there is none."""
-    measured = view.measured[(view.measured["queued"] == 0) & (view.measured["streams"] == 1)]
+    measured = unqueued(view.measured)
     off, on = (measured[measured["coalesce"] == word] for word in _WAYS)
     pairs = off.merge(on, on=[*_SHARED, *_SHAPE], suffixes=("_off", "_on"))
     if pairs.empty:
@@ -42,7 +42,7 @@ def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> Table:
 
 
 def _row(row: Row) -> list[str]:
-    off, on = (Quartiles(*(float(row[f"swap_us_{part}_{way}"]) for part in ("q1", "median", "q3"))) for way in _WAYS)
+    off, on = (swap_quartiles(row, f"_{way}") for way in _WAYS)
     merging = float(row["coalesce_us_median_on"])
     saved = 1 - (on.median + merging) / off.median
     undecided = off.low <= on.high + merging and on.low + merging <= off.high

@@ -12,15 +12,13 @@ from kvbench.fitting import choice_of, timed, tried
 from kvbench.policy import AUTO
 from kvbench.report import markdown as md
 from kvbench.report.blocks import Block
-from kvbench.report.tables import Row, Table, rows_of
+from kvbench.report.tables import Row, Table, rows_of, swap_quartiles
 from kvbench.report.view import View
-from kvbench.stats import Quartiles
 from kvbench.units import format_size
 
 CLOSE: Final = 0.97
 _MOST_SHOWN: Final = 12
 _POINT: Final = ["direction", "stream_state", "block_bytes", "blocks"]
-_TIMES: Final = ["swap_us_q1", "swap_us_median", "swap_us_q3"]
 _STATES: Final = {"idle": "an idle", "busy": "a busy"}
 _INCLUDES: Final = (
     "Time of the fastest other backend over that of auto, both medians of swap_us: 1 where auto is as fast, below 1 "
@@ -82,7 +80,7 @@ def verdicts(cells: pd.DataFrame) -> list[Verdict]:
 
 
 def _verdict(auto: Row, best: Row) -> Verdict:
-    times = {name: Quartiles(*(float(row[part]) for part in _TIMES)) for name, row in (("auto", auto), ("best", best))}
+    times = {"auto": swap_quartiles(auto), "best": swap_quartiles(best)}
     return Verdict(
         direction=str(auto["direction"]),
         state=str(auto["stream_state"]),

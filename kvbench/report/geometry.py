@@ -12,9 +12,8 @@ from kvbench.models import KvDtype, KvLayout, ModelSwap, swaps_from_plain
 from kvbench.report import markdown as md
 from kvbench.report.contest import BATCHED
 from kvbench.report.selection import STATES, Pinned, pin
-from kvbench.report.tables import INCLUDES, Footnotes, Row, Table, rate, rows_of, settings, shown
+from kvbench.report.tables import INCLUDES, Footnotes, Row, Table, rate, rows_of, settings, shown, swap_quartiles
 from kvbench.report.view import View
-from kvbench.stats import Quartiles
 from kvbench.units import format_size
 
 SINGLE: Final = "per_block"
@@ -99,7 +98,7 @@ def speed_up(single: Row | None, batched: Row | None) -> tuple[float, bool] | No
     """Return the time of single copies over that of batched ones and whether they are told apart; None without both."""
     if single is None or batched is None or single["status"] != "ok" or batched["status"] != "ok":
         return None
-    times = {SINGLE: _times(single), BATCHED: _times(batched)}
+    times = {SINGLE: swap_quartiles(single), BATCHED: swap_quartiles(batched)}
     return times[SINGLE].median / times[BATCHED].median, len(leaders(times)) == 1
 
 
@@ -162,7 +161,9 @@ def _all(rows: ModelRows, state: str) -> Table:
     body = []
     for swap in rows.swaps:
         found = {backend: rows.row(swap, backend, state) for backend in backends}
-        times = {backend: _times(row) for backend, row in found.items() if row is not None and row["status"] == "ok"}
+        times = {
+            backend: swap_quartiles(row) for backend, row in found.items() if row is not None and row["status"] == "ok"
+        }
         first = leaders(times) if len(times) > 1 else []
         texts = {backend: shown(row, notes, _milliseconds) for backend, row in found.items()}
         for backend in first:
@@ -208,10 +209,6 @@ def _cells_of(cells: pd.DataFrame, blocks: int, block_bytes: int, pattern: str) 
 
 def _backends(measured: pd.DataFrame, state: str) -> set[str]:
     return set(measured.loc[measured["stream_state"] == state, "backend"])
-
-
-def _times(row: Row) -> Quartiles:
-    return Quartiles(*(float(row[f"swap_us_{part}"]) for part in ("q1", "median", "q3")))
 
 
 def _milliseconds(row: Row) -> str:

@@ -6,6 +6,8 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.results.frame import unqueued
+
 SERIES: Final = ("backend", "direction", "stream_state")
 STATES: Final = ("idle", "busy")
 SIDE_AXES: Final = ("pattern", "memory", "order", "sms", "descriptors_per_call", "coalesce", "overlap")
@@ -40,7 +42,7 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     Cells with a queue have a section of their own: they stay only where `QUEUE` is shown.
     """
     if not set(QUEUE) <= set(shown):
-        cells = cells[(cells["queued"] == 0) & (cells["streams"] == 1)]
+        cells = unqueued(cells)
     axes = [axis for axis in SIDE_AXES if axis not in shown]
     hidden: dict[str, set[str]] = {axis: set() for axis in axes}
     kept = []

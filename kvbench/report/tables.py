@@ -11,6 +11,7 @@ from kvbench.report import markdown as md
 from kvbench.report.curves import MIN_SIZES, Curve, Curves
 from kvbench.report.selection import Pinned
 from kvbench.report.view import View
+from kvbench.stats import Quartiles
 from kvbench.units import format_size
 
 Row = dict[str, Any]
@@ -133,6 +134,11 @@ def rows_of(cells: pd.DataFrame) -> list[Row]:
     """Return what DataFrame.to_dict("records") does, which takes ten times as long on as many columns as a run has."""
     names = [str(name) for name in cells]
     return [dict(zip(names, row, strict=True)) for row in zip(*(cells[name].tolist() for name in names), strict=True)]
+
+
+def swap_quartiles(row: Row, suffix: str = "") -> Quartiles:
+    """Return the quartiles of a cell's swap_us; `suffix` is that of its columns in a table of pairs."""
+    return Quartiles(*(float(row[f"swap_us_{part}{suffix}"]) for part in ("q1", "median", "q3")))
 
 
 def shown(row: Row | None, notes: Footnotes, show: Callable[[Row], str]) -> str:

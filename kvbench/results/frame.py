@@ -12,9 +12,9 @@ import pandas as pd
 
 from kvbench.axes import AXES, Cell, Direction, Order, StreamState, command_of
 from kvbench.results.cells import CellIndex
-from kvbench.results.schema import SAMPLE_COLUMNS, Ceiling, CellRecord, Failure, Record, Samples, Skip, Visit
+from kvbench.results.copies import ceiling_rates
+from kvbench.results.schema import SAMPLE_COLUMNS, CellRecord, Failure, Record, Samples, Skip, Visit
 from kvbench.stats import Floats, grouped_outliers, grouped_quartiles
-from kvbench.units import gigabytes_per_second
 
 TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
 _RAW: Final = Samples.__struct_fields__
@@ -79,6 +79,11 @@ def summarize(records: Sequence[Record], cells: CellIndex, device: str, samples:
     frame["gbps_q3"] = frame["swap_bytes"] / frame["swap_us_q1"] / 1e3
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     return _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
+
+
+def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the cells whose swaps had no queue in front of them and no pool of streams."""
+    return frame[(frame["queued"] == 0) & (frame["streams"] == 1)]
 
 
 def long_samples(records: Sequence[Record], cells: CellIndex) -> pd.DataFrame:
@@ -183,13 +188,7 @@ def _grouped_mean(values: Floats, owner: npt.NDArray[np.int64], counts: npt.NDAr
 
 def _ceilings(records: Sequence[Record]) -> dict[str, float]:
     """Return direction -> median GB/s over every large copy of the run."""
-    rates: dict[str, list[float]] = {}
-    for record in records:
-        if isinstance(record, Ceiling):
-            rates.setdefault(record.direction, []).extend(
-                gigabytes_per_second(record.swap_bytes, us) for us in record.gpu_us if us > 0
-            )
-    return {direction: float(np.median(all_)) for direction, all_ in rates.items() if all_}
+    return {direction: float(np.median(all_)) for direction, all_ in ceiling_rates(records).items() if all_}
 
 
 def _joined(texts: Any) -> str | None:

@@ -18,10 +18,10 @@ import msgspec
 
 from kvbench.errors import KvbenchError, RunDirectoryError, UsageError
 from kvbench.results.cells import CellIndex
+from kvbench.results.copies import control_rates
 from kvbench.results.files import open_regular, printable, raise_if_no_room, read_capped, write_whole
 from kvbench.results.journal import JournalWriter, Position, read_lines
-from kvbench.results.schema import SCHEMA, Control, Failure, Record, RunInfo, RunStatus, Skip, Visit
-from kvbench.units import gigabytes_per_second
+from kvbench.results.schema import SCHEMA, Failure, Record, RunInfo, RunStatus, Skip, Visit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,13 +67,7 @@ class Run:
 
     def controls(self) -> dict[str, list[float]]:
         """Return direction -> GB/s of every control copy, in the journal's order; empty for a run without controls."""
-        rates: dict[str, list[float]] = {}
-        for record in self.records:
-            if isinstance(record, Control):
-                rates.setdefault(record.direction, []).extend(
-                    gigabytes_per_second(record.copy_bytes, us) for us in record.gpu_us if us > 0
-                )
-        return rates
+        return control_rates(self.records)
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""
