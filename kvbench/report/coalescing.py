@@ -6,12 +6,14 @@ import pandas as pd
 
 from kvbench.report import markdown as md
 from kvbench.report.blocks import Block
+from kvbench.report.selection import SERIES, SIDE_AXES
 from kvbench.report.tables import Row, Table, rows_of, swap_quartiles
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 
-_SHARED: Final = ("backend", "direction", "stream_state", "memory", "order", "descriptors_per_call", "overlap")
 _SHAPE: Final = ("blocks", "block_bytes", "pattern")
+_SHARED: Final = (*SERIES, *(axis for axis in SIDE_AXES if axis not in (*_SHAPE, "coalesce")))
+_NAMED: Final = ("order", "sms", "descriptors_per_call", "kernel")
 _WAYS: Final = ("off", "on")
 _INCLUDES: Final = (
     "Medians in us of a swap: wall_us on an idle stream, gpu_us on a busy one. Off: as listed. On: after merging what "
@@ -37,8 +39,8 @@ def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> Table:
     header = ("Pattern", "Blocks", "Block size", "Off us", "On us", "Merging us", "Saved")
     rows = [_row(row) for row in rows_of(pairs.sort_values(["block_bytes", "blocks", "pattern"]))]
     shown = measured[measured["cell_id"].isin({*pairs["cell_id_off"], *pairs["cell_id_on"]})]
-    others = f"order {md.escape(one['order'])}, descriptors_per_call {md.escape(one['descriptors_per_call'])}"
-    return Table(title, header, rows, [], view.caption(shown, f"{_INCLUDES}; {others}"))
+    others = ", ".join(f"{axis} {md.escape(one[axis])}" for axis in _NAMED if pd.notna(one[axis]))
+    return Table(title, header, rows, [], view.caption(shown, "; ".join(filter(None, (_INCLUDES, others)))))
 
 
 def _row(row: Row) -> list[str]:

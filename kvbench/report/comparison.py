@@ -104,7 +104,7 @@ def _by_backend(pairing: Pairing) -> Table:
 def _cell_table(pairing: Pairing) -> Table:
     cells = pairing.cells
     shown = cells.head(_MOST_CELLS)
-    varying = [axis for axis in SIDE_AXES if shown[axis].nunique(dropna=False) > 1]
+    varying = [axis for axis in SIDE_AXES if axis in shown and shown[axis].nunique(dropna=False) > 1]
     rows = [_row(row, varying) for row in rows_of(shown)]
     more = f" (the {_MOST_CELLS} slowest of {md.count(len(cells))})" if len(cells) > len(shown) else ""
     labels = (f"{view.label} us" for view in (pairing.base, pairing.other))

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kvbench.identity import differing
-from kvbench.report.selection import SIDE_AXES
+from kvbench.report.selection import LATER, SIDE_AXES
 from kvbench.report.view import View
 from kvbench.results import Scalar
 from kvbench.stats import rank_sum_probability
@@ -22,9 +22,10 @@ _FIGURES: Final = ("samples", "rounds", "swap_us_q1", "swap_us_median", "swap_us
 class Pairing:
     """`other` against `base`: the rows of the cells that both measured.
 
-    `cells` has the axes, `_base` and `_other` of the figures, `change` (other over base - 1 of the medians of swap_us),
-    `chance` of such visits if there were no difference, and `verdict`: slower, faster, noise or undecided. The largest
-    changes for the worse come first, those beyond the noise before the others.
+    `cells` has the axes (one of `LATER` only where `base` has swept it), `_base` and `_other` of the figures, `change`
+    (other over base - 1 of the medians of swap_us), `chance` of such visits if there were no difference, and `verdict`:
+    slower, faster, noise or undecided. The largest changes for the worse come first, those beyond the noise before the
+    others.
     """
 
     base: View
@@ -53,7 +54,8 @@ def pairings(views: Sequence[View]) -> list[Pairing]:
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:
-    columns = ["cell_id", *_AXES, *_FIGURES]
+    axes = [axis for axis in _AXES if axis not in LATER or base.measured[axis].notna().any()]
+    columns = ["cell_id", *axes, *_FIGURES]
     both = base.measured[columns].merge(
         other.measured[["cell_id", *_FIGURES]], on="cell_id", suffixes=("_base", "_other")
     )

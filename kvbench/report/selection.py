@@ -6,14 +6,17 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.kernel_shape import RULE
 from kvbench.results.frame import unqueued
 
 SERIES: Final = ("backend", "direction", "stream_state")
 STATES: Final = ("idle", "busy")
-SIDE_AXES: Final = ("pattern", "memory", "order", "sms", "descriptors_per_call", "coalesce", "overlap")
+SIDE_AXES: Final = ("pattern", "memory", "order", "sms", "descriptors_per_call", "coalesce", "overlap", "kernel")
 _SHAPE: Final = ("stream_state", "blocks", "block_bytes")
 QUEUE: Final = ("queued", "streams")
-_PREFERRED: Final = {
+# Side axes that came later, and what a cell that leaves them out has there: it does so that its id stays as it was.
+LATER: Final = {"kernel": RULE}
+_PREFERRED: Final = LATER | {
     "pattern": "shuffled",
     "memory": "allocated",
     "order": "stream",
@@ -39,7 +42,8 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     """Keep, per backend and direction, one value of every side axis that is not shown: the one with most cells.
 
     SMs are the exception that a rule makes: a swap measured with one other count alone stays.
-    Cells with a queue have a section of their own: they stay only where `QUEUE` is shown.
+    Where a backend was measured without an axis, cells that were skipped for a value on it go. Cells with a queue have
+    a section of their own: they stay only where `QUEUE` is shown. `cells` are rows of a view, which are `spelled_out`.
     """
     if not set(QUEUE) <= set(shown):
         cells = unqueued(cells)
@@ -52,13 +56,25 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
         for axis in axes:
             measured = group[group["status"] == "ok"]
             chosen = _usual((group if measured.empty else measured)[axis], _PREFERRED.get(axis))
-            if chosen is not None:
+            if chosen is None:
+                group = group[group[axis].isna()]
+            else:
                 values = group[axis].astype("string")
                 hidden[axis] |= set(values.dropna()) - {chosen}
                 keep = (values == chosen).fillna(value=True)
                 group = group[keep | _by_rule(group, keep) if axis == "sms" else keep]
         kept.append(group)
     return Pinned(cells.loc[pd.concat(kept).index].reset_index(drop=True) if kept else cells, hidden)
+
+
+def spelled_out(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give the cells of a run that leave a later axis out their value on it, where the run has swept their backend."""
+    for axis, value in LATER.items():
+        # a backend without the axis was skipped wherever it was asked for
+        swept = frame.loc[frame[axis].notna() & (frame["status"] != "skipped"), "backend"]
+        left_out = frame[axis].isna() & frame["backend"].isin(set(swept))
+        frame = frame.assign(**{axis: frame[axis].mask(left_out, value)})
+    return frame
 
 
 def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:

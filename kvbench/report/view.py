@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from kvbench.report import markdown as md
+from kvbench.report.selection import spelled_out
 from kvbench.results import Ceiling, Failure, Run, Visit
 
 Made = TypeVar("Made")
@@ -39,7 +40,8 @@ class View:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        return self.run.frame(self.all_samples)
+        """A row per cell, with the default of an axis written out where the run has swept that axis."""
+        return spelled_out(self.run.frame(self.all_samples))
 
     @cached_property
     def measured(self) -> pd.DataFrame:

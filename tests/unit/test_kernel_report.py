@@ -1,0 +1,227 @@
+"""What a report shows of a run that sweeps the shape of the copy kernel: one shape, named, the others not shown."""
+
+import base64
+import io
+import json
+import zlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvbench.axes import AXES, Cell, Direction, StreamState
+from kvbench.kernel_shape import RULE
+from kvbench.models import swaps_to_plain
+from kvbench.patterns import Pattern
+from kvbench.presets import ModelChoice
+from kvbench.report.build import report_files
+from kvbench.report.html.cells import pack_run
+from kvbench.report.pairing import pairings
+from kvbench.report.selection import QUEUE, SERIES, SIDE_AXES, pin
+from kvbench.report.view import View, views_of
+from kvbench.results import Record, Run, RunInfo, load_run
+from tests.unit import synthetic
+
+BULK, LANES = "bulk-8x6x4KiB", "lanes-16x8x4KiB"
+# GB/s of a device that does not exist: the rule is the slowest, so that its figures are nobody else's
+RATES = {RULE: 20.0, BULK: 30.0, LANES: 40.0}
+POINT = ["backend", "direction", "stream_state", "blocks", "block_bytes"]
+NOT_SHOWN = f"kernel {RULE} (not shown: {BULK}, {LANES})"
+
+
+def rate(cell: Cell) -> float:
+    return RATES[cell.kernel] if cell.backend == "sm" else synthetic.gbps_of(cell)
+
+
+def sm_cells(*kernels: str, sms: Iterable[int] = (2,)) -> list[Cell]:
+    shapes = [(n, kib * 1024) for n in (256, 10_000) for kib in (1, 4, 16, 64)]
+    return [
+        Cell("sm", way, n, size, state, sms=count, kernel=kernel)
+        for way in Direction
+        for n, size in shapes
+        for state in StreamState
+        for count in sms
+        for kernel in kernels
+    ]
+
+
+def make(folder: Path, records: Iterable[Record], name: str = "run", info: RunInfo | None = None) -> Run:
+    return load_run(synthetic.write_run(folder / name, [*synthetic.ceilings(), *records], info))
+
+
+def measured(*cells: Cell, rounds: int = 1) -> list[Record]:
+    return [visit for number in range(rounds) for visit in synthetic.visits(cells, rate, noise=0.001, round_=number)]
+
+
+def view_of(run: Run) -> View:
+    return views_of([run])[0]
+
+
+def csv(files: dict[str, bytes], name: str) -> pd.DataFrame:
+    return pd.read_csv(io.BytesIO(files[name]))
+
+
+def plain(text: bytes) -> str:
+    return text.decode().replace("\N{NO-BREAK SPACE}", " ")
+
+
+def table(text: str, title: str) -> str:
+    """Return the table with this title, with its notes and caption."""
+    return text.split(f"**{title}")[1].partition("\n\n**")[0].partition("\n\n#")[0]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    cells = [*synthetic.cliff_cells(), *sm_cells(RULE, BULK, LANES)]
+    refused = [
+        synthetic.skip(replace(cell, kernel=kernel), f"{cell.backend} has no kernel to shape")
+        for cell in synthetic.cliff_cells()
+        for kernel in (BULK, LANES)
+    ]
+    return make(tmp_path_factory.mktemp("swept"), [*measured(*cells), *refused])
+
+
+@pytest.fixture(scope="module")
+def files(swept: Run) -> dict[str, bytes]:
+    return report_files([swept])
+
+
+def test_every_axis_has_its_place_in_a_report() -> None:
+    assert set(AXES) == {*SERIES, "blocks", "block_size", *SIDE_AXES, *QUEUE}
+
+
+def test_one_shape_a_point_is_kept_and_it_is_that_of_the_rule(swept: Run) -> None:
+    pinned = pin(view_of(swept).frame, shown=())
+    assert not pinned.cells.duplicated(POINT).any()
+    assert set(pinned.cells.loc[pinned.cells["backend"] == "sm", "kernel"]) == {RULE}
+    assert pinned.hidden["kernel"] == {BULK, LANES}
+
+
+def test_backends_without_the_axis_keep_their_cells_and_not_those_skipped_for_it(swept: Run) -> None:
+    others = pin(view_of(swept).frame, shown=()).cells
+    others = others[others["backend"] != "sm"]
+    assert len(others) == len(synthetic.cliff_cells())
+    assert set(others["status"]) == {"ok"}
+    assert others["kernel"].isna().all()
+
+
+def test_tables_show_the_rule_and_name_the_other_shapes(files: dict[str, bytes]) -> None:
+    text = plain(files["report.md"])
+    shown = table(text, "h2d, sm, idle stream: GB/s")
+    assert NOT_SHOWN in shown.replace("\\", "")
+    figures = [line.split(" | ")[1:] for line in shown.splitlines() if "KiB |" in line]
+    assert len(figures) == 4
+    assert all(cell.startswith(("19.", "20.")) for line in figures for cell in line)
+    for others in (table(text, "h2d, batched, idle stream: GB/s"), table(text, "h2d, triton, idle stream: GB/s")):
+        assert "kernel" not in others
+        assert "skipped" not in others
+    stages = table(text, "h2d: us a swap")
+    rows = [tuple(line.split(" | ")[:3]) for line in stages.splitlines() if line.startswith("| sm |")]
+    assert len(rows) == len(set(rows)) == 4
+    assert NOT_SHOWN in stages.replace("\\", "")
+
+
+def test_charts_have_one_point_of_the_rule(files: dict[str, bytes]) -> None:
+    points = csv(files, "cliff-by-blocks-run.csv")
+    assert not points.duplicated(POINT).any()
+    assert points.loc[points["backend"] == "sm", "gbps"].between(19, 20.1).all()
+    ratios = csv(files, "crossover-map-sm-run.csv")
+    assert not ratios.duplicated(["direction", "stream_state", "blocks", "block_bytes"]).any()
+    assert len(ratios) == len(sm_cells(RULE))
+
+
+def test_a_ladder_is_of_one_shape(tmp_path: Path) -> None:
+    files = report_files([make(tmp_path, measured(*sm_cells(RULE, BULK, LANES, sms=(1, 2, 4))))])
+    points = csv(files, "sm-ladder-run.csv")
+    assert not points.duplicated([*POINT, "sms"]).any()
+    assert points["gbps"].between(19, 20.1).all()
+    assert NOT_SHOWN in table(plain(files["report.md"]), "sm, idle stream, N = 10 000").replace("\\", "")
+
+
+def test_a_model_has_the_rule_of_its_swap(tmp_path: Path) -> None:
+    swaps = ModelChoice(("llama-3-8b",), tokens=2048).swaps()
+    cells = [
+        Cell("sm", Direction.H2D, s.blocks, s.block_bytes, pattern=Pattern.parse(s.pattern), sms=2, kernel=kernel)
+        for s in swaps
+        for kernel in (LANES, BULK, RULE)
+    ]
+    batched = [replace(cell, backend="batched", sms=None, kernel=RULE) for cell in cells[-1:]]
+    info = synthetic.info(spec={"models": swaps_to_plain(swaps)})
+    text = plain(report_files([make(tmp_path, measured(*cells, *batched), info=info)])["report.md"])
+    assert NOT_SHOWN in table(text, "h2d, idle stream: ms a swap").replace("\\", "")
+
+
+def test_the_one_shape_of_a_run_is_shown_and_named(tmp_path: Path) -> None:
+    files = report_files([make(tmp_path, measured(*synthetic.cliff_cells(), *sm_cells(BULK)))])
+    shown = table(plain(files["report.md"]), "h2d, sm, idle stream: GB/s").replace("\\", "")
+    assert f"kernel {BULK};" in shown or f"kernel {BULK}." in shown
+    assert "not shown" not in shown
+    points = csv(files, "cliff-by-blocks-run.csv")
+    assert points.loc[points["backend"] == "sm", "gbps"].between(29, 30.1).all()
+
+
+def test_shapes_that_all_failed_are_not_shown(tmp_path: Path) -> None:
+    failed = [synthetic.failure(cell) for cell in sm_cells(BULK)]
+    text = plain(report_files([make(tmp_path, [*measured(*sm_cells(RULE)), *failed])])["report.md"])
+    shown = table(text, "h2d, sm, idle stream: GB/s").replace("\\", "")
+    assert f"kernel {RULE} (not shown: {BULK})" in shown
+    assert "failed" not in shown
+
+
+def test_a_run_that_did_not_sweep_it_says_nothing(tmp_path: Path) -> None:
+    runs = [make(tmp_path, measured(*sm_cells(RULE, sms=(1, 2, 4)), rounds=4), name) for name in ("one", "two")]
+    files = report_files(runs)
+    text = plain(files["report.md"])
+    assert "allocated; sms 4 (not shown: 1, 2). kvbench" in text
+    assert "kernel rule" not in text.lower()
+    assert "kernel" not in csv(files, "comparison-one-two.csv")
+
+
+def test_two_runs_are_compared_shape_by_shape(tmp_path: Path) -> None:
+    one = make(tmp_path, measured(*sm_cells(RULE, BULK), rounds=4), "one")
+    two = make(tmp_path, measured(*sm_cells(BULK, RULE, LANES), rounds=4), "two")
+    files = report_files([one, two])
+    cells = csv(files, "comparison-one-two.csv")
+    assert len(cells) == len(sm_cells(RULE, BULK))
+    assert cells["change"].abs().max() < 0.05
+    assert cells["kernel"].value_counts().to_dict() == dict.fromkeys((RULE, BULK), len(sm_cells(RULE)))
+    shown = table(plain(files["report.md"]), "Cell by cell").replace("\\", "")
+    assert f"kernel {RULE} |" in shown
+    assert f"kernel {BULK} |" in shown
+    points = csv(files, "comparison-cliff-one-two.csv")
+    assert not points.duplicated([*POINT, "run"]).any()
+    assert points["gbps"].between(19, 20.1).all()
+
+
+def test_runs_of_different_shapes_have_no_cell_in_common(tmp_path: Path) -> None:
+    runs = [make(tmp_path, measured(*sm_cells(kernel)), kernel) for kernel in (RULE, BULK)]
+    assert pairings(views_of(runs)) == []
+
+
+def test_merging_is_compared_within_a_shape_and_a_number_of_sms(tmp_path: Path) -> None:
+    """No shipped backend both merges descriptors and has a kernel to shape; one of somebody else's may."""
+    cells = [
+        Cell("theirs", Direction.H2D, 1024, 4096, sms=sms, coalesce=coalesce, kernel=kernel)
+        for sms in (1, 2)
+        for coalesce in (False, True)
+        for kernel in (RULE, BULK)
+    ]
+    text = plain(report_files([make(tmp_path, measured(*cells))])["report.md"]).replace("\\", "")
+    section = text.partition("## Merging adjacent descriptors")[2].partition("\n## ")[0]
+    assert section.count("| shuffled |") == 4
+    for sms in (1, 2):
+        for kernel in (RULE, BULK):
+            assert f"sms {sms}, kernel {kernel}" in section
+
+
+def test_the_page_s_look_up_tells_the_shapes_apart(swept: Run) -> None:
+    packed = json.loads(zlib.decompress(base64.b64decode(pack_run(view_of(swept)).cells)))
+    axes, status = packed["axes"], packed["words"]["status"]
+    found: dict[str, set[str | None]] = {}
+    for backend, kernel, said in zip(axes["backend"], axes["kernel"], status, strict=True):
+        if said == "ok":
+            found.setdefault(backend, set()).add(kernel)
+    assert found.pop("sm") == {RULE, BULK, LANES}
+    assert set(map(frozenset, found.values())) == {frozenset({None})}
