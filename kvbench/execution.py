@@ -23,7 +23,7 @@ from kvbench.results import Visit as VisitRecord
 from kvbench.spec import SweepSpec
 from kvbench.worker_process import WorkerHungError, WorkerLostError, WorkerSlot
 
-CEILING_SAMPLES: Final = 8
+CEILING_SAMPLES: Final = 4
 
 
 class Observer(Protocol):

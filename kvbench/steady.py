@@ -13,8 +13,9 @@ from typing import Final
 from kvbench.engine import probe_cpu_us
 
 PROBES: Final = 3
-# A CPU this much slower than the best one seen is left.
-TOLERANCE: Final = 1.1
+# A CPU this much slower than the best one seen is left: a shared core halves its speed, while a search among all for the
+# last few per cent takes longer than a visit, and gains nothing.
+TOLERANCE: Final = 1.5
 
 
 class SteadyCpu:
