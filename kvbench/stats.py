@@ -24,6 +24,9 @@ _EXACT_UP_TO: Final = 500
 _EXACT_RANKS: Final = 400
 _NORMAL_QUANTILE: Final = 1.959963984540054
 _MAD_TO_SIGMA: Final = 1.4826
+# How far two runs of one build may lie apart on one machine, measured one after the other: what is bound by the CPU
+# moves with whatever else a host does, and no control says by how much.
+DRIFT: Final = 0.05
 # Fewer have no order-statistic interval of 95%.
 MIN_PAIRS: Final = 6
 

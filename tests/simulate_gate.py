@@ -28,25 +28,30 @@ ROUNDS: Final = 8
 SLOWED_CELLS: Final = 20
 # Large copies are steadier than small swaps.
 CONTROL_NOISE: Final = 0.25
+# What another guest on the link costs at most while it copies.
+BURST: Final = 0.07
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Noise of a round and side, as a share of the time; its law; what the second slot costs, and how unevenly.
 
-    Every job has a speed of its own, normal around the usual one by `drift`, and drifts by as much from start to end.
+    `bursts` is the share of visits, of cells and controls alike, that another guest makes up to `BURST` slower. Every
+    job has a speed of its own, normal around the usual one by `drift`, and drifts by as much from start to end.
     """
 
     noise: float
     heavy_tails: bool = False
     slot_bias: float = 0.02
     uneven_slots: bool = False
+    bursts: float = 0.0
     drift: float = 0.05
 
     @property
     def words(self) -> tuple[str, str, str]:
         bias = "0 to 4%, each cell its own" if self.uneven_slots else f"{self.slot_bias:.0%}"
-        return f"{self.noise:.1%}", "Student t, 3 degrees" if self.heavy_tails else "normal", bias
+        law = "Student t, 3 degrees" if self.heavy_tails else "normal"
+        return f"{self.noise:.1%}", f"{law}, bursts in {self.bursts:.0%}" if self.bursts else law, bias
 
 
 SCENARIOS: Final = (
@@ -56,6 +61,7 @@ SCENARIOS: Final = (
     Scenario(0.01, heavy_tails=True),
     Scenario(0.02, heavy_tails=True),
     Scenario(0.01, uneven_slots=True),
+    Scenario(0.01, bursts=0.15),
 )
 
 
@@ -184,7 +190,10 @@ def _slots(bias: Floats, order: Floats) -> Floats:
 def _noise(scenario: Scenario, share: float, rows: int, order: Floats, rng: np.random.Generator) -> Floats:
     shape = (rows, len(order))
     drawn = rng.standard_t(3, shape) if scenario.heavy_tails else rng.standard_normal(shape)
-    return scenario.noise * share * drawn
+    noise = scenario.noise * share * drawn
+    if scenario.bursts:
+        noise += np.where(rng.random(shape) < scenario.bursts, rng.uniform(0, BURST, shape), 0.0)
+    return noise
 
 
 def write_between_markers(document: Path, text: str) -> None:

@@ -92,6 +92,15 @@ def test_a_cell_that_fails_on_one_side_fails_the_gate_and_the_others_are_measure
     assert not (folder / "gate" / "rounds" / "02-a").exists()
 
 
+def test_when_the_controls_moved_everything_is_measured_again_before_it_is_given_up(folder: Path) -> None:
+    done = compare(folder, "--rounds=1", "--control-margin=0")  # no copy takes exactly as long as another
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "CONTAMINATED" in done.stdout
+    assert set(verdicts(folder).values()) == {"NOT JUDGED"}
+    assert [blocks_of(run_of(folder, f"01-{side}")) for side in "ab"] == [{4, 16}, {4, 16}]
+    assert not (folder / "gate" / "rounds" / "02-a").exists()
+
+
 def test_two_backends_are_compared_cell_by_cell(folder: Path) -> None:
     done = compare(folder, "--rounds=1", base="backend:per_block", cand="backend:batched")
     assert done.returncode == 3, done.stdout + done.stderr
