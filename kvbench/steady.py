@@ -13,8 +13,8 @@ from typing import Final
 from kvbench.engine import probe_cpu_us
 
 PROBES: Final = 3
-# A CPU this much slower than the best one seen is left: a shared core halves its speed, while a search among all for the
-# last few per cent takes longer than a visit, and gains nothing.
+# A CPU this much slower than the best one seen is left: a shared core halves its speed. To search all of them for the
+# last few per cent takes longer than a visit and was no steadier.
 TOLERANCE: Final = 1.5
 
 

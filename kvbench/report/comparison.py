@@ -16,14 +16,22 @@ from kvbench.report.plot import LinePlot, ladder_plot, size_plot
 from kvbench.report.selection import SIDE_AXES, STATES
 from kvbench.report.tables import INCLUDES, Row, Table, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
+from kvbench.stats import DRIFT
 from kvbench.units import format_size
 
 _MOST_CELLS: Final = 40
-_WORDS: Final = {"slower": "slower", "faster": "faster", "noise": "≈ noise", "undecided": "undecided"}
+_WORDS: Final = {
+    "slower": "slower",
+    "faster": "faster",
+    "drift": "≈ drift",
+    "noise": "≈ noise",
+    "undecided": "undecided",
+}
 _VERDICT: Final = (
-    f"Slower, faster: beyond the noise, the medians of the visits lie apart as they would by chance in at most "
-    f"{CHANCE:.0%} of such cells (Mann-Whitney). ≈: inside the noise. Undecided: too few visits to tell, four of each "
-    "run are enough. Two runs of the same build on two days differ as well: repeat both before blaming what differs"
+    f"Slower, faster: by more than {DRIFT:.0%} and beyond the noise, the medians of the visits lie apart as they would "
+    f"by chance in at most {CHANCE:.0%} of such cells (Mann-Whitney). ≈ drift: beyond the noise, but by no more than "
+    "runs of one build may lie apart, one after the other; kvbench gate compare, which measures in turn, finds smaller "
+    "differences. ≈ noise: inside the noise. Undecided: too few visits to tell, four of each run are enough"
 )
 
 
@@ -64,14 +72,14 @@ def _sentence(pairing: Pairing) -> str:
         changes = pairing.cells.loc[pairing.cells["verdict"] == verdict, "change"]
         most = "" if changes.empty else f" (by up to {getattr(changes, ends)():+.1%})"
         parts.append(f"{md.count(len(changes))} {verdict}{most}")
+    drift = pairing.count("drift")
+    parts += [f"{md.count(drift)} apart by no more than {DRIFT:.0%}, as runs of one build may be"] if drift else []
     parts.append(f"{md.count(pairing.count('noise'))} inside the noise")
     undecided = pairing.count("undecided")
     parts += [f"{md.count(undecided)} undecided for too few visits"] if undecided else []
-    decided = len(pairing.cells) - undecided
-    chance = f"; by chance alone about {md.count(decided * CHANCE)} would differ" if decided else ""
     return (
         f"{pairing.other.label} against {pairing.base.label}, {md.count(len(pairing.cells))} cells of both: "
-        f"{', '.join(parts)}{chance}."
+        f"{', '.join(parts)}."
     )
 
 
@@ -97,7 +105,7 @@ def _by_backend(pairing: Pairing) -> Table:
                 *(md.count(int(verdicts.get(verdict, 0))) for verdict in _WORDS),
             ]
         )
-    header = ("Backend", "Dir", "Stream", "Cells", "Median delta", "Slower", "Faster", "≈", "Undecided")
+    header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *(word.capitalize() for word in _WORDS.values()))
     return Table("By backend: cells beyond the noise", header, rows, [_VERDICT], _origin(pairing), left=3)
 
 

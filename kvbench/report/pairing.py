@@ -11,7 +11,7 @@ from kvbench.identity import differing
 from kvbench.report.selection import LATER, SIDE_AXES
 from kvbench.report.view import View
 from kvbench.results import Scalar
-from kvbench.stats import rank_sum_probability
+from kvbench.stats import DRIFT, rank_sum_probability
 
 CHANCE: Final = 0.05
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES)
@@ -24,8 +24,8 @@ class Pairing:
 
     `cells` has the axes (one of `LATER` only where `base` has swept it), `_base` and `_other` of the figures, `change`
     (other over base - 1 of the medians of swap_us), `chance` of such visits if there were no difference, and `verdict`:
-    slower, faster, noise or undecided. The largest changes for the worse come first, those beyond the noise before the
-    others.
+    slower, faster, drift (beyond the noise, but by no more than `DRIFT`), noise or undecided. The largest changes for
+    the worse come first, slower and faster before the others.
     """
 
     base: View
@@ -63,11 +63,12 @@ def _cells(base: View, other: View) -> pd.DataFrame:
     chances = _chances(base, other, both["cell_id"])
     both = both.assign(change=change, chance=[chances[cell][0] for cell in both["cell_id"]])
     least = np.array([chances[cell][1] for cell in both["cell_id"]])
-    beyond = both["chance"] <= CHANCE
     both["verdict"] = np.select(
-        [least > CHANCE, beyond & (change > 0), beyond & (change < 0)], ["undecided", "slower", "faster"], "noise"
+        [least > CHANCE, both["chance"] > CHANCE, change > DRIFT, change < -DRIFT],
+        ["undecided", "noise", "slower", "faster"],
+        "drift",
     )
-    return both.iloc[np.lexsort((-both["change"], ~beyond))]
+    return both.iloc[np.lexsort((-both["change"], ~both["verdict"].isin(["slower", "faster"])))]
 
 
 def _chances(base: View, other: View, cell_ids: "pd.Series[str]") -> dict[str, tuple[float, float]]:

@@ -77,6 +77,19 @@ def test_what_is_slower_beyond_the_noise_comes_first(tmp_path: Path, cells: list
     assert "comparison-cliff-before-afterwards.png" in files
 
 
+def test_what_two_runs_of_one_build_may_differ_by_is_no_difference(tmp_path: Path, cells: list[Cell]) -> None:
+    def a_little_slower(cell: Cell) -> float:
+        return synthetic.gbps_of(cell) / (1.04 if cell.block_bytes <= 4096 else 1.2)
+
+    files = report_files([run(tmp_path, "a", cells), run(tmp_path, "bb", cells, a_little_slower)])
+    points = pd.read_csv(io.BytesIO(files["comparison-a-bb.csv"]))
+    little = points["block_bytes"] <= 4096
+    assert set(points.loc[little, "verdict"]) == {"drift"}
+    assert set(points.loc[~little, "verdict"]) == {"slower"}
+    text = files["report.md"].decode().replace("\N{NO-BREAK SPACE}", " ")
+    assert f"{little.sum()} apart by no more than 5%, as runs of one build may be, 0 inside the noise." in text
+
+
 def test_two_machines_are_compared_first_and_their_differences_named(tmp_path: Path, cells: list[Cell]) -> None:
     text = report(run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other_machine()))
     assert text.index("## Comparison of runs") < text.index("## Cliff: throughput")
