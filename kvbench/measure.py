@@ -86,7 +86,7 @@ def measure(
     return Measurement(
         samples=samples,
         stopped_by=stopped_by,
-        path=effective_path(prepared.mechanism, samples, busy_cpu_us),
+        path=effective_path(prepared.mechanism, [sample.cpu_us for sample in samples], busy_cpu_us),
         calls=prepared.swap.calls,
         verified_bytes=verified_bytes,
         busy_cpu_us=busy_cpu_us,

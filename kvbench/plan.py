@@ -25,11 +25,11 @@ DESCRIPTOR_BYTES: Final = 24
 FREE_SHARE: Final = 0.9
 
 # For the estimate only, never a result: a slow swap, bound by its bytes or by its submissions, and what surrounds it.
-_EST_SWAP_BYTES_PER_S: Final = 15e9
-_EST_BLOCK_S: Final = 1e-6
+_EST_SWAP_BYTES_PER_S: Final = 20e9
+_EST_BLOCK_S: Final = 0.7e-6
 _EST_CALL_S: Final = 5e-6
 _EST_VERIFY_BYTES_PER_S: Final = {"cuda": 10e9, "cpu": 2e9}
-_EST_VISIT_S: Final = 0.01
+_EST_VISIT_S: Final = 0.006
 _EST_START_S: Final = {"cuda": 8.0, "cpu": 1.0}
 
 _DEFAULTS: Final[Mapping[str, tuple[AxisValue | None, ...]]] = {

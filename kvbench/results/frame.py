@@ -20,6 +20,8 @@ TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "
 _RAW: Final = Samples.__struct_fields__
 _NUMERIC_AXES: Final = frozenset({"blocks", "sms", "queued", "streams"})
 _TEXT_AXES: Final = tuple(name for name in AXES if name not in _NUMERIC_AXES)
+# Stands between the texts of one column that differ from visit to visit.
+BETWEEN: Final = "; "
 _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
 _COLUMNS: Final = (
     "device",
@@ -192,7 +194,7 @@ def _ceilings(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _joined(texts: Any) -> str | None:
-    return "; ".join(dict.fromkeys(texts)) or None
+    return BETWEEN.join(dict.fromkeys(texts)) or None
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
