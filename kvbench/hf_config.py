@@ -19,7 +19,8 @@ Table = Mapping[str, object]
 
 _MAX_FILE_BYTES: Final = 2**20
 _MOST: Final = 10**6
-_DTYPES: Final = {"bfloat16": KvDtype.BF16, "float16": KvDtype.FP16, "float32": KvDtype.FP32}
+# Engines run checkpoints of 32 bits in 16 unless they are told otherwise; so does vLLM's dtype "auto".
+_DTYPES: Final = {"bfloat16": KvDtype.BF16, "float16": KvDtype.FP16, "float32": KvDtype.BF16}
 # Newer and older names of the same number; the first that stands there counts, as in vLLM.
 _KV_HEADS: Final = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
 # Every n-th layer has no sliding window; configurations that leave out the number mean their class's default.

@@ -204,7 +204,7 @@ def test_what_a_command_says_takes_the_place_of_what_a_config_says() -> None:
         ({**DENSE, "head_dim": None}, {"head_dim": 128}),
         ({**DENSE, "num_key_value_heads": None}, {"kv_heads": 32}),
         ({**DENSE, "torch_dtype": "float16"}, {"dtype": KvDtype.FP16}),
-        ({**DENSE, "dtype": "float32"}, {"dtype": KvDtype.FP32}),
+        ({**DENSE, "dtype": "float32"}, {"dtype": KvDtype.BF16}),
         ({"text_config": DENSE, "torch_dtype": "float16", "hidden_size": 1}, {"head_dim": 128, "dtype": KvDtype.FP16}),
         ({**DENSE, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, {"kv_parts": 1, "kv_heads": 1, "head_dim": 576}),
         ({**DENSE, "kv_lora_rank": None}, {"kv_parts": 2}),
