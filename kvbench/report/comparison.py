@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import pandas as pd
+
 from kvbench.report import markdown as md
 from kvbench.report import pictures
 from kvbench.report.blocks import DIRECTIONS, Block, Chart, Section, line_files
@@ -123,7 +125,7 @@ def _cell_table(pairing: Pairing) -> Table:
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
-    others = [f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str)]
+    others = [f"{axis} {row[axis]}" for axis in varying if not pd.isna(row[axis])]
     times = [
         f"{md.figure(row[f'swap_us_median_{side}'])} "
         f"[{md.figure(row[f'swap_us_q1_{side}'])}, {md.figure(row[f'swap_us_q3_{side}'])}]"

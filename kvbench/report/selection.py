@@ -94,19 +94,24 @@ def _usual(values: "pd.Series[str]", preferred: str | None) -> str | None:
     counts = values.dropna().astype(str).value_counts()
     if counts.empty:
         return None
-    candidates = sorted((str(value) for value in counts[counts == counts.max()].index), key=lambda v: (len(v), v))
+    candidates = _in_order({str(value) for value in counts[counts == counts.max()].index})
     return preferred if preferred in candidates else candidates[-1]
 
 
 def _axis_words(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
     known = cells[["direction", axis]].drop_duplicates().dropna()
     values = [(str(way), str(value)) for way, value in known.itertuples(index=False)]
-    by_way = {way: "/".join(sorted({value for of, value in values if of == way})) for way in ("h2d", "d2h")}
+    by_way = {way: "/".join(_in_order({value for of, value in values if of == way})) for way in ("h2d", "d2h")}
     texts = {way: text for way, text in by_way.items() if text}
     if not texts:
         return ""
     same = len(set(texts.values())) == 1
     text = next(iter(texts.values())) if same else ", ".join(f"{text} for {way}" for way, text in texts.items())
-    left_out = sorted(others - set(texts.values()))
+    left_out = _in_order(others - set(texts.values()))
     more = f" (not shown: {', '.join(left_out)})" if left_out else ""
     return f"{axis} {text}{more}"
+
+
+def _in_order(values: Set[str]) -> list[str]:
+    """Sort values of an axis so that whole numbers ascend."""
+    return sorted(values, key=lambda value: (len(value), value))

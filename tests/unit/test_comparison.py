@@ -90,6 +90,13 @@ def test_what_two_runs_of_one_build_may_differ_by_is_no_difference(tmp_path: Pat
     assert f"{little.sum()} apart by no more than 5%, as runs of one build may be, 0 inside the noise." in text
 
 
+def test_rows_of_a_ladder_say_how_many_sms(tmp_path: Path) -> None:
+    ladder = [cell for cell in synthetic.ladder_cells() if cell.backend == "sm"][:6]
+    text = report(run(tmp_path, "a", ladder), run(tmp_path, "bb", ladder))
+    for cell in ladder:
+        assert f"| sms {cell.sms} |" in text
+
+
 def test_two_machines_are_compared_first_and_their_differences_named(tmp_path: Path, cells: list[Cell]) -> None:
     text = report(run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other_machine()))
     assert text.index("## Comparison of runs") < text.index("## Cliff: throughput")
