@@ -5,8 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import pandas as pd
-
 from kvbench.report import markdown as md
 from kvbench.report import pictures
 from kvbench.report.blocks import DIRECTIONS, Block, Chart, Section, line_files
@@ -115,7 +113,7 @@ def _cell_table(pairing: Pairing) -> Table:
     cells = pairing.cells
     shown = cells.head(_MOST_CELLS)
     varying = [axis for axis in SIDE_AXES if axis in shown and shown[axis].nunique(dropna=False) > 1]
-    rows = [_row(row, varying) for row in rows_of(shown)]
+    rows = [_row(row, varying) for row in rows_of(shown.astype(dict.fromkeys(varying, "string")))]
     more = f" (the {_MOST_CELLS} slowest of {md.count(len(cells))})" if len(cells) > len(shown) else ""
     labels = (f"{view.label} us" for view in (pairing.base, pairing.other))
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta", "Verdict")
@@ -125,7 +123,7 @@ def _cell_table(pairing: Pairing) -> Table:
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
-    others = [f"{axis} {row[axis]}" for axis in varying if not pd.isna(row[axis])]
+    others = [f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str)]
     times = [
         f"{md.figure(row[f'swap_us_median_{side}'])} "
         f"[{md.figure(row[f'swap_us_q1_{side}'])}, {md.figure(row[f'swap_us_q3_{side}'])}]"

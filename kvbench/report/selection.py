@@ -72,8 +72,9 @@ def spelled_out(frame: pd.DataFrame) -> pd.DataFrame:
     for axis, value in LATER.items():
         # a backend without the axis was skipped wherever it was asked for
         swept = frame.loc[frame[axis].notna() & (frame["status"] != "skipped"), "backend"]
-        left_out = frame[axis].isna() & frame["backend"].isin(set(swept))
-        frame = frame.assign(**{axis: frame[axis].mask(left_out, value)})
+        if not swept.empty:
+            left_out = frame[axis].isna() & frame["backend"].isin(set(swept))
+            frame = frame.assign(**{axis: frame[axis].mask(left_out, value)})
     return frame
 
 
