@@ -55,8 +55,7 @@ def cliff_sentences(curves: Sequence[Curve]) -> list[str]:
 def path_words(curves: Sequence[Curve]) -> str:
     """Return in Markdown what ran below and above the cliffs of these curves, each of which has one."""
     below, above = (
-        " or ".join(sorted({md.escape(path) for curve in curves for path in _paths(curve, side)}))
-        for side in ("below", "above")
+        " or ".join(sorted({md.escape(_path(curve, side)) for curve in curves})) for side in ("below", "above")
     )
     return f"effective path {below}" if below == above else f"effective path {below} below, {above} above"
 
@@ -150,11 +149,11 @@ def _grouped(curves: Iterable[Curve], *keys: str) -> dict[tuple[str, ...], list[
     return groups
 
 
-def _paths(curve: Curve, side: str) -> list[str]:
-    """Return the paths of the visits on that side of a cliff."""
+def _path(curve: Curve, side: str) -> str:
+    """Return the path of most visits on that side of a cliff."""
     assert curve.cliff is not None
     size = curve.cliff.below_bytes if side == "below" else curve.cliff.above_bytes
-    return str(curve.points["path"].iloc[list(curve.x).index(size)]).split(BETWEEN)
+    return str(curve.points["path"].iloc[list(curve.x).index(size)]).partition(BETWEEN)[0]
 
 
 def _span(values: Sequence[float], show: Callable[[float], str]) -> str:

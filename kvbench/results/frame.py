@@ -1,6 +1,7 @@
 """Records to pandas: a row per cell with its figures, and the raw samples in long form."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -20,7 +21,7 @@ TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "
 _RAW: Final = Samples.__struct_fields__
 _NUMERIC_AXES: Final = frozenset({"blocks", "sms", "queued", "streams"})
 _TEXT_AXES: Final = tuple(name for name in AXES if name not in _NUMERIC_AXES)
-# Stands between the texts of one column that differ from visit to visit.
+# Stands between the texts of one column that differ from visit to visit; of paths, that of most visits comes first.
 BETWEEN: Final = "; "
 _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
 _COLUMNS: Final = (
@@ -137,7 +138,7 @@ def _words(cell: Cell, cells: CellIndex, story: _History, ceilings: dict[str, fl
         "reason": None if story.status == "ok" else _joined(reasons) or "no reason recorded",
         "rounds": len(visits),
         "ceiling_gbps": ceilings.get(cell.direction, float("nan")),
-        "path": _joined(visit.path for visit in visits),
+        "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
         "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
         "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
         "stopped_by": _joined(visit.stopped_by for visit in visits),

@@ -183,7 +183,7 @@ COLUMNS: Final[dict[str, str]] = {
     "gbps_q3": "GB/s at the lower quartile of swap_us",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction, same run",
     "ceiling_share": "gbps / ceiling_gbps",
-    "path": "effective path: what really ran; several where visits differ",
+    "path": "effective path: what really ran; where visits differ, that of most comes first",
     "chosen": "what auto chose for the cell: a backend and its axes",
     "order_note": 'a mark on an access order that needs care ("any on d2h")',
     "state_held": "share of samples in which the stream was in the state asked for",

@@ -39,6 +39,16 @@ def test_what_is_written_is_read(run: Path) -> None:
     assert not read.warnings
 
 
+def test_where_visits_took_two_paths_that_of_most_comes_first(tmp_path: Path) -> None:
+    visits = [
+        msgspec.structs.replace(visit, path=path)
+        for number, path in enumerate(("CPU inline", "copy engine", "copy engine"))
+        for visit in synthetic.visits([CELL], round_=number)
+    ]
+    frame = load_run(synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *visits])).frame()
+    assert frame["path"].tolist() == ["copy engine; CPU inline"]
+
+
 def test_every_line_of_the_journal_is_json(run: Path) -> None:
     lines = (run / "journal.jsonl").read_text().splitlines()
     assert {json.loads(line)["type"] for line in lines} == {"ceiling", "visit", "note"}
