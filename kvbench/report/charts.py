@@ -81,8 +81,8 @@ def _chart(
         ticks = sorted({x for curve in curves for x in curve.x})
         for row, line in zip(axes, grid, strict=True):
             for ax, panel in zip(row, line, strict=True):
-                _draw(ax, panel, inks, mark)
                 dress(ax, ticks)
+                _draw(ax, panel, inks, mark)
                 ax.set_ylim(0, top * 1.08 / (1 - headroom))
                 ax.label_outer()
             row[0].set_ylabel("GB/s")
@@ -150,7 +150,8 @@ def _mark_cliff(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
     ax.annotate("", (middle, cliff.above_gbps), xytext=(middle, cliff.below_gbps), arrowprops=arrow)
     sign = "\N{MULTIPLICATION SIGN}" if cliff.rises else "\N{DIVISION SIGN}"
     sizes = f"{spaced(cliff.below_bytes)} \N{RIGHTWARDS ARROW} {spaced(cliff.above_bytes)}"
-    across = math.log2(middle / curve.x[0]) / math.log2(curve.x[-1] / curve.x[0])
+    first, last = ax.get_xlim()
+    across = math.log2(middle / first) / math.log2(last / first)
     ax.annotate(
         f"{curve.backend}, {curve.words}: {sign}{cliff.height:.1f}, {sizes}",
         (middle, 1),

@@ -105,6 +105,18 @@ def md_plain(text: str) -> str:
     return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
+def test_the_name_of_a_cliff_stays_on_the_page(tmp_path: Path) -> None:
+    cells = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.backend == "batched"]
+    short = [cell for cell in cells if cell.blocks == 256 or cell.block_bytes <= 8192]  # its cliff ends the curve
+    visits = synthetic.visits(short, lambda cell: 5.0 if cell.block_bytes <= 4096 else 20.0)
+    svg = report_files([make(tmp_path, visits)])["cliff-by-blocks-run.svg"].decode()
+    labels = re.findall(r'text-anchor: (\w+)[^>]* x="([\d.]+)"[^>]*>(batched, [^<]*)', svg)
+    assert len(labels) == 8
+    for anchor, x, text in labels:
+        letters = len(text) * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
+        assert float(x) - 5 * letters > 0, text
+
+
 def test_every_table_has_its_caption(cliff_run: Run) -> None:
     text = text_of(cliff_run)
     tables = text.count("\n| Block size |")
