@@ -21,14 +21,14 @@ from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.identity import machine_differences
 from kvbench.results import Failure, Run, RunInfo, Visit, load_run
 from kvbench.results.files import open_regular, printable, raise_if_no_room, read_capped, write_whole
-from kvbench.results.rundir import JOURNAL_FILE, RUN_FILE, SUMMARY_FILE
+from kvbench.results.rundir import JOURNAL_FILE, PACKED_JOURNAL_FILE, RUN_FILE, SUMMARY_FILE
 
 BASELINE_FILE: Final = "baseline.json"
 _CAP_BYTES: Final = 1 << 20
 _MAX_RUNS: Final = 100
 _HASH: Final = re.compile(r"[0-9a-f]{16}")
-_ENTRY: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_ENTRY: Final = re.compile(rf"[0-9]{{8}}T[0-9]{{6}}Z-{_NAME.pattern}")
 
 
 class Origin(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -42,11 +42,15 @@ class Origin(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """One baseline of a store: `key` is its place there, "<identity hash>/<time>-<name>"."""
+    """One baseline of a store."""
 
-    key: str
     path: Path
     origin: Origin
+
+    @property
+    def key(self) -> str:
+        """Its place in the store: "<identity hash>/<time>-<name>"."""
+        return f"{self.path.parent.name}/{self.path.name}"
 
     def runs(self) -> list[Run]:
         """Read its runs; raises RunDirectoryError."""
@@ -78,7 +82,7 @@ def add(store: Path, runs: Sequence[Run], name: str, who: str, commit: str) -> B
     except OSError as error:
         raise_if_no_room(path, error)
         raise UsageError(f"--store {store} cannot be written: {error.strerror}") from None
-    return Baseline(f"{folder.name}/{path.name}", path, origin)
+    return Baseline(path, origin)
 
 
 def baselines(store: Path) -> list[Baseline]:
@@ -96,7 +100,7 @@ def baselines(store: Path) -> list[Baseline]:
             f"--store {store}: {str(error.strerror).lower()}; kvbench gate baseline add makes one"
         ) from None
     newest_first = sorted(entries, key=lambda path: (path.name, path.parent.name), reverse=True)
-    return [Baseline(f"{path.parent.name}/{path.name}", path, _origin(path)) for path in newest_first]
+    return [Baseline(path, _origin(path)) for path in newest_first]
 
 
 def find(store: Path, key: str) -> Baseline:
@@ -161,11 +165,11 @@ def _copy(run: Run, to: Path) -> None:
     _copy_file(run.path / RUN_FILE, to / RUN_FILE)
     if (run.path / SUMMARY_FILE).is_file():
         _copy_file(run.path / SUMMARY_FILE, to / SUMMARY_FILE)
-    packed = f"{JOURNAL_FILE}.gz"
-    if (run.path / packed).is_file():
-        _copy_file(run.path / packed, to / packed)
+    packed = to / PACKED_JOURNAL_FILE
+    if (run.path / PACKED_JOURNAL_FILE).is_file():
+        _copy_file(run.path / PACKED_JOURNAL_FILE, packed)
         return
-    with open_regular(run.path / JOURNAL_FILE) as journal, gzip.open(to / packed, "wb") as out:
+    with open_regular(run.path / JOURNAL_FILE) as journal, gzip.open(packed, "wb") as out:
         shutil.copyfileobj(journal, out)
 
 

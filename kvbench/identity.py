@@ -3,8 +3,12 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Final
 
 from kvbench.results import Scalar
+
+# The field that says which build of the engine ran; the others are the machine's.
+OF_THE_BUILD: Final = "engine_hash"
 
 
 def identity_hash(fields: Mapping[str, Scalar]) -> str:
@@ -29,7 +33,7 @@ def differing(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[tuple[st
 
 def machine_differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
     """Return the `differences` of two machines, whichever builds of the engine ran on them."""
-    without = [{name: value for name, value in fields.items() if name != "engine_hash"} for fields in (a, b)]
+    without = [{name: value for name, value in fields.items() if name != OF_THE_BUILD} for fields in (a, b)]
     return differences(*without)
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from kvbench.axes import Cell, Direction, StreamState
 from kvbench.gate.controls import ControlTimes
@@ -21,8 +20,8 @@ from kvbench.gate.judge import assess
 from kvbench.gate.judgement import Judgement, Margins, Status
 from kvbench.gate.pairs import Pairs
 from kvbench.gate.verdict import Verdict
+from kvbench.stats import Floats
 
-Floats = npt.NDArray[np.float64]
 MARKERS: Final = ("<!-- simulation: begin -->", "<!-- simulation: end -->")
 ROUNDS: Final = 8
 SLOWED_CELLS: Final = 20

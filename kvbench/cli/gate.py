@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from kvbench.cli import gate_baseline, gate_measure
-from kvbench.cli.gate_measure import DEFAULT_ROUNDS, DEFAULT_SUITE, Plan
+from kvbench.cli.gate_measure import DEFAULT_ROUNDS, DEFAULT_SUITE, AsJson, Plan
 from kvbench.cli.gate_output import Destinations, deliver
 from kvbench.errors import UsageError, brief
 
@@ -30,7 +30,6 @@ _MEASURING: Final = ("suite", "axis", "filters", "device", "rounds", "seed", "ba
 
 _Force = Annotated[bool, typer.Option("--force", help="Compare runs of different machines, and say so.")]
 _GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary and annotations for GitHub Actions.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")]
 
 
 class OnInconclusive(StrEnum):
@@ -63,7 +62,7 @@ def rules(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write gate.json, .xml, .md.")] = None,
     github: _GitHub = False,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check statements about one run, which hold on any machine of its kind; needs neither GPU nor torch."""
     from kvbench.gate.rule_check import check_rules
@@ -125,7 +124,7 @@ def compare(
     ] = None,
     force: _Force = False,
     github: _GitHub = False,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two builds: slower, not slower, or cannot tell. Exit code 0, 1 or 3; 4 mismatch, 5 failed cells."""
     from kvbench.report.gate.data import judgement_data

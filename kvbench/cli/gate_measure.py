@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kvbench.cli.sweep import default_folder, terminate
 from kvbench.errors import ExitCode, KvbenchError, UsageError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class _DisturbedError(KvbenchError):
 @contextmanager
 def _interruptible(rounds: "Rounds") -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into exit code 130 and a line that says how to judge what is there."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt:
@@ -164,8 +164,9 @@ def _prepare(sides: "tuple[Side, Side]", plan: Plan) -> tuple["Rounds", list[str
 
     base, cand = sides
     config = find_config(plan.suite).absolute()
-    spec = load_config(config).with_axes(parse_assignments(plan.axis)).with_filters(plan.filters)
-    if base.backend is not None and "backend" in parse_assignments(plan.axis):
+    settings = parse_assignments(plan.axis)
+    spec = load_config(config).with_axes(settings).with_filters(plan.filters)
+    if base.backend is not None and "backend" in settings:
         raise UsageError("-a backend=...: the sides name the backends; leave it out")
     spec = spec.with_options(device=plan.device, seed=plan.seed)
     suite = Suite(
@@ -181,10 +182,4 @@ def _prepare(sides: "tuple[Side, Side]", plan: Plan) -> tuple["Rounds", list[str
     notes = remarks(sides, (ready.builds[A], ready.builds[B]))
     for note in notes:
         lines.say(f"note: {note}")
-    out = plan.out or Path("runs") / f"gate-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    return Rounds(ready, out, lines), notes
-
-
-def _terminate(number: int, frame: object) -> None:
-    del number, frame
-    raise KeyboardInterrupt
+    return Rounds(ready, plan.out or default_folder("gate"), lines), notes

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,9 +124,7 @@ def _figures(sheet: "Sheet", line: "Line") -> str:
 
 
 def _notes(sheet: "Sheet") -> list[str]:
-    counts: dict[str, int] = {}
-    for line in sheet.quiet:
-        counts[line.verdict] = counts.get(line.verdict, 0) + 1
+    counts = Counter(line.verdict for line in sheet.quiet)
     return [
         *(f"{count} {verdict}, not shown here" for verdict, count in counts.items()),
         *(f"FAILED: {fault}" for fault in sheet.faults),

@@ -104,7 +104,7 @@ def sweep(
     from kvbench.cli.progress import make_reporter
     from kvbench.runner import preview, resume_sweep, start_sweep
 
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, terminate)
     reporter = make_reporter(as_json)
     changes = {
         "rounds": rounds,
@@ -142,7 +142,7 @@ def sweep(
         return
     else:
         spec = asked()
-        outcome = start_sweep(spec, out or _default_folder(spec.name), _command(), reporter)
+        outcome = start_sweep(spec, out or default_folder(spec.name), _command(), reporter)
     reporter.finished(outcome)
     if outcome.status == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
@@ -176,7 +176,8 @@ def _beginning_with(incomplete: str, words: Iterable[str]) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
 
 
-def _default_folder(name: str) -> Path:
+def default_folder(name: str) -> Path:
+    """Return the run directory that a command makes where none is named."""
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
@@ -184,6 +185,7 @@ def _command() -> list[str]:
     return ["kvbench", *sys.argv[1:]]
 
 
-def _terminate(number: int, frame: object) -> None:
+def terminate(number: int, frame: object) -> None:
+    """Handle SIGTERM as Ctrl-C is handled."""
     del number, frame
     raise KeyboardInterrupt

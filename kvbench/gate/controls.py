@@ -8,10 +8,10 @@ import numpy as np
 
 from kvbench.axes import Direction
 from kvbench.gate.judgement import Control, Margins
-from kvbench.gate.verdict import Floats, Verdict, effects, ratio_of, verdict, without_slot_bias
+from kvbench.gate.verdict import Verdict, effects, ratio_of, verdict, without_slot_bias
 from kvbench.results import Run
 from kvbench.results.copies import ceiling_rates
-from kvbench.stats import MIN_PAIRS
+from kvbench.stats import MIN_PAIRS, Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from kvbench.gate.judgement import Judgement, Margins, Row, Status
 from kvbench.gate.pairs import Pairs, check_identity, pair, slots
 from kvbench.gate.rows import cell_margins, cell_rows, shape_rows
 from kvbench.gate.shape import features
-from kvbench.gate.verdict import Floats, Verdict, effects, ratio_of, without_slot_bias
+from kvbench.gate.verdict import Verdict, effects, ratio_of, without_slot_bias
 from kvbench.results import Run
-from kvbench.stats import MIN_PAIRS
+from kvbench.stats import MIN_PAIRS, Floats
 
 DEFAULT_MARGINS: Final = Margins()
 _WORST_FIRST: Final = list(Verdict)

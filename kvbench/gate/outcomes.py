@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbench.axes import Cell
-from kvbench.results import Failure, Run, Skip, Visit
+from kvbench.results import CellRecord, Run
 from kvbench.results.files import printable
 
 # name in a rule -> column of the summary
@@ -41,8 +41,8 @@ def outcomes(run: Run) -> dict[Cell, Outcome]:
 
     A cell with samples but without a verified byte counts as failed: its times are those of copies nobody compared.
     """
-    named = (record.cell for record in run.records if isinstance(record, Skip | Visit | Failure))
-    cells = {cell.id: cell for cell in map(run.cells.__getitem__, named)}
+    named = (record.cell for record in run.records if isinstance(record, CellRecord))
+    cells = {run.cells.id(cell): cell for cell in map(run.cells.__getitem__, named)}
     found = {}
     for row in run.frame().to_dict("records"):
         cell = cells[str(row["cell_id"])]

@@ -10,14 +10,12 @@ import numpy as np
 from kvbench.axes import Cell
 from kvbench.errors import MismatchError, UsageError
 from kvbench.gate.outcomes import Outcome, outcomes
-from kvbench.gate.verdict import Floats
-from kvbench.identity import differences
+from kvbench.identity import OF_THE_BUILD, differences
 from kvbench.results import Run
 from kvbench.results.files import printable
+from kvbench.stats import Floats
 
 SideName = Literal["base", "cand"]
-# What is compared is two builds: this may differ, between the sides and not within one.
-_OF_THE_BUILD: Final = "engine_hash"
 _SHOWN: Final = 3
 
 
@@ -70,7 +68,7 @@ def mismatches(base: Sequence[Run], cand: Sequence[Run]) -> list[str]:
     """Return in which fields the runs' machines differ from the first one's; the build may differ between the sides."""
     lines = []
     for runs in (base, cand):
-        build = {name: value for name, value in runs[0].info.identity.items() if name == _OF_THE_BUILD}
+        build = {name: value for name, value in runs[0].info.identity.items() if name == OF_THE_BUILD}
         expected = {**base[0].info.identity, **build}
         for run in runs:
             lines += [f"{run.path}: {text}" for text in differences(expected, run.info.identity)]

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvbench.axes import AXES, Cell
+from kvbench.axes import AXES, Cell, command_of
 from kvbench.gate.judgement import Margins, Row
 from kvbench.gate.pairs import Pairs
 from kvbench.gate.shape import Feature
-from kvbench.gate.verdict import Effects, Floats, Verdict, effects, ratio_of, row_medians, verdict
-from kvbench.stats import MIN_PAIRS
+from kvbench.gate.verdict import Effects, Verdict, effects, ratio_of, row_medians, verdict
+from kvbench.stats import MIN_PAIRS, Floats
 
 
 def cell_margins(base_us: Floats, floors: Floats, margins: Margins) -> Floats:
@@ -85,4 +85,4 @@ def curve_command(cells: Sequence[Cell]) -> str:
     """Return the command that measures these cells, which are all combinations of their values on each axis."""
     strings = [cell.as_strings() for cell in cells]
     values = {name: dict.fromkeys(value for cell in strings if (value := cell.get(name)) is not None) for name in AXES}
-    return " ".join(["kvbench sweep", *(f"-a {name}={','.join(own)}" for name, own in values.items() if own)])
+    return command_of({name: ",".join(own) or None for name, own in values.items()})

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -13,12 +13,10 @@ from kvbench.errors import ExitCode
 from kvbench.gate.outcomes import QUANTITIES, Outcome, outcomes
 from kvbench.gate.rows import curve_command
 from kvbench.gate.rules import CEILING, Bound, Cells, CrossoverBetween, NoCliff, Rule
-from kvbench.gate.shape import of_the_swap
+from kvbench.gate.shape import MIN_SIZES, curves_of, of_the_swap
 from kvbench.results import Run
 from kvbench.stats import Quartiles
 from kvbench.units import format_size
-
-_MIN_SIZES: Final = 2
 
 
 class RuleVerdict(StrEnum):
@@ -176,7 +174,7 @@ def _cliff_cases(rule: NoCliff, found: Found) -> list[_Case]:
         where = f"between {format_size(cliff.below_bytes)} and {format_size(cliff.above_bytes)}"
         cases.append(_Case(rule.height - cliff.height, f"{_curve_name(cells)}: {cliff.height:.2f}x {where}", cells))
     if not cases:
-        raise _UnknownError(f"a cliff takes at least {_MIN_SIZES} block sizes of {rule.cells}")
+        raise _UnknownError(f"a cliff takes at least {MIN_SIZES} block sizes of {rule.cells}")
     return cases
 
 
@@ -188,7 +186,7 @@ def _crossover_cases(rule: CrossoverBetween, found: Found) -> list[_Case]:
             if of_the_swap(one[0].cell) != of_the_swap(other[0].cell):
                 continue
             fastest = winners({rule.one: _times(one), rule.other: _times(other)})
-            if len(fastest) < _MIN_SIZES:
+            if len(fastest) < MIN_SIZES:
                 continue
             cells = [outcome.cell for outcome in (*one, *other)]
             changes = crossovers(fastest)
@@ -199,17 +197,14 @@ def _crossover_cases(rule: CrossoverBetween, found: Found) -> list[_Case]:
             inside = bool(spans) and all(rule.low_bytes <= low and high <= rule.high_bytes for low, high in spans)
             cases.append(_Case(1.0 if inside else -1.0, f"{_curve_name(cells)}: {where}", cells))
     if not cases:
-        raise _UnknownError(f"{rule.one} and {rule.other} have no {_MIN_SIZES} block sizes of the same swap in common")
+        raise _UnknownError(f"{rule.one} and {rule.other} have no {MIN_SIZES} block sizes of the same swap in common")
     return cases
 
 
 def _curves(measured: Iterable[Outcome]) -> list[list[Outcome]]:
     """Return the outcomes that differ in block size alone, at least two of them, in its order."""
-    groups: dict[Cell, list[Outcome]] = {}
-    for outcome in measured:
-        groups.setdefault(replace(outcome.cell, block_bytes=1), []).append(outcome)
-    ordered = [sorted(group, key=lambda outcome: outcome.cell.block_bytes) for group in groups.values()]
-    return [curve for curve in ordered if len(curve) >= _MIN_SIZES]
+    by_cell = {outcome.cell: outcome for outcome in measured}
+    return [[by_cell[cell] for cell in curve] for curve in curves_of(by_cell)]
 
 
 def _times(curve: Sequence[Outcome]) -> dict[int, Quartiles]:

@@ -7,7 +7,7 @@ are paired as times are.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -17,10 +17,9 @@ from kvbench.axes import AXES, Cell
 from kvbench.cliffs import Cliff, find_cliff
 from kvbench.crossovers import Crossover, crossovers, winners
 from kvbench.gate.pairs import Pairs
-from kvbench.gate.verdict import Floats
-from kvbench.stats import Quartiles, quartiles
+from kvbench.stats import Floats, Quartiles, quartiles
 
-_MIN_SIZES: Final = 2
+MIN_SIZES: Final = 2
 # Two curves with these in common are the same swaps, by two backends with axes of their own.
 _OF_THE_SWAP: Final = tuple(
     axis.field
@@ -84,17 +83,21 @@ def features(pairs: Pairs, margins: Floats, relative_margin: float) -> list[Feat
     return found
 
 
+def curves_of(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Return the cells that differ in block size alone, at least `MIN_SIZES` of them, in its order."""
+    groups: dict[Cell, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(replace(cell, block_bytes=1), []).append(cell)
+    ordered = [sorted(group, key=lambda cell: cell.block_bytes) for group in groups.values()]
+    return [curve for curve in ordered if len(curve) >= MIN_SIZES]
+
+
 def _curves(pairs: Pairs, margins: Floats) -> list[Curve]:
-    places: dict[Cell, list[int]] = {}
-    for place, cell in enumerate(pairs.cells):
-        if cell not in pairs.failed:
-            places.setdefault(replace(cell, block_bytes=1), []).append(place)
+    places = {cell: place for place, cell in enumerate(pairs.cells)}
     found = []
-    for own in places.values():
-        ordered = sorted(own, key=lambda place: pairs.cells[place].block_bytes)
-        if len(ordered) >= _MIN_SIZES:
-            cells = [pairs.cells[place] for place in ordered]
-            found.append(Curve(cells, pairs.base_us[ordered], pairs.cand_us[ordered], margins[ordered]))
+    for cells in curves_of(cell for cell in pairs.cells if cell not in pairs.failed):
+        own = [places[cell] for cell in cells]
+        found.append(Curve(cells, pairs.base_us[own], pairs.cand_us[own], margins[own]))
     return found
 
 
@@ -145,7 +148,7 @@ def _positions(sizes: Sequence[int], gbps: Floats) -> Floats:
 
 def _crossover_features(one: Curve, other: Curve, relative_margin: float) -> Iterator[Feature]:
     one, other = _at_common_sizes(one, other)
-    if len(one.cells) < _MIN_SIZES:
+    if len(one.cells) < MIN_SIZES:
         return
     sizes = one.sizes
     in_base = _usual_changes(sizes, one.base_us, other.base_us, relative_margin)

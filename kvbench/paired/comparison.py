@@ -9,7 +9,7 @@ from kvbench.errors import UsageError
 from kvbench.gate.judgement import Judgement
 from kvbench.gate.pairs import check_identity
 from kvbench.paired.pairing import partners
-from kvbench.paired.schedule import A, B, SideName, Turn, turns
+from kvbench.paired.schedule import A, B, SideName, Turn, folder_of, turns
 from kvbench.paired.sides import Build, Side, probe
 from kvbench.paired.turn import Preview, Suite, measure, preview
 from kvbench.results import Run, load_run
@@ -121,11 +121,10 @@ class Rounds:
         self._watcher.begins(rounds, len(cells or ()), *self._effort(planned, wanted))
         try:
             for number in range(first, first + rounds):
-                for turn in planned:
-                    if turn.round == number:
-                        self._take(turn, options[turn.side])
+                for turn in turns(number, 1, contest.seed):
+                    self._take(turn, options[turn.side])
                 for name in contest.sides:
-                    self._runs[name].append(load_run(self.runs_folder / Turn(number, name, 0).folder))
+                    self._runs[name].append(load_run(self.runs_folder / folder_of(number, name)))
                 check_identity(self._runs[A][-1:], self._runs[B][-1:], forced=contest.forced)
         finally:
             self._set_aside(len(self._runs[A]))
@@ -155,7 +154,7 @@ class Rounds:
     def _set_aside(self, number: int) -> None:
         """Rename the runs of a round that lacks one, so that `rounds/*-a` and `rounds/*-b` match whole rounds alone."""
         for name in (A, B):
-            run = self.runs_folder / Turn(number, name, 0).folder
+            run = self.runs_folder / folder_of(number, name)
             if run.is_dir():
                 run.rename(run.with_name(run.name + UNFINISHED))
 

@@ -21,8 +21,13 @@ class Turn:
 
     @property
     def folder(self) -> str:
-        """The name of its run directory: "03-a"."""
-        return f"{self.round:02d}-{self.side}"
+        """The name of its run directory."""
+        return folder_of(self.round, self.side)
+
+
+def folder_of(number: int, side: SideName) -> str:
+    """Return the name of a side's run directory of round `number`: "03-a"."""
+    return f"{number:02d}-{side}"
 
 
 def turns(first_round: int, rounds: int, seed: int) -> Iterator[Turn]:

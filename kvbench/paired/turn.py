@@ -53,7 +53,6 @@ class Preview:
     """What a side would measure in a round: cells, and a rough guess of the time in seconds."""
 
     cells: tuple[Cell, ...]
-    device: str
     estimate_s: float
 
 
@@ -68,7 +67,7 @@ def preview(name: str, side: Side, options: Sequence[str]) -> Preview:
     if not cells:
         reasons = "; ".join(dict.fromkeys(skip["reason"] for skip in event["skipped"])) or "no cell meets the filters"
         raise UsageError(f"{name} {side.text}: nothing to measure: {reasons}")
-    return Preview(cells, event["device"]["name"], float(event["estimate_s"]))
+    return Preview(cells, float(event["estimate_s"]))
 
 
 def measure(turn: Turn, side: Side, options: Sequence[str], out: Path, on_event: Callable[[Any], None]) -> None:

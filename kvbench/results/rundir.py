@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 RUN_FILE: Final = "run.json"
 JOURNAL_FILE: Final = "journal.jsonl"
+PACKED_JOURNAL_FILE: Final = f"{JOURNAL_FILE}.gz"
 SUMMARY_FILE: Final = "summary.csv"
 _INFO_CAP_BYTES: Final = 16 << 20
 _JOURNAL_CAP_BYTES: Final = 1 << 30
@@ -181,7 +182,7 @@ def _read_info(path: Path) -> RunInfo:
 
 @contextmanager
 def _open_journal(path: Path) -> Iterator[tuple[BinaryIO | gzip.GzipFile, str]]:
-    packed = f"{JOURNAL_FILE}.gz"
+    packed = PACKED_JOURNAL_FILE
     here = [name for name in (JOURNAL_FILE, packed) if os.path.lexists(path / name)]
     if len(here) != 1:
         raise RunDirectoryError(

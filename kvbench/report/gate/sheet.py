@@ -133,27 +133,29 @@ def sheet_of_rules(report: RulesReport) -> Sheet:
 def _line(row: Row) -> Line:
     figures: Sequence[str] = ()
     if row.verdict is not Verdict.FAILED:
-        known = math.isfinite(row.low) and math.isfinite(row.high)
-        interval = f"[{percent(row.low)}, {percent(row.high)}]" if known else ""
         figures = (
             quantity(row.base, row.unit),
             quantity(row.cand, row.unit),
             percent(row.effect),
-            interval,
+            _interval(row.low, row.high),
             f"{row.margin:.1%}",
         )
     name = row.name if row.kind == "cell" else f"{row.kind}: {row.name}"
     return Line(row.verdict, _LEVELS[row.verdict], row.kind, name, figures, row.reason, row.command)
 
 
+def _interval(low: float, high: float) -> str:
+    """Return an interval of ratios in per cent, "" where there is none."""
+    return f"[{percent(low)}, {percent(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
+
+
 def _summary(judgement: Judgement) -> list[str]:
     counts = ", ".join(f"{judgement.count(verdict)} {verdict}" for verdict in Verdict if judgement.count(verdict))
     lines = [f"{judgement.rounds} rounds, {len(judgement.rows)} rows: {counts or 'none'}"]
     for control in judgement.controls:
-        known = math.isfinite(control.low) and math.isfinite(control.high)
-        interval = f" [{percent(control.low)}, {percent(control.high)}]" if known else ""
+        moved = " ".join(filter(None, (percent(control.effect), _interval(control.low, control.high))))
         how = "steady" if control.steady else f"not within {judgement.margins.control:.1%}: the machine moved"
-        lines.append(f"control {control.direction}: {percent(control.effect)}{interval}, {how}")
+        lines.append(f"control {control.direction}: {moved}, {how}")
     if math.isfinite(judgement.geometric_mean):
         lines.append(f"geometric mean of all cells: {percent(judgement.geometric_mean)} (shown, not gated)")
     if judgement.slot_bias != 1:
