@@ -17,6 +17,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from kvbench.checks import NAME_PATTERN
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.identity import machine_differences
 from kvbench.results import Failure, Run, RunInfo, Visit, load_run
@@ -27,8 +28,7 @@ BASELINE_FILE: Final = "baseline.json"
 _CAP_BYTES: Final = 1 << 20
 _MAX_RUNS: Final = 100
 _HASH: Final = re.compile(r"[0-9a-f]{16}")
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_ENTRY: Final = re.compile(rf"[0-9]{{8}}T[0-9]{{6}}Z-{_NAME.pattern}")
+_ENTRY: Final = re.compile(rf"[0-9]{{8}}T[0-9]{{6}}Z-{NAME_PATTERN}")
 
 
 class Origin(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ def add(store: Path, runs: Sequence[Run], name: str, who: str, commit: str) -> B
     Raises UsageError for runs that may not be one: of several kinds of machine, not complete, with failed cells, or
     with bytes that nobody compared.
     """
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise UsageError(f"--name {name!r} is not 1 to 64 letters, digits, '_', '.' or '-'")
     _check(runs)
     when = datetime.now(UTC)

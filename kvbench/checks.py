@@ -2,10 +2,20 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from kvbench.errors import UsageError, brief
+
+# Names of sweeps, models and baselines.
+NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+
+
+def name_of(text: str, otherwise: str) -> str:
+    """Return a name by `NAME_PATTERN` that is as near to `text` as can be; `otherwise` where nothing is left of it."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", text).lstrip("-._")[:64] or otherwise
 
 
 def check_whole(name: str, value: object, lowest: int, highest: int) -> int:
@@ -19,9 +29,13 @@ def check_keys(table: Iterable[str], known: Sequence[str]) -> None:
     """Raise UsageError for the first key that is not `known`, with the nearest one that is."""
     for key in table:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise UsageError(f"unknown key {shown(key)}; {hint}")
+            raise UsageError(f"unknown key {shown(key)}; {hint(key, known, 'there are ' + ', '.join(known))}")
+
+
+def hint(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Return the question whether the nearest known word was meant, `otherwise` where none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def shown(value: object) -> str:

@@ -1,16 +1,14 @@
 """Sweeps in TOML files: those that come with kvbench, found by name, and those of its users."""
 
-import difflib
-import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from kvbench.axes import AXES, Cell
-from kvbench.checks import check_keys, located, shown
+from kvbench.axes import AXES
+from kvbench.checks import check_keys, hint, located, name_of, shown
 from kvbench.errors import UsageError
 from kvbench.filters import Filter, parse_filters
-from kvbench.grammar import Axis, AxisValue
+from kvbench.grammar import Axis, AxisValue, on_off
 from kvbench.models import MODEL_AXES
 from kvbench.presets import ModelChoice
 from kvbench.shipped import RULES_NAME, read_toml, shipped_folder
@@ -19,7 +17,6 @@ from kvbench.spec import Group, Limits, Sampling, SweepSpec, read_memory
 _MODEL_KEYS: Final = tuple(part.name for part in fields(ModelChoice))
 _KEYS: Final = ("question", "device", "seed", "filters", *_MODEL_KEYS, "axes", "group", "sampling", "limits")
 _LIMITS: Final = {"host_memory": "host_bytes", "device_memory": "device_bytes"}
-_SWITCHES: Final = frozenset(part.name for part in fields(Cell) if part.type == (bool | None))
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -37,9 +34,8 @@ def find_config(name_or_path: str) -> Path:
         return shipped[name_or_path]
     if name_or_path.endswith(".toml") or "/" in name_or_path:
         return Path(name_or_path)
-    near = difflib.get_close_matches(name_or_path, shipped, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(shipped)}, or give a path ending in .toml"
-    raise UsageError(f"config {shown(name_or_path)}: kvbench comes with no such config; {hint}")
+    near = hint(name_or_path, shipped, f"there are {', '.join(shipped)}, or give a path ending in .toml")
+    raise UsageError(f"config {shown(name_or_path)}: kvbench comes with no such config; {near}")
 
 
 def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
@@ -60,14 +56,13 @@ def _read_config(path: Path) -> tuple[ModelChoice, SweepSpec]:
         if misplaced:
             raise UsageError(f"{misplaced[0]} is an axis; write it below [axes] or [[group]]")
         check_keys(table, _KEYS)
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip("-._")[:64] or "sweep"
         models = _models(table)
         groups = _groups(table)
         decided = next((axis for axis in MODEL_AXES if models.models and any(axis in group for group in groups)), None)
         if decided is not None:
             raise UsageError(f"{decided}: the models decide it; leave it out")
         return models, SweepSpec(
-            name=name,
+            name=name_of(path.stem, "sweep"),
             question=table.get("question", ""),  # checked on construction, as are device and seed
             device=table.get("device", "auto"),
             groups=groups,
@@ -115,7 +110,7 @@ def _axes(table: dict[str, object], where: str) -> Group:
 
 
 def _as_text(axis: Axis, value: object) -> str:
-    switch = axis.field in _SWITCHES
+    switch = axis.read is on_off
     if isinstance(value, bool) and switch:
         return "on" if value else "off"
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and axis.ranged):

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from kvbench.checks import check_whole, located, shown
+from kvbench.checks import NAME_PATTERN, check_whole, located, name_of, shown
 from kvbench.errors import UsageError
-from kvbench.models import NAME_PATTERN, Geometry, KvDtype
+from kvbench.models import Geometry, KvDtype
+from kvbench.shipped import MAX_FILE_BYTES, read_as
 
 Table = Mapping[str, object]
 
-_MAX_FILE_BYTES: Final = 2**20
 _MOST: Final = 10**6
 # Engines run checkpoints of 32 bits in 16 unless they are told otherwise; so does vLLM's dtype "auto".
 _DTYPES: Final = {"bfloat16": KvDtype.BF16, "float16": KvDtype.FP16, "float32": KvDtype.BF16}
@@ -41,8 +41,7 @@ def read_config_json(path: Path) -> Geometry:
     """
     with located(str(path)):
         stem = path.absolute().parent.name if path.name == "config.json" else path.stem
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", stem).lstrip("-._")[:64] or "model"
-        return geometry_of(name, _read_table(path))
+        return geometry_of(name_of(stem, "model"), _read_table(path))
 
 
 def geometry_of(name: str, config: Table) -> Geometry:
@@ -161,17 +160,12 @@ def _needed(table: Table, field: str) -> int:
 
 
 def _read_table(path: Path) -> Table:
-    try:
+    with read_as("JSON"):
         if path.is_dir():
             raise UsageError("is a directory; give the config.json in it")
-        if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
+        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError("is not a config.json of at most 1 MiB" if path.exists() else "no such file")
         table = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot be read as JSON: {reason}") from None
-    except RecursionError:
-        raise UsageError("cannot be read as JSON: nested too deep") from None
     if not isinstance(table, dict):
         raise UsageError(f"{shown(table)} is not a config.json, which is a table")
     return table

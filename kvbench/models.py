@@ -14,12 +14,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from kvbench.axes import AXES
-from kvbench.checks import check_whole, located
+from kvbench.checks import NAME_PATTERN, check_whole, located
 from kvbench.errors import UsageError, brief
 from kvbench.grammar import AxisValue
 from kvbench.patterns import Pattern, Tensors
 
-NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 # The axes that a model decides.
 MODEL_AXES: Final = ("blocks", "block_size", "pattern")
 MAX_TP: Final = 1024
@@ -83,6 +82,10 @@ class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
         )
         return f"{self.layers} layers{sliding} x {heads}, {self.dtype}"
 
+    def rank_kv_heads(self, tp: int) -> int:
+        """Return the KV heads on one of `tp` ranks."""
+        return max(1, self.kv_heads // tp)
+
 
 class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The swap of `tokens` tokens of a model on one of `tp` ranks: what was asked for, and the cell's axes from it.
@@ -108,7 +111,7 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     @property
     def rank_kv_heads(self) -> int:
         """KV heads on one rank."""
-        return max(1, self.geometry.kv_heads // self.tp)
+        return self.geometry.rank_kv_heads(self.tp)
 
     @property
     def tensors(self) -> tuple[Tensors, ...]:
@@ -127,7 +130,7 @@ def model_swap(
     geometry: Geometry,
     *,
     tp: int = 1,
-    tokens: int,
+    tokens: int = 2048,
     block_tokens: int = 16,
     layout: KvLayout = KvLayout.PER_LAYER,
 ) -> ModelSwap:
@@ -145,7 +148,7 @@ def model_swap(
             f"tp: {heads} KV heads of {geometry.name} cannot be spread over {tp} ranks; one must divide the other"
         )
     kinds = _kinds(geometry, tokens, block_tokens)
-    layer_bytes = max(1, heads // tp) * geometry.head_dim * geometry.dtype.size_bytes * block_tokens
+    layer_bytes = geometry.rank_kv_heads(tp) * geometry.head_dim * geometry.dtype.size_bytes * block_tokens
     if layout is KvLayout.CROSS_LAYER:
         counts = {layers for layers, _ in kinds}
         if len(counts) > 1:

@@ -12,7 +12,6 @@ from kvbench.axes import AXES, Cell, Direction, Memory, Order, StreamState
 from kvbench.errors import UsageError
 from kvbench.facts import CEILING_BYTES, BackendFacts, DeviceFacts
 from kvbench.grammar import AxisValue
-from kvbench.kernel_shape import RULE
 from kvbench.patterns import SHUFFLED
 from kvbench.policy import AUTO
 from kvbench.spec import Group, Limits, Sampling, SweepSpec
@@ -32,6 +31,7 @@ _EST_VERIFY_BYTES_PER_S: Final = {"cuda": 10e9, "cpu": 2e9}
 _EST_VISIT_S: Final = 0.006
 _EST_START_S: Final = {"cuda": 8.0, "cpu": 1.0}
 
+# An axis that is not here has no value where nothing is asked for, or the one that makes no use of it.
 _DEFAULTS: Final[Mapping[str, tuple[AxisValue | None, ...]]] = {
     "direction": (Direction.H2D, Direction.D2H),
     "blocks": (256,),
@@ -39,13 +39,9 @@ _DEFAULTS: Final[Mapping[str, tuple[AxisValue | None, ...]]] = {
     "stream_state": (StreamState.IDLE,),
     "pattern": (SHUFFLED,),
     "memory": (Memory.ALLOCATED,),
-    "order": (None,),  # follows direction
     "descriptors_per_call": (0,),
     "coalesce": (False,),
     "overlap": (False,),
-    "queued": (0,),
-    "streams": (1,),
-    "kernel": (RULE,),
 }
 _DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 _LACKS: Final = {
@@ -187,7 +183,7 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
     if AXES[axis].heeded and axis not in backend.axes:
         return (AXES[axis].unused, *group.get(axis, ())[1:])
     if axis != "sms":
-        return group.get(axis, _DEFAULTS.get(axis, ()))
+        return group.get(axis, _DEFAULTS.get(axis, (AXES[axis].unused,)))
     count = device.sm_count
     wanted = group.get("sms", (None,))  # None: as the backend's rule says, once the swap is known
     return tuple(count if value == ALL_SMS and count is not None else value for value in wanted)

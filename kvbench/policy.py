@@ -19,14 +19,16 @@ import msgspec
 from kvbench.axes import AXES, UNREMARKABLE, Cell, Direction, StreamState
 from kvbench.checks import located
 from kvbench.errors import UsageError, brief
+from kvbench.facts import QUEUE_AXES
 from kvbench.shipped import read_toml
 
 AUTO: Final = "auto"
 FORMAT: Final = 1
 # What a choice may set: the axes that a backend may heed, less those that the caller decides.
 CHOSEN_AXES: Final = tuple(
-    axis.name for axis in AXES.values() if axis.heeded and axis.name not in ("memory", "queued", "streams")
+    axis.name for axis in AXES.values() if axis.heeded and axis.name not in {"memory", *QUEUE_AXES}
 )
+_USUAL: Final = {name: AXES[name].show(AXES[name].unused) for name in CHOSEN_AXES} | UNREMARKABLE
 MAX_VALUES: Final = 64  # of either axis of a table
 
 _Line = Annotated[str, msgspec.Meta(max_length=500)]
@@ -66,8 +68,7 @@ class Choice:
     @classmethod
     def of(cls, backend: str, axes: Mapping[str, str]) -> Self:
         """Return the choice that asks for `axes`, without those that say what is so anyway."""
-        usual = {name: AXES[name].show(AXES[name].unused) for name in CHOSEN_AXES} | UNREMARKABLE
-        told = ((name, axes[name]) for name in CHOSEN_AXES if name in axes and axes[name] != usual[name])
+        told = ((name, axes[name]) for name in CHOSEN_AXES if name in axes and axes[name] != _USUAL[name])
         return cls(backend, tuple(told))
 
     def apply(self, cell: Cell) -> Cell:
@@ -177,8 +178,8 @@ class _Grid:
         ]
 
     def at(self, blocks: int, block_bytes: float) -> Choice:
-        row = self._rows[_below(self._size_limits, block_bytes)]
-        return row[_below(self._count_limits, blocks)]
+        row = self._rows[bisect_left(self._size_limits, block_bytes)]
+        return row[bisect_left(self._count_limits, blocks)]
 
 
 def load_policy(path: Path) -> Policy:
@@ -195,10 +196,6 @@ def _told(error: Exception) -> str:
 def _limits(values: Sequence[int]) -> list[float]:
     """Return between which neighbours the nearest one changes, in ratio."""
     return [math.sqrt(low * high) for low, high in pairwise(values)]
-
-
-def _below(limits: Sequence[float], value: float) -> int:
-    return bisect_left(limits, value)
 
 
 def _nearest(known: Mapping[tuple[float, float], Choice], point: tuple[float, float]) -> Choice:

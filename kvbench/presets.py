@@ -1,24 +1,19 @@
 """The models that come with kvbench, and the choice of models that a config or a command makes."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from kvbench.checks import shown
+from kvbench.checks import hint, shown
 from kvbench.errors import UsageError
 from kvbench.hf_config import geometry_of, read_config_json
 from kvbench.models import Geometry, KvDtype, KvLayout, ModelSwap, model_swap
 from kvbench.shipped import read_toml, shipped_folder
-
-DEFAULT_TP: Final = 1
-DEFAULT_TOKENS: Final = 2048
-DEFAULT_BLOCK_TOKENS: Final = 16
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -58,14 +53,11 @@ class ModelChoice:
         if self.kv_dtype is not None:
             geometry = msgspec.structs.replace(geometry, dtype=_one_of(KvDtype, "kv_dtype", self.kv_dtype))
         layout = KvLayout.PER_LAYER if self.layout is None else _one_of(KvLayout, "layout", self.layout)
-        ranks = DEFAULT_TP if self.tp is None else self.tp
-        return model_swap(
-            geometry,
-            tp=int(match[2]) if match else ranks,
-            tokens=DEFAULT_TOKENS if self.tokens is None else self.tokens,
-            block_tokens=DEFAULT_BLOCK_TOKENS if self.block_tokens is None else self.block_tokens,
-            layout=layout,
-        )
+        numbers = {"tp": self.tp, "tokens": self.tokens, "block_tokens": self.block_tokens}
+        if match:
+            numbers["tp"] = int(match[2])
+        given = {name: number for name, number in numbers.items() if number is not None}
+        return model_swap(geometry, layout=layout, **given)
 
 
 def presets() -> Mapping[str, Geometry]:
@@ -84,9 +76,8 @@ def find_model(name_or_path: str) -> Geometry:
         return known[name_or_path]
     if name_or_path.endswith(".json") or "/" in name_or_path:
         return read_config_json(Path(name_or_path))
-    near = difflib.get_close_matches(name_or_path, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "kvbench list models shows them, or give the path of a config.json"
-    raise UsageError(f"model {shown(name_or_path)}: kvbench comes with no such model; {hint}")
+    near = hint(name_or_path, known, "kvbench list models shows them, or give the path of a config.json")
+    raise UsageError(f"model {shown(name_or_path)}: kvbench comes with no such model; {near}")
 
 
 def _one_of(kind: type[Word], name: str, value: object) -> Word:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Final
 
 from kvbench.axes import AXES, axis_named
-from kvbench.checks import check_keys, check_whole, located, shown
+from kvbench.checks import NAME_PATTERN, check_keys, check_whole, located, shown
 from kvbench.errors import UsageError, brief
 from kvbench.filters import Filter, parse_filters
 from kvbench.grammar import AxisValue
@@ -96,7 +96,7 @@ class SweepSpec:
     models: tuple[ModelSwap, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_text("name", self.name, r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "1 to 64 letters, digits, '_', '.' or '-'")
+        _check_text("name", self.name, NAME_PATTERN, "1 to 64 letters, digits, '_', '.' or '-'")
         _check_line("question", self.question)
         _check_text("device", self.device, r"auto|cpu|cuda(:[0-9]{1,3})?", "auto, cpu, cuda or cuda:N")
         check_whole("seed", self.seed, 0, _MAX_SEED)

@@ -142,10 +142,10 @@ class Worker:
             taken = measure(self._bench, backend, cell, request.sampling, seed, self._faults.for_cell(cell))
         except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
             return _failure(request, error)
-        return _visit(request, taken)
+        return _visit(request, cell, taken)
 
 
-def _visit(request: MeasureCell, taken: Measurement) -> Visit:
+def _visit(request: MeasureCell, cell: Cell, taken: Measurement) -> Visit:
     def column(name: str) -> list[float]:
         return [round(getattr(sample, name), 3) for sample in taken.samples]
 
@@ -159,7 +159,7 @@ def _visit(request: MeasureCell, taken: Measurement) -> Visit:
             **{name: column(name) for name in Samples.__struct_fields__ if name.endswith("_us")},
             pending_before=flags("pending_before"),
             pending_after=flags("pending_after"),
-            depth_held=flags("depth_held") if Cell.from_strings(request.cell).queued else None,
+            depth_held=flags("depth_held") if cell.queued else None,
         ),
         stopped_by=taken.stopped_by,
         path=taken.path.value,
