@@ -4,6 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pytest
 
@@ -12,7 +13,7 @@ from kvbench.backends.auto import DEFAULTS
 from kvbench.policy import Chooser, Policy, load_policy
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
-from tests.unit import synthetic
+from tests.unit import markdown, synthetic
 from tests.unit.command import BRIEF, error_line, failures, kvbench, records, tiny
 
 AXES = {"blocks": "4,64", "block_size": "1KiB,16KiB"}
@@ -224,16 +225,7 @@ def test_the_defaults_take_the_copy_engine_for_large_blocks_and_a_kernel_for_man
 
 def report(folder: Path, times: list[tuple[Cell, float, str | None]]) -> str:
     visits = [
-        Visit(
-            cell=cell.as_strings(),
-            round=0,
-            samples=synthetic.samples(cell, time_us, noise=0.0),
-            stopped_by="target",
-            path="copy engine",
-            calls=1,
-            verified_bytes=1,
-            chosen=chosen,
-        )
+        msgspec.structs.replace(synthetic.visit(cell, time_us, noise=0.0), chosen=chosen, verified_bytes=1)
         for cell, time_us, chosen in times
     ]
     run = load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *visits]))
@@ -259,7 +251,7 @@ def test_auto_is_held_against_the_best_of_the_others(tmp_path: Path) -> None:
             *contest(32768, 110.0, "sm sms=2"),
         ],
     )
-    section = text.partition("## The backend auto against the best of the others")[2].partition("\n## ")[0]
+    section = markdown.section(text, "## The backend auto against the best of the others")
     assert "in 2 of 4 cells (50.0%)" in section
     assert "At worst it reached 0.80 of its speed: h2d, an idle stream, N = 1\N{NO-BREAK SPACE}024 of 16" in section
     assert "it chose batched order=any and sm sms=2 was fastest" in section
@@ -273,7 +265,7 @@ def test_auto_is_held_against_the_best_of_the_others(tmp_path: Path) -> None:
 
 def test_a_hostile_choice_stays_text(tmp_path: Path) -> None:
     text = report(tmp_path, contest(4096, 200.0, "<script>|![x](http://evil.example)"))
-    section = text.partition("## The backend auto against the best of the others")[2].partition("\n## ")[0]
+    section = markdown.section(text, "## The backend auto against the best of the others")
     assert "<script>" not in section
     assert "![x](" not in section
 

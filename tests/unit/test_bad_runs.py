@@ -6,22 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from kvbench.cli.report import register
+from kvbench.cli.main import app
 from kvbench.errors import ExitCode, RunDirectoryError
 from kvbench.report.build import report_files
 from kvbench.results import Run, load_run
 from tests.unit import synthetic
-
-
-@pytest.fixture
-def app() -> typer.Typer:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app)
-    return app
 
 
 def good_run(path: Path) -> Path:
@@ -53,7 +44,7 @@ def nowhere(path: Path) -> Path:
     [(newer_run, "newer kvbench (schema 99"), (journal_without_a_field, "journal line 1"), (nowhere, "no such folder")],
 )
 def test_what_can_be_read_is_reported_and_the_rest_named(
-    app: typer.Typer, tmp_path: Path, make: Callable[[Path], Path], said: str
+    tmp_path: Path, make: Callable[[Path], Path], said: str
 ) -> None:
     good, bad, out = good_run(tmp_path / "good"), make(tmp_path / "bad"), tmp_path / "out"
     done = CliRunner().invoke(app, ["report", str(bad), str(good), "-o", str(out)])
@@ -66,7 +57,7 @@ def test_what_can_be_read_is_reported_and_the_rest_named(
     assert "- A run: " in text.partition("## Not in this report")[2]
 
 
-def test_json_names_what_cannot_be_read(app: typer.Typer, tmp_path: Path) -> None:
+def test_json_names_what_cannot_be_read(tmp_path: Path) -> None:
     runs = [str(good_run(tmp_path / "good")), str(newer_run(tmp_path / "bad"))]
     done = CliRunner().invoke(app, ["report", *runs, "-o", str(tmp_path / "out"), "--json"])
     said = json.loads(done.stdout)
@@ -74,7 +65,7 @@ def test_json_names_what_cannot_be_read(app: typer.Typer, tmp_path: Path) -> Non
     assert any("schema 99" in warning for warning in said["warnings"])
 
 
-def test_a_run_that_cannot_be_read_alone_leaves_no_report(app: typer.Typer, tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_read_alone_leaves_no_report(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(newer_run(tmp_path / "bad")), "-o", str(tmp_path / "out")])
     assert isinstance(done.exception, RunDirectoryError)
     assert not (tmp_path / "out").exists()

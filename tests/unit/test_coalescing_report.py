@@ -8,7 +8,7 @@ from kvbench.axes import Cell, Direction, Order
 from kvbench.patterns import Pattern
 from kvbench.report.build import report_files
 from kvbench.results import Visit, load_run
-from tests.unit import synthetic
+from tests.unit import markdown, synthetic
 
 TITLE = "## Merging adjacent descriptors: what it costs and saves"
 
@@ -25,7 +25,7 @@ def visit(pattern: str, coalesce: bool, swap_us: float, merging_us: float) -> Vi
 
 def section(folder: Path, visits: list[Visit]) -> str:
     run = load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *visits]))
-    return report_files([run])["report.md"].decode().partition(TITLE)[2].partition("\n## ")[0]
+    return markdown.section(report_files([run])["report.md"].decode(), TITLE)
 
 
 def test_the_time_of_merging_counts_against_what_it_saves(tmp_path: Path) -> None:

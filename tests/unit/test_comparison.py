@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
 from scipy.stats import mannwhitneyu
 
 from kvbench.axes import Cell
@@ -19,6 +18,7 @@ from kvbench.report.build import report_files
 from kvbench.results import Record, Run, RunInfo, load_run
 from kvbench.stats import rank_sum_probability
 from tests.unit import synthetic
+from tests.unit.markdown import plain, tokens
 
 ROUNDS = 6
 HOSTILE = (
@@ -46,7 +46,7 @@ def run(
 
 
 def report(*runs: Run) -> str:
-    return report_files(runs)["report.md"].decode().replace("\N{NO-BREAK SPACE}", " ")
+    return plain(report_files(runs)["report.md"].decode())
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_what_two_runs_of_one_build_may_differ_by_is_no_difference(tmp_path: Pat
     little = points["block_bytes"] <= 4096
     assert set(points.loc[little, "verdict"]) == {"drift"}
     assert set(points.loc[~little, "verdict"]) == {"slower"}
-    text = files["report.md"].decode().replace("\N{NO-BREAK SPACE}", " ")
+    text = plain(files["report.md"].decode())
     assert f"{little.sum()} apart by no more than 5%, as runs of one build may be, 0 inside the noise." in text
 
 
@@ -136,8 +136,7 @@ def test_both_runs_are_in_the_chart_and_its_points(tmp_path: Path, cells: list[C
 def test_the_identity_of_a_stranger_stays_text(tmp_path: Path, cells: list[Cell], bad: str) -> None:
     info = synthetic.info(bad, kvbench=bad, identity={bad: bad, "gpu_name": bad}, command=[bad], created=bad)
     text = report(run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info))
-    found = MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
-    parts = [token for parent in found for token in (parent, *(parent.children or []))]
+    parts = list(tokens(text))
     kinds = {token.type for token in parts}
     assert "## Comparison of runs" in text
     assert not kinds & {"html_block", "html_inline", "hr"}

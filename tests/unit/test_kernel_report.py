@@ -22,7 +22,7 @@ from kvbench.report.pairing import pairings
 from kvbench.report.selection import QUEUE, SERIES, SIDE_AXES, pin
 from kvbench.report.view import View, views_of
 from kvbench.results import Record, Run, RunInfo, load_run
-from tests.unit import synthetic
+from tests.unit import markdown, synthetic
 
 BULK, LANES = "bulk-8x6x4KiB", "lanes-16x8x4KiB"
 # GB/s of a device that does not exist: the rule is the slowest, so that its figures are nobody else's
@@ -64,7 +64,7 @@ def csv(files: dict[str, bytes], name: str) -> pd.DataFrame:
 
 
 def plain(text: bytes) -> str:
-    return text.decode().replace("\N{NO-BREAK SPACE}", " ")
+    return markdown.plain(text.decode())
 
 
 def table(text: str, title: str) -> str:
@@ -209,7 +209,7 @@ def test_merging_is_compared_within_a_shape_and_a_number_of_sms(tmp_path: Path) 
         for kernel in (RULE, BULK)
     ]
     text = plain(report_files([make(tmp_path, measured(*cells))])["report.md"]).replace("\\", "")
-    section = text.partition("## Merging adjacent descriptors")[2].partition("\n## ")[0]
+    section = markdown.section(text, "## Merging adjacent descriptors")
     assert section.count("| shuffled |") == 4
     for sms in (1, 2):
         for kernel in (RULE, BULK):

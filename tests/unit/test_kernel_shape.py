@@ -45,7 +45,8 @@ def test_what_no_kernel_can_be_is_refused(text: str, why: str) -> None:
 
 
 def test_the_axis_takes_a_shape_or_leaves_it_to_the_rule() -> None:
-    values = Cell.from_strings({"backend": "sm", "direction": "h2d", "blocks": "4", "block_size": "4KiB"} | rest())
+    asked = {"backend": "sm", "direction": "h2d", "blocks": "4", "block_size": "4KiB"}
+    values = Cell.from_strings(asked | {"stream_state": "idle", "pattern": "shuffled"})
     assert values.kernel == "rule"
     assert "kernel" not in values.as_strings()
     shaped = Cell.from_strings(values.as_strings() | {"kernel": "bulk-8x6x4096"})
@@ -53,12 +54,6 @@ def test_the_axis_takes_a_shape_or_leaves_it_to_the_rule() -> None:
     assert "kernel=bulk-8x6x4KiB" in shaped.label
     with pytest.raises(UsageError, match=r"axis kernel=bulk-8x6: .* or rule$"):
         Cell.from_strings(values.as_strings() | {"kernel": "bulk-8x6"})
-
-
-def rest() -> dict[str, str | None]:
-    return {"stream_state": "idle", "pattern": "shuffled", "memory": None, "order": None, "sms": None} | dict.fromkeys(
-        ("descriptors_per_call", "coalesce", "overlap")
-    )
 
 
 @pytest.mark.parametrize("largest_bytes", [1, 656, 1024, 1025, 2048, 4096, 1 << 20])

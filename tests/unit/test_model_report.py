@@ -14,6 +14,7 @@ from kvbench.report import markdown as md
 from kvbench.report.build import report_files
 from kvbench.results import Record, load_run
 from tests.unit import synthetic
+from tests.unit.markdown import plain
 
 MODELS = ("llama-3-8b", "mistral-7b", "llama-3-70b@tp4", "gpt-oss-20b", "deepseek-v3")
 # GB/s of a device that does not exist
@@ -51,7 +52,7 @@ def rate(cell: Cell) -> float:
 def report(folder: Path, records: list[Record], models: object) -> str:
     info = synthetic.info(spec={"models": models})
     text = report_files([load_run(synthetic.write_run(folder / "run", records, info))])["report.md"].decode()
-    return text.replace("\N{NO-BREAK SPACE}", " ")
+    return plain(text)
 
 
 def rows_below(text: str, title: str) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from kvbench.report.curves import cliff_curves
 from kvbench.report.tables import cliff_tables
 from kvbench.report.view import View
 from kvbench.results import Record, Run, load_run
-from tests.unit import synthetic
+from tests.unit import markdown, synthetic
 
 TITLE = "## Queue depth: submission time against queued swaps"
 
@@ -49,7 +49,7 @@ def text(files: dict[str, bytes]) -> str:
 
 
 def test_the_table_has_a_row_for_every_depth_and_the_knee_below(text: str) -> None:
-    section = text.partition(TITLE)[2].partition("\n## ")[0]
+    section = markdown.section(text, TITLE)
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
     assert rows[0] == [
         "Queued",

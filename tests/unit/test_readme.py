@@ -24,6 +24,7 @@ from kvbench.gate.verdict import Verdict
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.schema import SAMPLE_COLUMNS
 from tests.unit.command import kvbench
+from tests.unit.markdown import anchors
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -87,12 +88,6 @@ def kvbench_commands() -> list[list[str]]:
 
 def python_blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-
-
-def anchors(document: Path) -> set[str]:
-    """Return the anchors that GitHub gives the headings."""
-    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +214,7 @@ def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https://)([^)\s]+)\)", document.read_text()):
         name, _, anchor = target.partition("#")
         path = document.parent / name if name else document
-        if not path.exists() or (anchor and anchor not in anchors(path)):
+        if not path.exists() or (anchor and anchor not in anchors(path.read_text())):
             dead.append(target)
     assert not dead
 

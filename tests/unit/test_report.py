@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,15 +16,13 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from typer.testing import CliRunner
 
 from kvbench.axes import Cell, Direction, Order, StreamState
-from kvbench.cli.report import register
+from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown as md
 from kvbench.report.build import report_files, write_report
@@ -34,6 +32,7 @@ from kvbench.report.stages import nearest
 from kvbench.report.view import warnings_of
 from kvbench.results import Note, Record, Run, RunInfo, Visit, load_run
 from tests.unit import synthetic
+from tests.unit.markdown import anchors, plain, tokens
 
 HOSTILE = (
     "a|b`c``d",
@@ -61,20 +60,12 @@ def text_of(*runs: Run) -> str:
     return report_files(runs)["report.md"].decode()
 
 
-def tokens(text: str) -> Iterator[Token]:
-    for token in MarkdownIt("commonmark", {"html": True}).enable("table").parse(text):
-        yield token
-        yield from token.children or []
-
-
 def target_of(token: Token) -> str | int | float | None:
     return token.attrGet("src") or token.attrGet("href")
 
 
-def anchors(text: str) -> set[str]:
-    """Return the links to the headings, by the anchors that GitHub gives them."""
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+def links_within(text: str) -> set[str]:
+    return {f"#{anchor}" for anchor in anchors(text)}
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +83,13 @@ def test_the_cliff_is_in_table_chart_and_words(cliff_run: Run) -> None:
         "cliff-cliff.csv",
         "cliff-by-blocks-cliff.svg",
     }
-    text = md_plain(files["report.md"].decode())
+    text = plain(files["report.md"].decode())
     assert "batched h2d, idle stream, N = 10 000: \N{MULTIPLICATION SIGN}5.4" in text
     assert "24 KiB → 28 KiB" in text
     assert "h2d, batched, busy stream: GB/s (share of the ceiling, 55.5 GB/s)" in text
     assert not re.search(r"^- batched (d2h|h2d, busy)", text, re.MULTILINE)
     assert files["cliff-cliff.png"].startswith(b"\x89PNG")
     assert b"<svg" in files["cliff-cliff.svg"]
-
-
-def md_plain(text: str) -> str:
-    return text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_the_name_of_a_cliff_stays_on_the_page(tmp_path: Path) -> None:
@@ -147,7 +134,7 @@ def test_the_same_runs_give_the_same_bytes(cliff_run: Run) -> None:
 def test_images_and_links_are_files_of_the_report(cliff_run: Run, tmp_path: Path) -> None:
     names = {path.name for path in write_report([cliff_run], tmp_path / "out")}
     text = (tmp_path / "out" / "report.md").read_text()
-    assert {target_of(token) for token in tokens(text)} <= {None, *names, *anchors(text)}
+    assert {target_of(token) for token in tokens(text)} <= {None, *names, *links_within(text)}
 
 
 def test_cells_without_figures_say_why(tmp_path: Path) -> None:
@@ -165,7 +152,7 @@ def test_order_deltas_know_the_noise(tmp_path: Path) -> None:
         return synthetic.gbps_of(cell) * (1.04 if faster else 1)
 
     records = [visit for number in range(12) for visit in order_round(number, rate)]
-    text = md_plain(text_of(make(tmp_path, records)))
+    text = plain(text_of(make(tmp_path, records)))
     assert "STREAM against ANY: GPU time (batched, idle stream)" in text
     assert "| Dir | Blocks | BlkSize | STREAM med us | ANY med us | Delta [95%] |" in text
     h2d = re.findall(r"^\| h2d \| .* \|$", text, re.MULTILINE)
@@ -184,7 +171,7 @@ def test_what_disturbs_a_whole_visit_is_no_difference(tmp_path: Path) -> None:
         for number in range(12)
         for visit in order_round(number, lambda cell: synthetic.gbps_of(cell) * random.uniform(0.85, 1.15))
     ]
-    rows = re.findall(r"^\| [hd]2[hd] \| .* \|$", md_plain(text_of(make(tmp_path, records))), re.MULTILINE)
+    rows = re.findall(r"^\| [hd]2[hd] \| .* \|$", plain(text_of(make(tmp_path, records))), re.MULTILINE)
     assert sum("≈" in row for row in rows) >= 0.85 * len(rows) > 0
 
 
@@ -200,14 +187,14 @@ def order_round(number: int, rate: Callable[[Cell], float] = synthetic.gbps_of) 
 def test_the_knee_is_marked(tmp_path: Path) -> None:
     run = make(tmp_path, [*synthetic.ceilings(), *synthetic.visits(synthetic.ladder_cells())])
     files = report_files([run])
-    text = md_plain(files["report.md"].decode())
+    text = plain(files["report.md"].decode())
     assert {"sm-ladder-run.png", "sm-ladder-run.svg", "sm-ladder-run.csv"} <= set(files)
     assert re.search(r"^\| 4 \| \*\*48\.\d\*\* \|", text, re.MULTILINE)
     assert "| knee | 4 | 4 | 4 | 4 | 4 | 4 |" in text
 
 
 def test_the_threshold_names_winners_and_crossovers(cliff_run: Run) -> None:
-    text = md_plain(text_of(cliff_run))
+    text = plain(text_of(cliff_run))
     assert "h2d, batched on an idle stream, N = 10 000: GB/s" in text
     assert re.search(r"^\| 16 KiB \| 4\.\d+ \| 5\.\d+ \| \*\*4\d\.\d\*\* \|$", text, re.MULTILINE)
     assert "from per\\_block to batched between 24 KiB and 28 KiB" in text
@@ -218,7 +205,7 @@ def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
     """A kernel measured on an idle stream alone says nothing about a busy one, where another clock counts."""
     idle = [cell for cell in synthetic.cliff_cells() if cell.backend == "batched" or cell.stream_state == "idle"]
     files = report_files([make(tmp_path, [*synthetic.visits(idle)])])
-    text = md_plain(files["report.md"].decode())
+    text = plain(files["report.md"].decode())
     assert "batched on an idle stream, N =" in text
     assert "batched on a busy stream, N =" not in text
     assert set(pd.read_csv(io.BytesIO(files["crossover-map-triton-run.csv"]))["stream_state"]) == {"idle"}
@@ -226,7 +213,7 @@ def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
 
 def test_equally_fast_backends_are_undecided(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "per_block"]
-    text = md_plain(text_of(make(tmp_path, [*synthetic.visits(cells, lambda _: 20.0, noise=0.3)])))
+    text = plain(text_of(make(tmp_path, [*synthetic.visits(cells, lambda _: 20.0, noise=0.3)])))
     assert re.search(r"^\| 16 KiB \| ≈ [\d.]+ \| ≈ [\d.]+ \|$", text, re.MULTILINE)
     assert "batched against triton: undecided at 1 KiB, 2 KiB" in text
 
@@ -258,7 +245,7 @@ def test_strings_of_a_run_stay_text_in_the_map(tmp_path: Path, bad: str) -> None
 
 
 def test_the_stages_of_a_swap_add_up(cliff_run: Run) -> None:
-    text = md_plain(text_of(cliff_run))
+    text = plain(text_of(cliff_run))
     rows = re.findall(r"^\| (\w+) \| ([\d ]+) \| (\d+) KiB \| (.*) \|$", text.replace("\\_", "_"), re.MULTILINE)
     assert len(rows) == 2 * 3 * 2 * 3
     for _, _, _, figures in rows:
@@ -375,7 +362,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
     text = files["report.md"].decode()
 
     assert all(char.isprintable() or char in "\n\N{NO-BREAK SPACE}\N{WORD JOINER}" for char in text)
-    own = {None, *files, *anchors(text)}
+    own = {None, *files, *links_within(text)}
     headings = 0
     for token in tokens(text):
         assert token.type not in {"html_block", "html_inline", "code_block", "hr", "s_open"}, token
@@ -440,21 +427,13 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
             write_report([run], out)
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app)
-    return app
-
-
-def test_the_command_writes_beside_the_run(app: typer.Typer, cliff_run: Run) -> None:
+def test_the_command_writes_beside_the_run(cliff_run: Run) -> None:
     done = CliRunner().invoke(app, ["report", str(cliff_run.path)], catch_exceptions=False)
     assert done.exit_code == 0
     assert (cliff_run.path / "report" / "report.md").exists()
 
 
-def test_the_command_speaks_json(app: typer.Typer, tmp_path: Path) -> None:
+def test_the_command_speaks_json(tmp_path: Path) -> None:
     run = make(tmp_path, [], synthetic.info(status="interrupted"))
     with (run.path / "journal.jsonl").open("a") as journal:
         journal.write('{"type":"no')
@@ -468,7 +447,7 @@ def test_the_command_speaks_json(app: typer.Typer, tmp_path: Path) -> None:
     ]
 
 
-def test_bad_input_is_an_error_of_the_users(app: typer.Typer, tmp_path: Path) -> None:
+def test_bad_input_is_an_error_of_the_users(tmp_path: Path) -> None:
     run = make(tmp_path, [])
     assert isinstance(CliRunner().invoke(app, ["report", str(tmp_path)]).exception, RunDirectoryError)
     several = CliRunner().invoke(app, ["report", str(run.path), str(run.path)]).exception
@@ -543,7 +522,7 @@ def test_back_to_back_batches_meet_the_kernels_on_a_busy_stream(tmp_path: Path) 
         return 50.0 if cell.queued else synthetic.gbps_of(cell)
 
     files = report_files([make(tmp_path, [*synthetic.visits([*cells, *behind], rate, noise=0.001)])])
-    text = md_plain(files["report.md"].decode())
+    text = plain(files["report.md"].decode())
     table = text.split("h2d, batched back to back, the others on a busy stream, N = 10 000: GB/s")[1]
     assert re.search(r"^\| 4 KiB \| \*\*(?:49|50)\.\d\*\* \|", table, re.MULTILINE)
     assert "behind one queued swap of its kind" in table

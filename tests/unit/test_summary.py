@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvbench.axes import Cell, Direction, Order, StreamState
 from kvbench.report.model import Report, report_of
 from kvbench.results import Record, Visit, load_run
-from tests.unit import synthetic
+from tests.unit import markdown, synthetic
 
 
 def found(tmp_path: Path, records: Sequence[Record], section: str) -> list[str]:
@@ -21,15 +22,11 @@ def report(tmp_path: Path, records: Sequence[Record]) -> Report:
 
 
 def plain(text: str) -> str:
-    return text.replace("\N{NO-BREAK SPACE}", " ").replace("\\", "")
+    return markdown.plain(text).replace("\\", "")
 
 
 def on_paths(visits: Sequence[Visit], path: Callable[[Cell], str]) -> list[Visit]:
-    return [
-        Visit(**{name: getattr(visit, name) for name in visit.__struct_fields__} | {"path": path(cell)})
-        for visit in visits
-        for cell in [Cell.from_strings(visit.cell)]
-    ]
+    return [msgspec.structs.replace(visit, path=path(Cell.from_strings(visit.cell))) for visit in visits]
 
 
 def inline_below_24_kib(cell: Cell) -> str:
