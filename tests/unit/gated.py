@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -24,6 +25,9 @@ Slowdown = Callable[[Cell], float]
 def same(cell: Cell) -> float:
     del cell
     return 1.0
+
+
+WAYS: Final[tuple[Literal["h2d", "d2h"], ...]] = ("h2d", "d2h")
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,15 @@ def compared(
                         factor = side.factor(cell) * slot * float(np.exp(noise * rng.standard_normal()))
                         yield visit(cell, time_us(cell) * factor, count=3, noise=0.0)
                 yield from side.extra
-                for way in ("h2d", "d2h"):
+                for way in WAYS:
                     us = 5000.0 * side.control * slot * float(np.exp(noise / 4 * rng.standard_normal()))
                     if side.controls:
-                        yield Control(direction=way, round=0, copy_bytes=1 << 28, gpu_us=[us])  # type: ignore[arg-type]
-                    yield Ceiling(direction=way, round=0, swap_bytes=1 << 28, gpu_us=[us])  # type: ignore[arg-type]
+                        yield Control(direction=way, round=0, copy_bytes=1 << 28, gpu_us=[us])
+                    yield Ceiling(direction=way, round=0, swap_bytes=1 << 28, gpu_us=[us])
 
             created = f"2026-11-20T10:{2 * number + place:02}:00Z"
             path = Path(f"{number:02}-{'ab'[which]}")
-            fields: dict[str, object] = {"created": created, "device": {"name": "cuda:0", "kind": "cuda"}}
+            fields: dict[str, Any] = {"created": created, "device": {"name": "cuda:0", "kind": "cuda"}}
             runs[which].append(Run(path, info(**(fields | side.changes)), list(records()), [], CellIndex()))
     return runs
 
