@@ -33,9 +33,8 @@ def find_queue_knee(times: Mapping[int, Quartiles]) -> QueueKnee | None:
     """
     depths = sorted(times)
     shallow = [times[depth] for depth in depths[:SHALLOW]]
-    if len(depths) <= SHALLOW or median(part.median for part in shallow) <= 0:
+    if len(depths) <= SHALLOW or (shallow_us := median(part.median for part in shallow)) <= 0:
         return None
-    shallow_us = median(part.median for part in shallow)
     noise_us = max(part.high for part in shallow)
     return next(
         (

@@ -13,7 +13,7 @@ from kvbench.report.layout import Grid, Panel, Words, plain
 from kvbench.report.palette import Ink
 from kvbench.report.plot import LinePlot, MapPlot
 from kvbench.report.tables import INCLUDES, Table
-from kvbench.report.view import HOST_COPIES, View, sample_words
+from kvbench.report.view import HOST_COPIES, View, ceiling_of, sample_words
 
 DIRECTIONS: Final = ("h2d", "d2h")
 _POINT_COLUMNS: Final = (
@@ -117,12 +117,10 @@ def panel_row(curves: Curves, panel: int, words: str = "") -> list[Panel]:
     measured = curves.measured
     ways = [way for way in DIRECTIONS if (measured["direction"] == way).any()]
     return [
-        Panel(f"{way}{words}", [curve for curve in curves.at(panel) if curve.direction == way], ceiling)
+        Panel(
+            f"{way}{words}",
+            [curve for curve in curves.at(panel) if curve.direction == way],
+            ceiling_of(measured[measured["direction"] == way]),
+        )
         for way in ways
-        for ceiling in [_ceiling(measured[measured["direction"] == way])]
     ]
-
-
-def _ceiling(cells: pd.DataFrame) -> float | None:
-    known = cells["ceiling_gbps"].dropna()
-    return None if known.empty else float(known.iloc[0])

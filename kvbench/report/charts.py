@@ -153,7 +153,7 @@ def _mark_cliff(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
     first, last = ax.get_xlim()
     across = math.log2(middle / first) / math.log2(last / first)
     ax.annotate(
-        f"{curve.backend}, {curve.words}: {sign}{cliff.height:.1f}, {sizes}",
+        f"{curve.label}: {sign}{cliff.height:.1f}, {sizes}",
         (middle, 1),
         xycoords=("data", "axes fraction"),
         xytext=(0, -2 - _LABEL_POINTS * place),
@@ -175,7 +175,7 @@ def _mark_knee(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
     rate = dict(zip(curve.x, curve.gbps, strict=True))[count]
     ax.plot([count], [rate], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
     ax.annotate(
-        f"{curve.backend}, {curve.words}: knee at {count} SM{'s' if count > 1 else ''}",
+        f"{curve.label}: knee at {count} SM{'s' if count > 1 else ''}",
         (1, 0),
         xycoords="axes fraction",
         xytext=(-4, 5 + _LABEL_POINTS * place),

@@ -6,10 +6,12 @@ import pandas as pd
 
 from kvbench.report import markdown as md
 from kvbench.report.blocks import Block
+from kvbench.report.ratios import time_ratio
 from kvbench.report.selection import SERIES, SIDE_AXES
 from kvbench.report.tables import Row, Table, rows_of, swap_quartiles
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
+from kvbench.stats import Quartiles
 
 _SHAPE: Final = ("blocks", "block_bytes", "pattern")
 _SHARED: Final = (*SERIES, *(axis for axis in SIDE_AXES if axis not in (*_SHAPE, "coalesce")))
@@ -47,11 +49,11 @@ def _row(row: Row) -> list[str]:
     off, on = (swap_quartiles(row, f"_{way}") for way in _WAYS)
     merging = float(row["coalesce_us_median_on"])
     saved = 1 - (on.median + merging) / off.median
-    undecided = off.low <= on.high + merging and on.low + merging <= off.high
+    whole = Quartiles(on.low + merging, on.median + merging, on.high + merging)
     return [
         md.escape(row["pattern"]),
         md.count(row["blocks"]),
         md.size(row["block_size_off"]),
         *map(md.figure, (off.median, on.median, merging)),
-        f"{'≈ ' if undecided else ''}{saved:+.0%}",
+        f"{'' if time_ratio(whole, off).decided else '≈ '}{saved:+.0%}",
     ]

@@ -17,7 +17,6 @@ from kvbench.report.selection import SIDE_AXES, STATES
 from kvbench.report.tables import INCLUDES, Row, Table, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.stats import DRIFT
-from kvbench.units import format_size
 
 _MOST_CELLS: Final = 40
 _WORDS: Final = {
@@ -204,7 +203,7 @@ def _cliff_grid(curves: Sequence[Curve], main: int) -> Grid:
 
 def _ladder_grid(curves: Sequence[Curve]) -> Grid:
     rows = {
-        f"{md.size(format_size(size))} blocks, {state} stream": [
+        f"{md.bytes_size(size)} blocks, {state} stream": [
             curve for curve in curves if (curve.panel, curve.state) == (size, state)
         ]
         for size in sorted({curve.panel for curve in curves})

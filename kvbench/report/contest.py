@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pandas as pd
 
+from kvbench.fitting import timed
 from kvbench.report.selection import QUEUE, STATES, Pinned, pin
+from kvbench.report.tables import rows_of, swap_quartiles
 from kvbench.report.view import View
 from kvbench.stats import Quartiles
 
@@ -79,16 +80,13 @@ def back_to_back(view: View) -> list[Contest]:
     return found
 
 
+def a_stream(state: str) -> str:
+    """Return the state of a stream, or of a contest, in words."""
+    words = {"idle": "an idle stream", BACK_TO_BACK: f"a busy stream, {BATCHED} back to back"}
+    return words.get(state, "a busy stream")
+
+
 def _arm(cells: pd.DataFrame, backend: str, state: str) -> Arm | None:
     own = cells[(cells["backend"] == backend) & (cells["stream_state"] == state)]
-    times = _times(own[own["status"] == "ok"])
+    times = {(int(row["block_bytes"]), int(row["blocks"])): swap_quartiles(row) for row in rows_of(timed(own))}
     return Arm(backend, own, times) if times else None
-
-
-def _times(measured: pd.DataFrame) -> Mapping[Shape, Quartiles]:
-    columns = ["block_bytes", "blocks", "swap_us_q1", "swap_us_median", "swap_us_q3"]
-    return {
-        (int(size), int(blocks)): Quartiles(float(low), float(median), float(high))
-        for size, blocks, low, median, high in measured[columns].itertuples(index=False)
-        if np.isfinite([low, median, high]).all() and low > 0
-    }

@@ -38,6 +38,11 @@ class Curve:
         return f"{self.state} stream" if self.run is None else f"run {self.run[1]}"
 
     @property
+    def label(self) -> str:
+        """The line's name, not escaped."""
+        return f"{self.backend}, {self.words}"
+
+    @property
     def gbps(self) -> Sequence[float]:
         return [float(value) for value in self.points["gbps"]]
 

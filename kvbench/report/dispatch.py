@@ -7,19 +7,18 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.crossovers import leaders
 from kvbench.fitting import choice_of, timed, tried
 from kvbench.policy import AUTO
 from kvbench.report import markdown as md
 from kvbench.report.blocks import Block
+from kvbench.report.contest import a_stream
+from kvbench.report.ratios import time_ratio
 from kvbench.report.tables import Row, Table, rows_of, swap_quartiles
 from kvbench.report.view import View
-from kvbench.units import format_size
 
 CLOSE: Final = 0.97
 _MOST_SHOWN: Final = 12
 _POINT: Final = ["direction", "stream_state", "block_bytes", "blocks"]
-_STATES: Final = {"idle": "an idle", "busy": "a busy"}
 _INCLUDES: Final = (
     "Time of the fastest other backend over that of auto, both medians of swap_us: 1 where auto is as fast, below 1 "
     "where it is slower. The fastest is the lowest of several medians, which noise alone makes lower than auto's"
@@ -80,17 +79,17 @@ def verdicts(cells: pd.DataFrame) -> list[Verdict]:
 
 
 def _verdict(auto: Row, best: Row) -> Verdict:
-    times = {"auto": swap_quartiles(auto), "best": swap_quartiles(best)}
+    auto_time, best_time = swap_quartiles(auto), swap_quartiles(best)
     return Verdict(
         direction=str(auto["direction"]),
         state=str(auto["stream_state"]),
         block_bytes=int(auto["block_bytes"]),
         blocks=int(auto["blocks"]),
-        auto_us=times["auto"].median,
+        auto_us=auto_time.median,
         chosen=auto["chosen"] if isinstance(auto["chosen"], str) else "",
-        best_us=times["best"].median,
+        best_us=best_time.median,
         best=str(choice_of(best)),
-        undecided=len(leaders(times)) > 1,
+        undecided=not time_ratio(best_time, auto_time).decided,
     )
 
 
@@ -119,17 +118,17 @@ def _findings(view: View, found: Sequence[Verdict]) -> list[str]:
 
 
 def _where(verdict: Verdict) -> str:
-    size = md.size(format_size(verdict.block_bytes))
-    return f"{verdict.direction}, {_STATES[verdict.state]} stream, N = {md.count(verdict.blocks)} of {size}"
+    size = md.bytes_size(verdict.block_bytes)
+    return f"{verdict.direction}, {a_stream(verdict.state)}, N = {md.count(verdict.blocks)} of {size}"
 
 
 def _ratios(view: View, cells: pd.DataFrame, kind: Sequence[Verdict]) -> Table:
     grid = {(verdict.block_bytes, verdict.blocks): verdict for verdict in kind}
     sizes, counts = (sorted({point[place] for point in grid}) for place in (0, 1))
-    rows = [[md.size(format_size(size)), *(_ratio(grid.get((size, count))) for count in counts)] for size in sizes]
+    rows = [[md.bytes_size(size), *(_ratio(grid.get((size, count))) for count in counts)] for size in sizes]
     direction, state = kind[0].direction, kind[0].state
     shown = cells[(cells["direction"] == direction) & (cells["stream_state"] == state)]
-    title = f"{direction}, {_STATES[state]} stream: time of the best / time of auto"
+    title = f"{direction}, {a_stream(state)}: time of the best / time of auto"
     header = ("Block size", *(f"N = {md.count(count)}" for count in counts))
     return Table(title, header, rows, [_MARKS], view.caption(shown, _INCLUDES))
 
@@ -149,7 +148,7 @@ def _misses(view: View, cells: pd.DataFrame, missed: Sequence[Verdict]) -> Table
             verdict.direction,
             verdict.state,
             md.count(verdict.blocks),
-            md.size(format_size(verdict.block_bytes)),
+            md.bytes_size(verdict.block_bytes),
             md.figure(verdict.auto_us),
             md.escape(verdict.chosen),
             md.figure(verdict.best_us),

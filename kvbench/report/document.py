@@ -9,7 +9,7 @@ from kvbench.report import markdown as md
 from kvbench.report.blocks import Block, Chart
 from kvbench.report.model import Part, Report
 from kvbench.report.summary import Sentence
-from kvbench.report.view import HOST_COPIES, View, warnings_of
+from kvbench.report.view import HOST_COPIES, View, ceiling_of, warnings_of
 from kvbench.results import COLUMNS, Note
 
 _MOST_FAILURES: Final = 50
@@ -58,8 +58,8 @@ def _head(views: Sequence[View]) -> str:
 
 
 def _ceiling(frame: pd.DataFrame, way: str) -> str:
-    known = frame.loc[frame["direction"] == way, "ceiling_gbps"].dropna()
-    return md.ABSENT if known.empty else md.figure(float(known.iloc[0]))
+    gbps = ceiling_of(frame[frame["direction"] == way])
+    return md.ABSENT if gbps is None else md.figure(gbps)
 
 
 def _warnings(views: Sequence[View]) -> str:

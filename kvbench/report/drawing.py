@@ -3,7 +3,8 @@
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from multiprocessing import forkserver, get_context
 from types import TracebackType
 from typing import Final, Self
@@ -23,14 +24,12 @@ class Pictures(Mapping[str, bytes]):
 
     def __init__(self) -> None:
         self._pictures: dict[str, Picture] = {}
-        self._drawn: dict[str, Mapping[str, bytes]] = {}
-        self._begun: dict[str, Future[Mapping[str, bytes]]] = {}
         self._pool: ProcessPoolExecutor | None = None
         self._processes = min(_MOST, len(os.sched_getaffinity(0)))
 
     def begin(self, stem: str, picture: Picture) -> None:
         """Draw the files `stem`.png and `stem`.svg by calling `picture`, which can be pickled, now or later."""
-        self._pictures[stem] = picture
+        self._pictures[stem] = cache(picture)
         if self._processes > 1:
             try:
                 self._pool = self._pool or ProcessPoolExecutor(
@@ -39,14 +38,11 @@ class Pictures(Mapping[str, bytes]):
             except OSError:  # no semaphores, as in a container without /dev/shm: one process has to do
                 self._processes = 1
             else:
-                self._begun[stem] = self._pool.submit(_draw, picture)
+                self._pictures[stem] = self._pool.submit(picture).result
 
     def __getitem__(self, name: str) -> bytes:
         stem, _, suffix = name.rpartition(".")
-        if stem not in self._drawn:
-            picture = self._pictures[stem]
-            self._drawn[stem] = self._begun[stem].result() if stem in self._begun else picture()
-        return self._drawn[stem][suffix]
+        return self._pictures[stem]()[suffix]
 
     def __iter__(self) -> Iterator[str]:
         return (f"{stem}.{suffix}" for stem in self._pictures for suffix in SUFFIXES)
@@ -65,7 +61,3 @@ class Pictures(Mapping[str, bytes]):
     ) -> None:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
-
-
-def _draw(picture: Picture) -> Mapping[str, bytes]:
-    return picture()

@@ -2,19 +2,29 @@
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 
-from kvbench.crossovers import leaders
 from kvbench.errors import UsageError
 from kvbench.models import KvDtype, KvLayout, ModelSwap, swaps_from_plain
 from kvbench.report import markdown as md
-from kvbench.report.contest import BATCHED
+from kvbench.report.contest import BATCHED, a_stream
+from kvbench.report.ratios import Ratio, time_ratio
 from kvbench.report.selection import STATES, Pinned, pin
-from kvbench.report.tables import INCLUDES, Footnotes, Row, Table, rate, rows_of, settings, shown, swap_quartiles
+from kvbench.report.tables import (
+    INCLUDES,
+    Footnotes,
+    Row,
+    Table,
+    mark_fastest,
+    rate,
+    rows_of,
+    settings,
+    shown,
+    swap_quartiles,
+)
 from kvbench.report.view import View
-from kvbench.units import format_size
 
 SINGLE: Final = "per_block"
 _SPEED_UP: Final = "Speed-up"
@@ -27,23 +37,23 @@ _WORDS: Final = (
 )
 _RATIO: Final = f"Speed-up: median time of {SINGLE} over that of {BATCHED}; ≈ where their quartiles overlap"
 _MARKS: Final = "**Bold**: the fastest; ≈: not told apart from it, quartiles overlap"
+_KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRows:
-    """The cells of a run's models in one direction, failed and skipped ones too."""
+    """The cells of a run's models in one direction, failed and skipped ones too; `found` are their rows by `_KEY`."""
 
     view: View
     direction: str
     swaps: Sequence[ModelSwap]
     cells: pd.DataFrame
+    found: Mapping[tuple[Any, ...], Row]
     pinned: Pinned
 
     def row(self, swap: ModelSwap, backend: str, state: str) -> Row | None:
         """Return the row of a model's cell, None where it was not asked for."""
-        cells = _cells_of(self.cells, swap.blocks, swap.block_bytes, swap.pattern)
-        found = rows_of(cells[(cells["backend"] == backend) & (cells["stream_state"] == state)])
-        return found[0] if found else None
+        return self.found.get((backend, state, swap.blocks, swap.block_bytes, swap.pattern))
 
     def caption(self, backends: Sequence[str], states: Sequence[str], includes: str) -> str:
         measured = self.cells[
@@ -64,11 +74,18 @@ def model_rows(view: View) -> list[ModelRows] | str:
         return "it needs a sweep of models: kvbench sweep models, or --model"
     pinned = _pin_each(view.frame, swaps)
     found = [
-        ModelRows(view, way, swaps, cells, pinned)
+        ModelRows(view, way, swaps, cells, _by_key(cells), pinned)
         for way in ("h2d", "d2h")
         if (cells := pinned.cells[pinned.cells["direction"] == way])["status"].eq("ok").any()
     ]
     return found or "none of the run's models has a measured cell"
+
+
+def _by_key(cells: pd.DataFrame) -> dict[tuple[Any, ...], Row]:
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows_of(cells):
+        found.setdefault(tuple(row[name] for name in _KEY), row)
+    return found
 
 
 def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
@@ -94,12 +111,11 @@ def model_tables(rows: ModelRows) -> list[Table]:
     return tables + [_all(rows, state) for state in STATES if _backends(measured, state) - {SINGLE, BATCHED}]
 
 
-def speed_up(single: Row | None, batched: Row | None) -> tuple[float, bool] | None:
-    """Return the time of single copies over that of batched ones and whether they are told apart; None without both."""
+def speed_up(single: Row | None, batched: Row | None) -> Ratio | None:
+    """Return the time of single copies over that of batched ones; None without both."""
     if single is None or batched is None or single["status"] != "ok" or batched["status"] != "ok":
         return None
-    times = {SINGLE: swap_quartiles(single), BATCHED: swap_quartiles(batched)}
-    return times[SINGLE].median / times[BATCHED].median, len(leaders(times)) == 1
+    return time_ratio(swap_quartiles(single), swap_quartiles(batched))
 
 
 def model_findings(rows: ModelRows) -> list[str]:
@@ -107,18 +123,17 @@ def model_findings(rows: ModelRows) -> list[str]:
     return [_finding(rows, state, found) for state in STATES if (found := _speed_ups(rows, state))]
 
 
-def _speed_ups(rows: ModelRows, state: str) -> dict[str, tuple[float, bool]]:
+def _speed_ups(rows: ModelRows, state: str) -> dict[str, Ratio]:
     ratios = {
         _name(swap): speed_up(rows.row(swap, SINGLE, state), rows.row(swap, BATCHED, state)) for swap in rows.swaps
     }
     return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
-def _finding(rows: ModelRows, state: str, found: Mapping[str, tuple[float, bool]]) -> str:
-    ordered = sorted(found, key=lambda name: found[name][0])
+def _finding(rows: ModelRows, state: str, found: Mapping[str, Ratio]) -> str:
+    ordered = sorted(found, key=lambda name: found[name].value)
     ends = " to ".join(f"{_times_words(found[name])} ({name})" for name in dict.fromkeys((ordered[0], ordered[-1])))
-    where = f"{rows.direction} on {'an idle' if state == 'idle' else 'a busy'} stream"
-    return f"By model, {BATCHED} {where} is {ends} as fast as {md.escape(SINGLE)}."
+    return f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} as fast as {md.escape(SINGLE)}."
 
 
 def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> Table:
@@ -164,11 +179,8 @@ def _all(rows: ModelRows, state: str) -> Table:
         times = {
             backend: swap_quartiles(row) for backend, row in found.items() if row is not None and row["status"] == "ok"
         }
-        first = leaders(times) if len(times) > 1 else []
-        texts = {backend: shown(row, notes, _milliseconds) for backend, row in found.items()}
-        for backend in first:
-            texts[backend] = f"**{texts[backend]}**" if len(first) == 1 else f"≈ {texts[backend]}"
-        body.append([_name(swap), md.count(swap.blocks), md.size(format_size(swap.block_bytes)), *texts.values()])
+        texts = mark_fastest({backend: shown(row, notes, _milliseconds) for backend, row in found.items()}, times)
+        body.append([_name(swap), md.count(swap.blocks), md.bytes_size(swap.block_bytes), *texts.values()])
     title = f"{rows.direction}, {state} stream: ms a swap, by model and backend, {_lengths(rows.swaps)}"
     header = ("Model", "N", "Block", *map(md.escape, backends))
     caption = rows.caption(backends, (state,), INCLUDES[state].replace("GB/s", "ms", 1))
@@ -183,7 +195,7 @@ def _geometry(swap: ModelSwap) -> Sequence[str]:
         "MLA" if geometry.kv_parts == 1 else md.count(swap.rank_kv_heads),
         md.count(geometry.head_dim),
         " + ".join(md.count(kind.count) for kind in kinds),
-        md.size(format_size(swap.block_bytes)),
+        md.bytes_size(swap.block_bytes),
         " + ".join(md.count(kind.ids) for kind in kinds),
         md.count(swap.blocks),
     )
@@ -215,6 +227,5 @@ def _milliseconds(row: Row) -> str:
     return md.figure(float(row["swap_us_median"]) / 1e3)
 
 
-def _times_words(ratio: tuple[float, bool]) -> str:
-    value, decided = ratio
-    return f"{'' if decided else '≈ '}{md.TIMES}{md.figure(value)}"
+def _times_words(ratio: Ratio) -> str:
+    return f"{'' if ratio.decided else '≈ '}{md.TIMES}{md.figure(ratio.value)}"

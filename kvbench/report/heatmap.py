@@ -1,6 +1,6 @@
 """The crossover map as a picture: colour and figure say the ratio, hatching that it is undecided, white nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -15,11 +15,10 @@ from matplotlib.transforms import Affine2D, Transform
 from kvbench.report import markdown as md
 from kvbench.report.charts import page, render, spaced, styled
 from kvbench.report.layout import Words, lay_out
-from kvbench.report.palette import is_dark, ratio_colour
+from kvbench.report.palette import RATIO_KEYS, is_dark, ratio_colour
 from kvbench.report.ratios import Ratio, RatioMap
 
 _ROW: Final = 0.21
-_KEYS: Final = (1 / 8, 1 / 2, 1.0, 2.0, 8.0)
 _HATCH: Final = "////"
 _FONT: Final = FontProperties(family="DejaVu Sans", size=7)
 _BEHIND: Final = (0.66, 0.6)
@@ -46,8 +45,7 @@ def ratio_chart(grid: Sequence[Sequence[RatioMap]], words: Words) -> dict[str, b
 
 
 def _draw(ax: Axes, panel: RatioMap, sizes: Sequence[int], counts: Sequence[int], inches_to_pixels: Transform) -> None:
-    contest, kernel = panel.contest, panel.kernel
-    ax.set_title(f"{contest.direction}, {contest.state} stream: batched / {kernel.backend}")
+    ax.set_title(panel.title)
     ax.grid(visible=False)
     places = [((counts.index(count), sizes.index(size)), ratio) for (size, count), ratio in panel.cells.items()]
     decided, undecided = ([place for place in places if place[1].decided is wanted] for wanted in (True, False))
@@ -107,14 +105,7 @@ def _outline(letter: str, left: float) -> Path:
 
 
 def _legend() -> list[Patch]:
-    words: Mapping[float, str] = {
-        _KEYS[0]: "1/8 or less: batched faster",
-        0.5: "1/2",
-        1.0: "1",
-        2.0: "2",
-        _KEYS[-1]: "8 or more: kernel faster",
-    }
-    keys = [Patch(facecolor=ratio_colour(r), edgecolor="#999999", label=words[r]) for r in _KEYS]
+    keys = [Patch(facecolor=ratio_colour(r), edgecolor="#999999", label=words) for r, words in RATIO_KEYS.items()]
     undecided = Patch(
         facecolor=ratio_colour(1.0), edgecolor="#999999", hatch=_HATCH, label="undecided: quartiles overlap"
     )

@@ -5,6 +5,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from kvbench.units import format_size
+
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 ABSENT: Final = "\N{EN DASH}"
 
@@ -52,9 +54,13 @@ def image(alternative: str, name: str) -> str:
 
 
 def link(words: str, heading: str) -> str:
-    """Return a link to a heading of the same document, which is our own, by the anchor that GitHub gives it."""
-    anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-    return f"[{words}](#{anchor})"
+    """Return a link to a heading of the same document, which is our own."""
+    return f"[{words}](#{anchor(heading)})"
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor that GitHub gives the first heading of these words."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def superscript(number: int) -> str:
@@ -77,6 +83,11 @@ def figure(value: float) -> str:
 def size(size_text: str) -> str:
     """Return "4KiB" as people read it: "4 KiB"."""
     return re.sub(r"(\d)([A-Za-z])", "\\1\N{NO-BREAK SPACE}\\2", size_text)
+
+
+def bytes_size(size_bytes: int) -> str:
+    """Return 4096 as "4 KiB"."""
+    return size(format_size(size_bytes))
 
 
 def _break(match: re.Match[str]) -> str:

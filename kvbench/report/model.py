@@ -52,7 +52,7 @@ def report_of(runs: Sequence[Run], begin: Callable[[str, Picture], None], unread
     `unread` says of other runs why they could not be read.
     """
     views = views_of(runs)
-    colours = inks(sorted({backend for view in views for backend in view.frame["backend"]}))
+    colours = inks(backend for view in views for backend in view.frame["backend"])
     parts, missing = [], [f"A run: {md.escape(why)}" for why in unread]
     for section in sections_of(views):
         reasons: dict[str, list[str]] = {}

@@ -10,7 +10,6 @@ from kvbench.report.layout import Grid, Panel, Words
 from kvbench.report.queue import QueueLine
 from kvbench.report.ratios import RatioMap
 from kvbench.report.tables import cliff_words
-from kvbench.units import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +73,9 @@ class LinePlot:
 
 @dataclass(frozen=True, slots=True)
 class MapPlot:
-    """Rows of crossover maps; `words` stand around them, plain; `run` is the label of the cells' run."""
+    """Rows of crossover maps; `words` stand around them, plain."""
 
     words: Words
-    run: str
     grid: Sequence[Sequence[RatioMap]]
 
 
@@ -112,7 +110,7 @@ def _line(curve: Curve, run: str, marks: Sequence[Mark]) -> Line:
     points = curve.points
     return Line(
         run=run if curve.run is None else curve.run[1],
-        label=f"{curve.backend}, {curve.words}",
+        label=curve.label,
         backend=curve.backend,
         dash="dashed" if curve.variant else "solid",
         x=curve.x,
@@ -135,7 +133,7 @@ def _knee_marks(curve: Curve) -> Sequence[Mark]:
 
 
 def _queue_panel(lines: Sequence[QueueLine], run: str) -> LinePanel:
-    title = f"{lines[0].direction}, {md.size(format_size(lines[0].block_bytes))} blocks" if lines else ""
+    title = f"{lines[0].direction}, {md.bytes_size(lines[0].block_bytes)} blocks" if lines else ""
     return LinePanel(title, [_queue_line(line, run) for line in lines], None)
 
 

@@ -13,7 +13,6 @@ from kvbench.report.selection import QUEUE, Pinned, pin
 from kvbench.report.tables import Footnotes, Row, Table, rows_of, settings, shown
 from kvbench.report.view import View
 from kvbench.stats import Quartiles
-from kvbench.units import format_size
 
 MIN_DEPTHS: Final = 4
 INCLUDES: Final = (
@@ -116,9 +115,9 @@ def queue_tables(view: View, queues: Queues) -> list[Table]:
 def queue_findings(queues: Queues) -> list[str]:
     """Return a sentence in Markdown for every line with a knee."""
     return [
-        f"{md.escape(line.label)}, {line.direction} of {_size(line)}: behind {md.count(knee.depth)} queued swaps a "
-        f"submission takes {md.TIMES}{md.figure(knee.height)} as long ({md.figure(knee.shallow_us)} to "
-        f"{md.figure(knee.submit_us)} us)."
+        f"{md.escape(line.label)}, {line.direction} of {md.bytes_size(line.block_bytes)}: behind "
+        f"{md.count(knee.depth)} queued swaps a submission takes {md.TIMES}{md.figure(knee.height)} as long "
+        f"({md.figure(knee.shallow_us)} to {md.figure(knee.submit_us)} us)."
         for line in queues.lines
         if (knee := line.knee)
     ]
@@ -142,7 +141,7 @@ def _table(view: View, lines: Sequence[QueueLine], pinned: Pinned) -> Table:
     body.append(["knee", *(_knee_words(line.knee) for line in lines)])
     cells = pd.concat([line.points for line in lines])
     return Table(
-        f"{lines[0].direction}, {_size(lines[0])} blocks: us a submission against queued swaps",
+        f"{lines[0].direction}, {md.bytes_size(lines[0].block_bytes)} blocks: us a submission against queued swaps",
         ("Queued", *(md.escape(line.label) for line in lines)),
         body,
         [_KNEE, *([_NOT_HELD] if begun else []), *notes.lines],
@@ -156,7 +155,3 @@ def _time(row: Row) -> str:
 
 def _knee_words(knee: QueueKnee | None) -> str:
     return "none" if knee is None else f"**{md.count(knee.depth)}** ({md.TIMES}{md.figure(knee.height)})"
-
-
-def _size(line: QueueLine) -> str:
-    return md.size(format_size(line.block_bytes))

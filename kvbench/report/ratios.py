@@ -17,7 +17,7 @@ _SHOWN: Final = ("sms", "samples", "swap_us_q1", "swap_us_median", "swap_us_q3",
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Time of batched over time of the kernel; `decided` where their quartiles lie apart."""
+    """One time over another; `decided` where their quartiles lie apart."""
 
     value: float
     decided: bool
@@ -30,6 +30,10 @@ class RatioMap:
     contest: Contest
     kernel: Arm
     cells: Mapping[Shape, Ratio]
+
+    @property
+    def title(self) -> str:
+        return f"{self.contest.direction}, {self.contest.state} stream: batched / {self.kernel.backend}"
 
     @property
     def points(self) -> pd.DataFrame:
@@ -61,16 +65,17 @@ def ratio_maps(found: Contests) -> dict[str, Sequence[RatioMap]] | str:
 
 
 def _ratios(ours: Mapping[Shape, Quartiles], theirs: Mapping[Shape, Quartiles]) -> Mapping[Shape, Ratio]:
-    return {shape: _ratio(ours[shape], theirs[shape]) for shape in sorted(ours.keys() & theirs.keys())}
+    return {shape: time_ratio(ours[shape], theirs[shape]) for shape in sorted(ours.keys() & theirs.keys())}
 
 
 def _is_map(cells: Mapping[Shape, Ratio]) -> bool:
     return len(cells) >= MIN_CELLS and all(len({shape[axis] for shape in cells}) > 1 for axis in (0, 1))
 
 
-def _ratio(batched: Quartiles, kernel: Quartiles) -> Ratio:
-    decided = len(leaders({"batched": batched, "kernel": kernel})) == 1
-    return Ratio(batched.median / kernel.median, decided)
+def time_ratio(first: Quartiles, second: Quartiles) -> Ratio:
+    """Return the first time over the second, decided where their quartiles lie apart."""
+    decided = len(leaders({"first": first, "second": second})) == 1
+    return Ratio(first.median / second.median, decided)
 
 
 def _measured(arm: Arm) -> pd.DataFrame:

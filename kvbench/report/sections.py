@@ -33,7 +33,6 @@ from kvbench.report.stages import stage_tables
 from kvbench.report.tables import INCLUDES, cliff_tables, cliff_words, ladder_tables
 from kvbench.report.threshold import threshold_duels, threshold_tables
 from kvbench.report.view import View, sample_words
-from kvbench.units import format_size
 
 
 def order_section(view: View, _: Mapping[str, Ink]) -> Block | str:
@@ -86,7 +85,7 @@ def ladder_section(view: View, inks: Mapping[str, Ink]) -> Block | str:
     if isinstance(curves, str):
         return curves
     sizes = curves.panels()
-    grid = [panel_row(curves, size, f", {md.size(format_size(size))} blocks") for size in spread(sizes, _MOST_LADDERS)]
+    grid = [panel_row(curves, size, f", {md.bytes_size(size)} blocks") for size in spread(sizes, _MOST_LADDERS)]
     left_out = _left_out(sizes, _MOST_LADDERS)
     subject = f"GB/s against the SM count, N = {md.count(curves.main)} blocks{left_out}"
     drawn = line_chart("sm-ladder", subject, view, curves, grid, pictures.sm_chart, ladder_plot, inks)
@@ -161,7 +160,7 @@ def _map(view: View, kernel: str, panels: Sequence[RatioMap], found: Contests) -
     files = {"csv": points.to_csv(index=False).encode()}
     stem = f"crossover-map-{kernel}-{view.label}"
     picture = partial(pictures.ratio_chart, grid, words)
-    return Chart(stem, alternative(view, md.escape(subject)), files, picture, MapPlot(words, view.label, grid))
+    return Chart(stem, alternative(view, md.escape(subject)), files, picture, MapPlot(words, grid))
 
 
 def _queue_chart(view: View, queues: queue.Queues, inks: Mapping[str, Ink]) -> Chart:

@@ -6,24 +6,17 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.kernel_shape import RULE
+from kvbench.axes import AXES, UNREMARKABLE
 from kvbench.results.frame import unqueued
 
 SERIES: Final = ("backend", "direction", "stream_state")
 STATES: Final = ("idle", "busy")
-SIDE_AXES: Final = ("pattern", "memory", "order", "sms", "descriptors_per_call", "coalesce", "overlap", "kernel")
 _SHAPE: Final = ("stream_state", "blocks", "block_bytes")
 QUEUE: Final = ("queued", "streams")
+SIDE_AXES: Final = tuple(name for name in AXES if name not in {*SERIES, "blocks", "block_size", *QUEUE})
 # Side axes that came later, and what a cell that leaves them out has there: it does so that its id stays as it was.
-LATER: Final = {"kernel": RULE}
-_PREFERRED: Final = LATER | {
-    "pattern": "shuffled",
-    "memory": "allocated",
-    "order": "stream",
-    "descriptors_per_call": "all",
-    "coalesce": "off",
-    "overlap": "off",
-}
+LATER: Final = {name: str(AXES[name].unused) for name in SIDE_AXES if AXES[name].unused is not None}
+_PREFERRED: Final = LATER | UNREMARKABLE | {"order": "stream"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from kvbench.report import markdown as md
 from kvbench.report.selection import Pinned, pin
 from kvbench.report.tables import Row, Table, rows_of, settings
 from kvbench.report.view import View
-from kvbench.units import format_size
 
 Shape = tuple[int, int]
 
@@ -98,4 +97,4 @@ def _stand_ins(near: Mapping[Shape, Shape]) -> list[str]:
 
 
 def _shape(shape: Shape) -> str:
-    return f"N = {md.count(shape[0])} of {md.size(format_size(shape[1]))}"
+    return f"N = {md.count(shape[0])} of {md.bytes_size(shape[1])}"

@@ -7,13 +7,12 @@ from typing import Final
 
 from kvbench.crossovers import crossovers
 from kvbench.report import markdown as md
-from kvbench.report.contest import BACK_TO_BACK, BATCHED
+from kvbench.report.contest import BATCHED, a_stream
 from kvbench.report.curves import MIN_SIZES, Curve, Curves
 from kvbench.report.orders import OrderContest, OrderPair
 from kvbench.report.threshold import Duels, duel_winners
 from kvbench.results.frame import BETWEEN
 from kvbench.stats import Ratio
-from kvbench.units import format_size
 
 _OTHER: Final = ""  # stands for the one that batched is held against
 
@@ -43,10 +42,10 @@ def cliff_sentences(curves: Sequence[Curve]) -> list[str]:
         heights = [c.cliff.height for c in same if c.cliff]
         counts = [c.panel for c in same]
         other = [c for c in long if (c.backend, c.direction) == (backend, direction) and c.state != state]
-        none = f"; on {_a_stream(other[0].state)} there is none" if other and not any(c.cliff for c in other) else ""
+        none = f"; on {a_stream(other[0].state)} there is none" if other and not any(c.cliff for c in other) else ""
         found.append(
-            f"{md.escape(backend)} {direction} on {_a_stream(state)} {'jumps up' if rises else 'drops'} between "
-            f"{_size(below)} and {_size(above)}, by {md.TIMES}{_span(heights, md.figure)} "
+            f"{md.escape(backend)} {direction} on {a_stream(state)} {'jumps up' if rises else 'drops'} between "
+            f"{md.bytes_size(below)} and {md.bytes_size(above)}, by {md.TIMES}{_span(heights, md.figure)} "
             f"(N = {_span(counts, md.count)}), {path_words(same)}{none}."
         )
     return found
@@ -67,7 +66,7 @@ def ladder_sentences(curves: Curves) -> list[str]:
         knees: dict[int, list[str]] = {}
         for curve in group:
             if curve.knee is not None:
-                knees.setdefault(curve.knee, []).append(f"{curve.direction} {_size(curve.panel)}")
+                knees.setdefault(curve.knee, []).append(f"{curve.direction} {md.bytes_size(curve.panel)}")
         last = max(curve.x[-1] for curve in group)
         parts = [
             f"{count} SM{'s' * (count > 1)}{' (the most measured)' * (count == last)} for {', '.join(shapes)}"
@@ -75,7 +74,7 @@ def ladder_sentences(curves: Curves) -> list[str]:
         ]
         if parts:
             found.append(
-                f"{md.escape(backend)} on {_a_stream(state)}, N = {md.count(curves.main)}, is within 5% of its best "
+                f"{md.escape(backend)} on {a_stream(state)}, N = {md.count(curves.main)}, is within 5% of its best "
                 f"from {'; '.join(parts)}."
             )
     return found
@@ -92,7 +91,7 @@ def threshold_sentences(duels: Duels) -> list[str]:
         parts = [_duel(dict(winners), names) for winners, names in alike.items()]
         if parts:
             found.append(
-                f"{contest.direction} on {_a_stream(contest.state)}, N = {md.count(duels.blocks)}: {'; '.join(parts)}."
+                f"{contest.direction} on {a_stream(contest.state)}, N = {md.count(duels.blocks)}: {'; '.join(parts)}."
             )
     return found
 
@@ -103,7 +102,7 @@ def order_sentences(contests: Iterable[OrderContest]) -> list[str]:
     for contest in contests:
         ways = {way: [pair for pair in contest.pairs if pair.direction == way] for way in ("h2d", "d2h")}
         parts = [f"{way} {_order(pairs)}" for way, pairs in ways.items() if pairs]
-        head = f"ANY instead of STREAM for {md.escape(contest.backend)} on {_a_stream(contest.state)}"
+        head = f"ANY instead of STREAM for {md.escape(contest.backend)} on {a_stream(contest.state)}"
         found.append(f"{head}: {'; '.join(parts)}.")
     return found
 
@@ -122,9 +121,10 @@ def _duel(fastest: Mapping[int, str | None], names: Sequence[str]) -> str:
     if not changes:
         return f"{before} {'at every size' if len(decided) == len(fastest) else 'wherever the noise lets it be told'}"
     after = ", ".join(
-        f"{others if change.after == _OTHER else BATCHED} from {_size(change.above_bytes)} on" for change in changes
+        f"{others if change.after == _OTHER else BATCHED} from {md.bytes_size(change.above_bytes)} on"
+        for change in changes
     )
-    return f"{before} up to {_size(changes[0].below_bytes)}, {after}"
+    return f"{before} up to {md.bytes_size(changes[0].below_bytes)}, {after}"
 
 
 def _order(pairs: Sequence[OrderPair]) -> str:
@@ -163,12 +163,3 @@ def _span(values: Sequence[float], show: Callable[[float], str]) -> str:
 
 def _percent(share: float) -> str:
     return f"{share:+.1%}"
-
-
-def _a_stream(state: str) -> str:
-    words = {"idle": "an idle stream", BACK_TO_BACK: f"a busy stream, {BATCHED} back to back"}
-    return words.get(state, "a busy stream")
-
-
-def _size(size_bytes: int) -> str:
-    return md.size(format_size(size_bytes))

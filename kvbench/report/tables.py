@@ -1,18 +1,18 @@
 """What every table of a report has in common, and those of the cliff (T3) and of the SM ladder (T5)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pandas as pd
 
+from kvbench.crossovers import leaders
 from kvbench.report import markdown as md
 from kvbench.report.curves import MIN_SIZES, Curve, Curves
 from kvbench.report.selection import Pinned
-from kvbench.report.view import View
+from kvbench.report.view import View, ceiling_of
 from kvbench.stats import Quartiles
-from kvbench.units import format_size
 
 Row = dict[str, Any]
 
@@ -57,7 +57,7 @@ def cliff_tables(view: View, curves: Curves) -> list[Table]:
         grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in rows_of(rows)}
         body = [
             [
-                md.size(format_size(size)),
+                md.bytes_size(size),
                 *(shown(grid.get((size, blocks)), notes, _rate_and_share) for blocks in counts),
             ]
             for size in sorted({int(size) for size in rows["block_bytes"]})
@@ -97,7 +97,7 @@ def ladder_tables(view: View, curves: Curves) -> list[Table]:
             body.append([str(count), *(f"**{text}**" if count == curve.knee else text for curve, text in cells)])
         body.append(["knee", *(f"{curve.knee}" for curve in columns)])
         title = f"{md.escape(backend)}, {state} stream, N = {md.count(curves.main)}: GB/s against the SM count"
-        header = ("SMs", *(f"{curve.direction} {md.size(format_size(curve.panel))}" for curve in columns))
+        header = ("SMs", *(f"{curve.direction} {md.bytes_size(curve.panel)}" for curve in columns))
         lines = ["**Bold**: the knee, the first SM count within 5% of the best of its column", *notes.lines]
         measured = rows[rows["status"] == "ok"]
         caption = view.caption(measured, f"{INCLUDES[state]}. {settings(curves.pinned, measured)}")
@@ -111,7 +111,7 @@ def cliff_words(curve: Curve) -> str | None:
     if cliff is None:
         return None
     sign = md.TIMES if cliff.rises else "÷"
-    sizes = f"{md.size(format_size(cliff.below_bytes))} → {md.size(format_size(cliff.above_bytes))}"
+    sizes = f"{md.bytes_size(cliff.below_bytes)} → {md.bytes_size(cliff.above_bytes)}"
     return f"{sign}{md.figure(cliff.height)} at {sizes}"
 
 
@@ -150,6 +150,13 @@ def shown(row: Row | None, notes: Footnotes, show: Callable[[Row], str]) -> str:
     return show(row)
 
 
+def mark_fastest(texts: Mapping[str, str], times: Mapping[str, Quartiles]) -> dict[str, str]:
+    """Return `texts` with the fastest of `times` in bold, or "≈" before all that it is not told apart from."""
+    first = leaders(times) if len(times) > 1 else []
+    marked = {name: f"**{texts[name]}**" if len(first) == 1 else f"≈ {texts[name]}" for name in first}
+    return {**texts, **marked}
+
+
 def rate(row: Row) -> str:
     return md.figure(row["gbps"])
 
@@ -168,8 +175,8 @@ def _of(curves: Curves, direction: str, backend: str, state: str) -> list[Curve]
 
 
 def _ceiling(rows: pd.DataFrame) -> str:
-    known = rows["ceiling_gbps"].dropna()
-    return " not measured" if known.empty else f", {known.iloc[0]:.1f} GB/s"
+    gbps = ceiling_of(rows)
+    return " not measured" if gbps is None else f", {gbps:.1f} GB/s"
 
 
 def settings(pinned: Pinned, cells: pd.DataFrame) -> str:

@@ -6,14 +6,13 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.crossovers import crossovers, leaders, winners
+from kvbench.crossovers import crossovers, winners
 from kvbench.report import markdown as md
 from kvbench.report.contest import BACK_TO_BACK, BATCHED, Arm, Contest, back_to_back, contests
 from kvbench.report.selection import Pinned
-from kvbench.report.tables import INCLUDES, Footnotes, Table, rate, rows_of, settings, shown
+from kvbench.report.tables import INCLUDES, Footnotes, Table, mark_fastest, rate, rows_of, settings, shown
 from kvbench.report.view import View
 from kvbench.stats import Quartiles
-from kvbench.units import format_size
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
@@ -94,8 +93,8 @@ def crossover_words(one: str, other: str, fastest: Mapping[int, str | None]) -> 
     if not decided:
         return f"{head}undecided at {_sizes(open_sizes)}"
     changes = [
-        f"from {md.escape(change.before)} to {md.escape(change.after)} between {_size(change.below_bytes)} and "
-        f"{_size(change.above_bytes)}"
+        f"from {md.escape(change.before)} to {md.escape(change.after)} between {md.bytes_size(change.below_bytes)} and "
+        f"{md.bytes_size(change.above_bytes)}"
         for change in crossovers(fastest)
     ]
     where = "wherever it is decided" if open_sizes else "at every size"
@@ -114,10 +113,7 @@ def _table(view: View, contest: Contest, duels: Duels) -> Table:
         row = {str(row["backend"]): row for row in rows_of(cells[cells["block_bytes"] == size])}
         texts = {arm.backend: shown(row.get(arm.backend), notes, rate) for arm in arms}
         here = {label: found[size] for label, found in times.items() if size in found}
-        marked = leaders(here) if len(here) > 1 else []
-        for label in marked:
-            texts[label] = f"**{texts[label]}**" if len(marked) == 1 else f"≈ {texts[label]}"
-        body.append([_size(size), *texts.values()])
+        body.append([md.bytes_size(size), *mark_fastest(texts, here).values()])
     measured = cells[cells["status"] == "ok"]
     head = f"{contest.direction}, {BATCHED} {_HEADS[contest.state]}"
     lines = [*_crossover_lines(times), _MARKS, *notes.lines]
@@ -145,9 +141,5 @@ def _at(arm: Arm, blocks: int) -> dict[int, Quartiles]:
     return {size: times for (size, count), times in arm.times.items() if count == blocks}
 
 
-def _size(size_bytes: int) -> str:
-    return md.size(format_size(size_bytes))
-
-
 def _sizes(sizes: list[int]) -> str:
-    return ", ".join(map(_size, sizes))
+    return ", ".join(map(md.bytes_size, sizes))

@@ -148,6 +148,12 @@ def _numbered(name: str) -> Iterator[str]:
     yield from (f"{name}-{number}" for number in count(2))
 
 
+def ceiling_of(cells: pd.DataFrame) -> float | None:
+    """Return the ceiling in GB/s of cells of one direction, None where it was not measured."""
+    known = cells["ceiling_gbps"].dropna()
+    return None if known.empty else float(known.iloc[0])
+
+
 def sample_words(cells: pd.DataFrame) -> str:
     """Return how many samples stand behind each of these cells: "30 samples a cell"."""
     least, most = int(cells["samples"].min()), int(cells["samples"].max())

@@ -217,6 +217,3 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     frame["samples"] = frame["samples"].fillna(0)
     kinds: dict[str, Any] = dict.fromkeys(_COLUMNS, "float64") | dict.fromkeys(whole, "Int64")
     return frame.astype(kinds | dict.fromkeys(text, "str"))
-
-
-__all__ = ["TIMES", "long_samples", "summarize"]

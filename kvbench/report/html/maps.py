@@ -7,21 +7,13 @@ from typing import Final
 
 from kvbench.report import markdown as md
 from kvbench.report.html.templates import template
-from kvbench.report.palette import RATIO_OCTAVES, is_dark, ratio_colour
+from kvbench.report.palette import RATIO_KEYS, RATIO_OCTAVES, is_dark, ratio_colour
 from kvbench.report.plot import MapPlot
 from kvbench.report.ratios import RatioMap
 from kvbench.stats import Quartiles
-from kvbench.units import format_size
 
 _STEPS_AN_OCTAVE: Final = 4
 _LAST_STEP: Final = round(_STEPS_AN_OCTAVE * RATIO_OCTAVES)
-_KEYS: Final = {
-    1 / 8: "1/8 or less: batched faster",
-    0.5: "1/2",
-    1.0: "1",
-    2.0: "2",
-    8.0: "8 or more: kernel faster",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +38,7 @@ class MapTable:
 def map_figure(plot: MapPlot, stem: str) -> str:
     """Return the HTML of a map's figure."""
     tables = [_table(panel) for row in plot.grid for panel in row]
-    keys = [(_step(ratio), words) for ratio, words in _KEYS.items()]
+    keys = [(_step(ratio), words) for ratio, words in RATIO_KEYS.items()]
     return template("map.html").render(stem=stem, words=plot.words, tables=tables, keys=keys)
 
 
@@ -63,9 +55,8 @@ def map_style() -> str:
 
 def _table(panel: RatioMap) -> MapTable:
     sizes, counts = (sorted({shape[axis] for shape in panel.cells}) for axis in (0, 1))
-    rows = [(md.size(format_size(size)), [_tile(panel, size, count) for count in counts]) for size in reversed(sizes)]
-    title = f"{panel.contest.direction}, {panel.contest.state} stream: batched / {panel.kernel.backend}"
-    return MapTable(title, [md.count(count) for count in counts], rows)
+    rows = [(md.bytes_size(size), [_tile(panel, size, count) for count in counts]) for size in reversed(sizes)]
+    return MapTable(panel.title, [md.count(count) for count in counts], rows)
 
 
 def _tile(panel: RatioMap, size: int, count: int) -> Tile | None:
@@ -78,7 +69,7 @@ def _tile(panel: RatioMap, size: int, count: int) -> Tile | None:
     }
     said = "; ".join(f"{backend} {_words(time)}" for backend, time in times.items())
     verdict = "" if ratio.decided else "; undecided: the quartiles overlap"
-    words = f"{md.count(count)} blocks of {md.size(format_size(size))}: {said}{verdict}"
+    words = f"{md.count(count)} blocks of {md.bytes_size(size)}: {said}{verdict}"
     return Tile(_step(ratio.value), md.figure(ratio.value), words, ratio.decided)
 
 

@@ -4,7 +4,6 @@ Two fences stand between a run's strings and the page: markdown.py escaped them 
 from Markdown at all; of links only anchors of the page remain.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,6 +12,8 @@ from typing import Final
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+
+from kvbench.report import markdown as md
 
 _MARKDOWN: Final = MarkdownIt("commonmark", {"html": False}).enable("table")
 
@@ -77,7 +78,7 @@ def _name_headings(tokens: Sequence[Token]) -> list[Heading]:
         if opening.type != "heading_open":
             continue
         text = _words(inline)
-        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        slug = md.anchor(text)
         anchor = next(name for name in chain([slug], (f"{slug}-{n}" for n in count(1))) if name not in used)
         used.add(anchor)
         opening.attrSet("id", anchor)
