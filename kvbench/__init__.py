@@ -1,3 +1,39 @@
-"""kvbench measures how KV-cache blocks move between host memory and a GPU, on the machine at hand."""
+"""kvbench measures how KV-cache blocks move between host memory and a GPU, on the machine at hand.
 
-__version__ = "0.1.0"
+What a notebook or a back end of another package imports comes from here. Names load on first use: reading runs needs
+neither a GPU nor torch nor the compiled module, and back ends do.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from kvbench._version import __version__
+
+if TYPE_CHECKING:
+    from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
+    from kvbench.cells.cell import Cell
+    from kvbench.results import Run, load_run
+
+__all__ = [
+    "Backend",
+    "Cell",
+    "Mechanism",
+    "PreparedSwap",
+    "Run",
+    "SwapRequest",
+    "__version__",
+    "load_run",
+]
+
+_HOMES: Final = {
+    "kvbench.backends.base": ("Backend", "Mechanism", "PreparedSwap", "SwapRequest"),
+    "kvbench.cells.cell": ("Cell",),
+    "kvbench.results": ("Run", "load_run"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

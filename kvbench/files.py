@@ -1,16 +1,19 @@
-"""Files that may come from a stranger, read without following anything; files written whole or not at all."""
+"""Files: a stranger's read without following anything, ours written whole, those that come with kvbench."""
 
 import errno
 import os
 import stat
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
-from kvbench.errors import RunDirectoryError, StorageError
+from kvbench.errors import RunDirectoryError, StorageError, UsageError
 
+MAX_FILE_BYTES: Final = 2**20
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
 
 
@@ -80,6 +83,34 @@ def raise_if_no_room(path: Path, error: OSError) -> None:
         raise StorageError(f"{path} cannot be written: {error.strerror}; what was measured before is kept") from None
 
 
-def printable(text: object) -> str:
-    """Return `text` as one line that is safe on a terminal: what does not print becomes U+FFFD."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in str(text))
+def shipped_folder() -> Path:
+    """Return the folder of what comes with kvbench: configs, and below it the presets of models."""
+    checkout = Path(__file__).resolve().parents[1]
+    # First, since an editable install also holds a copy, as old as the installation.
+    if (checkout / "pyproject.toml").is_file() and (checkout / "configs").is_dir():
+        return checkout / "configs"
+    packaged = resources.files("kvbench") / "configs"
+    assert isinstance(packaged, Path)
+    return packaged
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the table of a TOML file; raises UsageError that says why it cannot be read, without its name."""
+    with read_as("TOML"):
+        if path.is_dir():
+            raise UsageError("is a directory, not a TOML file")
+        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+            raise UsageError("is not a TOML file of at most 1 MiB")
+        return tomllib.loads(path.read_bytes().decode())
+
+
+@contextmanager
+def read_as(language: str) -> Iterator[None]:
+    """Turn what goes wrong inside, when a file is read and parsed as `language`, into a UsageError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"cannot be read as {language}: {reason}") from None
+    except RecursionError:
+        raise UsageError(f"cannot be read as {language}: nested too deep") from None

@@ -1,4 +1,4 @@
-"""Checks of what a user or a file says, each with the one line that refuses it."""
+"""Text from users and files: names, hints, checks with the one line that refuses, and lines that are safe to show."""
 
 import difflib
 import json
@@ -53,3 +53,8 @@ def located(where: str) -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
+
+
+def printable(text: object) -> str:
+    """Return `text` as one line that is safe on a terminal: what does not print becomes U+FFFD."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in str(text))

@@ -12,8 +12,9 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Final
 
-from kvbench.axes import Cell, Direction, StreamState
-from tests.unit import synthetic
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
+from tests import synthetic
 
 SIZES: Final = [int(kib * 1024) for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)]
 COUNTS: Final = (16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 10_000, 20_000, 50_000, 100_000, 200_000)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kvbench.axes import Cell
+from kvbench.cells.cell import Cell
 from kvbench.results import Failure, Record, Skip, Visit, load_run
 
 KVBENCH = Path(sys.executable).with_name("kvbench")
@@ -121,7 +121,7 @@ def workers_of(pid: int) -> list[int]:
             arguments = (entry / "cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError, IndexError):
             continue  # no process, or one that has ended meanwhile
-        if parent == pid and b"kvbench.worker" in arguments:
+        if parent == pid and b"kvbench.measure.worker" in arguments:
             found.append(int(entry.name))
     return found
 

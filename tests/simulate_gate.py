@@ -14,13 +14,14 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.axes import Cell, Direction, StreamState
+from kvbench.analysis.intervals import Floats
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
 from kvbench.gate.controls import ControlTimes
 from kvbench.gate.judge import assess
 from kvbench.gate.judgement import Judgement, Margins, Status
 from kvbench.gate.pairs import Pairs
 from kvbench.gate.verdict import Verdict
-from kvbench.stats import Floats
 
 MARKERS: Final = ("<!-- simulation: begin -->", "<!-- simulation: end -->")
 ROUNDS: Final = 8

@@ -2,10 +2,11 @@
 
 from hypothesis import strategies as st
 
-from kvbench.axes import AXES, Cell, Direction, Memory, Order, StreamState
-from kvbench.facts import QUEUE_AXES, BackendFacts, DeviceFacts
-from kvbench.grammar import AxisValue
-from kvbench.patterns import Pattern, Tensors
+from kvbench.cells.axes import Direction, Memory, Order, StreamState
+from kvbench.cells.axis import AxisValue
+from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts
+from kvbench.cells.pattern import Pattern, Tensors
 
 GIB = 2**30
 

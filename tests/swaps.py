@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.axes import Cell, Direction, StreamState
 from kvbench.backends.base import Backend, SwapRequest
-from kvbench.engine import (
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import (
     DIRECTIONS,
     STREAM_STATES,
     Buffer,
@@ -18,7 +19,8 @@ from kvbench.engine import (
     TimedRegion,
     verify,
 )
-from kvbench.workload import POISON, SwapMemory
+from kvbench.engine.memory import SwapMemory
+from kvbench.measure.workload import POISON
 
 MAX_GAP_BYTES = 40
 SEED = 7

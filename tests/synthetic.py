@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.cell import Cell
 from kvbench.results import Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
 
 CEILING_GBPS = 55.5
@@ -48,7 +49,7 @@ def samples(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, se
 def visit(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, round_: int = 0) -> Visit:
     seed = int(cell.id, 16) % 2**32 + round_
     return Visit(
-        cell=cell.as_strings(),
+        cell_text=cell.as_strings(),
         round=round_,
         samples=samples(cell, swap_us, count, noise, seed),
         stopped_by="target",
@@ -130,11 +131,11 @@ def queue_gbps(cell: Cell) -> float:
 
 
 def failure(cell: Cell, message: str = "CUDA_ERROR_INVALID_VALUE", kind: str = "error") -> Failure:
-    return Failure(cell=cell.as_strings(), round=0, kind=kind, message=message, command=cell.command())  # type: ignore[arg-type]
+    return Failure(cell_text=cell.as_strings(), round=0, kind=kind, message=message, command=cell.command())  # type: ignore[arg-type]
 
 
 def skip(cell: Cell, reason: str = "does not fit in memory") -> Skip:
-    return Skip(cell=cell.as_strings(), reason=reason)
+    return Skip(cell_text=cell.as_strings(), reason=reason)
 
 
 def write_run(path: Path, records: Iterable[Record], info_: RunInfo | None = None) -> Path:

@@ -1,14 +1,19 @@
-"""Where a curve jumps, and where it stops rising."""
+"""What curves show: cliffs (jumps), knees (where they stop rising) and crossovers (where the fastest changes)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Final
 
 import numpy as np
 
+from kvbench.analysis.intervals import Quartiles
+
 MIN_HEIGHT: Final = 1.5
 KNEE_SHARE: Final = 0.95
+SHALLOW: Final = 3
+RISE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +62,77 @@ def knee(sm_counts: Sequence[int], gbps: Sequence[float]) -> int | None:
     finite = [(count, rate) for count, rate in zip(sm_counts, gbps, strict=True) if np.isfinite(rate)]
     best = max((rate for _, rate in finite), default=0.0)
     return min((count for count, rate in finite if rate >= KNEE_SHARE * best), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Crossover:
+    """`before` is fastest up to `below_bytes`, `after` from `above_bytes` on; any size in between is undecided."""
+
+    below_bytes: int
+    above_bytes: int
+    before: str
+    after: str
+
+
+def leaders(times: Mapping[str, Quartiles]) -> list[str]:
+    """Return the names that this noise does not tell apart from the fastest, by their medians: one where it is decided.
+
+    An arm is told apart when its lower quartile lies above the upper quartile of the arm with the smallest median.
+    """
+    ordered = sorted(times, key=lambda name: (times[name].median, name))
+    return [name for name in ordered if times[name].low <= times[ordered[0]].high]
+
+
+def winners(arms: Mapping[str, Mapping[int, Quartiles]]) -> dict[int, str | None]:
+    """Return the fastest arm at every size that all arms have, ascending; None where it is undecided."""
+    common = sorted(set[int].intersection(*(set(times) for times in arms.values()))) if arms else []
+    found: dict[int, str | None] = {}
+    for size in common:
+        first, *others = leaders({name: times[size] for name, times in arms.items()})
+        found[size] = None if others else first
+    return found
+
+
+def crossovers(fastest: Mapping[int, str | None]) -> Sequence[Crossover]:
+    """Return where the winner changes, from `winners`; sizes in any order."""
+    decided = [(size, name) for size, name in sorted(fastest.items()) if name is not None]
+    return [
+        Crossover(below, above, before, after)
+        for (below, before), (above, after) in pairwise(decided)
+        if before != after
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKnee:
+    """The first `depth` at which a submission takes much longer than on a shallow queue; both times in microseconds."""
+
+    depth: int
+    submit_us: float
+    shallow_us: float
+
+    @property
+    def height(self) -> float:
+        return self.submit_us / self.shallow_us
+
+
+def find_queue_knee(times: Mapping[int, Quartiles]) -> QueueKnee | None:
+    """Return the first depth at which a submission takes more than `RISE` times as long as on a shallow queue, or None.
+
+    `times` are the quartiles of the submission's time, by the number of swaps that were queued before it. The
+    `SHALLOW` smallest depths are the shallow queue: its time is the median of their medians. A depth counts when its
+    lower quartile is beyond that and above the upper quartile of every shallow depth.
+    """
+    depths = sorted(times)
+    shallow = [times[depth] for depth in depths[:SHALLOW]]
+    if len(depths) <= SHALLOW or (shallow_us := median(part.median for part in shallow)) <= 0:
+        return None
+    noise_us = max(part.high for part in shallow)
+    return next(
+        (
+            QueueKnee(depth, times[depth].median, shallow_us)
+            for depth in depths[SHALLOW:]
+            if times[depth].low > max(RISE * shallow_us, noise_us)
+        ),
+        None,
+    )

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from kvbench.axes import Direction, StreamState
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest, facts_of, load_backends
-from kvbench.engine import Device
-from kvbench.facts import BackendFacts, DeviceFacts
-from kvbench.policy import AUTO, Choice, Chooser, Policy, Table
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.facts import BackendFacts, DeviceFacts
+from kvbench.engine.device import Device
+from kvbench.tune.table import AUTO, Choice, Chooser, Policy, Table
 from kvbench.units import KIB
 
 # Runs on any device, by single copies where the driver has no batched one.

@@ -10,12 +10,12 @@ from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final, Protocol, runtime_checkable
 
-from kvbench.axes import Cell
-from kvbench.engine import Device, Swap
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import DEFAULT_SMS, BackendFacts, DeviceFacts
+from kvbench.engine.device import Device, Swap
+from kvbench.engine.memory import SwapMemory
 from kvbench.errors import UsageError
-from kvbench.facts import DEFAULT_SMS, BackendFacts, DeviceFacts
-from kvbench.policy import Policy
-from kvbench.workload import SwapMemory
+from kvbench.tune.table import Policy
 
 GROUP: Final = "kvbench.backends"
 
@@ -81,7 +81,7 @@ class Backend(Protocol):
     """A way of running swaps.
 
     One that runs on SMs may say with `default_sms` how many it takes when none are named: a number, or a rule as in
-    `kvbench.facts`.
+    `kvbench.cells.facts`.
     """
 
     @property

@@ -3,10 +3,10 @@
 from math import sqrt
 from typing import Final
 
-from kvbench.axes import Direction, Order
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.engine import ACCESS_ORDERS, DIRECTIONS, batched
-from kvbench.facts import QUEUE_AXES, DeviceFacts
+from kvbench.cells.axes import Direction, Order
+from kvbench.cells.facts import QUEUE_AXES, DeviceFacts
+from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, batched
 
 # Up to this size the driver copies on the CPU; seen with driver 580 on an H200, see the cliff in reports/.
 CPU_INLINE_UP_TO_BYTES: Final = 24 * 1024

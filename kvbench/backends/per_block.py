@@ -1,8 +1,8 @@
 """One asynchronous copy a block: what engines did before there was a batched call."""
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.engine import DIRECTIONS, per_block
-from kvbench.facts import QUEUE_AXES, DeviceFacts
+from kvbench.cells.facts import QUEUE_AXES, DeviceFacts
+from kvbench.engine.device import DIRECTIONS, per_block
 
 
 class PerBlock:

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.engine import DIRECTIONS, Device, SmKernel, SmMethod, Swap, sm_copy, sm_copy_tensors
+from kvbench.cells.facts import DeviceFacts, SmsRule
+from kvbench.cells.kernel_shape import RULE, KernelShape
+from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, Swap, sm_copy, sm_copy_tensors
+from kvbench.engine.nvrtc import cached_cubin
 from kvbench.errors import UsageError
-from kvbench.facts import DeviceFacts, SmsRule
-from kvbench.kernel_shape import RULE, KernelShape
-from kvbench.nvrtc import cached_cubin
 from kvbench.units import KIB, MIB
 
 # Two SMs fill the link of an H200; very large swaps, whose blocks miss the GPU's address translation, need four.

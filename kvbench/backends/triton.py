@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from kvbench.axes import Direction
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.engine import DIRECTIONS, Addresses, Buffer, Device, Event, MemoryKind
-from kvbench.facts import DeviceFacts
+from kvbench.cells.axes import Direction
+from kvbench.cells.facts import DeviceFacts
+from kvbench.engine.device import DIRECTIONS, Addresses, Buffer, Device, Event, MemoryKind
 
 WARPS: Final = 8
 PIECE_BYTES: Final = 16 * 1024

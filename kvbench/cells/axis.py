@@ -6,37 +6,67 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError, brief
-from kvbench.patterns import Pattern
-from kvbench.units import parse_size
+from kvbench.units import format_size, parse_size
 
 MAX_AXIS_VALUES: Final = 10_000
 
 AxisValue = str | int | bool | StrEnum | Pattern
 
 
+class Role(StrEnum):
+    """What an axis is to a reader of results."""
+
+    SERIES = "series"  # tells the curves of a chart apart
+    SHAPE = "shape"  # the size of a swap: what curves run over
+    SIDE = "side"  # one value is shown, the others are named
+    QUEUE = "queue"  # a queue in front of the swap: a section of its own
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis: its name on the command line, the cell's field, how one value is read and written.
+    """One axis, whole: what the command line, the plan, results, reports and docs know of it.
 
-    `optional`: a cell without the axis has None. `unused` is what a cell has that makes no use of the axis: None, or a
-    value for which the swap is the same as without the axis.
+    `name` and `field` come from the field of `Cell` that carries the entry. `read` and `write` are the grammar of one
+    value; `ranged` ones are numbers and take ranges. `default` are the values where none are asked for.
+    An axis that not every backend supports is `optional` (a cell without it has None), or has an `unused` value, for
+    which the swap is the same as without the axis; `noun` completes "… has no". `cuda_only` ones need a GPU.
+    `chosen` ones may be set by a policy. `usual` is the value that goes without saying. The summary holds a `number` as
+    such, everything else as text.
     """
 
-    name: str
-    field: str
-    read: Callable[[str], AxisValue]
-    write: Callable[[AxisValue], str]
     help: str
     example: str
+    read: Callable[[str], AxisValue]
+    write: Callable[[AxisValue], str] = str
+    default: tuple[AxisValue, ...] = ()
+    role: Role = Role.SIDE
     ranged: bool = False
     optional: bool = False
     unused: AxisValue | None = None
+    noun: str = ""
+    cuda_only: bool = False
+    chosen: bool = False
+    usual: str | None = None
+    number: bool = False
+    name: str = ""
+    field: str = ""
 
     @property
-    def heeded(self) -> bool:
-        """Whether it is for a backend to heed the axis or not; one that does not is measured with `unused`."""
+    def depends_on_backend(self) -> bool:
+        """Whether a backend may lack the axis; one that does is measured with `unused`."""
         return self.optional or self.unused is not None
+
+    @property
+    def later(self) -> bool:
+        """Whether cells leave the axis out where they do not use it, so that their ids stay as they were before it."""
+        return self.unused is not None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the summary: the value as text, and as a number where that is another column."""
+        return (self.name,) if self.name == self.field else (self.name, self.field)
 
     def parse_one(self, text: str) -> AxisValue:
         """Read one value; raises UsageError that names the axis, the value and what would be right."""
@@ -121,6 +151,16 @@ def block_size(text: str) -> int:
     if not 1 <= size <= 2**34:
         raise ValueError("not a size from 1B to 16GiB")
     return size
+
+
+def size(value: AxisValue) -> str:
+    """Write a size in bytes."""
+    return format_size(int(str(value)))
+
+
+def switch(value: AxisValue) -> str:
+    """Write a switch."""
+    return "on" if value else "off"
 
 
 def word(text: str) -> str:

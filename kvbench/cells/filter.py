@@ -7,19 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvbench.axes import AXES, Cell
+from kvbench.cells.axis import Axis, AxisValue, size
+from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
-from kvbench.grammar import Axis, AxisValue
-from kvbench.units import format_size, parse_size
+from kvbench.units import parse_size
 
 SWAP_BYTES: Final = Axis(
-    "swap_bytes",
-    "swap_bytes",
-    parse_size,
-    lambda v: format_size(int(str(v))),
     "bytes of one swap: blocks x block size",
     "2GiB",
+    parse_size,
+    size,
     ranged=True,
+    name="swap_bytes",
+    field="swap_bytes",
 )
 
 
@@ -29,7 +29,7 @@ def _cell_id(text: str) -> str:
     return text
 
 
-CELL_ID: Final = Axis("cell_id", "id", _cell_id, str, "one cell, by its id in the results", "0123456789ab")
+CELL_ID: Final = Axis("one cell, by its id in the results", "0123456789ab", _cell_id, name="cell_id", field="id")
 _FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES, CELL_ID.name: CELL_ID}
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,

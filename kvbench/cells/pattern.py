@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.facts import pool_rows
+from kvbench.cells.facts import pool_rows
 
 _WORDS: Final = ("shuffled", "contiguous", "reversed")
 _MAX_TERMS: Final = 16

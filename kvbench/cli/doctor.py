@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvbench.doctor import Check, EngineReport, Findings, Status, diagnose, resolve_device
 from kvbench.errors import ExitCode
+from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose, resolve_device
 
 Describe = Callable[[str], EngineReport]
 ProbeUnderLoad = Callable[[str], Mapping[str, Any]]
@@ -19,8 +19,8 @@ def register(app: typer.Typer, describe: Describe, probe_under_load: ProbeUnderL
     """Add the command to `app`.
 
     `describe(device)` asks a process of its own to load everything, so that a driver's crash ends that process and is
-    an answer; `device` is what the user asked for ("auto", "cpu", "cuda:N"). `probe_under_load(device)` returns
-    `kvbench.environment.observe` of a device that copies meanwhile. What either raises becomes part of the checks.
+    an answer; `device` is what the user asked for ("auto", "cpu", "cuda:N"). `probe_under_load(device)` returns what
+    `observe` says of a device that copies meanwhile. What either raises becomes part of the checks.
     """
 
     @app.command(help="Say what stands in the way of good measurements on this machine, and the remedy.")
@@ -42,7 +42,7 @@ def register(app: typer.Typer, describe: Describe, probe_under_load: ProbeUnderL
 
 def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | None) -> Findings:
     """Return the facts for the device that `asked` means; raises UsageError for no device's name."""
-    from kvbench import environment
+    from kvbench.machine import observation as environment
 
     resolve_device(asked, EngineReport(engine_error=None))  # a misspelt device costs no wait
     engine = _described(asked, describe)

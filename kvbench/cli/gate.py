@@ -65,10 +65,10 @@ def rules(
     as_json: AsJson = False,
 ) -> None:
     """Check statements about one run, which hold on any machine of its kind; needs neither GPU nor torch."""
+    from kvbench.gate.output.data import rules_data
+    from kvbench.gate.output.sheet import sheet_of_rules
     from kvbench.gate.rule_check import check_rules
     from kvbench.gate.rules_file import load_rules, shipped_rules
-    from kvbench.report.gate.data import rules_data
-    from kvbench.report.gate.sheet import sheet_of_rules
     from kvbench.results import load_run
 
     to = Destinations(as_json, out, github)
@@ -127,8 +127,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare two builds: slower, not slower, or cannot tell. Exit code 0, 1 or 3; 4 mismatch, 5 failed cells."""
-    from kvbench.report.gate.data import judgement_data
-    from kvbench.report.gate.sheet import sheet_of_judgement
+    from kvbench.gate.output.data import judgement_data
+    from kvbench.gate.output.sheet import sheet_of_judgement
 
     to = Destinations(as_json, out, github)
     to.check()
@@ -156,9 +156,9 @@ def _was_given(ctx: typer.Context, name: str) -> bool:
 
 def _judge(floor: Path | None, margins: tuple[float, float, float], force: bool) -> gate_measure.Judge:
     """Return a function that judges two lists of runs with these options; raises UsageError for unreadable floors."""
+    from kvbench.gate.floors import check_floors, read_floors
     from kvbench.gate.judge import judge
     from kvbench.gate.judgement import Margins
-    from kvbench.paired.floors import check_floors, read_floors
 
     file = read_floors(floor) if floor is not None else None
 
@@ -174,7 +174,7 @@ def _made_before(
     paths: list[Path], after_dashes: int | None, baseline: Path | None
 ) -> tuple["Sequence[Run]", "Sequence[Run]", list[str]]:
     """Return both sides' rounds, paired, and what there is to know of them. Raises UsageError and RunDirectoryError."""
-    from kvbench.paired.pairing import aligned, rounds_of
+    from kvbench.gate.pairing import aligned, rounds_of
     from kvbench.results import load_run
 
     if baseline is not None:

@@ -13,7 +13,7 @@ import typer
 from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvbench.baselines import Baseline
+    from kvbench.gate.baselines import Baseline
     from kvbench.results import Run
 
 Store = Annotated[Path, typer.Option("--store", metavar="DIR", help="The folder of baselines.")]
@@ -32,8 +32,8 @@ def against_baseline(store: Path, runs: "Sequence[Run]") -> tuple["Sequence[Run]
 
     Raises UsageError and MismatchError.
     """
-    from kvbench.baselines import newest_for
-    from kvbench.paired.pairing import rounds_of
+    from kvbench.gate.baselines import newest_for
+    from kvbench.gate.pairing import rounds_of
 
     if not runs:
         raise UsageError(f"--baseline {store}: name the runs to compare with it")
@@ -62,7 +62,7 @@ def baseline_add(
     as_json: AsJson = False,
 ) -> None:
     """Keep verified runs as one baseline: complete ones, without failed cells."""
-    from kvbench.baselines import add
+    from kvbench.gate.baselines import add
     from kvbench.results import load_run
 
     loaded = [load_run(path) for path in runs]
@@ -79,7 +79,7 @@ def baseline_add(
 @baseline_app.command("list")
 def baseline_list(store: Store, as_json: AsJson = False) -> None:
     """List the baselines of a store, the newest first."""
-    from kvbench.baselines import baselines
+    from kvbench.gate.baselines import baselines
 
     found = [_plain(entry) for entry in baselines(store)]
     if as_json:
@@ -96,8 +96,8 @@ def baseline_show(
     as_json: AsJson = False,
 ) -> None:
     """Show one baseline: who added it, when, of which commit, its machine and its run directories."""
-    from kvbench.baselines import find
-    from kvbench.results.files import printable
+    from kvbench.gate.baselines import find
+    from kvbench.text import printable
 
     entry = find(store, key)
     identity = entry.runs()[0].info.identity

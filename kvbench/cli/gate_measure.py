@@ -16,9 +16,9 @@ from kvbench.cli.sweep import default_folder, terminate
 from kvbench.errors import ExitCode, KvbenchError, UsageError
 
 if TYPE_CHECKING:
+    from kvbench.gate.comparison import Rounds
     from kvbench.gate.judgement import Judgement
-    from kvbench.paired.comparison import Rounds
-    from kvbench.paired.sides import Side
+    from kvbench.gate.sides import Side
     from kvbench.results import Run
 
 DEFAULT_SUITE: Final = "gate-suite"
@@ -72,9 +72,9 @@ def measured(base: str, cand: str, plan: Plan, judge: Judge) -> tuple["Judgement
 
     Raises KvbenchError, and typer.Exit after Ctrl-C.
     """
-    from kvbench.paired.comparison import compare
-    from kvbench.paired.pairing import aligned
-    from kvbench.paired.sides import parse_sides
+    from kvbench.gate.comparison import compare
+    from kvbench.gate.pairing import aligned
+    from kvbench.gate.sides import parse_sides
 
     rounds, notes = _prepare(parse_sides(base, cand), plan)
 
@@ -102,10 +102,10 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Measure one build against itself: how far each cell moves when nothing changed, for `compare --floor`."""
+    from kvbench.gate.floors import FLOOR_FILE, floors_of, write_floors
     from kvbench.gate.judge import judge
     from kvbench.gate.judgement import Status
-    from kvbench.paired.floors import FLOOR_FILE, floors_of, write_floors
-    from kvbench.paired.sides import parse_side
+    from kvbench.gate.sides import parse_side
 
     plan = Plan(suite, axis or (), filters or (), device, rounds, seed, out=out, force=force, as_json=as_json)
     chosen = parse_side("--side", side)
@@ -155,12 +155,12 @@ def _interruptible(rounds: "Rounds") -> Iterator[None]:
 def _prepare(sides: "tuple[Side, Side]", plan: Plan) -> tuple["Rounds", list[str]]:
     """Check sides and suite, make the folder; return the rounds to measure and remarks on the sides."""
     from kvbench.cli.gate_progress import TurnLines
-    from kvbench.config import find_config, load_config
-    from kvbench.paired.comparison import Contest, Rounds, check
-    from kvbench.paired.schedule import A, B
-    from kvbench.paired.sides import remarks
-    from kvbench.paired.turn import Suite
-    from kvbench.spec import parse_assignments
+    from kvbench.gate.comparison import Contest, Rounds, check
+    from kvbench.gate.schedule import A, B
+    from kvbench.gate.sides import remarks
+    from kvbench.gate.turn import Suite
+    from kvbench.sweep.config import find_config, load_config
+    from kvbench.sweep.spec import parse_assignments
 
     base, cand = sides
     config = find_config(plan.suite).absolute()

@@ -13,7 +13,7 @@ import typer
 from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvbench.report.gate.sheet import Level, Line, Sheet
+    from kvbench.gate.output.sheet import Level, Line, Sheet
 
 SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 
@@ -34,7 +34,7 @@ class Destinations:
 
 def deliver(sheet: "Sheet", data: Mapping[str, Any], to: Destinations) -> None:
     """Write the outcome everywhere it was asked for; raises UsageError for a file that cannot be written."""
-    from kvbench.report.gate.data import as_json
+    from kvbench.gate.output.data import as_json
 
     if to.folder is not None:
         _write_files(to.folder, sheet, as_json(data))
@@ -49,9 +49,9 @@ def deliver(sheet: "Sheet", data: Mapping[str, Any], to: Destinations) -> None:
 
 
 def _write_files(folder: Path, sheet: "Sheet", json_text: str) -> None:
-    from kvbench.report.gate.junit import junit
-    from kvbench.report.gate.page import COMMENT_BYTES, page
-    from kvbench.results.files import write_whole
+    from kvbench.files import write_whole
+    from kvbench.gate.output.junit import junit
+    from kvbench.gate.output.page import COMMENT_BYTES, page
 
     files = {"gate.json": json_text, "gate.xml": junit(sheet), "gate.md": page(sheet, COMMENT_BYTES)}
     try:
@@ -63,8 +63,8 @@ def _write_files(folder: Path, sheet: "Sheet", json_text: str) -> None:
 
 
 def _tell_github(sheet: "Sheet") -> None:
-    from kvbench.report.gate.github import annotations
-    from kvbench.report.gate.page import SUMMARY_BYTES, page
+    from kvbench.gate.output.github import annotations
+    from kvbench.gate.output.page import SUMMARY_BYTES, page
 
     summary = Path(os.environ[SUMMARY_VARIABLE])
     try:
@@ -78,7 +78,7 @@ def _tell_github(sheet: "Sheet") -> None:
 
 
 def _write_lines(sheet: "Sheet") -> None:
-    from kvbench.results.files import printable
+    from kvbench.text import printable
 
     for line in sheet.loud:
         print(printable(f"{line.verdict:<12}  {line.name}  {_figures(sheet, line)}".rstrip()))
@@ -94,7 +94,7 @@ def _write_table(sheet: "Sheet") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from kvbench.results.files import printable
+    from kvbench.text import printable
 
     console = Console()
     if sheet.loud:

@@ -7,10 +7,10 @@ from typing import Any, Final, TextIO
 import msgspec
 
 from kvbench.cli.progress import failure_line
-from kvbench.paired.schedule import SideName, Turn
-from kvbench.paired.sides import Side
+from kvbench.gate.schedule import SideName, Turn
+from kvbench.gate.sides import Side
 from kvbench.results import Failure
-from kvbench.results.files import printable
+from kvbench.text import printable
 from kvbench.units import format_duration
 
 NAMES: Final[Mapping[SideName, str]] = {"a": "base", "b": "candidate"}

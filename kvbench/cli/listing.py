@@ -42,7 +42,7 @@ def listing(
 
 
 def _axes() -> list[dict[str, str]]:
-    from kvbench.axes import AXES
+    from kvbench.cells.cell import AXES
 
     return [
         {"axis": axis.name, "help": axis.help, "example": f"-a {axis.name}={axis.example}"} for axis in AXES.values()
@@ -50,13 +50,13 @@ def _axes() -> list[dict[str, str]]:
 
 
 def _configs() -> list[dict[str, str]]:
-    from kvbench.config import load_config, shipped_configs
+    from kvbench.sweep.config import load_config, shipped_configs
 
     return [{"config": name, "question": load_config(path).question} for name, path in shipped_configs().items()]
 
 
 def _backends() -> list[dict[str, str]]:
-    from kvbench.runner import survey
+    from kvbench.run.runner import survey
 
     opened = survey("auto")
     return [
@@ -71,7 +71,7 @@ def _backends() -> list[dict[str, str]]:
 
 def _devices() -> list[dict[str, str]]:
     from kvbench.errors import UsageError
-    from kvbench.runner import survey
+    from kvbench.run.runner import survey
 
     found = []
     for ordinal in range(64):
@@ -84,6 +84,6 @@ def _devices() -> list[dict[str, str]]:
 
 
 def _models() -> list[dict[str, str]]:
-    from kvbench.presets import presets
+    from kvbench.models.presets import presets
 
     return [{"model": name, "geometry": geometry.label} for name, geometry in presets().items()]

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import typer
 
-from kvbench import __version__
+from kvbench._version import __version__
 from kvbench.cli import doctor, gate, listing, policy, report, sweep
-from kvbench.doctor import EngineReport
 from kvbench.errors import ExitCode, KvbenchError, brief
+from kvbench.machine.doctor import EngineReport
 
 # The parser's error for any bad option: typer exports only a subclass of it, and from 0.26 on it is no longer click's.
 _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
@@ -37,14 +37,14 @@ def _root(
 
 
 def _describe(device: str) -> EngineReport:
-    from kvbench.inspection import describe
+    from kvbench.run.inspection import describe
 
     del device  # what loads does not depend on it
     return describe()
 
 
 def _observe_under_load(device: str) -> Mapping[str, Any]:
-    from kvbench.inspection import observe_under_load
+    from kvbench.run.inspection import observe_under_load
 
     return observe_under_load(device)
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _complain(message: str) -> None:
-    from kvbench.results.files import printable
+    from kvbench.text import printable
 
     print(f"kvbench: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
 

@@ -10,7 +10,7 @@ import typer
 from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvbench.policy import Policy, Table
+    from kvbench.tune.table import Policy, Table
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)]
 _Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The policy file to write (TOML).")]
@@ -25,8 +25,8 @@ def register(app: typer.Typer) -> None:
 def policy(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
     """Say which backend was fastest where, and write it down for the backend auto; needs neither GPU nor torch."""
     # pandas takes a second to import, which --help should not wait for
-    from kvbench.fitting import fit_policy
     from kvbench.results import load_run
+    from kvbench.tune.fit import fit_policy
 
     made = fit_policy([load_run(path) for path in runs])
     if output is not None:
@@ -40,7 +40,7 @@ def policy(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from kvbench.results.files import write_whole
+    from kvbench.files import write_whole
 
     try:
         write_whole(path, text.encode())
@@ -74,7 +74,7 @@ def _look_up_us(policy: "Policy") -> float:
     """Return what one look-up takes on this machine, in microseconds: the best of a few rounds."""
     from timeit import repeat
 
-    from kvbench.policy import Chooser
+    from kvbench.tune.table import Chooser
 
     chooser, table, rounds = Chooser(policy), policy.tables[-1], 1000
     wanted = (table.direction, table.stream_state, 3 * table.blocks[-1] // 4, 0.75 * table.block_bytes[-1])

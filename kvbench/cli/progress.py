@@ -11,13 +11,13 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from kvbench.axes import Cell, StreamState
-from kvbench.execution import Observer, Outcome
-from kvbench.plan import Plan, Visit
-from kvbench.protocol import Opened
+from kvbench.cells.axes import StreamState
 from kvbench.results import Failure, Note, Record
 from kvbench.results import Visit as VisitRecord
-from kvbench.runner import Preview
+from kvbench.run.execution import Observer, Outcome
+from kvbench.run.protocol import Opened
+from kvbench.run.runner import Preview
+from kvbench.sweep.plan import Plan, Visit
 from kvbench.units import format_duration, gigabytes_per_second, rough_size
 
 PLAIN_EVERY_S = 10.0
@@ -225,7 +225,7 @@ def preview_lines(preview: Preview) -> list[str]:
 
 def result_line(record: VisitRecord) -> str:
     """Return a visit's result in one line."""
-    cell = Cell.from_strings(record.cell)
+    cell = record.cell
     swap_us = median(getattr(record.samples, StreamState(cell.stream_state).swap_clock))
     gbps = gigabytes_per_second(cell.swap_bytes, swap_us)
     return f"{gbps:6.1f} GB/s {swap_us:12.1f} us  {cell.label}  [{record.path}]"
@@ -233,7 +233,7 @@ def result_line(record: VisitRecord) -> str:
 
 def failure_line(record: Failure) -> str:
     """Return a failure and how to reproduce it."""
-    return f"FAILED ({record.kind}) {Cell.from_strings(record.cell).label}: {record.message}\n  again: {record.command}"
+    return f"FAILED ({record.kind}) {record.cell.label}: {record.message}\n  again: {record.command}"
 
 
 def outcome_lines(outcome: Outcome) -> list[str]:

@@ -10,12 +10,12 @@ from typing import Annotated, Final
 
 import typer
 
-from kvbench.axes import AXES
-from kvbench.config import find_config, load_config, shipped_configs
+from kvbench.cells.cell import AXES
 from kvbench.errors import ExitCode, UsageError
-from kvbench.policy import Policy, load_policy
-from kvbench.presets import ModelChoice, presets
-from kvbench.spec import SweepSpec, parse_assignments
+from kvbench.models.presets import ModelChoice, presets
+from kvbench.sweep.config import find_config, load_config, shipped_configs
+from kvbench.sweep.spec import SweepSpec, parse_assignments
+from kvbench.tune.table import Policy, load_policy
 
 DEFAULT_CONFIG: Final = "quick"
 MODELS_CONFIG: Final = "models"
@@ -102,7 +102,7 @@ def sweep(
 ) -> None:
     """Measure KV block swaps over every axis, into a run directory."""
     from kvbench.cli.progress import make_reporter
-    from kvbench.runner import preview, resume_sweep, start_sweep
+    from kvbench.run.runner import preview, resume_sweep, start_sweep
 
     signal.signal(signal.SIGTERM, terminate)
     reporter = make_reporter(as_json)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench import _engine, nvrtc
+from kvbench import _engine
 from kvbench._engine import (
     AccessOrder,
     BatchEntry,
@@ -33,10 +33,11 @@ from kvbench._engine import (
     sm_copy_tensors,
     verify,
 )
-from kvbench.axes import Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.facts import DeviceFacts
+from kvbench.engine import nvrtc
+from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
-from kvbench.facts import DeviceFacts
-from kvbench.faults import Fault, FaultPlan
 
 __all__ = [
     "ACCESS_ORDERS",

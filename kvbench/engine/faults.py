@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.axes import Cell
+from kvbench.cells.cell import Cell
+from kvbench.cells.filter import Filter, parse_filters
 from kvbench.errors import UsageError
-from kvbench.filters import Filter, parse_filters
 
 KINDS: Final = {
     "error@call": "the N-th copy call of a visit is refused",

@@ -21,7 +21,7 @@ class NvrtcError(KvbenchError):
 
 def kernel_source(file: str) -> str:
     """Return the text of `csrc/kernels/<file>`, from a checkout or from the installed package."""
-    checkout = Path(__file__).parent.parent / "csrc" / "kernels" / file
+    checkout = Path(__file__).parents[2] / "csrc" / "kernels" / file
     # First, since an editable install also holds a copy, as old as the installation.
     if checkout.is_file():
         return checkout.read_text()

@@ -7,11 +7,11 @@ from typing import Any, Final, Protocol
 
 from kvbench.errors import UsageError
 from kvbench.gate.judgement import Judgement
+from kvbench.gate.pairing import partners
 from kvbench.gate.pairs import check_identity
-from kvbench.paired.pairing import partners
-from kvbench.paired.schedule import A, B, SideName, Turn, folder_of, turns
-from kvbench.paired.sides import Build, Side, probe
-from kvbench.paired.turn import Preview, Suite, measure, preview
+from kvbench.gate.schedule import A, B, SideName, Turn, folder_of, turns
+from kvbench.gate.sides import Build, Side, probe
+from kvbench.gate.turn import Preview, Suite, measure, preview
 from kvbench.results import Run, load_run
 
 ROUNDS_FOLDER: Final = "rounds"

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvbench.axes import Direction
+from kvbench.analysis.intervals import MIN_PAIRS, Floats
+from kvbench.cells.axes import Direction
 from kvbench.gate.judgement import Control, Margins
 from kvbench.gate.verdict import Verdict, effects, ratio_of, verdict, without_slot_bias
 from kvbench.results import Run
-from kvbench.results.copies import ceiling_rates
-from kvbench.stats import MIN_PAIRS, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ def control_times(base: Sequence[Run], cand: Sequence[Run]) -> ControlTimes:
     warnings = []
     if not all(set(rates) == set(Direction) for runs in sides for rates in runs):
         warnings = ["not every run has control copies: the engine's own large copies, the ceilings, stand in for them"]
-        sides = [[ceiling_rates(run.records) for run in runs] for runs in (base, cand)]
+        sides = [[run.ceilings() for run in runs] for runs in (base, cand)]
     ways = sorted({way for runs in sides for rates in runs for way in rates})
     if not ways:
         warnings = ["no run has control copies or ceilings: whether the machine was steady is not known"]

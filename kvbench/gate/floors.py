@@ -8,12 +8,13 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from kvbench import __version__
+from kvbench._version import __version__
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
+from kvbench.files import read_capped, write_whole
 from kvbench.gate.judgement import Judgement
-from kvbench.identity import machine_differences
+from kvbench.machine.identity import machine_differences
 from kvbench.results import Run, Scalar
-from kvbench.results.files import printable, read_capped, write_whole
+from kvbench.text import printable
 
 FLOOR_FILE: Final = "floor.json"
 _CAP_BYTES: Final = 64 << 20

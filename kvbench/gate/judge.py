@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from kvbench.analysis.intervals import MIN_PAIRS, Floats
 from kvbench.gate.controls import ControlTimes, control_times, judge_controls
 from kvbench.gate.judgement import Judgement, Margins, Row, Status
 from kvbench.gate.pairs import Pairs, check_identity, pair, slots
@@ -19,7 +20,6 @@ from kvbench.gate.rows import cell_margins, cell_rows, shape_rows
 from kvbench.gate.shape import features
 from kvbench.gate.verdict import Verdict, effects, ratio_of, without_slot_bias
 from kvbench.results import Run
-from kvbench.stats import MIN_PAIRS, Floats
 
 DEFAULT_MARGINS: Final = Margins()
 _WORST_FIRST: Final = list(Verdict)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal
 
-from kvbench.axes import Cell
+from kvbench.analysis.intervals import DRIFT
+from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode
 from kvbench.gate.verdict import Verdict
-from kvbench.stats import DRIFT
 
 Kind = Literal["cell", "cliff height", "cliff position", "crossover"]
 

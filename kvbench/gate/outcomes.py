@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.axes import Cell
+from kvbench.cells.cell import Cell
 from kvbench.results import CellRecord, Run
-from kvbench.results.files import printable
+from kvbench.text import printable
 
 # name in a rule -> column of the summary
 QUANTITIES: Final = {
@@ -41,8 +41,7 @@ def outcomes(run: Run) -> dict[Cell, Outcome]:
 
     A cell with samples but without a verified byte counts as failed: its times are those of copies nobody compared.
     """
-    named = (record.cell for record in run.records if isinstance(record, CellRecord))
-    cells = {run.cells.id(cell): cell for cell in map(run.cells.__getitem__, named)}
+    cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
     found = {}
     for row in run.frame().to_dict("records"):
         cell = cells[str(row["cell_id"])]

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import msgspec
 
-from kvbench.axes import AXES, Cell
+from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError
 from kvbench.results import Failure, Record, Run, Visit
-from kvbench.results.cells import CellIndex
 
 
 def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
@@ -74,14 +73,13 @@ def _by_values(cells: Sequence[Cell], fields: Sequence[str]) -> dict[tuple[objec
 
 def _measured(runs: Iterable[Run]) -> list[Cell]:
     records = (record for run in runs for record in run.records if isinstance(record, Visit | Failure))
-    return list(dict.fromkeys(Cell.from_strings(record.cell) for record in records))
+    return list(dict.fromkeys(record.cell for record in records))
 
 
 def _renamed(run: Run, names: Mapping[Cell, dict[str, str | None]]) -> Run:
     def named(record: Record) -> Record:
         if not isinstance(record, Visit | Failure):
             return record
-        cell = run.cells[record.cell]
-        return msgspec.structs.replace(record, cell=names.get(cell, record.cell))
+        return msgspec.structs.replace(record, cell_text=names.get(record.cell, record.cell_text))
 
-    return replace(run, records=[named(record) for record in run.records], cells=CellIndex())
+    return replace(run, records=[named(record) for record in run.records])

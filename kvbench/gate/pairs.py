@@ -7,13 +7,13 @@ from typing import Final, Literal
 
 import numpy as np
 
-from kvbench.axes import Cell
+from kvbench.analysis.intervals import Floats
+from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, UsageError
 from kvbench.gate.outcomes import Outcome, outcomes
-from kvbench.identity import OF_THE_BUILD, differences
+from kvbench.machine.identity import OF_THE_BUILD, differences
 from kvbench.results import Run
-from kvbench.results.files import printable
-from kvbench.stats import Floats
+from kvbench.text import printable
 
 SideName = Literal["base", "cand"]
 _SHOWN: Final = 3

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvbench.axes import AXES, Cell, command_of
+from kvbench.analysis.intervals import MIN_PAIRS, Floats
+from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.gate.judgement import Margins, Row
 from kvbench.gate.pairs import Pairs
 from kvbench.gate.shape import Feature
 from kvbench.gate.verdict import Effects, Verdict, effects, ratio_of, row_medians, verdict
-from kvbench.stats import MIN_PAIRS, Floats
 
 
 def cell_margins(base_us: Floats, floors: Floats, margins: Margins) -> Floats:

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kvbench.axes import AXES, Cell
-from kvbench.cliffs import find_cliff
-from kvbench.crossovers import crossovers, winners
+from kvbench.analysis.curves import crossovers, find_cliff, winners
+from kvbench.analysis.intervals import Quartiles
+from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import ExitCode
 from kvbench.gate.outcomes import QUANTITIES, Outcome, outcomes
 from kvbench.gate.rows import curve_command
 from kvbench.gate.rules import CEILING, Bound, Cells, CrossoverBetween, NoCliff, Rule
 from kvbench.gate.shape import MIN_SIZES, curves_of, of_the_swap
 from kvbench.results import Run
-from kvbench.stats import Quartiles
 from kvbench.units import format_size
 
 

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvbench.axes import AXES, Cell
-from kvbench.cliffs import MIN_HEIGHT
+from kvbench.analysis.curves import MIN_HEIGHT
+from kvbench.cells.axis import AxisValue
+from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
 from kvbench.gate.outcomes import QUANTITIES
-from kvbench.grammar import AxisValue
 from kvbench.units import format_size, parse_size
 
 Sign = Literal[">=", "<="]

@@ -3,17 +3,17 @@
 from pathlib import Path
 from typing import Final
 
-from kvbench.checks import check_keys, located, shown
 from kvbench.errors import UsageError
+from kvbench.files import read_toml, shipped_folder
 from kvbench.gate.rules import Rule, parse_rule
-from kvbench.shipped import RULES_NAME, read_toml, shipped_folder
+from kvbench.text import check_keys, located, shown
 
 _MAX_RULES: Final = 1000
 
 
 def shipped_rules() -> Path:
     """Return the file of rules that comes with kvbench, beside its configs."""
-    return shipped_folder() / f"{RULES_NAME}.toml"
+    return shipped_folder() / "rules" / "gate.toml"
 
 
 def load_rules(path: Path) -> tuple[Rule, ...]:

@@ -1,8 +1,8 @@
 """The shape of the curves, round by round: how high a cliff is and where, and where the faster backend changes.
 
 A curve is the cells that differ in block size alone. What there is to compare is decided on the curves' medians over
-the rounds, by `kvbench.cliffs` and `kvbench.crossovers`; every round then gives one value of either side, and these
-are paired as times are.
+the rounds, by `kvbench.analysis.curves`; every round then gives one value of either side, and these are paired as times
+are.
 """
 
 import itertools
@@ -13,11 +13,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from kvbench.axes import AXES, Cell
-from kvbench.cliffs import Cliff, find_cliff
-from kvbench.crossovers import Crossover, crossovers, winners
+from kvbench.analysis.curves import Cliff, Crossover, crossovers, find_cliff, winners
+from kvbench.analysis.intervals import Floats, Quartiles, quartiles
+from kvbench.cells.cell import AXES, Cell
 from kvbench.gate.pairs import Pairs
-from kvbench.stats import Floats, Quartiles, quartiles
 
 MIN_SIZES: Final = 2
 # Two curves with these in common are the same swaps, by two backends with axes of their own.

@@ -11,15 +11,15 @@ import msgspec
 
 from kvbench.errors import UsageError, brief
 from kvbench.results import SCHEMA
-from kvbench.results.files import printable
+from kvbench.text import printable
 
 FORMS: Final = "write env:PATH (a virtual environment or its python), backend:NAME, or here (this environment)"
 _PROBE_S: Final = 120.0
 _PROBE: Final = """
 import json, kvbench
-from kvbench.engine import SOURCE_HASH
+from kvbench.engine.device import SOURCE_HASH
 from kvbench.results import SCHEMA
-from kvbench.spec import Sampling
+from kvbench.sweep.spec import Sampling
 print(json.dumps({"version": kvbench.__version__, "package": kvbench.__file__, "schema": SCHEMA,
                   "engine_hash": SOURCE_HASH, "controls": hasattr(Sampling(), "controls")}))
 """

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from kvbench.axes import Cell
+from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, KvbenchError, UsageError
-from kvbench.paired.schedule import Turn
-from kvbench.paired.sides import Side
-from kvbench.results.files import printable
+from kvbench.gate.schedule import Turn
+from kvbench.gate.sides import Side
+from kvbench.text import printable
 
 _STOP_S: Final = 30.0
 _MEASURED: Final = frozenset({ExitCode.DONE, ExitCode.FAILED_CELLS})

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.stats import CONFIDENCE, MIN_PAIRS, Floats
+from kvbench.analysis.intervals import CONFIDENCE, MIN_PAIRS, Floats
 
 RESAMPLES: Final = 1999
 SEED: Final = 20_261_121

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from kvbench.cells.facts import DeviceFacts
 from kvbench.errors import UsageError
-from kvbench.facts import DeviceFacts
 from kvbench.units import KIB, format_size
 
 _MIB: Final = KIB**2
@@ -68,7 +68,7 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that the checks are made from. `identity` and `observed` are those of `kvbench.environment`.
+    """All that the checks are made from. `identity` and `observed` are those of `kvbench.machine.observation`.
 
     `under_load` is `observed` once more while copies run, or the reason why it was not read. CPUs are numbers;
     `gpu_cpus` is empty where the GPU's NUMA node is unknown. `memlock_bytes` is None without a limit.

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from kvbench.environment.host import cpu_nodes
-from kvbench.environment.probes import Json, Machine, Scalar
-from kvbench.environment.sources import UnavailableError
+from kvbench.machine.host import cpu_nodes
+from kvbench.machine.probes import Json, Machine, Scalar
+from kvbench.machine.sources import UnavailableError
 
 # Values of NVML's enumerations.
 _CLOCK_SM: Final = 1

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Final
 
-from kvbench.environment.probes import Json, Machine, Scalar
-from kvbench.environment.sources import Sources, UnavailableError
+from kvbench.machine.probes import Json, Machine, Scalar
+from kvbench.machine.sources import Sources, UnavailableError
 from kvbench.units import KIB
 
 _NODES: Final = "sys/devices/system/node"

@@ -5,10 +5,10 @@ No probe raises: a field that this machine does not tell is None, and `observe` 
 
 from collections.abc import Collection
 
-from kvbench.environment import gpu, host
-from kvbench.environment.probes import Json, Machine, Scalar, read_all
-from kvbench.environment.sources import Nvml, Sources, open_gpu
-from kvbench.identity import differences, identity_hash
+from kvbench.machine import gpu, host
+from kvbench.machine.identity import differences, identity_hash
+from kvbench.machine.probes import Json, Machine, Scalar, read_all
+from kvbench.machine.sources import Nvml, Sources, open_gpu
 
 __all__ = [
     "Json",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvbench.environment.sources import Gpu, Sources, reason_of
+from kvbench.machine.sources import Gpu, Sources, reason_of
 
 Scalar = str | int | float | bool | None
 Json = Scalar | list["Json"] | dict[str, "Json"]

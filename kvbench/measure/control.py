@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from kvbench.axes import Direction
+from kvbench.cells.axes import Direction
 from kvbench.errors import KvbenchError
 
 COPY_BYTES: Final = {"cuda": 1 << 28, "cpu": 1 << 24}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Final
 
-from kvbench.engine import probe_cpu_us
+from kvbench.engine.device import probe_cpu_us
 
 PROBES: Final = 3
 # A CPU this much slower than the best one seen is left: a shared core halves its speed. To search all of them for the

@@ -8,18 +8,19 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.axes import Cell, Direction, StreamState
+from kvbench.analysis.intervals import relative_half_width
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
-from kvbench.effective_path import EffectivePath, effective_path
-from kvbench.engine import DIRECTIONS, STREAM_STATES, Device, Queue, Sample, Stream, Swap, TimedRegion, per_block
-from kvbench.facts import CEILING_BYTES
-from kvbench.faults import Fault
-from kvbench.policy import Policy
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import CEILING_BYTES
+from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Queue, Sample, Stream, Swap, TimedRegion, per_block
+from kvbench.engine.faults import Fault
+from kvbench.measure.effective_path import EffectivePath, effective_path
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.workload import Pools, lay_out
 from kvbench.results.schema import StopReason
-from kvbench.spec import Sampling
-from kvbench.stats import relative_half_width
-from kvbench.steady import SteadyCpu
-from kvbench.workload import Pools, lay_out
+from kvbench.sweep.spec import Sampling
+from kvbench.tune.table import Policy
 
 CEILING_WARMUPS: Final = 2
 BUSY_TWINS: Final = 3

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from kvbench.axes import Cell, Direction
 from kvbench.backends.base import Backend, facts_of, load_backends
-from kvbench.control import Control, open_control, time_copies
-from kvbench.engine import (
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import (
     SOURCE_HASH,
     Device,
     EngineError,
@@ -19,12 +19,16 @@ from kvbench.engine import (
     open_device,
     resolve_device,
 )
-from kvbench.environment import cpus_of_node
+from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.errors import KvbenchError
-from kvbench.faults import FaultPlan, parse_faults
-from kvbench.measure import Bench, Measurement, measure, measure_ceiling
-from kvbench.policy import Policy
-from kvbench.protocol import (
+from kvbench.machine.observation import cpus_of_node
+from kvbench.measure.control import Control, open_control, time_copies
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
+from kvbench.measure.workload import Pools, VerificationError
+from kvbench.results.schema import Ceiling, Failure, FailureKind, Samples, Visit
+from kvbench.results.schema import Control as ControlRecord
+from kvbench.run.protocol import (
     REQUESTS,
     Answer,
     MeasureCeiling,
@@ -38,11 +42,8 @@ from kvbench.protocol import (
     Reserved,
     encode,
 )
-from kvbench.results.schema import Ceiling, Failure, FailureKind, Samples, Visit
-from kvbench.results.schema import Control as ControlRecord
-from kvbench.steady import SteadyCpu
+from kvbench.tune.table import Policy
 from kvbench.units import rough_size
-from kvbench.workload import Pools, VerificationError
 
 
 class Worker:
@@ -153,7 +154,7 @@ def _visit(request: MeasureCell, cell: Cell, taken: Measurement) -> Visit:
         return [int(getattr(sample, name)) for sample in taken.samples]
 
     return Visit(
-        cell=request.cell,
+        cell_text=request.cell,
         round=request.round,
         samples=Samples(
             **{name: column(name) for name in Samples.__struct_fields__ if name.endswith("_us")},
@@ -177,7 +178,7 @@ def _failure(request: MeasureCell, error: Exception) -> Failure:
     kind: FailureKind = "mismatch" if isinstance(error, VerificationError) else "error"
     expected = isinstance(error, KvbenchError | EngineError)
     message = str(error) if expected else f"{type(error).__name__}: {error}"
-    return Failure(cell=request.cell, round=request.round, kind=kind, message=message, command="")
+    return Failure(cell_text=request.cell, round=request.round, kind=kind, message=message, command="")
 
 
 def _seed(sweep_seed: int, cell: Cell, number: int) -> int:

@@ -7,11 +7,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.axes import Cell, Direction, Memory
-from kvbench.engine import DIRECTIONS, Addresses, Buffer, Device, MemoryKind, Stream, verify
+from kvbench.cells.axes import Direction, Memory
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import pool_rows
+from kvbench.cells.pattern import Pattern, Tensors
+from kvbench.engine.device import DIRECTIONS, Buffer, Device, MemoryKind, Stream, verify
+from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.errors import KvbenchError
-from kvbench.facts import pool_rows
-from kvbench.patterns import Pattern, Tensors
 
 POISON: Final = 0xA5
 
@@ -91,37 +93,6 @@ def _shuffled_runs(rng: np.random.Generator, blocks: int, run: int) -> NDArray[n
     starts = rng.permutation(whole).astype(np.uint64) * np.uint64(run)
     rows = (starts[:, None] + np.arange(run, dtype=np.uint64)).reshape(-1)
     return np.concatenate([rows, np.arange(whole * run, blocks, dtype=np.uint64)]) + np.uint64(1)
-
-
-@dataclass(frozen=True)
-class TensorGrid:
-    """Tensors of one kind as a kernel may take them: T bases and K ids a side in place of T x K descriptors.
-
-    Descriptor t * K + k copies `row_bytes` from `source_bases[t] + source_ids[k] * row_bytes` to
-    `destination_bases[t] + destination_ids[k] * row_bytes`; bases are addresses as the device sees them.
-    """
-
-    source_bases: Addresses
-    destination_bases: Addresses
-    source_ids: NDArray[np.uint64]
-    destination_ids: NDArray[np.uint64]
-    row_bytes: int
-
-
-@dataclass(frozen=True)
-class SwapMemory:
-    """A cell's layout as addresses: what drivers copy between and, for kernels, the same as the device sees it.
-
-    `grids` holds the same swap once more for the pattern `tensors-…`, one for each kind of tensors, in descriptor
-    order; it is empty for every other pattern.
-    """
-
-    sources: Addresses
-    destinations: Addresses
-    kernel_sources: Addresses
-    kernel_destinations: Addresses
-    sizes: Addresses
-    grids: tuple[TensorGrid, ...] = ()
 
 
 class Pools:

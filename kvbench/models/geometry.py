@@ -13,11 +13,11 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from kvbench.axes import AXES
-from kvbench.checks import NAME_PATTERN, check_whole, located
+from kvbench.cells.axis import AxisValue
+from kvbench.cells.cell import AXES
+from kvbench.cells.pattern import Pattern, Tensors
 from kvbench.errors import UsageError, brief
-from kvbench.grammar import AxisValue
-from kvbench.patterns import Pattern, Tensors
+from kvbench.text import NAME_PATTERN, check_whole, located
 
 # The axes that a model decides.
 MODEL_AXES: Final = ("blocks", "block_size", "pattern")

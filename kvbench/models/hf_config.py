@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from kvbench.checks import NAME_PATTERN, check_whole, located, name_of, shown
 from kvbench.errors import UsageError
-from kvbench.models import Geometry, KvDtype
-from kvbench.shipped import MAX_FILE_BYTES, read_as
+from kvbench.files import MAX_FILE_BYTES, read_as
+from kvbench.models.geometry import Geometry, KvDtype
+from kvbench.text import NAME_PATTERN, check_whole, located, name_of, shown
 
 Table = Mapping[str, object]
 

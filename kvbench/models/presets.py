@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kvbench.checks import hint, shown
 from kvbench.errors import UsageError
-from kvbench.hf_config import geometry_of, read_config_json
-from kvbench.models import Geometry, KvDtype, KvLayout, ModelSwap, model_swap
-from kvbench.shipped import read_toml, shipped_folder
+from kvbench.files import read_toml, shipped_folder
+from kvbench.models.geometry import Geometry, KvDtype, KvLayout, ModelSwap, model_swap
+from kvbench.models.hf_config import geometry_of, read_config_json
+from kvbench.text import hint, shown
 
 Word = TypeVar("Word", bound=StrEnum)
 

@@ -7,11 +7,11 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.report.charts.drawing import Picture
+from kvbench.report.charts.layout import Grid, Panel, Words, plain
+from kvbench.report.charts.palette import Ink
+from kvbench.report.charts.plot import LinePlot, MapPlot
 from kvbench.report.curves import Curves
-from kvbench.report.drawing import Picture
-from kvbench.report.layout import Grid, Panel, Words, plain
-from kvbench.report.palette import Ink
-from kvbench.report.plot import LinePlot, MapPlot
 from kvbench.report.tables import INCLUDES, Table
 from kvbench.report.view import HOST_COPIES, View, ceiling_of, sample_words
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Final
 
 from kvbench.errors import UsageError
+from kvbench.files import write_again
+from kvbench.report.charts.drawing import Pictures
 from kvbench.report.document import document
-from kvbench.report.drawing import Pictures
 from kvbench.report.html.page import html_page
 from kvbench.report.model import Report, report_of
 from kvbench.results import Run
-from kvbench.results.files import write_again
 
 REPORT_FILE: Final = "report.md"
 PAGE_FILE: Final = "report.html"

@@ -6,11 +6,11 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.fitting import timed
-from kvbench.report.selection import QUEUE, STATES, Pinned, pin
+from kvbench.analysis.intervals import Quartiles
+from kvbench.report.select import QUEUE, STATES, Pinned, pin
 from kvbench.report.tables import rows_of, swap_quartiles
 from kvbench.report.view import View
-from kvbench.stats import Quartiles
+from kvbench.tune.fit import timed
 
 BATCHED: Final = "batched"
 BACK_TO_BACK: Final = "back-to-back"

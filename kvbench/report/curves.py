@@ -6,8 +6,8 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.cliffs import Cliff, find_cliff, knee
-from kvbench.report.selection import SERIES, STATES, Pinned, fullest, pin
+from kvbench.analysis.curves import Cliff, find_cliff, knee
+from kvbench.report.select import SERIES, STATES, Pinned, fullest, pin
 
 MIN_SIZES: Final = 4
 MIN_COUNTS: Final = 3

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from kvbench.report import markdown as md
 from kvbench.report.blocks import Block, Chart, Section
-from kvbench.report.drawing import Picture
-from kvbench.report.palette import Ink, inks
-from kvbench.report.sections import sections_of
+from kvbench.report.charts.drawing import Picture
+from kvbench.report.charts.palette import Ink, inks
+from kvbench.report.outline import sections_of
 from kvbench.report.summary import Sentence
 from kvbench.report.view import View, views_of
 from kvbench.results import Run

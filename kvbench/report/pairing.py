@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from kvbench.identity import differing
-from kvbench.report.selection import LATER, SIDE_AXES
+from kvbench.analysis.intervals import DRIFT, rank_sum_probability
+from kvbench.machine.identity import differing
+from kvbench.report.select import LATER, SIDE_AXES
 from kvbench.report.view import View
 from kvbench.results import Scalar
-from kvbench.stats import DRIFT, rank_sum_probability
 
 CHANCE: Final = 0.05
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES)

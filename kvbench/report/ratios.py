@@ -6,9 +6,9 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.crossovers import leaders
+from kvbench.analysis.curves import leaders
+from kvbench.analysis.intervals import Quartiles
 from kvbench.report.contest import BATCHED, Arm, Contest, Contests, Shape
-from kvbench.stats import Quartiles
 
 MIN_CELLS: Final = 4
 _AXES: Final = ("block_bytes", "blocks")

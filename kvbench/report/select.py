@@ -6,17 +6,19 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.axes import AXES, UNREMARKABLE
+from kvbench.cells.axis import Role
+from kvbench.cells.cell import AXES, axes_of
 from kvbench.results.frame import unqueued
 
-SERIES: Final = ("backend", "direction", "stream_state")
+SERIES: Final = axes_of(Role.SERIES)
 STATES: Final = ("idle", "busy")
 _SHAPE: Final = ("stream_state", "blocks", "block_bytes")
-QUEUE: Final = ("queued", "streams")
-SIDE_AXES: Final = tuple(name for name in AXES if name not in {*SERIES, "blocks", "block_size", *QUEUE})
+QUEUE: Final = axes_of(Role.QUEUE)
+SIDE_AXES: Final = axes_of(Role.SIDE)
 # Side axes that came later, and what a cell that leaves them out has there: it does so that its id stays as it was.
-LATER: Final = {name: str(AXES[name].unused) for name in SIDE_AXES if AXES[name].unused is not None}
-_PREFERRED: Final = LATER | UNREMARKABLE | {"order": "stream"}
+LATER: Final = {name: str(AXES[name].unused) for name in SIDE_AXES if AXES[name].later}
+_USUAL: Final = {name: usual for name in SIDE_AXES if (usual := AXES[name].usual) is not None}
+_PREFERRED: Final = LATER | _USUAL | {"order": "stream"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.crossovers import crossovers
+from kvbench.analysis.curves import crossovers
+from kvbench.analysis.intervals import Ratio
 from kvbench.report import markdown as md
 from kvbench.report.contest import BATCHED, a_stream
 from kvbench.report.curves import MIN_SIZES, Curve, Curves
-from kvbench.report.orders import OrderContest, OrderPair
-from kvbench.report.threshold import Duels, duel_winners
+from kvbench.report.sections.order import OrderContest, OrderPair
+from kvbench.report.sections.threshold import Duels, duel_winners
 from kvbench.results.frame import BETWEEN
-from kvbench.stats import Ratio
 
 _OTHER: Final = ""  # stands for the one that batched is held against
 

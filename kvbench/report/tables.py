@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import pandas as pd
 
-from kvbench.crossovers import leaders
+from kvbench.analysis.curves import leaders
+from kvbench.analysis.intervals import Quartiles
 from kvbench.report import markdown as md
 from kvbench.report.curves import MIN_SIZES, Curve, Curves
-from kvbench.report.selection import Pinned
+from kvbench.report.select import Pinned
 from kvbench.report.view import View, ceiling_of
-from kvbench.stats import Quartiles
 
 Row = dict[str, Any]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from kvbench.report import markdown as md
-from kvbench.report.selection import spelled_out
+from kvbench.report.select import spelled_out
 from kvbench.results import Ceiling, Failure, Run, Visit
 
 Made = TypeVar("Made")
@@ -121,7 +121,7 @@ def warnings_of(run: Run) -> list[str]:
     if info.status in ended:
         reason = f": {md.clean(info.status_reason)}" if info.status_reason else ""
         found.append(f"{ended[info.status]}{reason}")
-    failed = {run.cells[record.cell] for record in run.records if isinstance(record, Failure)}
+    failed = {record.cell for record in run.records if isinstance(record, Failure)}
     if failed:
         found.append(f"{len(failed)} failed cell{'s' if len(failed) > 1 else ''}, without figures")
     if not any(isinstance(record, Visit) for record in run.records):

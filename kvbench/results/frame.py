@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, Final
@@ -11,30 +11,29 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kvbench.axes import AXES, Cell, Direction, Order, StreamState, command_of
-from kvbench.results.cells import CellIndex
-from kvbench.results.copies import ceiling_rates
+from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axis import Role
+from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.results.schema import SAMPLE_COLUMNS, CellRecord, Failure, Record, Samples, Skip, Visit
-from kvbench.stats import Floats, grouped_outliers, grouped_quartiles
 
 TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
 _RAW: Final = Samples.__struct_fields__
-_NUMERIC_AXES: Final = frozenset({"blocks", "sms", "queued", "streams"})
-_TEXT_AXES: Final = tuple(name for name in AXES if name not in _NUMERIC_AXES)
+_AXIS_COLUMNS: Final = tuple(column for axis in AXES.values() for column in axis.columns)
+_NUMBERS: Final = tuple(axis.field for axis in AXES.values() if axis.number)
 # Stands between the texts of one column that differ from visit to visit; of paths, that of most visits comes first.
 BETWEEN: Final = "; "
 _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
 _COLUMNS: Final = (
     "device",
-    *(part for name in AXES for part in ((name, "block_bytes") if name == "block_size" else (name,))),
+    *_AXIS_COLUMNS,
     "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "gbps", "gbps_q1", "gbps_q3",
     "ceiling_gbps", "ceiling_share", "path", "chosen", "order_note", "state_held", "execution_only", "depth_held",
     "stopped_by", "verified_bytes", "warnings", "cell_id", "command",
 )  # fmt: skip
-_ORDER: Final = (
-    "backend", "direction", "stream_state", "blocks", "block_bytes", "sms", "order", "pattern", "memory",
-    "descriptors_per_call", "coalesce", "overlap", "queued", "streams",
-)  # fmt: skip
+_ORDER: Final = tuple(
+    AXES[name].columns[-1] for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE) for name in axes_of(role)
+)
 
 
 @dataclass(slots=True)
@@ -61,19 +60,20 @@ class _History:
         return "ok" if any(len(visit.samples) for visit in self.visits) else "skipped" if self.skips else "failed"
 
 
-def summarize(records: Sequence[Record], cells: CellIndex, device: str, samples: pd.DataFrame) -> pd.DataFrame:
+def summarize(
+    records: Sequence[Record], ceilings: Mapping[str, float], device: str, samples: pd.DataFrame
+) -> pd.DataFrame:
     """Return a row per cell; a failed or skipped cell has its reason and no figures.
 
-    `device` stands in every row; `samples` are those of `long_samples`.
+    `ceilings` are direction -> GB/s; `device` stands in every row; `samples` are those of `long_samples`.
     """
-    histories = _histories(records, cells)
+    histories = _histories(records)
     measured = [cell for cell, story in histories.items() if story.status == "ok"]
-    ceilings = _ceilings(records)
     frame = pd.DataFrame(
-        [_words(cell, cells, story, ceilings) for cell, story in histories.items()],
+        [_words(cell, story, ceilings) for cell, story in histories.items()],
         columns=[name for name in _COLUMNS if name not in _FIGURES],
     )
-    figures = _figures(measured, cells, samples).reindex(range(len(frame)))
+    figures = _figures(measured, samples).reindex(range(len(frame)))
     figures.index = frame.index
     frame = frame.drop(columns=[name for name in figures if name in frame]).join(figures)
     frame["device"] = device
@@ -89,13 +89,13 @@ def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[(frame["queued"] == 0) & (frame["streams"] == 1)]
 
 
-def long_samples(records: Sequence[Record], cells: CellIndex) -> pd.DataFrame:
+def long_samples(records: Sequence[Record]) -> pd.DataFrame:
     """Return a row per raw sample, in the journal's order: cell_id, round, sample, then `SAMPLE_COLUMNS`."""
     visits = [record for record in records if isinstance(record, Visit)]
     counts = [len(visit.samples) for visit in visits]
     owner = np.repeat(np.arange(len(visits)), counts)
     first = np.cumsum([0, *counts])[:-1]
-    ids = pd.Series([cells.id(cells[visit.cell]) for visit in visits], dtype="str")
+    ids = pd.Series([visit.cell.id for visit in visits], dtype="str")
     rounds = np.array([visit.round for visit in visits], dtype=np.int64)
     columns: dict[str, Any] = {
         "cell_id": ids.take(owner).reset_index(drop=True),
@@ -103,55 +103,50 @@ def long_samples(records: Sequence[Record], cells: CellIndex) -> pd.DataFrame:
         "sample": np.arange(len(owner)) - first[owner],
     }
     raw = {name: _gather(visits, name) for name in _RAW}
-    idle = np.array([visit.cell["stream_state"] == StreamState.IDLE for visit in visits], dtype=bool)
+    idle = np.array([visit.cell.stream_state is StreamState.IDLE for visit in visits], dtype=bool)
     raw["swap_us"] = _swap_us(raw, idle[owner])
     frame = pd.DataFrame(columns | {name: raw[name] for name in SAMPLE_COLUMNS})
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
 
-def _histories(records: Sequence[Record], cells: CellIndex) -> dict[Cell, _History]:
+def _histories(records: Sequence[Record]) -> dict[Cell, _History]:
     """Return the cells in the order of their status: those with figures first, as `_figures` numbers them."""
-    found: dict[str, tuple[Cell, _History]] = {}
+    found: dict[Cell, _History] = {}
     for record in records:
         if isinstance(record, CellRecord):
-            cell = cells[record.cell]
-            cell_id = cells.id(cell)
-            if cell_id not in found:
-                found[cell_id] = cell, _History()
-            found[cell_id][1].add(record)
-    return dict(sorted(found.values(), key=lambda story: story[1].status != "ok"))
+            found.setdefault(record.cell, _History()).add(record)
+    return dict(sorted(found.items(), key=lambda story: story[1].status != "ok"))
 
 
-def _words(cell: Cell, cells: CellIndex, story: _History, ceilings: dict[str, float]) -> dict[str, Any]:
-    visits, strings = story.visits, cells.strings(cell)
+def _words(cell: Cell, story: _History, ceilings: Mapping[str, float]) -> dict[str, Any]:
+    visits = story.visits
     reasons = [f"{failure.kind}: {failure.message}" for failure in story.failures] or [
         skip.reason for skip in story.skips
     ]  # a visit without samples, which only a stranger's journal holds, has neither
-    return strings | {
-        "blocks": cell.blocks,
-        "block_bytes": cell.block_bytes,
-        "sms": cell.sms,
-        "queued": cell.queued,
-        "streams": cell.streams,
-        "swap_bytes": cell.swap_bytes,
-        "status": story.status,
-        "reason": None if story.status == "ok" else _joined(reasons) or "no reason recorded",
-        "rounds": len(visits),
-        "ceiling_gbps": ceilings.get(cell.direction, float("nan")),
-        "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
-        "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
-        "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
-        "stopped_by": _joined(visit.stopped_by for visit in visits),
-        "verified_bytes": sum(visit.verified_bytes for visit in visits),
-        "warnings": _joined(text for visit in visits for text in visit.warnings),
-        "cell_id": cells.id(cell),
-        "command": next((failure.command for failure in story.failures), command_of(strings)),
-    }
+    return (
+        cell.as_strings()
+        | {name: getattr(cell, name) for name in _NUMBERS}
+        | {
+            "swap_bytes": cell.swap_bytes,
+            "status": story.status,
+            "reason": None if story.status == "ok" else _joined(reasons) or "no reason recorded",
+            "rounds": len(visits),
+            "ceiling_gbps": ceilings.get(cell.direction, float("nan")),
+            "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
+            "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
+            "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
+            "stopped_by": _joined(visit.stopped_by for visit in visits),
+            "verified_bytes": sum(visit.verified_bytes for visit in visits),
+            "warnings": _joined(text for visit in visits for text in visit.warnings),
+            "cell_id": cell.id,
+            "command": next((failure.command for failure in story.failures), cell.command()),
+        }
+    )
 
 
-def _figures(measured: Sequence[Cell], cells: CellIndex, samples: pd.DataFrame) -> pd.DataFrame:
+def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     """Return a row per cell of `measured`: quartiles of every time, sample count, and how the stream's state held."""
-    owner = pd.Index([cells.id(cell) for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
+    owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
     order = np.argsort(owner, kind="stable")[(owner < 0).sum() :]  # failed cells, which are none of these, come first
     owner = owner[order]
     raw = {name: samples[name].to_numpy(np.float64, na_value=np.nan)[order] for name in SAMPLE_COLUMNS}
@@ -189,20 +184,15 @@ def _grouped_mean(values: Floats, owner: npt.NDArray[np.int64], counts: npt.NDAr
     return np.bincount(owner, weights=values, minlength=len(counts)) / counts
 
 
-def _ceilings(records: Sequence[Record]) -> dict[str, float]:
-    """Return direction -> median GB/s over every large copy of the run."""
-    return {direction: float(np.median(all_)) for direction, all_ in ceiling_rates(records).items() if all_}
-
-
 def _joined(texts: Any) -> str | None:
     return BETWEEN.join(dict.fromkeys(texts)) or None
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     """Give every column one type, whatever the run held: text, Int64, or float64."""
-    whole = (*_NUMERIC_AXES, "block_bytes", "swap_bytes", "samples", "rounds", "outliers", "verified_bytes")
+    whole = (*_NUMBERS, "swap_bytes", "samples", "rounds", "outliers", "verified_bytes")
     text = (
-        *_TEXT_AXES,
+        *(name for name in _AXIS_COLUMNS if name not in _NUMBERS),
         "device",
         "status",
         "reason",

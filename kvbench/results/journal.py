@@ -16,8 +16,9 @@ from typing import Final
 import msgspec
 
 from kvbench.errors import RunDirectoryError
-from kvbench.results.files import printable, raise_if_no_room
+from kvbench.files import raise_if_no_room
 from kvbench.results.schema import Record
+from kvbench.text import printable
 
 _SEAL: Final = b',"crc":"%08x"}\n'
 _SEAL_BYTES: Final = len(_SEAL % 0)

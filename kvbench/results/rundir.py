@@ -7,21 +7,22 @@ import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
 
 from kvbench.errors import KvbenchError, RunDirectoryError, UsageError
-from kvbench.results.cells import CellIndex
-from kvbench.results.copies import control_rates
-from kvbench.results.files import open_regular, printable, raise_if_no_room, read_capped, write_whole
+from kvbench.files import open_regular, raise_if_no_room, read_capped, write_whole
 from kvbench.results.journal import JournalWriter, Position, read_lines
-from kvbench.results.schema import SCHEMA, Failure, Record, RunInfo, RunStatus, Skip, Visit
+from kvbench.results.schema import SCHEMA, Ceiling, CellRecord, Control, Record, RunInfo, RunStatus
+from kvbench.text import printable
+from kvbench.units import gigabytes_per_second
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,6 @@ class Run:
     info: RunInfo
     records: Sequence[Record]
     warnings: Sequence[str]
-    cells: CellIndex
 
     def frame(self, samples: "pd.DataFrame | None" = None) -> "pd.DataFrame":
         """Return the tidy table: a row per cell, axes first, columns as in `COLUMNS`.
@@ -58,23 +58,35 @@ class Run:
         from kvbench.results.frame import summarize
 
         raw = self.samples() if samples is None else samples
-        return summarize(self.records, self.cells, device_label(self.info), raw)
+        ceilings = {way: median(rates) for way, rates in self.ceilings().items() if rates}
+        return summarize(self.records, ceilings, device_label(self.info), raw)
 
     def samples(self) -> "pd.DataFrame":
         """Return every raw sample, failed cells' too: cell_id, round, sample, and the times in microseconds."""
         from kvbench.results.frame import long_samples
 
-        return long_samples(self.records, self.cells)
+        return long_samples(self.records)
+
+    def ceilings(self) -> dict[str, list[float]]:
+        """Return direction -> GB/s of every large copy for the ceiling, in the journal's order."""
+        return _rates((r.direction, r.swap_bytes, r.gpu_us) for r in self.records if isinstance(r, Ceiling))
 
     def controls(self) -> dict[str, list[float]]:
         """Return direction -> GB/s of every control copy, in the journal's order; empty for a run without controls."""
-        return control_rates(self.records)
+        return _rates((r.direction, r.copy_bytes, r.gpu_us) for r in self.records if isinstance(r, Control))
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""
         path = self.path / SUMMARY_FILE
         write_whole(path, self.frame().to_csv(index=False).encode())
         return path
+
+
+def _rates(copies: Iterable[tuple[str, int, Sequence[float]]]) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {}
+    for direction, copy_bytes, times_us in copies:
+        rates.setdefault(direction, []).extend(gigabytes_per_second(copy_bytes, us) for us in times_us if us > 0)
+    return rates
 
 
 def device_label(info: RunInfo) -> str:
@@ -88,16 +100,17 @@ def device_label(info: RunInfo) -> str:
 def load_run(path: Path) -> Run:
     """Read a run directory; nothing in it is executed and no path in it is followed. Raises RunDirectoryError."""
     info = _read_info(path)
-    cells, records, warnings = CellIndex(), [], []
+    records: list[Record] = []
+    warnings: list[str] = []
     with _open_journal(path) as (file, name):
         where = path / name
         for record, at in read_lines(_lines(file, where), where):
             if record is None:
                 warnings.append(f"the last line of {name} is incomplete (a kill, a full disk) and was dropped")
                 break
-            _check_cell(record, cells, where, at.lines)
+            _check_cell(record, where, at.lines)
             records.append(record)
-    return Run(path, info, records, warnings, cells)
+    return Run(path, info, records, warnings)
 
 
 class RunWriter:
@@ -210,10 +223,10 @@ def _lines(file: BinaryIO | gzip.GzipFile, where: Path) -> Iterator[bytes]:
         raise RunDirectoryError(f"{where} cannot be read: {error}") from None
 
 
-def _check_cell(record: Record, cells: CellIndex, where: Path, line: int) -> None:
-    if isinstance(record, Skip | Visit | Failure):
+def _check_cell(record: Record, where: Path, line: int) -> None:
+    if isinstance(record, CellRecord):
         try:
-            cells[record.cell]
+            _ = record.cell
         except KvbenchError as error:
             raise RunDirectoryError(f"{where}: journal line {line}: {printable(error)}") from None
 

@@ -1,13 +1,15 @@
 """The schema of a run directory: run.json, the records of the journal, and what every column means."""
 
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from kvbench.cells.cell import AxisTexts, Cell
+
 SCHEMA: Final = 1
 
 Scalar = str | int | float | bool | None
-CellStrings = dict[str, str | None]
 RunStatus = Literal["running", "complete", "interrupted", "stopped"]
 StopReason = Literal["target", "max_samples", "time"]
 FailureKind = Literal["error", "mismatch", "timeout", "crash"]
@@ -73,10 +75,25 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     """A line of the journal."""
 
 
-class Skip(_Record, tag="skip", frozen=True, kw_only=True):
+class _OfCell(_Record, dict=True, frozen=True, kw_only=True):
+    """A line about one cell, which is text in the journal and a Cell everywhere else."""
+
+    cell_text: AxisTexts = msgspec.field(name="cell")
+
+    @cached_property
+    def cell(self) -> Cell:
+        """The cell; raises UsageError for unknown axes and impossible values, which `load_run` refuses."""
+        return _cell_of(tuple(self.cell_text.items()))
+
+
+@lru_cache(maxsize=1 << 16)
+def _cell_of(items: tuple[tuple[str, str | None], ...]) -> Cell:
+    return Cell.from_strings(dict(items))
+
+
+class Skip(_OfCell, tag="skip", frozen=True, kw_only=True):
     """A cell that means nothing, or does not fit, on this device: never run, kept with its reason."""
 
-    cell: CellStrings
     reason: str
 
 
@@ -101,7 +118,7 @@ class Control(_Record, tag="control", frozen=True, kw_only=True):
     gpu_us: list[_TimeUs]
 
 
-class Visit(_Record, tag="visit", frozen=True, kw_only=True):
+class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per sample.
 
     `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
@@ -109,7 +126,6 @@ class Visit(_Record, tag="visit", frozen=True, kw_only=True):
     thread was kept on, `chosen` what a backend that chooses among others chose.
     """
 
-    cell: CellStrings
     round: _Count
     samples: Samples
     stopped_by: StopReason
@@ -122,10 +138,9 @@ class Visit(_Record, tag="visit", frozen=True, kw_only=True):
     warnings: list[str] = []
 
 
-class Failure(_Record, tag="failure", frozen=True, kw_only=True):
+class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):
     """What a cell died of, and the command that reproduces it; a cell with one has no timing."""
 
-    cell: CellStrings
     round: _Count
     kind: FailureKind
     message: str

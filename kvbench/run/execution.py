@@ -10,18 +10,19 @@ from typing import Final, Protocol, Self
 
 import msgspec
 
-from kvbench.axes import Cell, Direction
-from kvbench.environment import observe
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import CEILING_BYTES
 from kvbench.errors import KvbenchError, StorageError, UsageError
-from kvbench.facts import CEILING_BYTES
-from kvbench.plan import Plan, Visit, visits
-from kvbench.policy import AUTO
-from kvbench.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
+from kvbench.machine.observation import observe
 from kvbench.results import Ceiling, Control, Failure, FailureKind, Note, Record, RunStatus, RunWriter, load_run
 from kvbench.results import Skip as SkipRecord
 from kvbench.results import Visit as VisitRecord
-from kvbench.spec import SweepSpec
-from kvbench.worker_process import WorkerHungError, WorkerLostError, WorkerSlot
+from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
+from kvbench.run.worker_process import WorkerHungError, WorkerLostError, WorkerSlot
+from kvbench.sweep.plan import Plan, Visit, visits
+from kvbench.sweep.spec import SweepSpec
+from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
 
@@ -74,11 +75,11 @@ class Progress:
     def note(self, record: Record) -> None:
         match record:
             case VisitRecord():
-                self.visits.add((Cell.from_strings(record.cell).id, record.round))
+                self.visits.add((record.cell.id, record.round))
             case Failure():
-                self.failed.add(Cell.from_strings(record.cell).id)
+                self.failed.add(record.cell.id)
             case SkipRecord():
-                self.skipped.add(Cell.from_strings(record.cell).id)
+                self.skipped.add(record.cell.id)
             case Ceiling():
                 self.ceilings.add((record.direction, record.round))
             case Control():
@@ -162,7 +163,7 @@ class Execution:
     def _record_plan(self) -> None:
         for skip in self._plan.skipped:
             if skip.cell.id not in self._progress.skipped:
-                self._record(SkipRecord(cell=skip.cell.as_strings(), reason=skip.reason))
+                self._record(SkipRecord(cell_text=skip.cell.as_strings(), reason=skip.reason))
         for note in self._opened.notes:
             self._record(Note(text=note))
 
@@ -215,7 +216,7 @@ class Execution:
             answer = self._slot.visit(request, self._spec.sampling.deadline_s)
         except WorkerLostError as lost:
             kind: FailureKind = "timeout" if isinstance(lost, WorkerHungError) else "crash"
-            answer = Failure(cell=request.cell, round=visit.round, kind=kind, message=str(lost), command="")
+            answer = Failure(cell_text=request.cell, round=visit.round, kind=kind, message=str(lost), command="")
         if isinstance(answer, Failure):
             return msgspec.structs.replace(answer, command=self._command(visit.cell))
         return answer

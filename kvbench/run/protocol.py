@@ -4,10 +4,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvbench.facts import BackendFacts, DeviceFacts
-from kvbench.policy import Policy
-from kvbench.results.schema import Ceiling, CellStrings, Control, Failure, Visit
-from kvbench.spec import Sampling
+from kvbench.cells.cell import AxisTexts
+from kvbench.cells.facts import BackendFacts, DeviceFacts
+from kvbench.results.schema import Ceiling, Control, Failure, Visit
+from kvbench.sweep.spec import Sampling
+from kvbench.tune.table import Policy
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
@@ -62,7 +63,7 @@ class MeasureControl(_Message, tag="measure_control", frozen=True, kw_only=True)
 class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
     """Visit a cell; answered by a Visit or a Failure record."""
 
-    cell: CellStrings
+    cell: AxisTexts
     round: int
     seed: int
     sampling: Sampling

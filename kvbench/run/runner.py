@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 
-from kvbench import __version__
-from kvbench.environment import differences, identity, identity_hash
+from kvbench._version import __version__
 from kvbench.errors import MismatchError, UsageError, brief
-from kvbench.execution import Execution, Observer, Outcome, Progress
-from kvbench.plan import Plan, expand
-from kvbench.protocol import Opened
+from kvbench.machine.observation import differences, identity, identity_hash
 from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
-from kvbench.spec import SweepSpec
-from kvbench.worker_process import WorkerSlot
+from kvbench.run.execution import Execution, Observer, Outcome, Progress
+from kvbench.run.protocol import Opened
+from kvbench.run.worker_process import WorkerSlot
+from kvbench.sweep.plan import Plan, expand
+from kvbench.sweep.spec import SweepSpec
 
 
 @dataclass(frozen=True)

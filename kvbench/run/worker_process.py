@@ -15,12 +15,12 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from kvbench.errors import ExitCode, KvbenchError, UsageError
-from kvbench.protocol import ANSWERS, Answer, MeasureCell, Open, Opened, Refused, Request, Reserve, Reserved, encode
 from kvbench.results.schema import Failure, Visit
-from kvbench.spec import SweepSpec
+from kvbench.run.protocol import ANSWERS, Answer, MeasureCell, Open, Opened, Refused, Request, Reserve, Reserved, encode
+from kvbench.sweep.spec import SweepSpec
 
 # -P: a checkout in the working directory must not stand in for the installed package.
-COMMAND: Final = (sys.executable, "-P", "-m", "kvbench.worker")
+COMMAND: Final = (sys.executable, "-P", "-m", "kvbench.measure.worker")
 OPEN_DEADLINE_S: Final = 120.0
 RESERVE_DEADLINE_S: Final = 300.0
 LOG_FILE: Final = "worker.log"

@@ -4,15 +4,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from kvbench.axes import AXES
-from kvbench.checks import check_keys, hint, located, name_of, shown
+from kvbench.cells.axis import Axis, AxisValue, on_off
+from kvbench.cells.cell import AXES
+from kvbench.cells.filter import Filter, parse_filters
 from kvbench.errors import UsageError
-from kvbench.filters import Filter, parse_filters
-from kvbench.grammar import Axis, AxisValue, on_off
-from kvbench.models import MODEL_AXES
-from kvbench.presets import ModelChoice
-from kvbench.shipped import RULES_NAME, read_toml, shipped_folder
-from kvbench.spec import Group, Limits, Sampling, SweepSpec, read_memory
+from kvbench.files import read_toml, shipped_folder
+from kvbench.models.geometry import MODEL_AXES
+from kvbench.models.presets import ModelChoice
+from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec, read_memory
+from kvbench.text import check_keys, hint, located, name_of, shown
 
 _MODEL_KEYS: Final = tuple(part.name for part in fields(ModelChoice))
 _KEYS: Final = ("question", "device", "seed", "filters", *_MODEL_KEYS, "axes", "group", "sampling", "limits")
@@ -21,7 +21,7 @@ _LIMITS: Final = {"host_memory": "host_bytes", "device_memory": "device_bytes"}
 
 def shipped_configs() -> dict[str, Path]:
     """Return name -> file of the configs that come with kvbench."""
-    return {path.stem: path for path in sorted(shipped_folder().glob("*.toml")) if path.stem != RULES_NAME}
+    return {path.stem: path for path in sorted(shipped_folder().glob("*.toml"))}
 
 
 def find_config(name_or_path: str) -> Path:

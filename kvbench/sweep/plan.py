@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.axes import AXES, Cell, Direction, Memory, Order, StreamState
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axis import AxisValue
+from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
 from kvbench.errors import UsageError
-from kvbench.facts import CEILING_BYTES, BackendFacts, DeviceFacts
-from kvbench.grammar import AxisValue
-from kvbench.patterns import SHUFFLED
-from kvbench.policy import AUTO
-from kvbench.spec import Group, Limits, Sampling, SweepSpec
-from kvbench.units import KIB, rough_size
+from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
+from kvbench.tune.table import AUTO
+from kvbench.units import rough_size
 
 MAX_COMBINATIONS: Final = 200_000
 ALL_SMS: Final = 0
@@ -31,31 +31,7 @@ _EST_VERIFY_BYTES_PER_S: Final = {"cuda": 10e9, "cpu": 2e9}
 _EST_VISIT_S: Final = 0.006
 _EST_START_S: Final = {"cuda": 8.0, "cpu": 1.0}
 
-# An axis that is not here has no value where nothing is asked for, or the one that makes no use of it.
-_DEFAULTS: Final[Mapping[str, tuple[AxisValue | None, ...]]] = {
-    "direction": (Direction.H2D, Direction.D2H),
-    "blocks": (256,),
-    "block_size": (16 * KIB,),
-    "stream_state": (StreamState.IDLE,),
-    "pattern": (SHUFFLED,),
-    "memory": (Memory.ALLOCATED,),
-    "descriptors_per_call": (0,),
-    "coalesce": (False,),
-    "overlap": (False,),
-}
 _DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
-_LACKS: Final = {
-    "memory": "choice of host memory",
-    "order": "access order",
-    "sms": "SMs to choose",
-    "descriptors_per_call": "descriptors per call",
-    "coalesce": "coalescing",
-    "overlap": "overlap flag",
-    "queued": "queue of swaps",
-    "streams": "pool of streams",
-    "kernel": "kernel to shape",
-}
-_CUDA_ONLY: Final = {"order": "access order", "sms": "SMs", "overlap": "overlap flag"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +156,10 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
     """Return the values of one axis; where the backend does not heed it: unused, then what is to be skipped."""
     if axis == "backend":
         return (backend.name,)
-    if AXES[axis].heeded and axis not in backend.axes:
+    if AXES[axis].depends_on_backend and axis not in backend.axes:
         return (AXES[axis].unused, *group.get(axis, ())[1:])
     if axis != "sms":
-        return group.get(axis, _DEFAULTS.get(axis, (AXES[axis].unused,)))
+        return group.get(axis, AXES[axis].default or (AXES[axis].unused,))
     count = device.sm_count
     wanted = group.get("sms", (None,))  # None: as the backend's rule says, once the swap is known
     return tuple(count if value == ALL_SMS and count is not None else value for value in wanted)
@@ -209,7 +185,7 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, limits: Lim
     lacking = [
         _lacks(name, device, backend)
         for name, axis in AXES.items()
-        if axis.heeded and name not in backend.axes and getattr(cell, axis.field) != axis.unused
+        if axis.depends_on_backend and name not in backend.axes and getattr(cell, axis.field) != axis.unused
     ]
     if lacking:
         return "; ".join(lacking)
@@ -223,9 +199,8 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, limits: Lim
 
 
 def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
-    if device.kind == "cpu" and axis in _CUDA_ONLY:
-        return f"the cpu device has no {_CUDA_ONLY[axis]}"
-    return f"{backend.name} has no {_LACKS[axis]}"
+    lacking = "the cpu device" if device.kind == "cpu" and AXES[axis].cuda_only else backend.name
+    return f"{lacking} has no {AXES[axis].noun}"
 
 
 def _does_not_fit(cell: Cell, device: DeviceFacts, limits: Limits) -> str | None:

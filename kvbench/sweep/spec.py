@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Final
 
-from kvbench.axes import AXES, axis_named
-from kvbench.checks import NAME_PATTERN, check_keys, check_whole, located, shown
+from kvbench.cells.axis import AxisValue
+from kvbench.cells.cell import AXES, axis_named
+from kvbench.cells.filter import Filter, parse_filters
 from kvbench.errors import UsageError, brief
-from kvbench.filters import Filter, parse_filters
-from kvbench.grammar import AxisValue
-from kvbench.models import MODEL_AXES, ModelSwap, swaps_from_plain, swaps_to_plain
-from kvbench.policy import AUTO, Policy
+from kvbench.models.geometry import MODEL_AXES, ModelSwap, swaps_from_plain, swaps_to_plain
+from kvbench.text import NAME_PATTERN, check_keys, check_whole, located, shown
+from kvbench.tune.table import AUTO, Policy
 from kvbench.units import parse_size
 
 Group = Mapping[str, tuple[AxisValue, ...]]

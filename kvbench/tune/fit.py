@@ -6,13 +6,13 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from kvbench.axes import Direction, StreamState
-from kvbench.crossovers import leaders
+from kvbench.analysis.curves import leaders
+from kvbench.analysis.intervals import Quartiles
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.errors import UsageError
-from kvbench.policy import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Table
 from kvbench.results import Run
 from kvbench.results.frame import unqueued
-from kvbench.stats import Quartiles
+from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Table
 
 # Candidates this close to the fastest are as good: medians of two runs of one machine differ by as much.
 NOISE: Final = 0.02

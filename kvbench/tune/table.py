@@ -16,19 +16,17 @@ from typing import Annotated, Any, Final, Self
 
 import msgspec
 
-from kvbench.axes import AXES, UNREMARKABLE, Cell, Direction, StreamState
-from kvbench.checks import located
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
-from kvbench.facts import QUEUE_AXES
-from kvbench.shipped import read_toml
+from kvbench.files import read_toml
+from kvbench.text import located
 
 AUTO: Final = "auto"
 FORMAT: Final = 1
-# What a choice may set: the axes that a backend may heed, less those that the caller decides.
-CHOSEN_AXES: Final = tuple(
-    axis.name for axis in AXES.values() if axis.heeded and axis.name not in {"memory", *QUEUE_AXES}
-)
-_USUAL: Final = {name: AXES[name].show(AXES[name].unused) for name in CHOSEN_AXES} | UNREMARKABLE
+# What a choice may set: all that the caller does not decide.
+CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
+_USUAL: Final = {name: AXES[name].usual or AXES[name].show(AXES[name].unused) for name in CHOSEN_AXES}
 MAX_VALUES: Final = 64  # of either axis of a table
 
 _Line = Annotated[str, msgspec.Meta(max_length=500)]

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from kvbench.axes import Cell
+from kvbench.cells.cell import Cell
 from kvbench.report.build import write_report
 from kvbench.results import Note, Record, Run, load_run
-from tests.unit import synthetic
-from tests.unit.test_report import HOSTILE
+from tests import synthetic
+from tests.unit.report.test_report import HOSTILE
 
 Open = Callable[..., Page]
 WANTED = Cell.from_strings(

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.axes import Cell, Direction
-from kvbench.baselines import add, baselines, find, newest_for
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
+from kvbench.gate.baselines import add, baselines, find, newest_for
 from kvbench.results import Record, Run, load_run
-from tests.unit import synthetic
+from tests import synthetic
 
 CELL = Cell("batched", Direction.H2D, 64, 4096)
 HASH = "0123456789abcdef"

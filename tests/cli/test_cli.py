@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.axes import AXES
+from kvbench.cells.cell import AXES
 from kvbench.cli.main import main
-from kvbench.config import shipped_configs
-from tests.unit.command import KVBENCH, error_line, events, kvbench, only_line
+from kvbench.sweep.config import shipped_configs
+from tests.command import KVBENCH, error_line, events, kvbench, only_line
 
 # Arguments, then words that the error has to hold: the option or key, the value, and what would be right.
 BAD_INPUT: list[tuple[list[str], list[str]]] = [

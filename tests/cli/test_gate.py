@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvbench.gate.verdict import Verdict
-from tests.unit.command import Done, error_line, kvbench
-from tests.unit.gated import CELLS, Side, compared, written
-from tests.unit.synthetic import ceilings, failure, visits, write_run
+from tests.command import Done, error_line, kvbench
+from tests.synthetic import ceilings, failure, visits, write_run
+from tests.unit.gate.gated import CELLS, Side, compared, written
 
 SLOW = Side(factor=lambda cell: 1.08 if cell == CELLS[1] else 1.0)
 UNCLEAR = Side(factor=lambda cell: 1.03 if cell == CELLS[1] else 1.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvbench.results import Run, Visit, load_run
-from tests.unit.command import KVBENCH, Done, cell_of, error_line, kvbench, kvbench_started
+from tests.command import KVBENCH, Done, cell_of, error_line, kvbench, kvbench_started
 
 SUITE = """
 [axes]

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from kvbench.results import Visit, load_run
-from tests.unit.command import cell_of, failures, kvbench, records, tiny
+from tests.command import cell_of, failures, kvbench, records, tiny
 
 # A delay that a thread which has to wait for its core does not outlast.
 ONE_SAMPLE = ("--rounds=1", "--warmups=0", "--min-samples=1", "--max-samples=1", "--busy-delay-us=100000")

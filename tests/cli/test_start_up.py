@@ -54,11 +54,11 @@ def test_an_import_would_be_noticed(name: str) -> None:
 
 
 def test_runs_are_judged_without_the_engine() -> None:
-    modules = "kvbench.gate.judge, kvbench.gate.rule_check, kvbench.gate.rules_file, kvbench.report.gate.sheet"
+    modules = "kvbench.gate.judge, kvbench.gate.rule_check, kvbench.gate.rules_file, kvbench.gate.output.sheet"
     result = start([], COMPILED, then=f"import scipy.stats, {modules}")
     assert result.returncode == 0, result.stderr
 
 
 def test_reports_are_made_without_the_engine() -> None:
-    result = start([], COMPILED, then="import kvbench.report, kvbench.results, kvbench.plan, kvbench.stats")
+    result = start([], COMPILED, then="import kvbench.report.build, kvbench.results, kvbench.sweep.plan")
     assert result.returncode == 0, result.stderr

@@ -13,10 +13,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvbench.axes import AXES
-from kvbench.environment import identity_hash
+from kvbench.cells.cell import AXES
+from kvbench.machine.observation import identity_hash
 from kvbench.results import COLUMNS, Ceiling, Note, Visit, load_run
-from tests.unit.command import (
+from tests.command import (
     BRIEF,
     KVBENCH,
     Done,

@@ -2,14 +2,15 @@
 
 import pytest
 
-from kvbench.axes import Cell, Direction, Memory, Order, StreamState
 from kvbench.backends.base import load_backends
-from kvbench.engine import Device, Stream, TimedRegion
-from kvbench.measure import Bench, measure
-from kvbench.patterns import Pattern
-from kvbench.spec import Sampling
-from kvbench.steady import SteadyCpu
-from kvbench.workload import Pools
+from kvbench.cells.axes import Direction, Memory, Order, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.engine.device import Device, Stream, TimedRegion
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.visit import Bench, measure
+from kvbench.measure.workload import Pools
+from kvbench.sweep.spec import Sampling
 
 pytestmark = pytest.mark.gpu
 

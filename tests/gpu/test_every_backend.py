@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvbench.axes import Direction, StreamState
 from kvbench.backends.base import Backend, load_backends
-from kvbench.engine import Device, MemoryKind
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.engine.device import Device, MemoryKind
 from tests.swaps import aligned_swap, mixed_swap, run_and_compare
 
 pytestmark = pytest.mark.gpu

@@ -4,16 +4,17 @@ from statistics import median
 
 import pytest
 
-from kvbench.axes import Cell, Direction, StreamState
 from kvbench.backends.base import load_backends
-from kvbench.control import open_control, time_copies
-from kvbench.effective_path import EffectivePath
-from kvbench.engine import Device, Stream, TimedRegion
-from kvbench.measure import Bench, Measurement, measure, measure_ceiling
-from kvbench.spec import Sampling
-from kvbench.steady import SteadyCpu
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import Device, Stream, TimedRegion
+from kvbench.measure.control import open_control, time_copies
+from kvbench.measure.effective_path import EffectivePath
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
+from kvbench.measure.workload import Pools
+from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
-from kvbench.workload import Pools
 
 pytestmark = pytest.mark.gpu
 

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import typer.main
 
-from kvbench.axes import AXES
+from kvbench.cells.cell import AXES
 from kvbench.cli.main import app
-from kvbench.config import load_config, shipped_configs
-from kvbench.effective_path import EffectivePath
+from kvbench.engine.faults import KINDS, NO_BATCH
 from kvbench.errors import ExitCode
-from kvbench.faults import KINDS, NO_BATCH
 from kvbench.gate.outcomes import QUANTITIES
 from kvbench.gate.rules import parse_rule
 from kvbench.gate.verdict import Verdict
+from kvbench.measure.effective_path import EffectivePath
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.schema import SAMPLE_COLUMNS
-from tests.unit.command import kvbench
-from tests.unit.markdown import anchors
+from kvbench.sweep.config import load_config, shipped_configs
+from tests.command import kvbench
+from tests.markdown import anchors
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from kvbench.gate.output.sheet import Level, Line, Sheet
 from kvbench.report import markdown as md
-from kvbench.report.gate.sheet import Level, Line, Sheet
 
 # https://docs.github.com/actions: 10 warnings and 10 errors a step are shown, the rest is dropped without a word.
 MOST_ANNOTATIONS: Final = 10

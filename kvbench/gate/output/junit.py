@@ -4,8 +4,8 @@ from collections import Counter
 from typing import Final
 from xml.etree import ElementTree
 
-from kvbench.report.gate.sheet import Level, Line, Sheet
-from kvbench.results.files import printable
+from kvbench.gate.output.sheet import Level, Line, Sheet
+from kvbench.text import printable
 
 _TAGS: Final = {Level.ERROR: "error", Level.BAD: "failure", Level.OPEN: "skipped", Level.VOID: "skipped"}
 

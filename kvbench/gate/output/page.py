@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+from kvbench.gate.output.sheet import Line, Sheet
 from kvbench.report import markdown as md
-from kvbench.report.gate.sheet import Line, Sheet
 
 # https://docs.github.com/actions: a step's summary takes 1 MiB. A comment takes 65 536 characters.
 SUMMARY_BYTES: Final = 1 << 20

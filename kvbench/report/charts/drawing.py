@@ -52,7 +52,7 @@ class Pictures(Mapping[str, bytes]):
 
     def __enter__(self) -> Self:
         if self._processes > 1:  # matplotlib is imported over there while this process works out what to draw
-            forkserver.set_forkserver_preload(["kvbench.report.sections", "kvbench.report.heatmap"])
+            forkserver.set_forkserver_preload(["kvbench.report.sections", "kvbench.report.charts.heatmap"])
             forkserver.ensure_running()
         return self
 

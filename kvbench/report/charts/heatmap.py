@@ -13,9 +13,9 @@ from matplotlib.textpath import TextPath, TextToPath
 from matplotlib.transforms import Affine2D, Transform
 
 from kvbench.report import markdown as md
-from kvbench.report.charts import page, render, spaced, styled
-from kvbench.report.layout import Words, lay_out
-from kvbench.report.palette import RATIO_KEYS, is_dark, ratio_colour
+from kvbench.report.charts.layout import Words, lay_out
+from kvbench.report.charts.lines import page, render, spaced, styled
+from kvbench.report.charts.palette import RATIO_KEYS, is_dark, ratio_colour
 from kvbench.report.ratios import Ratio, RatioMap
 
 _ROW: Final = 0.21

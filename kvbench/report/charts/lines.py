@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter
 from PIL import Image
 
+from kvbench.report.charts.layout import PANEL_WIDTH, Grid, Layout, Panel, Words, lay_out
+from kvbench.report.charts.palette import Ink
 from kvbench.report.curves import Curve
-from kvbench.report.layout import PANEL_WIDTH, Grid, Layout, Panel, Words, lay_out
-from kvbench.report.palette import Ink
 from kvbench.units import format_size
 
 Mark = Callable[[Axes, Curve, Ink, int], None]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvbench.report import markdown as md
+from kvbench.report.charts.layout import Grid, Panel, Words
 from kvbench.report.curves import Curve
-from kvbench.report.layout import Grid, Panel, Words
-from kvbench.report.queue import QueueLine
 from kvbench.report.ratios import RatioMap
+from kvbench.report.sections.queue_depth import QueueLine
 from kvbench.report.tables import cliff_words
 
 

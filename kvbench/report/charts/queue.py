@@ -9,10 +9,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from kvbench.report import markdown as md
-from kvbench.report.charts import page, render, spaced, styled
-from kvbench.report.layout import PANEL_WIDTH, Words, lay_out
-from kvbench.report.palette import Ink
-from kvbench.report.queue import QueueLine
+from kvbench.report.charts.layout import PANEL_WIDTH, Words, lay_out
+from kvbench.report.charts.lines import page, render, spaced, styled
+from kvbench.report.charts.palette import Ink
+from kvbench.report.sections.queue_depth import QueueLine
 
 Grid = Sequence[Sequence[Sequence[QueueLine]]]
 

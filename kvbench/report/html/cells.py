@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from kvbench.axes import AXES
+from kvbench.cells.cell import AXES
 from kvbench.report import markdown as md
 from kvbench.report.html.packing import pack, pack_json
 from kvbench.report.view import HOST_COPIES, View

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.report.blocks import Chart
+from kvbench.report.charts.palette import Ink
+from kvbench.report.charts.plot import Axis, Line, LinePanel, LinePlot, MapPlot
 from kvbench.report.html.maps import map_figure
 from kvbench.report.html.templates import template
-from kvbench.report.palette import Ink
-from kvbench.report.plot import Axis, Line, LinePanel, LinePlot, MapPlot
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from math import log2
 from typing import Final
 
+from kvbench.analysis.intervals import Quartiles
 from kvbench.report import markdown as md
+from kvbench.report.charts.palette import RATIO_KEYS, RATIO_OCTAVES, is_dark, ratio_colour
+from kvbench.report.charts.plot import MapPlot
 from kvbench.report.html.templates import template
-from kvbench.report.palette import RATIO_KEYS, RATIO_OCTAVES, is_dark, ratio_colour
-from kvbench.report.plot import MapPlot
 from kvbench.report.ratios import RatioMap
-from kvbench.stats import Quartiles
 
 _STEPS_AN_OCTAVE: Final = 4
 _LAST_STEP: Final = round(_STEPS_AN_OCTAVE * RATIO_OCTAVES)

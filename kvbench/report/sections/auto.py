@@ -7,14 +7,14 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.fitting import choice_of, timed, tried
-from kvbench.policy import AUTO
 from kvbench.report import markdown as md
 from kvbench.report.blocks import Block
 from kvbench.report.contest import a_stream
 from kvbench.report.ratios import time_ratio
 from kvbench.report.tables import Row, Table, rows_of, swap_quartiles
 from kvbench.report.view import View
+from kvbench.tune.fit import choice_of, timed, tried
+from kvbench.tune.table import AUTO
 
 CLOSE: Final = 0.97
 _MOST_SHOWN: Final = 12

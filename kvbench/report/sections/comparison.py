@@ -5,18 +5,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from kvbench.analysis.intervals import DRIFT
 from kvbench.report import markdown as md
-from kvbench.report import pictures
 from kvbench.report.blocks import DIRECTIONS, Block, Chart, Section, line_files
+from kvbench.report.charts import pictures
+from kvbench.report.charts.layout import Grid, Panel, Words, plain
+from kvbench.report.charts.palette import Ink
+from kvbench.report.charts.plot import LinePlot, ladder_plot, size_plot
 from kvbench.report.curves import Curve, Curves, cliff_curves, ladder_curves
-from kvbench.report.layout import Grid, Panel, Words, plain
 from kvbench.report.pairing import CHANCE, Pairing, pairings
-from kvbench.report.palette import Ink
-from kvbench.report.plot import LinePlot, ladder_plot, size_plot
-from kvbench.report.selection import SIDE_AXES, STATES
+from kvbench.report.select import SIDE_AXES, STATES
 from kvbench.report.tables import INCLUDES, Row, Table, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
-from kvbench.stats import DRIFT
 
 _MOST_CELLS: Final = 40
 _WORDS: Final = {

@@ -4,14 +4,14 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.analysis.intervals import Quartiles
 from kvbench.report import markdown as md
 from kvbench.report.blocks import Block
 from kvbench.report.ratios import time_ratio
-from kvbench.report.selection import SERIES, SIDE_AXES
+from kvbench.report.select import SERIES, SIDE_AXES
 from kvbench.report.tables import Row, Table, rows_of, swap_quartiles
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
-from kvbench.stats import Quartiles
 
 _SHAPE: Final = ("blocks", "block_bytes", "pattern")
 _SHARED: Final = (*SERIES, *(axis for axis in SIDE_AXES if axis not in (*_SHAPE, "coalesce")))

@@ -7,11 +7,11 @@ from typing import Any, Final
 import pandas as pd
 
 from kvbench.errors import UsageError
-from kvbench.models import KvDtype, KvLayout, ModelSwap, swaps_from_plain
+from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
 from kvbench.report import markdown as md
 from kvbench.report.contest import BATCHED, a_stream
 from kvbench.report.ratios import Ratio, time_ratio
-from kvbench.report.selection import STATES, Pinned, pin
+from kvbench.report.select import STATES, Pinned, pin
 from kvbench.report.tables import (
     INCLUDES,
     Footnotes,

@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from kvbench.analysis.intervals import MIN_PAIRS, Ratio, paired_ratio
 from kvbench.report import markdown as md
-from kvbench.report.selection import Pinned, pin
+from kvbench.report.select import Pinned, pin
 from kvbench.report.tables import INCLUDES, Row, Table, rows_of, settings
 from kvbench.report.view import View
-from kvbench.stats import MIN_PAIRS, Ratio, paired_ratio
 
 _RACE: Final = (
     "† ANY on d2h lets the driver read the source before earlier work on the stream has finished: "

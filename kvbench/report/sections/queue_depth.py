@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from kvbench.knees import RISE, QueueKnee, find_queue_knee
+from kvbench.analysis.curves import RISE, QueueKnee, find_queue_knee
+from kvbench.analysis.intervals import Quartiles
 from kvbench.report import markdown as md
-from kvbench.report.selection import QUEUE, Pinned, pin
+from kvbench.report.select import QUEUE, Pinned, pin
 from kvbench.report.tables import Footnotes, Row, Table, rows_of, settings, shown
 from kvbench.report.view import View
-from kvbench.stats import Quartiles
 
 MIN_DEPTHS: Final = 4
 INCLUDES: Final = (

@@ -8,7 +8,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.report import markdown as md
-from kvbench.report.selection import Pinned, pin
+from kvbench.report.select import Pinned, pin
 from kvbench.report.tables import Row, Table, rows_of, settings
 from kvbench.report.view import View
 

@@ -6,13 +6,13 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.crossovers import crossovers, winners
+from kvbench.analysis.curves import crossovers, winners
+from kvbench.analysis.intervals import Quartiles
 from kvbench.report import markdown as md
 from kvbench.report.contest import BACK_TO_BACK, BATCHED, Arm, Contest, back_to_back, contests
-from kvbench.report.selection import Pinned
+from kvbench.report.select import Pinned
 from kvbench.report.tables import INCLUDES, Footnotes, Table, mark_fastest, rate, rows_of, settings, shown
 from kvbench.report.view import View
-from kvbench.stats import Quartiles
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2

@@ -3,7 +3,7 @@
 import ctypes
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 
 
 class Memmove:

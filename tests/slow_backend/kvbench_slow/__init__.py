@@ -9,8 +9,8 @@ from statistics import median
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.backends.batched import Batched
 from kvbench.backends.sm import Sm
-from kvbench.engine import Stream
-from kvbench.facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts
+from kvbench.engine.device import Stream
 
 TIMED = 5
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cliffs import Cliff, find_cliff, knee
+from kvbench.analysis.curves import Cliff, find_cliff, knee
 
 KIB = 1024
 SIZES = [kib * KIB for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)]

@@ -6,8 +6,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.crossovers import Crossover, crossovers, leaders, winners
-from kvbench.stats import Quartiles
+from kvbench.analysis.curves import Crossover, crossovers, leaders, winners
+from kvbench.analysis.intervals import Quartiles
 
 KIB = 1024
 SIZES = [kib * KIB for kib in (4, 8, 16, 24, 28, 32)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.stats import (
+from kvbench.analysis.intervals import (
     grouped_outliers,
     grouped_quartiles,
     median_interval,
@@ -124,7 +124,7 @@ def test_ratios_need_positive_times() -> None:
 
 
 def test_the_measuring_side_pays_for_neither_pandas_nor_scipy() -> None:
-    code = "import sys, kvbench.stats; print({'pandas', 'scipy.stats'} & set(sys.modules))"
+    code = "import sys, kvbench.analysis.intervals; print({'pandas', 'scipy.stats'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 

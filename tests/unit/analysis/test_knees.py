@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.knees import QueueKnee, find_queue_knee
-from kvbench.stats import Quartiles
+from kvbench.analysis.curves import QueueKnee, find_queue_knee
+from kvbench.analysis.intervals import Quartiles
 
 DEPTHS = (0, 1, 4, 16, 64, 256, 1024, 4096)
 

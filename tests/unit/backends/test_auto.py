@@ -8,13 +8,14 @@ import msgspec
 import pandas as pd
 import pytest
 
-from kvbench.axes import Cell, Direction, Order, StreamState
 from kvbench.backends.auto import DEFAULTS
-from kvbench.policy import Chooser, Policy, load_policy
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.cell import Cell
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
-from tests.unit import markdown, synthetic
-from tests.unit.command import BRIEF, error_line, failures, kvbench, records, tiny
+from kvbench.tune.table import Chooser, Policy, load_policy
+from tests import markdown, synthetic
+from tests.command import BRIEF, error_line, failures, kvbench, records, tiny
 
 AXES = {"blocks": "4,64", "block_size": "1KiB,16KiB"}
 POLICY = """

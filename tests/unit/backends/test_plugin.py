@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from kvbench.results import Visit
-from tests.unit.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, skips, tiny
+from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, skips, tiny
 
-EXAMPLE = Path(__file__).parents[1] / "example_backend"
+EXAMPLE = Path(__file__).parents[2] / "example_backend"
 
 # A backend that copies as it should, for the misbehaving ones to start from.
 SOUND = """

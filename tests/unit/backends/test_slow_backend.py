@@ -5,15 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvbench.axes import Cell, Direction, StreamState
 from kvbench.backends.base import SwapRequest
-from kvbench.engine import STREAM_STATES, Stream, TimedRegion, open_device
-from kvbench.faults import FaultPlan
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import STREAM_STATES, Stream, TimedRegion, open_device
+from kvbench.engine.faults import FaultPlan
+from kvbench.measure.workload import Pools, lay_out
 from kvbench.results import load_run
-from kvbench.workload import Pools, lay_out
-from tests.unit.command import BRIEF, kvbench, tiny
+from tests.command import BRIEF, kvbench, tiny
 
-SLOW = Path(__file__).parents[1] / "slow_backend"
+SLOW = Path(__file__).parents[2] / "slow_backend"
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import AXES, Cell, Direction, Memory, Order, StreamState, axis_named
+from kvbench.cells.axes import Direction, Memory, Order, StreamState
+from kvbench.cells.cell import AXES, Cell, axis_named
+from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
-from kvbench.patterns import Pattern
-from tests.unit.strategies import AXIS_VALUES, cells
+from tests.strategies import AXIS_VALUES, cells
 
 EXAMPLE = Cell(backend="batched", direction=Direction.H2D, blocks=10_000, block_bytes=16_384, order=Order.ANY)
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import Cell
 from kvbench.backends.sm import shape_for
+from kvbench.cells.cell import Cell
+from kvbench.cells.kernel_shape import KernelShape
 from kvbench.errors import UsageError
-from kvbench.kernel_shape import KernelShape
 
 shapes = st.one_of(
     st.builds(

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.axes import Cell, Direction
-from kvbench.engine import Stream, open_device
-from kvbench.facts import pool_rows
-from kvbench.faults import FaultPlan
-from kvbench.patterns import Pattern, Tensors
-from kvbench.workload import Pools, lay_out
-from tests.unit.strategies import patterns
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import pool_rows
+from kvbench.cells.pattern import Pattern, Tensors
+from kvbench.engine.device import Stream, open_device
+from kvbench.engine.faults import FaultPlan
+from kvbench.measure.workload import Pools, lay_out
+from tests.strategies import patterns
 
 SHORT = Pattern("tensors", terms=(Tensors(64, 0),))
 HYBRID = Pattern("tensors", terms=(Tensors(18, 512), Tensors(18, 8)))

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvbench.axes import Cell, Direction, StreamState
 from kvbench.backends.base import Backend, Mechanism, SwapRequest
 from kvbench.backends.batched import Batched
 from kvbench.backends.per_block import PerBlock
-from kvbench.engine import (
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import (
     ACCESS_ORDERS,
     DIRECTIONS,
     STREAM_STATES,
@@ -35,9 +36,10 @@ from kvbench.engine import (
     resolve_device,
     verify,
 )
+from kvbench.engine.faults import Fault, FaultPlan
+from kvbench.engine.memory import SwapMemory
 from kvbench.errors import UsageError
-from kvbench.faults import Fault, FaultPlan
-from kvbench.workload import POISON, SwapMemory
+from kvbench.measure.workload import POISON
 from tests.swaps import aligned_swap, mixed_swap, run_and_compare
 
 MIXED_SIZES = [*range(1, 130), 255, 576, 656, 1000, 4095, 4096, 4097, 24_576, 25_088, 65_537, 1 << 20, (1 << 20) - 3]

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvbench import nvrtc
-from kvbench.nvrtc import NvrtcError, cached_cubin, compile_cubin, kernel_source
+from kvbench.engine import nvrtc
+from kvbench.engine.nvrtc import NvrtcError, cached_cubin, compile_cubin, kernel_source
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
 
-SOURCES = sorted((Path(__file__).parents[2] / "csrc" / "kernels").glob("*.cu"))
+SOURCES = sorted((Path(__file__).parents[3] / "csrc" / "kernels").glob("*.cu"))
 ELF = b"\x7fELF"
 
 

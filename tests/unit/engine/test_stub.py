@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from nanobind.stubgen import StubGen  # type: ignore[import-untyped]  # it ships no types
 
-STUB = Path(__file__).parents[2] / "kvbench" / "_engine.pyi"
+STUB = Path(__file__).parents[3] / "kvbench" / "_engine.pyi"
 
 
 def outline(source: str) -> set[str]:

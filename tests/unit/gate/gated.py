@@ -7,10 +7,10 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from kvbench.axes import Cell, Direction, Order
+from kvbench.cells.axes import Direction, Order
+from kvbench.cells.cell import Cell
 from kvbench.results import Ceiling, Control, Failure, Record, Run, Skip
-from kvbench.results.cells import CellIndex
-from tests.unit.synthetic import info, visit, write_run
+from tests.synthetic import info, visit, write_run
 
 KIB = 1024
 CELLS = [
@@ -78,7 +78,7 @@ def compared(
             created = f"2026-11-20T10:{2 * number + place:02}:00Z"
             path = Path(f"{number:02}-{'ab'[which]}")
             fields: dict[str, Any] = {"created": created, "device": {"name": "cuda:0", "kind": "cuda"}}
-            runs[which].append(Run(path, info(**(fields | side.changes)), list(records()), [], CellIndex()))
+            runs[which].append(Run(path, info(**(fields | side.changes)), list(records()), []))
     return runs
 
 

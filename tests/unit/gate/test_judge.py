@@ -5,14 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvbench.axes import Cell, Direction
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.controls import ControlTimes, judge_controls
 from kvbench.gate.judge import judge
 from kvbench.gate.judgement import Judgement, Margins, Row, Status
 from kvbench.gate.verdict import Verdict, effects, verdict, without_slot_bias
-from tests.unit.gated import CELLS, KIB, Side, compared
-from tests.unit.synthetic import failure, skip
+from tests.synthetic import failure, skip
+from tests.unit.gate.gated import CELLS, KIB, Side, compared
 
 VICTIM = CELLS[4]
 

@@ -6,18 +6,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvbench.axes import Cell, Direction
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
 from kvbench.gate.judge import judge
 from kvbench.gate.judgement import Judgement, Margins, Row, Status
+from kvbench.gate.output.data import as_json, judgement_data, rules_data
+from kvbench.gate.output.github import MOST_ANNOTATIONS, annotations
+from kvbench.gate.output.junit import junit
+from kvbench.gate.output.page import COMMENT_BYTES, SUMMARY_BYTES, page
+from kvbench.gate.output.sheet import Sheet, sheet_of_judgement, sheet_of_rules
 from kvbench.gate.rule_check import RuleResult, RulesReport, RuleVerdict
 from kvbench.gate.verdict import Verdict
-from kvbench.report.gate.data import as_json, judgement_data, rules_data
-from kvbench.report.gate.github import MOST_ANNOTATIONS, annotations
-from kvbench.report.gate.junit import junit
-from kvbench.report.gate.page import COMMENT_BYTES, SUMMARY_BYTES, page
-from kvbench.report.gate.sheet import Sheet, sheet_of_judgement, sheet_of_rules
-from tests.unit.gated import CELLS, Side, compared
-from tests.unit.synthetic import failure
+from tests.synthetic import failure
+from tests.unit.gate.gated import CELLS, Side, compared
 
 HOSTILE = "x\n::error title=no::way%0A <script>alert(1)</script> ]]> | `a` @everyone \x1b[31m\ud800 [l](http://e.com)"
 CELL = Cell("sm", Direction.H2D, 64, 4096, sms=2)

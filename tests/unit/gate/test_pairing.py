@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import Cell, Direction
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
+from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
 from kvbench.gate.judge import judge
+from kvbench.gate.pairing import aligned, partners, rounds_of
+from kvbench.gate.schedule import turns
+from kvbench.gate.sides import Side, parse_side, parse_sides, probe
+from kvbench.gate.turn import Suite
 from kvbench.gate.verdict import Verdict
-from kvbench.paired.floors import check_floors, floors_of, read_floors, write_floors
-from kvbench.paired.pairing import aligned, partners, rounds_of
-from kvbench.paired.schedule import turns
-from kvbench.paired.sides import Side, parse_side, parse_sides, probe
-from kvbench.paired.turn import Suite
 from kvbench.results import Record, Run, load_run
-from tests.unit import synthetic
+from tests import synthetic
 
 CELLS = [Cell("batched", way, 64, size, coalesce=False) for way in Direction for size in (4096, 16384)]
 

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import AXES, Cell, Direction, StreamState
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import ExitCode, UsageError
 from kvbench.gate.outcomes import QUANTITIES
 from kvbench.gate.rule_check import RuleResult, RulesReport, RuleVerdict, check_rules
 from kvbench.gate.rules import Bound, Cells, Conditions, CrossoverBetween, NoCliff, Rule, parse_rule
 from kvbench.gate.rules_file import load_rules, shipped_rules
 from kvbench.results import Ceiling, Record, Run, load_run
-from kvbench.results.cells import CellIndex
-from tests.unit.strategies import AXIS_VALUES
-from tests.unit.synthetic import CEILING_GBPS, ceilings, cliff_cells, failure, info, skip, visits
+from tests.strategies import AXIS_VALUES
+from tests.synthetic import CEILING_GBPS, ceilings, cliff_cells, failure, info, skip, visits
 
 KIB = 1024
-REPORTS = Path(__file__).parents[2] / "reports"
+REPORTS = Path(__file__).parents[3] / "reports"
 
 conditions = st.dictionaries(
     st.sampled_from([name for name in AXES if name != "backend"]), st.none(), max_size=6
@@ -121,7 +121,7 @@ def test_any_text_is_a_rule_or_refused_in_one_line(text: str) -> None:
 
 
 def run_of(records: Iterable[Record], **changes: object) -> Run:
-    return Run(Path("some-run"), info(**changes), list(records), [], CellIndex())
+    return Run(Path("some-run"), info(**changes), list(records), [])
 
 
 def check(text: str, records: Iterable[Record] | None = None) -> RuleResult:

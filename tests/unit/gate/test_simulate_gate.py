@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulate_gate import MARKERS, SCENARIOS, Scenario, cells, simulate, write_between_markers
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_quiet_suite_of_200_cells_passes_and_its_slow_cells_are_found() -> None:

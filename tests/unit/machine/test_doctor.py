@@ -7,10 +7,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from kvbench.cells.facts import DeviceFacts
 from kvbench.cli import doctor as command
-from kvbench.doctor import Check, Component, EngineReport, Findings, Status, diagnose, resolve_device
 from kvbench.errors import ExitCode, UsageError
-from kvbench.facts import DeviceFacts
+from kvbench.machine.doctor import Check, Component, EngineReport, Findings, Status, diagnose, resolve_device
 
 GIB = 2**30
 GPU = DeviceFacts("cuda:0", "cuda", "NVIDIA H200", 132, 139 * GIB, 100 * GIB, "cuMemcpyBatchAsync 13.0")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench import environment
-from kvbench.environment import Nvml, Scalar, Sources
+from kvbench.machine import observation as environment
+from kvbench.machine.observation import Nvml, Scalar, Sources
 
 BUS_ID = "00000000:1B:00.0"
 GIB = 2**30

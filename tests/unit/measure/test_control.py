@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.axes import Direction
-from kvbench.control import COPY_BYTES, ControlError, HostControl, open_control, time_copies
+from kvbench.cells.axes import Direction
+from kvbench.measure.control import COPY_BYTES, ControlError, HostControl, open_control, time_copies
 from kvbench.results import Control, load_run
-from tests.unit import synthetic
-from tests.unit.command import BRIEF, kvbench, tiny
+from tests import synthetic
+from tests.command import BRIEF, kvbench, tiny
 
 
 def controls(run: Path) -> list[Control]:

@@ -3,7 +3,7 @@
 import pytest
 
 from kvbench.backends.base import Mechanism
-from kvbench.effective_path import EffectivePath, effective_path
+from kvbench.measure.effective_path import EffectivePath, effective_path
 
 
 @pytest.mark.parametrize(

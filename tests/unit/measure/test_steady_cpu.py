@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kvbench.steady import PROBES, SteadyCpu
+from kvbench.measure.steady_cpu import PROBES, SteadyCpu
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvbench.axes import Cell, Direction, Memory
-from kvbench.engine import DIRECTIONS, Device, Stream, open_device, per_block
-from kvbench.facts import pool_rows
-from kvbench.faults import FaultPlan
-from kvbench.patterns import Pattern
-from kvbench.workload import POISON, Layout, Pools, SwapMemory, VerificationError, lay_out
+from kvbench.cells.axes import Direction, Memory
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import pool_rows
+from kvbench.cells.pattern import Pattern
+from kvbench.engine.device import DIRECTIONS, Device, Stream, open_device, per_block
+from kvbench.engine.faults import FaultPlan
+from kvbench.engine.memory import SwapMemory
+from kvbench.measure.workload import POISON, Layout, Pools, VerificationError, lay_out
 
 PATTERNS = [Pattern("shuffled"), Pattern("contiguous"), Pattern("reversed"), Pattern("runs", 2), Pattern("runs", 16)]
 patterns = st.sampled_from(PATTERNS) | st.builds(Pattern, st.just("runs"), st.integers(2, 50))

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.config import find_config, load_config
+from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
-from kvbench.hf_config import geometry_of, read_config_json
-from kvbench.models import (
+from kvbench.models.geometry import (
     MODEL_AXES,
     Geometry,
     KvDtype,
@@ -21,11 +20,12 @@ from kvbench.models import (
     swaps_from_plain,
     swaps_to_plain,
 )
-from kvbench.patterns import Tensors
-from kvbench.presets import ModelChoice, find_model, presets
+from kvbench.models.hf_config import geometry_of, read_config_json
+from kvbench.models.presets import ModelChoice, find_model, presets
 from kvbench.results import Visit, load_run
-from kvbench.spec import SweepSpec
-from tests.unit.command import BRIEF, cell_of, error_line, events, kvbench
+from kvbench.sweep.config import find_config, load_config
+from kvbench.sweep.spec import SweepSpec
+from tests.command import BRIEF, cell_of, error_line, events, kvbench
 
 KIB = 1024
 DENSE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
-from kvbench.axes import Cell
+from kvbench.analysis.intervals import rank_sum_probability
+from kvbench.cells.cell import Cell
 from kvbench.report.build import report_files
 from kvbench.results import Record, Run, RunInfo, load_run
-from kvbench.stats import rank_sum_probability
-from tests.unit import synthetic
-from tests.unit.markdown import plain, tokens
+from tests import synthetic
+from tests.markdown import plain, tokens
 
 ROUNDS = 6
 HOSTILE = (

@@ -22,8 +22,8 @@ from kvbench.report.html.page import html_page
 from kvbench.report.html.prose import to_html
 from kvbench.report.model import Report, report_of
 from kvbench.results import Note, Record, Run, load_run
-from tests.unit import synthetic
-from tests.unit.test_report import HOSTILE
+from tests import synthetic
+from tests.unit.report.test_report import HOSTILE
 
 TAGS = {
     "a", "blockquote", "body", "br", "caption", "code", "dialog", "div", "em", "figcaption", "figure", "h1", "h2", "h3",

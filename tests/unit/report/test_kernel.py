@@ -11,18 +11,19 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvbench.axes import AXES, Cell, Direction, StreamState
-from kvbench.kernel_shape import RULE
-from kvbench.models import swaps_to_plain
-from kvbench.patterns import Pattern
-from kvbench.presets import ModelChoice
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.kernel_shape import RULE
+from kvbench.cells.pattern import Pattern
+from kvbench.models.geometry import swaps_to_plain
+from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_files
 from kvbench.report.html.cells import pack_run
 from kvbench.report.pairing import pairings
-from kvbench.report.selection import QUEUE, SERIES, SIDE_AXES, pin
+from kvbench.report.select import QUEUE, SERIES, SIDE_AXES, pin
 from kvbench.report.view import View, views_of
 from kvbench.results import Record, Run, RunInfo, load_run
-from tests.unit import markdown, synthetic
+from tests import markdown, synthetic
 
 BULK, LANES = "bulk-8x6x4KiB", "lanes-16x8x4KiB"
 # GB/s of a device that does not exist: the rule is the slowest, so that its figures are nobody else's

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import msgspec
 
-from kvbench.axes import Cell, Direction, Order
-from kvbench.patterns import Pattern
+from kvbench.cells.axes import Direction, Order
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.report.build import report_files
 from kvbench.results import Visit, load_run
-from tests.unit import markdown, synthetic
+from tests import markdown, synthetic
 
 TITLE = "## Merging adjacent descriptors: what it costs and saves"
 

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from kvbench.axes import Cell, Direction, Order, StreamState
-from kvbench.models import ModelSwap, swaps_to_plain
-from kvbench.patterns import Pattern
-from kvbench.presets import ModelChoice
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.models.geometry import ModelSwap, swaps_to_plain
+from kvbench.models.presets import ModelChoice
 from kvbench.report import markdown as md
 from kvbench.report.build import report_files
 from kvbench.results import Record, load_run
-from tests.unit import synthetic
-from tests.unit.markdown import plain
+from tests import synthetic
+from tests.markdown import plain
 
 MODELS = ("llama-3-8b", "mistral-7b", "llama-3-70b@tp4", "gpt-oss-20b", "deepseek-v3")
 # GB/s of a device that does not exist

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvbench.report.palette import inks
+from kvbench.report.charts.palette import inks
 
 Floats = npt.NDArray[np.float64]
 # Colour-vision deficiencies at full severity, on linear RGB: Machado, Oliveira and Fernandes 2009, table 1.

@@ -9,13 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvbench.axes import StreamState
+from kvbench.cells.axes import StreamState
 from kvbench.report.build import report_files
 from kvbench.report.curves import cliff_curves
 from kvbench.report.tables import cliff_tables
 from kvbench.report.view import View
 from kvbench.results import Record, Run, load_run
-from tests.unit import markdown, synthetic
+from tests import markdown, synthetic
 
 TITLE = "## Queue depth: submission time against queued swaps"
 

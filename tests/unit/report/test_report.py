@@ -21,18 +21,19 @@ from hypothesis import strategies as st
 from markdown_it.token import Token
 from typer.testing import CliRunner
 
-from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown as md
 from kvbench.report.build import report_files, write_report
-from kvbench.report.palette import inks
-from kvbench.report.selection import pin
-from kvbench.report.stages import nearest
+from kvbench.report.charts.palette import inks
+from kvbench.report.sections.stages import nearest
+from kvbench.report.select import pin
 from kvbench.report.view import warnings_of
 from kvbench.results import Note, Record, Run, RunInfo, Visit, load_run
-from tests.unit import synthetic
-from tests.unit.markdown import anchors, plain, tokens
+from tests import synthetic
+from tests.markdown import anchors, plain, tokens
 
 HOSTILE = (
     "a|b`c``d",

@@ -6,10 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.cell import Cell
 from kvbench.report.model import Report, report_of
 from kvbench.results import Record, Visit, load_run
-from tests.unit import markdown, synthetic
+from tests import markdown, synthetic
 
 
 def found(tmp_path: Path, records: Sequence[Record], section: str) -> list[str]:

@@ -12,7 +12,7 @@ from kvbench.cli.main import app
 from kvbench.errors import ExitCode, RunDirectoryError
 from kvbench.report.build import report_files
 from kvbench.results import Run, load_run
-from tests.unit import synthetic
+from tests import synthetic
 
 
 def good_run(path: Path) -> Path:

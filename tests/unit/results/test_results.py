@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.axes import AXES, Cell, Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.results import COLUMNS, Note, Record, RunWriter, Samples, Visit, load_run
 from kvbench.results.journal import Position, read_lines, seal
-from tests.unit import synthetic
+from tests import synthetic
 
 CELL = Cell("batched", Direction.H2D, 256, 4096, order=Order.ANY)
 BUSY = Cell("batched", Direction.H2D, 256, 4096, StreamState.BUSY, order=Order.ANY)
@@ -292,7 +293,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     number, said = done.stdout.split(maxsplit=1)
     assert "cannot be written" in said

@@ -2,12 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.axes import Cell, Direction, Order, StreamState
-from kvbench.config import find_config, load_config, shipped_configs
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
-from kvbench.plan import Plan, expand
-from kvbench.spec import Limits, Sampling, SweepSpec
-from tests.unit.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
+from kvbench.sweep.config import find_config, load_config, shipped_configs
+from kvbench.sweep.plan import Plan, expand
+from kvbench.sweep.spec import Limits, Sampling, SweepSpec
+from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 KIB = 1024
 NAMES = ("cliff", "engine", "full", "gate-suite", "models", "order", "queue", "quick", "sm-ladder", "threshold")

@@ -6,18 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import AXES, Cell, Direction, Memory, Order, StreamState
+from kvbench.cells.axes import Direction, Memory, Order, StreamState
+from kvbench.cells.axis import AxisValue
+from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.facts import BackendFacts, DeviceFacts, pool_rows
+from kvbench.cells.filter import Filter
+from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
-from kvbench.facts import BackendFacts, DeviceFacts, pool_rows
-from kvbench.filters import Filter
-from kvbench.grammar import AxisValue
-from kvbench.patterns import Pattern
-from kvbench.plan import Plan, estimate_seconds, expand, footprint, visits
-from kvbench.policy import AUTO, Policy, Table
-from kvbench.spec import Limits, Sampling, SweepSpec
-from tests.unit.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
+from kvbench.sweep.plan import Plan, estimate_seconds, expand, footprint, visits
+from kvbench.sweep.spec import Limits, Sampling, SweepSpec
+from kvbench.tune.table import AUTO, Policy, Table
+from tests.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
 
-HEEDED = [name for name, axis in AXES.items() if axis.heeded]
+HEEDED = [name for name, axis in AXES.items() if axis.depends_on_backend]
 CELL = Cell(backend="batched", direction=Direction.H2D, blocks=1024, block_bytes=4096)
 small_values = {**AXIS_VALUES, "blocks": st.integers(1, 5000), "block_size": st.integers(1, 2**20)}
 machines = st.sampled_from([(H200, H200_BACKENDS), (CPU, CPU_BACKENDS)])
@@ -58,7 +59,9 @@ def reasons(plan: Plan) -> list[str]:
 
 def _fits(value: AxisValue | None, wanted: AxisValue, first: AxisValue, device: DeviceFacts, axis: str) -> bool:
     all_sms = axis == "sms" and wanted == 0 and value == device.sm_count
-    return value == wanted or all_sms or (AXES[axis].heeded and value == AXES[axis].unused and wanted == first)
+    return (
+        value == wanted or all_sms or (AXES[axis].depends_on_backend and value == AXES[axis].unused and wanted == first)
+    )
 
 
 @given(small_specs, machines)

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import AXES, Cell, Direction, Order
+from kvbench.cells.axes import Direction, Order
+from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.filter import Filter, parse_filters
 from kvbench.errors import UsageError
-from kvbench.filters import Filter, parse_filters
-from kvbench.spec import Limits, Sampling, SweepSpec, parse_assignments
-from tests.unit.strategies import AXIS_VALUES, cells
+from kvbench.sweep.spec import Limits, Sampling, SweepSpec, parse_assignments
+from tests.strategies import AXIS_VALUES, cells
 
 SMALL = Cell(backend="per_block", direction=Direction.H2D, blocks=16, block_bytes=4096)
 ORDERED = ("<", "<=", ">", ">=")

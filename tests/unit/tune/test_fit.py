@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.analysis.intervals import Quartiles
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
-from kvbench.fitting import LITTLE, NOISE, choose_all, fit_policy
-from kvbench.patterns import Pattern
-from kvbench.policy import Choice, Chooser, Policy
 from kvbench.results import Record, Run, load_run
-from kvbench.stats import Quartiles
-from tests.unit import synthetic
+from kvbench.tune.fit import LITTLE, NOISE, choose_all, fit_policy
+from kvbench.tune.table import Choice, Chooser, Policy
+from tests import synthetic
 
 KIB = 1024
 SIZES = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))

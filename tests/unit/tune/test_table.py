@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.axes import Cell, Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
-from kvbench.policy import Choice, Chooser, Policy, Table, load_policy
-from kvbench.spec import SweepSpec
+from kvbench.sweep.spec import SweepSpec
+from kvbench.tune.table import Choice, Chooser, Policy, Table, load_policy
 
 H2D, D2H, IDLE, BUSY = Direction.H2D, Direction.D2H, StreamState.IDLE, StreamState.BUSY
 

@@ -7,7 +7,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.report import markdown as md
-from kvbench.report import pictures, queue, summary
+from kvbench.report import summary
 from kvbench.report.blocks import (
     DIRECTIONS,
     Block,
@@ -19,19 +19,21 @@ from kvbench.report.blocks import (
     spread,
     words_around,
 )
-from kvbench.report.coalescing import coalescing_block
-from kvbench.report.comparison import with_comparison
+from kvbench.report.charts import pictures
+from kvbench.report.charts.palette import Ink
+from kvbench.report.charts.plot import MapPlot, ladder_plot, queue_plot, size_plot
 from kvbench.report.contest import Contests, contests
 from kvbench.report.curves import MIN_SIZES, Curve, cliff_curves, ladder_curves
-from kvbench.report.dispatch import auto_block
-from kvbench.report.geometry import model_findings, model_rows, model_tables
-from kvbench.report.orders import order_contests, order_tables
-from kvbench.report.palette import Ink
-from kvbench.report.plot import MapPlot, ladder_plot, queue_plot, size_plot
 from kvbench.report.ratios import RatioMap, ratio_maps
-from kvbench.report.stages import stage_tables
+from kvbench.report.sections import queue_depth as queue
+from kvbench.report.sections.auto import auto_block
+from kvbench.report.sections.comparison import with_comparison
+from kvbench.report.sections.merging import coalescing_block
+from kvbench.report.sections.models import model_findings, model_rows, model_tables
+from kvbench.report.sections.order import order_contests, order_tables
+from kvbench.report.sections.stages import stage_tables
+from kvbench.report.sections.threshold import threshold_duels, threshold_tables
 from kvbench.report.tables import INCLUDES, cliff_tables, cliff_words, ladder_tables
-from kvbench.report.threshold import threshold_duels, threshold_tables
 from kvbench.report.view import View, sample_words
 
 

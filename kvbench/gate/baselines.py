@@ -17,12 +17,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvbench.checks import NAME_PATTERN
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
-from kvbench.identity import machine_differences
+from kvbench.files import open_regular, raise_if_no_room, read_capped, write_whole
+from kvbench.machine.identity import machine_differences
 from kvbench.results import Failure, Run, RunInfo, Visit, load_run
-from kvbench.results.files import open_regular, printable, raise_if_no_room, read_capped, write_whole
 from kvbench.results.rundir import JOURNAL_FILE, PACKED_JOURNAL_FILE, RUN_FILE, SUMMARY_FILE
+from kvbench.text import NAME_PATTERN, printable
 
 BASELINE_FILE: Final = "baseline.json"
 _CAP_BYTES: Final = 1 << 20

@@ -1,0 +1,301 @@
+"""The cell: one point of a sweep. Each of its fields carries the entry of its axis."""
+
+import hashlib
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Final, Self
+
+from kvbench.cells.axes import Direction, Memory, Order, StreamState
+from kvbench.cells.axis import Axis, Role, block_size, choice, number_or_all, on_off, size, switch, whole, word
+from kvbench.cells.kernel_shape import RULE, KernelShape
+from kvbench.cells.pattern import SHUFFLED, Pattern
+from kvbench.errors import UsageError, brief
+from kvbench.units import KIB
+
+AxisTexts = dict[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of the sweep. `None` on an axis means that the backend or the device does not know that axis.
+
+    `order` is what the driver is asked for (the default that follows from direction is resolved by the plan);
+    `descriptors_per_call` 0 means all in one call; `sms` is the grid of an SM backend (0, all SMs of the device,
+    stands in a request alone: the plan puts the number in). `queued` swaps wait in front of the measured one, dealt
+    with it over `streams` in turn. `kernel` is a KernelShape as text, or the word that leaves it to the backend.
+    """
+
+    backend: Annotated[
+        str,
+        Axis("who copies (kvbench list backends)", "per_block,batched", word, role=Role.SERIES),
+    ]
+    direction: Annotated[
+        Direction,
+        Axis(
+            "h2d (onload) or d2h (offload)",
+            "h2d,d2h",
+            choice(Direction),
+            default=tuple(Direction),
+            role=Role.SERIES,
+        ),
+    ]
+    blocks: Annotated[
+        int,
+        Axis(
+            "descriptors in one swap",
+            "16,64,256",
+            whole(1, 10**8),
+            default=(256,),
+            role=Role.SHAPE,
+            ranged=True,
+            number=True,
+        ),
+    ]
+    block_bytes: Annotated[
+        int,
+        Axis(
+            "bytes of one descriptor",
+            "1KiB:256KiB:x2",
+            block_size,
+            size,
+            default=(16 * KIB,),
+            role=Role.SHAPE,
+            ranged=True,
+            number=True,
+            name="block_size",
+        ),
+    ]
+    stream_state: Annotated[
+        StreamState,
+        Axis(
+            "is work pending on the stream when the swap is submitted",
+            "idle,busy",
+            choice(StreamState),
+            default=(StreamState.IDLE,),
+            role=Role.SERIES,
+        ),
+    ] = StreamState.IDLE
+    pattern: Annotated[
+        Pattern,
+        Axis(
+            "how blocks lie in memory: shuffled, contiguous, reversed, runs-R, tensors-T, tensors-TxK+TxK",
+            "shuffled,runs-16,tensors-64",
+            Pattern.parse,
+            default=(SHUFFLED,),
+            usual=str(SHUFFLED),
+        ),
+    ] = SHUFFLED
+    memory: Annotated[
+        Memory | None,
+        Axis(
+            "how host memory is pinned",
+            "allocated,registered",
+            choice(Memory),
+            default=(Memory.ALLOCATED,),
+            optional=True,
+            noun="choice of host memory",
+            usual=Memory.ALLOCATED,
+        ),
+    ] = Memory.ALLOCATED
+    order: Annotated[
+        Order | None,
+        Axis(
+            "source access order of batched copies (default: any for h2d, stream for d2h)",
+            "stream,any",
+            choice(Order),
+            optional=True,
+            noun="access order",
+            cuda_only=True,
+            chosen=True,
+        ),
+    ] = None
+    sms: Annotated[
+        int | None,
+        Axis(
+            "SMs that a kernel may use (its grid); all is the device's number",
+            "1:32:x2",
+            whole(1, 4096, {"all": 0}),
+            number_or_all,
+            ranged=True,
+            optional=True,
+            noun="SM count to choose",
+            cuda_only=True,
+            chosen=True,
+            number=True,
+        ),
+    ] = None
+    descriptors_per_call: Annotated[
+        int | None,
+        Axis(
+            "maximum descriptors per batched call",
+            "all,8192",
+            whole(1, 10**8, {"all": 0}),
+            number_or_all,
+            default=(0,),
+            ranged=True,
+            optional=True,
+            noun="descriptors per call",
+            chosen=True,
+            usual="all",
+        ),
+    ] = None
+    coalesce: Annotated[
+        bool | None,
+        Axis(
+            "merge descriptors adjacent on both sides before the call",
+            "off,on",
+            on_off,
+            switch,
+            default=(False,),
+            optional=True,
+            noun="coalescing",
+            chosen=True,
+            usual="off",
+        ),
+    ] = None
+    overlap: Annotated[
+        bool | None,
+        Axis(
+            "CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE of batched copies",
+            "off,on",
+            on_off,
+            switch,
+            default=(False,),
+            optional=True,
+            noun="overlap flag",
+            cuda_only=True,
+            chosen=True,
+            usual="off",
+        ),
+    ] = None
+    queued: Annotated[
+        int,
+        Axis(
+            "swaps that wait on a busy stream in front of the measured one",
+            "0,1:4096:x4",
+            whole(0, 100_000),
+            role=Role.QUEUE,
+            ranged=True,
+            unused=0,
+            noun="queue of swaps",
+            number=True,
+        ),
+    ] = 0
+    streams: Annotated[
+        int,
+        Axis(
+            "streams over which these and the measured one are dealt in turn",
+            "1,8",
+            whole(1, 64),
+            role=Role.QUEUE,
+            ranged=True,
+            unused=1,
+            noun="pool of streams",
+            number=True,
+        ),
+    ] = 1
+    kernel: Annotated[
+        str,
+        Axis(
+            "shape of the sm kernel: bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, or rule for its own choice",
+            "rule,bulk-8x6x4KiB,lanes-16x8x4KiB",
+            KernelShape.canonical,
+            unused=RULE,
+            noun="kernel to shape",
+            chosen=True,
+        ),
+    ] = RULE
+
+    @property
+    def swap_bytes(self) -> int:
+        """Bytes that one swap moves."""
+        return self.blocks * self.block_bytes
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of a memory pool for this cell, on either side."""
+        return self.pattern.pool_rows(self.blocks) * self.block_bytes
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits that depend on the values alone: the same cell has the same id in every run."""
+        return _id_of(self)
+
+    @property
+    def label(self) -> str:
+        """The cell for people, without the axes that do not apply: "batched h2d 10000 x 16KiB idle runs-16 …"."""
+        texts = self.as_strings()
+        head = f"{self.backend} {self.direction} {self.blocks} x {texts['block_size']} {self.stream_state}"
+        side = [(axis, texts.get(axis.name)) for axis in AXES.values() if axis.role in (Role.SIDE, Role.QUEUE)]
+        tail = " ".join(f"{axis.name}={text}" for axis, text in side if text is not None and text != axis.usual)
+        return f"{head} {tail}".rstrip()
+
+    def as_strings(self) -> AxisTexts:
+        """Return axis name -> value in the grammar of `-a`, None where the axis does not apply.
+
+        An axis that came later is left out where the cell does not use it (`Axis.later`): ids stay as they were.
+        """
+        values = ((axis, getattr(self, axis.field)) for axis in AXES.values())
+        return {axis.name: axis.show(value) for axis, value in values if not (axis.later and value == axis.unused)}
+
+    @classmethod
+    def from_strings(cls, values: AxisTexts) -> Self:
+        """Rebuild a cell from `as_strings`; raises UsageError for unknown axes or impossible values.
+
+        An axis that is missing and that not every backend supports is one that the cell does not use.
+        """
+        unknown = sorted(set(values) - set(AXES))
+        missing = sorted(name for name, axis in AXES.items() if name not in values and not axis.depends_on_backend)
+        if unknown or missing:
+            raise UsageError(f"a cell has the axes {', '.join(AXES)}; got unknown {unknown}, missing {missing}")
+        parsed = {axis.field: axis.unused for axis in AXES.values() if axis.depends_on_backend}
+        for name, text in values.items():
+            axis = AXES[name]
+            if text is None and not axis.optional:
+                raise UsageError(f"axis {name} of a cell has no value")
+            parsed[axis.field] = None if text is None else axis.parse_one(text)
+        return cls(**parsed)  # type: ignore[arg-type]  # each axis parses to its field's type
+
+    def command(self) -> str:
+        """Return the command that measures this cell alone."""
+        return command_of(self.as_strings())
+
+
+def _entries(kind: type) -> dict[str, Axis]:
+    """Return name -> axis of the fields of `kind`, in their order."""
+    found = {}
+    for field, hint in typing.get_type_hints(kind, include_extras=True).items():
+        (entry,) = (extra for extra in typing.get_args(hint)[1:] if isinstance(extra, Axis))
+        axis = replace(entry, name=entry.name or field, field=field)
+        found[axis.name] = axis
+    return found
+
+
+AXES: Final = _entries(Cell)
+
+
+def axis_named(name: str) -> Axis:
+    """Return the axis `name`; raises UsageError that lists the axes there are."""
+    if name not in AXES:
+        raise UsageError(f"unknown axis {brief(name)!r}; the axes are {', '.join(AXES)}")
+    return AXES[name]
+
+
+def axes_of(*roles: Role) -> tuple[str, ...]:
+    """Return the names of the axes that have one of these roles, in order."""
+    return tuple(name for name, axis in AXES.items() if axis.role in roles)
+
+
+def command_of(texts: Mapping[str, str | None]) -> str:
+    """Return the command that measures the cells with these values, each in the grammar of `-a`."""
+    settings = " ".join(f"-a {name}={value}" for name, value in texts.items() if value is not None)
+    return f"kvbench sweep {settings}"
+
+
+@lru_cache(maxsize=1 << 16)
+def _id_of(cell: Cell) -> str:
+    text = json.dumps(cell.as_strings(), sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
