@@ -174,4 +174,4 @@ def skips(run: Path) -> list[Skip]:
 
 
 def cell_of(record: Visit | Failure | Skip) -> Cell:
-    return Cell.from_strings(record.cell)
+    return record.cell

@@ -121,7 +121,7 @@ class Cell:
             number_or_all,
             ranged=True,
             optional=True,
-            noun="SM count to choose",
+            noun="SMs to choose",
             cuda_only=True,
             chosen=True,
             number=True,

@@ -3,31 +3,47 @@
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final
+from types import MappingProxyType
+from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 from kvbench.cells.cell import AXES
+from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.errors import ExitCode, UsageError
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
-from kvbench.sweep.spec import SweepSpec, parse_assignments
+from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
+from kvbench.text import convert
 from kvbench.tune.table import Policy, load_policy
 
 DEFAULT_CONFIG: Final = "quick"
 MODELS_CONFIG: Final = "models"
 POLICY_VARIABLE: Final = "KVBENCH_POLICY"
+NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 EPILOG: Final = (
     "Axes take lists and ranges:  -a blocks=16,64,256   -a block_size=1KiB:256KiB:x2   -a sms=1:32:x2   "
     "-a blocks=1000:5000:+1000.   kvbench list axes shows them all."
 )
 
 
+class WhereOptions(msgspec.Struct):
+    """What a sweep runs on, and with what."""
+
+    device: Annotated[str | None, msgspec.Meta(description="device: auto, cpu, cuda or cuda:N (default: auto)")] = None
+    host_memory: Annotated[str | None, msgspec.Meta(description="pinned memory that may be used: 8GiB")] = None
+    device_memory: Annotated[str | None, msgspec.Meta(description="GPU memory that may be used: 40GiB")] = None
+    seed: Annotated[int | None, msgspec.Meta(description="seed of bytes, places and order")] = None
+    fault: Annotated[str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)")] = None
+
+
 def register(app: typer.Typer) -> None:
-    app.command(epilog=EPILOG)(sweep)
+    app.command(epilog=EPILOG)(with_struct_options(sweep))
 
 
 def sweep(
@@ -62,14 +78,8 @@ def sweep(
             autocompletion=lambda incomplete: _beginning_with(incomplete, presets()),
         ),
     ] = None,
-    tp: Annotated[int | None, typer.Option(help="Ranks that a model's KV heads are spread over.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of a model that one swap moves.")] = None,
-    block_tokens: Annotated[int | None, typer.Option(help="Tokens of a model in one block.")] = None,
-    layout: Annotated[str | None, typer.Option(help="How a model's layers lie: per-layer or cross-layer.")] = None,
-    kv_dtype: Annotated[
-        str | None, typer.Option(help="Type of a model's KV cache: bf16, fp16, fp32, fp8.  [default: the model's]")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.  [default: auto]")] = None,
+    geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
+    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions)] = NO_OPTIONS,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The run directory to make.  [default: runs/CONFIG-TIME]")
     ] = None,
@@ -78,27 +88,11 @@ def sweep(
         bool, typer.Option("--dry-run", help="Show cells, skips, memory and time; measure nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")] = False,
-    rounds: Annotated[int | None, typer.Option(help="Visits of every cell.")] = None,
-    warmups: Annotated[int | None, typer.Option(help="Swaps before the samples of a visit.")] = None,
-    min_samples: Annotated[int | None, typer.Option(help="Samples of a visit at least.")] = None,
-    max_samples: Annotated[int | None, typer.Option(help="Samples of a visit at most.")] = None,
-    target: Annotated[
-        float | None, typer.Option(help="Stop when the median's interval is this narrow (relative half-width).")
-    ] = None,
-    cell_seconds: Annotated[float | None, typer.Option(help="Seconds of sampling in a visit at most.")] = None,
-    busy_delay_us: Annotated[int | None, typer.Option(help="Length of the delay kernel before a busy sample.")] = None,
-    deadline_s: Annotated[float | None, typer.Option(help="A visit that takes longer counts as hung.")] = None,
-    controls: Annotated[
-        int | None, typer.Option(help="Large copies without the engine, each way and round, for a gate.")
-    ] = None,
-    host_memory: Annotated[str | None, typer.Option(help="Pinned memory that may be used: 8GiB.")] = None,
-    device_memory: Annotated[str | None, typer.Option(help="GPU memory that may be used: 40GiB.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides bytes, places and order.")] = None,
+    sampling: Annotated[Mapping[str, Any], FromStruct(Sampling)] = NO_OPTIONS,
     policy: Annotated[
         Path | None,
         typer.Option(help=f"What the backend auto goes by: a policy's file or a run's; else ${POLICY_VARIABLE} says."),
     ] = None,
-    fault: Annotated[str | None, typer.Option(help="Inject a fault (cpu device only; see CONTRIBUTING).")] = None,
 ) -> None:
     """Measure KV block swaps over every axis, into a run directory."""
     from kvbench.cli.progress import make_reporter
@@ -106,36 +100,22 @@ def sweep(
 
     signal.signal(signal.SIGTERM, terminate)
     reporter = make_reporter(as_json)
-    changes = {
-        "rounds": rounds,
-        "warmups": warmups,
-        "min_samples": min_samples,
-        "max_samples": max_samples,
-        "target": target,
-        "cell_seconds": cell_seconds,
-        "busy_delay_us": busy_delay_us,
-        "deadline_s": deadline_s,
-        "controls": controls,
-    }
-
-    choice = ModelChoice(tuple(model or ()), tp, tokens, block_tokens, layout, kv_dtype)
+    choice: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
 
     def asked() -> SweepSpec:
         spec = load_config(find_config(config or (MODELS_CONFIG if model else DEFAULT_CONFIG)), choice)
         return _with_policy(
             spec.with_axes(parse_assignments(axis or []))
             .with_filters(filters or [])
-            .with_sampling(changes)
-            .with_limits(host_memory, device_memory)
-            .with_options(device=device, seed=seed, fault=fault),
+            .with_sampling(sampling)
+            .with_options(**where),
             policy,
         )
 
     if resume is not None:
         if dry_run or out is not None:
             raise UsageError("--resume goes on with a run as it is: leave out --dry-run and --out")
-        given = (config, axis, filters, device, seed, fault, policy, host_memory, device_memory, *changes.values())
-        told = choice != ModelChoice() or any(value is not None for value in given)
+        told = any((config, axis, filters, policy, sampling, where)) or choice != ModelChoice()
         outcome = resume_sweep(resume, asked() if told else None, reporter)
     elif dry_run:
         reporter.preview(preview(asked()))
@@ -157,7 +137,7 @@ def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:
             raise UsageError(f"--policy {option}: no cell would go by it; add -a backend=auto,batched")
         return spec
     path = option or os.environ.get(POLICY_VARIABLE)
-    return spec.with_options(policy=_policy_at(Path(path))) if path else spec
+    return replace(spec, policy=_policy_at(Path(path))) if path else spec
 
 
 def _policy_at(path: Path) -> Policy:

@@ -7,7 +7,7 @@ its last window - 1 tokens (`SlidingWindowManager.get_num_skipped_tokens`); tens
 repeats them where there are fewer than ranks (`ModelConfig.get_num_kv_heads`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
@@ -16,8 +16,8 @@ import msgspec
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES
 from kvbench.cells.pattern import Pattern, Tensors
-from kvbench.errors import UsageError, brief
-from kvbench.text import NAME_PATTERN, check_whole, located
+from kvbench.errors import UsageError
+from kvbench.text import NAME_PATTERN, check_whole, convert, located
 
 # The axes that a model decides.
 MODEL_AXES: Final = ("blocks", "block_size", "pattern")
@@ -176,17 +176,9 @@ def model_swap(
 
 
 def swaps_from_plain(plain: object) -> tuple[ModelSwap, ...]:
-    """Read model swaps as `swaps_to_plain` wrote them, strictly: they may come from a stranger. Raises UsageError."""
-    try:
-        return tuple(msgspec.convert(plain, list[ModelSwap]))
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise UsageError(f"models: {brief(str(error))}") from None
-
-
-def swaps_to_plain(swaps: Sequence[ModelSwap]) -> list[dict[str, object]]:
-    """Return model swaps as JSON takes them."""
-    plain: list[dict[str, object]] = msgspec.to_builtins(list(swaps))
-    return plain
+    """Read the model swaps of a run, strictly: they may come from a stranger. Raises UsageError."""
+    swaps: list[ModelSwap] = convert(plain, list[ModelSwap], "models")
+    return tuple(swaps)
 
 
 def _kinds(geometry: Geometry, tokens: int, block_tokens: int) -> list[tuple[int, int]]:

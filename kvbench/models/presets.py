@@ -2,35 +2,53 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
-from kvbench.models.geometry import Geometry, KvDtype, KvLayout, ModelSwap, model_swap
+from kvbench.models.geometry import (
+    MAX_BLOCK_TOKENS,
+    MAX_TOKENS,
+    MAX_TP,
+    Geometry,
+    KvDtype,
+    KvLayout,
+    ModelSwap,
+    model_swap,
+)
 from kvbench.models.hf_config import geometry_of, read_config_json
 from kvbench.text import hint, shown
 
-Word = TypeVar("Word", bound=StrEnum)
 
-
-@dataclass(frozen=True, slots=True)
-class ModelChoice:
+class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The models whose swaps a sweep is asked for, and how: None leaves a setting to its default.
 
     A model is the name of a preset or the path of a config.json; `@tpN` behind it is a number of ranks of its own.
     """
 
     models: tuple[str, ...] = ()
-    tp: int | None = None
-    tokens: int | None = None
-    block_tokens: int | None = None
-    layout: str | None = None
-    kv_dtype: str | None = None
+    tp: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=MAX_TP)] | None,
+        msgspec.Meta(description="ranks that a model's KV heads are spread over"),
+    ] = None
+    tokens: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)] | None,
+        msgspec.Meta(description="tokens of a model that one swap moves"),
+    ] = None
+    block_tokens: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCK_TOKENS)] | None,
+        msgspec.Meta(description="tokens of a model in one block"),
+    ] = None
+    layout: Annotated[
+        KvLayout | None, msgspec.Meta(description="how a model's layers lie: per-layer or cross-layer")
+    ] = None
+    kv_dtype: Annotated[
+        KvDtype | None,
+        msgspec.Meta(description="type of a model's KV cache: bf16, fp16, fp32, fp8 (default: the model's)"),
+    ] = None
 
     def over(self, other: "ModelChoice") -> "ModelChoice":
         """Return this choice, completed by `other` where it says nothing."""
@@ -45,19 +63,18 @@ class ModelChoice:
         return tuple(dict.fromkeys(self._swap(text) for text in self.models))
 
     def _settings(self) -> list[tuple[str, Any]]:
-        return [(part.name, getattr(self, part.name)) for part in fields(self) if part.name != "models"]
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name != "models"]
 
     def _swap(self, text: str) -> ModelSwap:
         match = re.fullmatch(r"(.+)@tp(\d{1,6})", text)
         geometry = find_model(match[1] if match else text)
         if self.kv_dtype is not None:
-            geometry = msgspec.structs.replace(geometry, dtype=_one_of(KvDtype, "kv_dtype", self.kv_dtype))
-        layout = KvLayout.PER_LAYER if self.layout is None else _one_of(KvLayout, "layout", self.layout)
+            geometry = msgspec.structs.replace(geometry, dtype=self.kv_dtype)
         numbers = {"tp": self.tp, "tokens": self.tokens, "block_tokens": self.block_tokens}
         if match:
             numbers["tp"] = int(match[2])
         given = {name: number for name, number in numbers.items() if number is not None}
-        return model_swap(geometry, layout=layout, **given)
+        return model_swap(geometry, layout=self.layout or KvLayout.PER_LAYER, **given)
 
 
 def presets() -> Mapping[str, Geometry]:
@@ -78,10 +95,3 @@ def find_model(name_or_path: str) -> Geometry:
         return read_config_json(Path(name_or_path))
     near = hint(name_or_path, known, "kvbench list models shows them, or give the path of a config.json")
     raise UsageError(f"model {shown(name_or_path)}: kvbench comes with no such model; {near}")
-
-
-def _one_of(kind: type[Word], name: str, value: object) -> Word:
-    try:
-        return kind(str(value))
-    except ValueError:
-        raise UsageError(f"{name}: {shown(value)} is not one of {', '.join(kind)}") from None

@@ -21,7 +21,7 @@ from kvbench.errors import KvbenchError, RunDirectoryError, UsageError
 from kvbench.files import open_regular, raise_if_no_room, read_capped, write_whole
 from kvbench.results.journal import JournalWriter, Position, read_lines
 from kvbench.results.schema import SCHEMA, Ceiling, CellRecord, Control, Record, RunInfo, RunStatus
-from kvbench.text import printable
+from kvbench.text import printable, printable_tree
 from kvbench.units import gigabytes_per_second
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ SUMMARY_FILE: Final = "summary.csv"
 _INFO_CAP_BYTES: Final = 16 << 20
 _JOURNAL_CAP_BYTES: Final = 1 << 30
 _LINE_CAP_BYTES: Final = 64 << 20
-_INFO: Final = msgspec.json.Decoder(RunInfo)
 
 
 class _Version(msgspec.Struct):
@@ -188,7 +187,7 @@ def _read_info(path: Path) -> RunInfo:
             )
         if schema < 1:
             raise RunDirectoryError(f"{file}: there is no schema {schema}")
-        return _INFO.decode(data)
+        return msgspec.convert(printable_tree(msgspec.json.decode(data)), RunInfo)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise RunDirectoryError(f"{file} cannot be read: {printable(error)}") from None
 

@@ -1,6 +1,5 @@
 """One sweep under way: asks the worker cell by cell, journals every record, and ends in an orderly way."""
 
-import dataclasses
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
@@ -224,7 +223,7 @@ class Execution:
     def _command(self, cell: Cell) -> str:
         """Return the command that measures `cell` alone, as this sweep does."""
         options = ["--device", self._opened.device.name, "--seed", str(self._spec.seed)]
-        for name, value in dataclasses.asdict(self._spec.sampling).items():
+        for name, value in msgspec.structs.asdict(self._spec.sampling).items():
             options += [f"--{name.replace('_', '-')}", f"{value:g}"]
         if self._spec.fault is not None:
             options += ["--fault", self._spec.fault]

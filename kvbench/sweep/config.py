@@ -1,22 +1,35 @@
 """Sweeps in TOML files: those that come with kvbench, found by name, and those of its users."""
 
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any
+
+import msgspec
 
 from kvbench.cells.axis import Axis, AxisValue, on_off
 from kvbench.cells.cell import AXES
-from kvbench.cells.filter import Filter, parse_filters
+from kvbench.cells.filter import parse_filters
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
 from kvbench.models.geometry import MODEL_AXES
 from kvbench.models.presets import ModelChoice
-from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec, read_memory
-from kvbench.text import check_keys, hint, located, name_of, shown
+from kvbench.sweep.spec import LIMITS, DeviceName, Group, Limits, Sampling, Seed, SweepSpec, read_memory
+from kvbench.text import Line, check_keys, convert, hint, located, name_of, shown
 
-_MODEL_KEYS: Final = tuple(part.name for part in fields(ModelChoice))
-_KEYS: Final = ("question", "device", "seed", "filters", *_MODEL_KEYS, "axes", "group", "sampling", "limits")
-_LIMITS: Final = {"host_memory": "host_bytes", "device_memory": "device_bytes"}
+_RawAxes = dict[str, Any]
+
+
+class _ConfigFile(ModelChoice, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """A config as TOML holds it, models among its keys; the axes are checked by their own grammar."""
+
+    question: Line = ""
+    device: DeviceName = "auto"
+    seed: Seed = 0
+    filters: tuple[str, ...] = ()
+    axes: _RawAxes = msgspec.field(default_factory=dict)
+    group: Annotated[list[_RawAxes], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [{}])
+    sampling: Sampling = Sampling()
+    limits: _RawAxes = msgspec.field(default_factory=dict)
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -55,45 +68,27 @@ def _read_config(path: Path) -> tuple[ModelChoice, SweepSpec]:
         misplaced = [key for key in table if key in AXES]
         if misplaced:
             raise UsageError(f"{misplaced[0]} is an axis; write it below [axes] or [[group]]")
-        check_keys(table, _KEYS)
-        models = _models(table)
-        groups = _groups(table)
+        file: _ConfigFile = convert(table, _ConfigFile)
+        models = ModelChoice(**{name: getattr(file, name) for name in ModelChoice.__struct_fields__})
+        groups = _groups(file)
         decided = next((axis for axis in MODEL_AXES if models.models and any(axis in group for group in groups)), None)
         if decided is not None:
             raise UsageError(f"{decided}: the models decide it; leave it out")
         return models, SweepSpec(
             name=name_of(path.stem, "sweep"),
-            question=table.get("question", ""),  # checked on construction, as are device and seed
-            device=table.get("device", "auto"),
+            question=file.question,
+            device=file.device,
             groups=groups,
-            filters=_filters(table.get("filters", [])),
-            sampling=_sampling(table),
-            limits=_limits(table),
-            seed=table.get("seed", 0),
+            filters=tuple(dict.fromkeys(condition for text in file.filters for condition in parse_filters(text))),
+            sampling=file.sampling,
+            limits=_limits(file.limits),
+            seed=file.seed,
         )
 
 
-def _table(parent: dict[str, object], key: str) -> dict[str, object]:
-    value = parent.get(key, {})
-    if not isinstance(value, dict):
-        raise UsageError(f"{key}: {shown(value)} is not a table; write [{key}]")
-    return value
-
-
-def _models(table: dict[str, Any]) -> ModelChoice:
-    choice = {name: table[name] for name in _MODEL_KEYS if name in table}
-    models = choice.pop("models", [])
-    if not isinstance(models, list) or not all(isinstance(name, str) for name in models):
-        raise UsageError(f"models: {shown(models)} is not a list of strings, for example ['llama-3-8b']")
-    return ModelChoice(tuple(models), **choice)  # the settings are checked when the swaps are made
-
-
-def _groups(table: dict[str, object]) -> tuple[Group, ...]:
-    common = _axes(_table(table, "axes"), "[axes]")
-    groups = table.get("group", [{}])
-    if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
-        raise UsageError(f"group: {shown(groups)} is not a list of tables; write [[group]]")
-    return tuple({**common, **_axes(group, f"[[group]] {place}")} for place, group in enumerate(groups, start=1))
+def _groups(file: _ConfigFile) -> tuple[Group, ...]:
+    common = _axes(file.axes, "[axes]")
+    return tuple({**common, **_axes(group, f"[[group]] {place}")} for place, group in enumerate(file.group, start=1))
 
 
 def _axes(table: dict[str, object], where: str) -> Group:
@@ -119,21 +114,7 @@ def _as_text(axis: Axis, value: object) -> str:
     raise UsageError(f"{axis.name}: {shown(value)} is not {right}a string such as {axis.example!r}, or a list of these")
 
 
-def _filters(value: object) -> tuple[Filter, ...]:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise UsageError(f"filters: {shown(value)} is not a list of strings, for example ['swap_bytes<=2GiB']")
-    return tuple(dict.fromkeys(condition for text in value for condition in parse_filters(text)))
-
-
-def _sampling(table: dict[str, object]) -> Sampling:
-    options = _table(table, "sampling")
-    with located("[sampling]"):
-        check_keys(options, [option.name for option in fields(Sampling)])
-        return Sampling(**options)  # type: ignore[arg-type]  # checked on construction
-
-
-def _limits(table: dict[str, object]) -> Limits:
-    options = _table(table, "limits")
+def _limits(options: Mapping[str, object]) -> Limits:
     with located("[limits]"):
-        check_keys(options, list(_LIMITS))
-    return Limits(**{_LIMITS[name]: read_memory(f"[limits] {name}", value) for name, value in options.items()})
+        check_keys(options, list(LIMITS))
+    return Limits(**{LIMITS[name]: read_memory(f"[limits] {name}", value) for name, value in options.items()})

@@ -12,6 +12,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.results.frame import unqueued
+from kvbench.text import MAX_LINE
 from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Table
 
 # Candidates this close to the fastest are as good: medians of two runs of one machine differ by as much.
@@ -49,9 +50,9 @@ def fit_policy(runs: Sequence[Run]) -> Policy:
     return Policy(
         device=device,
         driver=driver,
-        identity_hash=_line(newest.info.identity_hash),
-        made=_line(newest.info.created),
-        runs=tuple(_line(" ".join(run.info.command)) for run in runs),
+        identity_hash=newest.info.identity_hash[:MAX_LINE],
+        made=newest.info.created[:MAX_LINE],
+        runs=tuple(" ".join(run.info.command)[:MAX_LINE] for run in runs),
         tables=tables,
     )
 
@@ -91,7 +92,10 @@ def _simplicity(choice: Choice) -> tuple[int, int, str]:
 def _machine(runs: Sequence[Run]) -> tuple[str, str]:
     """Return the one device and driver of `runs`."""
     found = {
-        (_line(run.info.device.get("title") or ""), _line(run.info.identity.get("driver_version") or ""))
+        (
+            str(run.info.device.get("title") or "")[:MAX_LINE],
+            str(run.info.identity.get("driver_version") or "")[:MAX_LINE],
+        )
         for run in runs
     }
     if len(found) > 1:
@@ -152,8 +156,3 @@ def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choi
         blocks=counts,
         choices=tuple(tuple(str(chosen.get((size, count), "")) for count in counts) for size in sizes),
     )
-
-
-def _line(text: object) -> str:
-    """Return what a run says of itself as one line that prints: it may come from a stranger."""
-    return "".join(char if char.isprintable() else "?" for char in str(text))[:500]

@@ -5,7 +5,6 @@ its `block_bytes` and in each row a choice for each of its `blocks`, written as 
 was measured the choice is "".
 """
 
-import json
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 import msgspec
+import tomli_w
 
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
 from kvbench.files import read_toml
-from kvbench.text import located
+from kvbench.text import Line, convert, located
 
 AUTO: Final = "auto"
 FORMAT: Final = 1
@@ -29,7 +29,6 @@ CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
 _USUAL: Final = {name: AXES[name].usual or AXES[name].show(AXES[name].unused) for name in CHOSEN_AXES}
 MAX_VALUES: Final = 64  # of either axis of a table
 
-_Line = Annotated[str, msgspec.Meta(max_length=500)]
 _Blocks = Annotated[int, msgspec.Meta(ge=1, le=10**8)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**34)]
 _Values = msgspec.Meta(min_length=1, max_length=MAX_VALUES)
@@ -82,7 +81,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     stream_state: StreamState
     block_bytes: Annotated[tuple[_Bytes, ...], _Values]
     blocks: Annotated[tuple[_Blocks, ...], _Values]
-    choices: tuple[tuple[_Line, ...], ...]
+    choices: tuple[tuple[Line, ...], ...]
 
     def __post_init__(self) -> None:
         for name in ("block_bytes", "blocks"):
@@ -108,20 +107,17 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     """
 
     format: Annotated[int, msgspec.Meta(ge=FORMAT, le=FORMAT)] = FORMAT
-    device: _Line
-    driver: _Line = ""
-    identity_hash: _Line = ""
-    made: _Line = ""
-    runs: tuple[_Line, ...] = ()
+    device: Line
+    driver: Line = ""
+    identity_hash: Line = ""
+    made: Line = ""
+    runs: tuple[Line, ...] = ()
     tables: Annotated[tuple[Table, ...], msgspec.Meta(min_length=1)]
 
     def __post_init__(self) -> None:
         kinds = [(table.direction, table.stream_state) for table in self.tables]
         if len(set(kinds)) < len(kinds):
             raise ValueError("two tables of one direction and stream state")
-        for line in (self.device, self.driver, self.identity_hash, self.made, *self.runs):
-            if not line.isprintable():
-                raise ValueError(f"{line!a} does not print")
 
     def to_plain(self) -> dict[str, Any]:
         """Return the policy as JSON takes it; `from_plain` reads it back."""
@@ -131,15 +127,12 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     @classmethod
     def from_plain(cls, plain: object) -> "Policy":
         """Read what `to_plain` wrote or a file holds, strictly: it may come from a stranger. Raises UsageError."""
-        try:
-            return msgspec.convert(plain, cls)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"policy: {_told(error)}") from None
+        policy: Policy = convert(plain, cls, "policy")
+        return policy
 
     def to_toml(self) -> str:
         """Return the text of the policy's file."""
-        head = [f"{name} = {_toml(getattr(self, name))}" for name in self.__struct_fields__ if name != "tables"]
-        return "\n".join([*head, *(line for table in self.tables for line in _table_lines(table))]) + "\n"
+        return tomli_w.dumps(self.to_plain())
 
 
 class Chooser:
@@ -186,11 +179,6 @@ def load_policy(path: Path) -> Policy:
         return Policy.from_plain(read_toml(path))
 
 
-def _told(error: Exception) -> str:
-    text = str(error)
-    return (text if text.isprintable() else ascii(text))[:300]
-
-
 def _limits(values: Sequence[int]) -> list[float]:
     """Return between which neighbours the nearest one changes, in ratio."""
     return [math.sqrt(low * high) for low, high in pairwise(values)]
@@ -201,19 +189,3 @@ def _nearest(known: Mapping[tuple[float, float], Choice], point: tuple[float, fl
         return known[point]
     nearest = min(known, key=lambda at: (round(abs(at[0] - point[0]) + abs(at[1] - point[1]), 9), at))
     return known[nearest]
-
-
-def _table_lines(table: Table) -> list[str]:
-    width = max(len(_toml(text)) for row in table.choices for text in row) + len(", ")
-    rows = ["".join(f"{_toml(text)}, ".ljust(width) for text in row).rstrip(", ") for row in table.choices]
-    names = ("direction", "stream_state", "block_bytes", "blocks")
-    head = [f"{name} = {_toml(getattr(table, name))}" for name in names]
-    return ["", "[[tables]]", *head, "choices = [", *(f"  [{row}]," for row in rows), "]"]
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # TOML's strings too, as long as they print
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return str(value)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pytest
 
@@ -15,7 +16,6 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.kernel_shape import RULE
 from kvbench.cells.pattern import Pattern
-from kvbench.models.geometry import swaps_to_plain
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_files
 from kvbench.report.html.cells import pack_run
@@ -149,7 +149,7 @@ def test_a_model_has_the_rule_of_its_swap(tmp_path: Path) -> None:
         for kernel in (LANES, BULK, RULE)
     ]
     batched = [replace(cell, backend="batched", sms=None, kernel=RULE) for cell in cells[-1:]]
-    info = synthetic.info(spec={"models": swaps_to_plain(swaps)})
+    info = synthetic.info(spec={"models": msgspec.to_builtins(swaps)})
     text = plain(report_files([make(tmp_path, measured(*cells, *batched), info=info)])["report.md"])
     assert NOT_SHOWN in table(text, "h2d, idle stream: ms a swap").replace("\\", "")
 

@@ -4,12 +4,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.models.geometry import ModelSwap, swaps_to_plain
+from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
 from kvbench.report import markdown as md
 from kvbench.report.build import report_files
@@ -29,7 +30,7 @@ RATES = {
 
 
 def swaps_of(*models: str, **settings: Any) -> tuple[ModelSwap, ...]:
-    return ModelChoice(models, tokens=2048, **settings).swaps()
+    return msgspec.convert({"models": models, "tokens": 2048, **settings}, ModelChoice).swaps()
 
 
 def cell_of(swap: ModelSwap, backend: str, state: StreamState = StreamState.IDLE, **axes: Any) -> Cell:
@@ -65,7 +66,7 @@ def rows_below(text: str, title: str) -> dict[str, list[str]]:
 
 def test_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None:
     swaps = swaps_of(*MODELS)
-    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), swaps_to_plain(swaps))
+    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
     rows = rows_below(text, "h2d: per\\_block against batched, by model, 2 048 tokens in blocks of 16**")
     geometry = {name: row[:7] for name, row in rows.items()}
     # layers, KV heads, head dim, tensors, block, ids, N
@@ -81,7 +82,7 @@ def test_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None
 
 def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> None:
     swaps = swaps_of(*MODELS)
-    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), swaps_to_plain(swaps))
+    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
     rows = rows_below(text, "h2d: per\\_block against batched")
     for swap, row in zip(swaps, rows.values(), strict=True):
         single, batched, ratio, gbps, single_busy, batched_busy, ratio_busy, gbps_busy = row[7:]
@@ -103,7 +104,7 @@ def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> 
 def test_a_speed_up_inside_the_noise_is_marked(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b")
     cells = [cell_of(swaps[0], backend) for backend in ("per_block", "batched")]
-    text = report(tmp_path, synthetic.visits(cells, lambda _: 8.0, noise=0.5), swaps_to_plain(swaps))
+    text = report(tmp_path, synthetic.visits(cells, lambda _: 8.0, noise=0.5), msgspec.to_builtins(swaps))
     ratio = rows_below(text, "h2d: per\\_block against batched")["llama-3-8b"][9]
     assert re.fullmatch(rf"≈ {md.TIMES}[01]\.\d+", ratio)
 
@@ -113,7 +114,7 @@ def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) ->
     swaps = swaps_of("llama-3-8b", "llama-3-70b@tp4")
     kernels = [cell_of(swap, "sm", sms=number) for number, swap in enumerate(swaps, start=2)]
     records = synthetic.visits([*cells_of(swaps), *kernels], rate, noise=0.001)
-    text = report(tmp_path, records, swaps_to_plain(swaps))
+    text = report(tmp_path, records, msgspec.to_builtins(swaps))
     rows = rows_below(text, "h2d, idle stream: ms a swap, by model and backend")
     assert set(rows) == {"llama-3-8b", "llama-3-70b, TP 4"}
     for *others, kernel in rows.values():
@@ -128,7 +129,9 @@ def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", "phi-4")
     gone, *rest = cells_of(swaps)
     records = [*synthetic.visits(rest, rate), synthetic.failure(gone, "error 719")]
-    row = rows_below(report(tmp_path, records, swaps_to_plain(swaps)), "h2d: per\\_block against batched")["llama-3-8b"]
+    row = rows_below(report(tmp_path, records, msgspec.to_builtins(swaps)), "h2d: per\\_block against batched")[
+        "llama-3-8b"
+    ]
     assert row[7] == f"{md.ABSENT}¹"
     assert row[9] == ""
 
@@ -139,7 +142,7 @@ def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
         ([], "T1 (Models: copy by copy against batched): it needs a sweep of models"),
         ([{"geometry": {"name": "[x](javascript:alert(1))"}}], "its run.json describes models that cannot be"),
         ({"<script>": 1}, "its run.json describes models that cannot be"),
-        (swaps_to_plain(swaps_of("deepseek-v3")), "none of the run's models has a measured cell"),
+        (msgspec.to_builtins(swaps_of("deepseek-v3")), "none of the run's models has a measured cell"),
     ],
 )
 def test_a_run_without_such_a_table_says_why(tmp_path: Path, models: object, reason: str) -> None:
@@ -151,7 +154,7 @@ def test_a_run_without_such_a_table_says_why(tmp_path: Path, models: object, rea
 
 def test_what_is_unusual_stands_beside_the_name(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", layout="cross-layer", kv_dtype="fp8", tp=2)
-    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate), swaps_to_plain(swaps))
+    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate), msgspec.to_builtins(swaps))
     row = rows_below(text, "h2d: per\\_block against batched")["llama-3-8b, TP 2, cross-layer, fp8"]
     assert row[:7] == ["32", "4", "128", "1", "512 KiB", "128", "128"]
 
@@ -159,7 +162,9 @@ def test_what_is_unusual_stands_beside_the_name(tmp_path: Path) -> None:
 def test_a_busy_stream_without_single_copies_has_batched_ones_and_no_speed_up(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b")
     cells = [cell for cell in cells_of(swaps) if (cell.backend, cell.stream_state) != ("per_block", StreamState.BUSY)]
-    text = report(tmp_path, [*synthetic.ceilings(), *synthetic.visits(cells, rate, noise=0.001)], swaps_to_plain(swaps))
+    text = report(
+        tmp_path, [*synthetic.ceilings(), *synthetic.visits(cells, rate, noise=0.001)], msgspec.to_builtins(swaps)
+    )
     header = next(line for line in text.splitlines() if line.startswith("| Model | Layers"))
     assert "| batched ms, busy | batched GB/s, busy |" in header
     assert "Speed-up, idle" in header

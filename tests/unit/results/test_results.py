@@ -21,6 +21,7 @@ from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.results import COLUMNS, Note, Record, RunWriter, Samples, Visit, load_run
 from kvbench.results.journal import Position, read_lines, seal
+from kvbench.text import printable
 from tests import synthetic
 
 CELL = Cell("batched", Direction.H2D, 256, 4096, order=Order.ANY)
@@ -260,15 +261,6 @@ def test_status_and_observations_are_kept(run: Path) -> None:
     assert sorted(path.name for path in run.iterdir()) == ["journal.jsonl", "run.json"]
 
 
-def test_what_could_not_be_read_is_not_written(run: Path) -> None:
-    times = {name: [1.0] for name in Samples.__struct_fields__ if name.endswith("_us")}
-    bad = Samples(**times | {"gpu_us": [float("nan")]}, pending_before=[0], pending_after=[0])  # type: ignore[arg-type]
-    before = (run / "journal.jsonl").read_bytes()
-    with RunWriter.reopen(run) as writer, pytest.raises(ValueError, match="not a record"):
-        writer.append(msgspec.structs.replace(synthetic.visit(CELL, 1.0), samples=bad))
-    assert (run / "journal.jsonl").read_bytes() == before
-
-
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     """A limit on file size stands in for the full disk: writes come short and then fail."""
     script = """
@@ -320,6 +312,9 @@ def test_no_room_for_run_json_keeps_the_old_one(run: Path) -> None:
 _TIMES = st.floats(min_value=0, max_value=1e9, allow_nan=False)
 
 
+_LINES = st.text().map(printable)
+
+
 @st.composite
 def _visits(draw: st.DrawFn) -> Visit:
     count = draw(st.integers(0, 5))
@@ -331,12 +326,15 @@ def _visits(draw: st.DrawFn) -> Visit:
     flags = draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))
     taken = Samples(**times, pending_before=flags, pending_after=flags)
     return msgspec.structs.replace(
-        synthetic.visit(CELL, 1.0), samples=taken, path=draw(st.text()), warnings=draw(st.lists(st.text(), max_size=2))
+        synthetic.visit(CELL, 1.0),
+        samples=taken,
+        path=draw(_LINES),
+        warnings=draw(st.lists(_LINES, max_size=2)),
     )
 
 
 @settings(deadline=None)
-@given(st.lists(st.one_of(_visits(), st.builds(Note, text=st.text()))), st.integers(0, 10_000))
+@given(st.lists(st.one_of(_visits(), st.builds(Note, text=_LINES))), st.integers(0, 10_000))
 def test_any_journal_survives_a_cut_anywhere(records: list[Record], cut: int) -> None:
     crc, lines = 0, []
     for record in records:

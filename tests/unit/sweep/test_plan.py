@@ -2,6 +2,7 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -219,9 +220,9 @@ def test_a_queue_takes_its_time_in_the_estimate() -> None:
 def test_the_cpu_device_says_itself_what_it_has_not() -> None:
     plan = plan_of(CPU, CPU_BACKENDS, backend="batched", direction="h2d", sms="1,2", overlap="off,on")
     assert set(reasons(plan)) == {
-        "the cpu device has no SMs",
+        "the cpu device has no SMs to choose",
         "the cpu device has no overlap flag",
-        "the cpu device has no SMs; the cpu device has no overlap flag",
+        "the cpu device has no SMs to choose; the cpu device has no overlap flag",
     }
 
 
@@ -327,10 +328,12 @@ def test_the_estimate_grows_with_rounds_and_warm_ups(rounds: int, warmups: int) 
     sampling = Sampling(rounds=rounds, warmups=warmups)
     base_s = estimate_seconds([CELL], sampling, "cuda")
     assert base_s > estimate_seconds([], sampling, "cuda")
-    assert estimate_seconds([CELL], replace(sampling, rounds=rounds + 1), "cuda") > base_s
-    assert estimate_seconds([CELL], replace(sampling, warmups=warmups + 1), "cuda") > base_s
+    assert estimate_seconds([CELL], msgspec.structs.replace(sampling, rounds=rounds + 1), "cuda") > base_s
+    assert estimate_seconds([CELL], msgspec.structs.replace(sampling, warmups=warmups + 1), "cuda") > base_s
     assert (
-        estimate_seconds([], sampling, "cuda") == estimate_seconds([], replace(sampling, rounds=rounds + 1), "cuda") > 0
+        estimate_seconds([], sampling, "cuda")
+        == estimate_seconds([], msgspec.structs.replace(sampling, rounds=rounds + 1), "cuda")
+        > 0
     )
 
 

