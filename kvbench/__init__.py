@@ -12,11 +12,13 @@ from kvbench._version import __version__
 if TYPE_CHECKING:
     from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
     from kvbench.cells.cell import Cell
+    from kvbench.cells.facts import DeviceFacts
     from kvbench.results import Run, load_run
 
 __all__ = [
     "Backend",
     "Cell",
+    "DeviceFacts",
     "Mechanism",
     "PreparedSwap",
     "Run",
@@ -28,6 +30,7 @@ __all__ = [
 _HOMES: Final = {
     "kvbench.backends.base": ("Backend", "Mechanism", "PreparedSwap", "SwapRequest"),
     "kvbench.cells.cell": ("Cell",),
+    "kvbench.cells.facts": ("DeviceFacts",),
     "kvbench.results": ("Run", "load_run"),
 }
 

@@ -95,7 +95,7 @@ class Backend(Protocol):
         ...
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
-        """Return the optional axes that this backend heeds on `device`."""
+        """Return the optional axes that this backend supports on `device`."""
         ...
 
     def unavailable(self, device: DeviceFacts) -> str | None:

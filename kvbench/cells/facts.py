@@ -16,7 +16,7 @@ QUEUE_AXES: Final = frozenset({"queued", "streams"})
 class BackendFacts:
     """A backend as the plan sees it.
 
-    `axes` are the optional axes that it heeds on this device (of memory, order, sms, descriptors_per_call, coalesce,
+    `axes` are the optional axes that it supports on this device (of memory, order, sms, descriptors_per_call, coalesce,
     overlap, queued, streams, kernel); `unavailable` is the reason why it cannot run there, None where it can;
     `default_sms` is the rule for its SM count when none is asked for.
     """

@@ -42,25 +42,25 @@ def register(app: typer.Typer, describe: Describe, probe_under_load: ProbeUnderL
 
 def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | None) -> Findings:
     """Return the facts for the device that `asked` means; raises UsageError for no device's name."""
-    from kvbench.machine import observation as environment
+    from kvbench.machine import observation
 
     resolve_device(asked, EngineReport(engine_error=None))  # a misspelt device costs no wait
     engine = _described(asked, describe)
     device = resolve_device(asked, engine)
     bus_id = engine.pci_bus_ids.get(device)
     facts = next((known for known in engine.devices if known.name == device), None)
-    observed = environment.observe(device, bus_id, own_pids=engine.pids)
-    node = environment.gpu_numa_node(device, bus_id)
+    observed = observation.observe(device, bus_id, own_pids=engine.pids)
+    node = observation.gpu_numa_node(device, bus_id)
     return Findings(
         device=device,
         engine=engine,
-        identity=environment.identity(
+        identity=observation.identity(
             device, engine.engine_version or "", pci_bus_id=bus_id, sm_count=facts.sm_count if facts else None
         ),
         observed=observed,
         under_load=_loaded(device, probe_under_load if facts and facts.kind == "cuda" else None),
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
-        gpu_cpus=frozenset() if node is None else frozenset(environment.cpus_of_node(node)),
+        gpu_cpus=frozenset() if node is None else frozenset(observation.cpus_of_node(node)),
         memlock_bytes=_memlock_bytes(),
     )
 
@@ -95,11 +95,14 @@ def _write_json(device: str, checks: list[Check]) -> None:
 
 
 def _write_lines(checks: list[Check]) -> None:
-    width = max(len(check.name) for check in checks)
+    from kvbench.cli.tables import print_rows
+
+    rows = []
     for check in checks:
-        print(f"{check.status:<4}  {check.name:<{width}}  {check.found}")
+        rows.append((check.status.value, check.name, check.found))
         if check.remedy:
-            print(f"{'':<4}  {'':<{width}}  remedy: {check.remedy}")
+            rows.append(("", "", f"remedy: {check.remedy}"))
+    print_rows(rows)
 
 
 def _write_table(device: str, checks: list[Check]) -> None:

@@ -36,9 +36,9 @@ def listing(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    for row in rows:
-        head, *rest = row.values()
-        typer.echo(f"{head:<22}" + "  ".join(rest))
+    from kvbench.cli.tables import print_rows
+
+    print_rows([tuple(row.values()) for row in rows])
 
 
 def _axes() -> list[dict[str, str]]:

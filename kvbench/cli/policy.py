@@ -1,7 +1,6 @@
 """`kvbench policy`: what is fastest where, from runs into a file that the backend `auto` goes by."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 from kvbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvbench.tune.table import Policy, Table
+    from kvbench.tune.table import Policy
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)]
 _Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The policy file to write (TOML).")]
@@ -34,9 +33,8 @@ def policy(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(made.to_plain(), indent=2))
         return
-    for line in _shown(made):
-        typer.echo(line)
-    typer.echo(f"policy: {output}" if output else "nothing written: say where with -o FILE")
+    _show(made)
+    typer.echo(f"\npolicy: {output}" if output else "\nnothing written: say where with -o FILE")
 
 
 def _write(path: Path, text: str) -> None:
@@ -48,34 +46,15 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"-o {path}: cannot be written: {str(error.strerror).lower()}") from None
 
 
-def _shown(made: "Policy") -> Iterator[str]:
-    """Yield the policy for people: a table for each direction and stream state, blocks to the right, sizes down."""
-    yield f"{made.device}, {made.made[:10]}"
-    for table in made.tables:
-        yield ""
-        yield f"{table.direction}, {table.stream_state} stream"
-        yield from _grid(table)
-    yield ""
-    yield f"a look-up takes {_look_up_us(made):.1f} us here"
-
-
-def _grid(table: "Table") -> Iterator[str]:
+def _show(made: "Policy") -> None:
+    """Print the policy: a table for each direction and stream state, blocks to the right, sizes down."""
+    from kvbench.cli.tables import print_rows
     from kvbench.units import format_size
 
-    head = ["", *(str(count) for count in table.blocks)]
-    sizes = map(format_size, table.block_bytes)
-    body = [[size, *(text or "-" for text in row)] for size, row in zip(sizes, table.choices, strict=True)]
-    widths = [max(len(row[place]) for row in (head, *body)) for place in range(len(head))]
-    for row in (head, *body):
-        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _look_up_us(policy: "Policy") -> float:
-    """Return what one look-up takes on this machine, in microseconds: the best of a few rounds."""
-    from timeit import repeat
-
-    from kvbench.tune.table import Chooser
-
-    chooser, table, rounds = Chooser(policy), policy.tables[-1], 1000
-    wanted = (table.direction, table.stream_state, 3 * table.blocks[-1] // 4, 0.75 * table.block_bytes[-1])
-    return min(repeat(lambda: chooser.choose(*wanted), number=rounds, repeat=5)) / rounds * 1e6
+    typer.echo(f"{made.device}, {made.made[:10]}")
+    for table in made.tables:
+        typer.echo(f"\n{table.direction}, {table.stream_state} stream")
+        head = ["", *(str(count) for count in table.blocks)]
+        sizes = map(format_size, table.block_bytes)
+        rows = [[size, *(text or "-" for text in row)] for size, row in zip(sizes, table.choices, strict=True)]
+        print_rows([head, *rows])

@@ -12,12 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from kvbench.cells.axes import StreamState
-from kvbench.results import Failure, Note, Record
-from kvbench.results import Visit as VisitRecord
+from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Observer, Outcome
 from kvbench.run.protocol import Opened
 from kvbench.run.runner import Preview
-from kvbench.sweep.plan import Plan, Visit
+from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.units import format_duration, gigabytes_per_second, rough_size
 
 PLAIN_EVERY_S = 10.0
@@ -66,7 +65,7 @@ class PlainReporter:
         for reason, count in skip_counts(plan).items():
             self._say(f"skipped {count} cells: {reason}")
 
-    def visiting(self, visit: Visit) -> None:
+    def visiting(self, visit: PlannedVisit) -> None:
         pass
 
     def recorded(self, record: Record) -> None:
@@ -74,7 +73,7 @@ class PlainReporter:
             self._say(failure_line(record))
         elif isinstance(record, Note):
             self._say(f"note: {record.text}")
-        if isinstance(record, VisitRecord | Failure):
+        if isinstance(record, Visit | Failure):
             self._made += 1
             self._advance(record)
 
@@ -82,7 +81,7 @@ class PlainReporter:
         for line in outcome_lines(outcome):
             self._say(line)
 
-    def _advance(self, record: VisitRecord | Failure) -> None:
+    def _advance(self, record: Visit | Failure) -> None:
         del record
         now_s = time.monotonic()
         if now_s - self._last_line_s >= PLAIN_EVERY_S:
@@ -120,7 +119,7 @@ class TerminalReporter(PlainReporter):
         self._task = self._bar.add_task("ceiling", total=total, completed=done, left="")
         self._bar.start()
 
-    def visiting(self, visit: Visit) -> None:
+    def visiting(self, visit: PlannedVisit) -> None:
         if self._task is not None:
             self._bar.update(self._task, description=visit.cell.label[:70])
 
@@ -128,10 +127,10 @@ class TerminalReporter(PlainReporter):
         self._bar.stop()
         super().finished(outcome)
 
-    def _advance(self, record: VisitRecord | Failure) -> None:
+    def _advance(self, record: Visit | Failure) -> None:
         if self._task is not None:
             self._bar.update(self._task, advance=1, left=f"{self._left()} left")
-        if isinstance(record, VisitRecord):
+        if isinstance(record, Visit):
             self._say(result_line(record))
 
     def _say(self, line: str) -> None:
@@ -169,7 +168,7 @@ class JsonReporter:
             }
         )
 
-    def visiting(self, visit: Visit) -> None:
+    def visiting(self, visit: PlannedVisit) -> None:
         pass
 
     def recorded(self, record: Record) -> None:
@@ -223,7 +222,7 @@ def preview_lines(preview: Preview) -> list[str]:
     return lines
 
 
-def result_line(record: VisitRecord) -> str:
+def result_line(record: Visit) -> str:
     """Return a visit's result in one line."""
     cell = record.cell
     swap_us = median(getattr(record.samples, StreamState(cell.stream_state).swap_clock))

@@ -16,7 +16,7 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
 
     A cell's partner is itself. But where either side has cells of one backend alone and the two differ, they are two
     backends under comparison, and a cell's partner is the one that agrees with it on every other axis that both
-    heed. Raises UsageError where two cells of a side have one partner.
+    support. Raises UsageError where two cells of a side have one partner.
     """
     ours, theirs = list(dict.fromkeys(base)), list(dict.fromkeys(cand))
     if not _two_backends(ours, theirs):
@@ -67,7 +67,9 @@ def _by_values(cells: Sequence[Cell], fields: Sequence[str]) -> dict[tuple[objec
     counts = Counter(keys.values())
     twice = [cell.label for cell, values in keys.items() if counts[values] > 1]
     if twice:
-        raise UsageError(f"{twice[0]} and {twice[1]} differ in an axis that the other backend does not heed: keep one")
+        raise UsageError(
+            f"{twice[0]} and {twice[1]} differ in an axis that the other backend lacks: keep one"
+        )
     return {values: cell for cell, values in keys.items()}
 
 

@@ -20,7 +20,7 @@ class ControlError(KvbenchError):
     """The control copies cannot be made; the message says which call failed."""
 
 
-class Control(Protocol):
+class ControlCopies(Protocol):
     """Two buffers of `copy_bytes`, one on either side, and a way to time a copy between them."""
 
     @property
@@ -33,13 +33,13 @@ class Control(Protocol):
         ...
 
 
-def open_control(device_name: str) -> Control:
+def open_control(device_name: str) -> ControlCopies:
     """Return the control of "cpu" or "cuda:N"; raises ControlError."""
     kind, _, ordinal = device_name.partition(":")
     return HostControl() if kind == "cpu" else CudaControl(int(ordinal))
 
 
-def time_copies(control: Control, direction: Direction, samples: int) -> list[float]:
+def time_copies(control: ControlCopies, direction: Direction, samples: int) -> list[float]:
     """Return the times of `samples` copies one way in microseconds, warm-ups left out; raises ControlError."""
     return [control.copy_us(direction) for _ in range(WARMUPS + samples)][WARMUPS:]
 

@@ -28,16 +28,14 @@ def inspect() -> EngineReport:
 
 
 def _with_devices(report: EngineReport) -> EngineReport:
-    from kvbench.engine import device as engine
+    from kvbench.engine.device import SOURCE_HASH, EngineError, count_cuda_devices, open_device
     from kvbench.engine.faults import FaultPlan
 
-    report = replace(
-        report, engine_version=engine.SOURCE_HASH, devices=(engine.open_device("cpu", FaultPlan()).facts(),)
-    )
+    report = replace(report, engine_version=SOURCE_HASH, devices=(open_device("cpu", FaultPlan()).facts(),))
     try:
-        names = [f"cuda:{ordinal}" for ordinal in range(engine.count_cuda_devices())]
-        opened = [engine.open_device(name, FaultPlan()) for name in names]
-    except (engine.EngineError, KvbenchError) as error:
+        names = [f"cuda:{ordinal}" for ordinal in range(count_cuda_devices())]
+        opened = [open_device(name, FaultPlan()) for name in names]
+    except (EngineError, KvbenchError) as error:
         return replace(report, cuda_error=str(error))
     return replace(
         report,

@@ -22,12 +22,11 @@ from kvbench.engine.device import (
 from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.errors import KvbenchError
 from kvbench.machine.observation import cpus_of_node
-from kvbench.measure.control import Control, open_control, time_copies
+from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import Ceiling, Failure, FailureKind, Samples, Visit
-from kvbench.results.schema import Control as ControlRecord
+from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Samples, Visit
 from kvbench.run.protocol import (
     REQUESTS,
     Answer,
@@ -57,7 +56,7 @@ class Worker:
         self._busy_delay_us = 0
         self._policy: Policy | None = None
         self._bench: Bench | None = None
-        self._control: Control | None = None
+        self._control: ControlCopies | None = None
 
     def answer(self, request: Request) -> Answer:
         """Do what `request` asks; a failure is an answer too."""
@@ -121,13 +120,13 @@ class Worker:
             gpu_us=[round(t, 3) for t in gpu_us],
         )
 
-    def _measure_control(self, request: MeasureControl) -> ControlRecord:
+    def _measure_control(self, request: MeasureControl) -> Control:
         assert self._device is not None
         assert self._bench is not None
         self._control = self._control or open_control(self._device.name)
         with self._bench.cpu.held():
             times_us = time_copies(self._control, Direction(request.direction), request.samples)
-        return ControlRecord(
+        return Control(
             direction=request.direction,
             round=request.round,
             copy_bytes=self._control.copy_bytes,

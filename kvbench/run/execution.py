@@ -14,12 +14,22 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CEILING_BYTES
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
-from kvbench.results import Ceiling, Control, Failure, FailureKind, Note, Record, RunStatus, RunWriter, load_run
-from kvbench.results import Skip as SkipRecord
-from kvbench.results import Visit as VisitRecord
+from kvbench.results import (
+    Ceiling,
+    Control,
+    Failure,
+    FailureKind,
+    Note,
+    Record,
+    RunStatus,
+    RunWriter,
+    Skip,
+    Visit,
+    load_run,
+)
 from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
 from kvbench.run.worker_process import WorkerHungError, WorkerLostError, WorkerSlot
-from kvbench.sweep.plan import Plan, Visit, visits
+from kvbench.sweep.plan import Plan, PlannedVisit, visits
 from kvbench.sweep.spec import SweepSpec
 from kvbench.tune.table import AUTO
 
@@ -33,7 +43,7 @@ class Observer(Protocol):
         """Tell that the sweep starts, or goes on, with `done` of `total` visits made."""
         ...
 
-    def visiting(self, visit: Visit) -> None:
+    def visiting(self, visit: PlannedVisit) -> None:
         """Tell that a visit begins."""
         ...
 
@@ -73,11 +83,11 @@ class Progress:
 
     def note(self, record: Record) -> None:
         match record:
-            case VisitRecord():
+            case Visit():
                 self.visits.add((record.cell.id, record.round))
             case Failure():
                 self.failed.add(record.cell.id)
-            case SkipRecord():
+            case Skip():
                 self.skipped.add(record.cell.id)
             case Ceiling():
                 self.ceilings.add((record.direction, record.round))
@@ -86,7 +96,7 @@ class Progress:
             case Note():
                 pass
 
-    def wants(self, visit: Visit) -> bool:
+    def wants(self, visit: PlannedVisit) -> bool:
         """Whether `visit` is still to be made: a failed cell is not visited again."""
         cell_id = visit.cell.id
         return cell_id not in self.failed and cell_id not in self.skipped and (cell_id, visit.round) not in self.visits
@@ -162,7 +172,7 @@ class Execution:
     def _record_plan(self) -> None:
         for skip in self._plan.skipped:
             if skip.cell.id not in self._progress.skipped:
-                self._record(SkipRecord(cell_text=skip.cell.as_strings(), reason=skip.reason))
+                self._record(Skip(cell_text=skip.cell.as_strings(), reason=skip.reason))
         for note in self._opened.notes:
             self._record(Note(text=note))
 
@@ -200,14 +210,14 @@ class Execution:
                 request = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
                 self._record(self._slot.ask(request, Control, sampling.deadline_s))
 
-    def _visit(self, visit: Visit) -> None:
+    def _visit(self, visit: PlannedVisit) -> None:
         answer = self._measure(visit)
         self._record(answer)
         if isinstance(answer, Failure) and answer.kind != "mismatch":
             self._slot.replace()
             self._record(Note(text=f"the worker process was replaced after {visit.cell.label} failed"))
 
-    def _measure(self, visit: Visit) -> VisitRecord | Failure:
+    def _measure(self, visit: PlannedVisit) -> Visit | Failure:
         request = MeasureCell(
             cell=visit.cell.as_strings(), round=visit.round, seed=self._spec.seed, sampling=self._spec.sampling
         )

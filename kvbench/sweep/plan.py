@@ -35,7 +35,7 @@ _DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class PlannedSkip:
     """A cell that was asked for and does not run. It keeps what was asked for, also on axes that do not apply."""
 
     cell: Cell
@@ -58,7 +58,7 @@ class Plan:
     """
 
     cells: tuple[Cell, ...]
-    skipped: tuple[Skip, ...]
+    skipped: tuple[PlannedSkip, ...]
     filtered: int
     host_bytes: int
     device_bytes: int
@@ -74,7 +74,7 @@ class _Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class PlannedVisit:
     """One visit of a cell; `round` counts from 0."""
 
     round: int
@@ -102,7 +102,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     sizes = [footprint(cell, device.kind) for cell in cells]
     return Plan(
         cells=cells,
-        skipped=tuple(Skip(cell, reason) for cell, reason in reasons.items() if reason is not None),
+        skipped=tuple(PlannedSkip(cell, reason) for cell, reason in reasons.items() if reason is not None),
         filtered=len(asked) - len(kept),
         host_bytes=max((size.host_bytes for size in sizes), default=0),
         device_bytes=max((size.device_bytes for size in sizes), default=0),
@@ -123,12 +123,12 @@ def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str
     return _EST_START_S[device_kind] + sampling.rounds * visits_s
 
 
-def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[Visit]:
+def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
     """Yield every cell once a round, shuffled by `seed`, with neighbours of different backends where that can be."""
     for number in range(sampling.rounds):
         shuffled = sorted(plan.cells, key=lambda cell: hashlib.blake2s(f"{seed}/{number}/{cell.id}".encode()).digest())
         for cell in _interleaved(shuffled):
-            yield Visit(number, cell)
+            yield PlannedVisit(number, cell)
 
 
 def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
@@ -153,7 +153,7 @@ def _grids(
 
 
 def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts) -> tuple[AxisValue | None, ...]:
-    """Return the values of one axis; where the backend does not heed it: unused, then what is to be skipped."""
+    """Return the values of one axis; where the backend does not support it: unused, then what is to be skipped."""
     if axis == "backend":
         return (backend.name,)
     if AXES[axis].depends_on_backend and axis not in backend.axes:

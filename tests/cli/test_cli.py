@@ -160,7 +160,7 @@ def test_a_sweep_in_a_file_with_impossible_values_is_refused_with_file_and_key(t
     (tmp_path / "mine.toml").write_text("[sampling]\nrounds = true\n")
     done = kvbench("sweep", "mine.toml", cwd=tmp_path)
     assert done.returncode == 2
-    assert error_line(done) == "mine.toml: [sampling]: rounds: true is not a whole number from 1 to 1000"
+    assert error_line(done) == "mine.toml: sampling.rounds: true is not a whole number from 1 to 1000"
 
 
 def test_options_override_a_file(tmp_path: Path) -> None:

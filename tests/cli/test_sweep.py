@@ -361,7 +361,7 @@ def check_that_the_rest_is_finished(run: Path, kept: Counter[tuple[str, int]]) -
     assert len(preview["cells"]) == SLOW_CELLS
     visits = [record for record in records(run) if isinstance(record, Visit)]
     for number in range(2):
-        made = [record.cell for record in visits if record.round == number]
+        made = [record.cell_text for record in visits if record.round == number]
         assert sorted(map(str, made)) == sorted(map(str, preview["cells"]))
     table = pd.read_csv(run / "summary.csv")
     assert table["status"].tolist() == ["ok"] * SLOW_CELLS

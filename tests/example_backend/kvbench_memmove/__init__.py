@@ -2,8 +2,7 @@
 
 import ctypes
 
-from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.facts import DeviceFacts
+from kvbench import DeviceFacts, Mechanism, PreparedSwap, SwapRequest
 
 
 class Memmove:

@@ -84,9 +84,9 @@ def test_auto_runs_what_the_policy_says_and_the_run_says_so(fitted: Path, tmp_pa
     assert (table["verified_bytes"] > 0).all()
     visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit)]
     calls = {
-        (visit.cell["block_size"], visit.cell["blocks"]): visit.calls
+        (visit.cell_text["block_size"], visit.cell_text["blocks"]): visit.calls
         for visit in visits
-        if visit.cell["backend"] == "auto"
+        if visit.cell_text["backend"] == "auto"
     }
     assert calls == {("1KiB", "4"): 4, ("1KiB", "64"): 1, ("16KiB", "4"): 1, ("16KiB", "64"): 64}
     assert Policy.from_plain(load_run(tmp_path / "run").info.spec["policy"]) == load_policy(policy)

@@ -1,0 +1,21 @@
+"""Rows in aligned columns, the same on a terminal and in a pipe."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+_WIDEST = 100_000
+
+
+def print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of plain text in columns; a line is as long as it has to be."""
+    table = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(width=_WIDEST, highlight=False)
+    with console.capture() as captured:
+        console.print(table, no_wrap=True)
+    for line in captured.get().splitlines():
+        print(line.rstrip())

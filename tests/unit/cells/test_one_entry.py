@@ -1,0 +1,96 @@
+"""An axis is one entry: a copy of the package with one field more knows the new axis everywhere."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PACKAGE = Path(__file__).parents[3] / "kvbench"
+ENTRY = """
+    flavour: Annotated[
+        str,
+        Axis("what a swap tastes of", "sweet,sour", word, unused="none", noun="flavour", usual="none"),
+    ] = "none"
+"""
+SCRIPT = """
+import contextlib, io, json, sys
+# An editable installation finds the checkout's modules before any path.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in type(finder).__module__]
+sys.path.insert(0, sys.argv.pop(1))
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.filter import Filter
+from kvbench.cells.facts import BackendFacts, DeviceFacts
+from kvbench.results.frame import long_samples, summarize
+from kvbench.results.schema import Skip
+from kvbench.sweep.plan import expand
+from kvbench.sweep.spec import SweepSpec
+from kvbench.cli.main import main
+
+asked = SweepSpec(name="x").with_axes({"flavour": "sweet,sour", "direction": "h2d"})
+device = DeviceFacts("cpu", "cpu", "host", None, 2**34, 2**34, None)
+plan = expand(asked, device, [BackendFacts("a", "", frozenset({"flavour"})), BackendFacts("b", "", frozenset())])
+sweet = Cell("a", Direction.H2D, 4, 4096, flavour="sweet")
+records = [Skip(cell_text=sweet.as_strings(), reason="r")]
+listed = io.StringIO()
+with contextlib.redirect_stdout(listed), contextlib.suppress(SystemExit):
+    sys.argv = ["kvbench", "list", "axes", "--json"]
+    main()
+print(json.dumps({
+    "cells": [str(cell.as_strings().get("flavour")) for cell in plan.cells],
+    "skipped": [skip.reason for skip in plan.skipped],
+    "filter": [Filter.parse("flavour=sweet").holds(cell) for cell in plan.cells],
+    "read back": Cell.from_strings(sweet.as_strings()) == sweet,
+    "command": sweet.command(),
+    "label": sweet.label,
+    "summary": summarize(records, {}, "cpu", long_samples(records))["flavour"].tolist(),
+    "listed": next(row for row in json.loads(listed.getvalue()) if row["axis"] == "flavour"),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what a copy of the package with one entry more knows of the new axis."""
+    folder = tmp_path_factory.mktemp("copy")
+    shutil.copytree(PACKAGE, folder / "kvbench", ignore=shutil.ignore_patterns("__pycache__"))
+    cell = folder / "kvbench" / "cells" / "cell.py"
+    text = cell.read_text()
+    place = "\n    @property\n    def swap_bytes"
+    assert text.count(place) == 1
+    cell.write_text(text.replace(place, ENTRY + place))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT), folder], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_the_plan_takes_its_values_and_skips_where_a_backend_lacks_it(known: dict[str, Any]) -> None:
+    assert known["cells"] == ["sweet", "sour", "None"]
+    assert known["skipped"] == ["b has no flavour"]
+
+
+def test_the_grammar_reads_and_writes_it(known: dict[str, Any]) -> None:
+    assert known["read back"] is True
+    assert known["filter"] == [True, False, False]
+    assert known["command"].endswith("-a flavour=sweet")
+    assert known["label"].endswith("flavour=sweet")
+
+
+def test_the_summary_has_its_column(known: dict[str, Any]) -> None:
+    assert known["summary"] == ["sweet"]
+
+
+def test_the_list_that_the_docs_are_made_from_has_it(known: dict[str, Any]) -> None:
+    assert known["listed"] == {
+        "axis": "flavour",
+        "help": "what a swap tastes of",
+        "example": "-a flavour=sweet,sour",
+    }
