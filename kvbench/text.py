@@ -9,7 +9,7 @@ from typing import Final
 
 from kvbench.errors import UsageError, brief
 
-# Names of sweeps, models and baselines.
+# Names of sweeps and models.
 NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 
 

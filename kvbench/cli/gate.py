@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 import typer.core
 
-from kvbench.cli import gate_baseline, gate_measure
+from kvbench.cli import gate_measure
 from kvbench.cli.gate_measure import DEFAULT_ROUNDS, DEFAULT_SUITE, AsJson, Plan
 from kvbench.cli.gate_output import Destinations, deliver
 from kvbench.errors import UsageError, brief
@@ -50,7 +50,6 @@ class _TwoLists(typer.core.TyperCommand):
 def register(app: typer.Typer) -> None:
     """Add the sub-app to `app`."""
     gate_measure.register(gate)
-    gate_baseline.register(gate)
     app.add_typer(gate)
 
 
@@ -94,9 +93,6 @@ def compare(
         str | None, typer.Option(metavar="SIDE", help="Measure this: env:PATH, backend:NAME, or here.")
     ] = None,
     cand: Annotated[str | None, typer.Option(metavar="SIDE", help="... against this.")] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Compare the runs with the newest baseline of this store.")
-    ] = None,
     suite: gate_measure.Suite = DEFAULT_SUITE,
     axis: gate_measure.Axis = None,
     filters: gate_measure.Filters = None,
@@ -134,8 +130,8 @@ def compare(
     to.check()
     judge = _judge(floor, (margin, absolute_us, control_margin), force)
     if base is not None or cand is not None:
-        if base is None or cand is None or runs or baseline is not None:
-            raise UsageError("--base and --cand go together, without runs made before and without --baseline")
+        if base is None or cand is None or runs:
+            raise UsageError("--base and --cand go together, without runs made before")
         plan = Plan(suite, axis or (), filters or (), device, rounds, seed, base_fault, cand_fault, out, force, as_json)
         judgement, folder = gate_measure.measured(base, cand, plan, judge)
         to = replace(to, folder=folder)
@@ -143,7 +139,7 @@ def compare(
         told = [name for name in _MEASURING if _was_given(ctx, name)]
         if told:
             raise UsageError(f"--{told[0].replace('_', '-')} says how to measure: it goes with --base and --cand")
-        judgement = judge(*_made_before(runs or [], ctx.meta[_AFTER_DASHES], baseline))
+        judgement = judge(*_made_before(runs or [], ctx.meta[_AFTER_DASHES]))
     code = judgement.exit_code(inconclusive_passes=inconclusive is OnInconclusive.PASS)
     deliver(sheet_of_judgement(judgement), judgement_data(judgement, code), to)
     raise typer.Exit(code)
@@ -170,21 +166,15 @@ def _judge(floor: Path | None, margins: tuple[float, float, float], force: bool)
     return judged
 
 
-def _made_before(
-    paths: list[Path], after_dashes: int | None, baseline: Path | None
-) -> tuple["Sequence[Run]", "Sequence[Run]", list[str]]:
+def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence[Run]", "Sequence[Run]", list[str]]:
     """Return both sides' rounds, paired, and what there is to know of them. Raises UsageError and RunDirectoryError."""
     from kvbench.gate.pairing import aligned, rounds_of
     from kvbench.results import load_run
 
-    if baseline is not None:
-        if after_dashes is not None:
-            raise UsageError("--baseline is one side already: leave out the -- between runs")
-        return gate_baseline.against_baseline(baseline, [load_run(path) for path in paths])
     if after_dashes is None or not 0 < after_dashes < len(paths):
         raise UsageError(
             "name what is compared: RUN_A... -- RUN_B... (-- stands between the runs of the base and those of the "
-            "candidate), --base and --cand, or --baseline DIR RUN..."
+            "candidate), or --base and --cand"
         )
     late = next((path for path in paths[-after_dashes:] if str(path).startswith("-")), None)
     if late is not None:

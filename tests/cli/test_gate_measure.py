@@ -188,32 +188,6 @@ def test_floors_are_measured_and_used(folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_baselines_are_kept_listed_shown_and_compared_with(folder: Path) -> None:
-    for name in ("one", "two"):
-        done = kvbench("sweep", "suite.toml", "--device=cpu", "--rounds=2", f"--out={name}", cwd=folder)
-        assert done.returncode == 0, done.stderr
-    added = kvbench("gate", "baseline", "add", "one", "--store=kept", "--who=Ada", "--commit=abc", "--json", cwd=folder)
-    assert added.returncode == 0, added.stderr
-    key = json.loads(added.stdout)["key"]
-    listed = kvbench("gate", "baseline", "list", "--store=kept", cwd=folder)
-    assert [word in listed.stdout for word in (key, "Ada", "abc")] == [True] * 3
-    shown = kvbench("gate", "baseline", "show", key, "--store=kept", "--json", cwd=folder)
-    assert json.loads(shown.stdout)["identity"]["device_kind"] == "cpu"
-    done = kvbench("gate", "compare", "--baseline=kept", "two", "--control-margin=1", "--json", cwd=folder)
-    assert done.returncode == 3, done.stdout + done.stderr
-    data = json.loads(done.stdout)
-    assert data["rounds"] == 2
-    assert any(key in text and "abc" in text for text in data["warnings"])
-
-
-def test_an_interrupted_run_is_no_baseline(folder: Path) -> None:
-    done = kvbench("sweep", "suite.toml", "--device=cpu", "--fault=error@call=0", "--out=bad", cwd=folder)
-    assert done.returncode == 5
-    done = kvbench("gate", "baseline", "add", "bad", "--store=kept", cwd=folder)
-    assert done.returncode == 2
-    assert "bad cannot be a baseline: 2 of its cells failed" in error_line(done)
-
-
 def test_the_module_is_the_command() -> None:
     said = [
         subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout

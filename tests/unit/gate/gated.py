@@ -65,7 +65,7 @@ def compared(
             def records(side: Side = side, slot: float = slot) -> Iterable[Record]:
                 broken = [record.cell for record in side.extra if isinstance(record, Failure | Skip)]
                 for cell in cells:
-                    if cell not in side.without and cell.as_strings() not in broken:
+                    if cell not in side.without and cell not in broken:
                         factor = side.factor(cell) * slot * float(np.exp(noise * rng.standard_normal()))
                         yield visit(cell, time_us(cell) * factor, count=3, noise=0.0)
                 yield from side.extra
