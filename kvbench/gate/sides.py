@@ -50,7 +50,7 @@ class Side:
 
 
 class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a side's environment says of itself."""
+    """What a side's environment says of itself, in printable words."""
 
     version: str
     package: str
@@ -103,14 +103,15 @@ def probe(option: str, side: Side) -> Build:
     try:
         build = msgspec.json.decode(lines[-1], type=Build)
     except msgspec.MsgspecError:
-        raise UsageError(f"{where}: its kvbench is not understood ({printable(brief(lines[-1]))})") from None
+        raise UsageError(f"{where}: its kvbench is not understood ({brief(lines[-1])})") from None
+    build = msgspec.structs.replace(build, version=printable(build.version), package=printable(build.package))
     if build.schema != SCHEMA:
         raise UsageError(
-            f"{where}: its kvbench {printable(build.version)} writes schema {build.schema}, this one {SCHEMA}; "
+            f"{where}: its kvbench {build.version} writes schema {build.schema}, this one {SCHEMA}; "
             "judge with a kvbench as new as the newer side"
         )
     if not build.controls:
-        raise UsageError(f"{where}: its kvbench {printable(build.version)} makes no control copies; take a newer one")
+        raise UsageError(f"{where}: its kvbench {build.version} makes no control copies; take a newer one")
     return build
 
 
@@ -120,7 +121,7 @@ def remarks(sides: tuple[Side, Side], builds: tuple[Build, Build]) -> list[str]:
     if sides[0].backend != sides[1].backend:
         return []
     if base.package == cand.package:
-        return [f"both sides run the same kvbench ({printable(base.package)}): this compares it with itself"]
+        return [f"both sides run the same kvbench ({base.package}): this compares it with itself"]
     if base.engine_hash == cand.engine_hash:
         return ["both sides have the same engine sources; what differs is Python code or installed packages"]
     return []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvbench.results import Run, Visit, load_run
-from tests.command import KVBENCH, Done, cell_of, error_line, kvbench, kvbench_started
+from tests.command import KVBENCH, Done, error_line, kvbench, kvbench_started
 
 SUITE = """
 [axes]
@@ -54,7 +54,7 @@ def run_of(folder: Path, name: str) -> Run:
 
 
 def blocks_of(run: Run) -> set[int]:
-    return {cell_of(record).blocks for record in run.records if isinstance(record, Visit)}
+    return {record.cell.blocks for record in run.records if isinstance(record, Visit)}
 
 
 def test_what_became_slower_and_faster_is_found_and_named(folder: Path) -> None:

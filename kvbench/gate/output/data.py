@@ -4,12 +4,12 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
-from kvbench.gate.judgement import Judgement, Row
+from kvbench.gate.judgement import Judgement
 from kvbench.gate.rule_check import RulesReport
 
-SCHEMA = 1
+SCHEMA: Final = 1
 
 
 def judgement_data(judgement: Judgement, exit_code: int) -> dict[str, Any]:
@@ -17,16 +17,10 @@ def judgement_data(judgement: Judgement, exit_code: int) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "kind": "comparison",
-        "status": judgement.status,
         "exit_code": exit_code,
-        "rounds": judgement.rounds,
-        "geometric_mean": _known(judgement.geometric_mean),
-        "slot_bias": _known(judgement.slot_bias),
-        "margins": asdict(judgement.margins),
+        **_finite(asdict(judgement)),
         "controls": [_finite(asdict(control)) for control in judgement.controls],
-        "rows": [_row(row) for row in judgement.rows],
-        "faults": list(judgement.faults),
-        "warnings": list(judgement.warnings),
+        "rows": [_finite(asdict(row)) | {"cells": [cell.id for cell in row.cells]} for row in judgement.rows],
     }
 
 
@@ -38,6 +32,7 @@ def rules_data(report: RulesReport) -> dict[str, Any]:
         "status": report.verdict,
         "exit_code": int(report.exit_code),
         "run": report.run,
+        "config": report.config,
         "rules": [asdict(result) for result in report.results],
         "warnings": list(report.warnings),
     }
@@ -48,15 +43,7 @@ def as_json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 
-def _row(row: Row) -> dict[str, Any]:
-    names = ("kind", "name", "verdict", "unit", "base", "cand", "effect", "low", "high", "margin", "pairs", "reason")
-    fields = {name: getattr(row, name) for name in names}
-    return _finite(fields) | {"cells": [cell.id for cell in row.cells], "command": row.command}
-
-
 def _finite(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _known(value) if isinstance(value, float) else value for name, value in fields.items()}
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()
+    }

@@ -15,14 +15,13 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
-from kvbench.gate.judge import judge
-from kvbench.gate.pairing import aligned, partners, rounds_of
-from kvbench.gate.schedule import turns
+from kvbench.gate.judgement import RowVerdict
+from kvbench.gate.pairs import aligned, partners, rounds_of
 from kvbench.gate.sides import Side, parse_side, parse_sides, probe
-from kvbench.gate.turn import Suite
-from kvbench.gate.verdict import Verdict
+from kvbench.gate.turns import Suite, turns
 from kvbench.results import Record, Run, load_run
 from tests import synthetic
+from tests.unit.gate.gated import judge
 
 CELLS = [Cell("batched", way, 64, size, coalesce=False) for way in Direction for size in (4096, 16384)]
 
@@ -126,11 +125,11 @@ def test_the_cells_of_two_backends_belong_together_by_all_else() -> None:
     assert partners(CELLS, CELLS[1:]) == {cell: cell for cell in CELLS[1:]}
 
 
-def test_an_axis_that_one_backend_does_not_heed_keeps_no_cells_apart() -> None:
+def test_an_axis_that_one_backend_does_not_support_keeps_no_cells_apart() -> None:
     theirs = [replace(cell, backend="mine", coalesce=None, sms=4) for cell in CELLS]
     assert partners(CELLS, theirs) == dict(zip(CELLS, theirs, strict=True))
     more = [*theirs, replace(theirs[0], sms=8)]
-    with pytest.raises(UsageError, match=r"sms=4 and .* sms=8 differ in an axis that the other backend does not heed"):
+    with pytest.raises(UsageError, match=r"sms=4 and .* sms=8 differ in an axis that .* not support"):
         partners(CELLS, more)
 
 
@@ -185,9 +184,9 @@ def test_a_floor_is_how_far_a_cell_moved_with_nothing_changed(tmp_path: Path) ->
 def test_a_cell_within_its_floor_is_not_called_slower(tmp_path: Path) -> None:
     floors = floors_of(judge(*a_a_runs(tmp_path / "aa", [0.06, -0.06] * 4)), a_a_runs(tmp_path / "x", [0.0])[0][0])
     base, cand = a_a_runs(tmp_path / "ab", [0.05] * 8)
-    assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {Verdict.REGRESSED}
-    found = judge(base, cand, floors=floors.floors)
-    assert {row.verdict for row in found.rows if row.kind == "cell"} == {Verdict.UNCHANGED}
+    assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {RowVerdict.REGRESSED}
+    found = judge(base, cand, floors=floors)
+    assert {row.verdict for row in found.rows if row.kind == "cell"} == {RowVerdict.UNCHANGED}
 
 
 def test_too_few_rounds_give_no_floor(tmp_path: Path) -> None:
@@ -218,11 +217,11 @@ def test_floors_hold_for_another_build_and_not_for_another_machine(tmp_path: Pat
     floors = floors_of(judge(base, cand), base[0])
     identity = dict(base[0].info.identity)
     build = write(tmp_path / "build", [], identity=identity | {"engine_hash": "another"})
-    assert check_floors(floors, [build], forced=False) == []
+    assert check_floors(floors, build, forced=False) == []
     other = write(tmp_path / "other", [], identity=identity | {"gpu_name": "another \x1b[31m"})
     with pytest.raises(MismatchError, match="gpu_name"):
-        check_floors(floors, [other], forced=False)
-    (warning,) = check_floors(floors, [other], forced=True)
+        check_floors(floors, other, forced=False)
+    (warning,) = check_floors(floors, other, forced=True)
     assert warning.startswith("forced: ")
     assert warning.isprintable()
 

@@ -1,15 +1,13 @@
-"""From paired times to verdicts: effects with intervals for many cells at once, and what they mean against a margin.
+"""From paired values to effects with intervals, for many items at once.
 
 An effect is the median of the paired log ratios of candidate to base, one pair a round. Its interval is the percentile
-bootstrap of that median. A verdict asks where the whole interval lies, so that noise ends in INCONCLUSIVE and not in a
-false alarm. The one step before that is to take off what the second slot of a round costs: without it, alternating
-orders make two clusters of pairs, and the interval of their median is as wide as they are apart.
+bootstrap of that median. The one step before that is to take off what the second slot of a round costs: without it,
+alternating orders make two clusters of pairs, and the interval of their median is as wide as they are apart.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
@@ -21,17 +19,6 @@ RESAMPLES: Final = 1999
 SEED: Final = 20_261_121
 _BATCH: Final = 250
 _LARGEST_LOG: Final = 700.0
-
-
-class Verdict(StrEnum):
-    """What is known of one cell, or of one part of a curve's shape; from bad to good."""
-
-    FAILED = "FAILED"
-    REGRESSED = "REGRESSED"
-    INCONCLUSIVE = "INCONCLUSIVE"
-    NOT_JUDGED = "NOT JUDGED"
-    IMPROVED = "IMPROVED"
-    UNCHANGED = "UNCHANGED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +86,6 @@ def row_medians(values: Floats) -> Floats:
 def ratio_of(log_ratio: float) -> float:
     """Return the ratio; inf where it is too large for a float, as times from a stranger's run may make it."""
     return math.inf if log_ratio > _LARGEST_LOG else math.exp(log_ratio)
-
-
-def verdict(low: float, high: float, margin: float) -> Verdict:
-    """Return what an interval of log ratios, larger = worse, says against a margin, also a log ratio."""
-    if low > margin:
-        return Verdict.REGRESSED
-    if high < -margin:
-        return Verdict.IMPROVED
-    return Verdict.UNCHANGED if -margin <= low and high <= margin else Verdict.INCONCLUSIVE
 
 
 def _interval(values: Floats) -> tuple[Floats, Floats]:
