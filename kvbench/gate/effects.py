@@ -6,18 +6,15 @@ alternating orders make two clusters of pairs, and the interval of their median 
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from kvbench.analysis.intervals import CONFIDENCE, MIN_PAIRS, Floats
+from kvbench.analysis.intervals import CONFIDENCE, MIN_PAIRS, Counts, Floats
 
 RESAMPLES: Final = 1999
 SEED: Final = 20_261_121
-_BATCH: Final = 250
 _LARGEST_LOG: Final = 700.0
 
 
@@ -31,15 +28,7 @@ class Effects:
     median: Floats
     low: Floats
     high: Floats
-    pairs: npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Unslotted:
-    """Log ratios without what the second slot of a round costs; `bias` is that cost, a log ratio, 0 where unknown."""
-
-    log_ratios: Floats
-    bias: float
+    pairs: Counts
 
 
 def effects(log_ratios: Floats) -> Effects:
@@ -47,31 +36,32 @@ def effects(log_ratios: Floats) -> Effects:
 
     The resamples are the same for every item with as many pairs, so an item's interval does not depend on the others.
     """
-    items = len(log_ratios)
     pairs = np.isfinite(log_ratios).sum(axis=1)
-    low, high = np.full(items, -np.inf), np.full(items, np.inf)
+    low, high = np.full(len(pairs), -np.inf), np.full(len(pairs), np.inf)
     for count in (int(count) for count in np.unique(pairs) if count >= MIN_PAIRS):
-        chosen = pairs == count
-        rows = log_ratios[chosen]
-        low[chosen], high[chosen] = _interval(rows[np.isfinite(rows)].reshape(-1, count))
+        resamples = np.random.default_rng(SEED).integers(0, count, (RESAMPLES, count))
+        middle = [(count - 1) // 2, count // 2]
+        for place in np.flatnonzero(pairs == count):
+            values = log_ratios[place][np.isfinite(log_ratios[place])]
+            medians = np.sort(values[resamples], axis=1)[:, middle].mean(axis=1)  # for a few values faster than median
+            low[place], high[place] = np.quantile(medians, (0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2))
     return Effects(row_medians(log_ratios), low, high, pairs)
 
 
-def without_slot_bias(log_ratios: Floats, slots: Floats) -> Unslotted:
-    """Take away what running second in a round costs: half the difference between the two orders, the items' median.
+def without_slot_bias(log_ratios: Floats, slots: Floats) -> tuple[Floats, float]:
+    """Return the log ratios without what running second in a round costs, and that cost, a log ratio, 0 if unknown.
 
-    `slots` has one entry a round: 1 where the candidate ran second, -1 where it ran first, 0 where that is not known.
-    Alternating orders cancel the bias in the mean; what is left of it would only widen every interval. One number is
-    taken from all items together, so that no item's noise is fitted away. Without two rounds of either order nothing
-    is.
+    It is half the difference between the two orders, the items' median. `slots` has one entry a round: 1 where the
+    candidate ran second, -1 where it ran first, 0 where that is not known. Alternating orders cancel the bias in the
+    mean; what is left of it would only widen every interval. One number is taken from all items together, so that no
+    item's noise is fitted away. Without two rounds of either order nothing is.
     """
     second, first = log_ratios[:, slots > 0], log_ratios[:, slots < 0]
     both = (np.isfinite(second).sum(axis=1) >= 2) & (np.isfinite(first).sum(axis=1) >= 2)
     if not both.any():
-        return Unslotted(log_ratios, 0.0)
-    halves = (np.nanmedian(second[both], axis=1) - np.nanmedian(first[both], axis=1)) / 2
-    bias = float(np.median(halves))
-    return Unslotted(log_ratios - bias * slots, bias)
+        return log_ratios, 0.0
+    bias = float(np.median(np.nanmedian(second[both], axis=1) - np.nanmedian(first[both], axis=1)) / 2)
+    return log_ratios - bias * slots, bias
 
 
 def row_medians(values: Floats) -> Floats:
@@ -86,29 +76,3 @@ def row_medians(values: Floats) -> Floats:
 def ratio_of(log_ratio: float) -> float:
     """Return the ratio; inf where it is too large for a float, as times from a stranger's run may make it."""
     return math.inf if log_ratio > _LARGEST_LOG else math.exp(log_ratio)
-
-
-def _interval(values: Floats) -> tuple[Floats, Floats]:
-    from scipy.stats import bootstrap  # takes most of a second to import
-
-    statistic: Callable[..., Any] = _median
-    found = bootstrap(
-        (values,),
-        statistic,
-        axis=-1,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        batch=_BATCH,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(SEED),
-    ).confidence_interval
-    return np.asarray(found.low), np.asarray(found.high)
-
-
-def _median(values: Floats, axis: int) -> Floats:
-    """Return the median; for a few values an axis, sorting takes a fraction of numpy's own time."""
-    ordered = np.sort(values, axis=axis)
-    count = ordered.shape[axis]
-    middle = ordered.take([(count - 1) // 2, count // 2], axis=axis)
-    return np.asarray(middle.mean(axis=axis))

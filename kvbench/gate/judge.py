@@ -59,8 +59,8 @@ class Judge:
         found = self.control_effects(controls, order)
         steady = all(control.steady for control in found)
         one_sided = len(order) >= MIN_PAIRS and abs(order.sum()) == len(order)
-        ours = without_slot_bias(np.log(pairs.cand_us) - np.log(pairs.base_us), order)
-        rows = self._rows(pairs, ours.log_ratios, math.log1p(self.margins.drift) if one_sided else 0.0)
+        log_ratios, bias = without_slot_bias(np.log(pairs.cand_us) - np.log(pairs.base_us), order)
+        rows = self._rows(pairs, log_ratios, math.log1p(self.margins.drift) if one_sided else 0.0)
         if not steady:
             rows = [
                 row if row.verdict is RowVerdict.FAILED else replace(row, verdict=RowVerdict.NOT_JUDGED) for row in rows
@@ -74,7 +74,7 @@ class Judge:
             warnings=[*warnings, *controls.warnings, *([self._about_order(order)] if one_sided else [])],
             rounds=len(order),
             geometric_mean=ratio_of(float(np.mean(ratios))) if ratios else math.nan,
-            slot_bias=ratio_of(ours.bias),
+            slot_bias=ratio_of(bias),
             margins=self.margins,
         )
 
@@ -83,7 +83,7 @@ class Judge:
 
         One is steady while its whole interval lies within the margin; with too few pairs for an interval, its median.
         """
-        found = effects(without_slot_bias(times.log_ratios, order).log_ratios)
+        found = effects(without_slot_bias(times.log_ratios, order)[0])
         margin = math.log1p(self.margins.control)
         controls = []
         for way, median, low, high, pairs in zip(
