@@ -3,10 +3,8 @@
 import json
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
@@ -18,13 +16,12 @@ import typer.core
 from kvbench.cli.sweep import default_folder, terminate
 from kvbench.errors import ExitCode, KvbenchError, UsageError, brief
 from kvbench.text import printable
-from kvbench.units import format_duration
 
 if TYPE_CHECKING:
-    from kvbench.gate.rounds import Rounds
+    from kvbench.gate.rounds import Rounds, Say
     from kvbench.gate.sides import Side
-    from kvbench.gate.turns import Turn
-    from kvbench.results import Failure, Run
+    from kvbench.gate.turns import Suite
+    from kvbench.results import Run
 
 DEFAULT_SUITE: Final = "gate-suite"
 DEFAULT_ROUNDS: Final = 8
@@ -153,7 +150,8 @@ def compare(
     from kvbench.gate.output.data import judgement_data
     from kvbench.gate.output.deliver import Destinations
     from kvbench.gate.output.sheet import sheet_of_judgement
-    from kvbench.gate.sides import parse_sides
+    from kvbench.gate.rounds import Rounds
+    from kvbench.gate.sides import parse_side
 
     to = Destinations(as_json, out, github)
     to.check()
@@ -167,11 +165,12 @@ def compare(
     else:
         if base is None or cand is None or runs:
             raise UsageError("--base and --cand go together, without runs made before")
-        options = _Measuring(suite, axis or [], filters or [], device, seed, out, force, as_json)
-        measured, notes = options.prepare(parse_sides(base, cand), (base_fault, cand_fault))
+        sides = parse_side("--base", base, base_fault), parse_side("--cand", cand, cand_fault)
+        asked = _suite(suite, axis, filters, device, seed, sides[0])
+        measured = Rounds(*sides, asked, _say_to(sys.stderr if as_json else sys.stdout), forced=force)
+        to = Destinations(as_json, measured.open(out or default_folder("gate")), github)
         with _interruptible(measured):
-            judgement = measured.compare(rounds, judge, notes)
-        to = replace(to, folder=measured.folder)
+            judgement = measured.compare(rounds, judge)
     code = judgement.exit_code(inconclusive_passes=inconclusive is OnInconclusive.PASS)
     to.deliver(sheet_of_judgement(judgement), judgement_data(judgement, code))
     raise typer.Exit(code)
@@ -199,23 +198,25 @@ def calibrate(
     from kvbench.gate.floors import FLOOR_FILE, floors_of, write_floors
     from kvbench.gate.judge import Judge
     from kvbench.gate.judgement import JudgementStatus
+    from kvbench.gate.rounds import Rounds
     from kvbench.gate.sides import parse_side
 
     chosen = parse_side("--side", side)
-    options = _Measuring(suite, axis or [], filters or [], device, seed, out, force, as_json)
-    measured, notes = options.prepare((chosen, chosen))
+    asked = _suite(suite, axis, filters, device, seed, chosen)
+    measured = Rounds(chosen, chosen, asked, _say_to(sys.stderr if as_json else sys.stdout), forced=force)
+    folder = measured.open(out or default_folder("gate"))
     with _interruptible(measured):
         measured.measure(rounds)
-    judgement = Judge(forced=force).judge(measured.base, measured.cand, notes)
+    judgement = Judge(forced=force).judge(measured.base, measured.cand, measured.notes)
     if judgement.status is JudgementStatus.FAILED:
-        raise _FailedCellsError(f"cells failed; no floors are written: {measured.folder}")
+        raise _FailedCellsError(f"cells failed; no floors are written: {folder}")
     if judgement.status is JudgementStatus.CONTAMINATED and not force:
         raise _DisturbedError(
             "the control copies moved, so something else uses this machine and its floors would hide regressions; "
             "nothing is written (--force writes them)"
         )
     file = floors_of(judgement, measured.base[0])
-    path = floor or measured.folder / FLOOR_FILE
+    path = floor or folder / FLOOR_FILE
     write_floors(path, file)
     cells, middle, largest = len(file.floors), median(file.floors.values()), max(file.floors.values())
     if as_json:
@@ -255,44 +256,25 @@ def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence
     return base, cand
 
 
-@dataclass(frozen=True, slots=True)
-class _Measuring:
-    """What to measure, and where to, as the options say it."""
+def _suite(
+    name: str, axis: list[str] | None, filters: list[str] | None, device: str | None, seed: int | None, side: "Side"
+) -> "Suite":
+    """Return what either side measures; raises UsageError, also where `side` names a backend and the axes do too."""
+    from kvbench.gate.turns import Suite
+    from kvbench.sweep.config import find_config, load_config
+    from kvbench.sweep.spec import parse_assignments
 
-    suite: str
-    axis: Sequence[str]
-    filters: Sequence[str]
-    device: str | None
-    seed: int | None
-    out: Path | None
-    force: bool
-    as_json: bool
+    config = find_config(name).absolute()
+    settings = parse_assignments(axis or [])
+    if side.backend is not None and "backend" in settings:
+        raise UsageError("-a backend=...: the sides name the backends; leave it out")
+    spec = load_config(config).with_axes(settings).with_filters(filters or []).with_options(device=device, seed=seed)
+    controls = spec.sampling.controls or DEFAULT_CONTROLS
+    return Suite(config, tuple(axis or ()), tuple(filters or ()), spec.device, controls, spec.seed)
 
-    def prepare(
-        self, sides: "tuple[Side, Side]", faults: tuple[str | None, str | None] = (None, None)
-    ) -> tuple["Rounds", list[str]]:
-        """Check sides and suite, make the folder; return the rounds to measure and remarks on the sides."""
-        from kvbench.gate.rounds import Comparison, Rounds, check
-        from kvbench.gate.sides import remarks
-        from kvbench.gate.turns import A, B, Suite
-        from kvbench.sweep.config import find_config, load_config
-        from kvbench.sweep.spec import parse_assignments
 
-        config = find_config(self.suite).absolute()
-        settings = parse_assignments(self.axis)
-        spec = load_config(config).with_axes(settings).with_filters(self.filters)
-        if sides[0].backend is not None and "backend" in settings:
-            raise UsageError("-a backend=...: the sides name the backends; leave it out")
-        spec = spec.with_options(device=self.device, seed=self.seed)
-        controls = spec.sampling.controls or DEFAULT_CONTROLS
-        suite = Suite(config, tuple(self.axis), tuple(self.filters), spec.device, controls)
-        both, injected = dict(zip((A, B), sides, strict=True)), dict(zip((A, B), faults, strict=True))
-        ready = check(Comparison(both, suite, injected, spec.seed, self.force))
-        notes = remarks(sides, (ready.builds[A], ready.builds[B]))
-        lines = _TurnLines(sys.stderr if self.as_json else sys.stdout)
-        for note in notes:
-            lines.say(f"note: {note}")
-        return Rounds(ready, self.out or default_folder("gate"), lines), notes
+def _say_to(stream: TextIO) -> "Say":
+    return lambda line: print(printable(line), file=stream, flush=True)
 
 
 @contextmanager
@@ -306,42 +288,3 @@ def _interruptible(rounds: "Rounds") -> Iterator[None]:
         how = f"kvbench gate compare {runs}/*-a -- {runs}/*-b judges them" if done else "no round is whole yet"
         typer.echo(f"interrupted after {done} rounds; everything measured is kept; {how}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-class _TurnLines:
-    """A line when rounds begin, one a turn with the time left, one for each failure.
-
-    The time left starts as the plan's guess and then follows the visits made.
-    """
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._turns, self._turn = 0, 0
-        self._visits, self._made = 0, 0
-        self._started_s, self._estimate_s = 0.0, 0.0
-
-    def begins(self, rounds: int, again: int, visits: int, estimate_s: float) -> None:
-        self._turns, self._turn = 2 * rounds, 0
-        self._visits, self._made = visits, 0
-        self._started_s, self._estimate_s = time.monotonic(), estimate_s
-        what = f"{again} cells cannot be told yet: {rounds} more rounds" if again else f"{rounds} rounds of two sides"
-        self.say(f"{what}, {visits} visits; about {format_duration(estimate_s)}")
-
-    def turn(self, turn: "Turn", side: "Side") -> None:
-        self._turn += 1
-        left_s = self._estimate_s
-        if self._made:
-            left_s = (time.monotonic() - self._started_s) / self._made * max(self._visits - self._made, 0)
-        what = f"round {turn.round}, {'base' if turn.side == 'a' else 'candidate'} {side.text}"
-        self.say(f"{self._turn} of {self._turns}: {what}; {format_duration(left_s)} left")
-
-    def visit(self, failure: "Failure | None") -> None:
-        from kvbench.cli.progress import failure_line
-
-        self._made += 1
-        if failure is not None:
-            self.say(failure_line(failure))
-
-    def say(self, text: str) -> None:
-        """Print lines."""
-        print("\n".join(map(printable, text.splitlines())), file=self._out, flush=True)

@@ -197,7 +197,7 @@ def _crossover_cases(rule: CrossoverBetween, found: Outcomes) -> list[_Case]:
         spans = [(change.below_bytes, change.above_bytes) for change in crossovers(fastest)]
         where = ", ".join(f"between {format_size(low)} and {format_size(high)}" for low, high in spans)
         none = f"none, {decided.pop()} is faster" if decided else "undecided at every size"
-        low_bytes, high_bytes = rule.between.low_bytes, rule.between.high_bytes
+        low_bytes, high_bytes = rule.span_bytes
         inside = bool(spans) and all(low_bytes <= low and high <= high_bytes for low, high in spans)
         cases.append(_Case(1.0 if inside else -1.0, f"{_curve_name(cells)}: {where or none}", cells))
     if not cases:

@@ -15,7 +15,7 @@ from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
 from kvbench.gate.pairs import QUANTITIES
 from kvbench.text import NAME_PATTERN, check_keys, located, shown
-from kvbench.units import format_size, parse_size
+from kvbench.units import parse_size
 
 CEILING: Final = "ceiling"
 _DEFAULT_QUANTITY: Final = "gbps"
@@ -78,31 +78,7 @@ class Limit:
         return cls(float(factor), partner if partner in (None, CEILING) else Selection.read(partner))
 
 
-class SizeSpan:
-    """Block sizes from `low_bytes` to `high_bytes`."""
-
-    def __init__(self, low_bytes: int, high_bytes: int) -> None:
-        self.low_bytes, self.high_bytes = low_bytes, high_bytes
-
-    def __str__(self) -> str:
-        return f"{format_size(self.low_bytes)} and {format_size(self.high_bytes)}"
-
-    @classmethod
-    def read(cls, value: object) -> "SizeSpan":
-        """Read a list of two sizes; raises ValueError and TypeError."""
-        if not isinstance(value, list) or len(value) != 2:
-            raise TypeError
-        low_bytes, high_bytes = (parse_size(_text(size)) for size in value)
-        if low_bytes >= high_bytes:
-            raise ValueError("the smaller size comes first")
-        return cls(low_bytes, high_bytes)
-
-
-class _Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A `[[rule]]`, as it stands in the file."""
-
-
-class Bound(_Table, frozen=True, kw_only=True):
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """`quantity` of every one of `cells` is at least, or at most, what the one limit says."""
 
     cells: Selection
@@ -124,7 +100,7 @@ class Bound(_Table, frozen=True, kw_only=True):
         return limit
 
 
-class NoCliff(_Table, frozen=True, kw_only=True):
+class NoCliff(msgspec.Struct, frozen=True, kw_only=True):
     """No curve of `cells` has a cliff higher than `no_cliff_above`."""
 
     cells: Selection
@@ -137,11 +113,11 @@ class NoCliff(_Table, frozen=True, kw_only=True):
 _Backend = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}\\Z")]
 
 
-class CrossoverBetween(_Table, frozen=True, kw_only=True):
+class CrossoverBetween(msgspec.Struct, frozen=True, kw_only=True):
     """The faster of the two backends `crossover` changes, and only between these two block sizes."""
 
     crossover: tuple[_Backend, _Backend]
-    between: SizeSpan
+    between: tuple[str, str]
     cells: Selection = msgspec.field(default_factory=Selection)
 
     def __post_init__(self) -> None:
@@ -149,9 +125,18 @@ class CrossoverBetween(_Table, frozen=True, kw_only=True):
             raise ValueError(f"crossover: {shown(self.crossover)} is one backend twice; name two")
         for axis in sorted(self.cells.axes & {"backend", "block_size"}):
             raise ValueError(f"cells: a crossover is that of two backends over block sizes; leave {axis} out")
+        low_bytes, high_bytes = self.span_bytes
+        if low_bytes >= high_bytes:
+            raise ValueError(f"between: {shown(self.between)}: the smaller size comes first")
 
     def __str__(self) -> str:
-        return f"{self.cells}: crossover {'/'.join(self.crossover)} between {self.between}"
+        return f"{self.cells}: crossover {'/'.join(self.crossover)} between {' and '.join(self.between)}"
+
+    @property
+    def span_bytes(self) -> tuple[int, int]:
+        """The two block sizes of `between`."""
+        low, high = self.between
+        return parse_size(low), parse_size(high)
 
 
 Rule = Bound | NoCliff | CrossoverBetween

@@ -46,6 +46,12 @@ class PairedCurve:
         cell = self.cells[0]
         return cell.label.replace(f" x {AXES['block_size'].show(cell.block_bytes)}", "", 1)
 
+    def only(self, sizes: set[int]) -> "PairedCurve":
+        """Return the part of the curve at these block sizes."""
+        kept = [place for place, size in enumerate(self.sizes) if size in sizes]
+        cells = [self.cells[place] for place in kept]
+        return PairedCurve(cells, self.base_us[kept], self.cand_us[kept], self.margins[kept])
+
     def gbps(self, times_us: Floats) -> Floats:
         swap_bytes = np.array([cell.swap_bytes for cell in self.cells], dtype=np.float64)
         return np.asarray(swap_bytes[:, None] / times_us / 1e3)
@@ -129,8 +135,9 @@ def _positions(sizes: Sequence[int], gbps: Floats) -> Floats:
 
 
 def _crossover_features(one: PairedCurve, other: PairedCurve, relative_margin: float) -> Iterator[PairedValues]:
-    one, other = _at_common_sizes(one, other)
-    if len(one.cells) < MIN_SIZES:
+    common = set(one.sizes) & set(other.sizes)
+    one, other = one.only(common), other.only(common)
+    if len(common) < MIN_SIZES:
         return
     sizes = one.sizes
     in_base = _usual_changes(sizes, one.base_us, other.base_us, relative_margin)
@@ -145,17 +152,6 @@ def _crossover_features(one: PairedCurve, other: PairedCurve, relative_margin: f
         name = f"{one.cells[0].backend} / {other.name}"
         margin = math.log(change.above_bytes / change.below_bytes)
         yield PairedValues("crossover", name, [*one.cells, *other.cells], "bytes", base, cand, margin, worse)
-
-
-def _at_common_sizes(one: PairedCurve, other: PairedCurve) -> tuple[PairedCurve, PairedCurve]:
-    common = set(one.sizes) & set(other.sizes)
-
-    def only(curve: PairedCurve) -> PairedCurve:
-        kept = [size in common for size in curve.sizes]
-        cells = [cell for cell in curve.cells if cell.block_bytes in common]
-        return PairedCurve(cells, curve.base_us[kept], curve.cand_us[kept], curve.margins[kept])
-
-    return only(one), only(other)
 
 
 def _usual_changes(

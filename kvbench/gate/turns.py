@@ -60,26 +60,24 @@ def turns(first_round: int, rounds: int, seed: int) -> Iterator[Turn]:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What is measured: the options of `kvbench sweep` that both sides share."""
+    """What is measured: the options of `kvbench sweep` that both sides share; a round's seed follows from `seed`."""
 
     config: Path
     assignments: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
     device: str | None = None
     controls: int = 0
+    seed: int = 0
 
-    def options(self, side: Side, fault: str | None, cells: Sequence[str] | None) -> list[str]:
-        """Return the options for `side`; `cells` (ids) are all that is measured, None for the whole suite.
-
-        `fault` is injected on this side (cpu device only).
-        """
+    def options(self, side: Side, cells: Sequence[str] | None = None) -> list[str]:
+        """Return the options for `side`; `cells` (ids) are all that is measured, None for the whole suite."""
         options = [str(self.config), "--json", "--rounds=1", f"--controls={self.controls}"]
         options += [f"-a{item}" for item in self.assignments]
         options += [f"-abackend={side.backend}"] if side.backend is not None else []
         options += [f"--filter={text}" for text in self.filters]
         options += [f"--filter=cell_id={'|'.join(cells)}"] if cells is not None else []
         options += [f"--device={self.device}"] if self.device is not None else []
-        options += [f"--fault={fault}"] if fault is not None else []
+        options += [f"--fault={side.fault}"] if side.fault is not None else []
         return options
 
 

@@ -12,7 +12,7 @@ _TAGS: Final = {Level.ERROR: "error", Level.BAD: "failure", Level.OPEN: "skipped
 
 def junit(sheet: Sheet) -> str:
     """Return the document: FAILED is an error, REGRESSED or BROKEN a failure; what nobody can tell is skipped."""
-    faults = [SheetRow("FAILED", Level.ERROR, "run", fault, reason=fault) for fault in sheet.faults]
+    faults = [SheetRow("FAILED", "run", fault, reason=fault) for fault in sheet.faults]
     rows = [*faults, *sheet.rows]
     counts = Counter(_TAGS.get(row.level) for row in rows)
     suite = ElementTree.Element(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from kvbench.gate.judgement import Judgement, JudgementStatus, Row, RowVerdict
+from kvbench.gate.judgement import Judgement, Row, RowVerdict
 from kvbench.gate.rule_check import RulesReport, RuleVerdict
 from kvbench.units import format_size
 
@@ -28,7 +28,21 @@ class Level(Enum):
     VOID = auto()
 
 
-_IN_THE_BACK: Final = frozenset({Level.QUIET, Level.VOID})
+# Of rows, and of the sheet's own status.
+_LEVELS: Final = {
+    "FAILED": Level.ERROR,
+    "REGRESSED": Level.BAD,
+    "BROKEN": Level.BAD,
+    "CONTAMINATED": Level.OPEN,
+    "INCONCLUSIVE": Level.OPEN,
+    "NOT JUDGED": Level.VOID,
+    "IMPROVED": Level.GOOD,
+    "PASSED": Level.GOOD,
+    "UNCHANGED": Level.QUIET,
+    "HOLDS": Level.QUIET,
+}
+# From here on percents are hard to read.
+_MANY_TIMES: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +50,15 @@ class SheetRow:
     """One row: `figures` go below the sheet's headings, `command` is what to run to look into it ("" for none)."""
 
     verdict: str
-    level: Level
     kind: str
     name: str
     figures: Sequence[str] = ()
     reason: str = ""
     command: str = ""
+
+    @property
+    def level(self) -> Level:
+        return _LEVELS[self.verdict]
 
     @property
     def message(self) -> str:
@@ -55,7 +72,6 @@ class Sheet:
 
     title: str
     status: str
-    level: Level
     rows: Sequence[SheetRow]
     summary: Sequence[str]
     warnings: Sequence[str]
@@ -63,37 +79,17 @@ class Sheet:
     faults: Sequence[str] = ()
 
     @property
+    def level(self) -> Level:
+        return _LEVELS[self.status]
+
+    @property
     def loud(self) -> list[SheetRow]:
         """The rows that somebody has to see."""
-        return [row for row in self.rows if row.level not in _IN_THE_BACK]
+        return [row for row in self.rows if row.level not in (Level.QUIET, Level.VOID)]
 
     @property
     def quiet(self) -> list[SheetRow]:
-        return [row for row in self.rows if row.level in _IN_THE_BACK]
-
-
-# From here on percents are hard to read.
-_MANY_TIMES: Final = 3.0
-_LEVELS: Final = {
-    RowVerdict.FAILED: Level.ERROR,
-    RowVerdict.REGRESSED: Level.BAD,
-    RowVerdict.INCONCLUSIVE: Level.OPEN,
-    RowVerdict.NOT_JUDGED: Level.VOID,
-    RowVerdict.IMPROVED: Level.GOOD,
-    RowVerdict.UNCHANGED: Level.QUIET,
-}
-_RULE_LEVELS: Final = {
-    RuleVerdict.FAILED: Level.ERROR,
-    RuleVerdict.BROKEN: Level.BAD,
-    RuleVerdict.HOLDS: Level.QUIET,
-}
-_STATUS_LEVELS: Final = {
-    JudgementStatus.FAILED: Level.ERROR,
-    JudgementStatus.CONTAMINATED: Level.OPEN,
-    JudgementStatus.REGRESSED: Level.BAD,
-    JudgementStatus.INCONCLUSIVE: Level.OPEN,
-    JudgementStatus.PASSED: Level.GOOD,
-}
+        return [row for row in self.rows if row.level in (Level.QUIET, Level.VOID)]
 
 
 def sheet_of_judgement(judgement: Judgement) -> Sheet:
@@ -101,7 +97,6 @@ def sheet_of_judgement(judgement: Judgement) -> Sheet:
     return Sheet(
         title="kvbench gate compare",
         status=judgement.status,
-        level=_STATUS_LEVELS[judgement.status],
         headings=("base", "candidate", "effect", "95% interval", "margin"),
         rows=[_row(row) for row in judgement.rows],
         summary=_summary(judgement),
@@ -117,11 +112,7 @@ def sheet_of_rules(report: RulesReport) -> Sheet:
     return Sheet(
         title=f"kvbench gate rules {report.run}",
         status=report.verdict,
-        level=Level.GOOD if report.verdict is RuleVerdict.HOLDS else _RULE_LEVELS[report.verdict],
-        rows=[
-            SheetRow(each.verdict, _RULE_LEVELS[each.verdict], "rule", each.rule, (), each.reason, each.command)
-            for each in report.results
-        ],
+        rows=[SheetRow(each.verdict, "rule", each.rule, (), each.reason, each.command) for each in report.results],
         summary=[f"{len(report.results)} rules{meant}: {counts}"],
         warnings=report.warnings,
     )
@@ -133,7 +124,7 @@ def _row(row: Row) -> SheetRow:
         sides = _quantity(row.base, row.unit), _quantity(row.cand, row.unit)
         figures = (*sides, _percent(row.effect), _interval(row.low, row.high), f"{row.margin:.1%}")
     name = row.name if row.kind == "cell" else f"{row.kind}: {row.name}"
-    return SheetRow(row.verdict, _LEVELS[row.verdict], row.kind, name, figures, row.reason, row.command)
+    return SheetRow(row.verdict, row.kind, name, figures, row.reason, row.command)
 
 
 def _summary(judgement: Judgement) -> list[str]:

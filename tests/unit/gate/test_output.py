@@ -13,7 +13,7 @@ from kvbench.gate.output.data import as_json, judgement_data, rules_data
 from kvbench.gate.output.github import MOST_ANNOTATIONS, annotations
 from kvbench.gate.output.junit import junit
 from kvbench.gate.output.markdown import COMMENT_BYTES, SUMMARY_BYTES, page
-from kvbench.gate.output.sheet import Sheet, sheet_of_judgement, sheet_of_rules
+from kvbench.gate.output.sheet import Level, Sheet, SheetRow, sheet_of_judgement, sheet_of_rules
 from kvbench.gate.rule_check import RuleResult, RulesReport, RuleVerdict
 from tests.synthetic import failure
 from tests.unit.gate.gated import CELLS, Side, compared, judge
@@ -144,3 +144,12 @@ def test_rules_go_the_same_ways() -> None:
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
     assert rules_data(report)["exit_code"] == 1
     assert "sm \\>= 0.9 \\* ceiling" in page(written, COMMENT_BYTES)
+
+
+def test_every_outcome_has_its_level() -> None:
+    for verdict in RowVerdict:
+        assert sheet(row(verdict)).rows[0].level in Level
+    for status in JudgementStatus:
+        assert sheet(status=status).level in Level
+    for verdict in RuleVerdict:
+        assert SheetRow(verdict, "rule", "sm").level in Level

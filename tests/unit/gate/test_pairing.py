@@ -17,7 +17,8 @@ from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
 from kvbench.gate.judgement import RowVerdict
 from kvbench.gate.pairs import aligned, partners, rounds_of
-from kvbench.gate.sides import Side, parse_side, parse_sides, probe
+from kvbench.gate.rounds import Rounds
+from kvbench.gate.sides import Side, parse_side, probe
 from kvbench.gate.turns import Suite, turns
 from kvbench.results import Record, Run, load_run
 from tests import synthetic
@@ -57,7 +58,7 @@ def test_what_is_no_side_is_refused_with_what_would_be_right(text: str) -> None:
 
 def test_a_backend_is_not_compared_with_an_environment() -> None:
     with pytest.raises(UsageError, match="name one on either side"):
-        parse_sides("here", "backend:mine")
+        Rounds(parse_side("--base", "here"), parse_side("--cand", "backend:mine"), Suite(Path("suite.toml")), print)
 
 
 def test_an_environment_of_its_own_gets_no_packages_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +110,13 @@ def test_four_rounds_are_abba_twice() -> None:
 
 def test_a_side_measures_its_backend_and_the_cells_that_are_asked_for() -> None:
     suite = Suite(Path("/suite.toml"), ("blocks=64",), ("block_size<=4KiB",), "cpu", controls=6)
-    options = suite.options(Side("backend:mine", "python", backend="mine"), "slow=5", ["0" * 12, "1" * 12])
+    options = suite.options(Side("backend:mine", "python", backend="mine", fault="slow=5"), ["0" * 12, "1" * 12])
     expected = {
         "/suite.toml", "--json", "--rounds=1", "--controls=6", "-ablocks=64", "-abackend=mine", "--device=cpu",
         "--filter=block_size<=4KiB", f"--filter=cell_id={'0' * 12}|{'1' * 12}", "--fault=slow=5",
     }  # fmt: skip
     assert Counter(options) == Counter(expected)
-    plain = Suite(Path("/suite.toml")).options(Side("here", "python"), None, None)
+    plain = Suite(Path("/suite.toml")).options(Side("here", "python"))
     assert Counter(plain) == Counter(["/suite.toml", "--json", "--rounds=1", "--controls=0"])
 
 
