@@ -64,7 +64,7 @@ class Limit:
         self.partner = partner
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (f"{self.factor:.9f}".rstrip("0").rstrip("."), str(self.partner or ""))))
+        return " ".join(filter(None, (f"{self.factor:.9g}", str(self.partner or ""))))
 
     @classmethod
     def read(cls, value: object) -> "Limit":
@@ -96,7 +96,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def limit(self) -> Limit:
         limit = self.at_most if self.at_least is None else self.at_least
-        assert limit is not None  # `_rule` takes a table for a bound by this key
+        assert limit is not None  # `read_rule` takes a table for a bound by this key
         return limit
 
 
@@ -125,7 +125,10 @@ class CrossoverBetween(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"crossover: {shown(self.crossover)} is one backend twice; name two")
         for axis in sorted(self.cells.axes & {"backend", "block_size"}):
             raise ValueError(f"cells: a crossover is that of two backends over block sizes; leave {axis} out")
-        low_bytes, high_bytes = self.span_bytes
+        try:
+            low_bytes, high_bytes = self.span_bytes
+        except ValueError as error:
+            raise ValueError(f"between: {error}") from None
         if low_bytes >= high_bytes:
             raise ValueError(f"between: {shown(self.between)}: the smaller size comes first")
 

@@ -94,7 +94,7 @@ def test_every_quantity_may_be_held_against_a_number_and_against_other_cells(qua
         ({"crossover": ["sm", "sm"], "between": ["1KiB", "4KiB"]}, "is one backend twice"),
         ({"crossover": ["a", "sm"], "between": ["4KiB", "1KiB"]}, 'between: ["4KiB", "1KiB"]: the smaller size comes'),
         ({"crossover": ["a", "sm"], "between": ["1KiB"]}, 'between: ["1KiB"] is not two block sizes, such as'),
-        ({"crossover": ["a", "sm"], "between": ["1", "big"]}, "'big' is not a size"),
+        ({"crossover": ["a", "sm"], "between": ["1", "big"]}, "between: 'big' is not a size; write bytes"),
         ({"crossover": ["a", "sm"]}, "between is missing; write two block sizes"),
         ({"crossover": ["a", "sm"], "cells": "block_size=4KiB", "between": ["1KiB", "8KiB"]}, "leave block_size out"),
         ({"crossover": ["a", "sm"], "cells": SM, "between": ["1KiB", "8KiB"]}, "leave backend out"),
