@@ -104,8 +104,8 @@ def rules(
     as_json: _AsJson = False,
 ) -> None:
     """Check statements about one run, which hold on any machine of its kind; needs neither GPU nor torch."""
-    from kvbench.gate.output.data import rules_data
     from kvbench.gate.output.deliver import Destinations
+    from kvbench.gate.output.formats import rules_data
     from kvbench.gate.output.sheet import sheet_of_rules
     from kvbench.gate.rule_check import check_rules
     from kvbench.gate.rules import load_rules, shipped_rules
@@ -147,8 +147,8 @@ def compare(
     from kvbench.gate.floors import read_floors
     from kvbench.gate.judge import Judge
     from kvbench.gate.judgement import Margins
-    from kvbench.gate.output.data import judgement_data
     from kvbench.gate.output.deliver import Destinations
+    from kvbench.gate.output.formats import judgement_data
     from kvbench.gate.output.sheet import sheet_of_judgement
     from kvbench.gate.rounds import Rounds
     from kvbench.gate.sides import parse_side

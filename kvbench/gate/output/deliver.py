@@ -15,10 +15,7 @@ from rich.text import Text
 
 from kvbench.errors import UsageError
 from kvbench.files import write_whole
-from kvbench.gate.output.data import as_json
-from kvbench.gate.output.github import annotations
-from kvbench.gate.output.junit import junit
-from kvbench.gate.output.markdown import COMMENT_BYTES, SUMMARY_BYTES, page
+from kvbench.gate.output.formats import COMMENT_BYTES, SUMMARY_BYTES, annotations, as_json, junit, page
 from kvbench.gate.output.sheet import Level, Sheet
 from kvbench.text import printable
 

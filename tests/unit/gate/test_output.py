@@ -9,10 +9,17 @@ import pytest
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import Judgement, JudgementStatus, Margins, Row, RowVerdict
-from kvbench.gate.output.data import as_json, judgement_data, rules_data
-from kvbench.gate.output.github import MOST_ANNOTATIONS, annotations
-from kvbench.gate.output.junit import junit
-from kvbench.gate.output.markdown import COMMENT_BYTES, SUMMARY_BYTES, page
+from kvbench.gate.output.formats import (
+    COMMENT_BYTES,
+    MOST_ANNOTATIONS,
+    SUMMARY_BYTES,
+    annotations,
+    as_json,
+    judgement_data,
+    junit,
+    page,
+    rules_data,
+)
 from kvbench.gate.output.sheet import Level, Sheet, SheetRow, sheet_of_judgement, sheet_of_rules
 from kvbench.gate.rule_check import RuleResult, RulesReport, RuleVerdict
 from tests.synthetic import failure
