@@ -11,7 +11,7 @@ import msgspec
 
 from kvbench.errors import UsageError, brief
 
-# Names of sweeps, models and baselines.
+# Names of sweeps and models.
 NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 # One line of text in a file: a sweep's question, a policy's device.
 MAX_LINE: Final = 500

@@ -17,11 +17,9 @@ import numpy as np
 from kvbench.analysis.intervals import Floats
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.gate.controls import ControlTimes
-from kvbench.gate.judge import assess
-from kvbench.gate.judgement import Judgement, Margins, Status
+from kvbench.gate.judge import ControlTimes, Judge
+from kvbench.gate.judgement import Judgement, JudgementStatus, RowVerdict
 from kvbench.gate.pairs import Pairs
-from kvbench.gate.verdict import Verdict
 
 MARKERS: Final = ("<!-- simulation: begin -->", "<!-- simulation: end -->")
 ROUNDS: Final = 8
@@ -126,12 +124,12 @@ def simulate(scenario: Scenario, slowdown: float, seed: int, rounds: int = ROUND
     for times in (base_us, cand_us):
         times[left_out, rounds:] = np.nan
     last = _judge(suite, base_us, cand_us, moved, order) if again else first
-    caught = {row.cells[0] for row in last.rows if row.kind == "cell" and row.verdict is Verdict.REGRESSED}
+    caught = {row.cells[0] for row in last.rows if row.kind == "cell" and row.verdict is RowVerdict.REGRESSED}
     return Suite(
-        regressed=last.status is Status.REGRESSED,
-        contaminated=last.status is Status.CONTAMINATED,
-        unclear_first=first.count(Verdict.INCONCLUSIVE) / len(first.rows),
-        unclear=last.count(Verdict.INCONCLUSIVE) / len(last.rows),
+        regressed=last.status is JudgementStatus.REGRESSED,
+        contaminated=last.status is JudgementStatus.CONTAMINATED,
+        unclear_first=first.count(RowVerdict.INCONCLUSIVE) / len(first.rows),
+        unclear=last.count(RowVerdict.INCONCLUSIVE) / len(last.rows),
         found=sum(suite[place] in caught for place in slowed) / len(slowed) if len(slowed) else 0.0,
     )
 
@@ -173,7 +171,7 @@ def _share(values: Iterable[float]) -> str:
 
 def _judge(suite: Sequence[Cell], base_us: Floats, cand_us: Floats, moved: Floats, order: Floats) -> Judgement:
     pairs = Pairs(suite, base_us, cand_us, failed={}, faults=[], paths={})
-    return assess(pairs, ControlTimes(["d2h", "h2d"], moved, []), order, {}, Margins())
+    return Judge().assess(pairs, ControlTimes(["d2h", "h2d"], moved, []), order)
 
 
 def _machine(scenario: Scenario, order: Floats, rng: np.random.Generator) -> Floats:

@@ -1,35 +1,40 @@
-"""`kvbench gate`: rules about one run, and two builds compared."""
+"""`kvbench gate`: rules about one run, two builds compared, and how far a build differs from itself."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
 import typer
 import typer.core
 
-from kvbench.cli import gate_baseline, gate_measure
-from kvbench.cli.gate_measure import DEFAULT_ROUNDS, DEFAULT_SUITE, AsJson, Plan
-from kvbench.cli.gate_output import Destinations, deliver
-from kvbench.errors import UsageError, brief
+from kvbench.cli.sweep import default_folder, terminate
+from kvbench.errors import ExitCode, KvbenchError, UsageError, brief
+from kvbench.text import printable
 
 if TYPE_CHECKING:
-    from kvbench.gate.judgement import Judgement
+    from kvbench.gate.rounds import Rounds, Say
+    from kvbench.gate.sides import Side
+    from kvbench.gate.turns import Suite
     from kvbench.results import Run
+
+DEFAULT_SUITE: Final = "gate-suite"
+DEFAULT_ROUNDS: Final = 8
+DEFAULT_CONTROLS: Final = 6
+_AFTER_DASHES: Final = "kvbench.gate.after_dashes"
+# They say how to measure, and mean nothing for runs made before.
+_MEASURING: Final = ("suite", "axis", "filters", "device", "rounds", "seed", "base_fault", "cand_fault")
 
 gate = typer.Typer(
     name="gate",
     help="Say whether a build is slower, is not, or cannot be told; or whether rules hold.",
     no_args_is_help=True,
 )
-
-_AFTER_DASHES: Final = "kvbench.gate.after_dashes"
-# They say how to measure, and mean nothing for runs made before.
-_MEASURING: Final = ("suite", "axis", "filters", "device", "rounds", "seed", "base_fault", "cand_fault")
-
-_Force = Annotated[bool, typer.Option("--force", help="Compare runs of different machines, and say so.")]
-_GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary and annotations for GitHub Actions.")]
 
 
 class OnInconclusive(StrEnum):
@@ -47,10 +52,44 @@ class _TwoLists(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
 
+_Suite = Annotated[str, typer.Option(help="What is measured: a config's name or a TOML file.")]
+_Axis = Annotated[
+    list[str] | None, typer.Option("--axis", "-a", metavar="NAME=VALUES", help="Set an axis of the suite. Repeatable.")
+]
+_Filters = Annotated[
+    list[str] | None,
+    typer.Option("--filter", "-f", metavar="CONDITIONS", help="Keep cells of the suite that meet all."),
+]
+_Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.  [default: the suite's]")]
+_RoundCount = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Rounds, each a process a side.")]
+_Seed = Annotated[int | None, typer.Option(help="Decides bytes, places and order.  [default: the suite's]")]
+_Fault = Annotated[str | None, typer.Option(help="Inject a fault into this side (cpu device only; see CONTRIBUTING).")]
+_Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="DIR", help="The folder for gate.json, .xml, .md, and all runs.")
+]
+_Side = Annotated[str | None, typer.Option(metavar="SIDE", help="A side to measure: env:PATH, backend:NAME, or here.")]
+_ControlMargin = Annotated[
+    float, typer.Option(min=0.0, max=10.0, help="Where plain large copies move more, nothing is judged.")
+]
+_Inconclusive = Annotated[OnInconclusive, typer.Option(help="Whether INCONCLUSIVE and CONTAMINATED pass.")]
+_Floor = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A/A floors of the cells, from kvbench gate calibrate.")
+]
+_Force = Annotated[bool, typer.Option("--force", help="Go on with different machines or a disturbed one, and say so.")]
+_GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary and annotations for GitHub Actions.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")]
+_Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[RUN_A... -- RUN_B...]",
+        help="Runs made before, one a round: the base's, then after -- the candidate's.",
+        show_default=False,
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the sub-app to `app`."""
-    gate_measure.register(gate)
-    gate_baseline.register(gate)
     app.add_typer(gate)
 
 
@@ -62,91 +101,136 @@ def rules(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write gate.json, .xml, .md.")] = None,
     github: _GitHub = False,
-    as_json: AsJson = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Check statements about one run, which hold on any machine of its kind; needs neither GPU nor torch."""
-    from kvbench.gate.output.data import rules_data
+    from kvbench.gate.output.deliver import Destinations
+    from kvbench.gate.output.formats import rules_data
     from kvbench.gate.output.sheet import sheet_of_rules
     from kvbench.gate.rule_check import check_rules
-    from kvbench.gate.rules_file import load_rules, shipped_rules
+    from kvbench.gate.rules import load_rules, shipped_rules
     from kvbench.results import load_run
 
     to = Destinations(as_json, out, github)
     to.check()
     wanted = load_rules(rules_file or shipped_rules())
     report = check_rules(load_run(run), wanted)
-    deliver(sheet_of_rules(report), rules_data(report), to)
+    to.deliver(sheet_of_rules(report), rules_data(report))
     raise typer.Exit(report.exit_code)
 
 
 @gate.command(cls=_TwoLists)
 def compare(
     ctx: typer.Context,
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[RUN_A... -- RUN_B...]",
-            help="Runs made before, one a round: the base's, then after -- the candidate's.",
-            show_default=False,
-        ),
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option(metavar="SIDE", help="Measure this: env:PATH, backend:NAME, or here.")
-    ] = None,
-    cand: Annotated[str | None, typer.Option(metavar="SIDE", help="... against this.")] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Compare the runs with the newest baseline of this store.")
-    ] = None,
-    suite: gate_measure.Suite = DEFAULT_SUITE,
-    axis: gate_measure.Axis = None,
-    filters: gate_measure.Filters = None,
-    device: gate_measure.Device = None,
-    rounds: gate_measure.RoundCount = DEFAULT_ROUNDS,
-    seed: gate_measure.Seed = None,
-    base_fault: Annotated[
-        str | None, typer.Option(help="Inject a fault into the base (cpu device only; see CONTRIBUTING).")
-    ] = None,
-    cand_fault: Annotated[str | None, typer.Option(help="Inject a fault into the candidate.")] = None,
-    floor: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A/A floors of the cells, from kvbench gate calibrate.")
-    ] = None,
+    runs: _Runs = None,
+    base: _Side = None,
+    cand: _Side = None,
+    suite: _Suite = DEFAULT_SUITE,
+    axis: _Axis = None,
+    filters: _Filters = None,
+    device: _Device = None,
+    rounds: _RoundCount = DEFAULT_ROUNDS,
+    seed: _Seed = None,
+    base_fault: _Fault = None,
+    cand_fault: _Fault = None,
+    floor: _Floor = None,
     margin: Annotated[float, typer.Option(min=0.0, max=10.0, help="A smaller change is none (a fraction).")] = 0.03,
     absolute_us: Annotated[float, typer.Option(min=0.0, help="A change of fewer microseconds is none.")] = 2.0,
-    control_margin: Annotated[
-        float, typer.Option(min=0.0, max=10.0, help="Where plain large copies move more, nothing is judged.")
-    ] = 0.02,
-    inconclusive: Annotated[
-        OnInconclusive, typer.Option(help="Whether INCONCLUSIVE and CONTAMINATED pass.")
-    ] = OnInconclusive.FAIL,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="The folder for gate.json, .xml, .md, and all runs."),
-    ] = None,
+    control_margin: _ControlMargin = 0.02,
+    inconclusive: _Inconclusive = OnInconclusive.FAIL,
+    out: _Out = None,
     force: _Force = False,
     github: _GitHub = False,
-    as_json: AsJson = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Compare two builds: slower, not slower, or cannot tell. Exit code 0, 1 or 3; 4 mismatch, 5 failed cells."""
-    from kvbench.gate.output.data import judgement_data
+    from kvbench.gate.floors import read_floors
+    from kvbench.gate.judge import Judge
+    from kvbench.gate.judgement import Margins
+    from kvbench.gate.output.deliver import Destinations
+    from kvbench.gate.output.formats import judgement_data
     from kvbench.gate.output.sheet import sheet_of_judgement
+    from kvbench.gate.rounds import Rounds
+    from kvbench.gate.sides import parse_side
 
     to = Destinations(as_json, out, github)
     to.check()
-    judge = _judge(floor, (margin, absolute_us, control_margin), force)
-    if base is not None or cand is not None:
-        if base is None or cand is None or runs or baseline is not None:
-            raise UsageError("--base and --cand go together, without runs made before and without --baseline")
-        plan = Plan(suite, axis or (), filters or (), device, rounds, seed, base_fault, cand_fault, out, force, as_json)
-        judgement, folder = gate_measure.measured(base, cand, plan, judge)
-        to = replace(to, folder=folder)
+    floors = read_floors(floor) if floor is not None else None
+    judge = Judge(Margins(margin, absolute_us, control_margin), floors, force)
+    if base is None and cand is None:
+        told = next((name for name in _MEASURING if _was_given(ctx, name)), None)
+        if told is not None:
+            raise UsageError(f"--{told.replace('_', '-')} says how to measure: it goes with --base and --cand")
+        judgement = judge.judge(*_made_before(runs or [], ctx.meta[_AFTER_DASHES]))
     else:
-        told = [name for name in _MEASURING if _was_given(ctx, name)]
-        if told:
-            raise UsageError(f"--{told[0].replace('_', '-')} says how to measure: it goes with --base and --cand")
-        judgement = judge(*_made_before(runs or [], ctx.meta[_AFTER_DASHES], baseline))
+        if base is None or cand is None or runs:
+            raise UsageError("--base and --cand go together, without runs made before")
+        sides = parse_side("--base", base, base_fault), parse_side("--cand", cand, cand_fault)
+        asked = _suite(suite, axis, filters, device, seed, sides[0])
+        measured = Rounds(*sides, asked, _say_to(sys.stderr if as_json else sys.stdout), forced=force)
+        to = Destinations(as_json, measured.open(out or default_folder("gate")), github)
+        with _interruptible(measured):
+            judgement = measured.compare(rounds, judge)
     code = judgement.exit_code(inconclusive_passes=inconclusive is OnInconclusive.PASS)
-    deliver(sheet_of_judgement(judgement), judgement_data(judgement, code), to)
+    to.deliver(sheet_of_judgement(judgement), judgement_data(judgement, code))
     raise typer.Exit(code)
+
+
+@gate.command()
+def calibrate(
+    side: Annotated[str, typer.Option(help="What is measured against itself: here, or env:PATH.")] = "here",
+    suite: _Suite = DEFAULT_SUITE,
+    axis: _Axis = None,
+    filters: _Filters = None,
+    device: _Device = None,
+    rounds: _RoundCount = DEFAULT_ROUNDS,
+    seed: _Seed = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder to make for all runs.  [default: runs/gate-TIME]")
+    ] = None,
+    floor: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file to write.  [default: floor.json beside the runs]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write floors of a disturbed machine too.")] = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure one build against itself: how far each cell moves when nothing changed, for `compare --floor`."""
+    from kvbench.gate.floors import FLOOR_FILE, floors_of, write_floors
+    from kvbench.gate.judge import Judge
+    from kvbench.gate.judgement import JudgementStatus
+    from kvbench.gate.rounds import Rounds
+    from kvbench.gate.sides import parse_side
+
+    chosen = parse_side("--side", side)
+    asked = _suite(suite, axis, filters, device, seed, chosen)
+    measured = Rounds(chosen, chosen, asked, _say_to(sys.stderr if as_json else sys.stdout), forced=force)
+    folder = measured.open(out or default_folder("gate"))
+    with _interruptible(measured):
+        measured.measure(rounds)
+    judgement = Judge(forced=force).judge(measured.base, measured.cand, measured.notes)
+    if judgement.status is JudgementStatus.FAILED:
+        raise _FailedCellsError(f"cells failed; no floors are written: {folder}")
+    if judgement.status is JudgementStatus.CONTAMINATED and not force:
+        raise _DisturbedError(
+            "the control copies moved, so something else uses this machine and its floors would hide regressions; "
+            "nothing is written (--force writes them)"
+        )
+    file = floors_of(judgement, measured.base[0])
+    path = floor or folder / FLOOR_FILE
+    write_floors(path, file)
+    cells, middle, largest = len(file.floors), median(file.floors.values()), max(file.floors.values())
+    if as_json:
+        typer.echo(json.dumps({"floor": str(path), "cells": cells, "median": middle, "largest": largest}))
+    else:
+        typer.echo(f"floors of {cells} cells: half of them up to {middle:.1%}, the largest {largest:.1%}: {path}")
+
+
+class _FailedCellsError(KvbenchError):
+    exit_code = ExitCode.FAILED_CELLS
+
+
+class _DisturbedError(KvbenchError):
+    exit_code = ExitCode.INCONCLUSIVE
 
 
 def _was_given(ctx: typer.Context, name: str) -> bool:
@@ -154,42 +238,53 @@ def _was_given(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _judge(floor: Path | None, margins: tuple[float, float, float], force: bool) -> gate_measure.Judge:
-    """Return a function that judges two lists of runs with these options; raises UsageError for unreadable floors."""
-    from kvbench.gate.floors import check_floors, read_floors
-    from kvbench.gate.judge import judge
-    from kvbench.gate.judgement import Margins
-
-    file = read_floors(floor) if floor is not None else None
-
-    def judged(base: "Sequence[Run]", cand: "Sequence[Run]", notes: Sequence[str]) -> "Judgement":
-        about = check_floors(file, base, forced=force) if file is not None and base else []
-        floors = file.floors if file is not None else None
-        return judge(base, cand, floors=floors, margins=Margins(*margins), forced=force, notes=[*notes, *about])
-
-    return judged
-
-
-def _made_before(
-    paths: list[Path], after_dashes: int | None, baseline: Path | None
-) -> tuple["Sequence[Run]", "Sequence[Run]", list[str]]:
-    """Return both sides' rounds, paired, and what there is to know of them. Raises UsageError and RunDirectoryError."""
-    from kvbench.gate.pairing import aligned, rounds_of
+def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence[Run]", "Sequence[Run]"]:
+    """Return both sides' rounds. Raises UsageError and RunDirectoryError."""
+    from kvbench.gate.pairs import rounds_of
     from kvbench.results import load_run
 
-    if baseline is not None:
-        if after_dashes is not None:
-            raise UsageError("--baseline is one side already: leave out the -- between runs")
-        return gate_baseline.against_baseline(baseline, [load_run(path) for path in paths])
     if after_dashes is None or not 0 < after_dashes < len(paths):
         raise UsageError(
             "name what is compared: RUN_A... -- RUN_B... (-- stands between the runs of the base and those of the "
-            "candidate), --base and --cand, or --baseline DIR RUN..."
+            "candidate), or --base and --cand"
         )
     late = next((path for path in paths[-after_dashes:] if str(path).startswith("-")), None)
     if late is not None:
         raise UsageError(f"{brief(str(late))} stands after --, where only runs stand: put options before the runs")
     runs = [rounds_of(load_run(path)) for path in paths]
     base, cand = ([part for parts in side for part in parts] for side in (runs[:-after_dashes], runs[-after_dashes:]))
-    renamed, notes = aligned(base, cand)
-    return base, renamed, notes
+    return base, cand
+
+
+def _suite(
+    name: str, axis: list[str] | None, filters: list[str] | None, device: str | None, seed: int | None, side: "Side"
+) -> "Suite":
+    """Return what either side measures; raises UsageError, also where `side` names a backend and the axes do too."""
+    from kvbench.gate.turns import Suite
+    from kvbench.sweep.config import find_config, load_config
+    from kvbench.sweep.spec import parse_assignments
+
+    config = find_config(name).absolute()
+    settings = parse_assignments(axis or [])
+    if side.backend is not None and "backend" in settings:
+        raise UsageError("-a backend=...: the sides name the backends; leave it out")
+    spec = load_config(config).with_axes(settings).with_filters(filters or []).with_options(device=device, seed=seed)
+    controls = spec.sampling.controls or DEFAULT_CONTROLS
+    return Suite(config, tuple(axis or ()), tuple(filters or ()), spec.device, controls, spec.seed)
+
+
+def _say_to(stream: TextIO) -> "Say":
+    return lambda line: print(printable(line), file=stream, flush=True)
+
+
+@contextmanager
+def _interruptible(rounds: "Rounds") -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into exit code 130 and a line that says how to judge what is there."""
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt:
+        done, runs = len(rounds.base), rounds.runs_folder
+        how = f"kvbench gate compare {runs}/*-a -- {runs}/*-b judges them" if done else "no round is whole yet"
+        typer.echo(f"interrupted after {done} rounds; everything measured is kept; {how}", err=True)
+        raise typer.Exit(ExitCode.INTERRUPTED) from None

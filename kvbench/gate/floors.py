@@ -1,7 +1,6 @@
 """A/A floors: how far a cell of a build differs from itself on a machine, from `kvbench gate calibrate`, in a file."""
 
 import math
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -14,7 +13,6 @@ from kvbench.files import read_capped, write_whole
 from kvbench.gate.judgement import Judgement
 from kvbench.machine.identity import machine_differences
 from kvbench.results import Run, Scalar
-from kvbench.text import printable
 
 FLOOR_FILE: Final = "floor.json"
 _CAP_BYTES: Final = 64 << 20
@@ -77,13 +75,13 @@ def read_floors(path: Path) -> FloorFile:
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"--floor {path}: no such file; kvbench gate calibrate makes one") from None
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise RunDirectoryError(f"--floor {path} is no file of floors: {printable(error)}") from None
+        raise RunDirectoryError(f"--floor {path} is no file of floors: {error}") from None
 
 
-def check_floors(file: FloorFile, runs: Sequence[Run], *, forced: bool) -> list[str]:
-    """Return warnings about floors of another machine than that of `runs`; raises MismatchError unless `forced`."""
-    found = machine_differences(file.identity, runs[0].info.identity)
-    text = printable(f"the floors are of another machine: {'; '.join(found)}")
+def check_floors(file: FloorFile, run: Run, *, forced: bool) -> list[str]:
+    """Return warnings about floors of another machine than that of `run`; raises MismatchError unless `forced`."""
+    found = machine_differences(file.identity, run.info.identity)
+    text = f"the floors are of another machine: {'; '.join(found)}"
     if found and not forced:
         raise MismatchError(f"--floor: {text}; calibrate here, or --force takes them anyway")
     return [f"forced: {text}"] if found else []

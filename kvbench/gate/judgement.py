@@ -9,12 +9,22 @@ from typing import Final, Literal
 from kvbench.analysis.intervals import DRIFT
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode
-from kvbench.gate.verdict import Verdict
 
 Kind = Literal["cell", "cliff height", "cliff position", "crossover"]
 
 
-class Status(StrEnum):
+class RowVerdict(StrEnum):
+    """What is known of one cell, or of one part of a curve's shape; from bad to good."""
+
+    FAILED = "FAILED"
+    REGRESSED = "REGRESSED"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    NOT_JUDGED = "NOT JUDGED"
+    IMPROVED = "IMPROVED"
+    UNCHANGED = "UNCHANGED"
+
+
+class JudgementStatus(StrEnum):
     """How a comparison ended, worst first: the first that applies."""
 
     FAILED = "FAILED"
@@ -24,13 +34,14 @@ class Status(StrEnum):
     PASSED = "PASSED"
 
 
-EXIT_CODES: Final = {
-    Status.FAILED: ExitCode.FAILED_CELLS,
-    Status.CONTAMINATED: ExitCode.INCONCLUSIVE,
-    Status.REGRESSED: ExitCode.REGRESSION,
-    Status.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-    Status.PASSED: ExitCode.DONE,
+_EXIT_CODES: Final = {
+    JudgementStatus.FAILED: ExitCode.FAILED_CELLS,
+    JudgementStatus.CONTAMINATED: ExitCode.INCONCLUSIVE,
+    JudgementStatus.REGRESSED: ExitCode.REGRESSION,
+    JudgementStatus.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+    JudgementStatus.PASSED: ExitCode.DONE,
 }
+_OPEN: Final = (RowVerdict.INCONCLUSIVE, RowVerdict.REGRESSED, RowVerdict.NOT_JUDGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +57,6 @@ class Margins:
     drift: float = DRIFT
 
 
-_OPEN: Final = (Verdict.INCONCLUSIVE, Verdict.REGRESSED, Verdict.NOT_JUDGED)
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """One thing judged: a cell, or the height or position of a cliff, or a crossover.
@@ -61,7 +69,7 @@ class Row:
 
     kind: Kind
     name: str
-    verdict: Verdict
+    verdict: RowVerdict
     cells: Sequence[Cell]
     command: str
     unit: str = "us"
@@ -76,7 +84,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlEffect:
     """Large plain copies one way: how much longer they took in the candidate's runs (ratio), with its interval."""
 
     direction: str
@@ -95,9 +103,9 @@ class Judgement:
     gated), `slot_bias` what running second in a round cost (a ratio; 1 where that is not known).
     """
 
-    status: Status
+    status: JudgementStatus
     rows: Sequence[Row]
-    controls: Sequence[Control]
+    controls: Sequence[ControlEffect]
     faults: Sequence[str]
     warnings: Sequence[str]
     rounds: int
@@ -107,18 +115,17 @@ class Judgement:
 
     def exit_code(self, *, inconclusive_passes: bool = False) -> ExitCode:
         """Return the command's exit code; INCONCLUSIVE and CONTAMINATED may be told to pass."""
-        code = EXIT_CODES[self.status]
+        code = _EXIT_CODES[self.status]
         return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and inconclusive_passes else code
 
     def to_measure_again(self) -> list[Cell]:
         """Return the base's cells of every INCONCLUSIVE or REGRESSED row, each once; all where nothing was judged.
 
         A regression has to be confirmed before it fails a suite: of many cells without one, some look like one in the
-        first rounds when the noise has heavy tails, and do no longer after as many again. And another guest on the link
-        in two rounds of eight contaminates a comparison, while in sixteen their median does not mind.
+        first rounds when the noise has heavy tails, and no longer do after as many again. And another guest on the link
+        in two rounds of eight contaminates a comparison, while in sixteen it does not move their median.
         """
-        open_rows = (row.cells for row in self.rows if row.verdict in _OPEN)
-        return list(dict.fromkeys(cell for cells in open_rows for cell in cells))
+        return list(dict.fromkeys(cell for row in self.rows if row.verdict in _OPEN for cell in row.cells))
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: RowVerdict) -> int:
         return sum(row.verdict is verdict for row in self.rows)

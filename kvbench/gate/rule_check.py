@@ -1,7 +1,7 @@
 """Rules against a run: what holds, what is broken, and what cannot be said because cells are missing or failed."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -10,10 +10,9 @@ from kvbench.analysis.curves import crossovers, find_cliff, winners
 from kvbench.analysis.intervals import Quartiles
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import ExitCode
-from kvbench.gate.outcomes import QUANTITIES, Outcome, outcomes
-from kvbench.gate.rows import curve_command
-from kvbench.gate.rules import CEILING, Bound, Cells, CrossoverBetween, NoCliff, Rule
-from kvbench.gate.shape import MIN_SIZES, curves_of, of_the_swap
+from kvbench.gate.pairs import QUANTITIES, CellOutcome, Outcomes, outcomes
+from kvbench.gate.rules import CEILING, Bound, CrossoverBetween, NoCliff, Rule, RuleSet, Selection
+from kvbench.gate.shape import MIN_SIZES, curve_command, curves_of, of_the_swap
 from kvbench.results import Run
 from kvbench.units import format_size
 
@@ -38,9 +37,10 @@ class RuleResult:
 
 @dataclass(frozen=True, slots=True)
 class RulesReport:
-    """All rules against one run, worst first."""
+    """All rules against one run, worst first; `config` is the one they are for, None for any."""
 
     run: str
+    config: str | None
     results: Sequence[RuleResult]
     warnings: Sequence[str]
 
@@ -63,7 +63,6 @@ _EXIT_CODES: Final = {
     RuleVerdict.BROKEN: ExitCode.REGRESSION,
     RuleVerdict.HOLDS: ExitCode.DONE,
 }
-Found = Mapping[Cell, Outcome]
 
 
 class _UnknownError(Exception):
@@ -79,19 +78,25 @@ class _Case:
     cells: Sequence[Cell]
 
 
-def check_rules(run: Run, rules: Sequence[Rule]) -> RulesReport:
-    """Judge every rule, at least one, by the medians of `run`."""
+def check_rules(run: Run, rules: RuleSet) -> RulesReport:
+    """Judge every rule by the medians of `run`."""
     found = outcomes(run)
-    results = [_check(rule, found) for rule in rules]
-    unfinished = [f"the run is {run.info.status}, not complete"] if run.info.status != "complete" else []
+    results = [_check(rule, found) for rule in rules.rules]
+    warnings = [*run.warnings]
+    if run.info.status != "complete":
+        warnings.append(f"the run is {run.info.status}, not complete")
+    config = run.info.spec.get("name", "")
+    if rules.config not in (None, config):
+        warnings.append(f"the rules are for runs of the config {rules.config}; this run is of {config or 'no config'}")
     return RulesReport(
         run=run.path.name,
+        config=rules.config,
         results=sorted(results, key=lambda result: _WORST_FIRST.index(result.verdict)),
-        warnings=[*run.warnings, *unfinished],
+        warnings=warnings,
     )
 
 
-def _check(rule: Rule, found: Found) -> RuleResult:
+def _check(rule: Rule, found: Outcomes) -> RuleResult:
     try:
         match rule:
             case Bound():
@@ -109,7 +114,7 @@ def _check(rule: Rule, found: Found) -> RuleResult:
     return RuleResult(str(rule), verdict, worst.words + more, curve_command(worst.cells))
 
 
-def _measured(cells: Cells, found: Found) -> list[Outcome]:
+def _measured(cells: Selection, found: Outcomes) -> list[CellOutcome]:
     """Return the outcomes of `cells`, skipped ones left out; raises _UnknownError without any, or when one failed."""
     chosen = [outcome for cell, outcome in found.items() if cells.hold(cell)]
     ran = [outcome for outcome in chosen if outcome.status != "skipped"]
@@ -117,96 +122,97 @@ def _measured(cells: Cells, found: Found) -> list[Outcome]:
         why = f": {chosen[0].reason}" if chosen else ""
         raise _UnknownError(f"no cell of {cells} was {'measured; all are skipped' if chosen else 'asked for'}{why}")
     for outcome in ran:
-        if not outcome.ok:
+        if outcome.status != "ok":
             raise _UnknownError(f"{outcome.cell.label} failed: {outcome.reason}")
     return ran
 
 
-def _bound_cases(rule: Bound, found: Found) -> list[_Case]:
-    column = QUANTITIES[rule.quantity]
+def _bound_cases(rule: Bound, found: Outcomes) -> list[_Case]:
+    column, factor = QUANTITIES[rule.quantity], rule.limit.factor
     cases = []
     for outcome in _measured(rule.cells, found):
-        value = outcome.figure(column)
+        name, value = outcome.cell.label, outcome.figure(column)
         for label, other, cells in _partners(rule, outcome, column, found):
-            limit = rule.factor * other
+            limit = factor * other
             if not (math.isfinite(value) and math.isfinite(limit) and limit > 0):
-                raise _UnknownError(f"{outcome.cell.label} has no {rule.quantity} to compare with {label}")
-            share = value / limit
-            words = f"{outcome.cell.label}: {rule.quantity} {value:.4g} {_relation(rule, value, other, label)}"
-            cases.append(_Case(share - 1 if rule.sign == ">=" else 1 - share, words, [outcome.cell, *cells]))
+                raise _UnknownError(f"{name} has no {rule.quantity} to compare with {label}")
+            words = f"against {factor:g}"
+            if rule.limit.partner is not None:
+                words = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
+            slack = 1 - value / limit if rule.at_least is None else value / limit - 1
+            cases.append(_Case(slack, f"{name}: {rule.quantity} {value:.4g} {words}", [outcome.cell, *cells]))
     return cases
 
 
-def _relation(rule: Bound, value: float, other: float, label: str) -> str:
-    if rule.against is None:
-        return f"against {rule.factor:g}"
-    return f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {rule.factor:g}"
-
-
-def _partners(rule: Bound, outcome: Outcome, column: str, found: Found) -> list[tuple[str, float, list[Cell]]]:
-    if rule.against is None:
+def _partners(
+    rule: Bound, outcome: CellOutcome, column: str, found: Outcomes
+) -> list[tuple[str, float, Sequence[Cell]]]:
+    """Return what a cell is held against: its name, its quantity, and its cells."""
+    partner = rule.limit.partner
+    if partner is None:
         return [("the number", 1.0, [])]
-    if isinstance(rule.against, str):
+    if isinstance(partner, str):
         return [(f"the {CEILING}", outcome.figure("ceiling_gbps"), [])]
-    against = rule.against
-    free = [axis for axis in AXES.values() if axis.name != "backend" and axis.name not in against.conditions.axes]
+    free = [axis.field for axis in AXES.values() if axis.name not in partner.axes]
 
     def like(other: Cell) -> bool:
-        values = ((getattr(outcome.cell, axis.field), getattr(other, axis.field)) for axis in free)
-        return all(ours == theirs or (ours is None or theirs is None) for ours, theirs in values)
+        values = ((getattr(outcome.cell, field), getattr(other, field)) for field in free)
+        return all(ours == theirs or ours is None or theirs is None for ours, theirs in values)
 
-    alike = {cell: partner for cell, partner in found.items() if against.hold(cell) and like(cell)}
+    alike = {cell: each for cell, each in found.items() if partner.hold(cell) and like(cell)}
     if not alike:
-        raise _UnknownError(f"{outcome.cell.label} has no partner among {against}")
-    return [(partner.cell.label, partner.figure(column), [partner.cell]) for partner in _measured(against, alike)]
+        raise _UnknownError(f"{outcome.cell.label} has no partner among {partner}")
+    return [(each.cell.label, each.figure(column), [each.cell]) for each in _measured(partner, alike)]
 
 
-def _cliff_cases(rule: NoCliff, found: Found) -> list[_Case]:
+def _cliff_cases(rule: NoCliff, found: Outcomes) -> list[_Case]:
     cases = []
-    for curve in _curves(_measured(rule.cells, found)):
+    for curve in _curves(rule.cells, found):
         columns = [[outcome.figure(name) for outcome in curve] for name in ("gbps", "gbps_q1", "gbps_q3")]
-        cliff = find_cliff([outcome.cell.block_bytes for outcome in curve], *columns)
         cells = [outcome.cell for outcome in curve]
+        cliff = find_cliff([cell.block_bytes for cell in cells], *columns)
         if cliff is None:
             cases.append(_Case(math.inf, f"{_curve_name(cells)}: no cliff", cells))
             continue
         where = f"between {format_size(cliff.below_bytes)} and {format_size(cliff.above_bytes)}"
-        cases.append(_Case(rule.height - cliff.height, f"{_curve_name(cells)}: {cliff.height:.2f}x {where}", cells))
+        words = f"{_curve_name(cells)}: {cliff.height:.2f}x {where}"
+        cases.append(_Case(rule.no_cliff_above - cliff.height, words, cells))
     if not cases:
         raise _UnknownError(f"a cliff takes at least {MIN_SIZES} block sizes of {rule.cells}")
     return cases
 
 
-def _crossover_cases(rule: CrossoverBetween, found: Found) -> list[_Case]:
-    ones, others = (_curves(_measured(Cells(backend, rule.conditions), found)) for backend in (rule.one, rule.other))
+def _crossover_cases(rule: CrossoverBetween, found: Outcomes) -> list[_Case]:
+    ones, others = (_curves(rule.cells.of_backend(backend), found) for backend in rule.crossover)
+    same_swap = [
+        (one, other) for one in ones for other in others if of_the_swap(one[0].cell) == of_the_swap(other[0].cell)
+    ]
     cases = []
-    for one in ones:
-        for other in others:
-            if of_the_swap(one[0].cell) != of_the_swap(other[0].cell):
-                continue
-            fastest = winners({rule.one: _times(one), rule.other: _times(other)})
-            if len(fastest) < MIN_SIZES:
-                continue
-            cells = [outcome.cell for outcome in (*one, *other)]
-            changes = crossovers(fastest)
-            decided = {name for name in fastest.values() if name}
-            none = f"none, {decided.pop()} is faster" if decided else "undecided at every size"
-            spans = [(change.below_bytes, change.above_bytes) for change in changes]
-            where = ", ".join(f"between {format_size(low)} and {format_size(high)}" for low, high in spans) or none
-            inside = bool(spans) and all(rule.low_bytes <= low and high <= rule.high_bytes for low, high in spans)
-            cases.append(_Case(1.0 if inside else -1.0, f"{_curve_name(cells)}: {where}", cells))
+    for one, other in same_swap:
+        fastest = winners({one[0].cell.backend: _times(one), other[0].cell.backend: _times(other)})
+        if len(fastest) < MIN_SIZES:
+            continue
+        cells = [outcome.cell for outcome in (*one, *other)]
+        decided = {name for name in fastest.values() if name}
+        spans = [(change.below_bytes, change.above_bytes) for change in crossovers(fastest)]
+        where = ", ".join(f"between {format_size(low)} and {format_size(high)}" for low, high in spans)
+        none = f"none, {decided.pop()} is faster" if decided else "undecided at every size"
+        low_bytes, high_bytes = rule.span_bytes
+        inside = bool(spans) and all(low_bytes <= low and high <= high_bytes for low, high in spans)
+        cases.append(_Case(1.0 if inside else -1.0, f"{_curve_name(cells)}: {where or none}", cells))
     if not cases:
-        raise _UnknownError(f"{rule.one} and {rule.other} have no {MIN_SIZES} block sizes of the same swap in common")
+        names = " and ".join(rule.crossover)
+        raise _UnknownError(f"{names} have no {MIN_SIZES} block sizes of the same swap in common")
     return cases
 
 
-def _curves(measured: Iterable[Outcome]) -> list[list[Outcome]]:
+def _curves(cells: Selection, found: Outcomes) -> list[list[CellOutcome]]:
     """Return the outcomes that differ in block size alone, at least two of them, in its order."""
-    by_cell = {outcome.cell: outcome for outcome in measured}
-    return [[by_cell[cell] for cell in curve] for curve in curves_of(by_cell)]
+    measured = {outcome.cell: outcome for outcome in _measured(cells, found)}
+    return [[measured[cell] for cell in curve] for curve in curves_of(measured)]
 
 
-def _times(curve: Sequence[Outcome]) -> dict[int, Quartiles]:
+def _times(curve: Sequence[CellOutcome]) -> dict[int, Quartiles]:
     return {
         outcome.cell.block_bytes: Quartiles(*(outcome.figure(f"swap_us_{part}") for part in ("q1", "median", "q3")))
         for outcome in curve

@@ -1,287 +1,235 @@
-"""Rules: statements about one run, mostly as ratios within it, and the strict form in which they are written.
+"""A file of rules: tables in TOML, each a statement about cells of one run, chosen as by `--filter`."""
 
-    [QUANTITY of] CELLS >= [FACTOR *] ceiling | CELLS   [at CONDITIONS]    (or <=)
-    QUANTITY of CELLS >= NUMBER                         [at CONDITIONS]    (or <=)
-    no cliff higher than FACTOR in CELLS
-    crossover BACKEND/BACKEND [CONDITIONS] between SIZE and SIZE
-
-CELLS is a backend and conditions: `sm h2d 4KiB x 10000 @ 4 SMs`, or `sm h2d at 4KiB`. CONDITIONS are h2d, d2h, idle,
-busy, a block size (16KiB), a number of blocks (N=10000), both (16KiB x 10000), SMs (@ 4 SMs), or AXIS=VALUE.
-`batched primed` is another name of the backend `primed`.
-"""
-
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from kvbench.analysis.curves import MIN_HEIGHT
-from kvbench.cells.axis import AxisValue
-from kvbench.cells.cell import AXES, Cell
-from kvbench.errors import UsageError, brief
-from kvbench.gate.outcomes import QUANTITIES
-from kvbench.units import format_size, parse_size
+from kvbench.cells.cell import Cell
+from kvbench.cells.filter import Filter, parse_filters
+from kvbench.errors import UsageError
+from kvbench.files import read_toml, shipped_folder
+from kvbench.gate.pairs import QUANTITIES
+from kvbench.text import NAME_PATTERN, check_keys, located, shown
+from kvbench.units import parse_size
 
-Sign = Literal[">=", "<="]
 CEILING: Final = "ceiling"
 _DEFAULT_QUANTITY: Final = "gbps"
-_LONGEST: Final = 300
-_NUMBER: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
-_SIZE: Final = re.compile(r"\d+(?:\.\d+)?(?:[KMG]i?)?B")
-_WORDS: Final = {
-    word: axis
-    for axis, words in {"direction": ("h2d", "d2h"), "stream_state": ("idle", "busy")}.items()
-    for word in words
-}
-_FORMS: Final = (
-    "write CELLS >= FACTOR * ceiling, CELLS >= FACTOR * CELLS, QUANTITY of CELLS <= NUMBER, "
-    "no cliff higher than FACTOR in CELLS, or crossover A/B CONDITIONS between SIZE and SIZE"
-)
+_MAX_RULES: Final = 1000
+_LARGEST: Final = 1e9
+_FACTOR: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Values that cells must have on some axes, in the order of the axes."""
+class Selection:
+    """The cells that meet all of `filters`."""
 
-    values: tuple[tuple[str, AxisValue], ...] = ()
+    def __init__(self, filters: tuple[Filter, ...] = ()) -> None:
+        self.filters = filters
 
     def __str__(self) -> str:
-        texts = {name: AXES[name].write(value) for name, value in self.values}
-        size, blocks = texts.get("block_size"), texts.get("blocks")
-        parts = [texts.get("direction"), texts.get("stream_state"), f"{size} x {blocks}" if size and blocks else size]
-        parts += [None if blocks is None or size else f"N={blocks}"]
-        parts += [f"@ {texts['sms']} SMs" if "sms" in texts else None]
-        own = ("direction", "stream_state", "block_size", "blocks", "sms")
-        return " ".join(filter(None, [*parts, *(f"{name}={text}" for name, text in texts.items() if name not in own)]))
+        return ",".join(map(str, self.filters)) or "all cells"
+
+    @classmethod
+    def read(cls, value: object) -> "Selection":
+        """Read conditions as `--filter` takes them; raises UsageError and TypeError."""
+        return cls(parse_filters(_text(value)))
 
     @property
     def axes(self) -> frozenset[str]:
-        """The names of the axes that these conditions set."""
-        return frozenset(name for name, _ in self.values)
-
-    def hold(self, cell: Cell) -> bool:
-        """Tell whether `cell` has these values."""
-        return all(getattr(cell, AXES[name].field) == value for name, value in self.values)
-
-    def joined(self, other: "Conditions") -> "Conditions":
-        """Return both conditions together; raises UsageError where they speak of the same axis."""
-        twice = self.axes & other.axes
-        if twice:
-            raise UsageError(f"{', '.join(sorted(twice))} is set twice")
-        return _conditions_of(dict(self.values) | dict(other.values))
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """The cells of a backend that meet conditions."""
-
-    backend: str
-    conditions: Conditions = Conditions()
-
-    def __str__(self) -> str:
-        return f"{self.backend} {self.conditions}".rstrip()
+        """The names of the axes that the filters set."""
+        return frozenset(condition.axis for condition in self.filters)
 
     def hold(self, cell: Cell) -> bool:
         """Tell whether `cell` is one of them."""
-        return cell.backend == self.backend and self.conditions.hold(cell)
+        return all(condition.holds(cell) for condition in self.filters)
+
+    def of_backend(self, name: str) -> "Selection":
+        """Return those of one backend."""
+        return Selection((Filter("backend", "=", (name,)), *self.filters))
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """`quantity` of every one of `cells` against `factor` times that of its partner; alone if `against` is None.
+class Limit:
+    """What a quantity is held against: `factor` times that of `partner`; the factor alone if `partner` is None.
 
-    `against` is `CEILING` (of the cell's direction), or cells: those with the same values on every axis that they leave
-    open.
+    `partner` is `CEILING` (of the cell's direction), or cells: those with the same values on every axis that the
+    selection leaves open.
     """
 
-    quantity: str
-    cells: Cells
-    sign: Sign
-    factor: float
-    against: Cells | Literal["ceiling"] | None
+    def __init__(self, factor: float, partner: Selection | str | None = None) -> None:
+        self.factor = factor
+        self.partner = partner
 
     def __str__(self) -> str:
-        quantity = "" if self.quantity == _DEFAULT_QUANTITY and self.against is not None else f"{self.quantity} of "
-        factor = _number(self.factor)
-        return f"{quantity}{self.cells} {self.sign} {factor if self.against is None else f'{factor} * {self.against}'}"
+        return " ".join(filter(None, (f"{self.factor:.9g}", str(self.partner or ""))))
+
+    @classmethod
+    def read(cls, value: object) -> "Limit":
+        """Read a number, or a factor with `ceiling` or a filter behind it; raises UsageError and TypeError."""
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST:
+            return cls(float(value))
+        factor, *rest = _text(value).split(maxsplit=1)
+        if not _FACTOR.fullmatch(factor) or float(factor) == 0:
+            raise TypeError
+        partner = rest[0].strip() if rest else None
+        return cls(float(factor), partner if partner in (None, CEILING) else Selection.read(partner))
 
 
-@dataclass(frozen=True, slots=True)
-class NoCliff:
-    """No curve of `cells` has a cliff higher than `height`."""
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """`quantity` of every one of `cells` is at least, or at most, what the one limit says."""
 
-    height: float
-    cells: Cells
+    cells: Selection
+    at_least: Limit | None = None
+    at_most: Limit | None = None
+    quantity: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(QUANTITIES)})\\Z")] = _DEFAULT_QUANTITY
+
+    def __post_init__(self) -> None:
+        if self.limit.partner == CEILING and self.quantity != _DEFAULT_QUANTITY:
+            raise ValueError(f"quantity: the ceiling is GB/s and {self.quantity} is not; leave the quantity out")
 
     def __str__(self) -> str:
-        return f"no cliff higher than {_number(self.height)}x in {self.cells}"
+        return f"{self.cells}: {self.quantity} {'at most' if self.at_least is None else 'at least'} {self.limit}"
+
+    @property
+    def limit(self) -> Limit:
+        limit = self.at_most if self.at_least is None else self.at_least
+        assert limit is not None  # `read_rule` takes a table for a bound by this key
+        return limit
 
 
-@dataclass(frozen=True, slots=True)
-class CrossoverBetween:
-    """The faster of two backends changes, and only between these two block sizes."""
+class NoCliff(msgspec.Struct, frozen=True, kw_only=True):
+    """No curve of `cells` has a cliff higher than `no_cliff_above`."""
 
-    one: str
-    other: str
-    conditions: Conditions
-    low_bytes: int
-    high_bytes: int
+    cells: Selection
+    no_cliff_above: Annotated[float, msgspec.Meta(ge=MIN_HEIGHT, lt=_LARGEST)]
 
     def __str__(self) -> str:
-        head = f"crossover {self.one}/{self.other} {self.conditions}".rstrip()
-        return f"{head} between {format_size(self.low_bytes)} and {format_size(self.high_bytes)}"
+        return f"{self.cells}: no cliff above {self.no_cliff_above:g}"
+
+
+_Backend = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}\\Z")]
+
+
+class CrossoverBetween(msgspec.Struct, frozen=True, kw_only=True):
+    """The faster of the two backends `crossover` changes, and only between these two block sizes."""
+
+    crossover: tuple[_Backend, _Backend]
+    between: tuple[str, str]
+    cells: Selection = msgspec.field(default_factory=Selection)
+
+    def __post_init__(self) -> None:
+        if self.crossover[0] == self.crossover[1]:
+            raise ValueError(f"crossover: {shown(self.crossover)} is one backend twice; name two")
+        for axis in sorted(self.cells.axes & {"backend", "block_size"}):
+            raise ValueError(f"cells: a crossover is that of two backends over block sizes; leave {axis} out")
+        try:
+            low_bytes, high_bytes = self.span_bytes
+        except ValueError as error:
+            raise ValueError(f"between: {error}") from None
+        if low_bytes >= high_bytes:
+            raise ValueError(f"between: {shown(self.between)}: the smaller size comes first")
+
+    def __str__(self) -> str:
+        return f"{self.cells}: crossover {'/'.join(self.crossover)} between {' and '.join(self.between)}"
+
+    @property
+    def span_bytes(self) -> tuple[int, int]:
+        """The two block sizes of `between`."""
+        low, high = self.between
+        return parse_size(low), parse_size(high)
 
 
 Rule = Bound | NoCliff | CrossoverBetween
+_KINDS: Final[dict[str, type[Rule]]] = {
+    "at_least": Bound,
+    "at_most": Bound,
+    "no_cliff_above": NoCliff,
+    "crossover": CrossoverBetween,
+}
+_A_LIMIT: Final = 'a number, "0.8 ceiling", or a factor and a filter such as "2 backend=batched"'
+_RIGHT: Final = {
+    "config": 'the name of a config, such as "cliff"',
+    "rule": "a list of tables, at least one; write [[rule]]",
+    "cells": 'a filter such as "backend=sm,direction=h2d"',
+    "at_least": _A_LIMIT,
+    "at_most": _A_LIMIT,
+    "quantity": f"one of {', '.join(QUANTITIES)}",
+    "no_cliff_above": f"a number from {MIN_HEIGHT}, below which a jump is not a cliff",
+    "crossover": 'two backends, such as ["batched", "sm"]',
+    "between": 'two block sizes, such as ["16KiB", "256KiB"]',
+}
 
 
-def parse_rule(text: str) -> Rule:
-    """Read one rule as `str` writes it; raises UsageError that names it and says what would be right."""
-    words = text.split()
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """Rules, at least one, and the name of the config whose runs they are for, None for any."""
+
+    rules: Sequence[Rule]
+    config: str | None = None
+
+
+def shipped_rules() -> Path:
+    """Return the file of rules that comes with kvbench, beside its configs."""
+    return shipped_folder() / "rules" / "gate.toml"
+
+
+def load_rules(path: Path) -> RuleSet:
+    """Read a file of rules; raises UsageError that names the file, the rule's number, the key and what is right."""
+    with located(f"--rules {path}"):
+        if not path.exists():
+            raise UsageError("no such file; a file of rules is TOML, for example configs/rules/gate.toml")
+        table = read_toml(path)
+        check_keys(table, ("config", "rule"))
+        config, tables = table.get("config"), table.get("rule")
+        if config is not None and not (isinstance(config, str) and re.fullmatch(NAME_PATTERN, config)):
+            raise _wrong("config", config)
+        if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables) or not tables:
+            raise _wrong("rule", tables)
+        if len(tables) > _MAX_RULES:
+            raise UsageError(f"rule: {len(tables)} are more than {_MAX_RULES}")
+        rules = []
+        for number, each in enumerate(tables, start=1):
+            with located(f"rule {number}"):
+                rules.append(read_rule(each))
+    return RuleSet(rules, config)
+
+
+def read_rule(table: Mapping[str, object]) -> Rule:
+    """Read one `[[rule]]`; raises UsageError that names the key, the value and what would be right."""
+    check_keys(table, [key for key in _RIGHT if key not in ("config", "rule")])
+    kinds = [key for key in _KINDS if key in table]
+    if len(kinds) != 1:
+        raise UsageError(f"write one of {', '.join(_KINDS)}; there is {' and '.join(kinds) or 'none'}")
+    kind = _KINDS[kinds[0]]
+    check_keys(table, kind.__struct_fields__)
     try:
-        if not words or len(text) > _LONGEST or not text.isprintable():
-            raise UsageError(_FORMS)
-        if words[:4] == ["no", "cliff", "higher", "than"]:
-            return _no_cliff(words[4:])
-        return _crossover(words[1:]) if words[0] == "crossover" else _bound(words)
+        return msgspec.convert(table, kind, dec_hook=_read)
+    except msgspec.ValidationError as error:
+        why = str(error.__cause__ or "")
+        place = re.search(r"\$\.(\w+)|field `(\w+)`", str(error))
+        if place is None:  # of the table as a whole
+            raise UsageError(why) from None
+        key = place[1] or place[2]
+        if key not in table:
+            raise UsageError(f"{key} is missing; write {_RIGHT[key]}") from None
+        raise _wrong(key, table[key], why) from None
+
+
+def _wrong(key: str, value: object, why: str = "") -> UsageError:
+    return UsageError(f"{key}: {shown(value)}{f': {why}' if why else f' is not {_RIGHT[key]}'}")
+
+
+def _read(kind: Any, value: object) -> Any:
+    try:
+        return kind.read(value)
     except UsageError as error:
-        raise UsageError(f"rule {brief(text)!r}: {error}") from None
+        raise ValueError(str(error)) from None
 
 
-def _no_cliff(words: Sequence[str]) -> NoCliff:
-    if len(words) < 3 or words[1] != "in":
-        raise UsageError("write no cliff higher than FACTOR in CELLS")
-    height = _factor(words[0].removesuffix("x"))
-    if height < MIN_HEIGHT:
-        raise UsageError(f"height {brief(words[0])}: what is lower than {MIN_HEIGHT} is no cliff")
-    return NoCliff(height, _cells(*_split_at(words[2:])))
-
-
-def _crossover(words: Sequence[str]) -> CrossoverBetween:
-    if len(words) < 5 or words[-4] != "between" or words[-2] != "and":
-        raise UsageError("write crossover A/B CONDITIONS between SIZE and SIZE")
-    one, slash, other = words[0].partition("/")
-    if not (one and slash and other) or one == other:
-        raise UsageError(f"{brief(words[0])!r} is not two backends, as in batched/sm")
-    before, after = _split_at(words[1:-4])
-    conditions = _conditions(before).joined(after)
-    if "block_size" in conditions.axes:
-        raise UsageError("a crossover is found over block sizes; leave the block size out before between")
-    low_bytes, high_bytes = (_size_bytes(words[place]) for place in (-3, -1))
-    if low_bytes >= high_bytes:
-        raise UsageError(f"between {words[-3]} and {words[-1]}: the smaller size comes first")
-    return CrossoverBetween(_backend(one), _backend(other), conditions, low_bytes, high_bytes)
-
-
-def _bound(words: Sequence[str]) -> Bound:
-    signs = [place for place, word in enumerate(words) if word in (">=", "<=")]
-    if len(signs) != 1:
-        raise UsageError(_FORMS)
-    left = words[: signs[0]]
-    sign: Sign = ">=" if words[signs[0]] == ">=" else "<="
-    quantity = None
-    if len(left) > 2 and left[1] == "of":
-        quantity, left = left[0], left[2:]
-        if quantity not in QUANTITIES:
-            raise UsageError(f"{brief(quantity)!r} is no quantity; there are {', '.join(QUANTITIES)}")
-    right, both = _split_at(words[signs[0] + 1 :])
-    factor = 1.0
-    if right and right[0][0].isdecimal():
-        factor = _factor(right[0])
-        if len(right) == 1:
-            if quantity is None:
-                raise UsageError("a number alone needs a quantity: write gbps of CELLS, or FACTOR * ceiling")
-            return Bound(quantity, _cells(left, both), sign, factor, None)
-        if right[1] != "*":
-            raise UsageError(f"{brief(right[1])!r} follows the number {right[0]}; write {right[0]} * CELLS")
-        right = right[2:]
-    if list(right) == [CEILING]:
-        if quantity not in (None, _DEFAULT_QUANTITY):
-            raise UsageError(f"the ceiling is GB/s and {quantity} is not; leave out {quantity} of")
-        return Bound(_DEFAULT_QUANTITY, _cells(left, both), sign, factor, CEILING)
-    return Bound(quantity or _DEFAULT_QUANTITY, _cells(left, both), sign, factor, _cells(right, both))
-
-
-def _split_at(words: Sequence[str]) -> tuple[Sequence[str], Conditions]:
-    """Return the words before `at`, and the conditions that follow it."""
-    if "at" not in words:
-        return words, Conditions()
-    place = words.index("at")
-    after = _conditions(words[place + 1 :])
-    if not after.values:
-        raise UsageError("nothing follows at; write conditions, for example at 16KiB x 10000")
-    return words[:place], after
-
-
-def _cells(words: Sequence[str], more: Conditions) -> Cells:
-    if not words:
-        raise UsageError("cells are missing: write a backend and conditions, for example sm h2d 4KiB")
-    if list(words[:2]) == ["batched", "primed"]:
-        words = words[1:]
-    return Cells(_backend(words[0]), _conditions(words[1:]).joined(more))
-
-
-def _backend(word: str) -> str:
-    if word in _WORDS or word == CEILING:
-        raise UsageError(f"{word!r} stands where a backend's name belongs")
-    return str(AXES["backend"].parse_one(word))
-
-
-def _conditions(words: Sequence[str]) -> Conditions:
-    found: dict[str, AxisValue] = {}
-
-    def put(axis: str, value: str) -> None:
-        if axis in found:
-            raise UsageError(f"{axis} is set twice")
-        found[axis] = AXES[axis].parse_one(value)
-
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.partition("=")
-        if word in _WORDS:
-            put(_WORDS[word], word)
-        elif word == "@":
-            if len(left) < 2 or left[1] not in ("SM", "SMs") or not left[0].isdecimal() or left[0] == "0":
-                raise UsageError("write SMs as @ 4 SMs")
-            put("sms", left[0])
-            del left[:2]
-        elif _SIZE.fullmatch(word):
-            put("block_size", word)
-            if left[:1] == ["x"]:
-                put("blocks", left[1] if len(left) > 1 else "")
-                del left[:2]
-        elif equals and name == "N":
-            put("blocks", value)
-        elif equals and name in AXES and name != "backend":
-            if (name, value) == ("sms", "all"):
-                raise UsageError("cells hold the number of SMs, never 'all'; write the number")
-            put(name, value)
-        else:
-            raise UsageError(
-                f"{brief(word)!r} is no condition; write h2d, d2h, idle, busy, 16KiB, 16KiB x 10000, N=10000, @ 4 SMs "
-                "or AXIS=VALUE"
-            )
-    return _conditions_of(found)
-
-
-def _conditions_of(values: Mapping[str, AxisValue]) -> Conditions:
-    return Conditions(tuple((name, values[name]) for name in AXES if name in values))
-
-
-def _size_bytes(word: str) -> int:
-    try:
-        return parse_size(word)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
-def _factor(word: str) -> float:
-    if not _NUMBER.fullmatch(word) or not 0 < float(word) < math.inf:
-        raise UsageError(f"{brief(word)!r} is no number above 0, such as 0.85")
-    return float(word)
-
-
-def _number(value: float) -> str:
-    return f"{value:.9f}".rstrip("0").rstrip(".")
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise TypeError
+    return value

@@ -9,14 +9,14 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
 from kvbench.analysis.curves import Cliff, Crossover, crossovers, find_cliff, winners
 from kvbench.analysis.intervals import Floats, Quartiles, quartiles
-from kvbench.cells.cell import AXES, Cell
-from kvbench.gate.pairs import Pairs
+from kvbench.cells.cell import AXES, Cell, command_of
+from kvbench.gate.pairs import PairedValues, Pairs
 
 MIN_SIZES: Final = 2
 # Two curves with these in common are the same swaps, by two backends with axes of their own.
@@ -28,7 +28,7 @@ _OF_THE_SWAP: Final = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PairedCurve:
     """Cells in order of block size; `base_us` and `cand_us` are of shape (sizes, rounds), NaN where not measured."""
 
     cells: Sequence[Cell]
@@ -46,29 +46,18 @@ class Curve:
         cell = self.cells[0]
         return cell.label.replace(f" x {AXES['block_size'].show(cell.block_bytes)}", "", 1)
 
+    def only(self, sizes: set[int]) -> "PairedCurve":
+        """Return the part of the curve at these block sizes."""
+        kept = [place for place, size in enumerate(self.sizes) if size in sizes]
+        cells = [self.cells[place] for place in kept]
+        return PairedCurve(cells, self.base_us[kept], self.cand_us[kept], self.margins[kept])
+
     def gbps(self, times_us: Floats) -> Floats:
         swap_bytes = np.array([cell.swap_bytes for cell in self.cells], dtype=np.float64)
         return np.asarray(swap_bytes[:, None] / times_us / 1e3)
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """One number about the shape a round, for either side; `margin` is the log ratio that it may differ by.
-
-    `worse` is 1 where a larger value is worse, -1 where a smaller one is.
-    """
-
-    kind: Literal["cliff height", "cliff position", "crossover"]
-    name: str
-    cells: Sequence[Cell]
-    unit: Literal["x", "bytes"]
-    base: Floats
-    cand: Floats
-    margin: float
-    worse: int
-
-
-def features(pairs: Pairs, margins: Floats, relative_margin: float) -> list[Feature]:
+def features(pairs: Pairs, margins: Floats, relative_margin: float) -> list[PairedValues]:
     """Return what can be compared about the shape; `margins` are the cells' own, log ratios in the order of the cells.
 
     Positions of cliffs may differ by `relative_margin`, a log ratio; a crossover by the distance between the sizes that
@@ -91,16 +80,16 @@ def curves_of(cells: Iterable[Cell]) -> list[list[Cell]]:
     return [curve for curve in ordered if len(curve) >= MIN_SIZES]
 
 
-def _curves(pairs: Pairs, margins: Floats) -> list[Curve]:
+def _curves(pairs: Pairs, margins: Floats) -> list[PairedCurve]:
     places = {cell: place for place, cell in enumerate(pairs.cells)}
     found = []
     for cells in curves_of(cell for cell in pairs.cells if cell not in pairs.failed):
         own = [places[cell] for cell in cells]
-        found.append(Curve(cells, pairs.base_us[own], pairs.cand_us[own], margins[own]))
+        found.append(PairedCurve(cells, pairs.base_us[own], pairs.cand_us[own], margins[own]))
     return found
 
 
-def _cliff_features(curve: Curve, relative_margin: float) -> Iterator[Feature]:
+def _cliff_features(curve: PairedCurve, relative_margin: float) -> Iterator[PairedValues]:
     base, cand = curve.gbps(curve.base_us), curve.gbps(curve.cand_us)
     in_base, in_cand = _usual_cliff(curve.sizes, base), _usual_cliff(curve.sizes, cand)
     some = in_base or in_cand
@@ -112,13 +101,13 @@ def _cliff_features(curve: Curve, relative_margin: float) -> Iterator[Feature]:
     heights = [_jump(sizes, rates, cliff or some) for rates, cliff in ((base, in_base), (cand, in_cand))]
     margin = float(sum(sorted(curve.margins[places])[-2:]))
     at = [curve.cells[place] for place in places]
-    yield Feature("cliff height", curve.name, at, "x", heights[0], heights[1], margin, worse=1)
+    yield PairedValues("cliff height", curve.name, at, "x", heights[0], heights[1], margin, worse=1)
     before, after = _positions(sizes, base), _positions(sizes, cand)
     whole = np.isfinite(np.concatenate([base, cand])).all(axis=0)
     # A cliff that some rounds do not show has no position to speak of; its height says what became of it.
     if np.isfinite(before[whole]).all() and np.isfinite(after[whole]).all():
         worse = 1 if some.rises else -1  # the slow side of the cliff grows
-        yield Feature("cliff position", curve.name, curve.cells, "bytes", before, after, relative_margin, worse)
+        yield PairedValues("cliff position", curve.name, curve.cells, "bytes", before, after, relative_margin, worse)
 
 
 def _usual_cliff(sizes: Sequence[int], gbps: Floats) -> Cliff | None:
@@ -145,9 +134,10 @@ def _positions(sizes: Sequence[int], gbps: Floats) -> Floats:
     return np.array([position(rates) for rates in gbps.T.tolist()])
 
 
-def _crossover_features(one: Curve, other: Curve, relative_margin: float) -> Iterator[Feature]:
-    one, other = _at_common_sizes(one, other)
-    if len(one.cells) < MIN_SIZES:
+def _crossover_features(one: PairedCurve, other: PairedCurve, relative_margin: float) -> Iterator[PairedValues]:
+    common = set(one.sizes) & set(other.sizes)
+    one, other = one.only(common), other.only(common)
+    if len(common) < MIN_SIZES:
         return
     sizes = one.sizes
     in_base = _usual_changes(sizes, one.base_us, other.base_us, relative_margin)
@@ -161,18 +151,7 @@ def _crossover_features(one: Curve, other: Curve, relative_margin: float) -> Ite
         worse = 1 if _middle(np.log(cand / base)) * _middle(slower) >= 0 else -1
         name = f"{one.cells[0].backend} / {other.name}"
         margin = math.log(change.above_bytes / change.below_bytes)
-        yield Feature("crossover", name, [*one.cells, *other.cells], "bytes", base, cand, margin, worse)
-
-
-def _at_common_sizes(one: Curve, other: Curve) -> tuple[Curve, Curve]:
-    common = set(one.sizes) & set(other.sizes)
-
-    def only(curve: Curve) -> Curve:
-        kept = [size in common for size in curve.sizes]
-        cells = [cell for cell in curve.cells if cell.block_bytes in common]
-        return Curve(cells, curve.base_us[kept], curve.cand_us[kept], curve.margins[kept])
-
-    return only(one), only(other)
+        yield PairedValues("crossover", name, [*one.cells, *other.cells], "bytes", base, cand, margin, worse)
 
 
 def _usual_changes(
@@ -222,6 +201,13 @@ def _crossings(sizes: Sequence[int], log_ratios: Floats, near: Crossover) -> Flo
 def _middle(values: Floats) -> float:
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if finite.size else 0.0
+
+
+def curve_command(cells: Sequence[Cell]) -> str:
+    """Return the command that measures these cells, which are all combinations of their values on each axis."""
+    strings = [cell.as_strings() for cell in cells]
+    values = {name: dict.fromkeys(value for cell in strings if (value := cell.get(name)) is not None) for name in AXES}
+    return command_of({name: ",".join(own) or None for name, own in values.items()})
 
 
 def of_the_swap(cell: Cell) -> tuple[object, ...]:

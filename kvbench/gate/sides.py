@@ -31,13 +31,15 @@ _LEAKING: Final = ("PYTHONPATH", "PYTHONHOME")
 class Side:
     """One side: the interpreter that measures it, and the backend that it is, None for every backend of the suite.
 
-    `text` is the side as it was asked for; `isolated` is set where it is an environment of its own.
+    `text` is the side as it was asked for; `isolated` is set where it is an environment of its own; `fault` is injected
+    on it (cpu device only).
     """
 
     text: str
     python: str
     backend: str | None = None
     isolated: bool = False
+    fault: str | None = None
 
     def command(self, *arguments: str) -> list[str]:
         """Return `kvbench ARGUMENTS…` as this side runs it."""
@@ -50,7 +52,7 @@ class Side:
 
 
 class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a side's environment says of itself."""
+    """What a side's environment says of itself, in printable words."""
 
     version: str
     package: str
@@ -59,68 +61,51 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     controls: bool
 
 
-def parse_side(option: str, text: str) -> Side:
+def parse_side(option: str, text: str, fault: str | None = None) -> Side:
     """Read `--base` or `--cand`; raises UsageError that names the option."""
     if text == "here":
-        return Side(text, sys.executable)
-    form, colon, value = text.partition(":")
-    if colon and value and form == "env":
-        return Side(text, str(_interpreter(option, text, Path(value))), isolated=True)
-    if colon and value and form == "backend":
-        return Side(text, sys.executable, backend=value)
+        return Side(text, sys.executable, fault=fault)
+    form, _, value = text.partition(":")
+    if value and form == "env":
+        return Side(text, str(_interpreter(option, text, Path(value))), isolated=True, fault=fault)
+    if value and form == "backend":
+        return Side(text, sys.executable, backend=value, fault=fault)
     raise UsageError(f"{option} {brief(text)}: {FORMS}")
-
-
-def parse_sides(base: str, cand: str) -> tuple[Side, Side]:
-    """Read both sides; raises UsageError, also where only one of them is a backend."""
-    sides = parse_side("--base", base), parse_side("--cand", cand)
-    named = [side.backend is not None for side in sides]
-    if any(named) and not all(named):
-        raise UsageError(
-            f"--base {brief(base)} --cand {brief(cand)}: a backend is compared with another backend; "
-            "name one on either side"
-        )
-    return sides
 
 
 def probe(option: str, side: Side) -> Build:
     """Ask the side's environment what kvbench it has; raises UsageError where it has none that fits this one."""
     where = f"{option} {brief(side.text)}"
+    command = [side.python, "-P", "-c", _PROBE]
     try:
         done = subprocess.run(
-            [side.python, "-P", "-c", _PROBE],
-            env=side.environment(),
-            capture_output=True,
-            timeout=_PROBE_S,
-            check=False,
+            command, env=side.environment(), capture_output=True, timeout=_PROBE_S, check=False, errors="replace"
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{where}: its python does not run ({printable(error)})") from None
-    lines = done.stdout.decode(errors="replace").splitlines()
+    lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        last = done.stderr.strip().splitlines()[-1:]
         raise UsageError(f"{where}: no kvbench that works is installed there ({printable(''.join(last))})")
     try:
         build = msgspec.json.decode(lines[-1], type=Build)
     except msgspec.MsgspecError:
-        raise UsageError(f"{where}: its kvbench is not understood ({printable(brief(lines[-1]))})") from None
+        raise UsageError(f"{where}: its kvbench is not understood ({brief(lines[-1])})") from None
+    build = msgspec.structs.replace(build, version=printable(build.version), package=printable(build.package))
     if build.schema != SCHEMA:
         raise UsageError(
-            f"{where}: its kvbench {printable(build.version)} writes schema {build.schema}, this one {SCHEMA}; "
+            f"{where}: its kvbench {build.version} writes schema {build.schema}, this one {SCHEMA}; "
             "judge with a kvbench as new as the newer side"
         )
     if not build.controls:
-        raise UsageError(f"{where}: its kvbench {printable(build.version)} makes no control copies; take a newer one")
+        raise UsageError(f"{where}: its kvbench {build.version} makes no control copies; take a newer one")
     return build
 
 
-def remarks(sides: tuple[Side, Side], builds: tuple[Build, Build]) -> list[str]:
-    """Return what the reader should know of the two sides before a comparison."""
-    base, cand = builds
-    if sides[0].backend != sides[1].backend:
-        return []
+def remarks(base: Build, cand: Build) -> list[str]:
+    """Return what the reader should know of two builds before they are compared."""
     if base.package == cand.package:
-        return [f"both sides run the same kvbench ({printable(base.package)}): this compares it with itself"]
+        return [f"both sides run the same kvbench ({base.package}): this compares it with itself"]
     if base.engine_hash == cand.engine_hash:
         return ["both sides have the same engine sources; what differs is Python code or installed packages"]
     return []

@@ -1,4 +1,4 @@
-"""The identity of a machine, as a run keeps it: its hash, which keys baselines, and where two of them differ."""
+"""The identity of a machine, as a run keeps it: its hash, and where two of them differ."""
 
 import hashlib
 import json

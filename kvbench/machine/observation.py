@@ -1,4 +1,4 @@
-"""The environment of a run: its identity (the kind of machine), hashed to key baselines, and what was observed.
+"""The environment of a run: its identity (the kind of machine), with its hash, and what was observed.
 
 No probe raises: a field that this machine does not tell is None, and `observe` says why under "unavailable".
 """

@@ -24,7 +24,7 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     """run.json: where a run comes from and how it ended.
 
     `created` is ISO 8601 in UTC; `spec` is the resolved sweep in plain form; `device` holds the fields of DeviceFacts;
-    `identity` keys baselines by its hash; each of `observed` has `at` = "start" or "end".
+    `identity_hash` is that of `identity`; each of `observed` has `at` = "start" or "end".
     """
 
     schema: int = SCHEMA

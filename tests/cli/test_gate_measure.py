@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvbench.results import Run, Visit, load_run
-from tests.command import KVBENCH, Done, cell_of, error_line, kvbench, kvbench_started
+from tests.command import KVBENCH, Done, error_line, kvbench, kvbench_started
 
 SUITE = """
 [axes]
@@ -54,7 +54,7 @@ def run_of(folder: Path, name: str) -> Run:
 
 
 def blocks_of(run: Run) -> set[int]:
-    return {cell_of(record).blocks for record in run.records if isinstance(record, Visit)}
+    return {record.cell.blocks for record in run.records if isinstance(record, Visit)}
 
 
 def test_what_became_slower_and_faster_is_found_and_named(folder: Path) -> None:
@@ -186,32 +186,6 @@ def test_floors_are_measured_and_used(folder: Path) -> None:
     assert len(floors) == 2
     done = compare(folder, "--rounds=1", "--floor=aa/floor.json", "--inconclusive=pass")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_baselines_are_kept_listed_shown_and_compared_with(folder: Path) -> None:
-    for name in ("one", "two"):
-        done = kvbench("sweep", "suite.toml", "--device=cpu", "--rounds=2", f"--out={name}", cwd=folder)
-        assert done.returncode == 0, done.stderr
-    added = kvbench("gate", "baseline", "add", "one", "--store=kept", "--who=Ada", "--commit=abc", "--json", cwd=folder)
-    assert added.returncode == 0, added.stderr
-    key = json.loads(added.stdout)["key"]
-    listed = kvbench("gate", "baseline", "list", "--store=kept", cwd=folder)
-    assert [word in listed.stdout for word in (key, "Ada", "abc")] == [True] * 3
-    shown = kvbench("gate", "baseline", "show", key, "--store=kept", "--json", cwd=folder)
-    assert json.loads(shown.stdout)["identity"]["device_kind"] == "cpu"
-    done = kvbench("gate", "compare", "--baseline=kept", "two", "--control-margin=1", "--json", cwd=folder)
-    assert done.returncode == 3, done.stdout + done.stderr
-    data = json.loads(done.stdout)
-    assert data["rounds"] == 2
-    assert any(key in text and "abc" in text for text in data["warnings"])
-
-
-def test_an_interrupted_run_is_no_baseline(folder: Path) -> None:
-    done = kvbench("sweep", "suite.toml", "--device=cpu", "--fault=error@call=0", "--out=bad", cwd=folder)
-    assert done.returncode == 5
-    done = kvbench("gate", "baseline", "add", "bad", "--store=kept", cwd=folder)
-    assert done.returncode == 2
-    assert "bad cannot be a baseline: 2 of its cells failed" in error_line(done)
 
 
 def test_the_module_is_the_command() -> None:

@@ -54,7 +54,7 @@ def test_an_import_would_be_noticed(name: str) -> None:
 
 
 def test_runs_are_judged_without_the_engine() -> None:
-    modules = "kvbench.gate.judge, kvbench.gate.rule_check, kvbench.gate.rules_file, kvbench.gate.output.sheet"
+    modules = "kvbench.gate.judge, kvbench.gate.rule_check, kvbench.gate.rules, kvbench.gate.output.sheet"
     result = start([], COMPILED, then=f"import scipy.stats, {modules}")
     assert result.returncode == 0, result.stderr
 

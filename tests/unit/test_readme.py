@@ -4,7 +4,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from kvbench.cells.cell import AXES
 from kvbench.cli.main import app
 from kvbench.engine.faults import KINDS, NO_BATCH
 from kvbench.errors import ExitCode
-from kvbench.gate.outcomes import QUANTITIES
-from kvbench.gate.rules import parse_rule
-from kvbench.gate.verdict import Verdict
+from kvbench.gate.judgement import RowVerdict
+from kvbench.gate.pairs import QUANTITIES
+from kvbench.gate.rules import load_rules
 from kvbench.measure.effective_path import EffectivePath
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.schema import SAMPLE_COLUMNS
@@ -149,16 +148,16 @@ def test_every_command_and_option_is_documented(name: tuple[str, ...]) -> None:
 
 
 def test_every_verdict_and_every_quantity_of_the_gate_is_documented() -> None:
-    assert names_in(rows_below(README, "verdict")) == list(Verdict)
+    assert names_in(rows_below(README, "verdict")) == list(RowVerdict)
     said = re.search(r"QUANTITY is (.*?), each", README.read_text(), re.DOTALL)
     assert said is not None
     assert set(re.findall("`(.*?)`", said[1])) == set(QUANTITIES)
 
 
-def test_the_documented_rules_are_rules() -> None:
-    (block,) = re.findall(r"^```toml\n(rules = .*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
-    for rule in tomllib.loads(block)["rules"]:
-        parse_rule(rule)
+def test_the_documented_rules_are_rules(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```toml\n(config = .*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "rules.toml").write_text(block)
+    assert len(load_rules(tmp_path / "rules.toml").rules) == block.count("[[rule]]")
 
 
 def test_every_fault_is_documented_in_its_own_words() -> None:

@@ -9,6 +9,9 @@ import numpy as np
 
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
+from kvbench.gate.floors import FloorFile
+from kvbench.gate.judge import Judge
+from kvbench.gate.judgement import Judgement, Margins
 from kvbench.results import Ceiling, Control, Failure, Record, Run, Skip
 from tests.synthetic import info, visit, write_run
 
@@ -65,7 +68,7 @@ def compared(
             def records(side: Side = side, slot: float = slot) -> Iterable[Record]:
                 broken = [record.cell for record in side.extra if isinstance(record, Failure | Skip)]
                 for cell in cells:
-                    if cell not in side.without and cell.as_strings() not in broken:
+                    if cell not in side.without and cell not in broken:
                         factor = side.factor(cell) * slot * float(np.exp(noise * rng.standard_normal()))
                         yield visit(cell, time_us(cell) * factor, count=3, noise=0.0)
                 yield from side.extra
@@ -85,3 +88,26 @@ def compared(
 def written(folder: Path, runs: Sequence[Run]) -> list[Path]:
     """Write runs into `folder` and return where each is."""
     return [write_run(folder / run.path, run.records, run.info) for run in runs]
+
+
+def judge(
+    base: Sequence[Run],
+    cand: Sequence[Run],
+    *,
+    floors: FloorFile | None = None,
+    margins: Margins | None = None,
+    forced: bool = False,
+) -> Judgement:
+    return Judge(margins or Margins(), floors, forced).judge(base, cand)
+
+
+def floors(cell: Cell, floor: float, run: Run) -> FloorFile:
+    """Return what a calibration on the machine of `run` would have found for one cell."""
+    return FloorFile(
+        kvbench="0.1.0",
+        created="2026-11-20T10:00:00Z",
+        identity_hash=run.info.identity_hash,
+        identity=run.info.identity,
+        rounds=8,
+        floors={cell.id: floor},
+    )

@@ -8,31 +8,36 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.gate.judge import judge
-from kvbench.gate.judgement import Judgement, Margins, Row, Status
-from kvbench.gate.output.data import as_json, judgement_data, rules_data
-from kvbench.gate.output.github import MOST_ANNOTATIONS, annotations
-from kvbench.gate.output.junit import junit
-from kvbench.gate.output.page import COMMENT_BYTES, SUMMARY_BYTES, page
-from kvbench.gate.output.sheet import Sheet, sheet_of_judgement, sheet_of_rules
+from kvbench.gate.judgement import Judgement, JudgementStatus, Margins, Row, RowVerdict
+from kvbench.gate.output.formats import (
+    COMMENT_BYTES,
+    MOST_ANNOTATIONS,
+    SUMMARY_BYTES,
+    annotations,
+    as_json,
+    judgement_data,
+    junit,
+    page,
+    rules_data,
+)
+from kvbench.gate.output.sheet import Level, Sheet, SheetRow, sheet_of_judgement, sheet_of_rules
 from kvbench.gate.rule_check import RuleResult, RulesReport, RuleVerdict
-from kvbench.gate.verdict import Verdict
 from tests.synthetic import failure
-from tests.unit.gate.gated import CELLS, Side, compared
+from tests.unit.gate.gated import CELLS, Side, compared, judge
 
 HOSTILE = "x\n::error title=no::way%0A <script>alert(1)</script> ]]> | `a` @everyone \x1b[31m\ud800 [l](http://e.com)"
 CELL = Cell("sm", Direction.H2D, 64, 4096, sms=2)
 
 
-def row(verdict: Verdict, name: str = "sm h2d", reason: str = "") -> Row:
+def row(verdict: RowVerdict, name: str = "sm h2d", reason: str = "") -> Row:
     return Row("cell", name, verdict, [CELL], CELL.command(), "us", 100, 110, 1.1, 1.05, 1.15, 0.03, 8, reason)
 
 
-def judgement(*rows: Row, status: Status = Status.REGRESSED) -> Judgement:
+def judgement(*rows: Row, status: JudgementStatus = JudgementStatus.REGRESSED) -> Judgement:
     return Judgement(status, rows, [], [], [], 8, 1.0, 1.0, Margins())
 
 
-def sheet(*rows: Row, status: Status = Status.REGRESSED) -> Sheet:
+def sheet(*rows: Row, status: JudgementStatus = JudgementStatus.REGRESSED) -> Sheet:
     return sheet_of_judgement(judgement(*rows, status=status))
 
 
@@ -42,7 +47,7 @@ def hostile() -> Sheet:
 
 
 def test_junit_is_read_back_with_every_row_and_its_verdict() -> None:
-    rows = [row(verdict, name=f"cell {verdict}") for verdict in Verdict]
+    rows = [row(verdict, name=f"cell {verdict}") for verdict in RowVerdict]
     root = ElementTree.fromstring(junit(sheet(*rows)))  # our own
     assert {name: root.get(name) for name in ("tests", "errors", "failures", "skipped")} == {
         "tests": str(len(rows)),
@@ -89,34 +94,34 @@ def test_hostile_words_are_no_markup_in_markdown() -> None:
 
 
 def test_at_most_ten_annotations_the_worst_first_and_the_rest_counted() -> None:
-    rows = [*[row(Verdict.REGRESSED)] * 3, *[row(Verdict.INCONCLUSIVE)] * 30, *[row(Verdict.UNCHANGED)] * 5]
+    rows = [*[row(RowVerdict.REGRESSED)] * 3, *[row(RowVerdict.INCONCLUSIVE)] * 30, *[row(RowVerdict.UNCHANGED)] * 5]
     lines = annotations(sheet(*rows))
     assert len(lines) == MOST_ANNOTATIONS == 10
     assert [line.startswith("::error ") for line in lines] == [True] * 3 + [False] * 7
     assert "and 24 more rows" in lines[-1]
     assert CELL.command() in lines[0]
     assert annotations(sheet(*rows[:10])) == lines[:9] + annotations(sheet(rows[9]))
-    assert annotations(sheet(row(Verdict.UNCHANGED), row(Verdict.IMPROVED), status=Status.PASSED)) == []
+    assert annotations(sheet(row(RowVerdict.UNCHANGED), row(RowVerdict.IMPROVED), status=JudgementStatus.PASSED)) == []
 
 
 def test_a_contaminated_comparison_is_annotated_though_no_row_is_to_blame() -> None:
-    (line,) = annotations(sheet(row(Verdict.NOT_JUDGED), status=Status.CONTAMINATED))
+    (line,) = annotations(sheet(row(RowVerdict.NOT_JUDGED), status=JudgementStatus.CONTAMINATED))
     assert line.startswith("::warning title=kvbench gate compare%3A CONTAMINATED::")
 
 
 @pytest.mark.parametrize("limit", [COMMENT_BYTES, SUMMARY_BYTES])
 def test_a_page_keeps_to_its_size_and_to_the_worst_rows(limit: int) -> None:
-    bad = [row(Verdict.REGRESSED, name=f"bad {number} é") for number in range(5)]
-    quiet = [row(Verdict.UNCHANGED, name=f"quiet {number}") for number in range(20_000)]
+    bad = [row(RowVerdict.REGRESSED, name=f"bad {number} é") for number in range(5)]
+    quiet = [row(RowVerdict.UNCHANGED, name=f"quiet {number}") for number in range(20_000)]
     text = page(sheet(*bad, *quiet), limit)
     assert len(text.encode()) <= limit
     assert all(f"bad {number} é" in text for number in range(5))
     assert "more rows do not fit here" in text
-    assert len(page(sheet(*[row(Verdict.REGRESSED)] * 20_000), limit).encode()) <= limit
+    assert len(page(sheet(*[row(RowVerdict.REGRESSED)] * 20_000), limit).encode()) <= limit
 
 
 def test_a_small_page_has_every_row_and_folds_the_quiet_ones() -> None:
-    text = page(sheet(row(Verdict.REGRESSED, name="loud"), row(Verdict.UNCHANGED, name="quiet")), COMMENT_BYTES)
+    text = page(sheet(row(RowVerdict.REGRESSED, name="loud"), row(RowVerdict.UNCHANGED, name="quiet")), COMMENT_BYTES)
     assert "do not fit" not in text
     assert text.index("loud") < text.index("<details>") < text.index("quiet")
     columns = {line.count(" | ") for line in text.splitlines() if line.startswith("|")}
@@ -124,13 +129,13 @@ def test_a_small_page_has_every_row_and_folds_the_quiet_ones() -> None:
 
 
 def test_json_holds_the_figures_and_null_for_what_is_not_known() -> None:
-    unknown = Row("cell", "lost", Verdict.FAILED, [CELL], CELL.command(), reason="missing")
-    data = json.loads(as_json(judgement_data(judgement(unknown, row(Verdict.REGRESSED)), 5)))
+    unknown = Row("cell", "lost", RowVerdict.FAILED, [CELL], CELL.command(), reason="missing")
+    data = json.loads(as_json(judgement_data(judgement(unknown, row(RowVerdict.REGRESSED)), 5)))
     assert (data["kind"], data["status"], data["exit_code"]) == ("comparison", "REGRESSED", 5)
     lost, slow = data["rows"]
     assert (lost["effect"], lost["verdict"], lost["cells"]) == (None, "FAILED", [CELL.id])
     assert (slow["effect"], slow["low"], slow["base"], slow["unit"]) == (1.1, 1.05, 100, "us")
-    assert as_json(judgement_data(judgement(Row("cell", "é", Verdict.FAILED, [], "", low=-math.inf)), 5)).isascii()
+    assert as_json(judgement_data(judgement(Row("cell", "é", RowVerdict.FAILED, [], "", low=-math.inf)), 5)).isascii()
 
 
 def test_rules_go_the_same_ways() -> None:
@@ -138,7 +143,7 @@ def test_rules_go_the_same_ways() -> None:
         RuleResult("sm >= 0.9 * ceiling", RuleVerdict.BROKEN, "0.8", "kvbench sweep"),
         RuleResult("sm <= 1 * triton", RuleVerdict.HOLDS, "0.5", "kvbench sweep"),
     ]
-    report = RulesReport("a-run", results, [])
+    report = RulesReport("a-run", "cliff", results, [])
     written = sheet_of_rules(report)
     assert (written.status, len(written.loud), len(written.quiet)) == ("BROKEN", 1, 1)
     assert annotations(written)[0].startswith("::error title=BROKEN%3A sm >= 0.9 * ceiling::0.8")
@@ -146,3 +151,12 @@ def test_rules_go_the_same_ways() -> None:
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
     assert rules_data(report)["exit_code"] == 1
     assert "sm \\>= 0.9 \\* ceiling" in page(written, COMMENT_BYTES)
+
+
+def test_every_outcome_has_its_level() -> None:
+    for verdict in RowVerdict:
+        assert sheet(row(verdict)).rows[0].level in Level
+    for status in JudgementStatus:
+        assert sheet(status=status).level in Level
+    for verdict in RuleVerdict:
+        assert SheetRow(verdict, "rule", "sm").level in Level

@@ -15,14 +15,14 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
-from kvbench.gate.judge import judge
-from kvbench.gate.pairing import aligned, partners, rounds_of
-from kvbench.gate.schedule import turns
-from kvbench.gate.sides import Side, parse_side, parse_sides, probe
-from kvbench.gate.turn import Suite
-from kvbench.gate.verdict import Verdict
+from kvbench.gate.judgement import RowVerdict
+from kvbench.gate.pairs import aligned, partners, rounds_of
+from kvbench.gate.rounds import Rounds
+from kvbench.gate.sides import Side, parse_side, probe
+from kvbench.gate.turns import Suite, turns
 from kvbench.results import Record, Run, load_run
 from tests import synthetic
+from tests.unit.gate.gated import judge
 
 CELLS = [Cell("batched", way, 64, size, coalesce=False) for way in Direction for size in (4096, 16384)]
 
@@ -58,7 +58,7 @@ def test_what_is_no_side_is_refused_with_what_would_be_right(text: str) -> None:
 
 def test_a_backend_is_not_compared_with_an_environment() -> None:
     with pytest.raises(UsageError, match="name one on either side"):
-        parse_sides("here", "backend:mine")
+        Rounds(parse_side("--base", "here"), parse_side("--cand", "backend:mine"), Suite(Path("suite.toml")), print)
 
 
 def test_an_environment_of_its_own_gets_no_packages_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +110,13 @@ def test_four_rounds_are_abba_twice() -> None:
 
 def test_a_side_measures_its_backend_and_the_cells_that_are_asked_for() -> None:
     suite = Suite(Path("/suite.toml"), ("blocks=64",), ("block_size<=4KiB",), "cpu", controls=6)
-    options = suite.options(Side("backend:mine", "python", backend="mine"), "slow=5", ["0" * 12, "1" * 12])
+    options = suite.options(Side("backend:mine", "python", backend="mine", fault="slow=5"), ["0" * 12, "1" * 12])
     expected = {
         "/suite.toml", "--json", "--rounds=1", "--controls=6", "-ablocks=64", "-abackend=mine", "--device=cpu",
         "--filter=block_size<=4KiB", f"--filter=cell_id={'0' * 12}|{'1' * 12}", "--fault=slow=5",
     }  # fmt: skip
     assert Counter(options) == Counter(expected)
-    plain = Suite(Path("/suite.toml")).options(Side("here", "python"), None, None)
+    plain = Suite(Path("/suite.toml")).options(Side("here", "python"))
     assert Counter(plain) == Counter(["/suite.toml", "--json", "--rounds=1", "--controls=0"])
 
 
@@ -126,11 +126,11 @@ def test_the_cells_of_two_backends_belong_together_by_all_else() -> None:
     assert partners(CELLS, CELLS[1:]) == {cell: cell for cell in CELLS[1:]}
 
 
-def test_an_axis_that_one_backend_does_not_heed_keeps_no_cells_apart() -> None:
+def test_an_axis_that_one_backend_does_not_support_keeps_no_cells_apart() -> None:
     theirs = [replace(cell, backend="mine", coalesce=None, sms=4) for cell in CELLS]
     assert partners(CELLS, theirs) == dict(zip(CELLS, theirs, strict=True))
     more = [*theirs, replace(theirs[0], sms=8)]
-    with pytest.raises(UsageError, match=r"sms=4 and .* sms=8 differ in an axis that the other backend does not heed"):
+    with pytest.raises(UsageError, match=r"sms=4 and .* sms=8 differ in an axis that .* not support"):
         partners(CELLS, more)
 
 
@@ -185,9 +185,9 @@ def test_a_floor_is_how_far_a_cell_moved_with_nothing_changed(tmp_path: Path) ->
 def test_a_cell_within_its_floor_is_not_called_slower(tmp_path: Path) -> None:
     floors = floors_of(judge(*a_a_runs(tmp_path / "aa", [0.06, -0.06] * 4)), a_a_runs(tmp_path / "x", [0.0])[0][0])
     base, cand = a_a_runs(tmp_path / "ab", [0.05] * 8)
-    assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {Verdict.REGRESSED}
-    found = judge(base, cand, floors=floors.floors)
-    assert {row.verdict for row in found.rows if row.kind == "cell"} == {Verdict.UNCHANGED}
+    assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {RowVerdict.REGRESSED}
+    found = judge(base, cand, floors=floors)
+    assert {row.verdict for row in found.rows if row.kind == "cell"} == {RowVerdict.UNCHANGED}
 
 
 def test_too_few_rounds_give_no_floor(tmp_path: Path) -> None:
@@ -218,11 +218,11 @@ def test_floors_hold_for_another_build_and_not_for_another_machine(tmp_path: Pat
     floors = floors_of(judge(base, cand), base[0])
     identity = dict(base[0].info.identity)
     build = write(tmp_path / "build", [], identity=identity | {"engine_hash": "another"})
-    assert check_floors(floors, [build], forced=False) == []
+    assert check_floors(floors, build, forced=False) == []
     other = write(tmp_path / "other", [], identity=identity | {"gpu_name": "another \x1b[31m"})
     with pytest.raises(MismatchError, match="gpu_name"):
-        check_floors(floors, [other], forced=False)
-    (warning,) = check_floors(floors, [other], forced=True)
+        check_floors(floors, other, forced=False)
+    (warning,) = check_floors(floors, other, forced=True)
     assert warning.startswith("forced: ")
     assert warning.isprintable()
 
