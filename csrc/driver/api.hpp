@@ -53,7 +53,6 @@ using BatchAsync130 = Result (*)(DevicePointer*, DevicePointer*, std::size_t*, s
 /// Every other entry point, resolved at run time.
 struct Api {
   Result (*init)(unsigned) = nullptr;
-  Result (*driver_get_version)(int*) = nullptr;
   Result (*get_error_name)(Result, const char**) = nullptr;
   Result (*device_get_count)(int*) = nullptr;
   Result (*device_get)(Device*, int) = nullptr;

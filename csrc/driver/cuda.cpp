@@ -1,4 +1,4 @@
-#include "cuda_driver.hpp"
+#include "driver/cuda.hpp"
 
 #include <sys/mman.h>
 
@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "cuda_library.hpp"
+#include "driver/library.hpp"
 
 namespace kvbench {
 namespace {
@@ -232,7 +232,6 @@ class CudaDriver final : public Driver {
     info_.title = text.data();
     check(api_.device_get_pci_bus_id(text.data(), static_cast<int>(text.size()), device_), "cuDeviceGetPCIBusId");
     info_.pci_bus_id = text.data();
-    check(api_.driver_get_version(&info_.driver_version), "cuDriverGetVersion");
     info_.compute_major = attribute(cuda::kComputeCapabilityMajor);
     info_.compute_minor = attribute(cuda::kComputeCapabilityMinor);
     info_.sm_count = attribute(cuda::kMultiprocessorCount);

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "driver.hpp"
+#include "driver/driver.hpp"
 
 namespace kvbench {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include "error.hpp"
+#include "driver/error.hpp"
 
 /// The one seam between the swap engine and what it runs on: libcuda (cuda_driver) or plain memory (host_driver).
 namespace kvbench {
@@ -36,7 +36,6 @@ struct DeviceInfo {
   std::string kind;   ///< "cpu" or "cuda"
   std::string title;  ///< as the driver names it
   std::string pci_bus_id;
-  int driver_version = 0;  ///< CUDA version the driver supports, 13000 for 13.0
   int compute_major = 0;
   int compute_minor = 0;
   int sm_count = 0;

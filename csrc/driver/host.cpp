@@ -1,4 +1,4 @@
-#include "host_driver.hpp"
+#include "driver/host.hpp"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "driver.hpp"
+#include "driver/driver.hpp"
 
 namespace kvbench {
 

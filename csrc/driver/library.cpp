@@ -1,10 +1,10 @@
-#include "cuda_library.hpp"
+#include "driver/library.hpp"
 
 #include <dlfcn.h>
 
 #include <cstdint>
 
-#include "error.hpp"
+#include "driver/error.hpp"
 
 namespace kvbench::cuda {
 namespace {
@@ -54,7 +54,6 @@ Api load_api(const std::string& path) {
   const Library library(path);
   Api api;
   library.require("cuInit", api.init);
-  library.require("cuDriverGetVersion", api.driver_get_version);
   library.require("cuGetErrorName", api.get_error_name);
   library.require("cuDeviceGetCount", api.device_get_count);
   library.require("cuDeviceGet", api.device_get);

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "cuda_api.hpp"
+#include "driver/api.hpp"
 
 namespace kvbench::cuda {
 

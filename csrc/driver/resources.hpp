@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "driver.hpp"
+#include "driver/driver.hpp"
 
 namespace kvbench {
 

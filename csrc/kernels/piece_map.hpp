@@ -17,6 +17,9 @@ typedef unsigned long long u64;
 /// that every driver takes.
 constexpr u32 kInlineTableBytes = 3968;
 
+/// A line of host memory: accesses of the link that keep to lines are not split.
+constexpr u32 kLineBytes = 128;
+
 /// Worker `worker` of `workers` takes pieces [first, last): contiguous shares that differ by one piece at most.
 struct Share {
   u32 first;

@@ -1,4 +1,4 @@
-#include "bytes.hpp"
+#include "memory/bytes.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <utility>
 
-#include "swap.hpp"
+#include "swap/swap.hpp"
 
 namespace kvbench {
 

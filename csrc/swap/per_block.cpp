@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "swap.hpp"
+#include "swap/swap.hpp"
 
 namespace kvbench {
 

@@ -1,17 +1,15 @@
-#include "sm_copy.hpp"
+#include "swap/sm_copy.hpp"
 
 #include <algorithm>
 #include <array>
 #include <limits>
 #include <utility>
 
+#include "driver/resources.hpp"
 #include "kernels/piece_map.hpp"
-#include "resources.hpp"
 
 namespace kvbench {
 namespace {
-
-constexpr unsigned kLineBytes = 128;
 
 std::size_t pieces_of(std::size_t bytes, std::size_t piece_bytes) { return (bytes + piece_bytes - 1) / piece_bytes; }
 
@@ -112,16 +110,12 @@ class TensorListing final : public Listing {
   TensorBlocks blocks_;
 };
 
-/// A list in pinned memory and its copy on the device; `done` marks the launch that read them last.
-class Slot {
- public:
-  Slot(const std::shared_ptr<Driver>& driver, std::size_t bytes, bool uploads)
-      : pinned(driver, MemoryKind::allocated, bytes),
-        uploaded(uploads ? std::make_unique<Buffer>(driver, MemoryKind::device, bytes) : nullptr),
-        done(driver) {}
+/// A list in pinned memory; `done` marks the launch that read it last.
+struct Slot {
+  Slot(const std::shared_ptr<Driver>& driver, std::size_t bytes)
+      : pinned(driver, MemoryKind::allocated, bytes), done(driver) {}
 
   Buffer pinned;
-  std::unique_ptr<Buffer> uploaded;
   OwnedEvent done;
 };
 
@@ -151,13 +145,13 @@ class InlineSwap final : public Swap {
   InlineList arguments_{};
 };
 
-/// The list lies in pinned memory, read in place or uploaded first.
+/// The list lies in pinned memory, where the kernel reads it.
 class ListedSwap final : public Swap {
  public:
-  ListedSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms, bool uploads)
-      : kernel_(std::move(kernel)), listing_(std::move(listing)), sms_(sms), uploads_(uploads) {
+  ListedSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
+      : kernel_(std::move(kernel)), listing_(std::move(listing)), sms_(sms) {
     for (auto& slot : slots_) {
-      slot = std::make_unique<Slot>(kernel_->shared_driver(), listing_->table_bytes(), uploads_);
+      slot = std::make_unique<Slot>(kernel_->driver(), listing_->table_bytes());
     }
   }
 
@@ -173,34 +167,28 @@ class ListedSwap final : public Swap {
     Slot& slot = *slots_[next_];
     List list = listing_->head();
     list.table = slot.pinned.device_address();
-    if (uploads_) {
-      list.table = slot.uploaded->address();
-      kernel_->driver().copy(list.table, slot.pinned.address(), listing_->table_bytes(), Direction::h2d, stream);
-    }
     std::array<void*, 1> arguments{&list};
     // More blocks than pieces can fill would only start and end.
     kernel_->launch(false, std::min(list.pieces, sms_), arguments.data(), stream);
     slot.done.record(stream);
   }
 
-  std::size_t calls() const override { return uploads_ ? 2 : 1; }
+  std::size_t calls() const override { return 1; }
 
  private:
   std::shared_ptr<const SmKernel> kernel_;
   std::unique_ptr<Listing> listing_;
   unsigned sms_;
-  bool uploads_;
   std::array<std::unique_ptr<Slot>, 2> slots_;
   std::size_t next_ = 0;
 };
 
 std::unique_ptr<Swap> make(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing,
                            SmOptions options) {
-  const std::size_t bytes = listing->table_bytes();
-  if (bytes <= std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)) {
+  if (listing->table_bytes() <= std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)) {
     return std::make_unique<InlineSwap>(std::move(kernel), std::move(listing), options.sms);
   }
-  return std::make_unique<ListedSwap>(std::move(kernel), std::move(listing), options.sms, bytes >= options.upload_from);
+  return std::make_unique<ListedSwap>(std::move(kernel), std::move(listing), options.sms);
 }
 
 }  // namespace

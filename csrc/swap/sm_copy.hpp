@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "swap.hpp"
+#include "swap/swap.hpp"
 
 namespace kvbench {
 
@@ -28,8 +28,7 @@ class SmKernel {
   /// `cubin` is that source, compiled for the device of `driver` and for `shape`.
   SmKernel(std::shared_ptr<Driver> driver, std::span<const std::byte> cubin, SmShape shape);
 
-  [[nodiscard]] Driver& driver() const { return *driver_; }
-  [[nodiscard]] std::shared_ptr<Driver> shared_driver() const { return driver_; }
+  [[nodiscard]] std::shared_ptr<Driver> driver() const { return driver_; }
   [[nodiscard]] const SmShape& shape() const { return shape_; }
   /// Launches with `arguments` on `sms` blocks; `comes_inline`: the list is part of the arguments.
   void launch(bool comes_inline, unsigned sms, void** arguments, Stream stream) const;
@@ -56,8 +55,7 @@ struct TensorBlocks {
 struct SmOptions {
   unsigned sms = 2;                      ///< blocks of the grid
   Direction direction = Direction::h2d;  ///< says which side lies behind the link
-  std::size_t inline_up_to = 0;          ///< a list of at most so many bytes comes with the launch
-  std::size_t upload_from = 0;           ///< one of at least so many is uploaded first; between, it is read in place
+  std::size_t inline_up_to = 0;          ///< a list of up to this many bytes comes with the launch, others are read
 };
 
 /// One kernel launch that copies every descriptor.

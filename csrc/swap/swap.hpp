@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "driver.hpp"
+#include "driver/driver.hpp"
 
 namespace kvbench {
 

@@ -2,10 +2,10 @@
 #include <string>
 
 #include "check.hpp"
-#include "cuda_driver.hpp"
-#include "resources.hpp"
-#include "swap.hpp"
-#include "timed_swap.hpp"
+#include "driver/cuda.hpp"
+#include "driver/resources.hpp"
+#include "swap/swap.hpp"
+#include "timing/timed_swap.hpp"
 
 namespace {
 

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "check.hpp"
-#include "host_driver.hpp"
-#include "resources.hpp"
-#include "swap.hpp"
-#include "timed_swap.hpp"
+#include "driver/host.hpp"
+#include "driver/resources.hpp"
+#include "swap/swap.hpp"
+#include "timing/timed_swap.hpp"
 
 namespace {
 

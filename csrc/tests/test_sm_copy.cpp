@@ -6,16 +6,14 @@
 #include <vector>
 
 #include "check.hpp"
-#include "host_driver.hpp"
+#include "driver/host.hpp"
+#include "driver/resources.hpp"
 #include "kernels/piece_map.hpp"
-#include "resources.hpp"
-#include "sm_copy.hpp"
+#include "swap/sm_copy.hpp"
 
 namespace {
 
 using namespace kvbench;
-
-constexpr std::size_t kNever = ~std::size_t{0};
 
 /// The host device with a GPU's launch: it reads the list as the kernel does and copies its pieces at once.
 class LaunchingDriver final : public Driver {
@@ -140,16 +138,14 @@ void every_form_and_way_of_the_list_moves_every_block() {
     }
     Bench bench({SmMethod::lanes, 16, 8, piece_bytes});
     const DescriptorList list = laid_out(bench, sizes);
-    const bool uploads = i % 3 == 0;
-    auto swap =
-        make_sm_copy(bench.kernel, list, {2, Direction::h2d, i % 3 == 1 ? kInlineTableBytes : 0, uploads ? 0 : kNever});
+    auto swap = make_sm_copy(bench.kernel, list, {2, Direction::h2d, i % 3 == 1 ? kInlineTableBytes : 0});
     bench.run(*swap);
     for (std::size_t block = 0; block < list.size(); ++block) {
       check::that(Bench::same(list.sources[block], list.destinations[block], list.bytes[block]), "a block arrived");
     }
     check::equal(bench.driver->moved, std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}), "bytes moved");
-    check::equal(bench.driver->copies, std::size_t{uploads}, "the list was uploaded, or not");
-    check::equal(swap->calls(), std::size_t{uploads} + 1, "calls");
+    check::equal(bench.driver->copies, std::size_t{0}, "nothing but the launch");
+    check::equal(swap->calls(), std::size_t{1}, "calls");
   }
 }
 
@@ -162,7 +158,7 @@ void blocks_of_tensors_go_where_their_ids_say() {
                               {1, 7, 2},
                               1024,
                               1000};
-    bench.run(*make_sm_copy(bench.kernel, blocks, {2, Direction::d2h, inline_up_to, kNever}));
+    bench.run(*make_sm_copy(bench.kernel, blocks, {2, Direction::d2h, inline_up_to}));
     for (std::size_t tensor = 0; tensor < 2; ++tensor) {
       for (std::size_t i = 0; i < 3; ++i) {
         check::that(Bench::same(blocks.source_bases[tensor] + blocks.source_ids[i] * 1024,
@@ -177,13 +173,12 @@ void blocks_of_tensors_go_where_their_ids_say() {
 
 void short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work() {
   Bench bench({SmMethod::lanes, 16, 8, 4096});
-  bench.run(
-      *make_sm_copy(bench.kernel, laid_out(bench, {100, 100, 100}), {8, Direction::h2d, kInlineTableBytes, kNever}));
+  bench.run(*make_sm_copy(bench.kernel, laid_out(bench, {100, 100, 100}), {8, Direction::h2d, kInlineTableBytes}));
   check::equal(bench.driver->launched, std::string("kvbench_sm_lanes_inline"), "kernel");
   check::equal(bench.driver->last_grid.blocks, 3U, "blocks");
   check::equal(bench.driver->last_grid.threads, 512U, "threads");
   const std::vector<std::size_t> many(kInlineTableBytes / sizeof(Row) + 1, 100);
-  bench.run(*make_sm_copy(bench.kernel, laid_out(bench, many), {8, Direction::h2d, kInlineTableBytes, kNever}));
+  bench.run(*make_sm_copy(bench.kernel, laid_out(bench, many), {8, Direction::h2d, kInlineTableBytes}));
   check::equal(bench.driver->launched, std::string("kvbench_sm_lanes"), "kernel of a longer list");
   check::equal(bench.driver->last_grid.blocks, 8U, "blocks");
 }
@@ -191,7 +186,7 @@ void short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work() 
 void the_legacy_stream_is_refused() {
   Bench bench;
   for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
-    auto swap = make_sm_copy(bench.kernel, laid_out(bench, {100}), {2, Direction::h2d, inline_up_to, kNever});
+    auto swap = make_sm_copy(bench.kernel, laid_out(bench, {100}), {2, Direction::h2d, inline_up_to});
     swap->prepare();
     check::thrown<DriverError>([&] { swap->submit(0); });
   }
@@ -199,7 +194,7 @@ void the_legacy_stream_is_refused() {
 
 void nothing_to_copy_is_nothing_to_launch() {
   Bench bench;
-  auto swap = make_sm_copy(bench.kernel, DescriptorList{}, {2, Direction::h2d, kInlineTableBytes, kNever});
+  auto swap = make_sm_copy(bench.kernel, DescriptorList{}, {2, Direction::h2d, kInlineTableBytes});
   bench.run(*swap);
   check::equal(bench.driver->launched, std::string(), "launched");
 }

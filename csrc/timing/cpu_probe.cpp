@@ -1,9 +1,9 @@
-#include "cpu_probe.hpp"
+#include "timing/cpu_probe.hpp"
 
 #include <array>
 #include <chrono>
 
-#include "bytes.hpp"
+#include "memory/bytes.hpp"
 
 namespace kvbench {
 

@@ -1,4 +1,4 @@
-#include "timed_swap.hpp"
+#include "timing/timed_swap.hpp"
 
 #include <algorithm>
 #include <ctime>

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "resources.hpp"
-#include "swap.hpp"
+#include "driver/resources.hpp"
+#include "swap/swap.hpp"
 
 namespace kvbench {
 
