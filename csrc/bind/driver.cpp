@@ -54,6 +54,9 @@ void driver(nb::module_& m) {
           "load_delay_kernel", [](Driver& driver, const nb::bytes& cubin) { driver.load_delay_kernel(view(cubin)); },
           "cubin"_a)
       .def(
+          "load_content_kernels",
+          [](Driver& driver, const nb::bytes& cubin) { driver.load_content_kernels(view(cubin)); }, "cubin"_a)
+      .def(
           "fill",
           [](Driver& driver, Address address, std::uint8_t value, std::size_t bytes, Stream stream) {
             driver.fill(address, value, bytes, stream);

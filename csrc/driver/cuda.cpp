@@ -5,8 +5,10 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
+#include "driver/content_kernels.hpp"
 #include "driver/library.hpp"
 
 namespace kvbench {
@@ -15,7 +17,7 @@ namespace {
 using cuda::Api;
 using cuda::Result;
 
-class CudaDriver final : public Driver {
+class CudaDriver final : public Driver, public std::enable_shared_from_this<CudaDriver> {
  public:
   CudaDriver(int ordinal, const std::string& library) : api_(cuda::load_api(library)) {
     check(api_.init(0), "cuInit");
@@ -160,6 +162,18 @@ class CudaDriver final : public Driver {
     check(api_.memset_d8_async(device_memory, value, bytes, handle(stream)), "cuMemsetD8Async");
   }
 
+  void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+    if (!content_kernels_) throw DriverError("write_content", "its kernel was not loaded");
+    content_kernels_->write(shared_from_this(), stretches, content, stream);
+  }
+
+  AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+    if (!content_kernels_) throw DriverError("audit_content", "its kernel was not loaded");
+    return content_kernels_->audit(shared_from_this(), stretches, content, stream);
+  }
+
+  void load_content_kernels(std::span<const std::byte> cubin) override { content_kernels_.emplace(*this, cubin); }
+
   void delay(std::uint64_t delay_ns, Stream stream) override {
     if (delay_kernel_ == 0) throw DriverError("delay", "its kernel was not loaded");
     std::array<void*, 1> arguments{&delay_ns};
@@ -245,6 +259,7 @@ class CudaDriver final : public Driver {
   cuda::Context context_ = nullptr;
   std::vector<cuda::Module> modules_;
   Kernel delay_kernel_ = 0;
+  std::optional<ContentKernels> content_kernels_;
   DeviceInfo info_;
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "driver/error.hpp"
+#include "kernels/pool_words.hpp"
 
 /// The one seam between the swap engine and what it runs on: libcuda (cuda_driver) or plain memory (host_driver).
 namespace kvbench {
@@ -99,6 +100,13 @@ class Driver {
     copy(destination, source, bytes, direction, stream);
   }
   virtual void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) = 0;
+  /// Writes stretches of the device's memory, which do not overlap, behind what is on `stream`; returns once they are
+  /// written.
+  virtual void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) = 0;
+  /// Compares stretches of the device's memory behind what is on `stream`.
+  virtual AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) = 0;
+  /// Gives the driver the kernels behind write_content and audit_content; the host device needs none.
+  virtual void load_content_kernels(std::span<const std::byte> cubin) = 0;
   /// Keeps the stream busy for a bounded time.
   virtual void delay(std::uint64_t delay_ns, Stream stream) = 0;
   /// Gives the driver the kernel behind `delay`, compiled for this device; the host device needs none.

@@ -16,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "memory/content.hpp"
+
 namespace kvbench {
 namespace {
 
@@ -197,6 +199,16 @@ class PlainHostDriver final : public HostDriver {
   void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
     at(stream)->submit([=] { std::memset(reinterpret_cast<void*>(device_memory), value, bytes); });
   }
+
+  void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+    synchronize(stream);
+    write_stretches(stretches, content);
+  }
+  AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+    synchronize(stream);
+    return audit_stretches(stretches, content);
+  }
+  void load_content_kernels(std::span<const std::byte>) override {}
 
   void delay(std::uint64_t delay_ns, Stream stream) override {
     at(stream)->submit([=] { wait_until(Clock::now() + std::chrono::nanoseconds(delay_ns)); });

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "driver/driver.hpp"
+#include "memory/content.hpp"
 
 namespace kvbench {
 
@@ -28,6 +29,25 @@ class Buffer {
     if (kind_ == MemoryKind::device) throw std::out_of_range("the buffer lies on the device");
     if (bytes > bytes_) throw std::out_of_range("the buffer is smaller than that");
     return {reinterpret_cast<unsigned char*>(memory_.address), bytes};
+  }
+
+  /// Writes `content` into ranges, which do not overlap, behind what is on `stream`; returns once it is written.
+  /// Throws std::invalid_argument for a range that leaves the buffer.
+  void write(const Ranges& ranges, const Content& content, Stream stream) {
+    const auto stretches = stretches_of(address(), bytes_, ranges);
+    if (kind_ == MemoryKind::device) return driver_->write_content(stretches, content, stream);
+    driver_->synchronize(stream);
+    write_stretches(stretches, content);
+  }
+
+  /// Compares ranges with `content` behind what is on `stream`, on the side where the buffer lies; throws as write().
+  [[nodiscard]] Audit audit(const Ranges& ranges, const Content& content, Stream stream) const {
+    const auto stretches = stretches_of(address(), bytes_, ranges);
+    if (kind_ == MemoryKind::device) {
+      return audit_of(driver_->audit_content(stretches, content, stream), address(), ranges);
+    }
+    driver_->synchronize(stream);
+    return audit_of(audit_stretches(stretches, content), address(), ranges);
   }
 
  private:

@@ -4,32 +4,13 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
-#include <thread>
 #include <vector>
+
+#include "kernels/pool_words.hpp"
+#include "memory/parallel.hpp"
 
 namespace kvbench {
 namespace {
-
-/// Runs work(begin, end) over [0, count) on several threads, each with at least `grain` items.
-template <typename Work>
-void in_parallel(std::size_t count, std::size_t grain, const Work& work) {
-  const std::size_t cores = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 16);
-  const std::size_t parts = std::clamp<std::size_t>(count / std::max<std::size_t>(grain, 1), 1, cores);
-  std::vector<std::jthread> threads;
-  for (std::size_t part = 1; part < parts; ++part) {
-    threads.emplace_back([&, part] { work(count * part / parts, count * (part + 1) / parts); });
-  }
-  work(0, count / parts);
-}
-
-constexpr std::size_t kGrainBytes = std::size_t{1} << 20;
-
-std::uint64_t splitmix64(std::uint64_t state) {
-  state += 0x9E3779B97F4A7C15;
-  state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9;
-  state = (state ^ (state >> 27)) * 0x94D049BB133111EB;
-  return state ^ (state >> 31);
-}
 
 void count_wrong(Verdict& verdict, std::uint64_t offset, std::optional<std::size_t> range) {
   if (verdict.wrong_bytes == 0 || offset < verdict.first_wrong_offset) {
@@ -78,11 +59,11 @@ void fill_random(std::span<unsigned char> memory, std::uint64_t seed) {
   const std::size_t words = memory.size() / sizeof(std::uint64_t);
   in_parallel(words, kGrainBytes / sizeof(std::uint64_t), [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
-      const std::uint64_t word = splitmix64(seed + i);
+      const std::uint64_t word = pool_word(seed, i);
       std::memcpy(memory.data() + i * sizeof(word), &word, sizeof(word));
     }
   });
-  const std::uint64_t last = splitmix64(seed + words);
+  const std::uint64_t last = pool_word(seed, words);
   std::memcpy(memory.data() + words * sizeof(last), &last, memory.size() % sizeof(last));
 }
 

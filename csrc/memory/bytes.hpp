@@ -7,7 +7,7 @@
 
 namespace kvbench {
 
-/// Fills `memory` with the words of a counter-based generator (splitmix64 of seed and position), on several threads.
+/// Fills `memory` with the words of a pool of `seed` (kernels/pool_words.hpp), on several threads.
 void fill_random(std::span<unsigned char> memory, std::uint64_t seed);
 
 /// Fills `memory` with one byte value, on several threads.

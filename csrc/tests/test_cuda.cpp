@@ -93,6 +93,19 @@ void a_delay_needs_its_kernel() {
   check::equal(error.call(), "delay", "call");
 }
 
+void content_needs_its_kernels() {
+  const auto driver = open_cuda(0, library(13000));
+  const OwnedStream stream(driver);
+  Buffer pool(driver, MemoryKind::device, 64);
+  const std::vector<std::uint64_t> offset{0}, bytes{64};
+  const Ranges ranges{offset, bytes, {}};
+  const auto write = check::thrown<DriverError>([&] { pool.write(ranges, value_everywhere(7), stream.handle()); });
+  check::equal(write.call(), "write_content", "call");
+  const auto audit =
+      check::thrown<DriverError>([&] { static_cast<void>(pool.audit(ranges, value_everywhere(7), stream.handle())); });
+  check::equal(audit.call(), "audit_content", "call");
+}
+
 void a_sample_is_taken_through_the_driver_s_events() {
   const auto driver = open_cuda(0, library(13000));
   const OwnedStream stream(driver);
@@ -116,6 +129,7 @@ int main() {
       {"the failing index is told where the driver tells it", the_failing_index_is_told_where_the_driver_tells_it},
       {"what is missing is named", what_is_missing_is_named},
       {"a delay needs its kernel", a_delay_needs_its_kernel},
+      {"content needs its kernels", content_needs_its_kernels},
       {"a sample is taken through the driver's events", a_sample_is_taken_through_the_driver_s_events},
   });
 }

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "check.hpp"
-#include "driver/host.hpp"
 #include "driver/resources.hpp"
+#include "forwarding_driver.hpp"
 #include "kernels/piece_map.hpp"
 #include "swap/sm_copy.hpp"
 
@@ -16,46 +16,19 @@ namespace {
 using namespace kvbench;
 
 /// The host device with a GPU's launch: it reads the list as the kernel does and copies its pieces at once.
-class LaunchingDriver final : public Driver {
+class LaunchingDriver final : public ForwardingDriver {
  public:
-  const DeviceInfo& info() const override { return host_->info(); }
-  BatchEntry batch_entry() const override { return host_->batch_entry(); }
-  FreeMemory free_memory() const override { return host_->free_memory(); }
-  void bind_thread() override { host_->bind_thread(); }
-  Memory allocate(MemoryKind kind, std::size_t bytes) override { return host_->allocate(kind, bytes); }
-  void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
-    host_->release(kind, memory, bytes);
-  }
-  Stream create_stream() override { return host_->create_stream(); }
-  void destroy_stream(Stream stream) noexcept override { host_->destroy_stream(stream); }
-  void synchronize(Stream stream) override { host_->synchronize(stream); }
-  bool idle(Stream stream) override { return host_->idle(stream); }
-  Event create_event() override { return host_->create_event(); }
-  void destroy_event(Event event) noexcept override { host_->destroy_event(event); }
-  void record(Event event, Stream stream) override { host_->record(event, stream); }
-  bool completed(Event event) override { return host_->completed(event); }
-  double elapsed_us(Event start, Event end) override { return host_->elapsed_us(start, end); }
   void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
-    host_->copy(destination, source, bytes, direction, stream);
+    ForwardingDriver::copy(destination, source, bytes, direction, stream);
     ++copies;
   }
-  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
-                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
-                  Stream stream) override {
-    host_->copy_batch(destinations, sources, bytes, attributes, direction, stream);
-  }
-  void fill(Address memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
-    host_->fill(memory, value, bytes, stream);
-  }
-  void delay(std::uint64_t delay_ns, Stream stream) override { host_->delay(delay_ns, stream); }
-  void load_delay_kernel(std::span<const std::byte>) override {}
   Kernel load_kernel(std::span<const std::byte>, const char* name, std::size_t) override {
     names.emplace_back(name);
     return names.size();
   }
 
   void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) override {
-    host_->synchronize(stream);
+    synchronize(stream);
     launched = names[kernel - 1];
     last_grid = grid;
     List list;
@@ -82,9 +55,6 @@ class LaunchingDriver final : public Driver {
   bool host_is_source = false;
   std::size_t copies = 0;
   std::size_t moved = 0;
-
- private:
-  std::shared_ptr<HostDriver> host_ = open_host();
 };
 
 struct Bench {
