@@ -53,7 +53,7 @@ sanitize-memory: SANITIZERS := address,undefined
 sanitize-threads: SANITIZERS := thread
 sanitize-memory sanitize-threads: $(STAMP)
 	$(BIN)/cmake -S csrc -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	    -DCMAKE_BUILD_TYPE=Debug -DKVBENCH_SANITIZE=$(SANITIZERS)
+	    -DCMAKE_BUILD_TYPE=Debug -DKVBENCH_WERROR=ON -DKVBENCH_SANITIZE=$(SANITIZERS)
 	$(BIN)/cmake --build build/$@
 	$(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error
 
@@ -66,10 +66,11 @@ format: $(STAMP) ## Rewrite sources in the project's format
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 clean: ## Remove what was built and installed (runs/ stays)
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist kvbench/_engine.pyi .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The build requirements come first and from the constraints too, so that no step takes an unpinned package; cmake and
-# ninja are among them, so that none need be installed. Editable: one copy of the Python files for every tool.
+# ninja are among them, so that none need be installed. Editable: one copy of the Python files for every tool, and
+# the stub of the compiled module beside them. Warnings of the compiler are errors here, not in a user's installation.
 $(STAMP): $(INSTALLED)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "kvbench needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -78,5 +79,6 @@ $(STAMP): $(INSTALLED)
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make a virtual environment (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	$(PIP) install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation --editable '.[cuda,dev]'
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation \
+	    --config-settings=cmake.define.KVBENCH_WERROR=ON --editable '.[cuda,dev]'
 	@touch $@

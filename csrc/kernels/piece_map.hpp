@@ -2,20 +2,16 @@
 // the host code that writes the list, and by tests of both.
 #pragma once
 
-#ifdef __CUDACC__
-#define KVBENCH_BOTH __host__ __device__ __forceinline__
-#else
-#define KVBENCH_BOTH inline
-#endif
+#include "types.hpp"
 
 namespace kvbench {
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
 
 /// A list of at most so many bytes comes with the launch; together with its head it keeps to the 4 KiB of parameters
 /// that every driver takes.
 constexpr u32 kInlineTableBytes = 3968;
+
+/// A line of host memory: accesses of the link that keep to lines are not split.
+constexpr u32 kLineBytes = 128;
 
 /// Worker `worker` of `workers` takes pieces [first, last): contiguous shares that differ by one piece at most.
 struct Share {

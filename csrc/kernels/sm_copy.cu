@@ -18,7 +18,6 @@ namespace {
 constexpr u32 kWarps = KVBENCH_WARPS;
 constexpr u32 kDepth = KVBENCH_DEPTH;
 constexpr u32 kPieceBytes = KVBENCH_PIECE_BYTES;
-constexpr u32 kLineBytes = 128;
 
 /// Hands a warp its pieces in order; every lane holds one piece of the current 32 and one of the next.
 class PieceReader {

@@ -14,7 +14,6 @@ constexpr Result kInvalidValue = 1;
 constexpr Result kNotFound = 500;
 
 Result init(unsigned) { return kSuccess; }
-Result driver_version(int* version) { return *version = FAKE_CUDA_VERSION, kSuccess; }
 Result error_name(Result result, const char** name) {
   *name = result == kInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_UNKNOWN";
   return kSuccess;
@@ -103,7 +102,6 @@ void* find(const std::string& name, int version) {
     return nullptr;
   }
   if (name == "cuInit") return as_pointer(init);
-  if (name == "cuDriverGetVersion") return as_pointer(driver_version);
   if (name == "cuGetErrorName") return as_pointer(error_name);
   if (name == "cuDeviceGetCount") return as_pointer(device_count);
   if (name == "cuDeviceGet") return as_pointer(device_get);

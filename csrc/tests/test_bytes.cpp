@@ -3,8 +3,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "bytes.hpp"
 #include "check.hpp"
+#include "memory/bytes.hpp"
 
 namespace {
 

@@ -6,58 +6,29 @@
 #include <vector>
 
 #include "check.hpp"
-#include "host_driver.hpp"
+#include "driver/resources.hpp"
+#include "forwarding_driver.hpp"
 #include "kernels/piece_map.hpp"
-#include "resources.hpp"
-#include "sm_copy.hpp"
+#include "swap/sm_copy.hpp"
 
 namespace {
 
 using namespace kvbench;
 
-constexpr std::size_t kNever = ~std::size_t{0};
-
 /// The host device with a GPU's launch: it reads the list as the kernel does and copies its pieces at once.
-class LaunchingDriver final : public Driver {
+class LaunchingDriver final : public ForwardingDriver {
  public:
-  const DeviceInfo& info() const override { return host_->info(); }
-  BatchEntry batch_entry() const override { return host_->batch_entry(); }
-  FreeMemory free_memory() const override { return host_->free_memory(); }
-  void bind_thread() override { host_->bind_thread(); }
-  Memory allocate(MemoryKind kind, std::size_t bytes) override { return host_->allocate(kind, bytes); }
-  void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
-    host_->release(kind, memory, bytes);
-  }
-  Stream create_stream() override { return host_->create_stream(); }
-  void destroy_stream(Stream stream) noexcept override { host_->destroy_stream(stream); }
-  void synchronize(Stream stream) override { host_->synchronize(stream); }
-  bool idle(Stream stream) override { return host_->idle(stream); }
-  Event create_event() override { return host_->create_event(); }
-  void destroy_event(Event event) noexcept override { host_->destroy_event(event); }
-  void record(Event event, Stream stream) override { host_->record(event, stream); }
-  bool completed(Event event) override { return host_->completed(event); }
-  double elapsed_us(Event start, Event end) override { return host_->elapsed_us(start, end); }
   void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
-    host_->copy(destination, source, bytes, direction, stream);
+    ForwardingDriver::copy(destination, source, bytes, direction, stream);
     ++copies;
   }
-  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
-                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
-                  Stream stream) override {
-    host_->copy_batch(destinations, sources, bytes, attributes, direction, stream);
-  }
-  void fill(Address memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
-    host_->fill(memory, value, bytes, stream);
-  }
-  void delay(std::uint64_t delay_ns, Stream stream) override { host_->delay(delay_ns, stream); }
-  void load_delay_kernel(std::span<const std::byte>) override {}
   Kernel load_kernel(std::span<const std::byte>, const char* name, std::size_t) override {
     names.emplace_back(name);
     return names.size();
   }
 
   void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) override {
-    host_->synchronize(stream);
+    synchronize(stream);
     launched = names[kernel - 1];
     last_grid = grid;
     List list;
@@ -84,9 +55,6 @@ class LaunchingDriver final : public Driver {
   bool host_is_source = false;
   std::size_t copies = 0;
   std::size_t moved = 0;
-
- private:
-  std::shared_ptr<HostDriver> host_ = open_host();
 };
 
 struct Bench {
@@ -140,16 +108,14 @@ void every_form_and_way_of_the_list_moves_every_block() {
     }
     Bench bench({SmMethod::lanes, 16, 8, piece_bytes});
     const DescriptorList list = laid_out(bench, sizes);
-    const bool uploads = i % 3 == 0;
-    auto swap =
-        make_sm_copy(bench.kernel, list, {2, Direction::h2d, i % 3 == 1 ? kInlineTableBytes : 0, uploads ? 0 : kNever});
+    auto swap = make_sm_copy(bench.kernel, list, {2, Direction::h2d, i % 3 == 1 ? kInlineTableBytes : 0});
     bench.run(*swap);
     for (std::size_t block = 0; block < list.size(); ++block) {
       check::that(Bench::same(list.sources[block], list.destinations[block], list.bytes[block]), "a block arrived");
     }
     check::equal(bench.driver->moved, std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}), "bytes moved");
-    check::equal(bench.driver->copies, std::size_t{uploads}, "the list was uploaded, or not");
-    check::equal(swap->calls(), std::size_t{uploads} + 1, "calls");
+    check::equal(bench.driver->copies, std::size_t{0}, "nothing but the launch");
+    check::equal(swap->calls(), std::size_t{1}, "calls");
   }
 }
 
@@ -162,7 +128,7 @@ void blocks_of_tensors_go_where_their_ids_say() {
                               {1, 7, 2},
                               1024,
                               1000};
-    bench.run(*make_sm_copy(bench.kernel, blocks, {2, Direction::d2h, inline_up_to, kNever}));
+    bench.run(*make_sm_copy(bench.kernel, blocks, {2, Direction::d2h, inline_up_to}));
     for (std::size_t tensor = 0; tensor < 2; ++tensor) {
       for (std::size_t i = 0; i < 3; ++i) {
         check::that(Bench::same(blocks.source_bases[tensor] + blocks.source_ids[i] * 1024,
@@ -177,13 +143,12 @@ void blocks_of_tensors_go_where_their_ids_say() {
 
 void short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work() {
   Bench bench({SmMethod::lanes, 16, 8, 4096});
-  bench.run(
-      *make_sm_copy(bench.kernel, laid_out(bench, {100, 100, 100}), {8, Direction::h2d, kInlineTableBytes, kNever}));
+  bench.run(*make_sm_copy(bench.kernel, laid_out(bench, {100, 100, 100}), {8, Direction::h2d, kInlineTableBytes}));
   check::equal(bench.driver->launched, std::string("kvbench_sm_lanes_inline"), "kernel");
   check::equal(bench.driver->last_grid.blocks, 3U, "blocks");
   check::equal(bench.driver->last_grid.threads, 512U, "threads");
   const std::vector<std::size_t> many(kInlineTableBytes / sizeof(Row) + 1, 100);
-  bench.run(*make_sm_copy(bench.kernel, laid_out(bench, many), {8, Direction::h2d, kInlineTableBytes, kNever}));
+  bench.run(*make_sm_copy(bench.kernel, laid_out(bench, many), {8, Direction::h2d, kInlineTableBytes}));
   check::equal(bench.driver->launched, std::string("kvbench_sm_lanes"), "kernel of a longer list");
   check::equal(bench.driver->last_grid.blocks, 8U, "blocks");
 }
@@ -191,7 +156,7 @@ void short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work() 
 void the_legacy_stream_is_refused() {
   Bench bench;
   for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
-    auto swap = make_sm_copy(bench.kernel, laid_out(bench, {100}), {2, Direction::h2d, inline_up_to, kNever});
+    auto swap = make_sm_copy(bench.kernel, laid_out(bench, {100}), {2, Direction::h2d, inline_up_to});
     swap->prepare();
     check::thrown<DriverError>([&] { swap->submit(0); });
   }
@@ -199,7 +164,7 @@ void the_legacy_stream_is_refused() {
 
 void nothing_to_copy_is_nothing_to_launch() {
   Bench bench;
-  auto swap = make_sm_copy(bench.kernel, DescriptorList{}, {2, Direction::h2d, kInlineTableBytes, kNever});
+  auto swap = make_sm_copy(bench.kernel, DescriptorList{}, {2, Direction::h2d, kInlineTableBytes});
   bench.run(*swap);
   check::equal(bench.driver->launched, std::string(), "launched");
 }

@@ -18,7 +18,6 @@ DEFAULT_SMS: Final[SmsRule] = ((0, 2), (512 * MIB, 4))
 # How a list reaches the kernel. With the launch, as much as csrc allows: saves a read over the link. Above, it is read
 # in place, ahead of the bytes: an upload was nowhere faster by more than the noise, up to 100 000 descriptors.
 INLINE_UP_TO_BYTES: Final = 4 * KIB
-UPLOAD_FROM_BYTES: Final = 1 << 62
 _BULK_ALIGNMENT: Final = 16
 _BULK_FROM_COMPUTE: Final = 90
 _LANES: Final = KernelShape("lanes", 16, 8, 4 * KIB)
@@ -103,7 +102,6 @@ def _swap(request: SwapRequest, kernel: SmKernel) -> Swap:
             block_bytes=grid.row_bytes,
             sms=sms,
             inline_up_to=INLINE_UP_TO_BYTES,
-            upload_from=UPLOAD_FROM_BYTES,
         )
     return sm_copy(
         kernel,
@@ -113,7 +111,6 @@ def _swap(request: SwapRequest, kernel: SmKernel) -> Swap:
         direction,
         sms=sms,
         inline_up_to=INLINE_UP_TO_BYTES,
-        upload_from=UPLOAD_FROM_BYTES,
     )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from kvbench import _engine
 from kvbench._engine import (
     AccessOrder,
+    Audit,
     BatchEntry,
     Buffer,
     EngineError,
@@ -25,6 +26,8 @@ from kvbench._engine import (
     Stream,
     Swap,
     TimedRegion,
+    audit_value,
+    audit_words,
     batched,
     count_cuda_devices,
     per_block,
@@ -32,6 +35,8 @@ from kvbench._engine import (
     sm_copy,
     sm_copy_tensors,
     verify,
+    write_value,
+    write_words,
 )
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.facts import DeviceFacts
@@ -44,6 +49,7 @@ __all__ = [
     "DIRECTIONS",
     "SOURCE_HASH",
     "STREAM_STATES",
+    "Audit",
     "Buffer",
     "Device",
     "EngineError",
@@ -56,6 +62,8 @@ __all__ = [
     "Stream",
     "Swap",
     "TimedRegion",
+    "audit_value",
+    "audit_words",
     "batched",
     "count_cuda_devices",
     "open_device",
@@ -65,6 +73,8 @@ __all__ = [
     "sm_copy",
     "sm_copy_tensors",
     "verify",
+    "write_value",
+    "write_words",
 ]
 
 Addresses = NDArray[np.uint64]
@@ -189,6 +199,7 @@ def open_device(name: str, faults: FaultPlan) -> Device:
     device = Device(name, _engine.open_cuda(int(name.partition(":")[2])))
     # Loaded before anything is timed: lazy loading behind a blocked stream deadlocks.
     device.driver.load_delay_kernel(nvrtc.cached_cubin("delay", device.arch))
+    device.driver.load_content_kernels(nvrtc.cached_cubin("audit", device.arch))
     return device
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from kvbench.errors import KvbenchError
 
 OPTIONS = ("--std=c++17",)
-HEADERS = ("piece_map.hpp",)
+HEADERS = ("types.hpp", "piece_map.hpp", "pool_words.hpp")
 
 
 class NvrtcError(KvbenchError):

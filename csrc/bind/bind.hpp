@@ -1,0 +1,44 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+/// The Python module, one function a topic; later topics use the types of earlier ones.
+namespace kvbench::bind {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+template <typename T>
+using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Words = Array<std::uint64_t>;
+using Ids = Array<std::uint32_t>;
+
+template <typename T>
+std::span<const T> view(const Array<T>& array) {
+  return {array.data(), array.size()};
+}
+
+inline std::span<const std::byte> view(const nb::bytes& bytes) {
+  return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
+}
+
+template <typename T>
+std::vector<T> copied(const Array<T>& array) {
+  return {array.data(), array.data() + array.size()};
+}
+
+void errors(nb::module_& m);
+void driver(nb::module_& m);
+void resources(nb::module_& m);
+void verification(nb::module_& m);
+void swaps(nb::module_& m);
+void sm_kernels(nb::module_& m);
+void timing(nb::module_& m);
+
+}  // namespace kvbench::bind

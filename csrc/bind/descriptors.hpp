@@ -1,0 +1,16 @@
+#pragma once
+
+#include "bind/bind.hpp"
+#include "swap/swap.hpp"
+
+namespace kvbench::bind {
+
+/// The list of a swap; ValueError where the arrays have different lengths.
+inline DescriptorList list_of(const Words& sources, const Words& destinations, const Words& bytes) {
+  if (sources.size() != bytes.size() || destinations.size() != bytes.size()) {
+    throw nb::value_error("sources, destinations and bytes have different lengths");
+  }
+  return {copied(sources), copied(destinations), copied(bytes)};
+}
+
+}  // namespace kvbench::bind

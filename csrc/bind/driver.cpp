@@ -1,0 +1,84 @@
+#include "driver/driver.hpp"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "bind/bind.hpp"
+#include "driver/cuda.hpp"
+#include "driver/host.hpp"
+
+namespace kvbench::bind {
+
+void driver(nb::module_& m) {
+  nb::enum_<Direction>(m, "Direction").value("h2d", Direction::h2d).value("d2h", Direction::d2h);
+  nb::enum_<MemoryKind>(m, "MemoryKind")
+      .value("device", MemoryKind::device)
+      .value("allocated", MemoryKind::allocated)
+      .value("registered", MemoryKind::registered);
+  nb::enum_<BatchEntry>(m, "BatchEntry")
+      .value("none", BatchEntry::none)
+      .value("cuda_12_8", BatchEntry::cuda_12_8)
+      .value("cuda_13_0", BatchEntry::cuda_13_0)
+      .value("host", BatchEntry::host);
+  nb::enum_<FaultKind>(m, "FaultKind")
+      .value("none", FaultKind::none)
+      .value("error_at_call", FaultKind::error_at_call)
+      .value("error_at_descriptor", FaultKind::error_at_descriptor)
+      .value("hang", FaultKind::hang)
+      .value("crash", FaultKind::crash)
+      .value("slow", FaultKind::slow)
+      .value("corrupt", FaultKind::corrupt)
+      .value("stray", FaultKind::stray);
+
+  nb::class_<DeviceInfo>(m, "DeviceInfo", "What the driver says of a device.")
+      .def_ro("kind", &DeviceInfo::kind)
+      .def_ro("title", &DeviceInfo::title)
+      .def_ro("pci_bus_id", &DeviceInfo::pci_bus_id)
+      .def_ro("compute_major", &DeviceInfo::compute_major)
+      .def_ro("compute_minor", &DeviceInfo::compute_minor)
+      .def_ro("sm_count", &DeviceInfo::sm_count)
+      .def_ro("numa_node", &DeviceInfo::numa_node);
+
+  nb::class_<Driver>(m, "Driver", "A device that takes swaps.")
+      .def_prop_ro("info", &Driver::info)
+      .def_prop_ro("batch_entry", &Driver::batch_entry)
+      .def(
+          "free_memory",
+          [](const Driver& driver) {
+            const FreeMemory memory = driver.free_memory();
+            return std::pair(memory.free_bytes, memory.total_bytes);
+          },
+          "Free and total bytes of the device.")
+      .def(
+          "load_delay_kernel", [](Driver& driver, const nb::bytes& cubin) { driver.load_delay_kernel(view(cubin)); },
+          "cubin"_a)
+      .def(
+          "load_content_kernels",
+          [](Driver& driver, const nb::bytes& cubin) { driver.load_content_kernels(view(cubin)); }, "cubin"_a)
+      .def(
+          "fill",
+          [](Driver& driver, Address address, std::uint8_t value, std::size_t bytes, Stream stream) {
+            driver.fill(address, value, bytes, stream);
+          },
+          "address"_a, "value"_a, "size_bytes"_a, "stream"_a)
+      .def(
+          "transfer",
+          [](Driver& driver, Address destination, Address source, std::size_t bytes, Direction direction,
+             Stream stream) { driver.transfer(destination, source, bytes, direction, stream); },
+          "destination"_a, "source"_a, "size_bytes"_a, "direction"_a, "stream"_a)
+      .def("delay", &Driver::delay, "delay_ns"_a, "stream"_a)
+      .def("synchronize", &Driver::synchronize, "stream"_a, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<HostDriver, Driver>(m, "HostDriver", "Plain memory with in-order streams, and faults to inject.")
+      .def(
+          "arm",
+          [](HostDriver& driver, FaultKind kind, std::uint64_t at, double delay_us) {
+            driver.arm({kind, at, delay_us});
+          },
+          "kind"_a, "at"_a = 0, "delay_us"_a = 0.0);
+  m.def("open_host", &open_host, "with_batch"_a = true);
+  m.def("open_cuda", &open_cuda, "ordinal"_a, "library"_a = "libcuda.so.1");
+  m.def("count_cuda_devices", &count_cuda_devices, "library"_a = "libcuda.so.1");
+}
+
+}  // namespace kvbench::bind

@@ -1,0 +1,44 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include "bind/bind.hpp"
+#include "bind/descriptors.hpp"
+#include "swap/sm_copy.hpp"
+
+namespace kvbench::bind {
+
+void sm_kernels(nb::module_& m) {
+  nb::enum_<SmMethod>(m, "SmMethod").value("lanes", SmMethod::lanes).value("bulk", SmMethod::bulk);
+  nb::class_<SmKernel>(m, "SmKernel", "A copy kernel of one shape, loaded on one device.")
+      .def(
+          "__init__",
+          [](SmKernel* self, std::shared_ptr<Driver> driver, const nb::bytes& cubin, SmMethod method, unsigned warps,
+             unsigned depth, unsigned piece_bytes) {
+            new (self) SmKernel(std::move(driver), view(cubin), {method, warps, depth, piece_bytes});
+          },
+          "driver"_a, "cubin"_a, nb::kw_only(), "method"_a, "warps"_a, "depth"_a, "piece_bytes"_a);
+  m.def(
+      "sm_copy",
+      [](std::shared_ptr<SmKernel> kernel, const Words& sources, const Words& destinations, const Words& sizes,
+         Direction direction, unsigned sms, std::size_t inline_up_to) {
+        return make_sm_copy(std::move(kernel), list_of(sources, destinations, sizes), {sms, direction, inline_up_to});
+      },
+      "kernel"_a, "sources"_a, "destinations"_a, "sizes"_a, "direction"_a, nb::kw_only(), "sms"_a, "inline_up_to"_a);
+  m.def(
+      "sm_copy_tensors",
+      [](std::shared_ptr<SmKernel> kernel, const Words& source_bases, const Words& destination_bases,
+         const Ids& source_ids, const Ids& destination_ids, Direction direction, std::size_t stride,
+         std::size_t block_bytes, unsigned sms, std::size_t inline_up_to) {
+        if (source_bases.size() != destination_bases.size() || source_ids.size() != destination_ids.size()) {
+          throw nb::value_error("the two sides have different numbers of tensors or blocks");
+        }
+        return make_sm_copy(std::move(kernel),
+                            TensorBlocks{copied(source_bases), copied(destination_bases), copied(source_ids),
+                                         copied(destination_ids), stride, block_bytes},
+                            {sms, direction, inline_up_to});
+      },
+      "kernel"_a, "source_bases"_a, "destination_bases"_a, "source_ids"_a, "destination_ids"_a, "direction"_a,
+      nb::kw_only(), "stride"_a, "block_bytes"_a, "sms"_a, "inline_up_to"_a);
+}
+
+}  // namespace kvbench::bind

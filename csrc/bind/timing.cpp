@@ -1,0 +1,51 @@
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/typing.h>
+
+#include "bind/bind.hpp"
+#include "timing/cpu_probe.hpp"
+#include "timing/timed_swap.hpp"
+
+namespace kvbench::bind {
+namespace {
+
+using Prepare = nb::typed<nb::callable, nb::object()>;
+using Submit = nb::typed<nb::callable, nb::object(Stream)>;
+
+}  // namespace
+
+void timing(nb::module_& m) {
+  nb::enum_<StreamState>(m, "StreamState").value("idle", StreamState::idle).value("busy", StreamState::busy);
+  nb::class_<Sample>(m, "Sample", "One timed swap, in microseconds.")
+      .def_ro("prepare_us", &Sample::prepare_us)
+      .def_ro("coalesce_us", &Sample::coalesce_us)
+      .def_ro("submit_us", &Sample::submit_us)
+      .def_ro("gpu_us", &Sample::gpu_us)
+      .def_ro("wall_us", &Sample::wall_us)
+      .def_ro("cpu_us", &Sample::cpu_us)
+      .def_ro("gap_us", &Sample::gap_us)
+      .def_ro("pending_before", &Sample::pending_before)
+      .def_ro("pending_after", &Sample::pending_after)
+      .def_ro("depth_held", &Sample::depth_held);
+  nb::class_<Queue>(m, "Queue", "The swaps that wait in front of the measured one.")
+      .def(
+          "__init__",
+          [](Queue* self, std::size_t depth, std::size_t streams, std::uint64_t delay_ns) {
+            new (self) Queue{depth, streams, delay_ns};
+          },
+          "depth"_a = 0, "streams"_a = 1, "delay_ns"_a = 0);
+  nb::class_<TimedRegion>(m, "TimedRegion", "Stream state, queue, events and clocks around one submission.")
+      .def(nb::init<std::shared_ptr<Driver>, Stream, std::uint64_t>(), "driver"_a, "stream"_a, "busy_delay_ns"_a)
+      .def("measure", nb::overload_cast<Swap&, StreamState, const Queue&>(&TimedRegion::measure), "swap"_a, "state"_a,
+           "queue"_a = Queue{}, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "measure_python",
+          [](TimedRegion& region, const Prepare& prepare, const Submit& submit, StreamState state, const Queue& queue) {
+            // `submit` is called from here, so that its launch and little else of Python is timed.
+            return region.measure([&] { prepare(); }, [&](Stream stream) { submit(stream); }, state, queue);
+          },
+          "prepare"_a, "submit"_a, "state"_a, "queue"_a = Queue{});
+
+  m.def("probe_cpu_us", &probe_cpu_us, "Microseconds that a fixed piece of work takes on this thread's CPU.");
+}
+
+}  // namespace kvbench::bind

@@ -1,0 +1,65 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+
+#include "bind/bind.hpp"
+#include "driver/resources.hpp"
+#include "memory/bytes.hpp"
+
+namespace kvbench::bind {
+
+void verification(nb::module_& m) {
+  nb::class_<Audit>(m, "Audit", "What an audit of ranges found; the range is an index, None where nothing is wrong.")
+      .def_ro("wrong_bytes", &Audit::wrong_bytes)
+      .def_ro("first_wrong_offset", &Audit::first_wrong_offset)
+      .def_ro("first_wrong_range", &Audit::first_wrong_range)
+      .def_ro("checked_bytes", &Audit::checked_bytes);
+  m.def(
+      "write_words",
+      [](Buffer& buffer, const Words& offsets, const Words& sizes, const Words& source_offsets, std::uint64_t seed,
+         Stream stream) {
+        buffer.write({view(offsets), view(sizes), view(source_offsets)}, words_of_seed(seed), stream);
+      },
+      "buffer"_a, "offsets"_a, "sizes"_a, "source_offsets"_a, "seed"_a, "stream"_a,
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Write into every range what a pool of `seed` holds from the range's source offset on; offsets and sizes in "
+      "bytes. Ranges must not overlap. ValueError for a range outside of the buffer.");
+  m.def(
+      "write_value",
+      [](Buffer& buffer, const Words& offsets, const Words& sizes, std::uint8_t value, Stream stream) {
+        buffer.write({view(offsets), view(sizes), {}}, value_everywhere(value), stream);
+      },
+      "buffer"_a, "offsets"_a, "sizes"_a, "value"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Write one byte value into every range; as write_words.");
+  m.def(
+      "audit_words",
+      [](const Buffer& buffer, const Words& offsets, const Words& sizes, const Words& source_offsets,
+         std::uint64_t seed, Stream stream) {
+        return buffer.audit({view(offsets), view(sizes), view(source_offsets)}, words_of_seed(seed), stream);
+      },
+      "buffer"_a, "offsets"_a, "sizes"_a, "source_offsets"_a, "seed"_a, "stream"_a,
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Compare every range with what a pool of `seed` holds from the range's source offset on, where the buffer lies.");
+  m.def(
+      "audit_value",
+      [](const Buffer& buffer, const Words& offsets, const Words& sizes, std::uint8_t value, Stream stream) {
+        return buffer.audit({view(offsets), view(sizes), {}}, value_everywhere(value), stream);
+      },
+      "buffer"_a, "offsets"_a, "sizes"_a, "value"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Compare every byte of every range with one value.");
+  m.def(
+      "verify",
+      [](Buffer& destination, Buffer& source, std::size_t bytes, const Words& source_offsets,
+         const Words& destination_offsets, const Words& sizes, std::uint8_t poison) {
+        const CopiedRanges ranges{view(source_offsets), view(destination_offsets), view(sizes)};
+        Verdict verdict;
+        {
+          const nb::gil_scoped_release release;
+          verdict = verify(destination.host(bytes), source.host(bytes), ranges, poison);
+        }
+        return std::tuple(verdict.wrong_bytes, verdict.first_wrong_offset, verdict.first_wrong_range);
+      },
+      "destination"_a, "source"_a, "size_bytes"_a, "source_offsets"_a, "destination_offsets"_a, "sizes"_a, "poison"_a,
+      "Compare the first `bytes` of two host buffers: (wrong bytes, first wrong offset, its range or None).");
+}
+
+}  // namespace kvbench::bind

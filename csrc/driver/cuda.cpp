@@ -1,0 +1,285 @@
+#include "driver/cuda.hpp"
+
+#include <sys/mman.h>
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "driver/content_kernels.hpp"
+#include "driver/library.hpp"
+
+namespace kvbench {
+namespace {
+
+using cuda::Api;
+using cuda::Result;
+
+class CudaDriver final : public Driver, public std::enable_shared_from_this<CudaDriver> {
+ public:
+  CudaDriver(int ordinal, const std::string& library) : api_(cuda::load_api(library)) {
+    check(api_.init(0), "cuInit");
+    check(api_.device_get(&device_, ordinal), "cuDeviceGet");
+    check(api_.primary_ctx_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
+    try {
+      bind_thread();
+      describe();
+    } catch (...) {
+      api_.primary_ctx_release(device_);
+      throw;
+    }
+  }
+
+  ~CudaDriver() override {
+    for (const cuda::Module module : modules_) api_.module_unload(module);
+    api_.primary_ctx_release(device_);
+  }
+
+  const DeviceInfo& info() const override { return info_; }
+
+  BatchEntry batch_entry() const override {
+    if (api_.batch_async_13_0 != nullptr) return BatchEntry::cuda_13_0;
+    return api_.batch_async_12_8 != nullptr ? BatchEntry::cuda_12_8 : BatchEntry::none;
+  }
+
+  FreeMemory free_memory() const override {
+    FreeMemory memory;
+    check(api_.mem_get_info(&memory.free_bytes, &memory.total_bytes), "cuMemGetInfo");
+    return memory;
+  }
+
+  void bind_thread() override { check(api_.ctx_set_current(context_), "cuCtxSetCurrent"); }
+
+  Memory allocate(MemoryKind kind, std::size_t bytes) override {
+    if (kind == MemoryKind::device) {
+      cuda::DevicePointer pointer = 0;
+      check(api_.mem_alloc(&pointer, bytes), "cuMemAlloc");
+      return {pointer, pointer};
+    }
+    void* pointer = kind == MemoryKind::allocated ? allocate_pinned(bytes) : register_pages(bytes);
+    cuda::DevicePointer device_pointer = 0;
+    const Result result = api_.mem_host_get_device_pointer(&device_pointer, pointer, 0);
+    const Memory memory{reinterpret_cast<Address>(pointer), device_pointer};
+    if (result != cuda::kSuccess) {
+      release(kind, memory, bytes);
+      check(result, "cuMemHostGetDevicePointer");
+    }
+    return memory;
+  }
+
+  void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
+    void* pointer = reinterpret_cast<void*>(memory.address);
+    api_.ctx_set_current(context_);
+    switch (kind) {
+      case MemoryKind::device:
+        api_.mem_free(memory.address);
+        break;
+      case MemoryKind::allocated:
+        api_.mem_free_host(pointer);
+        break;
+      case MemoryKind::registered:
+        api_.mem_host_unregister(pointer);
+        munmap(pointer, bytes);
+        break;
+    }
+  }
+
+  Stream create_stream() override {
+    cuda::StreamHandle stream = nullptr;
+    check(api_.stream_create(&stream, cuda::kStreamNonBlocking), "cuStreamCreate");
+    return reinterpret_cast<Stream>(stream);
+  }
+  void destroy_stream(Stream stream) noexcept override { api_.stream_destroy(handle(stream)); }
+  void synchronize(Stream stream) override { check(api_.stream_synchronize(handle(stream)), "cuStreamSynchronize"); }
+
+  bool idle(Stream stream) override {
+    const Result result = api_.stream_query(handle(stream));
+    if (result == cuda::kErrorNotReady) return false;
+    check(result, "cuStreamQuery");
+    return true;
+  }
+
+  Event create_event() override {
+    cuda::EventHandle event = nullptr;
+    check(api_.event_create(&event, cuda::kEventDefault), "cuEventCreate");
+    return reinterpret_cast<Event>(event);
+  }
+  void destroy_event(Event event) noexcept override { api_.event_destroy(handle(event)); }
+  void record(Event event, Stream stream) override {
+    check(api_.event_record(handle(event), handle(stream)), "cuEventRecord");
+  }
+  bool completed(Event event) override {
+    const Result result = api_.event_query(handle(event));
+    if (result == cuda::kErrorNotReady) return false;
+    check(result, "cuEventQuery");
+    return true;
+  }
+  double elapsed_us(Event start, Event end) override {
+    float milliseconds = 0;
+    check(api_.event_elapsed_time(&milliseconds, handle(start), handle(end)), "cuEventElapsedTime");
+    return static_cast<double>(milliseconds) * 1e3;
+  }
+
+  void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
+    if (direction == Direction::h2d) {
+      check(api_.memcpy_htod_async(destination, reinterpret_cast<const void*>(source), bytes, handle(stream)),
+            "cuMemcpyHtoDAsync");
+    } else {
+      check(api_.memcpy_dtoh_async(reinterpret_cast<void*>(destination), source, bytes, handle(stream)),
+            "cuMemcpyDtoHAsync");
+    }
+  }
+
+  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
+                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction, Stream stream) override {
+    static_assert(sizeof(cuda::DevicePointer) == sizeof(Address));
+    cuda::MemcpyAttributes attribute;
+    attribute.src_access_order = static_cast<int>(attributes.order);
+    attribute.flags = attributes.prefer_overlap ? cuda::kFlagPreferOverlapWithCompute : 0;
+    std::size_t first = 0;  // attrsIdxs has numAttrs entries, the first 0
+    // The driver takes its arrays as mutable and does not write them.
+    auto* to = reinterpret_cast<cuda::DevicePointer*>(const_cast<Address*>(destinations.data()));
+    auto* from = reinterpret_cast<cuda::DevicePointer*>(const_cast<Address*>(sources.data()));
+    auto* sizes = const_cast<std::size_t*>(bytes.data());
+    if (api_.batch_async_13_0 != nullptr) {
+      check(api_.batch_async_13_0(to, from, sizes, bytes.size(), &attribute, &first, 1, handle(stream)),
+            "cuMemcpyBatchAsync");
+      return;
+    }
+    constexpr std::size_t kUnknown = std::numeric_limits<std::size_t>::max();
+    std::size_t failed = kUnknown;
+    const Result result =
+        api_.batch_async_12_8(to, from, sizes, bytes.size(), &attribute, &first, 1, &failed, handle(stream));
+    if (result != cuda::kSuccess) {
+      const DriverError error("cuMemcpyBatchAsync", name(result));
+      throw failed == kUnknown ? error : error.at(failed);
+    }
+  }
+
+  void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
+    check(api_.memset_d8_async(device_memory, value, bytes, handle(stream)), "cuMemsetD8Async");
+  }
+
+  void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+    if (!content_kernels_) throw DriverError("write_content", "its kernel was not loaded");
+    content_kernels_->write(shared_from_this(), stretches, content, stream);
+  }
+
+  AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+    if (!content_kernels_) throw DriverError("audit_content", "its kernel was not loaded");
+    return content_kernels_->audit(shared_from_this(), stretches, content, stream);
+  }
+
+  void load_content_kernels(std::span<const std::byte> cubin) override { content_kernels_.emplace(*this, cubin); }
+
+  void delay(std::uint64_t delay_ns, Stream stream) override {
+    if (delay_kernel_ == 0) throw DriverError("delay", "its kernel was not loaded");
+    std::array<void*, 1> arguments{&delay_ns};
+    launch(delay_kernel_, {}, arguments.data(), stream);
+  }
+
+  void load_delay_kernel(std::span<const std::byte> cubin) override {
+    delay_kernel_ = load_kernel(cubin, "kvbench_delay", 0);
+  }
+
+  Kernel load_kernel(std::span<const std::byte> cubin, const char* name, std::size_t shared_bytes) override {
+    cuda::Module module = nullptr;
+    check(api_.module_load_data(&module, cubin.data()), "cuModuleLoadData");
+    modules_.push_back(module);
+    cuda::Function function = nullptr;
+    check(api_.module_get_function(&function, module, name), "cuModuleGetFunction");
+    if (shared_bytes > 0) {
+      check(api_.func_set_attribute(function, cuda::kFuncMaxDynamicSharedSizeBytes, static_cast<int>(shared_bytes)),
+            "cuFuncSetAttribute");
+    }
+    return reinterpret_cast<Kernel>(function);
+  }
+
+  void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) override {
+    check(api_.launch_kernel(handle(kernel), grid.blocks, 1, 1, grid.threads, 1, 1, grid.shared_bytes, handle(stream),
+                             arguments, nullptr),
+          "cuLaunchKernel");
+  }
+
+ private:
+  static void* handle(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
+
+  std::string name(Result result) const {
+    const char* text = nullptr;
+    if (api_.get_error_name(result, &text) == cuda::kSuccess && text != nullptr) return text;
+    return "CUresult " + std::to_string(result);
+  }
+
+  void check(Result result, const char* call) const {
+    if (result != cuda::kSuccess) throw DriverError(call, name(result));
+  }
+
+  void* allocate_pinned(std::size_t bytes) {
+    void* pointer = nullptr;
+    check(api_.mem_host_alloc(&pointer, bytes, 0), "cuMemHostAlloc");
+    return pointer;
+  }
+
+  void* register_pages(std::size_t bytes) {
+    void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (pointer == MAP_FAILED) throw DriverError("mmap", "ENOMEM");
+    const Result result = api_.mem_host_register(pointer, bytes, 0);
+    if (result != cuda::kSuccess) {
+      munmap(pointer, bytes);
+      check(result, "cuMemHostRegister");
+    }
+    return pointer;
+  }
+
+  int attribute(cuda::DeviceAttribute which) const {
+    int value = 0;
+    check(api_.device_get_attribute(&value, which, device_), "cuDeviceGetAttribute");
+    return value;
+  }
+
+  void describe() {
+    std::array<char, 256> text{};
+    info_.kind = "cuda";
+    check(api_.device_get_name(text.data(), static_cast<int>(text.size()), device_), "cuDeviceGetName");
+    info_.title = text.data();
+    check(api_.device_get_pci_bus_id(text.data(), static_cast<int>(text.size()), device_), "cuDeviceGetPCIBusId");
+    info_.pci_bus_id = text.data();
+    info_.compute_major = attribute(cuda::kComputeCapabilityMajor);
+    info_.compute_minor = attribute(cuda::kComputeCapabilityMinor);
+    info_.sm_count = attribute(cuda::kMultiprocessorCount);
+    int node = -1;
+    // Drivers before 12.2 do not know this attribute.
+    if (api_.device_get_attribute(&node, cuda::kHostNumaId, device_) == cuda::kSuccess) info_.numa_node = node;
+  }
+
+  Api api_;
+  cuda::Device device_ = 0;
+  cuda::Context context_ = nullptr;
+  std::vector<cuda::Module> modules_;
+  Kernel delay_kernel_ = 0;
+  std::optional<ContentKernels> content_kernels_;
+  DeviceInfo info_;
+};
+
+}  // namespace
+
+std::shared_ptr<Driver> open_cuda(int ordinal, const std::string& library) {
+  return std::make_shared<CudaDriver>(ordinal, library);
+}
+
+int count_cuda_devices(const std::string& library) {
+  const Api api = cuda::load_api(library);
+  const Result started = api.init(0);
+  if (started != cuda::kSuccess) {
+    const char* text = nullptr;
+    api.get_error_name(started, &text);
+    throw DriverError("cuInit", text != nullptr ? text : "CUresult " + std::to_string(started));
+  }
+  int count = 0;
+  api.device_get_count(&count);
+  return count;
+}
+
+}  // namespace kvbench

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "driver/driver.hpp"
+
+namespace kvbench {
+
+/// Opens GPU `ordinal` through the driver library (found at run time; nothing is linked).
+/// Throws DriverError when there is no library, no such device, or an entry point older than CUDA 12.0 is missing.
+std::shared_ptr<Driver> open_cuda(int ordinal, const std::string& library = "libcuda.so.1");
+
+/// How many GPUs the driver library offers; throws DriverError when there is no library.
+int count_cuda_devices(const std::string& library = "libcuda.so.1");
+
+}  // namespace kvbench

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "driver/error.hpp"
+#include "kernels/pool_words.hpp"
+
+/// The one seam between the swap engine and what it runs on: libcuda (cuda_driver) or plain memory (host_driver).
+namespace kvbench {
+
+using Address = std::uint64_t;
+using Stream = std::uintptr_t;
+using Event = std::uintptr_t;
+using Kernel = std::uintptr_t;
+
+enum class Direction : std::uint8_t { h2d, d2h };
+
+/// CUmemcpySrcAccessOrder, by the driver's values.
+enum class AccessOrder : std::uint8_t { stream = 1, during_api_call = 2, any = 3 };
+
+/// Where a buffer lies. `allocated` and `registered` are pinned; they differ in who made the pages.
+enum class MemoryKind : std::uint8_t { device, allocated, registered };
+
+/// Which signature of cuMemcpyBatchAsync was resolved: 12.8 reports the index that failed, 13.0 does not.
+enum class BatchEntry : std::uint8_t { none, cuda_12_8, cuda_13_0, host };
+
+struct BatchAttributes {
+  AccessOrder order = AccessOrder::stream;
+  bool prefer_overlap = false;
+};
+
+struct DeviceInfo {
+  std::string kind;   ///< "cpu" or "cuda"
+  std::string title;  ///< as the driver names it
+  std::string pci_bus_id;
+  int compute_major = 0;
+  int compute_minor = 0;
+  int sm_count = 0;
+  int numa_node = -1;  ///< host node nearest to the device, -1 where unknown
+};
+
+struct Memory {
+  Address address = 0;
+  Address device_address = 0;  ///< what a kernel has to use; differs from `address` on some hosts
+};
+
+/// The shape of a launch; `shared_bytes` is dynamic shared memory a block.
+struct Grid {
+  unsigned blocks = 1;
+  unsigned threads = 1;
+  unsigned shared_bytes = 0;
+};
+
+struct FreeMemory {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+};
+
+/// Entry points of a device. Calls that fail throw DriverError. Copies and `delay` are asynchronous and in stream
+/// order.
+class Driver {
+ public:
+  Driver() = default;
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+  virtual ~Driver() = default;
+
+  [[nodiscard]] virtual const DeviceInfo& info() const = 0;
+  [[nodiscard]] virtual BatchEntry batch_entry() const = 0;
+  [[nodiscard]] virtual FreeMemory free_memory() const = 0;
+  /// Makes the device current for the calling thread.
+  virtual void bind_thread() = 0;
+
+  virtual Memory allocate(MemoryKind kind, std::size_t bytes) = 0;
+  virtual void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept = 0;
+
+  virtual Stream create_stream() = 0;
+  virtual void destroy_stream(Stream stream) noexcept = 0;
+  virtual void synchronize(Stream stream) = 0;
+  /// Whether nothing is pending on the stream.
+  [[nodiscard]] virtual bool idle(Stream stream) = 0;
+
+  virtual Event create_event() = 0;
+  virtual void destroy_event(Event event) noexcept = 0;
+  virtual void record(Event event, Stream stream) = 0;
+  /// Whether everything before the event's record has completed.
+  [[nodiscard]] virtual bool completed(Event event) = 0;
+  [[nodiscard]] virtual double elapsed_us(Event start, Event end) = 0;
+
+  virtual void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) = 0;
+  virtual void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
+                          std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
+                          Stream stream) = 0;
+  /// A plain copy that is part of no swap (filling, comparing): faults do not strike it.
+  virtual void transfer(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) {
+    copy(destination, source, bytes, direction, stream);
+  }
+  virtual void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) = 0;
+  /// Writes stretches of the device's memory, which do not overlap, behind what is on `stream`; returns once they are
+  /// written.
+  virtual void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) = 0;
+  /// Compares stretches of the device's memory behind what is on `stream`.
+  virtual AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) = 0;
+  /// Gives the driver the kernels behind write_content and audit_content; the host device needs none.
+  virtual void load_content_kernels(std::span<const std::byte> cubin) = 0;
+  /// Keeps the stream busy for a bounded time.
+  virtual void delay(std::uint64_t delay_ns, Stream stream) = 0;
+  /// Gives the driver the kernel behind `delay`, compiled for this device; the host device needs none.
+  virtual void load_delay_kernel(std::span<const std::byte> cubin) = 0;
+  /// Loads kernel `name` of a module compiled for this device; it lives as long as the driver.
+  virtual Kernel load_kernel(std::span<const std::byte> cubin, const char* name, std::size_t shared_bytes) = 0;
+  virtual void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) = 0;
+};
+
+}  // namespace kvbench

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "driver/driver.hpp"
+
+namespace kvbench {
+
+enum class FaultKind : std::uint8_t {
+  none,
+  error_at_call,        ///< the k-th copy call (a single copy or a batch) is refused
+  error_at_descriptor,  ///< the k-th descriptor is refused, in a batch or as a single copy
+  hang,                 ///< the stream stops for good at the k-th call
+  crash,                ///< the process dies by SIGSEGV at the k-th call
+  slow,                 ///< every copy takes `delay_us` longer
+  corrupt,              ///< the k-th descriptor's last byte arrives wrong
+  stray,                ///< the k-th descriptor also writes the byte behind its destination
+};
+
+/// A fault to inject; `at` counts from 0 since the fault was armed.
+struct Fault {
+  FaultKind kind = FaultKind::none;
+  std::uint64_t at = 0;
+  double delay_us = 0;
+};
+
+/// The swap engine's driver over plain memory: in-order asynchronous streams, one worker thread each. Copies are real.
+class HostDriver : public Driver {
+ public:
+  /// Starts counting calls and descriptors from 0 and injects `fault` from here on.
+  virtual void arm(Fault fault) = 0;
+};
+
+/// `with_batch` false gives a device without a batched copy, as an old driver would be.
+std::shared_ptr<HostDriver> open_host(bool with_batch = true);
+
+}  // namespace kvbench

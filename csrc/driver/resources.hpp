@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <utility>
+
+#include "driver/driver.hpp"
+#include "memory/content.hpp"
+
+namespace kvbench {
+
+/// Memory of a device or pinned on the host, released with the object.
+class Buffer {
+ public:
+  Buffer(std::shared_ptr<Driver> driver, MemoryKind kind, std::size_t bytes)
+      : driver_(std::move(driver)), kind_(kind), bytes_(bytes), memory_(driver_->allocate(kind, bytes)) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { driver_->release(kind_, memory_, bytes_); }
+
+  [[nodiscard]] Address address() const { return memory_.address; }
+  [[nodiscard]] Address device_address() const { return memory_.device_address; }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+  /// The first `bytes` of a buffer that the CPU can touch; throws std::out_of_range otherwise.
+  [[nodiscard]] std::span<unsigned char> host(std::size_t bytes) {
+    if (kind_ == MemoryKind::device) throw std::out_of_range("the buffer lies on the device");
+    if (bytes > bytes_) throw std::out_of_range("the buffer is smaller than that");
+    return {reinterpret_cast<unsigned char*>(memory_.address), bytes};
+  }
+
+  /// Writes `content` into ranges, which do not overlap, behind what is on `stream`; returns once it is written.
+  /// Throws std::invalid_argument for a range that leaves the buffer.
+  void write(const Ranges& ranges, const Content& content, Stream stream) {
+    const auto stretches = stretches_of(address(), bytes_, ranges);
+    if (kind_ == MemoryKind::device) return driver_->write_content(stretches, content, stream);
+    driver_->synchronize(stream);
+    write_stretches(stretches, content);
+  }
+
+  /// Compares ranges with `content` behind what is on `stream`, on the side where the buffer lies; throws as write().
+  [[nodiscard]] Audit audit(const Ranges& ranges, const Content& content, Stream stream) const {
+    const auto stretches = stretches_of(address(), bytes_, ranges);
+    if (kind_ == MemoryKind::device) {
+      return audit_of(driver_->audit_content(stretches, content, stream), address(), ranges);
+    }
+    driver_->synchronize(stream);
+    return audit_of(audit_stretches(stretches, content), address(), ranges);
+  }
+
+ private:
+  std::shared_ptr<Driver> driver_;
+  MemoryKind kind_;
+  std::size_t bytes_;
+  Memory memory_;
+};
+
+/// A non-blocking stream of its own.
+class OwnedStream {
+ public:
+  explicit OwnedStream(std::shared_ptr<Driver> driver)
+      : driver_(std::move(driver)), handle_(driver_->create_stream()) {}
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+  ~OwnedStream() { driver_->destroy_stream(handle_); }
+
+  [[nodiscard]] Stream handle() const { return handle_; }
+  void synchronize() { driver_->synchronize(handle_); }
+
+ private:
+  std::shared_ptr<Driver> driver_;
+  Stream handle_;
+};
+
+/// A mark on a stream: everything before it has completed, or not yet.
+class OwnedEvent {
+ public:
+  explicit OwnedEvent(std::shared_ptr<Driver> driver) : driver_(std::move(driver)), handle_(driver_->create_event()) {}
+  OwnedEvent(const OwnedEvent&) = delete;
+  OwnedEvent& operator=(const OwnedEvent&) = delete;
+  ~OwnedEvent() { driver_->destroy_event(handle_); }
+
+  void record(Stream stream) { driver_->record(handle_, stream); }
+  [[nodiscard]] bool completed() const { return driver_->completed(handle_); }
+  void wait() const {
+    while (!completed()) {
+    }
+  }
+  /// Between this event and `start`, which completed before it.
+  [[nodiscard]] double us_since(const OwnedEvent& start) const { return driver_->elapsed_us(start.handle_, handle_); }
+
+ private:
+  std::shared_ptr<Driver> driver_;
+  Event handle_;
+};
+
+}  // namespace kvbench

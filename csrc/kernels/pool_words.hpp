@@ -1,0 +1,103 @@
+// The bytes of a pool as a function of their place in it, and how a stretch of memory is written with them or compared
+// with them. Included by the kernels for the device's memory and by the host code for its own.
+#pragma once
+
+#include "types.hpp"
+
+namespace kvbench {
+
+KVBENCH_BOTH u64 splitmix64(u64 state) {
+  state += 0x9E3779B97F4A7C15;
+  state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9;
+  state = (state ^ (state >> 27)) * 0x94D049BB133111EB;
+  return state ^ (state >> 31);
+}
+
+/// Word `index` of a pool that was filled with `seed`, in little-endian order. Any two seeds give unrelated words.
+KVBENCH_BOTH u64 pool_word(u64 seed, u64 index) { return splitmix64(splitmix64(seed) + index); }
+
+/// Eight bytes of that pool from byte `offset` on.
+KVBENCH_BOTH u64 pool_bytes(u64 seed, u64 offset) {
+  const u64 index = offset / 8;
+  const u32 shift = static_cast<u32>(offset % 8) * 8;
+  const u64 low = pool_word(seed, index) >> shift;
+  return shift == 0 ? low : low | pool_word(seed, index + 1) << (64 - shift);
+}
+
+/// What bytes hold: those of a pool that was filled with `seed`, or, where `repeats`, the byte `value`.
+struct Content {
+  u64 seed;
+  u32 repeats;
+  u32 value;
+};
+
+KVBENCH_BOTH u64 content_bytes(const Content& content, u64 offset) {
+  return content.repeats != 0 ? content.value * 0x0101010101010101ull : pool_bytes(content.seed, offset);
+}
+
+/// `bytes` of memory from `address` on, any alignment; they hold the content from `source` on.
+struct Stretch {
+  u64 address;
+  u64 bytes;
+  u64 source;
+};
+
+/// What a kernel works on: `count` stretches at `stretches`, and where an audit counts (an AuditCount).
+struct PoolWork {
+  u64 stretches;
+  u64 count;
+  u64 found;
+  Content content;
+};
+
+/// What an audit found; `first` is an address, kNowhere where nothing is wrong.
+struct AuditCount {
+  u64 wrong_bytes;
+  u64 first;
+};
+constexpr u64 kNowhere = ~0ull;
+
+/// The aligned words that a stretch touches.
+KVBENCH_BOTH u64 words_of(const Stretch& stretch) {
+  return stretch.bytes == 0 ? 0 : (stretch.address + stretch.bytes - 1) / 8 - stretch.address / 8 + 1;
+}
+
+/// The part of a stretch that lies in one of its words; the first and the last may be shorter than eight bytes.
+struct WordPart {
+  u64 address;
+  u64 source;
+  u32 bytes;
+};
+
+KVBENCH_BOTH WordPart part_of(const Stretch& stretch, u64 word) {
+  const u64 begin = (stretch.address / 8 + word) * 8;
+  const u64 first = begin < stretch.address ? stretch.address : begin;
+  const u64 end = stretch.address + stretch.bytes;
+  const u64 last = begin + 8 < end ? begin + 8 : end;
+  return {first, stretch.source + (first - stretch.address), static_cast<u32>(last - first)};
+}
+
+KVBENCH_BOTH void write_word(const Stretch& stretch, u64 word, const Content& content) {
+  const WordPart part = part_of(stretch, word);
+  const u64 wanted = content_bytes(content, part.source);
+  if (part.bytes == 8) {
+    *reinterpret_cast<u64*>(part.address) = wanted;
+    return;
+  }
+  u8* to = reinterpret_cast<u8*>(part.address);
+  for (u32 i = 0; i < part.bytes; ++i) to[i] = static_cast<u8>(wanted >> (8 * i));
+}
+
+KVBENCH_BOTH void audit_word(const Stretch& stretch, u64 word, const Content& content, AuditCount& found) {
+  const WordPart part = part_of(stretch, word);
+  const u64 wanted = content_bytes(content, part.source);
+  if (part.bytes == 8 && *reinterpret_cast<const u64*>(part.address) == wanted) return;
+  const u8* have = reinterpret_cast<const u8*>(part.address);
+  for (u32 i = 0; i < part.bytes; ++i) {
+    if (have[i] == static_cast<u8>(wanted >> (8 * i))) continue;
+    ++found.wrong_bytes;
+    if (part.address + i < found.first) found.first = part.address + i;
+  }
+}
+
+}  // namespace kvbench

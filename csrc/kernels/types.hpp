@@ -1,0 +1,16 @@
+// What every header has that both a kernel and the host include.
+#pragma once
+
+#ifdef __CUDACC__
+#define KVBENCH_BOTH __host__ __device__ __forceinline__
+#else
+#define KVBENCH_BOTH inline
+#endif
+
+namespace kvbench {
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+}  // namespace kvbench

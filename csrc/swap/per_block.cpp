@@ -1,0 +1,48 @@
+#include <utility>
+
+#include "swap/swap.hpp"
+
+namespace kvbench {
+
+void refuse_legacy_stream(Stream stream) {
+  constexpr Stream kStreamLegacy = 1;  // CU_STREAM_LEGACY
+  if (stream == 0 || stream == kStreamLegacy) {
+    throw DriverError("submit", "the legacy default stream cannot take a swap; create a stream of your own");
+  }
+}
+
+namespace {
+
+class PerBlockSwap final : public Swap {
+ public:
+  PerBlockSwap(std::shared_ptr<Driver> driver, DescriptorList descriptors, Direction direction)
+      : driver_(std::move(driver)), descriptors_(std::move(descriptors)), direction_(direction) {}
+
+  void prepare() override {}
+
+  void submit(Stream stream) override {
+    refuse_legacy_stream(stream);
+    for (std::size_t i = 0; i < descriptors_.size(); ++i) {
+      try {
+        driver_->copy(descriptors_.destinations[i], descriptors_.sources[i], descriptors_.bytes[i], direction_, stream);
+      } catch (const DriverError& error) {
+        throw error.at(i);
+      }
+    }
+  }
+
+  std::size_t calls() const override { return descriptors_.size(); }
+
+ private:
+  std::shared_ptr<Driver> driver_;
+  DescriptorList descriptors_;
+  Direction direction_;
+};
+
+}  // namespace
+
+std::unique_ptr<Swap> make_per_block(std::shared_ptr<Driver> driver, DescriptorList descriptors, Direction direction) {
+  return std::make_unique<PerBlockSwap>(std::move(driver), std::move(descriptors), direction);
+}
+
+}  // namespace kvbench

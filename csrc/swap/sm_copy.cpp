@@ -1,0 +1,222 @@
+#include "swap/sm_copy.hpp"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "driver/resources.hpp"
+#include "kernels/piece_map.hpp"
+
+namespace kvbench {
+namespace {
+
+std::size_t pieces_of(std::size_t bytes, std::size_t piece_bytes) { return (bytes + piece_bytes - 1) / piece_bytes; }
+
+u32 checked_pieces(std::size_t pieces) {
+  if (pieces > std::numeric_limits<u32>::max()) throw DriverError("sm_copy", "more than 2^32 pieces");
+  return static_cast<u32>(pieces);
+}
+
+/// What a list says, and the bytes behind it.
+class Listing {
+ public:
+  explicit Listing(Direction direction) {
+    head_.pieces_a_block = 1;
+    head_.host_is_source = direction == Direction::h2d ? 1 : 0;
+  }
+  Listing(const Listing&) = delete;
+  Listing& operator=(const Listing&) = delete;
+  virtual ~Listing() = default;
+  [[nodiscard]] const List& head() const { return head_; }
+  [[nodiscard]] virtual std::size_t table_bytes() const = 0;
+  virtual void write(void* table) const = 0;
+
+ protected:
+  List head_{};
+};
+
+/// A row for every block where all have one size, else a row and a length for every piece.
+class DescriptorListing final : public Listing {
+ public:
+  DescriptorListing(DescriptorList descriptors, std::size_t piece_bytes, Direction direction)
+      : Listing(direction), descriptors_(std::move(descriptors)), piece_bytes_(piece_bytes) {
+    const auto& sizes = descriptors_.bytes;
+    const auto [smallest, largest] = std::minmax_element(sizes.begin(), sizes.end());
+    std::size_t pieces = 0;
+    for (const std::size_t bytes : sizes) pieces += pieces_of(bytes, piece_bytes_);
+    head_.pieces = checked_pieces(pieces);
+    if (pieces == 0) return;
+    uniform_ = *smallest == *largest;
+    rows_ = uniform_ ? sizes.size() : pieces;
+    if (uniform_) {
+      head_.block_bytes = *largest;
+      head_.pieces_a_block = static_cast<u32>(pieces_of(*largest, piece_bytes_));
+    } else {
+      head_.lengths_at = rows_ * sizeof(Row);
+    }
+  }
+
+  std::size_t table_bytes() const override { return rows_ * (sizeof(Row) + (uniform_ ? 0 : sizeof(u32))); }
+
+  void write(void* table) const override {
+    auto* row = static_cast<Row*>(table);
+    if (uniform_) {
+      for (std::size_t i = 0; i < rows_; ++i) row[i] = {descriptors_.sources[i], descriptors_.destinations[i]};
+      return;
+    }
+    auto* length = reinterpret_cast<u32*>(row + rows_);
+    for (std::size_t i = 0; i < descriptors_.size(); ++i) {
+      for (std::size_t at = 0; at < descriptors_.bytes[i]; at += piece_bytes_) {
+        *row++ = {descriptors_.sources[i] + at, descriptors_.destinations[i] + at};
+        *length++ = static_cast<u32>(std::min(piece_bytes_, descriptors_.bytes[i] - at));
+      }
+    }
+  }
+
+ private:
+  DescriptorList descriptors_;
+  std::size_t piece_bytes_;
+  bool uniform_ = true;
+  std::size_t rows_ = 0;
+};
+
+/// A row for every tensor and the ids of the blocks.
+class TensorListing final : public Listing {
+ public:
+  TensorListing(TensorBlocks blocks, std::size_t piece_bytes, Direction direction)
+      : Listing(direction), blocks_(std::move(blocks)) {
+    const std::size_t pieces_a_block = pieces_of(blocks_.block_bytes, piece_bytes);
+    head_.ids_at = blocks_.source_bases.size() * sizeof(Row);
+    head_.ids = static_cast<u32>(blocks_.source_ids.size());
+    head_.stride = blocks_.stride;
+    head_.block_bytes = blocks_.block_bytes;
+    head_.pieces_a_block = static_cast<u32>(pieces_a_block);
+    head_.pieces = checked_pieces(blocks_.source_bases.size() * blocks_.source_ids.size() * pieces_a_block);
+  }
+
+  std::size_t table_bytes() const override { return head_.ids_at + head_.ids * sizeof(Ids); }
+
+  void write(void* table) const override {
+    auto* row = static_cast<Row*>(table);
+    for (std::size_t i = 0; i < blocks_.source_bases.size(); ++i) {
+      *row++ = {blocks_.source_bases[i], blocks_.destination_bases[i]};
+    }
+    auto* ids = reinterpret_cast<Ids*>(row);
+    for (std::size_t i = 0; i < head_.ids; ++i) ids[i] = {blocks_.source_ids[i], blocks_.destination_ids[i]};
+  }
+
+ private:
+  TensorBlocks blocks_;
+};
+
+/// A list in pinned memory; `done` marks the launch that read it last.
+struct Slot {
+  Slot(const std::shared_ptr<Driver>& driver, std::size_t bytes)
+      : pinned(driver, MemoryKind::allocated, bytes), done(driver) {}
+
+  Buffer pinned;
+  OwnedEvent done;
+};
+
+/// The list comes with the launch, which copies it: nothing is left in flight.
+class InlineSwap final : public Swap {
+ public:
+  InlineSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
+      : kernel_(std::move(kernel)), listing_(std::move(listing)), sms_(sms) {
+    arguments_.list = listing_->head();
+  }
+
+  void prepare() override { listing_->write(arguments_.table); }
+
+  void submit(Stream stream) override {
+    refuse_legacy_stream(stream);
+    if (arguments_.list.pieces == 0) return;
+    std::array<void*, 1> arguments{&arguments_};
+    kernel_->launch(true, std::min(arguments_.list.pieces, sms_), arguments.data(), stream);
+  }
+
+  std::size_t calls() const override { return 1; }
+
+ private:
+  std::shared_ptr<const SmKernel> kernel_;
+  std::unique_ptr<Listing> listing_;
+  unsigned sms_;
+  InlineList arguments_{};
+};
+
+/// The list lies in pinned memory, where the kernel reads it.
+class ListedSwap final : public Swap {
+ public:
+  ListedSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
+      : kernel_(std::move(kernel)), listing_(std::move(listing)), sms_(sms) {
+    for (auto& slot : slots_) {
+      slot = std::make_unique<Slot>(kernel_->driver(), listing_->table_bytes());
+    }
+  }
+
+  /// Writes the list into the slot that was used least recently, once the launch that read it has completed.
+  void prepare() override {
+    next_ = (next_ + 1) % slots_.size();
+    slots_[next_]->done.wait();
+    listing_->write(reinterpret_cast<void*>(slots_[next_]->pinned.address()));
+  }
+
+  void submit(Stream stream) override {
+    refuse_legacy_stream(stream);
+    Slot& slot = *slots_[next_];
+    List list = listing_->head();
+    list.table = slot.pinned.device_address();
+    std::array<void*, 1> arguments{&list};
+    // More blocks than pieces can fill would only start and end.
+    kernel_->launch(false, std::min(list.pieces, sms_), arguments.data(), stream);
+    slot.done.record(stream);
+  }
+
+  std::size_t calls() const override { return 1; }
+
+ private:
+  std::shared_ptr<const SmKernel> kernel_;
+  std::unique_ptr<Listing> listing_;
+  unsigned sms_;
+  std::array<std::unique_ptr<Slot>, 2> slots_;
+  std::size_t next_ = 0;
+};
+
+std::unique_ptr<Swap> make(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing,
+                           SmOptions options) {
+  if (listing->table_bytes() <= std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)) {
+    return std::make_unique<InlineSwap>(std::move(kernel), std::move(listing), options.sms);
+  }
+  return std::make_unique<ListedSwap>(std::move(kernel), std::move(listing), options.sms);
+}
+
+}  // namespace
+
+SmKernel::SmKernel(std::shared_ptr<Driver> driver, std::span<const std::byte> cubin, SmShape shape)
+    : driver_(std::move(driver)),
+      shape_(shape),
+      shared_bytes_(shape.method == SmMethod::bulk ? shape.warps * shape.depth * (shape.piece_bytes + kLineBytes) : 0) {
+  const bool bulk = shape.method == SmMethod::bulk;
+  reads_ = driver_->load_kernel(cubin, bulk ? "kvbench_sm_bulk" : "kvbench_sm_lanes", shared_bytes_);
+  inline_ = driver_->load_kernel(cubin, bulk ? "kvbench_sm_bulk_inline" : "kvbench_sm_lanes_inline", shared_bytes_);
+}
+
+void SmKernel::launch(bool comes_inline, unsigned sms, void** arguments, Stream stream) const {
+  driver_->launch(comes_inline ? inline_ : reads_, {sms, shape_.warps * 32, shared_bytes_}, arguments, stream);
+}
+
+std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, DescriptorList descriptors,
+                                   SmOptions options) {
+  const std::size_t piece_bytes = kernel->shape().piece_bytes;
+  return make(std::move(kernel),
+              std::make_unique<DescriptorListing>(std::move(descriptors), piece_bytes, options.direction), options);
+}
+
+std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options) {
+  const std::size_t piece_bytes = kernel->shape().piece_bytes;
+  return make(std::move(kernel), std::make_unique<TensorListing>(std::move(blocks), piece_bytes, options.direction),
+              options);
+}
+
+}  // namespace kvbench

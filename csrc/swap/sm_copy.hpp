@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "swap/swap.hpp"
+
+namespace kvbench {
+
+/// How a copy kernel works: `bulk` moves pieces through a ring of stages in shared memory (sm_90 upward, every address
+/// and size a multiple of 16), `lanes` loads and stores with all threads (any size, any alignment).
+enum class SmMethod : std::uint8_t { lanes, bulk };
+
+/// What a kernel was compiled for: warps a block, stages or loads in flight a warp, bytes of a piece.
+struct SmShape {
+  SmMethod method = SmMethod::lanes;
+  unsigned warps = 16;
+  unsigned depth = 8;
+  unsigned piece_bytes = 4096;
+};
+
+/// A kernel of kernels/sm_copy.cu, loaded on one device.
+class SmKernel {
+ public:
+  /// `cubin` is that source, compiled for the device of `driver` and for `shape`.
+  SmKernel(std::shared_ptr<Driver> driver, std::span<const std::byte> cubin, SmShape shape);
+
+  [[nodiscard]] std::shared_ptr<Driver> driver() const { return driver_; }
+  [[nodiscard]] const SmShape& shape() const { return shape_; }
+  /// Launches with `arguments` on `sms` blocks; `comes_inline`: the list is part of the arguments.
+  void launch(bool comes_inline, unsigned sms, void** arguments, Stream stream) const;
+
+ private:
+  std::shared_ptr<Driver> driver_;
+  SmShape shape_;
+  unsigned shared_bytes_;
+  Kernel reads_;
+  Kernel inline_;
+};
+
+/// The blocks of T tensors at once: block i of every tensor goes from `source_ids[i]` to `destination_ids[i]`, counted
+/// in rows of `stride` bytes from the tensor's bases.
+struct TensorBlocks {
+  std::vector<Address> source_bases;
+  std::vector<Address> destination_bases;
+  std::vector<std::uint32_t> source_ids;
+  std::vector<std::uint32_t> destination_ids;
+  std::size_t stride = 0;
+  std::size_t block_bytes = 0;
+};
+
+struct SmOptions {
+  unsigned sms = 2;                      ///< blocks of the grid
+  Direction direction = Direction::h2d;  ///< says which side lies behind the link
+  std::size_t inline_up_to = 0;          ///< a list of up to this many bytes comes with the launch, others are read
+};
+
+/// One kernel launch that copies every descriptor.
+std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, DescriptorList descriptors,
+                                   SmOptions options);
+
+/// The same for blocks of tensors, whose list is shorter by the number of tensors.
+std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options);
+
+}  // namespace kvbench

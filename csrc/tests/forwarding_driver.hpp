@@ -1,0 +1,58 @@
+#pragma once
+
+#include "driver/host.hpp"
+
+namespace kvbench {
+
+/// The host device, for tests that put a GPU's launch in place of what they override; it loads and launches nothing.
+class ForwardingDriver : public Driver {
+ public:
+  const DeviceInfo& info() const override { return host_->info(); }
+  BatchEntry batch_entry() const override { return host_->batch_entry(); }
+  FreeMemory free_memory() const override { return host_->free_memory(); }
+  void bind_thread() override { host_->bind_thread(); }
+  Memory allocate(MemoryKind kind, std::size_t bytes) override { return host_->allocate(kind, bytes); }
+  void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
+    host_->release(kind, memory, bytes);
+  }
+  Stream create_stream() override { return host_->create_stream(); }
+  void destroy_stream(Stream stream) noexcept override { host_->destroy_stream(stream); }
+  void synchronize(Stream stream) override { host_->synchronize(stream); }
+  bool idle(Stream stream) override { return host_->idle(stream); }
+  Event create_event() override { return host_->create_event(); }
+  void destroy_event(Event event) noexcept override { host_->destroy_event(event); }
+  void record(Event event, Stream stream) override { host_->record(event, stream); }
+  bool completed(Event event) override { return host_->completed(event); }
+  double elapsed_us(Event start, Event end) override { return host_->elapsed_us(start, end); }
+  void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
+    host_->copy(destination, source, bytes, direction, stream);
+  }
+  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
+                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
+                  Stream stream) override {
+    host_->copy_batch(destinations, sources, bytes, attributes, direction, stream);
+  }
+  void fill(Address memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
+    host_->fill(memory, value, bytes, stream);
+  }
+  void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+    host_->write_content(stretches, content, stream);
+  }
+  AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+    return host_->audit_content(stretches, content, stream);
+  }
+  void load_content_kernels(std::span<const std::byte>) override {}
+  void delay(std::uint64_t delay_ns, Stream stream) override { host_->delay(delay_ns, stream); }
+  void load_delay_kernel(std::span<const std::byte>) override {}
+  Kernel load_kernel(std::span<const std::byte> cubin, const char* name, std::size_t shared_bytes) override {
+    return host_->load_kernel(cubin, name, shared_bytes);
+  }
+  void launch(Kernel kernel, Grid grid, void** arguments, Stream stream) override {
+    host_->launch(kernel, grid, arguments, stream);
+  }
+
+ private:
+  std::shared_ptr<HostDriver> host_ = open_host();
+};
+
+}  // namespace kvbench

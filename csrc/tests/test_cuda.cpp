@@ -1,0 +1,135 @@
+#include <cstring>
+#include <string>
+
+#include "check.hpp"
+#include "driver/cuda.hpp"
+#include "driver/resources.hpp"
+#include "swap/swap.hpp"
+#include "timing/timed_swap.hpp"
+
+namespace {
+
+using namespace kvbench;
+
+std::string library(int version) {
+  return std::string(FAKE_CUDA_FOLDER) + "/libfake_cuda_" + std::to_string(version) + ".so";
+}
+
+/// Three descriptors of `sizes` bytes, 64 bytes apart.
+struct Three {
+  Three(const std::shared_ptr<Driver>& on, std::vector<std::size_t> sizes)
+      : driver(on), host(on, MemoryKind::allocated, 192), device(on, MemoryKind::device, 192), bytes(std::move(sizes)) {
+    std::memset(reinterpret_cast<void*>(host.address()), 7, 192);
+    std::memset(reinterpret_cast<void*>(device.address()), 0, 192);
+  }
+
+  std::unique_ptr<Swap> swap() const {
+    DescriptorList list;
+    for (std::size_t i = 0; i < 3; ++i) {
+      list.sources.push_back(host.address() + 64 * i);
+      list.destinations.push_back(device.address() + 64 * i);
+    }
+    list.bytes = bytes;
+    auto made = make_batched(driver, list, Direction::h2d, {});
+    made->prepare();
+    return made;
+  }
+
+  int sum() const {
+    int total = 0;
+    for (std::size_t i = 0; i < 192; ++i) total += reinterpret_cast<const unsigned char*>(device.address())[i];
+    return total;
+  }
+
+  std::shared_ptr<Driver> driver;
+  Buffer host;
+  Buffer device;
+  std::vector<std::size_t> bytes;
+};
+
+void each_driver_age_gets_its_own_signature() {
+  check::that(open_cuda(0, library(12040))->batch_entry() == BatchEntry::none, "12.4 has no batched copy");
+  check::that(open_cuda(0, library(12080))->batch_entry() == BatchEntry::cuda_12_8, "12.8 has nine arguments");
+  check::that(open_cuda(0, library(13000))->batch_entry() == BatchEntry::cuda_13_0, "13.0 has eight arguments");
+}
+
+void every_age_moves_the_bytes() {
+  for (const int version : {12040, 12080, 13000}) {
+    const auto driver = open_cuda(0, library(version));
+    const OwnedStream stream(driver);
+    const Three three(driver, {1, 20, 64});
+    const auto swap = three.swap();
+    swap->submit(stream.handle());
+    check::equal(three.sum(), 7 * 85, "bytes moved by " + std::to_string(version));
+    check::equal(swap->fell_back(), version == 12040, "fallback of " + std::to_string(version));
+  }
+}
+
+void the_failing_index_is_told_where_the_driver_tells_it() {
+  const auto old_driver = open_cuda(0, library(12080));
+  const OwnedStream old_stream(old_driver);
+  const auto with_index =
+      check::thrown<DriverError>([&] { Three(old_driver, {1, 13, 1}).swap()->submit(old_stream.handle()); });
+  check::equal(std::string(with_index.what()), "cuMemcpyBatchAsync: CUDA_ERROR_INVALID_VALUE (descriptor 1)", "12.8");
+  const auto new_driver = open_cuda(0, library(13000));
+  const OwnedStream new_stream(new_driver);
+  const auto without =
+      check::thrown<DriverError>([&] { Three(new_driver, {1, 13, 1}).swap()->submit(new_stream.handle()); });
+  check::equal(std::string(without.what()), "cuMemcpyBatchAsync: CUDA_ERROR_INVALID_VALUE", "13.0");
+}
+
+void what_is_missing_is_named() {
+  const auto no_library = check::thrown<DriverError>([] { open_cuda(0, "libno_such_cuda.so"); });
+  check::equal(no_library.call(), "dlopen(libno_such_cuda.so)", "call");
+  const auto no_device = check::thrown<DriverError>([] { open_cuda(3, library(13000)); });
+  check::equal(std::string(no_device.what()), "cuDeviceGet: CUDA_ERROR_INVALID_VALUE", "no such device");
+  check::equal(count_cuda_devices(library(13000)), 1, "devices");
+}
+
+void a_delay_needs_its_kernel() {
+  const auto driver = open_cuda(0, library(13000));
+  const OwnedStream stream(driver);
+  const auto error = check::thrown<DriverError>([&] { driver->delay(1, stream.handle()); });
+  check::equal(error.call(), "delay", "call");
+}
+
+void content_needs_its_kernels() {
+  const auto driver = open_cuda(0, library(13000));
+  const OwnedStream stream(driver);
+  Buffer pool(driver, MemoryKind::device, 64);
+  const std::vector<std::uint64_t> offset{0}, bytes{64};
+  const Ranges ranges{offset, bytes, {}};
+  const auto write = check::thrown<DriverError>([&] { pool.write(ranges, value_everywhere(7), stream.handle()); });
+  check::equal(write.call(), "write_content", "call");
+  const auto audit =
+      check::thrown<DriverError>([&] { static_cast<void>(pool.audit(ranges, value_everywhere(7), stream.handle())); });
+  check::equal(audit.call(), "audit_content", "call");
+}
+
+void a_sample_is_taken_through_the_driver_s_events() {
+  const auto driver = open_cuda(0, library(13000));
+  const OwnedStream stream(driver);
+  const Three three(driver, {1, 20, 64});
+  TimedRegion region(driver, stream.handle(), 1000);
+  const auto swap = three.swap();
+  check::equal(region.measure(*swap, StreamState::idle).gpu_us, 500.0, "the time between the events");
+  check::equal(three.sum(), 7 * 85, "bytes moved");
+  // Without the delay nothing may be queued: it would run before the whole queue stands.
+  const auto error =
+      check::thrown<DriverError>([&] { region.measure(*swap, StreamState::busy, {.depth = 2, .streams = 2}); });
+  check::equal(error.call(), "delay", "call");
+}
+
+}  // namespace
+
+int main() {
+  return check::run({
+      {"each driver age gets its own signature", each_driver_age_gets_its_own_signature},
+      {"every age moves the bytes", every_age_moves_the_bytes},
+      {"the failing index is told where the driver tells it", the_failing_index_is_told_where_the_driver_tells_it},
+      {"what is missing is named", what_is_missing_is_named},
+      {"a delay needs its kernel", a_delay_needs_its_kernel},
+      {"content needs its kernels", content_needs_its_kernels},
+      {"a sample is taken through the driver's events", a_sample_is_taken_through_the_driver_s_events},
+  });
+}

@@ -1,0 +1,295 @@
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "check.hpp"
+#include "driver/host.hpp"
+#include "driver/resources.hpp"
+#include "swap/swap.hpp"
+#include "timing/timed_swap.hpp"
+
+namespace {
+
+using namespace kvbench;
+
+constexpr std::size_t kBlock = 512;
+constexpr std::size_t kBlocks = 64;
+
+/// Two buffers and descriptors that take every block of one, back to front, to the other.
+struct Bench {
+  explicit Bench(bool with_batch = true)
+      : driver(open_host(with_batch)),
+        stream(driver),
+        source(driver, MemoryKind::allocated, kBlock * kBlocks),
+        destination(driver, MemoryKind::device, kBlock * kBlocks) {
+    const auto bytes = source.host(kBlock * kBlocks);
+    std::iota(bytes.begin(), bytes.end(), static_cast<unsigned char>(1));
+  }
+
+  DescriptorList reversed() const {
+    DescriptorList list;
+    for (std::size_t i = 0; i < kBlocks; ++i) {
+      list.sources.push_back(source.address() + (kBlocks - 1 - i) * kBlock);
+      list.destinations.push_back(destination.address() + i * kBlock);
+      list.bytes.push_back(kBlock);
+    }
+    return list;
+  }
+
+  DescriptorList ascending() const {
+    DescriptorList list = reversed();
+    for (std::size_t i = 0; i < kBlocks; ++i) list.sources[i] = source.address() + i * kBlock;
+    return list;
+  }
+
+  bool arrived(const DescriptorList& list) const {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (std::memcmp(reinterpret_cast<const void*>(list.destinations[i]),
+                      reinterpret_cast<const void*>(list.sources[i]), list.bytes[i]) != 0) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  std::unique_ptr<Swap> batched(DescriptorList list, BatchOptions options = {}) {
+    auto swap = make_batched(driver, std::move(list), Direction::h2d, options);
+    swap->prepare();
+    return swap;
+  }
+
+  void run(Swap& swap) {
+    swap.prepare();
+    swap.submit(stream.handle());
+    stream.synchronize();
+  }
+
+  std::shared_ptr<HostDriver> driver;
+  OwnedStream stream;
+  Buffer source;
+  Buffer destination;
+};
+
+void both_ways_of_copying_move_the_bytes() {
+  Bench bench;
+  const auto per_block = make_per_block(bench.driver, bench.reversed(), Direction::h2d);
+  bench.run(*per_block);
+  check::that(bench.arrived(bench.reversed()), "per_block moved every block");
+  check::equal(per_block->calls(), kBlocks, "calls of per_block");
+  const auto batched = bench.batched(bench.ascending());
+  bench.run(*batched);
+  check::that(bench.arrived(bench.ascending()), "batched moved every block");
+  check::equal(batched->calls(), 1U, "calls of batched");
+}
+
+void descriptors_per_call_cuts_the_batch() {
+  Bench bench;
+  const auto swap = bench.batched(bench.reversed(), {.descriptors_per_call = 10});
+  bench.run(*swap);
+  check::equal(swap->calls(), 7U, "calls");
+  check::that(bench.arrived(bench.reversed()), "every slice moved");
+}
+
+void coalescing_merges_what_adjoins_on_both_sides() {
+  Bench bench;
+  const auto contiguous = bench.batched(bench.ascending(), {.descriptors_per_call = 1, .coalesce = true});
+  check::equal(contiguous->calls(), 1U, "calls for contiguous blocks");
+  bench.run(*contiguous);
+  check::that(bench.arrived(bench.ascending()), "merged blocks moved");
+  check::that(contiguous->coalesce_us() > 0, "the time of merging is told");
+  const auto reversed = bench.batched(bench.reversed(), {.descriptors_per_call = 1, .coalesce = true});
+  check::equal(reversed->calls(), kBlocks, "calls for reversed blocks");
+}
+
+void a_device_without_batch_falls_back_and_says_so() {
+  Bench bench(false);
+  const auto swap = bench.batched(bench.reversed());
+  bench.run(*swap);
+  check::that(swap->fell_back(), "the fallback is told");
+  check::equal(swap->calls(), kBlocks, "calls of the fallback");
+  check::that(bench.arrived(bench.reversed()), "the fallback moved every block");
+}
+
+void the_legacy_stream_is_refused() {
+  Bench bench;
+  for (const Stream legacy : {Stream{0}, Stream{1}}) {
+    for (const auto& swap : {bench.batched(bench.reversed()).release(),
+                             make_per_block(bench.driver, bench.reversed(), Direction::h2d).release()}) {
+      const std::unique_ptr<Swap> owned(swap);
+      const auto error = check::thrown<DriverError>([&] { owned->submit(legacy); });
+      check::that(std::string(error.what()).find("legacy default stream") != std::string::npos, error.what());
+    }
+  }
+}
+
+void errors_carry_the_descriptor() {
+  Bench bench;
+  bench.driver->arm({.kind = FaultKind::error_at_descriptor, .at = 23});
+  const auto batched = bench.batched(bench.reversed(), {.descriptors_per_call = 10});
+  const auto in_batch = check::thrown<DriverError>([&] { batched->submit(bench.stream.handle()); });
+  check::equal(in_batch.descriptor().value_or(0), 23U, "descriptor of the third slice");
+  bench.driver->arm({.kind = FaultKind::error_at_call, .at = 5});
+  const auto per_block = make_per_block(bench.driver, bench.reversed(), Direction::h2d);
+  const auto single = check::thrown<DriverError>([&] { per_block->submit(bench.stream.handle()); });
+  check::equal(single.descriptor().value_or(0), 5U, "descriptor of the single copy");
+  bench.stream.synchronize();
+}
+
+void a_merged_descriptor_is_named_by_its_first() {
+  Bench bench;
+  DescriptorList pairs = bench.ascending();
+  for (std::size_t i = 0; i < kBlocks; i += 2) {  // pairs adjoin, pairs among each other do not
+    pairs.sources[i] = bench.source.address() + (kBlocks - 2 - i) * kBlock;
+    pairs.sources[i + 1] = pairs.sources[i] + kBlock;
+  }
+  bench.driver->arm({.kind = FaultKind::error_at_descriptor, .at = 7});
+  const auto swap = bench.batched(pairs, {.coalesce = true});
+  const auto error = check::thrown<DriverError>([&] { swap->submit(bench.stream.handle()); });
+  check::equal(error.descriptor().value_or(0), 14U, "first descriptor of the eighth pair");
+}
+
+void faults_change_bytes() {
+  Bench bench;
+  for (const FaultKind kind : {FaultKind::corrupt, FaultKind::stray}) {
+    bench.driver->arm({.kind = kind, .at = kBlocks / 2});
+    const auto swap = bench.batched(bench.ascending());
+    bench.run(*swap);
+    // A stray byte lands in the next block, which is copied after it and so covers it, unless the order is reversed.
+    check::equal(bench.arrived(bench.ascending()), kind == FaultKind::stray, "all blocks arrived");
+  }
+}
+
+void a_stream_runs_in_order_and_a_sample_tells_its_state() {
+  Bench bench;
+  // Long enough that a thread which has to wait for its core does not outlast it.
+  constexpr std::uint64_t kDelayNs = 400'000'000;
+  TimedRegion region(bench.driver, bench.stream.handle(), kDelayNs);
+  const auto swap = bench.batched(bench.reversed());
+  const Sample idle = region.measure(*swap, StreamState::idle);
+  check::that(!idle.pending_before && !idle.pending_after, "idle: nothing was pending");
+  check::that(idle.wall_us >= idle.submit_us, "idle: wall time contains the submission");
+  check::that(idle.gpu_us > 0, "idle: the events are apart");
+  const Sample busy = region.measure(*swap, StreamState::busy);
+  check::that(busy.pending_before && busy.pending_after, "busy: the delay was pending");
+  check::that(busy.wall_us > kDelayNs / 4e3, "busy: wall time contains the rest of the delay");
+  check::that(busy.gpu_us < kDelayNs / 2e3, "busy: the event time does not contain the delay");
+}
+
+/// Which streams `queue` and the measured swap are submitted on, numbered as they come.
+std::vector<std::size_t> dealt(Queue queue) {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  std::vector<Stream> seen;
+  std::vector<std::size_t> order;
+  region.measure([] {},
+                 [&](Stream stream) {
+                   if (std::ranges::find(seen, stream) == seen.end()) seen.push_back(stream);
+                   order.push_back(static_cast<std::size_t>(std::ranges::find(seen, stream) - seen.begin()));
+                 },
+                 StreamState::busy, queue);
+  check::that(!seen.empty() && seen.front() == bench.stream.handle(), "the pool begins with the region's own stream");
+  return order;
+}
+
+void a_queue_is_dealt_over_its_streams_in_turn() {
+  using Order = std::vector<std::size_t>;
+  check::that(dealt({}) == Order{0}, "without a queue");
+  check::that(dealt({.depth = 3}) == Order{0, 0, 0, 0}, "three on one stream");
+  check::that(dealt({.depth = 4, .streams = 3}) == Order{0, 1, 2, 0, 1}, "four on three streams");
+}
+
+void queued_swaps_run_before_the_measured_one() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  for (const Queue queue : {Queue{.depth = 5}, Queue{.depth = 5, .streams = 3}}) {
+    const auto swap = bench.batched(bench.reversed());
+    bench.driver->arm({.kind = FaultKind::error_at_call, .at = 6});
+    region.measure(*swap, StreamState::busy, queue);  // calls 0 to 5
+    check::that(bench.arrived(bench.reversed()), "every block moved");
+    check::thrown<DriverError>([&] { swap->submit(bench.stream.handle()); });
+    bench.driver->arm({.kind = FaultKind::error_at_call, .at = 5});
+    check::thrown<DriverError>([&] { region.measure(*swap, StreamState::busy, queue); });
+  }
+}
+
+void a_sample_tells_whether_its_queue_stood() {
+  Bench bench;
+  constexpr std::uint64_t kDelayNs = 400'000'000;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  const auto swap = bench.batched(bench.reversed());
+  for (const std::size_t streams : {1U, 3U}) {
+    const Sample held =
+        region.measure(*swap, StreamState::busy, {.depth = 4, .streams = streams, .delay_ns = kDelayNs});
+    check::that(held.depth_held && held.pending_before, "the whole queue waited behind the delay");
+    check::that(held.wall_us > kDelayNs / 4e3, "wall time contains the rest of the delay");
+    // A submission that waits lets the delay in front of it end.
+    const Sample late = region.measure([] {}, [&](Stream stream) { bench.driver->synchronize(stream); },
+                                       StreamState::busy, {.depth = 1, .streams = streams});
+    check::that(!late.depth_held, "the queue had begun to run");
+  }
+  check::that(region.measure(*swap, StreamState::idle).depth_held, "no queue, nothing that has started");
+}
+
+void a_queue_needs_a_busy_stream() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  const auto swap = bench.batched(bench.reversed());
+  for (const Queue queue : {Queue{.depth = 1}, Queue{.streams = 2}}) {
+    check::thrown<std::invalid_argument>([&] { region.measure(*swap, StreamState::idle, queue); });
+  }
+  check::thrown<std::invalid_argument>([&] { region.measure(*swap, StreamState::busy, {.streams = 0}); });
+}
+
+void a_failed_sample_leaves_nothing_in_flight() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 20'000'000);
+  std::vector<Stream> seen;
+  const auto refuse_the_fourth = [&](Stream stream) {
+    seen.push_back(stream);
+    if (seen.size() == 4) throw DriverError("submit", "REFUSED");
+  };
+  check::thrown<DriverError>(
+      [&] { region.measure([] {}, refuse_the_fourth, StreamState::busy, {.depth = 3, .streams = 3}); });
+  for (const Stream stream : seen) check::that(bench.driver->idle(stream), "the stream has settled");
+}
+
+void a_hung_stream_ends_with_its_owner() {
+  Bench bench;
+  bench.driver->arm({.kind = FaultKind::hang, .at = 0});
+  const auto swap = bench.batched(bench.reversed());
+  swap->submit(bench.stream.handle());
+  OwnedEvent event(bench.driver);
+  event.record(bench.stream.handle());
+  check::that(!bench.arrived(bench.reversed()), "nothing is copied behind a hang");
+}
+
+void buffers_know_their_bounds() {
+  Bench bench;
+  check::thrown<std::out_of_range>([&] { static_cast<void>(bench.destination.host(1)); });
+  check::thrown<std::out_of_range>([&] { static_cast<void>(bench.source.host(kBlock * kBlocks + 1)); });
+}
+
+}  // namespace
+
+int main() {
+  return check::run({
+      {"both ways of copying move the bytes", both_ways_of_copying_move_the_bytes},
+      {"descriptors per call cuts the batch", descriptors_per_call_cuts_the_batch},
+      {"coalescing merges what adjoins on both sides", coalescing_merges_what_adjoins_on_both_sides},
+      {"a device without batch falls back and says so", a_device_without_batch_falls_back_and_says_so},
+      {"the legacy stream is refused", the_legacy_stream_is_refused},
+      {"errors carry the descriptor", errors_carry_the_descriptor},
+      {"a merged descriptor is named by its first", a_merged_descriptor_is_named_by_its_first},
+      {"faults change bytes", faults_change_bytes},
+      {"a sample tells the stream's state", a_stream_runs_in_order_and_a_sample_tells_its_state},
+      {"a queue is dealt over its streams in turn", a_queue_is_dealt_over_its_streams_in_turn},
+      {"queued swaps run before the measured one", queued_swaps_run_before_the_measured_one},
+      {"a sample tells whether its queue stood", a_sample_tells_whether_its_queue_stood},
+      {"a queue needs a busy stream", a_queue_needs_a_busy_stream},
+      {"a failed sample leaves nothing in flight", a_failed_sample_leaves_nothing_in_flight},
+      {"a hung stream ends with its owner", a_hung_stream_ends_with_its_owner},
+      {"buffers know their bounds", buffers_know_their_bounds},
+  });
+}

@@ -1,0 +1,125 @@
+#include "timing/timed_swap.hpp"
+
+#include <algorithm>
+#include <ctime>
+#include <stdexcept>
+#include <utility>
+
+namespace kvbench {
+namespace {
+
+std::int64_t clock_ns(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+std::int64_t wall_ns() { return clock_ns(CLOCK_MONOTONIC); }
+std::int64_t thread_cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
+Stream own(Stream stream) {
+  refuse_legacy_stream(stream);
+  return stream;
+}
+double to_us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
+
+void check(StreamState state, const Queue& queue) {
+  if (queue.streams == 0) throw std::invalid_argument("a queue needs at least one stream");
+  if (state == StreamState::idle && (queue.depth > 0 || queue.streams > 1)) {
+    throw std::invalid_argument("swaps wait in a queue on a busy stream only");
+  }
+}
+
+}  // namespace
+
+TimedRegion::TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uint64_t busy_delay_ns)
+    : driver_(std::move(driver)), busy_delay_ns_(busy_delay_ns), lanes_{own(stream)}, start_(driver_), end_(driver_) {}
+
+std::span<const Stream> TimedRegion::lanes(std::size_t count) {
+  while (lanes_.size() < count) {
+    pool_.push_back(std::make_unique<OwnedStream>(driver_));
+    lanes_.push_back(pool_.back()->handle());
+  }
+  return std::span(lanes_).first(count);
+}
+
+void TimedRegion::open_idle(Stream measured) {
+  start_.record(measured);
+  start_.wait();
+}
+
+Sample TimedRegion::open_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes,
+                              Stream measured) {
+  const std::size_t marks = queue.depth > 0 ? lanes.size() : 0;
+  while (released_.size() < marks) released_.push_back(std::make_unique<OwnedEvent>(driver_));
+  const std::span delays_ended = std::span(released_).first(marks);
+  for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+    driver_->delay(busy_delay_ns_ + queue.delay_ns, lanes[lane]);
+    if (marks > 0) delays_ended[lane]->record(lanes[lane]);
+  }
+  for (std::size_t swap = 0; swap < queue.depth; ++swap) submit(lanes[swap % lanes.size()]);
+  start_.record(measured);
+  Sample sample;
+  sample.pending_before = !start_.completed();
+  sample.depth_held = std::ranges::none_of(delays_ended, [](const auto& ended) { return ended->completed(); });
+  return sample;
+}
+
+Sample TimedRegion::timed(const std::function<void()>& prepare, const Submit& submit, StreamState state,
+                          const Queue& queue, std::span<const Stream> lanes) {
+  const Stream measured = lanes[queue.depth % lanes.size()];
+  const std::int64_t prepare_start_ns = wall_ns();
+  prepare();
+  const std::int64_t prepared_ns = wall_ns();
+  driver_->synchronize(lanes.front());
+  Sample sample;
+  if (state == StreamState::busy) {
+    sample = open_busy(submit, queue, lanes, measured);
+  } else {
+    open_idle(measured);
+  }
+  const std::int64_t opened_ns = wall_ns();
+  const std::int64_t cpu_start_ns = thread_cpu_ns();
+  const std::int64_t start_ns = wall_ns();
+  submit(measured);
+  const std::int64_t returned_ns = wall_ns();
+  const std::int64_t cpu_end_ns = thread_cpu_ns();
+  end_.record(measured);
+  sample.pending_after = !start_.completed();
+  end_.wait();
+  const std::int64_t completed_ns = wall_ns();
+  sample.prepare_us = to_us(prepared_ns - prepare_start_ns);
+  sample.submit_us = to_us(returned_ns - start_ns);
+  sample.wall_us = to_us(completed_ns - start_ns);
+  sample.cpu_us = to_us(cpu_end_ns - cpu_start_ns);
+  sample.gap_us = state == StreamState::idle ? to_us(start_ns - opened_ns) : 0;
+  sample.gpu_us = end_.us_since(start_);
+  return sample;
+}
+
+Sample TimedRegion::measure(const std::function<void()>& prepare, const Submit& submit, StreamState state,
+                            const Queue& queue) {
+  check(state, queue);
+  const std::span<const Stream> used = lanes(queue.streams);
+  try {
+    const Sample sample = timed(prepare, submit, state, queue, used);
+    for (const Stream lane : used) driver_->synchronize(lane);
+    return sample;
+  } catch (...) {
+    // What was submitted before the failure still reads and writes memory that the caller may release.
+    for (const Stream lane : used) {
+      try {
+        driver_->synchronize(lane);
+      } catch (const DriverError&) {  // the first failure is the one to tell
+      }
+    }
+    throw;
+  }
+}
+
+Sample TimedRegion::measure(Swap& swap, StreamState state, const Queue& queue) {
+  Sample sample = measure([&] { swap.prepare(); }, [&](Stream stream) { swap.submit(stream); }, state, queue);
+  sample.coalesce_us = swap.coalesce_us();
+  return sample;
+}
+
+}  // namespace kvbench

@@ -1,0 +1,133 @@
+"""Pools whose bytes are known from their place: ranges are written and compared wherever they lie, on either side."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kvbench.cells.axes import Direction
+from kvbench.engine.device import (
+    DIRECTIONS,
+    Buffer,
+    Device,
+    MemoryKind,
+    Stream,
+    audit_value,
+    audit_words,
+    open_device,
+    per_block,
+    write_value,
+    write_words,
+)
+from kvbench.engine.faults import Fault, FaultPlan
+from kvbench.measure.workload import POISON
+
+POOL_BYTES = 1 << 20
+OWN, OTHER = 11, 12
+
+Words = NDArray[np.uint64]
+
+
+def words(*numbers: int) -> Words:
+    return np.array(numbers, dtype=np.uint64)
+
+
+@dataclass
+class Bench:
+    """A source pool and a destination pool of the cpu device, both filled whole, and their stream."""
+
+    device: Device
+    source: Buffer
+    destination: Buffer
+    stream: Stream
+
+    @classmethod
+    def on(cls, device: Device) -> "Bench":
+        stream = Stream(device.driver)
+        source = Buffer(device.driver, MemoryKind.allocated, POOL_BYTES)
+        destination = Buffer(device.driver, MemoryKind.device, POOL_BYTES)
+        whole = words(0), words(POOL_BYTES), words(0)
+        write_words(source, *whole, OTHER, stream.handle)
+        write_words(destination, *whole, OWN, stream.handle)
+        return cls(device, source, destination, stream)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench.on(open_device("cpu", FaultPlan()))
+
+
+@pytest.mark.parametrize("kind", [MemoryKind.device, MemoryKind.allocated], ids=["device", "host"])
+@settings(max_examples=60, deadline=None)
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5000), st.integers(0, 10**12)), max_size=30),
+    poison=st.booleans(),
+)
+def test_what_is_written_is_found_and_a_changed_byte_is_named(
+    kind: MemoryKind, ranges: list[tuple[int, int, int]], poison: bool
+) -> None:
+    device = open_device("cpu", FaultPlan())
+    pool, own_stream = Buffer(device.driver, kind, POOL_BYTES), Stream(device.driver)
+    stream = own_stream.handle
+    sizes, sources = words(*(size for _, size, _ in ranges)), words(*(source for *_, source in ranges))
+    offsets = np.cumsum(words(*(gap for gap, *_ in ranges)) + np.concatenate([words(0), sizes])[: len(ranges)])
+    offsets = offsets.astype(np.uint64)
+    if poison:
+        write_value(pool, offsets, sizes, POISON, stream)
+        found = audit_value(pool, offsets, sizes, POISON, stream)
+    else:
+        write_words(pool, offsets, sizes, sources, OWN, stream)
+        found = audit_words(pool, offsets, sizes, sources, OWN, stream)
+    assert (found.wrong_bytes, found.first_wrong_range, found.checked_bytes) == (0, None, int(sizes.sum()))
+
+
+def test_a_swap_in_a_large_pool_is_checked_without_touching_the_rest(bench: Bench) -> None:
+    stream = bench.stream.handle
+    sources, destinations, sizes = words(8, 70_001, 300_000), words(500_003, 16, 90_000), words(4096, 577, 24_576)
+    write_value(bench.destination, destinations, sizes, POISON, stream)
+    swap = per_block(
+        bench.device.driver,
+        sources + np.uint64(bench.source.address),
+        destinations + np.uint64(bench.destination.address),
+        sizes,
+        DIRECTIONS[Direction.H2D],
+    )
+    bench.device.arm(Fault("corrupt@descriptor", 1))
+    swap.submit(stream)
+    spoiled = audit_words(bench.destination, destinations, sizes, sources, OTHER, stream)
+    assert (spoiled.wrong_bytes, spoiled.first_wrong_offset, spoiled.first_wrong_range) == (1, 16 + 576, 1)
+    bench.device.arm(Fault("stray@descriptor", 1))
+    swap.submit(stream)
+    assert audit_words(bench.destination, destinations, sizes, sources, OTHER, stream).wrong_bytes == 0
+    behind = destinations + sizes
+    beside = audit_words(bench.destination, behind, words(64, 64, 64), behind, OWN, stream)
+    assert (beside.wrong_bytes, beside.first_wrong_offset, beside.first_wrong_range) == (1, 16 + 577, 1)
+    assert audit_words(bench.source, words(0), words(POOL_BYTES), words(0), OTHER, stream).wrong_bytes == 0
+
+
+def test_bytes_that_were_never_copied_are_wrong(bench: Bench) -> None:
+    found = audit_words(bench.destination, words(800), words(800), words(800), OTHER, bench.stream.handle)
+    assert found.wrong_bytes > 780
+    assert found.first_wrong_range == 0
+
+
+def test_random_bytes_of_a_buffer_are_the_words_of_its_seed(bench: Bench) -> None:
+    bench.source.fill_random(POOL_BYTES - 3, OWN)
+    found = audit_words(bench.source, words(0), words(POOL_BYTES - 3), words(0), OWN, bench.stream.handle)
+    assert found.wrong_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("offsets", "sizes"),
+    [([POOL_BYTES], [1]), ([0], [POOL_BYTES + 1]), ([2**64 - 1], [2]), ([0, 8], [8])],
+    ids=["behind", "too long", "overflow", "lengths"],
+)
+def test_ranges_outside_of_the_buffer_are_refused(bench: Bench, offsets: list[int], sizes: list[int]) -> None:
+    for buffer in (bench.source, bench.destination):
+        with pytest.raises(ValueError, match="range"):
+            write_value(buffer, words(*offsets), words(*sizes), POISON, bench.stream.handle)
+        with pytest.raises(ValueError, match="range"):
+            audit_value(buffer, words(*offsets), words(*sizes), POISON, bench.stream.handle)
