@@ -75,7 +75,7 @@ _Inconclusive = Annotated[OnInconclusive, typer.Option(help="Whether INCONCLUSIV
 _Floor = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A/A floors of the cells, from kvbench gate calibrate.")
 ]
-_Force = Annotated[bool, typer.Option("--force", help="Go on with different machines or a disturbed one, and say so.")]
+_Force = Annotated[bool, typer.Option("--force", help="Compare runs of different machines, and say so.")]
 _GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary and annotations for GitHub Actions.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")]
 _Runs = Annotated[
@@ -167,8 +167,9 @@ def compare(
             raise UsageError("--base and --cand go together, without runs made before")
         sides = parse_side("--base", base, base_fault), parse_side("--cand", cand, cand_fault)
         asked = _suite(suite, axis, filters, device, seed, sides[0])
-        measured = Rounds(*sides, asked, _say_to(sys.stderr if as_json else sys.stdout), forced=force)
-        to = Destinations(as_json, measured.open(out or default_folder("gate")), github)
+        folder = out or default_folder("gate")
+        measured = Rounds(*sides, asked, folder, _say_to(sys.stderr if as_json else sys.stdout), forced=force)
+        to = Destinations(as_json, folder, github)
         with _interruptible(measured):
             judgement = measured.compare(rounds, judge)
     code = judgement.exit_code(inconclusive_passes=inconclusive is OnInconclusive.PASS)
@@ -203,8 +204,8 @@ def calibrate(
 
     chosen = parse_side("--side", side)
     asked = _suite(suite, axis, filters, device, seed, chosen)
-    measured = Rounds(chosen, chosen, asked, _say_to(sys.stderr if as_json else sys.stdout), forced=force)
-    folder = measured.open(out or default_folder("gate"))
+    folder = out or default_folder("gate")
+    measured = Rounds(chosen, chosen, asked, folder, _say_to(sys.stderr if as_json else sys.stdout), forced=force)
     with _interruptible(measured):
         measured.measure(rounds)
     judgement = Judge(forced=force).judge(measured.base, measured.cand, measured.notes)

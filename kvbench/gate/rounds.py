@@ -22,13 +22,14 @@ Say = Callable[[str], None]
 class Rounds:
     """Rounds of two sides; `base` and `cand` hold either side's run of every round that both have measured.
 
-    `notes` are what the reader should know of the sides. `say` gets a line on whatever goes on.
+    `runs_folder` holds all runs, `notes` are what the reader should know of the sides.
     """
 
-    def __init__(self, base: Side, cand: Side, suite: Suite, say: Say, *, forced: bool = False) -> None:
-        """Check both sides without measuring; `forced` goes on where they turn out to be of two kinds of machine.
+    def __init__(self, base: Side, cand: Side, suite: Suite, folder: Path, say: Say, *, forced: bool = False) -> None:
+        """Check both sides without measuring, and make `folder` for all runs; `say` gets a line on whatever goes on.
 
-        Raises UsageError where a side cannot measure, where only one is a backend, and where no cell has a partner.
+        `forced` goes on where the sides turn out to be of two kinds of machine. Raises UsageError where a side cannot
+        measure, where only one is a backend, where no cell has a partner, and unless `folder` is new or empty.
         """
         if (base.backend is None) != (cand.backend is None):
             raise UsageError(
@@ -53,18 +54,7 @@ class Rounds:
         self._plans = {A: plans[base], B: plans[cand]}
         self._partners = {cell.id: partner.id for cell, partner in paired.items()}
         self._suite, self._say, self._forced = suite, say, forced
-
-    def open(self, folder: Path) -> Path:
-        """Make `folder` for all runs and return it; raises UsageError unless it is new or empty."""
-        self.runs_folder = folder / ROUNDS_FOLDER
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
-                raise UsageError(f"--out {folder} is not empty; choose another folder")
-            self.runs_folder.mkdir()
-        except OSError as error:
-            raise UsageError(f"--out {folder} cannot be made: {error.strerror}") from None
-        return folder
+        self.runs_folder = _make_folder(folder)
 
     def compare(self, rounds: int, judge: Judge) -> Judgement:
         """Measure `rounds` rounds, judge, measure what that leaves open as many times again, and judge once more.
@@ -112,6 +102,18 @@ class Rounds:
             run = self.runs_folder / turn.folder
             if run.is_dir():
                 run.rename(run.with_name(run.name + UNFINISHED))
+
+
+def _make_folder(folder: Path) -> Path:
+    runs_folder = folder / ROUNDS_FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"--out {folder} is not empty; choose another folder")
+        runs_folder.mkdir()
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be made: {error.strerror}") from None
+    return runs_folder
 
 
 class _Progress:

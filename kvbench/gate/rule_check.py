@@ -53,9 +53,6 @@ class RulesReport:
         """5 with missing or failed cells, else 1 with a broken rule, else 0."""
         return _EXIT_CODES[self.verdict]
 
-    def count(self, verdict: RuleVerdict) -> int:
-        return sum(result.verdict is verdict for result in self.results)
-
 
 _WORST_FIRST: Final = list(RuleVerdict)
 _EXIT_CODES: Final = {

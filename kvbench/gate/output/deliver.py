@@ -83,7 +83,7 @@ def _show(sheet: Sheet) -> None:
         f"{sheet.title}: {sheet.status}",
     ]
     if sheet.loud:
-        table = Table("", box=SIMPLE_HEAD, pad_edge=False)
+        table = Table("", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         table.add_column("what", overflow="fold")
         for heading in sheet.headings:
             table.add_column(heading, justify="right")

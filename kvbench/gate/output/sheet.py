@@ -4,13 +4,14 @@ Nothing here is escaped; every output escapes for itself.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 from kvbench.gate.judgement import Judgement, Row, RowVerdict
-from kvbench.gate.rule_check import RulesReport, RuleVerdict
+from kvbench.gate.rule_check import RulesReport
 from kvbench.units import format_size
 
 
@@ -107,13 +108,12 @@ def sheet_of_judgement(judgement: Judgement) -> Sheet:
 
 def sheet_of_rules(report: RulesReport) -> Sheet:
     """Return the page of rules against a run."""
-    counts = ", ".join(f"{report.count(verdict)} {verdict}" for verdict in RuleVerdict if report.count(verdict))
     meant = f" for the config {report.config}" if report.config else ""
     return Sheet(
         title=f"kvbench gate rules {report.run}",
         status=report.verdict,
         rows=[SheetRow(each.verdict, "rule", each.rule, (), each.reason, each.command) for each in report.results],
-        summary=[f"{len(report.results)} rules{meant}: {counts}"],
+        summary=[f"{len(report.results)} rules{meant}: {_counts(result.verdict for result in report.results)}"],
         warnings=report.warnings,
     )
 
@@ -128,7 +128,7 @@ def _row(row: Row) -> SheetRow:
 
 
 def _summary(judgement: Judgement) -> list[str]:
-    counts = ", ".join(f"{judgement.count(verdict)} {verdict}" for verdict in RowVerdict if judgement.count(verdict))
+    counts = _counts(row.verdict for row in judgement.rows)
     lines = [f"{judgement.rounds} rounds, {len(judgement.rows)} rows: {counts or 'none'}"]
     for control in judgement.controls:
         moved = " ".join(filter(None, (_percent(control.effect), _interval(control.low, control.high))))
@@ -139,6 +139,11 @@ def _summary(judgement: Judgement) -> list[str]:
     if judgement.slot_bias != 1:
         lines.append(f"running second in a round cost {_percent(judgement.slot_bias)}; taken off both sides")
     return lines
+
+
+def _counts(verdicts: Iterable[str]) -> str:
+    """Return "2 REGRESSED, 5 UNCHANGED", in the order in which they come first."""
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
 def _interval(low: float, high: float) -> str:

@@ -56,9 +56,11 @@ def test_what_is_no_side_is_refused_with_what_would_be_right(text: str) -> None:
         parse_side("--cand", text)
 
 
-def test_a_backend_is_not_compared_with_an_environment() -> None:
+def test_a_backend_is_not_compared_with_an_environment(tmp_path: Path) -> None:
+    sides = parse_side("--base", "here"), parse_side("--cand", "backend:mine")
     with pytest.raises(UsageError, match="name one on either side"):
-        Rounds(parse_side("--base", "here"), parse_side("--cand", "backend:mine"), Suite(Path("suite.toml")), print)
+        Rounds(*sides, Suite(Path("suite.toml")), tmp_path / "out", print)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_environment_of_its_own_gets_no_packages_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
