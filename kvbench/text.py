@@ -58,3 +58,8 @@ def located(where: str) -> Iterator[None]:
 def printable(text: object) -> str:
     """Return `text` as one line that is safe on a terminal: what does not print becomes U+FFFD."""
     return "".join(char if char.isprintable() else "\ufffd" for char in str(text))
+
+
+def short(text: str, most: int = 400) -> str:
+    """Return `text` in at most `most` characters; what is cut off is an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

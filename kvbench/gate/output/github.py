@@ -3,7 +3,7 @@
 from typing import Final
 
 from kvbench.gate.output.sheet import Level, Line, Sheet
-from kvbench.report import markdown as md
+from kvbench.text import printable, short
 
 # https://docs.github.com/actions: 10 warnings and 10 errors a step are shown, the rest is dropped without a word.
 MOST_ANNOTATIONS: Final = 10
@@ -38,7 +38,7 @@ def _command(kind: str, title: str, message: str) -> str:
 
 def _data(text: str) -> str:
     """Escape as the runner reads it (actions/toolkit, command.ts): nothing in a text ends or starts a command."""
-    return md.clean(text, _LONGEST).replace("%", "%25")
+    return short(printable(text), _LONGEST).replace("%", "%25")
 
 
 def _property(text: str) -> str:

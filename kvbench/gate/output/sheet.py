@@ -12,7 +12,7 @@ from typing import Final
 from kvbench.gate.judgement import Judgement, Row, Status
 from kvbench.gate.rule_check import RulesReport, RuleVerdict
 from kvbench.gate.verdict import Verdict
-from kvbench.report.markdown import figure
+from kvbench.report.numbers import figure
 from kvbench.units import format_size
 
 

@@ -6,15 +6,33 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.analysis.curves import leaders
 from kvbench.analysis.intervals import Quartiles
-from kvbench.report.select import QUEUE, STATES, Pinned, pin
+from kvbench.report.numbers import TIMES, figure
+from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin
 from kvbench.report.tables import rows_of, swap_quartiles
 from kvbench.report.view import View
 from kvbench.tune.fit import timed
 
 BATCHED: Final = "batched"
-BACK_TO_BACK: Final = "back-to-back"
 Shape = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRatio:
+    """One time over another; `decided` where their quartiles lie apart."""
+
+    value: float
+    decided: bool
+
+    def __str__(self) -> str:
+        return f"{'' if self.decided else '≈ '}{TIMES}{figure(self.value)}"
+
+
+def time_ratio(first: Quartiles, second: Quartiles) -> TimeRatio:
+    """Return the first time over the second, decided where their quartiles lie apart."""
+    decided = len(leaders({"first": first, "second": second})) == 1
+    return TimeRatio(first.median / second.median, decided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +52,8 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """One direction and stream state; batched is the first of the arms.
-
-    In the state BACK_TO_BACK batched was submitted behind another swap of its kind, the others on a busy stream.
-    """
+class BackendContest:
+    """One direction and stream state; batched is the first of the arms."""
 
     direction: str
     state: str
@@ -46,47 +61,29 @@ class Contest:
 
 
 @dataclass(frozen=True, slots=True)
-class Contests:
+class BackendContests:
     """All contests of a run; `pinned` says what the axes that are not shown were set to."""
 
-    contests: Sequence[Contest]
+    contests: Sequence[BackendContest]
     pinned: Pinned
 
 
-def contests(view: View) -> Contests:
+def backend_contests(view: View) -> BackendContests:
     """Return a contest per direction and state in which batched and another backend were measured."""
     pinned = pin(view.frame, shown=())
     found = []
-    for direction in ("h2d", "d2h"):
+    for direction in DIRECTIONS:
         cells = pinned.cells[pinned.cells["direction"] == direction]
         others = sorted(set(cells["backend"]) - {BATCHED})
         for state in STATES:
-            arms = [arm for name in (BATCHED, *others) if (arm := _arm(cells, name, state))]
+            arms = [arm for name in (BATCHED, *others) if (arm := arm_of(cells, name, state))]
             if len(arms) > 1 and arms[0].backend == BATCHED:
-                found.append(Contest(direction, state, arms))
-    return Contests(found, pinned)
+                found.append(BackendContest(direction, state, arms))
+    return BackendContests(found, pinned)
 
 
-def back_to_back(view: View) -> list[Contest]:
-    """Return the contests on a busy stream once more, with batched behind one queued swap, where that was measured."""
-    frame = view.frame
-    behind_one = (frame["queued"] == 1) & (frame["streams"] == 1) & (frame["backend"] == BATCHED)
-    cells = pin(frame[behind_one], shown=QUEUE).cells
-    found = []
-    for contest in view.once(contests).contests:
-        arm = _arm(cells[cells["direction"] == contest.direction], BATCHED, contest.state)
-        if arm and contest.state == "busy":
-            found.append(Contest(contest.direction, BACK_TO_BACK, [arm, *contest.arms[1:]]))
-    return found
-
-
-def a_stream(state: str) -> str:
-    """Return the state of a stream, or of a contest, in words."""
-    words = {"idle": "an idle stream", BACK_TO_BACK: f"a busy stream, {BATCHED} back to back"}
-    return words.get(state, "a busy stream")
-
-
-def _arm(cells: pd.DataFrame, backend: str, state: str) -> Arm | None:
+def arm_of(cells: pd.DataFrame, backend: str, state: str) -> Arm | None:
+    """Return the arm of `backend` among cells of one direction, None where none of them has a time."""
     own = cells[(cells["backend"] == backend) & (cells["stream_state"] == state)]
     times = {(int(row["block_bytes"]), int(row["blocks"])): swap_quartiles(row) for row in rows_of(timed(own))}
     return Arm(backend, own, times) if times else None
