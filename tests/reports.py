@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.report.build import report_of
-from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, spans, words_of
+from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, spans
 from kvbench.results import Record, Run, RunInfo, load_run
 from tests import synthetic
 
@@ -19,7 +19,8 @@ def made_report(folder: Path, records: Sequence[Record], info: RunInfo | None = 
 
 def said(text: Text) -> str:
     """Return the words of `text`, with ordinary spaces for those that do not break."""
-    return words_of(text).replace("\N{NO-BREAK SPACE}", " ")
+    words = "".join(span if isinstance(span, str) else span.text for span in spans(text))
+    return words.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def is_bold(text: Text) -> bool:

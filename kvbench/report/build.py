@@ -10,9 +10,10 @@ from kvbench.report import front
 from kvbench.report.charts.heatmap import draw_map
 from kvbench.report.charts.lines import draw_lines
 from kvbench.report.charts.palette import Ink, inks
+from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import PAGE_FILE, document
 from kvbench.report.html.page import html_page
-from kvbench.report.model import Chapter, Chart, LinePlot, Part, Report, Text
+from kvbench.report.model import Chapter, Chart, Part, Report, Text
 from kvbench.report.sections import sections_of
 from kvbench.report.view import views_of
 from kvbench.results import Run

@@ -9,7 +9,7 @@ import pandas as pd
 from kvbench.analysis.curves import leaders
 from kvbench.analysis.intervals import Quartiles
 from kvbench.report.numbers import TIMES, figure
-from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin
+from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import rows_of, swap_quartiles
 from kvbench.report.view import View
 from kvbench.tune.fit import timed
@@ -73,7 +73,7 @@ def backend_contests(view: View) -> BackendContests:
     pinned = pin(view.frame, shown=())
     found = []
     for direction in DIRECTIONS:
-        cells = pinned.cells[pinned.cells["direction"] == direction]
+        cells = where(pinned.cells, direction=direction)
         others = sorted(set(cells["backend"]) - {BATCHED})
         for state in STATES:
             arms = [arm for name in (BATCHED, *others) if (arm := arm_of(cells, name, state))]
@@ -84,6 +84,6 @@ def backend_contests(view: View) -> BackendContests:
 
 def arm_of(cells: pd.DataFrame, backend: str, state: str) -> Arm | None:
     """Return the arm of `backend` among cells of one direction, None where none of them has a time."""
-    own = cells[(cells["backend"] == backend) & (cells["stream_state"] == state)]
+    own = where(cells, backend=backend, stream_state=state)
     times = {(int(row["block_bytes"]), int(row["blocks"])): swap_quartiles(row) for row in rows_of(timed(own))}
     return Arm(backend, own, times) if times else None

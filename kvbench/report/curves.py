@@ -8,9 +8,10 @@ import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.report.captions import INCLUDES, chart_words
-from kvbench.report.model import Chart, LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, figure, noun
-from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin
+from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin, where
 from kvbench.report.view import View, ceiling_of, sample_words
 
 MIN_SIZES: Final = 4
@@ -116,7 +117,7 @@ class CurveKind:
 def cliff_curves(cells: pd.DataFrame) -> RateCurves | str:
     """Return GB/s over block size, a panel per number of blocks, from the rows of a run; or why there are none."""
     pinned = pin(cells, shown=())
-    measured = pinned.cells[pinned.cells["status"] == "ok"]
+    measured = where(pinned.cells, status="ok")
     curves = _curves(measured, "blocks", "block_bytes")
     if not any(len(curve.x) >= MIN_SIZES for curve in curves):
         return f"it needs a backend measured at {MIN_SIZES} block sizes with the same number of blocks"
@@ -130,7 +131,7 @@ def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
     """
     kernels = cells[cells["sms"].notna()]
     pinned = pin(kernels, shown=("sms",))
-    measured = pinned.cells[pinned.cells["status"] == "ok"]
+    measured = where(pinned.cells, status="ok")
     counts = measured.groupby([*SERIES, "blocks", "block_bytes"])["sms"].transform("size")
     ladders = measured[counts >= MIN_COUNTS]
     if ladders.empty:
@@ -165,8 +166,7 @@ LADDER: Final = CurveKind("sm-ladder", PlotAxis("SMs", "count", "log2"), ladder_
 
 def panel_row(curves: RateCurves, panel: int, words: str = "") -> list[CurvePanel]:
     """Return a panel for each direction that was measured at all."""
-    measured = curves.cells[curves.cells["status"] == "ok"]
-    by_way = {way: measured[measured["direction"] == way] for way in DIRECTIONS}
+    by_way = {way: where(curves.cells, status="ok", direction=way) for way in DIRECTIONS}
     return [
         CurvePanel(f"{way}{words}", [curve for curve in curves.at(panel) if curve.direction == way], ceiling_of(cells))
         for way, cells in by_way.items()

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from kvbench.report import markdown as md
+from kvbench.report import markdown
 from kvbench.report.front import TITLE
 from kvbench.report.model import Chapter, Chart, Code, DataTable, Part, Report, Sentence, Strong, Text, spans
 
@@ -26,7 +26,8 @@ def _parts(report: Report) -> Iterator[str]:
     yield f"Made by\n\n{_list(report.commands)}"
     yield from _listed("To know first", report.warnings)
     if summary := report.summary:
-        yield f"## What was found\n\n{md.bullets(_sentence(sentence, report.several_runs) for sentence in summary)}"
+        told = markdown.bullets(_sentence(sentence, report.several_runs) for sentence in summary)
+        yield f"## What was found\n\n{told}"
     for chapter in report.chapters:
         yield from _chapter(chapter, report.several_runs)
     yield from _listed("Not in this report", report.missing)
@@ -44,15 +45,15 @@ def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
 
 def _sentence(sentence: Sentence, several_runs: bool) -> str:
     section = sentence.section
-    link = f"[{md.inline(section.short_title)}](#{md.anchor(section.title)})"
+    link = f"[{markdown.inline(section.short_title)}](#{markdown.anchor(section.title)})"
     return f"{_block(sentence.text)} ({link}{f', run {sentence.run}' if several_runs else ''})"
 
 
 def _chapter(chapter: Chapter, several_runs: bool) -> Iterator[str]:
-    yield f"## {md.inline(chapter.section.title)}"
+    yield f"## {markdown.inline(chapter.section.title)}"
     for view, part in chapter.parts:
         if several_runs:
-            yield f"### {md.inline(f'{view.label}: {view.title}')}"
+            yield f"### {markdown.inline(f'{view.label}: {view.title}')}"
         yield from _part(part)
 
 
@@ -66,23 +67,23 @@ def _part(part: Part) -> Iterator[str]:
 
 def _figure(chart: Chart) -> str:
     stem = chart.stem
-    return f"![{md.inline(chart.words.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
+    return f"![{markdown.inline(chart.words.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
 
 
 def table(shown: DataTable) -> str:
     """Return a table with its title, notes and caption."""
     header, *rows = ([_inline(text) for text in row] for row in (shown.header, *shown.rows))
-    title = md.strong(md.inline(shown.title)) if shown.title else ""
-    lines = md.table(header, rows, shown.left)
+    title = markdown.strong(markdown.inline(shown.title)) if shown.title else ""
+    lines = markdown.table(header, rows, shown.left)
     return "\n\n".join(filter(None, (title, lines, _list(shown.notes), _block(shown.caption))))
 
 
 def _list(items: Sequence[Text]) -> str:
-    return md.bullets(map(_block, items))
+    return markdown.bullets(map(_block, items))
 
 
 def _block(text: Text) -> str:
-    return md.block(_inline(text))
+    return markdown.block(_inline(text))
 
 
 def _inline(text: Text) -> str:
@@ -92,8 +93,8 @@ def _inline(text: Text) -> str:
 def _span(span: str | Strong | Code) -> str:
     match span:
         case Code(text):
-            return md.code(text)
+            return markdown.code(text)
         case Strong(text):
-            return md.strong(md.inline(text))
+            return markdown.strong(markdown.inline(text))
         case text:
-            return md.inline(text)
+            return markdown.inline(text)

@@ -74,6 +74,13 @@ def spelled_out(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def where(cells: pd.DataFrame, **values: str | int) -> pd.DataFrame:
+    """Keep the cells with these values on these columns."""
+    for column, value in values.items():
+        cells = cells[cells[column] == value]
+    return cells
+
+
 def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
     """Return the value of `axis` for which most different values of `over` exist, the largest of several."""
     numbers = cells.groupby(axis)[over].nunique()

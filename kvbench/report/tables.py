@@ -1,7 +1,7 @@
 """What the tables of a report have in common: rows of a run's table, footnotes, marks."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -12,6 +12,8 @@ from kvbench.report.numbers import ABSENT, figure, superscript
 from kvbench.text import short
 
 Row = dict[str, Any]
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 
 
 class Footnotes:
@@ -67,3 +69,16 @@ def mark_fastest(texts: Mapping[str, str], times: Mapping[str, Quartiles]) -> di
     first = leaders(times) if len(times) > 1 else []
     marked = {name: Strong(texts[name]) if len(first) == 1 else undecided(texts[name]) for name in first}
     return {**texts, **marked}
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by their key, in the order in which the keys come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def ends(values: Sequence[float], show: Callable[[float], str]) -> str:
+    """Return "least to most", or one of them where they look the same."""
+    return " to ".join(dict.fromkeys((show(min(values)), show(max(values)))))

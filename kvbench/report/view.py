@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from kvbench.report.numbers import noun
@@ -48,12 +46,8 @@ class View:
 
     def samples(self, cell_ids: Collection[str]) -> dict[str, pd.DataFrame]:
         """Return the raw samples of some cells, by cell id."""
-        return {cell_id: self.all_samples.take(self._places[cell_id]) for cell_id in cell_ids}
-
-    @cached_property
-    def _places(self) -> Mapping[str, npt.NDArray[np.intp]]:
-        found = self.all_samples.groupby("cell_id").indices
-        return {str(cell_id): np.asarray(places) for cell_id, places in found.items()}
+        own = self.all_samples[self.all_samples["cell_id"].isin(cell_ids)]
+        return {str(cell_id): samples for cell_id, samples in own.groupby("cell_id")}
 
     @property
     def on_host(self) -> bool:
@@ -93,7 +87,7 @@ def views_of(runs: Sequence[Run]) -> list[View]:
     for run in runs:
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(run.path).absolute().name).strip("-") or "run"
         taken = {view.label for view in views}
-        label = next(label for label in _numbered(name) if label not in taken)
+        label = next(label for number in count(1) if (label := f"{name}-{number}" if number > 1 else name) not in taken)
         views.append(View(run, label, tuple(views)))
     return views
 
@@ -120,21 +114,16 @@ def warnings_of(run: Run) -> list[str]:
 
 def _moving_ceilings(run: Run) -> list[str]:
     """Return a line for each direction in which the large copies themselves were not steady."""
+    copies = (record for record in run.records if isinstance(record, Ceiling) and record.gpu_us)
     rates: dict[str, list[float]] = {}
-    for record in run.records:
-        if isinstance(record, Ceiling) and record.gpu_us:
-            rates.setdefault(record.direction, []).append(record.swap_bytes / median(record.gpu_us) / 1e3)
+    for record in copies:
+        rates.setdefault(record.direction, []).append(record.swap_bytes / median(record.gpu_us) / 1e3)
     return [
         f"the {direction} ceiling moved between {min(seen):.1f} and {max(seen):.1f} GB/s from round to round: "
         "something else used the link or the host's memory, and other figures moved with it"
         for direction, seen in rates.items()
         if max(seen) > (1 + STEADY_CEILING) * min(seen)
     ]
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}-{number}" for number in count(2))
 
 
 def ceiling_of(cells: pd.DataFrame) -> float | None:

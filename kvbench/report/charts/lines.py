@@ -9,8 +9,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from kvbench.report.charts.palette import Ink
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.charts.sheet import PANEL_WIDTH, drawable, new_sheet, render, say_not_measured, styled
-from kvbench.report.model import ChartWords, LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.model import ChartWords
 from kvbench.report.numbers import bytes_size, count
 
 _CEILING: Final = "#666666"

@@ -14,7 +14,8 @@ from markupsafe import Markup
 from kvbench.analysis.intervals import Floats
 from kvbench.cells.cell import AXES
 from kvbench.report.charts.palette import Ink
-from kvbench.report.model import Chart, LinePlot
+from kvbench.report.charts.plot import LinePlot
+from kvbench.report.model import Chart
 from kvbench.report.view import HOST_COPIES, View
 from kvbench.results.schema import SAMPLE_COLUMNS
 from kvbench.text import short
@@ -51,7 +52,7 @@ def figures_json(view: View) -> Markup:
 
 
 def samples_json(view: View) -> Markup:
-    """Return the raw samples: {"columns": [name], "cells": {cell id: [[round, column, ...] for each visit]}}.
+    """Return the raw samples: {"columns": [name], "cells": {cell id: [[round, samples, column, ...] for each visit]}}.
 
     A column of a visit is a list of numbers; one number stands for a list of equal ones.
     """
@@ -62,8 +63,9 @@ def samples_json(view: View) -> Markup:
         owner, ids = pd.factorize(samples["cell_id"])
         starts = np.flatnonzero((samples["sample"] == 0) | (np.diff(owner, prepend=-1) != 0))
         columns = [_column(samples[name].to_numpy(np.float64, na_value=np.nan), starts) for name in SAMPLE_COLUMNS]
+        lengths = np.diff(starts, append=len(samples))
         for place, at in enumerate(starts):
-            visit = [int(numbers[at]), *(column[place] for column in columns)]
+            visit = [int(numbers[at]), int(lengths[place]), *(column[place] for column in columns)]
             cells.setdefault(ids[owner[at]], []).append(visit)
     return script_json({"columns": list(SAMPLE_COLUMNS), "cells": cells})
 

@@ -12,7 +12,7 @@ from kvbench.report.captions import INCLUDES, a_stream, caption, settings
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import count, figure, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin
-from kvbench.report.tables import Row, rows_of
+from kvbench.report.tables import Row, ends, rows_of
 from kvbench.report.view import View
 
 _RACE: Final = (
@@ -150,5 +150,5 @@ def _changed(pairs: Sequence[OrderPair], time: OrderTime) -> str:
     beyond = [ratio.value - 1 for ratio in ratios if ratio.decided]
     if not beyond:
         return f"{time.title} within the noise in all {len(ratios)} cells"
-    ends = " to ".join(dict.fromkeys((f"{min(beyond):+.1%}", f"{max(beyond):+.1%}")))
-    return f"{time.title} beyond the noise in {len(beyond)} of {len(ratios)} cells ({ends})"
+    changes = ends(beyond, lambda share: f"{share:+.1%}")
+    return f"{time.title} beyond the noise in {len(beyond)} of {len(ratios)} cells ({changes})"

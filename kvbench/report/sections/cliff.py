@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -21,7 +21,8 @@ from kvbench.report.curves import (
 )
 from kvbench.report.model import Chart, Code, DataTable, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
-from kvbench.report.tables import Footnotes, Row, rate, rows_of, shown
+from kvbench.report.select import where
+from kvbench.report.tables import Footnotes, Row, ends, grouped, rate, rows_of, shown
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
 from kvbench.text import short
@@ -54,16 +55,13 @@ def _charts(view: View, curves: RateCurves) -> list[Chart]:
 
 def _tables(view: View, curves: RateCurves) -> list[DataTable]:
     """Return GB/s and share of the ceiling, block size against N, a table per direction, backend and state."""
-    groups: dict[tuple[str, str, str], list[RateCurve]] = {}
-    for curve in curves.curves:
-        groups.setdefault((curve.direction, curve.backend, curve.state), []).append(curve)
+    groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))
     return [_table(view, curves, group) for group in groups.values()]
 
 
 def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTable:
     direction, backend, state = group[0].direction, group[0].backend, group[0].state
-    cells = curves.cells
-    rows = cells[(cells["direction"] == direction) & (cells["backend"] == backend) & (cells["stream_state"] == state)]
+    rows = where(curves.cells, direction=direction, backend=backend, stream_state=state)
     notes = Footnotes()
     counts = sorted({int(blocks) for blocks in rows["blocks"]})
     sizes = sorted({int(size) for size in rows["block_bytes"]})
@@ -74,7 +72,7 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
     ]
     cliffs = {curve.panel: cliff_words(curve) or ("none" if len(curve.x) >= MIN_SIZES else "") for curve in group}
     body.append(["cliff", *(cliffs.get(blocks, "") for blocks in counts)])
-    measured = rows[rows["status"] == "ok"]
+    measured = where(rows, status="ok")
     return DataTable(
         f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{_ceiling(rows)})",
         ("Block size", *(f"N = {count(blocks)}" for blocks in counts)),
@@ -113,11 +111,8 @@ def _finding(curve: RateCurve, found: str) -> str:
 def _sentences(curves: Sequence[RateCurve]) -> list[str]:
     """Return a sentence for every backend, direction and stream state of which most curves jump at the same sizes."""
     long = [curve for curve in curves if len(curve.x) >= MIN_SIZES]
-    groups: dict[tuple[str, str, str], list[RateCurve]] = {}
-    for curve in long:
-        groups.setdefault((curve.backend, curve.direction, curve.state), []).append(curve)
     found = []
-    for (backend, direction, state), group in groups.items():
+    for (backend, direction, state), group in grouped(long, lambda c: (c.backend, c.direction, c.state)).items():
         jumps = Counter((c.cliff.below_bytes, c.cliff.above_bytes, c.cliff.rises) for c in group if c.cliff)
         (below, above, rises), times = jumps.most_common(1)[0] if jumps else ((0, 0, False), 0)
         if times * 2 <= len(group):
@@ -128,8 +123,8 @@ def _sentences(curves: Sequence[RateCurve]) -> list[str]:
         none = f"; on {a_stream(other[0].state)} there is none" if other and not any(c.cliff for c in other) else ""
         found.append(
             f"{backend} {direction} on {a_stream(state)} {'jumps up' if rises else 'drops'} between "
-            f"{bytes_size(below)} and {bytes_size(above)}, by {TIMES}{_span(heights, figure)} "
-            f"(N = {_span([c.panel for c in same], count)}), {_path_words(same)}{none}."
+            f"{bytes_size(below)} and {bytes_size(above)}, by {TIMES}{ends(heights, figure)} "
+            f"(N = {ends([c.panel for c in same], count)}), {_path_words(same)}{none}."
         )
     return found
 
@@ -145,7 +140,3 @@ def _path(curve: RateCurve, side: str) -> str:
     assert curve.cliff is not None
     size = curve.cliff.below_bytes if side == "below" else curve.cliff.above_bytes
     return short(str(curve.points["path"].iloc[list(curve.x).index(size)]).partition(BETWEEN)[0])
-
-
-def _span(values: Sequence[float], show: Callable[[float], str]) -> str:
-    return " to ".join(dict.fromkeys((show(min(values)), show(max(values)))))

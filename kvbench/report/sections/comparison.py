@@ -1,6 +1,6 @@
 """The comparison of runs: what differs in identity, the cells that both measured side by side, their curves in one."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,7 +24,7 @@ from kvbench.report.curves import (
 from kvbench.report.model import Chart, ChartWords, DataTable, Part, Section, Span
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES
-from kvbench.report.tables import Row, rows_of
+from kvbench.report.tables import Row, grouped, rows_of, swap_quartiles
 from kvbench.report.view import HOST_COPIES, View
 from kvbench.results import Scalar
 from kvbench.text import short
@@ -33,13 +33,7 @@ CHANCE: Final = 0.05
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES)
 _FIGURES: Final = ("samples", "rounds", "swap_us_q1", "swap_us_median", "swap_us_q3", "gbps", "path")
 _MOST_CELLS: Final = 40
-_WORDS: Final = {
-    "slower": "slower",
-    "faster": "faster",
-    "drift": "≈ drift",
-    "noise": "≈ noise",
-    "undecided": "undecided",
-}
+_SIGNS: Final = {"slower": "", "faster": "", "drift": "≈ ", "noise": "≈ ", "undecided": ""}
 _VERDICT: Final = (
     f"Slower, faster: by more than {DRIFT:.0%} and beyond the noise, the medians of the visits lie apart as they would "
     f"by chance in at most {CHANCE:.0%} of such cells (Mann-Whitney). ≈ drift: beyond the noise, but by no more than "
@@ -68,11 +62,6 @@ class Pairing:
 
     def count(self, verdict: str) -> int:
         return int((self.cells["verdict"] == verdict).sum())
-
-    @property
-    def differences(self) -> Sequence[tuple[str, str, str]]:
-        """(field, of base, of other) of the identities, of the versions of kvbench and of the ceilings."""
-        return differing(_identity(self.base), _identity(self.other))
 
 
 def make(view: View) -> Part | str:
@@ -121,23 +110,22 @@ def _cells(base: View, other: View) -> pd.DataFrame:
 def _chances(base: View, other: View, cell_ids: "pd.Series[str]") -> dict[str, tuple[float, float]]:
     """Return cell id -> how likely visits this far apart are without a difference, and how unlikely any could be."""
     visits = [_visits(view, cell_ids) for view in (base, other)]
-    found = {}
-    for cell in cell_ids:
-        first, second = (medians[cell] for medians in visits)
-        least = rank_sum_probability([0.0] * len(first), [1.0] * len(second))
-        found[str(cell)] = (rank_sum_probability(first, second), least)
-    return found
+    pairs = {str(cell): (visits[0][cell], visits[1][cell]) for cell in cell_ids}
+    return {
+        cell: (rank_sum_probability(a, b), rank_sum_probability([0.0] * len(a), [1.0] * len(b)))
+        for cell, (a, b) in pairs.items()
+    }
 
 
-def _visits(view: View, cell_ids: "pd.Series[str]") -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+def _visits(view: View, cell_ids: "pd.Series[str]") -> dict[str, list[float]]:
     """Return cell id -> median of swap_us of every visit."""
     samples = view.all_samples
     medians = samples[samples["cell_id"].isin(cell_ids)].groupby(["cell_id", "round"], sort=False)["swap_us"].median()
-    by_cell = medians.groupby(level="cell_id", sort=False)
-    return {str(cell): found.to_numpy(dtype=np.float64) for cell, found in by_cell}
+    return {str(cell): found.tolist() for cell, found in medians.groupby(level="cell_id", sort=False)}
 
 
 def _identity(view: View) -> dict[str, Scalar]:
+    """Return a run's identity, and what else may differ: the version of kvbench, the day, the ceilings."""
     info = view.run.info
     ceilings = view.measured.groupby("direction")["ceiling_gbps"].first()
     own: dict[str, Scalar] = {"kvbench": info.kvbench, "device": view.title, "date": view.date}
@@ -152,20 +140,17 @@ def _sentence(pairing: Pairing) -> str:
         changes = pairing.cells.loc[pairing.cells["verdict"] == verdict, "change"]
         most = "" if changes.empty else f" (by up to {getattr(changes, ends)():+.1%})"
         parts.append(f"{count(len(changes))} {verdict}{most}")
-    drift = pairing.count("drift")
-    parts += [f"{count(drift)} apart by no more than {DRIFT:.0%}, as runs of one build may be"] if drift else []
+    if drift := pairing.count("drift"):
+        parts.append(f"{count(drift)} apart by no more than {DRIFT:.0%}, as runs of one build may be")
     parts.append(f"{count(pairing.count('noise'))} inside the noise")
-    undecided = pairing.count("undecided")
-    parts += [f"{count(undecided)} undecided for too few visits"] if undecided else []
-    return (
-        f"{pairing.other.label} against {pairing.base.label}, {count(len(pairing.cells))} cells of both: "
-        f"{', '.join(parts)}."
-    )
+    if undecided := pairing.count("undecided"):
+        parts.append(f"{count(undecided)} undecided for too few visits")
+    cells = f"{count(len(pairing.cells))} cells of both"
+    return f"{pairing.other.label} against {pairing.base.label}, {cells}: {', '.join(parts)}."
 
 
 def _differences(pairing: Pairing) -> DataTable:
-    fields = pairing.differences
-    rows = [tuple(map(short, words)) for words in fields]
+    rows = [tuple(map(short, words)) for words in differing(*map(_identity, pairing.views))]
     same = "Everything else in the identity is the same" if rows else "The identities are the same"
     header = ("Field", pairing.base.label, pairing.other.label)
     return DataTable("What differs in identity", header, rows, [], (f"{same}. ", *_origin(pairing)), left=3)
@@ -173,19 +158,11 @@ def _differences(pairing: Pairing) -> DataTable:
 
 def _by_backend(pairing: Pairing) -> DataTable:
     rows = []
-    for (backend, way, state), cells in pairing.cells.groupby(["backend", "direction", "stream_state"]):
-        verdicts = cells["verdict"].value_counts()
-        rows.append(
-            [
-                str(backend),
-                str(way),
-                str(state),
-                count(len(cells)),
-                f"{cells['change'].median():+.1%}",
-                *(count(int(verdicts.get(verdict, 0))) for verdict in _WORDS),
-            ]
-        )
-    header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *(word.capitalize() for word in _WORDS.values()))
+    for names, cells in pairing.cells.groupby(["backend", "direction", "stream_state"]):
+        counts = [count(int((cells["verdict"] == verdict).sum())) for verdict in _SIGNS]
+        rows.append([*map(str, names), count(len(cells)), f"{cells['change'].median():+.1%}", *counts])
+    verdicts = (f"{sign}{name}".capitalize() for name, sign in _SIGNS.items())
+    header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *verdicts)
     return DataTable("By backend: cells beyond the noise", header, rows, [_VERDICT], _origin(pairing), left=3)
 
 
@@ -195,7 +172,7 @@ def _cell_table(pairing: Pairing) -> DataTable:
     varying = [axis for axis in SIDE_AXES if axis in shown and shown[axis].nunique(dropna=False) > 1]
     rows = [_row(row, varying) for row in rows_of(shown.astype(dict.fromkeys(varying, "string")))]
     more = f" (the {_MOST_CELLS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
-    labels = (f"{view.label} us" for view in (pairing.base, pairing.other))
+    labels = (f"{view.label} us" for view in pairing.views)
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta", "Verdict")
     states = [INCLUDES[state].replace("GB/s", "Time", 1) for state in STATES if state in set(shown["stream_state"])]
     caption = (f"Medians of swap_us with [quartiles]. {'. '.join(states)}. ", *_origin(pairing))
@@ -203,30 +180,19 @@ def _cell_table(pairing: Pairing) -> DataTable:
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
-    others = [f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str)]
-    times = [
-        f"{figure(row[f'swap_us_median_{side}'])} "
-        f"[{figure(row[f'swap_us_q1_{side}'])}, {figure(row[f'swap_us_q3_{side}'])}]"
-        for side in ("base", "other")
-    ]
-    return [
-        row["backend"],
-        row["direction"],
-        row["stream_state"],
-        count(row["blocks"]),
-        size(row["block_size"]),
-        ", ".join(others),
-        *times,
-        f"{row['change']:+.1%}",
-        _WORDS[row["verdict"]],
-    ]
+    others = ", ".join(f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str))
+    quartiles = [swap_quartiles(row, f"_{side}") for side in ("base", "other")]
+    times = [f"{figure(time.median)} [{figure(time.low)}, {figure(time.high)}]" for time in quartiles]
+    verdict = f"{_SIGNS[row['verdict']]}{row['verdict']}"
+    cell = [row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), size(row["block_size"])]
+    return [*cell, others, *times, f"{row['change']:+.1%}", verdict]
 
 
 def _origin(pairing: Pairing) -> tuple[Span, ...]:
     """Return where the figures of both come from."""
     base, other = (
         origin(view, pairing.cells[[f"samples_{side}"]].set_axis(["samples"], axis="columns"))
-        for side, view in (("base", pairing.base), ("other", pairing.other))
+        for side, view in zip(("base", "other"), pairing.views, strict=True)
     )
     return (*base, "; ", *other, ".")
 
@@ -249,7 +215,7 @@ def _chart(pairing: Pairing, kind: CurveKind, subject: str, both: Sequence[RateC
         for place, (view, found) in enumerate(zip(pairing.views, both, strict=True))
         for curve in found.curves
     ]
-    grid = _cliff_grid(curves, both[0].main) if kind is CLIFF else _ladder_grid(curves)
+    grid = _grid(kind, curves, both[0].main)
     heads = "; ".join(f"{view.label}: {view.title} · {view.driver} · {view.date}" for view in pairing.views)
     words = ChartWords(
         title=f"{subject}: {base} and {other}",
@@ -260,27 +226,12 @@ def _chart(pairing: Pairing, kind: CurveKind, subject: str, both: Sequence[RateC
     return Chart(f"comparison-{kind.name}-{base}-{other}", words, line_plot(kind, grid, base), curve_points(grid))
 
 
-def _cliff_grid(curves: Sequence[RateCurve], main: int) -> CurveGrid:
-    here = [curve for curve in curves if curve.panel == main]
-    return _rows({f"{state} stream": [curve for curve in here if curve.state == state] for state in STATES})
-
-
-def _ladder_grid(curves: Sequence[RateCurve]) -> CurveGrid:
-    return _rows(
-        {
-            f"{bytes_size(panel)} blocks, {state} stream": [
-                curve for curve in curves if (curve.panel, curve.state) == (panel, state)
-            ]
-            for panel in sorted({curve.panel for curve in curves})
-            for state in STATES
-        }
-    )
-
-
-def _rows(groups: Mapping[str, Sequence[RateCurve]]) -> CurveGrid:
-    ways = [way for way in DIRECTIONS if any(curve.direction == way for group in groups.values() for curve in group)]
-    return [
-        [CurvePanel(f"{way}, {name}", [curve for curve in group if curve.direction == way]) for way in ways]
-        for name, group in groups.items()
-        if group
-    ]
+def _grid(kind: CurveKind, curves: Sequence[RateCurve], main: int) -> CurveGrid:
+    """Return a row for each stream state, of a ladder for each block size too, so that a panel is about runs alone."""
+    shown = [curve for curve in curves if kind is LADDER or curve.panel == main]
+    ways = [way for way in DIRECTIONS if any(curve.direction == way for curve in shown)]
+    found = []
+    for (panel, state), row in sorted(grouped(shown, lambda curve: (curve.panel, STATES.index(curve.state))).items()):
+        title = f"{bytes_size(panel)} blocks, {STATES[state]} stream" if kind is LADDER else f"{STATES[state]} stream"
+        found.append([CurvePanel(f"{way}, {title}", [one for one in row if one.direction == way]) for way in ways])
+    return found

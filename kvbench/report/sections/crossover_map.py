@@ -8,6 +8,7 @@ import pandas as pd
 
 from kvbench.analysis.intervals import Quartiles
 from kvbench.report.captions import INCLUDES, chart_words
+from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.contests import (
     BATCHED,
     Arm,
@@ -18,7 +19,7 @@ from kvbench.report.contests import (
     backend_contests,
     time_ratio,
 )
-from kvbench.report.model import Chart, MapPanel, MapPlot, MapTile, Part, Section
+from kvbench.report.model import Chart, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS
 from kvbench.report.view import View, sample_words

@@ -1,6 +1,6 @@
 """Copy by copy against batched, model by model, and the other backends on the same swaps."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from kvbench.report.captions import INCLUDES, a_stream, caption, settings
 from kvbench.report.contests import BATCHED, TimeRatio, time_ratio
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count
-from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin
+from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import Footnotes, Row, mark_fastest, milliseconds, rate, rows_of, shown, swap_quartiles
 from kvbench.report.view import View
 from kvbench.text import short
@@ -46,13 +46,14 @@ class ModelRows:
         """Return the row of a model's cell, None where it was not asked for."""
         return self.found.get((backend, state, swap.blocks, swap.block_bytes, swap.pattern))
 
-    def caption(self, backends: Sequence[str], states: Sequence[str], includes: str) -> Text:
-        measured = self.cells[
-            (self.cells["status"] == "ok")
-            & self.cells["backend"].isin(list(backends))
-            & self.cells["stream_state"].isin(list(states))
-        ]
-        return caption(self.view, measured, f"{includes}. {settings(self.pinned, measured)}")
+    def measured(self, state: str) -> set[str]:
+        """Return the backends that were measured on streams of this state."""
+        return set(where(self.cells, status="ok", stream_state=state)["backend"])
+
+    def caption(self, backends: Collection[str], states: Collection[str], includes: str) -> Text:
+        measured = where(self.cells, status="ok")
+        shown = measured[measured["backend"].isin(backends) & measured["stream_state"].isin(states)]
+        return caption(self.view, shown, f"{includes}. {settings(self.pinned, shown)}")
 
 
 def make(view: View) -> Part | str:
@@ -60,7 +61,7 @@ def make(view: View) -> Part | str:
     if isinstance(found, str):
         return found
     tables = [table for rows in found for table in _tables(rows)]
-    return Part(tables=tables, told=[text for rows in found for text in _findings(rows)])
+    return Part(tables=tables, told=[text for rows in found for state in STATES if (text := _finding(rows, state))])
 
 
 SECTION = Section("models", "Models: copy by copy against batched", make)
@@ -78,7 +79,7 @@ def _model_rows(view: View) -> list[ModelRows] | str:
     found = [
         ModelRows(view, way, swaps, cells, _by_key(cells), pinned)
         for way in DIRECTIONS
-        if (cells := pinned.cells[pinned.cells["direction"] == way])["status"].eq("ok").any()
+        if (cells := where(pinned.cells, direction=way))["status"].eq("ok").any()
     ]
     return found or "none of the run's models has a measured cell"
 
@@ -93,7 +94,10 @@ def _by_key(cells: pd.DataFrame) -> dict[tuple[Any, ...], Row]:
 def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
     """Keep one value of every side axis for each swap by itself: a backend may take other SMs for other sizes."""
     shapes = dict.fromkeys((swap.blocks, swap.block_bytes, swap.pattern) for swap in swaps)
-    pins = [pin(_cells_of(frame, blocks, size, pattern), shown=("pattern",)) for blocks, size, pattern in shapes]
+    pins = [
+        pin(where(frame, blocks=blocks, block_bytes=size, pattern=pattern), shown=("pattern",))
+        for blocks, size, pattern in shapes
+    ]
     cells = pd.concat([part.cells for part in pins], ignore_index=True)
     hidden = {
         axis: set[str]().union(*(part.hidden[axis] for part in pins)) - set(cells[axis].dropna().astype(str))
@@ -104,13 +108,10 @@ def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
 
 def _tables(rows: ModelRows) -> list[DataTable]:
     """Return single against batched copies, then all backends for each stream state in which there are others."""
-    measured = rows.cells[rows.cells["status"] == "ok"]
-    tables = []
-    if any({SINGLE, BATCHED} <= _backends(measured, state) for state in STATES):
-        tables.append(
-            _pairs(rows, {state: found for state in STATES if BATCHED in (found := _backends(measured, state))})
-        )
-    return tables + [_all(rows, state) for state in STATES if _backends(measured, state) - {SINGLE, BATCHED}]
+    measured = {state: rows.measured(state) for state in STATES}
+    pairs = {state: found for state, found in measured.items() if BATCHED in found}
+    first = [_pairs(rows, pairs)] if any(SINGLE in found for found in pairs.values()) else []
+    return first + [_all(rows, state) for state, found in measured.items() if found - {SINGLE, BATCHED}]
 
 
 def _speed_up(single: Row | None, batched: Row | None) -> TimeRatio | None:
@@ -120,22 +121,14 @@ def _speed_up(single: Row | None, batched: Row | None) -> TimeRatio | None:
     return time_ratio(swap_quartiles(single), swap_quartiles(batched))
 
 
-def _findings(rows: ModelRows) -> list[str]:
-    """Return in a sentence for each stream state how much faster batched copies are, over the models."""
-    return [_finding(rows, state, found) for state in STATES if (found := _speed_ups(rows, state))]
-
-
-def _speed_ups(rows: ModelRows, state: str) -> dict[str, TimeRatio]:
+def _finding(rows: ModelRows, state: str) -> str:
+    """Return how much faster batched copies are on streams of one state, over the models; "" where nothing says it."""
     ratios = {
         _name(swap): _speed_up(rows.row(swap, SINGLE, state), rows.row(swap, BATCHED, state)) for swap in rows.swaps
     }
-    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
-
-
-def _finding(rows: ModelRows, state: str, found: Mapping[str, TimeRatio]) -> str:
-    ordered = sorted(found, key=lambda name: found[name].value)
-    ends = " to ".join(f"{found[name]} ({name})" for name in dict.fromkeys((ordered[0], ordered[-1])))
-    return f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} as fast as {SINGLE}."
+    ordered = sorted((ratio.value, f"{ratio} ({name})") for name, ratio in ratios.items() if ratio)
+    ends = " to ".join(dict.fromkeys(words for _, words in (*ordered[:1], *ordered[-1:])))
+    return f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} as fast as {SINGLE}." if ends else ""
 
 
 def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
@@ -163,7 +156,7 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
         header += [f"{heads[name]}, {state}" for name in _columns(measured)] + [f"{BATCHED} GB/s, {state}"]
     includes = ". ".join(INCLUDES[state].replace("GB/s", "ms and GB/s", 1) for state in states)
     title = f"{rows.direction}: {SINGLE} against {BATCHED}, by model, {_lengths(rows.swaps)}"
-    caption = rows.caption((SINGLE, BATCHED), tuple(states), includes)
+    caption = rows.caption((SINGLE, BATCHED), states, includes)
     return DataTable(title, header, body, [_WORDS, _RATIO, *notes.lines], caption)
 
 
@@ -172,7 +165,7 @@ def _columns(measured: Set[str]) -> tuple[str, ...]:
 
 
 def _all(rows: ModelRows, state: str) -> DataTable:
-    backends = sorted(_backends(rows.cells[rows.cells["status"] == "ok"], state))
+    backends = sorted(rows.measured(state))
     notes = Footnotes()
     body = []
     for swap in rows.swaps:
@@ -214,11 +207,3 @@ def _name(swap: ModelSwap) -> str:
 def _lengths(swaps: Sequence[ModelSwap]) -> str:
     lengths = dict.fromkeys((swap.tokens, swap.block_tokens) for swap in swaps)
     return " and ".join(f"{count(tokens)} tokens in blocks of {count(block)}" for tokens, block in lengths)
-
-
-def _cells_of(cells: pd.DataFrame, blocks: int, block_bytes: int, pattern: str) -> pd.DataFrame:
-    return cells[(cells["blocks"] == blocks) & (cells["block_bytes"] == block_bytes) & (cells["pattern"] == pattern)]
-
-
-def _backends(measured: pd.DataFrame, state: str) -> set[str]:
-    return set(measured.loc[measured["stream_state"] == state, "backend"])

@@ -10,21 +10,10 @@ import pandas as pd
 from kvbench.analysis.curves import RISE, QueueKnee, find_queue_knee
 from kvbench.analysis.intervals import Quartiles
 from kvbench.report.captions import caption, chart_words, settings
-from kvbench.report.model import (
-    Chart,
-    DataTable,
-    LinePlot,
-    Part,
-    PlotAxis,
-    PlotLine,
-    PlotMark,
-    PlotPanel,
-    Section,
-    Strong,
-    Text,
-)
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.model import Chart, DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
-from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin
+from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
 from kvbench.report.tables import Footnotes, Row, rows_of, shown
 from kvbench.report.view import View, sample_words
 
@@ -66,7 +55,7 @@ class QueueLine:
     @property
     def points(self) -> pd.DataFrame:
         """The measured cells."""
-        return self.cells[self.cells["status"] == "ok"]
+        return where(self.cells, status="ok")
 
     @property
     def times(self) -> Mapping[int, Quartiles]:
@@ -88,48 +77,29 @@ class QueueLine:
         return f"{self.backend}, N = {count(self.blocks)}, {noun(self.streams, 'stream')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Queues:
-    """All lines of a run; `pinned` says what the axes that are not shown were set to."""
-
-    lines: Sequence[QueueLine]
-    pinned: Pinned
-
-    @property
-    def measured(self) -> pd.DataFrame:
-        return pd.concat([line.points for line in self.lines])
-
-    def grid(self) -> list[list[list[QueueLine]]]:
-        """Return a row per block size, in it the lines of each direction that there is."""
-        ways = [way for way in DIRECTIONS if any(line.direction == way for line in self.lines)]
-        return [
-            [[line for line in self.lines if (line.block_bytes, line.direction) == (size, way)] for way in ways]
-            for size in sorted({line.block_bytes for line in self.lines})
-        ]
+QueueGrid = Sequence[Sequence[Sequence[QueueLine]]]
 
 
 def make(view: View) -> Part | str:
-    queues = _queues(view)
-    if isinstance(queues, str):
-        return queues
-    findings = [_finding(line, knee) for line in queues.lines if (knee := line.knee)]
-    tables = [_table(view, lines, queues.pinned) for row in queues.grid() for lines in row if lines]
-    return Part(findings or [_NO_KNEE], [_chart(view, queues)], tables, findings)
+    pinned = pin(view.frame, shown=QUEUE)
+    busy = where(pinned.cells, stream_state="busy").sort_values("queued")
+    lines = [
+        line for _, cells in busy.groupby(_LINE) if (line := _line(cells)).points["queued"].nunique() >= MIN_DEPTHS
+    ]
+    if not lines:
+        return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
+    lines.sort(key=lambda line: (line.backend != "per_block", line.backend))
+    findings = [_finding(line, knee) for line in lines if (knee := line.knee)]
+    ways = [way for way in DIRECTIONS if any(line.direction == way for line in lines)]
+    grid = [
+        [[line for line in lines if (line.block_bytes, line.direction) == (size, way)] for way in ways]
+        for size in sorted({line.block_bytes for line in lines})
+    ]
+    tables = [_table(view, panel, pinned) for row in grid for panel in row if panel]
+    return Part(findings or [_NO_KNEE], [_chart(view, lines, grid, pinned)], tables, findings)
 
 
 SECTION = Section("queue-depth", "Queue depth: submission time against queued swaps", make)
-
-
-def _queues(view: View) -> Queues | str:
-    """Return what was measured over the queue's depth on a busy stream; or why there is nothing to show."""
-    pinned = pin(view.frame, shown=QUEUE)
-    busy = pinned.cells[pinned.cells["stream_state"] == "busy"].sort_values("queued")
-    deep = busy["queued"].nunique() >= MIN_DEPTHS
-    groups = (cells for _, cells in busy.groupby(_LINE)) if deep else ()
-    lines = [_line(cells) for cells in groups if cells.loc[cells["status"] == "ok", "queued"].nunique() >= MIN_DEPTHS]
-    if not lines:
-        return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
-    return Queues(sorted(lines, key=lambda line: (line.backend != "per_block", line.backend)), pinned)
 
 
 def _line(cells: pd.DataFrame) -> QueueLine:
@@ -175,25 +145,28 @@ def _knee_words(knee: QueueKnee | None) -> Text:
     return "none" if knee is None else (Strong(count(knee.depth)), f" ({TIMES}{figure(knee.height)})")
 
 
-def _chart(view: View, queues: Queues) -> Chart:
-    points = queues.measured
+def _chart(view: View, lines: Sequence[QueueLine], grid: QueueGrid, pinned: Pinned) -> Chart:
+    """Return the chart: a row per block size, in it the lines of each direction."""
+    points = pd.concat([line.points for line in lines])
     words = chart_words(
         view,
         "Time of one more submission against swaps that are queued already",
         f"{sample_words(points)} · medians · band: quartiles",
-        [_INCLUDES, queues.pinned.words(points)],
+        [_INCLUDES, pinned.words(points)],
     )
-    plot = LinePlot(
-        PlotAxis("queued swaps", "count", "symlog2"),
-        PlotAxis("us a submission", "figure", "log10"),
-        [[_panel(lines, view.label) for lines in row] for row in queues.grid()],
-    )
+    panels = [
+        [
+            PlotPanel(
+                f"{lines[0].direction}, {bytes_size(lines[0].block_bytes)} blocks" if lines else "",
+                [_plot_line(line, view.label) for line in lines],
+            )
+            for lines in row
+        ]
+        for row in grid
+    ]
+    y = PlotAxis("us a submission", "figure", "log10")
+    plot = LinePlot(PlotAxis("queued swaps", "count", "symlog2"), y, panels)
     return Chart(f"queue-depth-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
-
-
-def _panel(lines: Sequence[QueueLine], run: str) -> PlotPanel:
-    title = f"{lines[0].direction}, {bytes_size(lines[0].block_bytes)} blocks" if lines else ""
-    return PlotPanel(title, [_plot_line(line, run) for line in lines])
 
 
 def _plot_line(line: QueueLine, run: str) -> PlotLine:
@@ -204,10 +177,10 @@ def _plot_line(line: QueueLine, run: str) -> PlotLine:
         label=line.label,
         backend=line.backend,
         dashed=line.streams > 1,
-        x=[int(depth) for depth in points["queued"]],
-        y=[float(time) for time in points["submit_us_median"]],
-        low=[float(time) for time in points["submit_us_q1"]],
-        high=[float(time) for time in points["submit_us_q3"]],
-        cell_ids=list(points["cell_id"]),
+        x=points["queued"].tolist(),
+        y=points["submit_us_median"].tolist(),
+        low=points["submit_us_q1"].tolist(),
+        high=points["submit_us_q3"].tolist(),
+        cell_ids=points["cell_id"].tolist(),
         marks=[PlotMark(knee.depth, knee.depth, words)] if knee else (),
     )

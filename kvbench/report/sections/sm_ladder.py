@@ -3,19 +3,11 @@
 from collections.abc import Sequence
 
 from kvbench.report.captions import INCLUDES, a_stream, caption, settings
-from kvbench.report.curves import (
-    LADDER,
-    RateCurve,
-    RateCurves,
-    curve_chart,
-    ladder_curves,
-    left_out,
-    panel_row,
-    spread,
-)
+from kvbench.report.curves import LADDER, RateCurve, RateCurves, curve_chart, ladder_curves, left_out, panel_row, spread
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
-from kvbench.report.tables import Footnotes, rate, rows_of, shown
+from kvbench.report.select import where
+from kvbench.report.tables import Footnotes, grouped, rate, rows_of, shown
 from kvbench.report.view import View
 
 _BOLD = (Strong("Bold"), ": the knee, the first SM count within 5% of the best of its column")
@@ -28,9 +20,7 @@ def make(view: View) -> Part | str:
     sizes = curves.panels()
     grid = [panel_row(curves, size, f", {bytes_size(size)} blocks") for size in spread(sizes)]
     title = f"GB/s against the SM count, N = {count(curves.main)} blocks{left_out(sizes)}"
-    groups: dict[tuple[str, str], list[RateCurve]] = {}
-    for curve in curves.curves:
-        groups.setdefault((curve.backend, curve.state), []).append(curve)
+    groups = grouped(curves.curves, lambda curve: (curve.backend, curve.state))
     return Part(
         charts=[curve_chart(view, LADDER, curves, grid, title)],
         tables=[_table(view, curves, group) for group in groups.values()],
@@ -44,7 +34,7 @@ SECTION = Section("sm-ladder", "SM ladder: throughput against SM count", make)
 def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> DataTable:
     """Return GB/s against the SM count of one backend and state, the knees in bold."""
     backend, state = columns[0].backend, columns[0].state
-    rows = curves.cells[(curves.cells["backend"] == backend) & (curves.cells["stream_state"] == state)]
+    rows = where(curves.cells, backend=backend, stream_state=state)
     notes = Footnotes()
     grid = {(row["direction"], int(row["block_bytes"]), int(row["sms"])): row for row in rows_of(rows)}
     body: list[list[Text]] = []
@@ -53,7 +43,7 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
         marked = [Strong(text) if sms == curve.knee else text for curve, text in zip(columns, texts, strict=True)]
         body.append([str(sms), *marked])
     body.append(["knee", *(str(curve.knee) for curve in columns)])
-    measured = rows[rows["status"] == "ok"]
+    measured = where(rows, status="ok")
     return DataTable(
         f"{backend}, {state} stream, N = {count(curves.main)}: GB/s against the SM count",
         ("SMs", *(f"{curve.direction} {bytes_size(curve.panel)}" for curve in columns)),
@@ -65,15 +55,11 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
 
 def _sentence(group: Sequence[RateCurve], blocks: int) -> str:
     """Return from how many SMs on a kernel is within 5% of its best on streams of one state; "" for no figures."""
-    knees: dict[int, list[str]] = {}
-    for curve in group:
-        if curve.knee is not None:
-            knees.setdefault(curve.knee, []).append(f"{curve.direction} {bytes_size(curve.panel)}")
     last = max(curve.x[-1] for curve in group)
-    parts = [
-        f"{noun(sms, 'SM')}{' (the most measured)' * (sms == last)} for {', '.join(shapes)}"
-        for sms, shapes in sorted(knees.items())
-    ]
+    parts = []
+    for sms, alike in sorted(grouped((curve for curve in group if curve.knee), lambda curve: curve.knee or 0).items()):
+        shapes = ", ".join(f"{curve.direction} {bytes_size(curve.panel)}" for curve in alike)
+        parts.append(f"{noun(sms, 'SM')}{' (the most measured)' * (sms == last)} for {shapes}")
     if not parts:
         return ""
     head = f"{group[0].backend} on {a_stream(group[0].state)}, N = {count(blocks)}"

@@ -12,7 +12,7 @@ from kvbench.report.captions import INCLUDES, a_stream, caption, settings
 from kvbench.report.contests import BATCHED, Arm, BackendContest, BackendContests, arm_of, backend_contests
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count
-from kvbench.report.select import QUEUE, Pinned, pin
+from kvbench.report.select import QUEUE, Pinned, pin, where
 from kvbench.report.tables import Footnotes, mark_fastest, rate, rows_of, shown
 from kvbench.report.view import View
 
@@ -81,13 +81,12 @@ def _duels(view: View) -> Duels | str:
 
 def _back_to_back(frame: pd.DataFrame, found: BackendContests) -> list[BackendContest]:
     """Return the contests on a busy stream once more, with batched behind one queued swap, where that was measured."""
-    behind_one = (frame["queued"] == 1) & (frame["streams"] == 1) & (frame["backend"] == BATCHED)
-    cells = pin(frame[behind_one], shown=QUEUE).cells
+    cells = pin(where(frame, queued=1, streams=1, backend=BATCHED), shown=QUEUE).cells
     return [
         BackendContest(contest.direction, BACK_TO_BACK, [arm, *contest.arms[1:]])
         for contest in found.contests
         if contest.state == "busy"
-        and (arm := arm_of(cells[cells["direction"] == contest.direction], BATCHED, contest.state))
+        and (arm := arm_of(where(cells, direction=contest.direction), BATCHED, contest.state))
     ]
 
 
@@ -107,15 +106,15 @@ def _table(view: View, contest: BackendContest, duels: Duels) -> DataTable:
     blocks, times = duels.blocks, duels.times(contest)
     # an arm without any figure at this number of blocks has nothing to say
     arms = [arm for arm in contest.arms if arm.backend in times]
-    cells = pd.concat([arm.cells[arm.cells["blocks"] == blocks] for arm in arms])
+    cells = where(pd.concat([arm.cells for arm in arms]), blocks=blocks)
     notes = Footnotes()
     body: list[list[Text]] = []
     for size in sorted({int(size) for size in cells["block_bytes"]}):
-        row = {str(row["backend"]): row for row in rows_of(cells[cells["block_bytes"] == size])}
+        row = {str(row["backend"]): row for row in rows_of(where(cells, block_bytes=size))}
         texts = {arm.backend: shown(row.get(arm.backend), notes, rate) for arm in arms}
         here = {backend: found[size] for backend, found in times.items() if size in found}
         body.append([bytes_size(size), *mark_fastest(texts, here).values()])
-    measured = cells[cells["status"] == "ok"]
+    measured = where(cells, status="ok")
     crossings = [f"Faster, {_crossover_words(other, fastest)}" for other, fastest in _winners(times).items()]
     return DataTable(
         f"{contest.direction}, {BATCHED} {_HEADS[contest.state]}, N = {count(blocks)}: GB/s",

@@ -161,8 +161,8 @@ def test_raw_samples_keep_four_digits(cliff: Run) -> None:
     samples = cliff.samples()
     assert set(data["cells"]) == set(samples["cell_id"])
     for cell_id, own in list(samples.groupby("cell_id"))[:20]:
-        ((round_, *columns),) = data["cells"][cell_id]
-        assert round_ == own["round"].iloc[0]
+        ((round_, count, *columns),) = data["cells"][cell_id]
+        assert (round_, count) == (own["round"].iloc[0], len(own))
         for name, values in zip(data["columns"], columns, strict=True):
             expected = own[name].to_numpy(np.float64, na_value=np.nan)
             shown = np.array(values, dtype=np.float64)  # one number stands for a list of equal ones

@@ -25,7 +25,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
-from kvbench.report import markdown as md
+from kvbench.report import markdown
 from kvbench.report.build import report_files, report_of, write_report
 from kvbench.report.charts.palette import inks
 from kvbench.report.model import Code, Part, Report, spans
@@ -424,7 +424,7 @@ def on_a_line(text: str) -> str:
 def test_escaped_text_shows_as_it_was(text: str) -> None:
     shown = [
         token
-        for token in tokens(f"x{md.escape(text)}x")
+        for token in tokens(f"x{markdown.escape(text)}x")
         if token.type not in {"inline", "paragraph_open", "paragraph_close"}
     ]
     assert {token.type for token in shown} <= {"text", "text_special"}
@@ -434,7 +434,7 @@ def test_escaped_text_shows_as_it_was(text: str) -> None:
 
 @given(st.text())
 def test_code_shows_as_it_was(text: str) -> None:
-    row = f"| a |\n| --- |\n| {md.code(text)} |"
+    row = f"| a |\n| --- |\n| {markdown.code(text)} |"
     codes = [token.content for token in tokens(row) if token.type == "code_inline"]
     assert [content.strip(" ") for content in codes] == [on_a_line(text).strip(" ")]
 

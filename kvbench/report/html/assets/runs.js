@@ -27,9 +27,8 @@ function figureOf(run, row, name) {
 function samplesOf(run, row) {
   run.samples ??= JSON.parse(run.sampleNode.textContent);
   const { columns, cells } = run.samples;
-  return (cells[run.words.cell_id[row]] ?? []).map(([round, ...values]) => {
+  return (cells[run.words.cell_id[row]] ?? []).map(([round, length, ...values]) => {
     // one number stands for a list of equal ones
-    const length = Math.max(1, ...values.map((value) => (Array.isArray(value) ? value.length : 1)));
     const lists = values.map((value) => (Array.isArray(value) ? value : Array(length).fill(value)));
     return { round, columns: Object.fromEntries(columns.map((name, column) => [name, lists[column]])) };
   });
