@@ -1,6 +1,6 @@
 """GB/s over block sizes and over SM counts: the curves of a run, and the charts of such curves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,7 @@ MIN_COUNTS: Final = 3
 # More rows of panels than these take longer to draw than to read: the tables have them all.
 MOST_ROWS: Final = 4
 GBPS: Final = PlotAxis("GB/s", "figure", "linear")
-_POINT_COLUMNS: Final = (
+POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_q1",
     "gbps_q3", "ceiling_gbps", "ceiling_share", "swap_us_median", "samples", "rounds", "cell_id",
 )  # fmt: skip
@@ -56,11 +56,12 @@ class RateCurve:
 
     def line(self, run: str, marks: Sequence[PlotMark]) -> PlotLine:
         """Return the line of a chart; those of one backend are told apart by the stream's state, or by their run."""
+        place, label = self.run or (STATES.index(self.state), run)
         return PlotLine(
-            run=self.run[1] if self.run else run,
-            label=f"{self.backend}, run {self.run[1]}" if self.run else f"{self.backend}, {self.state} stream",
+            run=label,
+            label=f"{self.backend}, run {label}" if self.run else f"{self.backend}, {self.state} stream",
             backend=self.backend,
-            dashed=bool(self.run[0]) if self.run else self.state != STATES[0],
+            dashed=place > 0,
             x=self.x,
             y=self.gbps,
             low=self._column("gbps_q1"),
@@ -85,23 +86,8 @@ class RateCurves:
     cells: pd.DataFrame
     main: int
 
-    def panels(self) -> list[int]:
-        return sorted({curve.panel for curve in self.curves})
-
-    def at(self, panel: int) -> list[RateCurve]:
-        return [curve for curve in self.curves if curve.panel == panel]
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePanel:
-    """The curves of one pair of axes; `ceiling` in GB/s, None where it was not measured or says nothing here."""
-
-    title: str
-    curves: Sequence[RateCurve]
-    ceiling: float | None = None
-
-
-CurveGrid = Sequence[Sequence[CurvePanel]]
+    def at(self, panel: int, direction: str) -> list[RateCurve]:
+        return [curve for curve in self.curves if (curve.panel, curve.direction) == (panel, direction)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,47 +150,35 @@ CLIFF: Final = CurveKind("cliff", PlotAxis("block size", "bytes", "log2"), cliff
 LADDER: Final = CurveKind("sm-ladder", PlotAxis("SMs", "count", "log2"), ladder_curves, _knee_marks)
 
 
-def panel_row(curves: RateCurves, panel: int, words: str = "") -> list[CurvePanel]:
-    """Return a panel for each direction that was measured at all."""
-    by_way = {way: where(curves.cells, status="ok", direction=way) for way in DIRECTIONS}
-    return [
-        CurvePanel(f"{way}{words}", [curve for curve in curves.at(panel) if curve.direction == way], ceiling_of(cells))
-        for way, cells in by_way.items()
-        if not cells.empty
-    ]
-
-
 def curve_chart(
-    view: View, kind: CurveKind, curves: RateCurves, grid: CurveGrid, title: str, stem: str | None = None
+    view: View, kind: CurveKind, curves: RateCurves, rows: Mapping[int, str], title: str, stem: str | None = None
 ) -> Chart:
-    """Return the chart of a run's curves; `stem` where the name of their kind is taken by another chart."""
-    points = pd.concat([curve.points for row in grid for panel in row for curve in panel.curves])
+    """Return the chart of a run's curves, a row of panels for each of `rows`, which titles their panels in words.
+
+    `stem` is for a chart besides the one that is called like its kind.
+    """
+    by_way = {way: where(curves.cells, status="ok", direction=way) for way in DIRECTIONS}
+    grid = [
+        [
+            plot_panel(kind, f"{way}{words}", curves.at(panel, way), view.label, ceiling_of(cells))
+            for way, cells in by_way.items()
+            if not cells.empty
+        ]
+        for panel, words in rows.items()
+    ]
+    points = pd.concat([curve.points for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)])
     states = sorted(set(points["stream_state"]), reverse=True)
     footer = [*(INCLUDES[state] for state in states), curves.pinned.words(points)]
     words = chart_words(view, title, f"{sample_words(points)} · band: quartiles", footer)
-    return Chart(f"{stem or kind.name}-{view.label}", words, line_plot(kind, grid, view.label), curve_points(grid))
+    plot = LinePlot(kind.x, GBPS, grid)
+    return Chart(f"{stem or kind.name}-{view.label}", words, plot, points[list(POINT_COLUMNS)])
 
 
-def line_plot(kind: CurveKind, grid: CurveGrid, run: str) -> LinePlot:
-    """Return what is drawn of `grid`; `run` is the label of the run whose curves do not name theirs."""
-    panels = [
-        [
-            PlotPanel(panel.title, [curve.line(run, kind.marks(curve)) for curve in panel.curves], panel.ceiling)
-            for panel in row
-        ]
-        for row in grid
-    ]
-    return LinePlot(kind.x, GBPS, panels)
-
-
-def curve_points(grid: CurveGrid) -> pd.DataFrame:
-    """Return a row per point, with the label of the run where several are drawn."""
-    return pd.concat(
-        curve.points[list(_POINT_COLUMNS)].assign(**({"run": curve.run[1]} if curve.run else {}))
-        for row in grid
-        for panel in row
-        for curve in panel.curves
-    )
+def plot_panel(
+    kind: CurveKind, title: str, curves: Sequence[RateCurve], run: str, ceiling_gbps: float | None = None
+) -> PlotPanel:
+    """Return what is drawn of `curves`; `run` is the label of the run of those that do not name theirs."""
+    return PlotPanel(title, [curve.line(run, kind.marks(curve)) for curve in curves], ceiling_gbps)
 
 
 def spread(values: Sequence[int]) -> list[int]:

@@ -16,7 +16,6 @@ from kvbench.report.curves import (
     cliff_words,
     curve_chart,
     left_out,
-    panel_row,
     spread,
 )
 from kvbench.report.model import Chart, Code, DataTable, Part, Section, Text
@@ -44,12 +43,12 @@ SECTION = Section("cliff", "Cliff: throughput against block size", make)
 def _charts(view: View, curves: RateCurves) -> list[Chart]:
     """Return a chart at the main number of blocks, and one with a row for each where there are several."""
     title = f"GB/s against block size, N = {count(curves.main)} blocks"
-    charts = [curve_chart(view, CLIFF, curves, [panel_row(curves, curves.main)], title)]
-    several = [panel for panel in curves.panels() if any(len(curve.x) >= MIN_SIZES for curve in curves.at(panel))]
+    charts = [curve_chart(view, CLIFF, curves, {curves.main: ""}, title)]
+    several = sorted({curve.panel for curve in curves.curves if len(curve.x) >= MIN_SIZES})
     if len(several) > 1:
-        grid = [panel_row(curves, panel, f", N = {count(panel)}") for panel in spread(several)]
         title = f"GB/s against block size, by number of blocks{left_out(several)}"
-        charts.append(curve_chart(view, CLIFF, curves, grid, title, "cliff-by-blocks"))
+        rows = {panel: f", N = {count(panel)}" for panel in spread(several)}
+        charts.append(curve_chart(view, CLIFF, curves, rows, title, "cliff-by-blocks"))
     return charts
 
 

@@ -10,17 +10,8 @@ import pandas as pd
 from kvbench.analysis.intervals import DRIFT, rank_sum_probability
 from kvbench.machine.identity import differing
 from kvbench.report.captions import INCLUDES, origin
-from kvbench.report.curves import (
-    CLIFF,
-    LADDER,
-    CurveGrid,
-    CurveKind,
-    CurvePanel,
-    RateCurve,
-    RateCurves,
-    curve_points,
-    line_plot,
-)
+from kvbench.report.charts.plot import LinePlot
+from kvbench.report.curves import CLIFF, GBPS, LADDER, POINT_COLUMNS, CurveKind, RateCurve, RateCurves, plot_panel
 from kvbench.report.model import Chart, ChartWords, DataTable, Part, Section, Span
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES
@@ -215,7 +206,7 @@ def _chart(pairing: Pairing, kind: CurveKind, subject: str, both: Sequence[RateC
         for place, (view, found) in enumerate(zip(pairing.views, both, strict=True))
         for curve in found.curves
     ]
-    grid = _grid(kind, curves, both[0].main)
+    rows = _rows(kind, curves, both[0].main)
     heads = "; ".join(f"{view.label}: {view.title} · {view.driver} · {view.date}" for view in pairing.views)
     words = ChartWords(
         title=f"{subject}: {base} and {other}",
@@ -223,15 +214,24 @@ def _chart(pairing: Pairing, kind: CurveKind, subject: str, both: Sequence[RateC
         footer=[INCLUDES[state] for state in STATES if any(curve.state == state for curve in curves)],
         warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
     )
-    return Chart(f"comparison-{kind.name}-{base}-{other}", words, line_plot(kind, grid, base), curve_points(grid))
+    ways = [way for way in DIRECTIONS if any(curve.direction == way for row in rows.values() for curve in row)]
+    panels = [
+        [(f"{way}, {title}", [c for c in row if c.direction == way]) for way in ways] for title, row in rows.items()
+    ]
+    plot = LinePlot(kind.x, GBPS, [[plot_panel(kind, title, found, base) for title, found in row] for row in panels])
+    points = pd.concat(
+        curve.points[list(POINT_COLUMNS)].assign(run=curve.run[1])
+        for row in panels
+        for _, found in row
+        for curve in found
+        if curve.run
+    )
+    return Chart(f"comparison-{kind.name}-{base}-{other}", words, plot, points)
 
 
-def _grid(kind: CurveKind, curves: Sequence[RateCurve], main: int) -> CurveGrid:
-    """Return a row for each stream state, of a ladder for each block size too, so that a panel is about runs alone."""
+def _rows(kind: CurveKind, curves: Sequence[RateCurve], main: int) -> dict[str, list[RateCurve]]:
+    """Return the curves by stream state, of a ladder by block size too, so that a panel is about runs alone."""
     shown = [curve for curve in curves if kind is LADDER or curve.panel == main]
-    ways = [way for way in DIRECTIONS if any(curve.direction == way for curve in shown)]
-    found = []
-    for (panel, state), row in sorted(grouped(shown, lambda curve: (curve.panel, STATES.index(curve.state))).items()):
-        title = f"{bytes_size(panel)} blocks, {STATES[state]} stream" if kind is LADDER else f"{STATES[state]} stream"
-        found.append([CurvePanel(f"{way}, {title}", [one for one in row if one.direction == way]) for way in ways])
-    return found
+    shown.sort(key=lambda curve: (curve.panel, STATES.index(curve.state)))
+    size = {curve.panel: f"{bytes_size(curve.panel)} blocks, " if kind is LADDER else "" for curve in shown}
+    return grouped(shown, lambda curve: f"{size[curve.panel]}{curve.state} stream")

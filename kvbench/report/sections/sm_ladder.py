@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvbench.report.captions import INCLUDES, a_stream, caption, settings
-from kvbench.report.curves import LADDER, RateCurve, RateCurves, curve_chart, ladder_curves, left_out, panel_row, spread
+from kvbench.report.curves import LADDER, RateCurve, RateCurves, curve_chart, ladder_curves, left_out, spread
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.select import where
@@ -17,12 +17,12 @@ def make(view: View) -> Part | str:
     curves = ladder_curves(view.frame)
     if isinstance(curves, str):
         return curves
-    sizes = curves.panels()
-    grid = [panel_row(curves, size, f", {bytes_size(size)} blocks") for size in spread(sizes)]
+    sizes = sorted({curve.panel for curve in curves.curves})
+    rows = {size: f", {bytes_size(size)} blocks" for size in spread(sizes)}
     title = f"GB/s against the SM count, N = {count(curves.main)} blocks{left_out(sizes)}"
     groups = grouped(curves.curves, lambda curve: (curve.backend, curve.state))
     return Part(
-        charts=[curve_chart(view, LADDER, curves, grid, title)],
+        charts=[curve_chart(view, LADDER, curves, rows, title)],
         tables=[_table(view, curves, group) for group in groups.values()],
         told=[text for group in groups.values() if (text := _sentence(group, curves.main))],
     )
