@@ -7,11 +7,11 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff, knee
-from kvbench.report.captions import INCLUDES, chart_words
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, figure, noun
 from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin, where
+from kvbench.report.tables import INCLUDES, chart_words
 from kvbench.report.view import View, ceiling_of, sample_words
 
 MIN_SIZES: Final = 4

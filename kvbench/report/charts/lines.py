@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from kvbench.report.charts.palette import Ink
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
-from kvbench.report.charts.sheet import PANEL_WIDTH, drawable, new_sheet, render, say_not_measured, styled
+from kvbench.report.charts.sheet import PANEL_WIDTH, drawable, new_sheet, render, styled
 from kvbench.report.model import ChartWords
 from kvbench.report.numbers import bytes_size, count
 
@@ -42,7 +42,7 @@ def draw_lines(plot: LinePlot, words: ChartWords, inks: Mapping[str, Ink]) -> di
 def _draw(ax: Axes, plot: LinePlot, panel: PlotPanel, inks: Mapping[str, Ink]) -> None:
     ax.set_title(panel.title)
     if not panel.lines:
-        say_not_measured(ax)
+        ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=_CEILING)
     if panel.ceiling is not None:
         _draw_ceiling(ax, panel.ceiling)
     for line in panel.lines:

@@ -14,7 +14,6 @@ import matplotlib.style
 import numpy as np
 import numpy.typing as npt
 from matplotlib.artist import Artist
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -110,10 +109,6 @@ def new_sheet(
         },
     )
     return figure, axes
-
-
-def say_not_measured(ax: Axes) -> None:
-    ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color="#666666")
 
 
 def render(figure: Figure) -> dict[str, bytes]:

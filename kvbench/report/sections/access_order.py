@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 
 from kvbench.analysis.intervals import MIN_PAIRS, Ratio, paired_ratio
-from kvbench.report.captions import INCLUDES, a_stream, caption, settings
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import count, figure, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin
-from kvbench.report.tables import Row, ends, rows_of
+from kvbench.report.tables import INCLUDES, Row, a_stream, caption, ends, rows_of, settings
 from kvbench.report.view import View
 
 _RACE: Final = (

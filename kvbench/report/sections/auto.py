@@ -6,12 +6,11 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.report.captions import a_stream, caption
 from kvbench.report.contests import TimeRatio, time_ratio
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.select import where
-from kvbench.report.tables import Row, grouped, rows_of, swap_quartiles, undecided
+from kvbench.report.tables import Row, a_stream, caption, grouped, rows_of, swap_quartiles, undecided
 from kvbench.report.view import View
 from kvbench.text import short
 from kvbench.tune.fit import choice_of, timed, tried

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from kvbench.report.captions import INCLUDES, a_stream, caption, settings
 from kvbench.report.curves import (
     CLIFF,
     MIN_SIZES,
@@ -21,7 +20,19 @@ from kvbench.report.curves import (
 from kvbench.report.model import Chart, Code, DataTable, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
 from kvbench.report.select import where
-from kvbench.report.tables import Footnotes, Row, ends, grouped, rate, rows_of, shown
+from kvbench.report.tables import (
+    INCLUDES,
+    Footnotes,
+    Row,
+    a_stream,
+    caption,
+    ends,
+    grouped,
+    rate,
+    rows_of,
+    settings,
+    shown,
+)
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
 from kvbench.text import short

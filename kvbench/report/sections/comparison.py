@@ -9,13 +9,12 @@ import pandas as pd
 
 from kvbench.analysis.intervals import DRIFT, rank_sum_probability
 from kvbench.machine.identity import differing
-from kvbench.report.captions import INCLUDES, origin
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.curves import CLIFF, GBPS, LADDER, POINT_COLUMNS, CurveKind, RateCurve, RateCurves, plot_panel
 from kvbench.report.model import Chart, ChartWords, DataTable, Part, Section, Span
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES
-from kvbench.report.tables import Row, grouped, rows_of, swap_quartiles
+from kvbench.report.tables import INCLUDES, Row, grouped, origin, rows_of, swap_quartiles
 from kvbench.report.view import HOST_COPIES, View
 from kvbench.results import Scalar
 from kvbench.text import short

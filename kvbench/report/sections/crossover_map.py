@@ -7,7 +7,6 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.intervals import Quartiles
-from kvbench.report.captions import INCLUDES, chart_words
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.contests import (
     BATCHED,
@@ -22,6 +21,7 @@ from kvbench.report.contests import (
 from kvbench.report.model import Chart, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS
+from kvbench.report.tables import INCLUDES, chart_words
 from kvbench.report.view import View, sample_words
 from kvbench.text import short
 

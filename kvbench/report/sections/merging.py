@@ -5,12 +5,11 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.intervals import Quartiles
-from kvbench.report.captions import caption
 from kvbench.report.contests import time_ratio
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import count, figure, size
 from kvbench.report.select import SERIES, SIDE_AXES
-from kvbench.report.tables import Row, rows_of, swap_quartiles
+from kvbench.report.tables import Row, caption, rows_of, swap_quartiles
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 

@@ -8,12 +8,24 @@ import pandas as pd
 
 from kvbench.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
-from kvbench.report.captions import INCLUDES, a_stream, caption, settings
 from kvbench.report.contests import BATCHED, TimeRatio, time_ratio
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
-from kvbench.report.tables import Footnotes, Row, mark_fastest, milliseconds, rate, rows_of, shown, swap_quartiles
+from kvbench.report.tables import (
+    INCLUDES,
+    Footnotes,
+    Row,
+    a_stream,
+    caption,
+    mark_fastest,
+    milliseconds,
+    rate,
+    rows_of,
+    settings,
+    shown,
+    swap_quartiles,
+)
 from kvbench.report.view import View
 from kvbench.text import short
 

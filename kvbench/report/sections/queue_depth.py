@@ -9,12 +9,11 @@ import pandas as pd
 
 from kvbench.analysis.curves import RISE, QueueKnee, find_queue_knee
 from kvbench.analysis.intervals import Quartiles
-from kvbench.report.captions import caption, chart_words, settings
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.model import Chart, DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.tables import Footnotes, Row, rows_of, shown
+from kvbench.report.tables import Footnotes, Row, caption, chart_words, rows_of, settings, shown
 from kvbench.report.view import View, sample_words
 
 MIN_DEPTHS: Final = 4

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from kvbench.report.captions import INCLUDES, a_stream, caption, settings
 from kvbench.report.curves import LADDER, RateCurve, RateCurves, curve_chart, ladder_curves, left_out, spread
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.select import where
-from kvbench.report.tables import Footnotes, grouped, rate, rows_of, shown
+from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, grouped, rate, rows_of, settings, shown
 from kvbench.report.view import View
 
 _BOLD = (Strong("Bold"), ": the knee, the first SM count within 5% of the best of its column")

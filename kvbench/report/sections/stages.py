@@ -7,11 +7,10 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.report.captions import caption, settings
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
-from kvbench.report.select import DIRECTIONS, Pinned, pin
-from kvbench.report.tables import Row, rows_of
+from kvbench.report.select import DIRECTIONS, Pinned, pin, where
+from kvbench.report.tables import caption, rows_of, settings
 from kvbench.report.view import View
 from kvbench.units import KIB
 
@@ -20,6 +19,7 @@ Swap = tuple[int, int]  # N, block bytes
 WANTED: Final = tuple(product((16, 256, 10_000), (4 * KIB, 16 * KIB, 32 * KIB)))
 # A cell stands for a wanted one when neither its N nor its block size is further away than this.
 NEAR: Final = 4.0
+_KEY: Final = ["blocks", "block_bytes", "backend"]
 _INCLUDES: Final = (
     "Medians in us on an idle stream. Prepare: host time to turn the list of blocks into what the driver or the kernel "
     "takes, before the swap. Submit: host time inside the submission call or calls. Execute: wall_us - submit_us, "
@@ -34,15 +34,15 @@ _BUSY: Final = (
 
 def make(view: View) -> Part | str:
     pinned = pin(view.measured, shown=())
-    idle = pinned.cells[pinned.cells["stream_state"] == "idle"]
+    idle = where(pinned.cells, stream_state="idle")
     near = nearest({(int(blocks), int(size)) for blocks, size in zip(idle["blocks"], idle["block_bytes"], strict=True)})
     if not near:
         return "it needs cells on an idle stream near N = 16, 256 or 10 000 with blocks of 4, 16 or 32 KiB"
     shapes = pd.DataFrame(sorted(set(near.values())), columns=["blocks", "block_bytes"])
     cells = pinned.cells.merge(shapes, on=["blocks", "block_bytes"])
-    held = cells.loc[cells["stream_state"] == "idle", "direction"]
+    held = where(cells, stream_state="idle")["direction"]
     ways = [way for way in DIRECTIONS if (held == way).any()]
-    return Part(tables=[_table(view, cells[cells["direction"] == way], near, pinned) for way in ways])
+    return Part(tables=[_table(view, where(cells, direction=way), near, pinned) for way in ways])
 
 
 SECTION = Section("stages", "Where the time goes: prepare, submit, execute", make)
@@ -61,34 +61,28 @@ def nearest(shapes: Collection[Swap]) -> dict[Swap, Swap]:
 
 
 def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: Pinned) -> DataTable:
-    idle = cells[cells["stream_state"] == "idle"].sort_values(["blocks", "block_bytes", "backend"])
-    busy = {_key(row): row for row in rows_of(cells[cells["stream_state"] == "busy"])}
+    idle = where(cells, stream_state="idle").sort_values(_KEY)
+    busy = {tuple(row[name] for name in _KEY): row for row in rows_of(where(cells, stream_state="busy"))}
     samples = view.samples(set(idle["cell_id"]))
-    rows = [[*_row(row, samples[row["cell_id"]]), *_busy(busy, row)] for row in rows_of(idle)]
-    header = ["Backend", "Blocks", "Block size", "Prepare us", "Submit us", "Execute us", "Wall us"]
-    if busy:
-        header.append("GPU us, busy")
-    notes = _stand_ins(near)
+    rows = []
+    for row in rows_of(idle):
+        own = samples[row["cell_id"]]
+        execute = float((own["wall_us"] - own["submit_us"]).median())
+        times = [figure(row["prepare_us_median"]), figure(row["submit_us_median"]), figure(execute)]
+        line = [row["backend"], count(row["blocks"]), size(row["block_size"]), *times, figure(row["wall_us_median"])]
+        if busy:
+            found = busy.get(tuple(row[name] for name in _KEY))
+            line.append(figure(found["gpu_us_median"]) if found else "")
+        rows.append(line)
+    header = ("Backend", "Blocks", "Block size", "Prepare us", "Submit us", "Execute us", "Wall us")
     includes = f"{_INCLUDES}.{f' {_BUSY}.' if busy else ''} {settings(pinned, idle)}"
-    direction = idle["direction"].iloc[0]
-    return DataTable(f"{direction}: us a swap", header, rows, notes, caption(view, cells if busy else idle, includes))
-
-
-def _row(row: Row, samples: pd.DataFrame) -> list[str]:
-    execute = float((samples["wall_us"] - samples["submit_us"]).median())
-    times = (row["prepare_us_median"], row["submit_us_median"], execute, row["wall_us_median"])
-    return [row["backend"], count(row["blocks"]), size(row["block_size"]), *map(figure, times)]
-
-
-def _busy(busy: Mapping[tuple[str, int, int], Row], row: Row) -> list[str]:
-    if not busy:
-        return []
-    found = busy.get(_key(row))
-    return [figure(found["gpu_us_median"]) if found else ""]
-
-
-def _key(row: Row) -> tuple[str, int, int]:
-    return str(row["backend"]), int(row["blocks"]), int(row["block_bytes"])
+    return DataTable(
+        f"{idle['direction'].iloc[0]}: us a swap",
+        (*header, "GPU us, busy") if busy else header,
+        rows,
+        _stand_ins(near),
+        caption(view, cells if busy else idle, includes),
+    )
 
 
 def _stand_ins(near: Mapping[Swap, Swap]) -> list[str]:

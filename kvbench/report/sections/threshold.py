@@ -8,12 +8,11 @@ import pandas as pd
 
 from kvbench.analysis.curves import crossovers, winners
 from kvbench.analysis.intervals import Quartiles
-from kvbench.report.captions import INCLUDES, a_stream, caption, settings
 from kvbench.report.contests import BATCHED, Arm, BackendContest, BackendContests, arm_of, backend_contests
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import QUEUE, Pinned, pin, where
-from kvbench.report.tables import Footnotes, mark_fastest, rate, rows_of, shown
+from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, mark_fastest, rate, rows_of, settings, shown
 from kvbench.report.view import View
 
 # A state of contests besides those of the stream: batched behind another swap of its kind, the others on a busy stream.
