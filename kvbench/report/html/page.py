@@ -3,7 +3,6 @@
 import base64
 import hashlib
 from collections.abc import Mapping
-from functools import cache
 from importlib import resources
 from math import log2
 from typing import Final
@@ -52,7 +51,6 @@ def rich(text: Text) -> Markup:
     )
 
 
-@cache
 def _environment() -> Environment:
     """Return the templates, which escape every value, unless it is marked as HTML, and take no undefined one."""
     loader = FunctionLoader(lambda name: _asset(f"templates/{name}"))

@@ -18,10 +18,10 @@ from kvbench.report.view import View, sample_words
 
 MIN_DEPTHS: Final = 4
 _INCLUDES: Final = (
-    "Time of one submission (submit_us, medians) behind so many queued swaps of the same kind on a busy stream: host "
-    "time inside its call or calls, preparation not included. A pool deals the queued swaps and this one over its "
-    "streams in turn. Where the driver's queue is full the wait for room is in it, and may be the rest of the delay "
-    "that holds the queue back"
+    "Time of one submission (submit_us, medians) behind the given number of queued swaps of the same kind on a busy "
+    "stream: host time inside its call or calls, preparation not included. A pool deals the queued swaps and this one "
+    "over its streams in turn. Where the driver's queue is full the wait for room is in it, and may be the rest of the "
+    "delay that holds the queue back"
 )
 _NO_KNEE: Final = f"No depth at which a submission takes more than {RISE:g} times as long as on a shallow queue."
 _POINT_COLUMNS: Final = (

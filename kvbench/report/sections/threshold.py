@@ -146,8 +146,8 @@ def _crossover_words(other: str, fastest: Winners) -> str:
         f"{bytes_size(change.above_bytes)}"
         for change in crossovers(fastest)
     ]
-    where = "wherever it is decided" if open_sizes else "at every size"
-    found = ", ".join(changes) if changes else f"none, {decided[0]} is faster {where}"
+    extent = "wherever it is decided" if open_sizes else "at every size"
+    found = ", ".join(changes) if changes else f"none, {decided[0]} is faster {extent}"
     return f"{head}{found}{f'; undecided at {open_sizes}' if open_sizes else ''}"
 
 
