@@ -75,6 +75,11 @@ def printable(text: object) -> str:
     return "".join(char if char.isprintable() else "\ufffd" for char in str(text))
 
 
+def short(text: str, most: int = 400) -> str:
+    """Return `text` in at most `most` characters; what is cut off is an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def printable_tree(plain: Any) -> Any:
     """Return what JSON holds with every text in it printable, keys too."""
     if isinstance(plain, str):

@@ -7,11 +7,6 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 
-def plain(text: str) -> str:
-    """Return the text with ordinary spaces for those that do not break."""
-    return text.replace("\N{NO-BREAK SPACE}", " ")
-
-
 def section(text: str, heading: str) -> str:
     """Return what stands below a heading ("## What was found"), up to the next of level two."""
     return text.partition(heading)[2].partition("\n## ")[0]

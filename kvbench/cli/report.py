@@ -1,9 +1,6 @@
 """`kvbench report`: tables and charts from run directories."""
 
-import gc
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,9 +33,8 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
     from kvbench.report.view import warnings_of
 
     out = output or _default_output(runs)
-    with _no_collecting():
-        loaded, unread = _load(runs)
-        files = write_report(loaded, out, unread)
+    loaded, unread = _load(runs)
+    files = write_report(loaded, out, unread)
     warnings = [f"{run.path}: {text}" for run in loaded for text in warnings_of(run)]
     if as_json:
         typer.echo(json.dumps({"files": [str(file) for file in files], "warnings": [*warnings, *unread]}, indent=2))
@@ -64,17 +60,6 @@ def _load(paths: list[Path]) -> "tuple[list[Run], list[str]]":
     if not loaded:
         raise errors[0]
     return loaded, [str(error) for error in errors]
-
-
-@contextmanager
-def _no_collecting() -> Iterator[None]:
-    """Collect no garbage: what is read stays to the end, and looking for it again and again is a third of reading."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()  # nor on the way out
-        gc.enable()
 
 
 def _default_output(runs: list[Path]) -> Path:

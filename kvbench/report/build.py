@@ -1,30 +1,31 @@
-"""From runs to a report in a folder: report.md, its charts, and the CSV behind every chart."""
+"""From runs to a report in a folder: report.md, report.html, the charts, and the CSV behind every chart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from kvbench.errors import UsageError
 from kvbench.files import write_again
-from kvbench.report.charts.drawing import Pictures
-from kvbench.report.document import document
+from kvbench.report import front
+from kvbench.report.charts.heatmap import draw_map
+from kvbench.report.charts.lines import draw_lines
+from kvbench.report.charts.palette import Ink, inks
+from kvbench.report.charts.plot import LinePlot
+from kvbench.report.document import PAGE_FILE, document
 from kvbench.report.html.page import html_page
-from kvbench.report.model import Report, report_of
+from kvbench.report.model import Chapter, Chart, Part, Report, Text
+from kvbench.report.sections import sections_of
+from kvbench.report.view import views_of
 from kvbench.results import Run
 
 REPORT_FILE: Final = "report.md"
-PAGE_FILE: Final = "report.html"
-_BESIDE: Final = (
-    f"The same as one page, with charts to zoom and every cell with its raw samples: [{PAGE_FILE}]({PAGE_FILE})"
-)
 
 
 def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = ()) -> list[Path]:
     """Write the report of `runs` into the folder `out` and return its files, report.md first.
 
     `unread` says of other runs why they could not be read. What a run does not hold is named in the report, not an
-    error. Raises UsageError when `out` cannot be written,
-    StorageError when there is no room.
+    error. Raises UsageError when `out` cannot be written, StorageError when there is no room.
     """
     files = report_files(runs, unread)
     try:
@@ -38,15 +39,42 @@ def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = ()) -> 
 
 def report_files(runs: Sequence[Run], unread: Sequence[str] = ()) -> dict[str, bytes]:
     """Return the report of `runs` as file name -> content, report.md first; the same runs give the same bytes."""
-    with Pictures() as pictures:
-        report = report_of(runs, pictures.begin, unread)
-        text = document(report)
-        page = html_page(report, text, pictures)
-        files = {REPORT_FILE: f"{text}\n{_BESIDE}\n".encode(), PAGE_FILE: page, **pictures}
-    return files | _data(report)
+    report = report_of(runs, unread)
+    colours = inks(backend for view in report.views for backend in view.frame["backend"])
+    files = {REPORT_FILE: document(report).encode(), PAGE_FILE: html_page(report, colours).encode()}
+    for chart in report.charts:
+        files |= {f"{chart.stem}.{suffix}": data for suffix, data in _draw(chart, colours).items()}
+        files[f"{chart.stem}.csv"] = chart.points.to_csv(index=False).encode()
+    return files | {name: data for part in report.parts for name, data in part.files.items()}
 
 
-def _data(report: Report) -> dict[str, bytes]:
-    charts = {f"{chart.stem}.{suffix}": data for chart in report.charts for suffix, data in chart.files.items()}
-    blocks = (block for part in report.parts for _, block in part.blocks)
-    return charts | {name: data for block in blocks for name, data in block.files.items()}
+def report_of(runs: Sequence[Run], unread: Sequence[str] = ()) -> Report:
+    """Return the report of `runs` as data; `unread` says of other runs why they could not be read."""
+    views = views_of(runs)
+    chapters: list[Chapter] = []
+    missing: list[Text] = [f"A run: {why}" for why in unread]
+    for section in sections_of(views):
+        made = [(view, section.make(view)) for view in views]
+        parts = [(view, part) for view, part in made if isinstance(part, Part)]
+        if parts:
+            chapters.append(Chapter(section, parts))
+        for why in dict.fromkeys(why for _, why in made if isinstance(why, str) and why):
+            labels = ", ".join(view.label for view, reason in made if reason == why)
+            missing.append(f"{section.short_title}: {why} ({labels})")
+    return Report(
+        views=views,
+        host_note=front.host_note(views),
+        runs=front.run_table(views),
+        commands=front.commands(views),
+        warnings=front.warnings(views),
+        chapters=chapters,
+        missing=missing,
+        skipped=front.skipped(views),
+        failed=front.failed(views),
+        definitions=front.definitions(),
+    )
+
+
+def _draw(chart: Chart, colours: Mapping[str, Ink]) -> dict[str, bytes]:
+    plot = chart.plot
+    return draw_lines(plot, chart.words, colours) if isinstance(plot, LinePlot) else draw_map(plot, chart.words)

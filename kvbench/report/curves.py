@@ -1,24 +1,35 @@
-"""The curves behind the cliff and the SM tables and charts: picked once, shown twice."""
+"""GB/s over block sizes and over SM counts: the curves of a run, and the charts of such curves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff, knee
-from kvbench.report.select import SERIES, STATES, Pinned, fullest, pin
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.model import Chart
+from kvbench.report.numbers import TIMES, bytes_size, figure, noun
+from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin, where
+from kvbench.report.tables import INCLUDES, chart_words
+from kvbench.report.view import View, ceiling_of, sample_words
 
 MIN_SIZES: Final = 4
 MIN_COUNTS: Final = 3
+# More rows of panels than these take longer to draw than to read: the tables have them all.
+MOST_ROWS: Final = 4
+GBPS: Final = PlotAxis("GB/s", "figure", "linear")
+POINT_COLUMNS: Final = (
+    "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_q1",
+    "gbps_q3", "ceiling_gbps", "ceiling_share", "swap_us_median", "samples", "rounds", "cell_id",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """One line of a chart: measured points ascending in `x` (block bytes or SMs); `panel` is N or the block bytes.
+class RateCurve:
+    """Measured points ascending in `x` (block bytes or SMs); `panel` is N or the block bytes.
 
-    Lines of one backend in one panel are told apart by `variant`, which counts from 0, and its `words`: the stream's
-    state or, where runs are compared and `run` says which this is, the run's label.
+    Where runs are compared, `run` is the place of its run among them and that run's label.
     """
 
     backend: str
@@ -30,90 +41,164 @@ class Curve:
     run: tuple[int, str] | None = None
 
     @property
-    def variant(self) -> int:
-        return STATES.index(self.state) if self.run is None else self.run[0]
-
-    @property
-    def words(self) -> str:
-        return f"{self.state} stream" if self.run is None else f"run {self.run[1]}"
-
-    @property
-    def label(self) -> str:
-        """The line's name, not escaped."""
-        return f"{self.backend}, {self.words}"
-
-    @property
     def gbps(self) -> Sequence[float]:
-        return [float(value) for value in self.points["gbps"]]
+        return self._column("gbps")
 
     @property
     def cliff(self) -> Cliff | None:
         """The largest jump beyond noise, where `x` are block bytes."""
-        return find_cliff(self.x, self.gbps, list(self.points["gbps_q1"]), list(self.points["gbps_q3"]))
+        return find_cliff(self.x, self.gbps, self._column("gbps_q1"), self._column("gbps_q3"))
 
     @property
     def knee(self) -> int | None:
         """The first SM count within 5% of the best, where `x` are SMs."""
         return knee(self.x, self.gbps)
 
+    def line(self, run: str, marks: Sequence[PlotMark]) -> PlotLine:
+        """Return the line of a chart; those of one backend are told apart by the stream's state, or by their run."""
+        place, label = self.run or (STATES.index(self.state), run)
+        return PlotLine(
+            run=label,
+            label=f"{self.backend}, run {label}" if self.run else f"{self.backend}, {self.state} stream",
+            backend=self.backend,
+            dashed=place > 0,
+            x=self.x,
+            y=self.gbps,
+            low=self._column("gbps_q1"),
+            high=self._column("gbps_q3"),
+            cell_ids=list(self.points["cell_id"]),
+            marks=marks,
+        )
+
+    def _column(self, name: str) -> list[float]:
+        return [float(value) for value in self.points[name]]
+
 
 @dataclass(frozen=True, slots=True)
-class Curves:
+class RateCurves:
     """The curves of one subject; `main` is the number of blocks that a single chart shows.
 
     `cells` are all rows that they were picked from, failed and skipped ones too.
     """
 
-    curves: Sequence[Curve]
+    curves: Sequence[RateCurve]
     pinned: Pinned
     cells: pd.DataFrame
     main: int
 
-    @property
-    def measured(self) -> pd.DataFrame:
-        return self.cells[self.cells["status"] == "ok"]
-
-    def panels(self) -> list[int]:
-        return sorted({curve.panel for curve in self.curves})
-
-    def at(self, panel: int) -> "list[Curve]":
-        return [curve for curve in self.curves if curve.panel == panel]
+    def at(self, panel: int, direction: str) -> list[RateCurve]:
+        return [curve for curve in self.curves if (curve.panel, curve.direction) == (panel, direction)]
 
 
-def cliff_curves(cells: pd.DataFrame) -> Curves | str:
+@dataclass(frozen=True, slots=True)
+class CurveKind:
+    """A kind of curve: how its charts are called, how it is picked from a run's rows, its axis, what is marked."""
+
+    name: str
+    x: PlotAxis
+    pick: Callable[[pd.DataFrame], RateCurves | str]
+    marks: Callable[[RateCurve], Sequence[PlotMark]]
+
+
+def cliff_curves(cells: pd.DataFrame) -> RateCurves | str:
     """Return GB/s over block size, a panel per number of blocks, from the rows of a run; or why there are none."""
     pinned = pin(cells, shown=())
-    measured = pinned.cells[pinned.cells["status"] == "ok"]
+    measured = where(pinned.cells, status="ok")
     curves = _curves(measured, "blocks", "block_bytes")
     if not any(len(curve.x) >= MIN_SIZES for curve in curves):
         return f"it needs a backend measured at {MIN_SIZES} block sizes with the same number of blocks"
-    return Curves(curves, pinned, pinned.cells, fullest(measured, "blocks", over="block_bytes"))
+    return RateCurves(curves, pinned, pinned.cells, fullest(measured, "blocks", over="block_bytes"))
 
 
-def ladder_curves(cells: pd.DataFrame) -> Curves | str:
+def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
     """Return GB/s over the SM count, a panel per block size, at one number of blocks; or why there are none.
 
     `cells` are the rows of a run.
     """
     kernels = cells[cells["sms"].notna()]
     pinned = pin(kernels, shown=("sms",))
-    measured = pinned.cells[pinned.cells["status"] == "ok"]
+    measured = where(pinned.cells, status="ok")
     counts = measured.groupby([*SERIES, "blocks", "block_bytes"])["sms"].transform("size")
     ladders = measured[counts >= MIN_COUNTS]
     if ladders.empty:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
     blocks = fullest(ladders, "blocks", over="sms")
     curves = _curves(ladders[ladders["blocks"] == blocks], "block_bytes", "sms")
-    return Curves(curves, pinned, pinned.cells[pinned.cells["blocks"] == blocks], blocks)
+    return RateCurves(curves, pinned, pinned.cells[pinned.cells["blocks"] == blocks], blocks)
 
 
-def _curves(measured: pd.DataFrame, panel: str, x: str) -> list[Curve]:
+def cliff_words(curve: RateCurve) -> str | None:
+    """Return where a curve's cliff is and how high: "x3.1 at 24 KiB → 28 KiB"; None where it has none."""
+    cliff = curve.cliff
+    if cliff is None:
+        return None
+    sign = TIMES if cliff.rises else "÷"
+    return f"{sign}{figure(cliff.height)} at {bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
+
+
+def _cliff_marks(curve: RateCurve) -> list[PlotMark]:
+    cliff, words = curve.cliff, cliff_words(curve)
+    return [PlotMark(cliff.below_bytes, cliff.above_bytes, words)] if cliff and words else []
+
+
+def _knee_marks(curve: RateCurve) -> list[PlotMark]:
+    count = curve.knee
+    return [] if count is None else [PlotMark(count, count, f"knee at {noun(count, 'SM')}")]
+
+
+CLIFF: Final = CurveKind("cliff", PlotAxis("block size", "bytes", "log2"), cliff_curves, _cliff_marks)
+LADDER: Final = CurveKind("sm-ladder", PlotAxis("SMs", "count", "log2"), ladder_curves, _knee_marks)
+
+
+def curve_chart(
+    view: View, kind: CurveKind, curves: RateCurves, rows: Mapping[int, str], title: str, stem: str | None = None
+) -> Chart:
+    """Return the chart of a run's curves, a row of panels for each of `rows`, which titles their panels in words.
+
+    `stem` is for a chart besides the one that is called like its kind.
+    """
+    by_way = {way: where(curves.cells, status="ok", direction=way) for way in DIRECTIONS}
+    grid = [
+        [
+            plot_panel(kind, f"{way}{words}", curves.at(panel, way), view.label, ceiling_of(cells))
+            for way, cells in by_way.items()
+            if not cells.empty
+        ]
+        for panel, words in rows.items()
+    ]
+    points = pd.concat([curve.points for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)])
+    states = sorted(set(points["stream_state"]), reverse=True)
+    footer = [*(INCLUDES[state] for state in states), curves.pinned.words(points)]
+    words = chart_words(view, title, f"{sample_words(points)} · band: quartiles", footer)
+    plot = LinePlot(kind.x, GBPS, grid)
+    return Chart(f"{stem or kind.name}-{view.label}", words, plot, points[list(POINT_COLUMNS)])
+
+
+def plot_panel(
+    kind: CurveKind, title: str, curves: Sequence[RateCurve], run: str, ceiling_gbps: float | None = None
+) -> PlotPanel:
+    """Return what is drawn of `curves`; `run` is the label of the run of those that do not name theirs."""
+    return PlotPanel(title, [curve.line(run, kind.marks(curve)) for curve in curves], ceiling_gbps)
+
+
+def spread(values: Sequence[int]) -> list[int]:
+    """Return at most `MOST_ROWS` of the values, evenly spread with both ends."""
+    count = min(MOST_ROWS, len(values))
+    return [values[round(place * (len(values) - 1) / max(1, count - 1))] for place in range(count)]
+
+
+def left_out(values: Sequence[int]) -> str:
+    """Return words for the title of a chart that shows only what `spread` returns."""
+    return f" ({MOST_ROWS} of {len(values)}, the tables have all)" if len(values) > MOST_ROWS else ""
+
+
+def _curves(measured: pd.DataFrame, panel: str, x: str) -> list[RateCurve]:
     found = []
     for _, group in measured.groupby([*SERIES, panel]):
         points = group.sort_values(x).reset_index(drop=True)
         backend, direction, state = (str(points[axis].iloc[0]) for axis in SERIES)
         values = [int(value) for value in points[x]]
-        found.append(Curve(backend, direction, state, int(points[panel].iloc[0]), values, points))
+        found.append(RateCurve(backend, direction, state, int(points[panel].iloc[0]), values, points))
     return sorted(
         found, key=lambda curve: (curve.direction != "h2d", curve.backend, curve.state != "idle", curve.panel)
     )

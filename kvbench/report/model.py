@@ -1,71 +1,154 @@
-"""A report before it is written: which section holds what of which run, what was found, and what is missing."""
+"""A report as data: what each section says of each run. Text is plain here; whoever writes it out escapes it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvbench.report import markdown as md
-from kvbench.report.blocks import Block, Chart, Section
-from kvbench.report.charts.drawing import Picture
-from kvbench.report.charts.palette import Ink, inks
-from kvbench.report.outline import sections_of
-from kvbench.report.summary import Sentence
-from kvbench.report.view import View, views_of
-from kvbench.results import Run
+import pandas as pd
+
+from kvbench.report.charts.plot import LinePlot, MapPlot
+from kvbench.report.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Strong:
+    """Words that stand out."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What is typed: a command, a column of the data."""
+
+    text: str
+
+
+Span = str | Strong | Code
+Text = Span | tuple[Span, ...]
+
+
+def spans(text: Text) -> tuple[Span, ...]:
+    return text if isinstance(text, tuple) else (text,)
+
+
+@dataclass(frozen=True, slots=True)
+class DataTable:
+    """A table; the first `left` columns are words, the others numbers. `title` and `caption` may be ""."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Text]]
+    notes: Sequence[Text] = ()
+    caption: Text = ""
+    left: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ChartWords:
+    """The text around a chart: a title, a line under it, what the numbers include (a line each), a warning or ""."""
+
+    title: str
+    subtitle: str
+    footer: Sequence[str]
+    warning: str
+
+    @property
+    def alternative(self) -> str:
+        """The words for readers who do not see the chart."""
+        return f"{self.title} ({self.warning})" if self.warning else self.title
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart: the stem of its files, the words around it, what is drawn, and the numbers behind that."""
+
+    stem: str
+    words: ChartWords
+    plot: LinePlot | MapPlot
+    points: pd.DataFrame
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A section that at least one run has something for."""
+    """What one run adds to a section.
+
+    `told` are those findings that belong into the summary on top; `files` stand beside the report and are linked.
+    """
+
+    findings: Sequence[Text] = ()
+    charts: Sequence[Chart] = ()
+    tables: Sequence[DataTable] = ()
+    told: Sequence[Text] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A kind of finding; `make` returns what a run adds, or why it adds nothing ("" where that goes without saying)."""
+
+    name: str
+    title: str
+    make: Callable[[View], Part | str]
+
+    @property
+    def short_title(self) -> str:
+        return self.title.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """A section that at least one run adds something to."""
 
     section: Section
-    blocks: Sequence[tuple[View, Block]]
+    parts: Sequence[tuple[View, Part]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence of the summary and its evidence: the section and the label of the run."""
+
+    text: Text
+    section: Section
+    run: str
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a report says; `missing` are lines in Markdown on the sections that no figure is there for."""
+    """Everything that a report says, in its order; what is empty is left out.
+
+    `host_note` says which runs are of no GPU; `runs` and `commands` are the runs and what made them; `missing` says of
+    sections, and of runs that could not be read, why they are not there.
+    """
 
     views: Sequence[View]
-    inks: Mapping[str, Ink]
-    parts: Sequence[Part]
-    missing: Sequence[str]
+    host_note: Text
+    runs: DataTable
+    commands: Sequence[Text]
+    warnings: Sequence[Text]
+    chapters: Sequence[Chapter]
+    missing: Sequence[Text]
+    skipped: Sequence[Text]
+    failed: DataTable | None
+    definitions: Sequence[Text]
 
     @property
-    def sentences(self) -> list[Sentence]:
-        """The summary, in the order of the sections; each sentence once."""
-        found: dict[str, Sentence] = {}
-        for part in self.parts:
-            for view, block in part.blocks:
-                for text in block.sentences:
-                    found.setdefault(text, Sentence(text, part.section.name, part.section.title, view.label))
-        return list(found.values())
+    def several_runs(self) -> bool:
+        return len(self.views) > 1
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for chapter in self.chapters for _, part in chapter.parts]
 
     @property
     def charts(self) -> list[Chart]:
-        return [chart for part in self.parts for _, block in part.blocks for chart in block.charts]
+        return [chart for part in self.parts for chart in part.charts]
 
-
-def report_of(runs: Sequence[Run], begin: Callable[[str, Picture], None], unread: Sequence[str] = ()) -> Report:
-    """Return the report of `runs`; what a run does not hold is named in it, not an error.
-
-    `begin` is told the stem and the picture of every chart as soon as there is one, so that it can be drawn meanwhile.
-    `unread` says of other runs why they could not be read.
-    """
-    views = views_of(runs)
-    colours = inks(backend for view in views for backend in view.frame["backend"])
-    parts, missing = [], [f"A run: {md.escape(why)}" for why in unread]
-    for section in sections_of(views):
-        reasons: dict[str, list[str]] = {}
-        blocks = []
-        for view in views:
-            block = section.make(view, colours)
-            if isinstance(block, Block):
-                blocks.append((view, block))
-                for chart in block.charts:
-                    begin(chart.stem, chart.picture)
-            elif block:
-                reasons.setdefault(block, []).append(view.label)
-        if blocks:
-            parts.append(Part(section, blocks))
-        missing += [f"{section.name} ({section.title}): {why} ({', '.join(of)})" for why, of in reasons.items()]
-    return Report(views, colours, parts, missing)
+    @property
+    def summary(self) -> list[Sentence]:
+        """The sentences on top, in the order of the sections; each sentence once."""
+        found: dict[Text, Sentence] = {}
+        for chapter in self.chapters:
+            for view, part in chapter.parts:
+                for text in part.told:
+                    found.setdefault(text, Sentence(text, chapter.section, view.label))
+        return list(found.values())

@@ -12,6 +12,7 @@ from kvbench.results.frame import unqueued
 
 SERIES: Final = axes_of(Role.SERIES)
 STATES: Final = ("idle", "busy")
+DIRECTIONS: Final = ("h2d", "d2h")
 _SHAPE: Final = ("stream_state", "blocks", "block_bytes")
 QUEUE: Final = axes_of(Role.QUEUE)
 SIDE_AXES: Final = axes_of(Role.SIDE)
@@ -73,6 +74,13 @@ def spelled_out(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def where(cells: pd.DataFrame, **values: str | int) -> pd.DataFrame:
+    """Keep the cells with these values on these columns."""
+    for column, value in values.items():
+        cells = cells[cells[column] == value]
+    return cells
+
+
 def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
     """Return the value of `axis` for which most different values of `over` exist, the largest of several."""
     numbers = cells.groupby(axis)[over].nunique()
@@ -97,7 +105,7 @@ def _usual(values: "pd.Series[str]", preferred: str | None) -> str | None:
 def _axis_words(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
     known = cells[["direction", axis]].drop_duplicates().dropna()
     values = [(str(way), str(value)) for way, value in known.itertuples(index=False)]
-    by_way = {way: "/".join(_in_order({value for of, value in values if of == way})) for way in ("h2d", "d2h")}
+    by_way = {way: "/".join(_in_order({value for of, value in values if of == way})) for way in DIRECTIONS}
     texts = {way: text for way, text in by_way.items() if text}
     if not texts:
         return ""

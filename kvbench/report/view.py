@@ -1,42 +1,34 @@
-"""A run as a report looks at it: its table and samples read once, its words escaped once."""
+"""A run as a report looks at it: its table and samples read once, its words short enough to show."""
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, TypeVar
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from kvbench.report import markdown as md
+from kvbench.report.numbers import noun
 from kvbench.report.select import spelled_out
 from kvbench.results import Ceiling, Failure, Run, Visit
+from kvbench.text import short
 
-Made = TypeVar("Made")
-
-HOST_COPIES = "Host copies on a CPU device: no GPU was involved."
+HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
+# Large copies on a quiet machine repeat within this share.
+STEADY_CEILING: Final = 0.02
 
 
 @dataclass(frozen=True)
 class View:
-    """A run and the label, unique in the report, that its files and paragraphs go by."""
+    """A run, the label, unique in the report, that its files and paragraphs go by, and the runs before it."""
 
     run: Run
     label: str
-    _made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    def once(self, make: "Callable[[View], Made]") -> Made:
-        """Return what `make` makes of this run; it is made for the first that asks."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        made: Made = self._made[make]
-        return made
+    earlier: "Sequence[View]" = ()
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -47,19 +39,15 @@ class View:
     def measured(self) -> pd.DataFrame:
         return self.frame[self.frame["status"] == "ok"]
 
-    def samples(self, cell_ids: Collection[str]) -> dict[str, pd.DataFrame]:
-        """Return the raw samples of some cells, by cell id."""
-        return {cell_id: self.all_samples.take(self._places[cell_id]) for cell_id in cell_ids}
-
-    @cached_property
-    def _places(self) -> Mapping[str, npt.NDArray[np.intp]]:
-        found = self.all_samples.groupby("cell_id").indices
-        return {str(cell_id): np.asarray(places) for cell_id, places in found.items()}
-
     @cached_property
     def all_samples(self) -> pd.DataFrame:
         """Every raw sample, failed cells' too, in the order of the journal."""
         return self.run.samples()
+
+    def samples(self, cell_ids: Collection[str]) -> dict[str, pd.DataFrame]:
+        """Return the raw samples of some cells, by cell id."""
+        own = self.all_samples[self.all_samples["cell_id"].isin(cell_ids)]
+        return {str(cell_id): samples for cell_id, samples in own.groupby("cell_id")}
 
     @property
     def on_host(self) -> bool:
@@ -67,50 +55,45 @@ class View:
 
     @property
     def title(self) -> str:
-        """The device's name, not escaped."""
-        return md.clean(self.run.info.device.get("title") or self.run.info.device.get("name") or "device unknown", 80)
+        """The device's name."""
+        device = self.run.info.device
+        return short(str(device.get("title") or device.get("name") or "device unknown"), 80)
 
     @property
     def driver(self) -> str:
-        """The driver's version in words, not escaped."""
+        """The driver's version in words."""
         version = self.run.info.identity.get("driver_version")
         if version is None:
             return "no GPU driver" if self.on_host else "driver unknown"
-        return f"driver {md.clean(version, 40)}"
+        return f"driver {short(str(version), 40)}"
 
     @property
     def date(self) -> str:
-        return md.clean(self.run.info.created[:10])
+        return self.run.info.created[:10]
+
+    @property
+    def version(self) -> str:
+        """The version of kvbench that measured."""
+        return short(self.run.info.kvbench, 80)
 
     @property
     def command(self) -> str:
-        return shlex.join(self.run.info.command)
-
-    def caption(self, cells: pd.DataFrame, includes: str) -> str:
-        """Return a table's caption in Markdown: device, driver, date, samples, what a number includes, the command."""
-        parts = [self.title, self.driver, self.date, sample_words(cells)]
-        host = f"**{HOST_COPIES}** " if self.on_host else ""
-        return (
-            f"{host}{' · '.join(map(md.escape, parts))}. {includes}. kvbench {md.escape(self.run.info.kvbench)}, "
-            f"reproduced by {md.code(self.command)}."
-        )
+        return short(shlex.join(self.run.info.command), 2000)
 
 
 def views_of(runs: Sequence[Run]) -> list[View]:
     """Return the runs with labels made from their folders' names."""
-    labels: list[str] = []
+    views: list[View] = []
     for run in runs:
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(run.path).absolute().name).strip("-") or "run"
-        labels.append(next(label for label in _numbered(name) if label not in labels))
-    return [View(run, label) for run, label in zip(runs, labels, strict=True)]
-
-
-# Large copies on a quiet machine repeat within this share.
-STEADY_CEILING: Final = 0.02
+        taken = {view.label for view in views}
+        label = next(label for number in count(1) if (label := f"{name}-{number}" if number > 1 else name) not in taken)
+        views.append(View(run, label, tuple(views)))
+    return views
 
 
 def warnings_of(run: Run) -> list[str]:
-    """Return what a reader of this run has to know, a line each that does not name the run, not escaped."""
+    """Return what a reader of this run has to know, a line each that does not name the run."""
     info = run.info
     ended = {
         "running": "not finished: it still runs, or was killed",
@@ -119,11 +102,11 @@ def warnings_of(run: Run) -> list[str]:
     }
     found = list(run.warnings)
     if info.status in ended:
-        reason = f": {md.clean(info.status_reason)}" if info.status_reason else ""
+        reason = f": {short(info.status_reason)}" if info.status_reason else ""
         found.append(f"{ended[info.status]}{reason}")
     failed = {record.cell for record in run.records if isinstance(record, Failure)}
     if failed:
-        found.append(f"{len(failed)} failed cell{'s' if len(failed) > 1 else ''}, without figures")
+        found.append(f"{noun(len(failed), 'failed cell')}, without figures")
     if not any(isinstance(record, Visit) for record in run.records):
         found.append("no measured cell")
     return [*found, *_moving_ceilings(run)]
@@ -131,21 +114,16 @@ def warnings_of(run: Run) -> list[str]:
 
 def _moving_ceilings(run: Run) -> list[str]:
     """Return a line for each direction in which the large copies themselves were not steady."""
+    copies = (record for record in run.records if isinstance(record, Ceiling) and record.gpu_us)
     rates: dict[str, list[float]] = {}
-    for record in run.records:
-        if isinstance(record, Ceiling) and record.gpu_us:
-            rates.setdefault(record.direction, []).append(record.swap_bytes / median(record.gpu_us) / 1e3)
+    for record in copies:
+        rates.setdefault(record.direction, []).append(record.swap_bytes / median(record.gpu_us) / 1e3)
     return [
         f"the {direction} ceiling moved between {min(seen):.1f} and {max(seen):.1f} GB/s from round to round: "
         "something else used the link or the host's memory, and other figures moved with it"
         for direction, seen in rates.items()
         if max(seen) > (1 + STEADY_CEILING) * min(seen)
     ]
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}-{number}" for number in count(2))
 
 
 def ceiling_of(cells: pd.DataFrame) -> float | None:

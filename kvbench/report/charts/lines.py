@@ -1,165 +1,115 @@
-"""The charts of a report over sizes and SM counts, and what every chart is drawn with; heatmap.py has the maps."""
+"""Line charts as pictures: medians with their quartiles as bands, the ceiling, jumps and knees marked."""
 
-import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
-import matplotlib.style
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullFormatter
-from PIL import Image
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from kvbench.report.charts.layout import PANEL_WIDTH, Grid, Layout, Panel, Words, lay_out
 from kvbench.report.charts.palette import Ink
-from kvbench.report.curves import Curve
-from kvbench.units import format_size
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.charts.sheet import PANEL_WIDTH, drawable, new_sheet, render, styled
+from kvbench.report.model import ChartWords
+from kvbench.report.numbers import bytes_size, count
 
-Mark = Callable[[Axes, Curve, Ink, int], None]
-
-_STYLE: Final = {
-    "font.family": ["DejaVu Sans", "sans-serif"],
-    "svg.fonttype": "none",  # text stays text: files of half the size, drawn faster
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#555555",
-    "axes.titlesize": 10.0,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titley": 1.0,  # not worked out from every tick's extent
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "#E3E3E3",
-    "grid.linewidth": 0.8,
-    "xtick.color": "#333333",
-    "ytick.color": "#333333",
-    "legend.fontsize": 8.5,
-    "legend.handlelength": 3.4,
-    "svg.hashsalt": "kvbench",
-    "text.parse_math": False,
-}
-_Dash = Literal["-"] | tuple[float, Sequence[float]]
-_DASHES: Final[Sequence[_Dash]] = ("-", (0, (4, 1.8)))
 _CEILING: Final = "#666666"
+_DASHES: Final = (0, (4, 1.8))
+_CEILING_DASHES: Final = (0, (6, 4))
 _LABEL_POINTS: Final = 14
-_DPI: Final = 120
-_COLOURS: Final = 256
-_TITLE: Final[dict[str, Any]] = {"fontsize": 12.5, "fontweight": "bold"}
-_SUBTITLE: Final[dict[str, Any]] = {"fontsize": 8.5, "color": "#444444"}
-_WARNED: Final[dict[str, Any]] = {"fontsize": 9, "fontweight": "bold", "color": "#B00020"}
-_FOOTNOTE: Final[dict[str, Any]] = {"fontsize": 7, "color": "#555555"}
+_ROOM: Final = 0.06  # of the height, above the lines and below, on a logarithmic axis
 
 
-def cliff_chart(grid: Grid, words: Words, inks: Mapping[str, Ink]) -> dict[str, bytes]:
-    """Return {"png": …, "svg": …}: GB/s over block size, the cliffs marked; a row of `grid` is a row of panels."""
-    return _chart(grid, words, inks, _size_axis, _mark_cliff)
-
-
-def sm_chart(grid: Grid, words: Words, inks: Mapping[str, Ink]) -> dict[str, bytes]:
-    """Return {"png": …, "svg": …}: GB/s over the SM count, the knees marked."""
-    return _chart(grid, words, inks, _count_axis, _mark_knee)
-
-
-def _chart(
-    grid: Grid, words: Words, inks: Mapping[str, Ink], dress: Callable[[Axes, Sequence[int]], None], mark: Mark
-) -> dict[str, bytes]:
+def draw_lines(plot: LinePlot, words: ChartWords, inks: Mapping[str, Ink]) -> dict[str, bytes]:
+    """Return {"png": …, "svg": …}: a row of the plot's grid is a row of panels."""
     with styled():
-        curves = [curve for row in grid for panel in row for curve in panel.curves]
-        keys = _legend(curves, inks, bool(_ceilings(grid)))
-        layout = lay_out(grid, words, [str(key.get_label()) for key in keys])
-        figure = page(layout, keys)
-        axes = figure.subplots(len(grid), max(map(len, grid)), squeeze=False, gridspec_kw=layout.gridspec)
-        top = max([*(rate for curve in curves for rate in curve.gbps), *_ceilings(grid)])
-        labels = max(sum(curve.cliff is not None for curve in panel.curves) for row in grid for panel in row)
-        headroom = labels * _LABEL_POINTS / (72 * layout.panel) if mark is _mark_cliff else 0.0
-        ticks = sorted({x for curve in curves for x in curve.x})
-        for row, line in zip(axes, grid, strict=True):
+        panels = [panel for row in plot.grid for panel in row]
+        columns = max(map(len, plot.grid))
+        figure, axes = new_sheet(words, _legend(plot, inks), len(plot.grid), columns)
+        panel_points = 72 * axes[0, 0].get_position().height * figure.get_figheight()
+        labels = max(sum(_is_on_top(plot, mark) for line in panel.lines for mark in line.marks) for panel in panels)
+        limits = _limits(plot, labels * _LABEL_POINTS / panel_points)
+        for row, line in zip(axes, plot.grid, strict=True):
             for ax, panel in zip(row, line, strict=True):
-                dress(ax, ticks)
-                _draw(ax, panel, inks, mark)
-                ax.set_ylim(0, top * 1.08 / (1 - headroom))
+                _scale(ax, plot, limits)
+                _draw(ax, plot, panel, inks)
                 ax.label_outer()
-            row[0].set_ylabel("GB/s")
+            row[0].set_ylabel(plot.y.label, labelpad=1)
         return render(figure)
 
 
-def page(layout: Layout, keys: Sequence[Artist]) -> Figure:
-    """Return a page with its head, legend and footnotes, and room for the panels."""
-    figure = Figure(figsize=(layout.width, layout.height))
-    left = 0.15 / layout.width
-    for number, (text, style) in enumerate(zip(layout.head, (_TITLE, _SUBTITLE, _WARNED), strict=False)):
-        figure.text(left, layout.up(0.24 + 0.24 * number), text, va="center", **style)
-    for number, text in enumerate(layout.foot):
-        figure.text(left, layout.up(layout.notes + 0.15 * number), text, va="center", **_FOOTNOTE)
-    place = (0.5, layout.up(layout.keys))
-    legend = figure.legend(handles=keys, loc="upper center", bbox_to_anchor=place, ncols=layout.keys_per_row)
-    legend.set_frame_on(False)
-    return figure
-
-
-def _draw(ax: Axes, panel: Panel, inks: Mapping[str, Ink], mark: Mark) -> None:
+def _draw(ax: Axes, plot: LinePlot, panel: PlotPanel, inks: Mapping[str, Ink]) -> None:
     ax.set_title(panel.title)
-    if panel.ceiling_gbps is not None:
-        ax.axhline(panel.ceiling_gbps, color=_CEILING, linestyle=(0, (6, 4)), linewidth=1.0, zorder=1.5)
-        ax.annotate(
-            f"ceiling {panel.ceiling_gbps:.1f}",
-            (1, panel.ceiling_gbps),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=7.5,
-            color=_CEILING,
-        )
-    for curve in panel.curves:
-        ink = inks[curve.backend]
-        low, high = curve.points["gbps_q1"], curve.points["gbps_q3"]
-        ax.fill_between(curve.x, low, high, color=ink.colour, alpha=0.18, linewidth=0)
-        ax.plot(
-            curve.x,
-            curve.gbps,
-            color=ink.colour,
-            linestyle=_DASHES[curve.variant],
-            linewidth=1.7,
-            marker=ink.marker,
-            markersize=4.5,
-            markerfacecolor="white" if curve.variant else ink.colour,
-        )
-    marked = [curve for curve in panel.curves if mark is _mark_knee or curve.cliff]
-    for place, curve in enumerate(marked):
-        mark(ax, curve, inks[curve.backend], place)
-    if not panel.curves:
+    if not panel.lines:
         ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=_CEILING)
+    if panel.ceiling is not None:
+        _draw_ceiling(ax, panel.ceiling)
+    for line in panel.lines:
+        ax.fill_between(line.x, line.low, line.high, color=inks[line.backend].colour, alpha=0.18, linewidth=0)
+        ax.add_line(_line(line, inks[line.backend], line.x, line.y))
+    marks = [(line, mark) for line in panel.lines for mark in line.marks]
+    for place, (line, mark) in enumerate(marks):
+        show = _mark_jump if mark.low < mark.high else _mark_knee
+        show(ax, plot, line, mark, inks[line.backend], place)
 
 
-def _mark_cliff(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
+def _draw_ceiling(ax: Axes, ceiling: float) -> None:
+    ax.axhline(ceiling, color=_CEILING, linestyle=_CEILING_DASHES, linewidth=1.0, zorder=1.5)
+    ax.annotate(
+        f"ceiling {ceiling:.1f}",
+        (1, ceiling),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize=7.5,
+        color=_CEILING,
+    )
+
+
+def _mark_jump(ax: Axes, _: LinePlot, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
     """Shade the jump, draw its height, and write both in the headroom above the curves."""
-    cliff = curve.cliff
-    if cliff is None:
-        return
-    # opaque, so that curves with the same cliff shade it once
-    ax.axvspan(cliff.below_bytes, cliff.above_bytes, color="#E6E6E6", linewidth=0, zorder=0.5)
-    middle = math.sqrt(cliff.below_bytes * cliff.above_bytes)
+    # opaque, so that lines with the same jump shade it once
+    ax.axvspan(mark.low, mark.high, color="#E6E6E6", linewidth=0, zorder=0.5)
+    at = dict(zip(line.x, line.y, strict=True))
+    middle = math.sqrt(mark.low * mark.high)
     arrow = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
-    ax.annotate("", (middle, cliff.above_gbps), xytext=(middle, cliff.below_gbps), arrowprops=arrow)
-    sign = "\N{MULTIPLICATION SIGN}" if cliff.rises else "\N{DIVISION SIGN}"
-    sizes = f"{spaced(cliff.below_bytes)} \N{RIGHTWARDS ARROW} {spaced(cliff.above_bytes)}"
+    ax.annotate("", (middle, at[int(mark.high)]), xytext=(middle, at[int(mark.low)]), arrowprops=arrow)
     first, last = ax.get_xlim()
     across = math.log2(middle / first) / math.log2(last / first)
+    where = "left" if across < 0.3 else "right" if across > 0.7 else "center"
+    _label(ax, line, mark, ink, (middle, 1), (0, -2 - _LABEL_POINTS * place), where, ("data", "axes fraction"))
+
+
+def _mark_knee(ax: Axes, plot: LinePlot, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
+    """Ring the knee, and write it in the corner that such lines leave free."""
+    rate = dict(zip(line.x, line.y, strict=True))[int(mark.low)]
+    ax.plot([mark.low], [rate], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
+    if _is_on_top(plot, mark):
+        _label(ax, line, mark, ink, (0, 1), (4, -2 - _LABEL_POINTS * place), "left")
+    else:
+        _label(ax, line, mark, ink, (1, 0), (-4, 5 + _LABEL_POINTS * place), "right")
+
+
+def _label(
+    ax: Axes,
+    line: PlotLine,
+    mark: PlotMark,
+    ink: Ink,
+    at: tuple[float, float],
+    offset_points: tuple[float, float],
+    where: str,
+    coordinates: str | tuple[str, str] = "axes fraction",
+) -> None:
     ax.annotate(
-        f"{curve.label}: {sign}{cliff.height:.1f}, {sizes}",
-        (middle, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(0, -2 - _LABEL_POINTS * place),
+        drawable(f"{line.label}: {mark.words}"),
+        at,
+        xycoords=coordinates,
+        xytext=offset_points,
         textcoords="offset points",
-        ha="left" if across < 0.3 else "right" if across > 0.7 else "center",
-        va="top",
+        ha=where,
+        va="top" if at[1] else "bottom",
         fontsize=8,
         fontweight="bold",
         color=ink.text,
@@ -167,89 +117,82 @@ def _mark_cliff(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
     )
 
 
-def _mark_knee(ax: Axes, curve: Curve, ink: Ink, place: int) -> None:
-    """Ring the knee, and write it in the lower right corner, where ladders leave room."""
-    count = curve.knee
-    if count is None:
-        return
-    rate = dict(zip(curve.x, curve.gbps, strict=True))[count]
-    ax.plot([count], [rate], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
-    ax.annotate(
-        f"{curve.label}: knee at {count} SM{'s' if count > 1 else ''}",
-        (1, 0),
-        xycoords="axes fraction",
-        xytext=(-4, 5 + _LABEL_POINTS * place),
-        textcoords="offset points",
-        ha="right",
-        fontsize=8,
-        fontweight="bold",
-        color=ink.text,
-    )
+def _is_on_top(plot: LinePlot, mark: PlotMark) -> bool:
+    """Return whether a mark's words stand above the lines: GB/s that rise leave the lower right corner free."""
+    return mark.low < mark.high or plot.y.scale == "log10"
 
 
-def _size_axis(ax: Axes, sizes: Sequence[int]) -> None:
-    _log_axis(ax, sizes, spaced, letters=6)
-    ax.set_xlabel("block size")
+def _limits(plot: LinePlot, headroom: float) -> tuple[float, float]:
+    """Return the ends of the y axis; `headroom` is a share of its height for labels."""
+    lines, ceilings = plot.lines, [panel.ceiling for row in plot.grid for panel in row if panel.ceiling is not None]
+    if plot.y.scale == "linear":
+        return 0.0, max([*(rate for line in lines for rate in line.y), *ceilings]) * 1.08 / (1 - headroom)
+    ends = [end for line in lines for end in (*line.low, *line.high) if end > 0]
+    low, high = math.log10(min(ends, default=1.0)), math.log10(max(ends, default=1.0))
+    span = max(high - low, 1.0) / max(1 - headroom - 2 * _ROOM, 0.2)
+    return 10 ** (low - _ROOM * span), 10 ** (low + (1 - _ROOM) * span)
 
 
-def _count_axis(ax: Axes, counts: Sequence[int]) -> None:
-    _log_axis(ax, counts, str, letters=2)
-    ax.set_xlabel("SMs")
-
-
-def _log_axis(ax: Axes, values: Sequence[int], show: Callable[[int], str], letters: int) -> None:
-    """Label every value that has room for `letters`, powers of two first; the others get a tick."""
-    octaves_a_label = (0.08 + 0.062 * letters) / PANEL_WIDTH * 1.1 * max(1.0, math.log2(values[-1] / values[0]))
+def _scale(ax: Axes, plot: LinePlot, limits: tuple[float, float]) -> None:
+    """Give both axes their scales; every x that has room is labelled, powers of two first; the others get a tick."""
+    values = sorted({x for line in plot.lines for x in line.x})
+    show: Callable[[int], str] = bytes_size if plot.x.unit == "bytes" else count
+    first, last = _place(plot.x, values[0]), _place(plot.x, values[-1])
+    letters = max(len(show(value)) for value in values)
+    room = (0.08 + 0.055 * letters) / PANEL_WIDTH * 1.1 * max(1.0, last - first)
     named: list[int] = []
     for value in sorted(values, key=lambda value: (value & (value - 1) != 0, value)):
-        if all(abs(math.log2(value / other)) >= octaves_a_label for other in named):
+        if all(abs(_place(plot.x, value) - _place(plot.x, other)) >= room for other in named):
             named.append(value)
-    ax.set_xscale("log", base=2)
-    margin = max(1.05, (values[-1] / values[0]) ** 0.05)
-    ax.set_xlim(values[0] / margin, values[-1] * margin)  # the same in every panel, whatever it holds
+    if plot.x.scale == "symlog2":
+        ax.set_xscale("symlog", base=2, linthresh=1)
+    else:
+        ax.set_xscale("log", base=2)
+    margin = max(0.07, 0.05 * (last - first))
+    ax.set_xlim(_value(plot.x, first - margin), _value(plot.x, last + margin))  # the same in every panel
     ax.set_xticks(named, [show(value) for value in named], fontsize=7.5)
     ax.xaxis.set_minor_locator(FixedLocator([value for value in values if value not in named]))
     ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel(plot.x.label)
+    if plot.y.scale == "log10":
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.tick_params(axis="y", labelsize=7.5)
+    ax.set_ylim(limits)
 
 
-def _legend(curves: Sequence[Curve], inks: Mapping[str, Ink], ceiling: bool) -> list[Line2D]:
-    """Return a key for every backend, every stream state or run, and the ceiling."""
-    keys = [
-        Line2D([], [], color=inks[name].colour, marker=inks[name].marker, linewidth=1.7, markersize=5, label=name)
-        for name in sorted({curve.backend for curve in curves})
-    ]
-    for variant, words in sorted({(curve.variant, curve.words) for curve in curves}):
-        key = Line2D([], [], color="#444444", linestyle=_DASHES[variant], marker="o", markersize=4.5, label=words)
-        key.set_markerfacecolor("white" if variant else "#444444")
-        keys.append(key)
-    if ceiling:
-        keys.append(Line2D([], [], color=_CEILING, linestyle=(0, (6, 4)), linewidth=1.0, label="ceiling"))
-    return keys
+def _place(axis: PlotAxis, value: float) -> float:
+    """Return where a value stands on the x axis, in octaves; symlog2 is linear up to 1."""
+    if axis.scale == "log2":
+        return math.log2(value)
+    return 1 + math.log2(value) if value > 1 else value
 
 
-def _ceilings(grid: Grid) -> list[float]:
-    return [panel.ceiling_gbps for row in grid for panel in row if panel.ceiling_gbps is not None]
+def _value(axis: PlotAxis, place: float) -> float:
+    """Return what stands at a place of the x axis."""
+    if axis.scale == "log2":
+        return float(2**place)
+    return float(2 ** (place - 1)) if place > 1 else place
 
 
-def spaced(size_bytes: int) -> str:
-    text = format_size(size_bytes)
-    digits = text.rstrip("BGiKM")
-    return f"{digits} {text[len(digits) :]}"
+def _line(line: PlotLine, ink: Ink, x: Sequence[float], y: Sequence[float]) -> Line2D:
+    return Line2D(
+        x,
+        y,
+        color=ink.colour,
+        linestyle=_DASHES if line.dashed else "-",
+        linewidth=1.7,
+        marker=ink.marker,
+        markersize=4.5,
+        markerfacecolor="white" if line.dashed else ink.colour,
+        label=drawable(line.label),
+    )
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw the same whatever matplotlibrc this machine has."""
-    with matplotlib.style.context(["default", _STYLE]):
-        yield
-
-
-def render(figure: Figure) -> dict[str, bytes]:
-    """Return the same bytes for the same figure: no date, no random ids."""
-    drawn, png, svg = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
-    # a chart has few colours: a palette makes the file a quarter of what it would be
-    pixels = Image.open(drawn).convert("RGB")
-    pixels.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(png, "PNG")
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    return {"png": png.getvalue(), "svg": svg.getvalue()}
+def _legend(plot: LinePlot, inks: Mapping[str, Ink]) -> list[Line2D]:
+    """Return a key for every line of a name of its own, and for the ceiling."""
+    keys = {line.label: _line(line, inks[line.backend], [], []) for line in plot.lines}
+    ceiling = Line2D([], [], color=_CEILING, linestyle=_CEILING_DASHES, linewidth=1.0, label="ceiling")
+    return [*keys.values(), *([ceiling] if any(panel.ceiling for row in plot.grid for panel in row) else [])]

@@ -17,9 +17,15 @@ class Ink:
     def text(self) -> str:
         """The colour, darkened as far as text needs that is read on white (WCAG: contrast of 4.5 or more)."""
         rgb = [int(self.colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        while 1.05 / (luminance(rgb) + 0.05) < 4.5:
+        while 1.05 / (_luminance(rgb) + 0.05) < 4.5:
             rgb = [channel * 0.95 for channel in rgb]
         return "#" + "".join(f"{round(channel * 255):02X}" for channel in rgb)
+
+
+def _luminance(colour: Iterable[float]) -> float:
+    """Return the relative luminance (WCAG 2) of red, green and blue, each from 0 to 1."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+    return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 _OWN: Final = {
@@ -43,6 +49,7 @@ Rgb = tuple[float, float, float]
 # Ratios of times: blue where batched takes less, orange where the kernel does, told apart by colour-blind readers.
 _RATIO_COLOURS: Final[tuple[Rgb, Rgb, Rgb]] = ((0x00, 0x72, 0xB2), (0xF7, 0xF7, 0xF7), (0xD5, 0x5E, 0x00))
 RATIO_OCTAVES: Final = 3.0
+UNDECIDED: Final = "undecided: quartiles overlap"
 RATIO_KEYS: Final = {
     1 / 8: "1/8 or less: batched faster",
     1 / 2: "1/2",
@@ -65,9 +72,3 @@ def is_dark(colour: Rgb) -> bool:
     """Return whether text on this colour has to be white."""
     red, green, blue = colour
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.4
-
-
-def luminance(colour: Iterable[float]) -> float:
-    """Return the relative luminance (WCAG 2) of red, green and blue, each from 0 to 1."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
-    return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -3,50 +3,85 @@
 import base64
 import hashlib
 from collections.abc import Mapping
+from importlib import resources
+from math import log2
 from typing import Final
 
-from kvbench.report.html.cells import pack_run
-from kvbench.report.html.figures import figure_of
-from kvbench.report.html.maps import map_style
-from kvbench.report.html.packing import plain_json
-from kvbench.report.html.prose import to_html
-from kvbench.report.html.templates import asset, template
-from kvbench.report.model import Report
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from kvbench.report.charts.palette import RATIO_KEYS, RATIO_OCTAVES, UNDECIDED, Ink, is_dark, ratio_colour
+from kvbench.report.front import TITLE
+from kvbench.report.html.data import chart_json, figures_json, samples_json
+from kvbench.report.model import Code, Report, Strong, Text, spans
+from kvbench.report.numbers import bytes_size, count, figure
 
 _STYLES: Final = ("uplot/uPlot.min.css", "page.css")
 _SCRIPTS: Final = (
-    "uplot/uPlot.iife.min.js", "dom.js", "packed.js", "panel.js", "charts.js", "strip.js", "cell.js", "look-up.js",
+    "uplot/uPlot.iife.min.js", "dom.js", "runs.js", "panel.js", "charts.js", "strip.js", "cell.js", "look-up.js",
     "main.js",
 )  # fmt: skip
+_STEPS_AN_OCTAVE: Final = 4
+_LAST_STEP: Final = round(_STEPS_AN_OCTAVE * RATIO_OCTAVES)
 
 
-def html_page(report: Report, text: str, pictures: Mapping[str, bytes]) -> bytes:
-    """Return the report as HTML: `text`, its Markdown, with the charts where their images stood, and every cell.
-
-    `pictures` are the drawn charts by file name. The same report gives the same bytes.
-    """
-    figures = {chart.stem: figure_of(chart, pictures, report.inks) for chart in report.charts}
-    prose = to_html(text, {f"{stem}.png": figure.html for stem, figure in figures.items()})
-    style = "\n".join([*map(asset, _STYLES), map_style()])
-    script = "\n".join(map(asset, _SCRIPTS))
-    page = template("page.html").render(
-        title=prose.title,
+def html_page(report: Report, inks: Mapping[str, Ink]) -> str:
+    """Return the report as HTML, with every cell and its raw samples; the same report gives the same page."""
+    style = "\n".join([*map(_asset, _STYLES), _map_style()])
+    script = "\n".join(map(_asset, _SCRIPTS))
+    page = _environment().get_template("page.html")
+    return page.render(
+        report=report,
+        title=TITLE,
         policy=_policy(script, style),
-        style=style,
-        script=script,
-        headings=prose.headings,
-        body=prose.html,
-        charts=plain_json([figure.data for figure in figures.values() if figure.data]),
-        runs=[pack_run(view) for view in report.views],
+        style=Markup(style),  # noqa: S704, our own files
+        script=Markup(script),  # noqa: S704
+        charts=chart_json(report.charts, inks),
+        runs=[(figures_json(view), samples_json(view)) for view in report.views],
+        ratio_keys=[(_step(ratio), words) for ratio, words in RATIO_KEYS.items()],
+        undecided=UNDECIDED,
     )
-    return page.encode()
+
+
+def rich(text: Text) -> Markup:
+    """Return text as HTML, escaped."""
+    tags = {Strong: Markup("<strong>{}</strong>"), Code: Markup("<code>{}</code>")}
+    return Markup("").join(
+        escape(span) if isinstance(span, str) else tags[type(span)].format(span.text) for span in spans(text)
+    )
+
+
+def _environment() -> Environment:
+    """Return the templates, which escape every value, unless it is marked as HTML, and take no undefined one."""
+    loader = FunctionLoader(lambda name: _asset(f"templates/{name}"))
+    found = Environment(autoescape=True, undefined=StrictUndefined, loader=loader, trim_blocks=True, lstrip_blocks=True)
+    found.filters |= {"rich": rich, "figure": figure, "count": count, "bytes_size": bytes_size, "step": _step}
+    return found
+
+
+def _asset(name: str) -> str:
+    return (resources.files("kvbench.report.html") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _map_style() -> str:
+    """Return the style sheet of the maps' colours: a class for every quarter of an octave."""
+    rules = []
+    for step in range(-_LAST_STEP, _LAST_STEP + 1):
+        colour = ratio_colour(2 ** (step / _STEPS_AN_OCTAVE))
+        red, green, blue = (round(255 * part) for part in colour)
+        letters = "#fff" if is_dark(colour) else "#000"
+        rules.append(f".tile.r{step}{{background-color:rgb({red},{green},{blue});color:{letters}}}")
+    return "\n".join(rules)
+
+
+def _step(ratio: float) -> str:
+    return f"r{round(_STEPS_AN_OCTAVE * max(-RATIO_OCTAVES, min(RATIO_OCTAVES, log2(ratio))))}"
 
 
 def _policy(script: str, style: str) -> str:
     """Return a content policy under which only this script and this style sheet count, and nothing is fetched."""
     return (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     )
 
 

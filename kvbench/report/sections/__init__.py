@@ -1,0 +1,43 @@
+"""The sections of a report, in their order: each is a file that says what it selects, finds, tabulates and draws."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from kvbench.report.model import Section
+from kvbench.report.sections import (
+    access_order,
+    auto,
+    cliff,
+    comparison,
+    crossover_map,
+    merging,
+    models,
+    queue_depth,
+    sm_ladder,
+    stages,
+    threshold,
+)
+from kvbench.report.view import View
+
+SECTIONS: Final = (
+    models.SECTION,
+    cliff.SECTION,
+    sm_ladder.SECTION,
+    threshold.SECTION,
+    crossover_map.SECTION,
+    access_order.SECTION,
+    queue_depth.SECTION,
+    stages.SECTION,
+    merging.SECTION,
+    auto.SECTION,
+)
+
+
+def sections_of(views: Sequence[View]) -> Sequence[Section]:
+    """Return the sections of a report on these runs.
+
+    The comparison comes first where machine, driver or build differ, last where the runs are of one machine.
+    """
+    bases = ((view, base) for view in views if (base := comparison.base_of(view)))
+    apart = any(view.run.info.identity_hash != base.run.info.identity_hash for view, base in bases)
+    return (comparison.SECTION, *SECTIONS) if apart else (*SECTIONS, comparison.SECTION)

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final
 
 import pandas as pd
 
-from kvbench.report import markdown as md
-from kvbench.report.blocks import Block
-from kvbench.report.contest import a_stream
-from kvbench.report.ratios import time_ratio
-from kvbench.report.tables import Row, Table, rows_of, swap_quartiles
+from kvbench.report.contests import TimeRatio, time_ratio
+from kvbench.report.model import DataTable, Part, Section, Strong, Text
+from kvbench.report.numbers import ABSENT, bytes_size, count, figure
+from kvbench.report.select import where
+from kvbench.report.tables import Row, a_stream, caption, grouped, rows_of, swap_quartiles, undecided
 from kvbench.report.view import View
+from kvbench.text import short
 from kvbench.tune.fit import choice_of, timed, tried
 from kvbench.tune.table import AUTO
 
@@ -24,140 +24,123 @@ _INCLUDES: Final = (
     "where it is slower. The fastest is the lowest of several medians, which noise alone makes lower than auto's"
 )
 _MARKS: Final = (
-    f"**Bold**: below {CLOSE}. ≈: undecided, the quartiles of auto and of the fastest overlap. "
-    f"{md.ABSENT}: auto or all the others were not measured"
+    Strong("Bold"),
+    f": below {CLOSE}. ≈: undecided, the quartiles of auto and of the fastest overlap. "
+    f"{ABSENT}: auto or all the others were not measured",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """One cell: what auto took and chose ("" where the run does not say), what the best other took and which it was."""
+class AutoCell:
+    """One cell of auto and the fastest of the others there: the rows of both, the time of that one over auto's."""
 
-    direction: str
-    state: str
-    block_bytes: int
-    blocks: int
-    auto_us: float
-    chosen: str
-    best_us: float
-    best: str
-    undecided: bool
-
-    @property
-    def ratio(self) -> float:
-        """Time of the best over that of auto."""
-        return self.best_us / self.auto_us
+    auto: Row
+    best: Row
+    ratio: TimeRatio
 
     @property
     def close(self) -> bool:
-        return self.ratio >= CLOSE
+        return self.ratio.value >= CLOSE
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Block bytes and number of blocks."""
+        return int(self.auto["block_bytes"]), int(self.auto["blocks"])
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """Direction and stream state."""
+        return str(self.auto["direction"]), str(self.auto["stream_state"])
+
+    @property
+    def chosen(self) -> str:
+        """What auto chose, "" where the run does not say."""
+        return short(self.auto["chosen"]) if isinstance(self.auto["chosen"], str) else ""
+
+    @property
+    def fastest(self) -> str:
+        return str(choice_of(self.best))
 
 
-def auto_block(view: View) -> Block | str:
-    """Return how often auto was close to the best, a table of ratios per direction and state, and the worst cells."""
+def make(view: View) -> Part | str:
     cells = timed(tried(view.frame))
-    found = verdicts(cells) if AUTO in set(cells["backend"]) else []
+    found = _verdicts(cells) if AUTO in set(cells["backend"]) else []
     if not found:
         return f"it needs {AUTO} and another backend measured at the same block size and number of blocks"
-    kinds = [list(group) for _, group in groupby(found, key=lambda verdict: (verdict.direction, verdict.state))]
-    tables = [_ratios(view, cells, kind) for kind in kinds]
-    if missed := [verdict for verdict in found if not verdict.close]:
+    tables = [_ratios(view, cells, kind) for kind in grouped(found, lambda cell: cell.state).values()]
+    if missed := [cell for cell in found if not cell.close]:
         tables.append(_misses(view, cells, missed))
-    return Block(_findings(view, found), [], tables)
+    return Part(_findings(view, found), tables=tables)
 
 
-def verdicts(cells: pd.DataFrame) -> list[Verdict]:
-    """Return a verdict for every direction, state, size and number of blocks with auto and another backend."""
+SECTION = Section("auto", "The backend auto against the best of the others", make)
+
+
+def _verdicts(cells: pd.DataFrame) -> list[AutoCell]:
+    """Return every direction, state, size and number of blocks with auto and another backend."""
     found = []
     for _, here in cells.groupby(_POINT):
         rows = rows_of(here)
         own = [row for row in rows if row["backend"] == AUTO]
         others = [row for row in rows if row["backend"] != AUTO]
         if own and others:
-            found.append(_verdict(own[0], min(others, key=lambda row: float(row["swap_us_median"]))))
-    return sorted(found, key=lambda v: (v.direction != "h2d", v.state != "idle", v.block_bytes, v.blocks))
+            best = min(others, key=lambda row: float(row["swap_us_median"]))
+            found.append(AutoCell(own[0], best, time_ratio(swap_quartiles(best), swap_quartiles(own[0]))))
+    return sorted(found, key=lambda cell: (cell.state[0] != "h2d", cell.state[1] != "idle", *cell.shape))
 
 
-def _verdict(auto: Row, best: Row) -> Verdict:
-    auto_time, best_time = swap_quartiles(auto), swap_quartiles(best)
-    return Verdict(
-        direction=str(auto["direction"]),
-        state=str(auto["stream_state"]),
-        block_bytes=int(auto["block_bytes"]),
-        blocks=int(auto["blocks"]),
-        auto_us=auto_time.median,
-        chosen=auto["chosen"] if isinstance(auto["chosen"], str) else "",
-        best_us=best_time.median,
-        best=str(choice_of(best)),
-        undecided=not time_ratio(best_time, auto_time).decided,
-    )
-
-
-def _findings(view: View, found: Sequence[Verdict]) -> list[str]:
-    close = sum(verdict.close for verdict in found)
-    worst = min(found, key=lambda verdict: verdict.ratio)
+def _findings(view: View, found: Sequence[AutoCell]) -> list[str]:
+    close = sum(cell.close for cell in found)
+    worst = min(found, key=lambda cell: cell.ratio.value)
+    (direction, state), (size, blocks) = worst.state, worst.shape
     lines = [
-        f"auto was within {1 - CLOSE:.0%} of the fastest other backend, or faster, in {md.count(close)} of "
-        f"{md.count(len(found))} cells ({close / len(found):.1%}). At worst it reached {worst.ratio:.2f} of its speed: "
-        f"{_where(worst)}, where it chose {md.escape(worst.chosen or 'something unsaid')} and "
-        f"{md.escape(worst.best)} was fastest"
+        f"auto was within {1 - CLOSE:.0%} of the fastest other backend, or faster, in {count(close)} of "
+        f"{count(len(found))} cells ({close / len(found):.1%}). At worst it reached {worst.ratio.value:.2f} of its "
+        f"speed: {direction}, {a_stream(state)}, N = {count(blocks)} of {bytes_size(size)}, where it chose "
+        f"{worst.chosen or 'something unsaid'} and {worst.fastest} was fastest"
     ]
-    missed = [verdict for verdict in found if not verdict.close]
-    same = sum(verdict.chosen == verdict.best for verdict in missed)
-    noisy = sum(verdict.undecided for verdict in missed)
-    if missed:
+    if missed := [cell for cell in found if not cell.close]:
+        same = sum(cell.chosen == cell.fastest for cell in missed)
+        noisy = sum(not cell.ratio.decided for cell in missed)
         lines.append(
-            f"Of the {md.count(len(missed))} other cells, auto ran the very choice that was fastest in "
-            f"{md.count(same)}, and {md.count(noisy)} are undecided"
+            f"Of the {count(len(missed))} other cells, auto ran the very choice that was fastest in "
+            f"{count(same)}, and {count(noisy)} are undecided"
         )
     policy = view.run.info.spec.get("policy")
     if not policy:
         return [*lines, "It had no policy and chose by built-in defaults"]
     made = policy.get("made") if isinstance(policy, dict) else None
-    return [*lines, f"It went by a policy measured on {md.escape(str(made or 'an unknown day')[:10])}"]
+    return [*lines, f"It went by a policy measured on {str(made or 'an unknown day')[:10]}"]
 
 
-def _where(verdict: Verdict) -> str:
-    size = md.bytes_size(verdict.block_bytes)
-    return f"{verdict.direction}, {a_stream(verdict.state)}, N = {md.count(verdict.blocks)} of {size}"
-
-
-def _ratios(view: View, cells: pd.DataFrame, kind: Sequence[Verdict]) -> Table:
-    grid = {(verdict.block_bytes, verdict.blocks): verdict for verdict in kind}
-    sizes, counts = (sorted({point[place] for point in grid}) for place in (0, 1))
-    rows = [[md.bytes_size(size), *(_ratio(grid.get((size, count))) for count in counts)] for size in sizes]
-    direction, state = kind[0].direction, kind[0].state
-    shown = cells[(cells["direction"] == direction) & (cells["stream_state"] == state)]
+def _ratios(view: View, cells: pd.DataFrame, kind: Sequence[AutoCell]) -> DataTable:
+    grid = {cell.shape: cell for cell in kind}
+    sizes, counts = (sorted({shape[place] for shape in grid}) for place in (0, 1))
+    rows = [[bytes_size(size), *(_ratio(grid.get((size, blocks))) for blocks in counts)] for size in sizes]
+    direction, state = kind[0].state
     title = f"{direction}, {a_stream(state)}: time of the best / time of auto"
-    header = ("Block size", *(f"N = {md.count(count)}" for count in counts))
-    return Table(title, header, rows, [_MARKS], view.caption(shown, _INCLUDES))
+    header = ("Block size", *(f"N = {count(blocks)}" for blocks in counts))
+    shown = where(cells, direction=direction, stream_state=state)
+    return DataTable(title, header, rows, [_MARKS], caption(view, shown, _INCLUDES))
 
 
-def _ratio(verdict: Verdict | None) -> str:
-    if verdict is None:
-        return md.ABSENT
-    text = f"{verdict.ratio:.2f}" if verdict.close else f"**{verdict.ratio:.2f}**"
-    return f"≈ {text}" if verdict.undecided else text
+def _ratio(cell: AutoCell | None) -> Text:
+    if cell is None:
+        return ABSENT
+    text = f"{cell.ratio.value:.2f}"
+    marked = text if cell.close else Strong(text)
+    return marked if cell.ratio.decided else undecided(marked)
 
 
-def _misses(view: View, cells: pd.DataFrame, missed: Sequence[Verdict]) -> Table:
-    worst = sorted(missed, key=lambda verdict: verdict.ratio)
+def _misses(view: View, cells: pd.DataFrame, missed: Sequence[AutoCell]) -> DataTable:
+    worst = sorted(missed, key=lambda cell: cell.ratio.value)
     header = ("Dir", "Stream", "Blocks", "Block size", "auto us", "Chose", "Best us", "Best", "Ratio")
-    rows = [
-        [
-            verdict.direction,
-            verdict.state,
-            md.count(verdict.blocks),
-            md.bytes_size(verdict.block_bytes),
-            md.figure(verdict.auto_us),
-            md.escape(verdict.chosen),
-            md.figure(verdict.best_us),
-            md.escape(verdict.best),
-            _ratio(verdict),
-        ]
-        for verdict in worst[:_MOST_SHOWN]
-    ]
-    notes = [f"and {md.count(len(worst) - _MOST_SHOWN)} more"] if len(worst) > _MOST_SHOWN else []
-    return Table(
-        f"Where auto reached less than {CLOSE} of the best", header, rows, notes, view.caption(cells, _INCLUDES)
-    )
+    rows = []
+    for cell in worst[:_MOST_SHOWN]:
+        size, blocks = cell.shape
+        auto_us, best_us = (figure(row["swap_us_median"]) for row in (cell.auto, cell.best))
+        chosen = (auto_us, cell.chosen, best_us, cell.fastest, _ratio(cell))
+        rows.append([*cell.state, count(blocks), bytes_size(size), *chosen])
+    notes = [f"and {count(len(worst) - _MOST_SHOWN)} more"] if len(worst) > _MOST_SHOWN else []
+    title = f"Where auto reached less than {CLOSE} of the best"
+    return DataTable(title, header, rows, notes, caption(view, cells, _INCLUDES))

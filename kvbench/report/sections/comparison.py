@@ -1,31 +1,29 @@
 """The comparison of runs: what differs in identity, the cells that both measured side by side, their curves in one."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.analysis.intervals import DRIFT
-from kvbench.report import markdown as md
-from kvbench.report.blocks import DIRECTIONS, Block, Chart, Section, line_files
-from kvbench.report.charts import pictures
-from kvbench.report.charts.layout import Grid, Panel, Words, plain
-from kvbench.report.charts.palette import Ink
-from kvbench.report.charts.plot import LinePlot, ladder_plot, size_plot
-from kvbench.report.curves import Curve, Curves, cliff_curves, ladder_curves
-from kvbench.report.pairing import CHANCE, Pairing, pairings
-from kvbench.report.select import SIDE_AXES, STATES
-from kvbench.report.tables import INCLUDES, Row, Table, rows_of
-from kvbench.report.view import HOST_COPIES, View, sample_words
+import numpy as np
+import pandas as pd
 
+from kvbench.analysis.intervals import DRIFT, rank_sum_probability
+from kvbench.machine.identity import differing
+from kvbench.report.charts.plot import LinePlot
+from kvbench.report.curves import CLIFF, GBPS, LADDER, POINT_COLUMNS, CurveKind, RateCurve, RateCurves, plot_panel
+from kvbench.report.model import Chart, ChartWords, DataTable, Part, Section, Span
+from kvbench.report.numbers import bytes_size, count, figure, size
+from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES
+from kvbench.report.tables import INCLUDES, Row, grouped, origin, rows_of, swap_quartiles
+from kvbench.report.view import HOST_COPIES, View
+from kvbench.results import Scalar
+from kvbench.text import short
+
+CHANCE: Final = 0.05
+_AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES)
+_FIGURES: Final = ("samples", "rounds", "swap_us_q1", "swap_us_median", "swap_us_q3", "gbps", "path")
 _MOST_CELLS: Final = 40
-_WORDS: Final = {
-    "slower": "slower",
-    "faster": "faster",
-    "drift": "≈ drift",
-    "noise": "≈ noise",
-    "undecided": "undecided",
-}
+_SIGNS: Final = {"slower": "", "faster": "", "drift": "≈ ", "noise": "≈ ", "undecided": ""}
 _VERDICT: Final = (
     f"Slower, faster: by more than {DRIFT:.0%} and beyond the noise, the medians of the visits lie apart as they would "
     f"by chance in at most {CHANCE:.0%} of such cells (Mann-Whitney). ≈ drift: beyond the noise, but by no more than "
@@ -34,35 +32,96 @@ _VERDICT: Final = (
 )
 
 
-def with_comparison(sections: Sequence[Section], views: Sequence[View]) -> Sequence[Section]:
-    """Return the sections and one that compares each run with an earlier one of the same cells, where there is one.
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """`other` against `base`: the rows of the cells that both measured.
 
-    It comes first where machine, driver or build differ, last where the runs are of one machine.
+    `cells` has the axes (one of `LATER` only where `base` has swept it), `_base` and `_other` of the figures, `change`
+    (other over base - 1 of the medians of swap_us), `chance` of such visits if there were no difference, and `verdict`:
+    slower, faster, drift (beyond the noise, but by no more than `DRIFT`), noise or undecided. The largest changes for
+    the worse come first, slower and faster before the others.
     """
-    found = pairings(views)
-    if not found:
-        return sections
-    apart = any(pairing.base.run.info.identity_hash != pairing.other.run.info.identity_hash for pairing in found)
-    return [_section(found), *sections] if apart else [*sections, _section(found)]
+
+    base: View
+    other: View
+    cells: pd.DataFrame
+
+    @property
+    def views(self) -> tuple[View, View]:
+        return self.base, self.other
+
+    def count(self, verdict: str) -> int:
+        return int((self.cells["verdict"] == verdict).sum())
 
 
-def _section(pairs: Sequence[Pairing]) -> Section:
-    found = {pairing.other.label: pairing for pairing in pairs}
-
-    def make(view: View, inks: Mapping[str, Ink]) -> Block | str:
-        pairing = found.get(view.label)
-        return _block(pairing, inks) if pairing else ""
-
-    return Section("A/B", "Comparison of runs", make)
-
-
-def _block(pairing: Pairing, inks: Mapping[str, Ink]) -> Block:
-    name = f"comparison-{pairing.base.label}-{pairing.other.label}.csv"
+def make(view: View) -> Part | str:
+    base = base_of(view)
+    if base is None:
+        return ""
+    pairing = Pairing(base, view, _cells(base, view))
     sentence = _sentence(pairing)
-    tables = [_differences(pairing), _by_backend(pairing), _cell_table(pairing)]
-    files = {name: pairing.cells.to_csv(index=False).encode()}
-    told = [sentence] if pairing.count("undecided") < len(pairing.cells) else []
-    return Block([sentence], _charts(pairing, inks), tables, told, files)
+    return Part(
+        [sentence],
+        _charts(pairing),
+        [_differences(pairing), _by_backend(pairing), _cell_table(pairing)],
+        [sentence] if pairing.count("undecided") < len(pairing.cells) else [],
+        {f"comparison-{base.label}-{view.label}.csv": pairing.cells.to_csv(index=False).encode()},
+    )
+
+
+SECTION = Section("comparison", "Comparison of runs", make)
+
+
+def base_of(view: View) -> View | None:
+    """Return the earlier run that shares most measured cells with `view`, None where none shares any."""
+    ids = set(view.measured["cell_id"])
+    shared = [len(ids.intersection(base.measured["cell_id"])) for base in view.earlier]
+    return view.earlier[shared.index(max(shared))] if any(shared) else None
+
+
+def _cells(base: View, other: View) -> pd.DataFrame:
+    axes = [axis for axis in _AXES if axis not in LATER or base.measured[axis].notna().any()]
+    columns = ["cell_id", *axes, *_FIGURES]
+    both = base.measured[columns].merge(
+        other.measured[["cell_id", *_FIGURES]], on="cell_id", suffixes=("_base", "_other")
+    )
+    change = both["swap_us_median_other"] / both["swap_us_median_base"] - 1
+    chances = _chances(base, other, both["cell_id"])
+    both = both.assign(change=change, chance=[chances[cell][0] for cell in both["cell_id"]])
+    least = np.array([chances[cell][1] for cell in both["cell_id"]])
+    both["verdict"] = np.select(
+        [least > CHANCE, both["chance"] > CHANCE, change > DRIFT, change < -DRIFT],
+        ["undecided", "noise", "slower", "faster"],
+        "drift",
+    )
+    return both.iloc[np.lexsort((-both["change"], ~both["verdict"].isin(["slower", "faster"])))]
+
+
+def _chances(base: View, other: View, cell_ids: "pd.Series[str]") -> dict[str, tuple[float, float]]:
+    """Return cell id -> how likely visits this far apart are without a difference, and how unlikely any could be."""
+    visits = [_visits(view, cell_ids) for view in (base, other)]
+    pairs = {str(cell): (visits[0][cell], visits[1][cell]) for cell in cell_ids}
+    return {
+        cell: (rank_sum_probability(a, b), rank_sum_probability([0.0] * len(a), [1.0] * len(b)))
+        for cell, (a, b) in pairs.items()
+    }
+
+
+def _visits(view: View, cell_ids: "pd.Series[str]") -> dict[str, list[float]]:
+    """Return cell id -> median of swap_us of every visit."""
+    samples = view.all_samples
+    medians = samples[samples["cell_id"].isin(cell_ids)].groupby(["cell_id", "round"], sort=False)["swap_us"].median()
+    return {str(cell): found.tolist() for cell, found in medians.groupby(level="cell_id", sort=False)}
+
+
+def _identity(view: View) -> dict[str, Scalar]:
+    """Return a run's identity, and what else may differ: the version of kvbench, the day, the ceilings."""
+    info = view.run.info
+    ceilings = view.measured.groupby("direction")["ceiling_gbps"].first()
+    own: dict[str, Scalar] = {"kvbench": info.kvbench, "device": view.title, "date": view.date}
+    for way, rate in ceilings.dropna().items():
+        own[f"ceiling {way} GB/s"] = round(float(rate), 1)
+    return dict(info.identity) | own
 
 
 def _sentence(pairing: Pairing) -> str:
@@ -70,156 +129,108 @@ def _sentence(pairing: Pairing) -> str:
     for verdict, ends in (("slower", "max"), ("faster", "min")):
         changes = pairing.cells.loc[pairing.cells["verdict"] == verdict, "change"]
         most = "" if changes.empty else f" (by up to {getattr(changes, ends)():+.1%})"
-        parts.append(f"{md.count(len(changes))} {verdict}{most}")
-    drift = pairing.count("drift")
-    parts += [f"{md.count(drift)} apart by no more than {DRIFT:.0%}, as runs of one build may be"] if drift else []
-    parts.append(f"{md.count(pairing.count('noise'))} inside the noise")
-    undecided = pairing.count("undecided")
-    parts += [f"{md.count(undecided)} undecided for too few visits"] if undecided else []
-    return (
-        f"{pairing.other.label} against {pairing.base.label}, {md.count(len(pairing.cells))} cells of both: "
-        f"{', '.join(parts)}."
-    )
+        parts.append(f"{count(len(changes))} {verdict}{most}")
+    if drift := pairing.count("drift"):
+        parts.append(f"{count(drift)} apart by no more than {DRIFT:.0%}, as runs of one build may be")
+    parts.append(f"{count(pairing.count('noise'))} inside the noise")
+    if undecided := pairing.count("undecided"):
+        parts.append(f"{count(undecided)} undecided for too few visits")
+    cells = f"{count(len(pairing.cells))} cells of both"
+    return f"{pairing.other.label} against {pairing.base.label}, {cells}: {', '.join(parts)}."
 
 
-def _differences(pairing: Pairing) -> Table:
-    fields = pairing.differences
-    rows = [tuple(map(md.escape, field)) for field in fields]
+def _differences(pairing: Pairing) -> DataTable:
+    rows = [tuple(map(short, words)) for words in differing(*map(_identity, pairing.views))]
     same = "Everything else in the identity is the same" if rows else "The identities are the same"
     header = ("Field", pairing.base.label, pairing.other.label)
-    return Table("What differs in identity", header, rows, [], f"{same}. {_origin(pairing)}", left=3)
+    return DataTable("What differs in identity", header, rows, [], (f"{same}. ", *_origin(pairing)), left=3)
 
 
-def _by_backend(pairing: Pairing) -> Table:
+def _by_backend(pairing: Pairing) -> DataTable:
     rows = []
-    for (backend, way, state), cells in pairing.cells.groupby(["backend", "direction", "stream_state"]):
-        verdicts = cells["verdict"].value_counts()
-        rows.append(
-            [
-                md.escape(backend),
-                str(way),
-                str(state),
-                md.count(len(cells)),
-                f"{cells['change'].median():+.1%}",
-                *(md.count(int(verdicts.get(verdict, 0))) for verdict in _WORDS),
-            ]
-        )
-    header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *(word.capitalize() for word in _WORDS.values()))
-    return Table("By backend: cells beyond the noise", header, rows, [_VERDICT], _origin(pairing), left=3)
+    for names, cells in pairing.cells.groupby(["backend", "direction", "stream_state"]):
+        counts = [count(int((cells["verdict"] == verdict).sum())) for verdict in _SIGNS]
+        rows.append([*map(str, names), count(len(cells)), f"{cells['change'].median():+.1%}", *counts])
+    verdicts = (f"{sign}{name}".capitalize() for name, sign in _SIGNS.items())
+    header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *verdicts)
+    return DataTable("By backend: cells beyond the noise", header, rows, [_VERDICT], _origin(pairing), left=3)
 
 
-def _cell_table(pairing: Pairing) -> Table:
+def _cell_table(pairing: Pairing) -> DataTable:
     cells = pairing.cells
     shown = cells.head(_MOST_CELLS)
     varying = [axis for axis in SIDE_AXES if axis in shown and shown[axis].nunique(dropna=False) > 1]
     rows = [_row(row, varying) for row in rows_of(shown.astype(dict.fromkeys(varying, "string")))]
-    more = f" (the {_MOST_CELLS} slowest of {md.count(len(cells))})" if len(cells) > len(shown) else ""
-    labels = (f"{view.label} us" for view in (pairing.base, pairing.other))
+    more = f" (the {_MOST_CELLS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
+    labels = (f"{view.label} us" for view in pairing.views)
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta", "Verdict")
     states = [INCLUDES[state].replace("GB/s", "Time", 1) for state in STATES if state in set(shown["stream_state"])]
-    caption = f"Medians of swap_us with [quartiles]. {'. '.join(states)}. {_origin(pairing)}"
-    return Table(f"Cell by cell, worst first{more}", header, rows, [_VERDICT], caption, left=6)
+    caption = (f"Medians of swap_us with [quartiles]. {'. '.join(states)}. ", *_origin(pairing))
+    return DataTable(f"Cell by cell, worst first{more}", header, rows, [_VERDICT], caption, left=6)
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
-    others = [f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str)]
-    times = [
-        f"{md.figure(row[f'swap_us_median_{side}'])} "
-        f"[{md.figure(row[f'swap_us_q1_{side}'])}, {md.figure(row[f'swap_us_q3_{side}'])}]"
-        for side in ("base", "other")
-    ]
-    return [
-        md.escape(row["backend"]),
-        row["direction"],
-        row["stream_state"],
-        md.count(row["blocks"]),
-        md.size(row["block_size"]),
-        md.escape(", ".join(others)),
-        *times,
-        f"{row['change']:+.1%}",
-        _WORDS[row["verdict"]],
-    ]
+    others = ", ".join(f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str))
+    quartiles = [swap_quartiles(row, f"_{side}") for side in ("base", "other")]
+    times = [f"{figure(time.median)} [{figure(time.low)}, {figure(time.high)}]" for time in quartiles]
+    verdict = f"{_SIGNS[row['verdict']]}{row['verdict']}"
+    cell = [row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), size(row["block_size"])]
+    return [*cell, others, *times, f"{row['change']:+.1%}", verdict]
 
 
-def _origin(pairing: Pairing) -> str:
-    parts = []
-    for side, view in (("base", pairing.base), ("other", pairing.other)):
-        samples = pairing.cells[[f"samples_{side}"]].rename(columns={f"samples_{side}": "samples"})
-        words = " · ".join(map(md.escape, (view.title, view.driver, view.date, sample_words(samples))))
-        host = f"**{HOST_COPIES}** " if view.on_host else ""
-        parts.append(f"{view.label}: {host}{words}, reproduced by {md.code(view.command)}")
-    return f"{'; '.join(parts)}."
+def _origin(pairing: Pairing) -> tuple[Span, ...]:
+    """Return where the figures of both come from."""
+    base, other = (
+        origin(view, pairing.cells[[f"samples_{side}"]].set_axis(["samples"], axis="columns"))
+        for side, view in zip(("base", "other"), pairing.views, strict=True)
+    )
+    return (*base, "; ", *other, ".")
 
 
-def _charts(pairing: Pairing, inks: Mapping[str, Ink]) -> list[Chart]:
+def _charts(pairing: Pairing) -> list[Chart]:
     found = []
-    for name, subject, pick, draw, model in (
-        ("cliff", "GB/s against block size, N = {main} blocks", cliff_curves, pictures.cliff_chart, size_plot),
-        ("sm-ladder", "GB/s against the SM count, N = {main} blocks", ladder_curves, pictures.sm_chart, ladder_plot),
-    ):
-        both = [pick(view.frame[view.frame["cell_id"].isin(pairing.cells["cell_id"])]) for view in _views(pairing)]
-        curves = [one for one in both if isinstance(one, Curves)]
+    for kind, subject in ((CLIFF, "block size"), (LADDER, "the SM count")):
+        both = [kind.pick(view.frame[view.frame["cell_id"].isin(pairing.cells["cell_id"])]) for view in pairing.views]
+        curves = [one for one in both if isinstance(one, RateCurves)]
         if len(curves) == len(both):
-            title = subject.format(main=md.count(curves[0].main))
-            found.append(_chart(pairing, name, title, curves, draw, model, inks))
+            title = f"GB/s against {subject}, N = {count(curves[0].main)} blocks"
+            found.append(_chart(pairing, kind, title, curves))
     return found
 
 
-def _chart(
-    pairing: Pairing,
-    name: str,
-    subject: str,
-    both: Sequence[Curves],
-    draw: Callable[[Grid, Words, Mapping[str, Ink]], dict[str, bytes]],
-    model: Callable[[Grid, Words, str], LinePlot],
-    inks: Mapping[str, Ink],
-) -> Chart:
-    base, other = (view.label for view in _views(pairing))
+def _chart(pairing: Pairing, kind: CurveKind, subject: str, both: Sequence[RateCurves]) -> Chart:
+    base, other = (view.label for view in pairing.views)
     curves = [
         replace(curve, run=(place, view.label))
-        for place, (view, found) in enumerate(zip(_views(pairing), both, strict=True))
+        for place, (view, found) in enumerate(zip(pairing.views, both, strict=True))
         for curve in found.curves
     ]
-    grid = _cliff_grid(curves, both[0].main) if name == "cliff" else _ladder_grid(curves)
-    title = f"{subject}: {base} and {other}"
-    heads = [f"{view.label}: {view.title} · {view.driver} · {view.date}" for view in _views(pairing)]
-    states = [INCLUDES[state] for state in STATES if any(curve.state == state for curve in curves)]
-    words = Words(
-        title=title,
-        subtitle=plain(f"{'; '.join(heads)} · band: quartiles"),
-        footer=plain("\n".join(states)),
-        warning=HOST_COPIES if any(view.on_host for view in _views(pairing)) else "",
+    rows = _rows(kind, curves, both[0].main)
+    heads = "; ".join(f"{view.label}: {view.title} · {view.driver} · {view.date}" for view in pairing.views)
+    words = ChartWords(
+        title=f"{subject}: {base} and {other}",
+        subtitle=f"{heads} · band: quartiles",
+        footer=[INCLUDES[state] for state in STATES if any(curve.state == state for curve in curves)],
+        warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
     )
-    alternative = f"{title} ({HOST_COPIES})" if words.warning else title
-    picture = partial(draw, grid, words, inks)
-    stem = f"comparison-{name}-{base}-{other}"
-    return Chart(stem, alternative, line_files(grid), picture, model(grid, words, base))
-
-
-def _cliff_grid(curves: Sequence[Curve], main: int) -> Grid:
-    here = [curve for curve in curves if curve.panel == main]
-    return _rows({state: [curve for curve in here if curve.state == state] for state in STATES}, "{} stream")
-
-
-def _ladder_grid(curves: Sequence[Curve]) -> Grid:
-    rows = {
-        f"{md.bytes_size(size)} blocks, {state} stream": [
-            curve for curve in curves if (curve.panel, curve.state) == (size, state)
-        ]
-        for size in sorted({curve.panel for curve in curves})
-        for state in STATES
-    }
-    return _rows(rows, "{}")
-
-
-def _rows(groups: Mapping[str, Sequence[Curve]], words: str) -> list[list[Panel]]:
-    ways = [way for way in DIRECTIONS if any(c.direction == way for group in groups.values() for c in group)]
-    return [
-        [Panel(f"{way}, {words.format(name)}", [c for c in group if c.direction == way], None) for way in ways]
-        for name, group in groups.items()
-        if group
+    ways = [way for way in DIRECTIONS if any(curve.direction == way for row in rows.values() for curve in row)]
+    panels = [
+        [(f"{way}, {title}", [c for c in row if c.direction == way]) for way in ways] for title, row in rows.items()
     ]
+    plot = LinePlot(kind.x, GBPS, [[plot_panel(kind, title, found, base) for title, found in row] for row in panels])
+    points = pd.concat(
+        curve.points[list(POINT_COLUMNS)].assign(run=curve.run[1])
+        for row in panels
+        for _, found in row
+        for curve in found
+        if curve.run
+    )
+    return Chart(f"comparison-{kind.name}-{base}-{other}", words, plot, points)
 
 
-def _views(pairing: Pairing) -> tuple[View, View]:
-    return pairing.base, pairing.other
+def _rows(kind: CurveKind, curves: Sequence[RateCurve], main: int) -> dict[str, list[RateCurve]]:
+    """Return the curves by stream state, of a ladder by block size too, so that a panel is about runs alone."""
+    shown = [curve for curve in curves if kind is LADDER or curve.panel == main]
+    shown.sort(key=lambda curve: (curve.panel, STATES.index(curve.state)))
+    size = {curve.panel: f"{bytes_size(curve.panel)} blocks, " if kind is LADDER else "" for curve in shown}
+    return grouped(shown, lambda curve: f"{size[curve.panel]}{curve.state} stream")

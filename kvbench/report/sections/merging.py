@@ -5,11 +5,11 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.intervals import Quartiles
-from kvbench.report import markdown as md
-from kvbench.report.blocks import Block
-from kvbench.report.ratios import time_ratio
+from kvbench.report.contests import time_ratio
+from kvbench.report.model import DataTable, Part, Section
+from kvbench.report.numbers import count, figure, size
 from kvbench.report.select import SERIES, SIDE_AXES
-from kvbench.report.tables import Row, Table, rows_of, swap_quartiles
+from kvbench.report.tables import Row, caption, rows_of, swap_quartiles
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 
@@ -24,25 +24,27 @@ _INCLUDES: Final = (
 )
 
 
-def coalescing_block(view: View) -> Block | str:
-    """Return a table per backend, direction and stream state in which both were measured; or why there is none."""
+def make(view: View) -> Part | str:
     measured = unqueued(view.measured)
     off, on = (measured[measured["coalesce"] == word] for word in _WAYS)
     pairs = off.merge(on, on=[*_SHARED, *_SHAPE], suffixes=("_off", "_on"))
     if pairs.empty:
         return "it needs cells with coalesce=off and coalesce=on that are alike otherwise"
     tables = [_table(view, measured, group) for _, group in pairs.groupby(list(_SHARED), dropna=False)]
-    return Block([], [], sorted(tables, key=lambda table: table.title))
+    return Part(tables=sorted(tables, key=lambda table: table.title))
 
 
-def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> Table:
+SECTION = Section("merging", "Merging adjacent descriptors: what it costs and saves", make)
+
+
+def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> DataTable:
     one = pairs.iloc[0]
-    title = f"{one['direction']}, {md.escape(one['backend'])}, {one['stream_state']} stream"
+    title = f"{one['direction']}, {one['backend']}, {one['stream_state']} stream"
     header = ("Pattern", "Blocks", "Block size", "Off us", "On us", "Merging us", "Saved")
     rows = [_row(row) for row in rows_of(pairs.sort_values(["block_bytes", "blocks", "pattern"]))]
     shown = measured[measured["cell_id"].isin({*pairs["cell_id_off"], *pairs["cell_id_on"]})]
-    others = ", ".join(f"{axis} {md.escape(one[axis])}" for axis in _NAMED if pd.notna(one[axis]))
-    return Table(title, header, rows, [], view.caption(shown, "; ".join(filter(None, (_INCLUDES, others)))))
+    others = ", ".join(f"{axis} {one[axis]}" for axis in _NAMED if pd.notna(one[axis]))
+    return DataTable(title, header, rows, [], caption(view, shown, "; ".join(filter(None, (_INCLUDES, others)))))
 
 
 def _row(row: Row) -> list[str]:
@@ -51,9 +53,9 @@ def _row(row: Row) -> list[str]:
     saved = 1 - (on.median + merging) / off.median
     whole = Quartiles(on.low + merging, on.median + merging, on.high + merging)
     return [
-        md.escape(row["pattern"]),
-        md.count(row["blocks"]),
-        md.size(row["block_size_off"]),
-        *map(md.figure, (off.median, on.median, merging)),
+        row["pattern"],
+        count(row["blocks"]),
+        size(row["block_size_off"]),
+        *map(figure, (off.median, on.median, merging)),
         f"{'' if time_ratio(whole, off).decided else '≈ '}{saved:+.0%}",
     ]

@@ -1,4 +1,4 @@
-"""Queue depth (T7): how long one more submission takes behind swaps that are queued already."""
+"""Queue depth: how long one more submission takes behind swaps that are queued already."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,20 +9,22 @@ import pandas as pd
 
 from kvbench.analysis.curves import RISE, QueueKnee, find_queue_knee
 from kvbench.analysis.intervals import Quartiles
-from kvbench.report import markdown as md
-from kvbench.report.select import QUEUE, Pinned, pin
-from kvbench.report.tables import Footnotes, Row, Table, rows_of, settings, shown
-from kvbench.report.view import View
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.model import Chart, DataTable, Part, Section, Strong, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
+from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
+from kvbench.report.tables import Footnotes, Row, caption, chart_words, rows_of, settings, shown
+from kvbench.report.view import View, sample_words
 
 MIN_DEPTHS: Final = 4
-INCLUDES: Final = (
-    "Time of one submission (submit_us, medians) behind so many queued swaps of the same kind on a busy stream: host "
-    "time inside its call or calls, preparation not included. A pool deals the queued swaps and this one over its "
-    "streams in turn. Where the driver's queue is full the wait for room is in it, and may be the rest of the delay "
-    "that holds the queue back"
+_INCLUDES: Final = (
+    "Time of one submission (submit_us, medians) behind the given number of queued swaps of the same kind on a busy "
+    "stream: host time inside its call or calls, preparation not included. A pool deals the queued swaps and this one "
+    "over its streams in turn. Where the driver's queue is full the wait for room is in it, and may be the rest of the "
+    "delay that holds the queue back"
 )
-NO_KNEE: Final = f"No depth at which a submission takes more than {RISE:g} times as long as on a shallow queue."
-POINT_COLUMNS: Final = (
+_NO_KNEE: Final = f"No depth at which a submission takes more than {RISE:g} times as long as on a shallow queue."
+_POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "streams", "queued",
     "submit_us_median", "submit_us_q1", "submit_us_q3", "depth_held", "samples", "rounds", "cell_id",
 )  # fmt: skip
@@ -52,7 +54,7 @@ class QueueLine:
     @property
     def points(self) -> pd.DataFrame:
         """The measured cells."""
-        return self.cells[self.cells["status"] == "ok"]
+        return where(self.cells, status="ok")
 
     @property
     def times(self) -> Mapping[int, Quartiles]:
@@ -70,57 +72,33 @@ class QueueLine:
 
     @property
     def label(self) -> str:
-        """What is swapped on how many streams, not escaped."""
-        streams = "1 stream" if self.streams == 1 else f"{self.streams} streams"
-        return f"{self.backend}, N = {md.count(self.blocks)}, {streams}"
+        """What is swapped on how many streams."""
+        return f"{self.backend}, N = {count(self.blocks)}, {noun(self.streams, 'stream')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Queues:
-    """All lines of a run; `pinned` says what the axes that are not shown were set to."""
-
-    lines: Sequence[QueueLine]
-    pinned: Pinned
-
-    @property
-    def measured(self) -> pd.DataFrame:
-        return pd.concat([line.points for line in self.lines])
-
-    def grid(self) -> list[list[list[QueueLine]]]:
-        """Return a row per block size, in it the lines of each direction that there is."""
-        ways = [way for way in ("h2d", "d2h") if any(line.direction == way for line in self.lines)]
-        return [
-            [[line for line in self.lines if (line.block_bytes, line.direction) == (size, way)] for way in ways]
-            for size in sorted({line.block_bytes for line in self.lines})
-        ]
+QueueGrid = Sequence[Sequence[Sequence[QueueLine]]]
 
 
-def queue_lines(view: View) -> Queues | str:
-    """Return what was measured over the queue's depth on a busy stream; or why there is nothing to show."""
+def make(view: View) -> Part | str:
     pinned = pin(view.frame, shown=QUEUE)
-    busy = pinned.cells[pinned.cells["stream_state"] == "busy"].sort_values("queued")
-    deep = busy["queued"].nunique() >= MIN_DEPTHS
-    groups = (cells for _, cells in busy.groupby(_LINE)) if deep else ()
-    lines = [_line(cells) for cells in groups if cells.loc[cells["status"] == "ok", "queued"].nunique() >= MIN_DEPTHS]
+    busy = where(pinned.cells, stream_state="busy").sort_values("queued")
+    lines = [
+        line for _, cells in busy.groupby(_LINE) if (line := _line(cells)).points["queued"].nunique() >= MIN_DEPTHS
+    ]
     if not lines:
         return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
-    return Queues(sorted(lines, key=lambda line: (line.backend != "per_block", line.backend)), pinned)
-
-
-def queue_tables(view: View, queues: Queues) -> list[Table]:
-    """Return T7: submission time against queued swaps, a table per direction and block size, the knees below."""
-    return [_table(view, lines, queues.pinned) for row in queues.grid() for lines in row if lines]
-
-
-def queue_findings(queues: Queues) -> list[str]:
-    """Return a sentence in Markdown for every line with a knee."""
-    return [
-        f"{md.escape(line.label)}, {line.direction} of {md.bytes_size(line.block_bytes)}: behind "
-        f"{md.count(knee.depth)} queued swaps a submission takes {md.TIMES}{md.figure(knee.height)} as long "
-        f"({md.figure(knee.shallow_us)} to {md.figure(knee.submit_us)} us)."
-        for line in queues.lines
-        if (knee := line.knee)
+    lines.sort(key=lambda line: (line.backend != "per_block", line.backend))
+    findings = [_finding(line, knee) for line in lines if (knee := line.knee)]
+    ways = [way for way in DIRECTIONS if any(line.direction == way for line in lines)]
+    grid = [
+        [[line for line in lines if (line.block_bytes, line.direction) == (size, way)] for way in ways]
+        for size in sorted({line.block_bytes for line in lines})
     ]
+    tables = [_table(view, panel, pinned) for row in grid for panel in row if panel]
+    return Part(findings or [_NO_KNEE], [_chart(view, lines, grid, pinned)], tables, findings)
+
+
+SECTION = Section("queue-depth", "Queue depth: submission time against queued swaps", make)
 
 
 def _line(cells: pd.DataFrame) -> QueueLine:
@@ -130,28 +108,78 @@ def _line(cells: pd.DataFrame) -> QueueLine:
     return QueueLine(str(backend), str(direction), blocks, size, streams, cells)
 
 
-def _table(view: View, lines: Sequence[QueueLine], pinned: Pinned) -> Table:
+def _finding(line: QueueLine, knee: QueueKnee) -> str:
+    return (
+        f"{line.label}, {line.direction} of {bytes_size(line.block_bytes)}: behind {count(knee.depth)} queued swaps a "
+        f"submission takes {TIMES}{figure(knee.height)} as long ({figure(knee.shallow_us)} to "
+        f"{figure(knee.submit_us)} us)."
+    )
+
+
+def _table(view: View, lines: Sequence[QueueLine], pinned: Pinned) -> DataTable:
+    """Return submission time against queued swaps in one direction and block size, the knees below."""
     notes = Footnotes()
     columns = [{int(row["queued"]): row for row in rows_of(line.cells)} for line in lines]
-    body = [
-        [md.count(depth), *(shown(column.get(depth), notes, _time) for column in columns)]
+    body: list[list[Text]] = [
+        [count(depth), *(shown(column.get(depth), notes, _time) for column in columns)]
         for depth in sorted({depth for column in columns for depth in column})
     ]
-    begun = any(_BEGUN in text for row in body for text in row)
+    begun = any(isinstance(text, str) and _BEGUN in text for row in body for text in row)
     body.append(["knee", *(_knee_words(line.knee) for line in lines)])
     cells = pd.concat([line.points for line in lines])
-    return Table(
-        f"{lines[0].direction}, {md.bytes_size(lines[0].block_bytes)} blocks: us a submission against queued swaps",
-        ("Queued", *(md.escape(line.label) for line in lines)),
+    return DataTable(
+        f"{lines[0].direction}, {bytes_size(lines[0].block_bytes)} blocks: us a submission against queued swaps",
+        ("Queued", *(line.label for line in lines)),
         body,
         [_KNEE, *([_NOT_HELD] if begun else []), *notes.lines],
-        view.caption(cells, f"{INCLUDES}. {settings(pinned, cells)}"),
+        caption(view, cells, f"{_INCLUDES}. {settings(pinned, cells)}"),
     )
 
 
 def _time(row: Row) -> str:
-    return f"{md.figure(row['submit_us_median'])}{_BEGUN if row['depth_held'] < 0.5 else ''}"
+    return f"{figure(row['submit_us_median'])}{_BEGUN if row['depth_held'] < 0.5 else ''}"
 
 
-def _knee_words(knee: QueueKnee | None) -> str:
-    return "none" if knee is None else f"**{md.count(knee.depth)}** ({md.TIMES}{md.figure(knee.height)})"
+def _knee_words(knee: QueueKnee | None) -> Text:
+    return "none" if knee is None else (Strong(count(knee.depth)), f" ({TIMES}{figure(knee.height)})")
+
+
+def _chart(view: View, lines: Sequence[QueueLine], grid: QueueGrid, pinned: Pinned) -> Chart:
+    """Return the chart: a row per block size, in it the lines of each direction."""
+    points = pd.concat([line.points for line in lines])
+    words = chart_words(
+        view,
+        "Time of one more submission against swaps that are queued already",
+        f"{sample_words(points)} · medians · band: quartiles",
+        [_INCLUDES, pinned.words(points)],
+    )
+    panels = [
+        [
+            PlotPanel(
+                f"{lines[0].direction}, {bytes_size(lines[0].block_bytes)} blocks" if lines else "",
+                [_plot_line(line, view.label) for line in lines],
+            )
+            for lines in row
+        ]
+        for row in grid
+    ]
+    y = PlotAxis("us a submission", "figure", "log10")
+    plot = LinePlot(PlotAxis("queued swaps", "count", "symlog2"), y, panels)
+    return Chart(f"queue-depth-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
+
+
+def _plot_line(line: QueueLine, run: str) -> PlotLine:
+    points, knee = line.points, line.knee
+    words = f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}" if knee else ""
+    return PlotLine(
+        run=run,
+        label=line.label,
+        backend=line.backend,
+        dashed=line.streams > 1,
+        x=points["queued"].tolist(),
+        y=points["submit_us_median"].tolist(),
+        low=points["submit_us_q1"].tolist(),
+        high=points["submit_us_q3"].tolist(),
+        cell_ids=points["cell_id"].tolist(),
+        marks=[PlotMark(knee.depth, knee.depth, words)] if knee else (),
+    )

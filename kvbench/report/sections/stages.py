@@ -1,4 +1,4 @@
-"""Where the time of a swap goes (T8): preparation, submission and execution, backend by backend."""
+"""Where the time of a swap goes: preparation, submission and execution, backend by backend."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -7,17 +7,19 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.report import markdown as md
-from kvbench.report.select import Pinned, pin
-from kvbench.report.tables import Row, Table, rows_of, settings
+from kvbench.report.model import DataTable, Part, Section
+from kvbench.report.numbers import bytes_size, count, figure, size
+from kvbench.report.select import DIRECTIONS, Pinned, pin, where
+from kvbench.report.tables import caption, rows_of, settings
 from kvbench.report.view import View
+from kvbench.units import KIB
 
-Shape = tuple[int, int]
+Swap = tuple[int, int]  # N, block bytes
 
-_KIB: Final = 1024
-WANTED: Final = tuple(product((16, 256, 10_000), (4 * _KIB, 16 * _KIB, 32 * _KIB)))
+WANTED: Final = tuple(product((16, 256, 10_000), (4 * KIB, 16 * KIB, 32 * KIB)))
 # A cell stands for a wanted one when neither its N nor its block size is further away than this.
 NEAR: Final = 4.0
+_KEY: Final = ["blocks", "block_bytes", "backend"]
 _INCLUDES: Final = (
     "Medians in us on an idle stream. Prepare: host time to turn the list of blocks into what the driver or the kernel "
     "takes, before the swap. Submit: host time inside the submission call or calls. Execute: wall_us - submit_us, "
@@ -30,23 +32,23 @@ _BUSY: Final = (
 )
 
 
-def stage_tables(view: View) -> list[Table] | str:
-    """Return T8, a table per direction; or why there is none."""
+def make(view: View) -> Part | str:
     pinned = pin(view.measured, shown=())
-    idle = pinned.cells[pinned.cells["stream_state"] == "idle"]
+    idle = where(pinned.cells, stream_state="idle")
     near = nearest({(int(blocks), int(size)) for blocks, size in zip(idle["blocks"], idle["block_bytes"], strict=True)})
     if not near:
         return "it needs cells on an idle stream near N = 16, 256 or 10 000 with blocks of 4, 16 or 32 KiB"
     shapes = pd.DataFrame(sorted(set(near.values())), columns=["blocks", "block_bytes"])
     cells = pinned.cells.merge(shapes, on=["blocks", "block_bytes"])
-    return [
-        _table(view, direction, cells[cells["direction"] == direction], near, pinned)
-        for direction in ("h2d", "d2h")
-        if ((cells["direction"] == direction) & (cells["stream_state"] == "idle")).any()
-    ]
+    held = where(cells, stream_state="idle")["direction"]
+    ways = [way for way in DIRECTIONS if (held == way).any()]
+    return Part(tables=[_table(view, where(cells, direction=way), near, pinned) for way in ways])
 
 
-def nearest(shapes: Collection[Shape]) -> dict[Shape, Shape]:
+SECTION = Section("stages", "Where the time goes: prepare, submit, execute", make)
+
+
+def nearest(shapes: Collection[Swap]) -> dict[Swap, Swap]:
     """Return for every wanted (N, block bytes) the nearest that there is, by ratios; those without a near one fail."""
     found = {}
     for wanted in WANTED:
@@ -58,37 +60,32 @@ def nearest(shapes: Collection[Shape]) -> dict[Shape, Shape]:
     return found
 
 
-def _table(view: View, direction: str, cells: pd.DataFrame, near: Mapping[Shape, Shape], pinned: Pinned) -> Table:
-    idle = cells[cells["stream_state"] == "idle"].sort_values(["blocks", "block_bytes", "backend"])
-    busy = {_key(row): row for row in rows_of(cells[cells["stream_state"] == "busy"])}
+def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: Pinned) -> DataTable:
+    idle = where(cells, stream_state="idle").sort_values(_KEY)
+    busy = {tuple(row[name] for name in _KEY): row for row in rows_of(where(cells, stream_state="busy"))}
     samples = view.samples(set(idle["cell_id"]))
-    rows = [[*_row(row, samples[row["cell_id"]]), *_busy(busy, row)] for row in rows_of(idle)]
-    header = ["Backend", "Blocks", "Block size", "Prepare us", "Submit us", "Execute us", "Wall us"]
-    if busy:
-        header.append("GPU us, busy")
-    notes = _stand_ins(near)
+    rows = []
+    for row in rows_of(idle):
+        own = samples[row["cell_id"]]
+        execute = float((own["wall_us"] - own["submit_us"]).median())
+        times = [figure(row["prepare_us_median"]), figure(row["submit_us_median"]), figure(execute)]
+        line = [row["backend"], count(row["blocks"]), size(row["block_size"]), *times, figure(row["wall_us_median"])]
+        if busy:
+            found = busy.get(tuple(row[name] for name in _KEY))
+            line.append(figure(found["gpu_us_median"]) if found else "")
+        rows.append(line)
+    header = ("Backend", "Blocks", "Block size", "Prepare us", "Submit us", "Execute us", "Wall us")
     includes = f"{_INCLUDES}.{f' {_BUSY}.' if busy else ''} {settings(pinned, idle)}"
-    return Table(f"{direction}: us a swap", header, rows, notes, view.caption(cells if busy else idle, includes))
+    return DataTable(
+        f"{idle['direction'].iloc[0]}: us a swap",
+        (*header, "GPU us, busy") if busy else header,
+        rows,
+        _stand_ins(near),
+        caption(view, cells if busy else idle, includes),
+    )
 
 
-def _row(row: Row, samples: pd.DataFrame) -> list[str]:
-    execute = float((samples["wall_us"] - samples["submit_us"]).median())
-    times = (row["prepare_us_median"], row["submit_us_median"], execute, row["wall_us_median"])
-    return [md.escape(row["backend"]), md.count(row["blocks"]), md.size(row["block_size"]), *map(md.figure, times)]
-
-
-def _busy(busy: Mapping[tuple[str, int, int], Row], row: Row) -> list[str]:
-    if not busy:
-        return []
-    found = busy.get(_key(row))
-    return [md.figure(found["gpu_us_median"]) if found else ""]
-
-
-def _key(row: Row) -> tuple[str, int, int]:
-    return str(row["backend"]), int(row["blocks"]), int(row["block_bytes"])
-
-
-def _stand_ins(near: Mapping[Shape, Shape]) -> list[str]:
+def _stand_ins(near: Mapping[Swap, Swap]) -> list[str]:
     """Return which cells stand for those that the run does not hold, and which have none near."""
     others = [f"{_shape(shape)} for {_shape(wanted)}" for wanted, shape in near.items() if shape != wanted]
     absent = [_shape(wanted) for wanted in WANTED if wanted not in near]
@@ -96,5 +93,5 @@ def _stand_ins(near: Mapping[Shape, Shape]) -> list[str]:
     return [*lines, *([f"Nothing near {'; '.join(absent)}"] if absent else [])]
 
 
-def _shape(shape: Shape) -> str:
-    return f"N = {md.count(shape[0])} of {md.bytes_size(shape[1])}"
+def _shape(shape: Swap) -> str:
+    return f"N = {count(shape[0])} of {bytes_size(shape[1])}"

@@ -1,4 +1,4 @@
-"""The threshold (T4): batched against the other backends at one number of blocks, and where the faster one changes."""
+"""The threshold: batched against the other backends at one number of blocks, and where the faster one changes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,15 @@ import pandas as pd
 
 from kvbench.analysis.curves import crossovers, winners
 from kvbench.analysis.intervals import Quartiles
-from kvbench.report import markdown as md
-from kvbench.report.contest import BACK_TO_BACK, BATCHED, Arm, Contest, back_to_back, contests
-from kvbench.report.select import Pinned
-from kvbench.report.tables import INCLUDES, Footnotes, Table, mark_fastest, rate, rows_of, settings, shown
+from kvbench.report.contests import BATCHED, Arm, BackendContest, BackendContests, arm_of, backend_contests
+from kvbench.report.model import DataTable, Part, Section, Strong, Text
+from kvbench.report.numbers import bytes_size, count
+from kvbench.report.select import QUEUE, Pinned, pin, where
+from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, mark_fastest, rate, rows_of, settings, shown
 from kvbench.report.view import View
 
+# A state of contests besides those of the stream: batched behind another swap of its kind, the others on a busy stream.
+BACK_TO_BACK: Final = "back-to-back"
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
 _HEADS: Final = {
@@ -26,31 +29,47 @@ _INCLUDES: Final = INCLUDES | {
     "can of the submission"
 }
 _MARKS: Final = (
-    "**Bold**: the fastest of its row. ≈: undecided, the quartiles of the fastest and of this one overlap "
-    "(differences between two processes or two days are not in them)"
+    Strong("Bold"),
+    ": the fastest of its row. ≈: undecided, the quartiles of the fastest and of this one overlap "
+    "(differences between two processes or two days are not in them)",
 )
+_OTHER: Final = ""  # stands for the one that batched is held against
+
+Winners = dict[int, str | None]  # by block bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Duels:
     """The contests of a run that meet at `blocks` blocks."""
 
-    contests: Sequence[Contest]
+    contests: Sequence[BackendContest]
     blocks: int
     pinned: Pinned
 
-    def times(self, contest: Contest) -> dict[str, dict[int, Quartiles]]:
+    def times(self, contest: BackendContest) -> dict[str, dict[int, Quartiles]]:
         """Return backend -> block bytes -> swap_us; batched first, without backends that have no figure here."""
         return {arm.backend: found for arm in contest.arms if (found := _at(arm, self.blocks))}
 
 
-def threshold_duels(view: View) -> Duels | str:
-    """Return what T4 compares; or why there is nothing to compare."""
-    found = view.once(contests)
+def make(view: View) -> Part | str:
+    duels = _duels(view)
+    if isinstance(duels, str):
+        return duels
+    tables = [_table(view, contest, duels) for contest in duels.contests]
+    return Part(tables=tables, told=[text for contest in duels.contests if (text := _sentence(contest, duels))])
+
+
+SECTION = Section("threshold", "Threshold: batched copies against the other backends", make)
+
+
+def _duels(view: View) -> Duels | str:
+    found = backend_contests(view)
     shapes = [(arm.backend, *shape) for contest in found.contests for arm in contest.arms for shape in arm.times]
     if shapes:
         blocks = common_blocks(pd.DataFrame(shapes, columns=["backend", "block_bytes", "blocks"]))
-        meeting = [contest for contest in (*found.contests, *back_to_back(view)) if _meets(contest, blocks)]
+        meeting = [
+            contest for contest in (*found.contests, *_back_to_back(view.frame, found)) if _meets(contest, blocks)
+        ]
         if meeting:
             return Duels(meeting, blocks, found.pinned)
     return (
@@ -59,9 +78,15 @@ def threshold_duels(view: View) -> Duels | str:
     )
 
 
-def threshold_tables(view: View, duels: Duels) -> list[Table]:
-    """Return T4, a table per direction and stream state with the crossovers below it."""
-    return [_table(view, contest, duels) for contest in duels.contests]
+def _back_to_back(frame: pd.DataFrame, found: BackendContests) -> list[BackendContest]:
+    """Return the contests on a busy stream once more, with batched behind one queued swap, where that was measured."""
+    cells = pin(where(frame, queued=1, streams=1, backend=BATCHED), shown=QUEUE).cells
+    return [
+        BackendContest(contest.direction, BACK_TO_BACK, [arm, *contest.arms[1:]])
+        for contest in found.contests
+        if contest.state == "busy"
+        and (arm := arm_of(where(cells, direction=contest.direction), BATCHED, contest.state))
+    ]
 
 
 def common_blocks(measured: pd.DataFrame) -> int:
@@ -75,8 +100,32 @@ def common_blocks(measured: pd.DataFrame) -> int:
     return max(backends, key=lambda blocks: (backends[blocks], blocks == USUAL_BLOCKS, sizes[blocks], blocks))
 
 
-def duel_winners(times: Mapping[str, Mapping[int, Quartiles]]) -> dict[str, dict[int, str | None]]:
-    """Return for every other backend the winner between it and batched, by block bytes, where they share two sizes."""
+def _table(view: View, contest: BackendContest, duels: Duels) -> DataTable:
+    """Return GB/s of every backend by block size, with the crossovers below."""
+    blocks, times = duels.blocks, duels.times(contest)
+    # an arm without any figure at this number of blocks has nothing to say
+    arms = [arm for arm in contest.arms if arm.backend in times]
+    cells = where(pd.concat([arm.cells for arm in arms]), blocks=blocks)
+    notes = Footnotes()
+    body: list[list[Text]] = []
+    for size in sorted({int(size) for size in cells["block_bytes"]}):
+        row = {str(row["backend"]): row for row in rows_of(where(cells, block_bytes=size))}
+        texts = {arm.backend: shown(row.get(arm.backend), notes, rate) for arm in arms}
+        here = {backend: found[size] for backend, found in times.items() if size in found}
+        body.append([bytes_size(size), *mark_fastest(texts, here).values()])
+    measured = where(cells, status="ok")
+    crossings = [f"Faster, {_crossover_words(other, fastest)}" for other, fastest in _winners(times).items()]
+    return DataTable(
+        f"{contest.direction}, {BATCHED} {_HEADS[contest.state]}, N = {count(blocks)}: GB/s",
+        ("Block size", *(arm.backend for arm in arms)),
+        body,
+        [*crossings, _MARKS, *notes.lines],
+        caption(view, measured, f"{_INCLUDES[contest.state]}. {settings(duels.pinned, measured)}"),
+    )
+
+
+def _winners(times: Mapping[str, Mapping[int, Quartiles]]) -> dict[str, Winners]:
+    """Return for every other backend the winner between it and batched, where they share two sizes."""
     pairs = {
         other: winners({BATCHED: times[BATCHED], other: found})
         for other, found in times.items()
@@ -85,61 +134,58 @@ def duel_winners(times: Mapping[str, Mapping[int, Quartiles]]) -> dict[str, dict
     return {other: fastest for other, fastest in pairs.items() if len(fastest) >= _MIN_SIZES}
 
 
-def crossover_words(one: str, other: str, fastest: Mapping[int, str | None]) -> str:
-    """Return in Markdown between which sizes the faster of two arms changes, from `winners` of their times."""
+def _crossover_words(other: str, fastest: Winners) -> str:
+    """Return between which sizes the faster of batched and another changes."""
     decided = sorted({name for name in fastest.values() if name is not None})
-    open_sizes = [size for size, name in sorted(fastest.items()) if name is None]
-    head = f"{md.escape(one)} against {md.escape(other)}: "
+    open_sizes = ", ".join(bytes_size(size) for size, name in sorted(fastest.items()) if name is None)
+    head = f"{BATCHED} against {other}: "
     if not decided:
-        return f"{head}undecided at {_sizes(open_sizes)}"
+        return f"{head}undecided at {open_sizes}"
     changes = [
-        f"from {md.escape(change.before)} to {md.escape(change.after)} between {md.bytes_size(change.below_bytes)} and "
-        f"{md.bytes_size(change.above_bytes)}"
+        f"from {change.before} to {change.after} between {bytes_size(change.below_bytes)} and "
+        f"{bytes_size(change.above_bytes)}"
         for change in crossovers(fastest)
     ]
-    where = "wherever it is decided" if open_sizes else "at every size"
-    found = ", ".join(changes) if changes else f"none, {md.escape(decided[0])} is faster {where}"
-    return f"{head}{found}{f'; undecided at {_sizes(open_sizes)}' if open_sizes else ''}"
+    extent = "wherever it is decided" if open_sizes else "at every size"
+    found = ", ".join(changes) if changes else f"none, {decided[0]} is faster {extent}"
+    return f"{head}{found}{f'; undecided at {open_sizes}' if open_sizes else ''}"
 
 
-def _table(view: View, contest: Contest, duels: Duels) -> Table:
-    blocks, times = duels.blocks, duels.times(contest)
-    # an arm without any figure at this number of blocks has nothing to say
-    arms = [arm for arm in contest.arms if arm.backend in times]
-    cells = pd.concat([arm.cells[arm.cells["blocks"] == blocks] for arm in arms])
-    notes = Footnotes()
-    body = []
-    for size in sorted({int(size) for size in cells["block_bytes"]}):
-        row = {str(row["backend"]): row for row in rows_of(cells[cells["block_bytes"] == size])}
-        texts = {arm.backend: shown(row.get(arm.backend), notes, rate) for arm in arms}
-        here = {label: found[size] for label, found in times.items() if size in found}
-        body.append([md.bytes_size(size), *mark_fastest(texts, here).values()])
-    measured = cells[cells["status"] == "ok"]
-    head = f"{contest.direction}, {BATCHED} {_HEADS[contest.state]}"
-    lines = [*_crossover_lines(times), _MARKS, *notes.lines]
-    includes = f"{_INCLUDES[contest.state]}. {settings(duels.pinned, measured)}"
-    return Table(
-        f"{head}, N = {md.count(blocks)}: GB/s",
-        ("Block size", *(md.escape(arm.backend) for arm in arms)),
-        body,
-        lines,
-        view.caption(measured, includes),
+def _sentence(contest: BackendContest, duels: Duels) -> str:
+    """Return where the faster of batched and another changes; those with the same winners are named together."""
+    alike: dict[tuple[tuple[int, str | None], ...], list[str]] = {}
+    for other, fastest in _winners(duels.times(contest)).items():
+        named = ((size, _OTHER if name == other else name) for size, name in fastest.items())
+        alike.setdefault(tuple(named), []).append(other)
+    parts = [_duel(dict(fastest), names) for fastest, names in alike.items()]
+    stream = a_stream(contest.state) + (f", {BATCHED} back to back" if contest.state == BACK_TO_BACK else "")
+    return f"{contest.direction} on {stream}, N = {count(duels.blocks)}: {'; '.join(parts)}." if parts else ""
+
+
+def _duel(fastest: Winners, names: Sequence[str]) -> str:
+    """Return what became of batched against each of `names`, which all have these winners."""
+    *first_names, last = names
+    others = f"{', '.join(first_names)} and {last}" if first_names else last
+    decided = [winner for winner in fastest.values() if winner is not None]
+    changes = crossovers(fastest)
+    if not decided:
+        return f"{BATCHED} and {others} are not told apart"
+    before = f"{others} {'are' if first_names else 'is'} faster than {BATCHED}"
+    if (changes[0].before if changes else decided[0]) == BATCHED:
+        before = f"{BATCHED} is faster than {others}"
+    if not changes:
+        return f"{before} {'at every size' if len(decided) == len(fastest) else 'wherever the noise lets it be told'}"
+    after = ", ".join(
+        f"{others if change.after == _OTHER else BATCHED} from {bytes_size(change.above_bytes)} on"
+        for change in changes
     )
+    return f"{before} up to {bytes_size(changes[0].below_bytes)}, {after}"
 
 
-def _crossover_lines(times: Mapping[str, Mapping[int, Quartiles]]) -> list[str]:
-    found = duel_winners(times)
-    return [f"Faster, {crossover_words(BATCHED, other, fastest)}" for other, fastest in found.items()]
-
-
-def _meets(contest: Contest, blocks: int) -> bool:
+def _meets(contest: BackendContest, blocks: int) -> bool:
     first, *others = [set(_at(arm, blocks)) for arm in contest.arms]
     return any(len(first & other) >= _MIN_SIZES for other in others)
 
 
 def _at(arm: Arm, blocks: int) -> dict[int, Quartiles]:
-    return {size: times for (size, count), times in arm.times.items() if count == blocks}
-
-
-def _sizes(sizes: list[int]) -> str:
-    return ", ".join(map(md.bytes_size, sizes))
+    return {size: times for (size, number), times in arm.times.items() if number == blocks}

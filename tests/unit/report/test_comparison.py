@@ -15,10 +15,13 @@ from scipy.stats import mannwhitneyu
 
 from kvbench.analysis.intervals import rank_sum_probability
 from kvbench.cells.cell import Cell
-from kvbench.report.build import report_files
-from kvbench.results import Record, Run, RunInfo, load_run
+from kvbench.report.build import report_files, report_of
+from kvbench.report.document import document
+from kvbench.report.model import Part
+from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
-from tests.markdown import plain, tokens
+from tests.markdown import tokens
+from tests.reports import chart_of, lines_of, made_run, part_of, rows_of, said, sections_of, summary_of, table_of
 
 ROUNDS = 6
 HOSTILE = (
@@ -42,11 +45,16 @@ def run(
         synthetic.visits(cells, rate, count=7, round_=number + 100 * len(name)) for number in range(rounds)
     )
     records: list[Record] = [*synthetic.ceilings(), *(visit for visits in seeded for visit in visits)]
-    return load_run(synthetic.write_run(tmp_path / name, records, info))
+    return made_run(tmp_path, records, info, name)
 
 
-def report(*runs: Run) -> str:
-    return plain(report_files(runs)["report.md"].decode())
+def compared(*runs: Run) -> Part:
+    return part_of(report_of(runs), "comparison")
+
+
+def points_of(part: Part) -> pd.DataFrame:
+    (data,) = part.files.values()
+    return pd.read_csv(io.BytesIO(data))
 
 
 @pytest.fixture(scope="module")
@@ -64,83 +72,90 @@ def other_machine() -> RunInfo:
 
 def test_what_is_slower_beyond_the_noise_comes_first(tmp_path: Path, cells: list[Cell]) -> None:
     before, after = run(tmp_path, "before", cells), run(tmp_path, "afterwards", cells, slower_small_blocks)
-    files = report_files([before, after])
-    points = pd.read_csv(io.BytesIO(files["comparison-before-afterwards.csv"]))
+    report = report_of([before, after])
+    part = part_of(report, "comparison")
+    assert list(part.files) == ["comparison-before-afterwards.csv"]
+    points = points_of(part)
     assert len(points) == len(cells)
     slow = points["block_bytes"] <= 4096
     assert (points.loc[slow, "verdict"] == "slower").all()
     assert np.allclose(points.loc[slow, "change"], 0.25, atol=0.03)
     assert (points.loc[~slow, "verdict"] == "noise").mean() > 0.8
     assert points["verdict"].eq("slower").to_numpy()[: slow.sum()].all()
-    text = files["report.md"].decode()
-    assert re.search(r"afterwards against before, 52 cells of both: 1[2-5] slower \(by up to \+2\d\.\d%\)", text)
-    assert "comparison-cliff-before-afterwards.png" in files
+    (told,) = summary_of(report, "comparison")
+    assert re.search(r"afterwards against before, 52 cells of both: 1[2-5] slower \(by up to \+2\d\.\d%\)", told)
+    assert [chart.stem for chart in part.charts] == ["comparison-cliff-before-afterwards"]
 
 
 def test_what_two_runs_of_one_build_may_differ_by_is_no_difference(tmp_path: Path, cells: list[Cell]) -> None:
     def a_little_slower(cell: Cell) -> float:
         return synthetic.gbps_of(cell) / (1.04 if cell.block_bytes <= 4096 else 1.2)
 
-    files = report_files([run(tmp_path, "a", cells), run(tmp_path, "bb", cells, a_little_slower)])
-    points = pd.read_csv(io.BytesIO(files["comparison-a-bb.csv"]))
+    part = compared(run(tmp_path, "a", cells), run(tmp_path, "bb", cells, a_little_slower))
+    points = points_of(part)
     little = points["block_bytes"] <= 4096
     assert set(points.loc[little, "verdict"]) == {"drift"}
     assert set(points.loc[~little, "verdict"]) == {"slower"}
-    text = plain(files["report.md"].decode())
-    assert f"{little.sum()} apart by no more than 5%, as runs of one build may be, 0 inside the noise." in text
+    (told,) = lines_of(part.findings)
+    assert f"{little.sum()} apart by no more than 5%, as runs of one build may be, 0 inside the noise." in told
 
 
 def test_rows_of_a_ladder_say_how_many_sms(tmp_path: Path) -> None:
-    ladder = [cell for cell in synthetic.ladder_cells() if cell.backend == "sm"][:6]
-    text = report(run(tmp_path, "a", ladder), run(tmp_path, "bb", ladder))
-    for cell in ladder:
-        assert f"| sms {cell.sms} |" in text
+    ladder = [cell for cell in synthetic.ladder_cells() if cell.backend == "triton"][:6]
+    part = compared(run(tmp_path, "a", ladder), run(tmp_path, "bb", ladder))
+    rows = table_of(part, "Cell by cell").rows
+    assert {said(row[5]) for row in rows} == {f"sms {cell.sms}" for cell in ladder}
 
 
 def test_two_machines_are_compared_first_and_their_differences_named(tmp_path: Path, cells: list[Cell]) -> None:
-    text = report(run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other_machine()))
-    assert text.index("## Comparison of runs") < text.index("## Cliff: throughput")
-    assert '| driver\\_version | "580.159" | "600.1" |' in text
-    assert '| device | "Synthetic H200" | "Other GPU" |' in text
-    assert '| cuda\\_driver\\_api | "13.0" | not recorded |' in text
+    report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other_machine())])
+    assert sections_of(report)[0] == "comparison"
+    differing = rows_of(table_of(part_of(report, "comparison"), "What differs in identity"))
+    assert differing["driver_version"] == ['"580.159"', '"600.1"']
+    assert differing["device"] == ['"Synthetic H200"', '"Other GPU"']
+    assert differing["cuda_driver_api"] == ['"13.0"', "not recorded"]
 
 
 def test_two_runs_of_one_machine_are_compared_last(tmp_path: Path, cells: list[Cell]) -> None:
-    text = report(run(tmp_path, "a", cells), run(tmp_path, "bb", cells))
-    assert text.index("## Comparison of runs") > text.index("## Cliff: throughput")
-    assert "The identities are the same" in text
+    report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", cells)])
+    assert sections_of(report)[-1] == "comparison"
+    differing = table_of(part_of(report, "comparison"), "What differs in identity")
+    assert said(differing.caption).startswith("The identities are the same")
 
 
 def test_few_visits_are_undecided_and_not_told_on_top(tmp_path: Path, cells: list[Cell]) -> None:
     runs = [run(tmp_path, "a", cells, rounds=3), run(tmp_path, "bb", cells, slower_small_blocks, rounds=3)]
-    text = report(*runs)
-    assert f"bb against a, {len(cells)} cells of both: 0 slower, 0 faster, 0 inside the noise, 52 undecided" in text
-    assert "against a, " not in text.partition("## Cliff")[0]
+    report = report_of(runs)
+    (said_of_it,) = lines_of(part_of(report, "comparison").findings)
+    assert said_of_it.startswith(
+        f"bb against a, {len(cells)} cells of both: 0 slower, 0 faster, 0 inside the noise, 52 undecided"
+    )
+    assert summary_of(report, "comparison") == []
 
 
 def test_runs_without_a_cell_in_common_are_not_compared(tmp_path: Path, cells: list[Cell]) -> None:
-    text = report(run(tmp_path, "a", cells), run(tmp_path, "bb", synthetic.ladder_cells()[:13]))
-    assert "Comparison" not in text
+    report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", synthetic.ladder_cells()[:13])])
+    assert "Comparison" not in document(report)
 
 
 def test_both_runs_are_in_the_chart_and_its_points(tmp_path: Path, cells: list[Cell]) -> None:
-    files = report_files([run(tmp_path, "a", cells), run(tmp_path, "bb", cells)])
-    points = pd.read_csv(io.BytesIO(files["comparison-cliff-a-bb.csv"]))
-    assert set(points["run"]) == {"a", "bb"}
-    svg = files["comparison-cliff-a-bb.svg"].decode()
-    assert ">run a</text>" in svg
-    assert ">run bb</text>" in svg
+    runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells)]
+    chart = chart_of(report_of(runs), "comparison-cliff-a-bb")
+    assert set(chart.points["run"]) == {"a", "bb"}
+    svg = report_files(runs)["comparison-cliff-a-bb.svg"].decode()
+    assert ">batched, run a</text>" in svg
+    assert ">batched, run bb</text>" in svg
 
 
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_the_identity_of_a_stranger_stays_text(tmp_path: Path, cells: list[Cell], bad: str) -> None:
     info = synthetic.info(bad, kvbench=bad, identity={bad: bad, "gpu_name": bad}, command=[bad], created=bad)
-    text = report(run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info))
+    text = document(report_of([run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info)]))
     parts = list(tokens(text))
     kinds = {token.type for token in parts}
     assert "## Comparison of runs" in text
     assert not kinds & {"html_block", "html_inline", "hr"}
-    assert all(char.isprintable() or char in "\n\N{WORD JOINER}" for char in text)
+    assert all(char.isprintable() or char in "\n\N{NO-BREAK SPACE}\N{WORD JOINER}" for char in text)
     assert not [token for token in parts if "javascript" in str(token.attrGet("href"))]
 
 

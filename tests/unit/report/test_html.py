@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,14 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
-from kvbench.report.blocks import Chart
-from kvbench.report.document import document
-from kvbench.report.html.figures import figure_of
-from kvbench.report.html.packing import pack, plain_json
-from kvbench.report.html.page import html_page
-from kvbench.report.html.prose import to_html
-from kvbench.report.model import Report, report_of
+from kvbench.report.build import report_of
+from kvbench.report.charts.palette import inks
+from kvbench.report.html.data import rounded, samples_json, script_json
+from kvbench.report.html.page import html_page, rich
+from kvbench.report.model import Code, Strong
+from kvbench.report.view import views_of
 from kvbench.results import Note, Record, Run, load_run
 from tests import synthetic
 from tests.unit.report.test_report import HOSTILE
@@ -62,13 +61,8 @@ class Outline(HTMLParser):
 
 
 def page_of(run: Run) -> str:
-    """Return the page as a report has it, without drawing the pictures: it does not show them."""
-    report = undrawn(run)
-    return html_page(report, document(report), {}).decode()
-
-
-def undrawn(run: Run) -> Report:
-    return report_of([run], lambda *_: None)
+    report = report_of([run])
+    return html_page(report, inks(report.views[0].frame["backend"]))
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +80,13 @@ def test_the_same_run_gives_the_same_bytes(cliff: Run, page: str) -> None:
     assert page_of(cliff) == page
 
 
-def test_it_says_what_the_markdown_says(cliff: Run, page: str) -> None:
-    markdown = document(undrawn(cliff))
+def test_it_says_what_the_report_says(cliff: Run, page: str) -> None:
+    report = report_of([cliff])
     outline = Outline(page)
-    assert len(outline.named("table")) >= markdown.count("\n\n| ")
-    for heading in re.findall(r"^#+ (.*)$", markdown, re.MULTILINE):
-        assert heading.replace("\\", "") in outline.text
+    assert len(outline.named("table")) >= len([table for part in report.parts for table in part.tables])
+    for chapter in report.chapters:
+        assert chapter.section.title in outline.text
+        assert {"id": chapter.section.name} in outline.named("h2")
     assert "jumps up between" in outline.text
 
 
@@ -145,36 +140,51 @@ def outline_with(text: str, folder: Path) -> Outline:
     return Outline(page_of(load_run(synthetic.write_run(folder / "run", records, info))))
 
 
+@given(st.text())
+def test_text_becomes_escaped_html(text: str) -> None:
+    outline = Outline(str(rich((text, Strong(text), Code(text)))))
+    assert outline.shape == ["strong"]
+    assert {tag for tag, _ in outline.tags} == {"strong", "code"}
+    assert outline.text.replace("\r\n", "\n") == (3 * text).replace("\r\n", "\n")
+
+
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_data_in_a_script_element_cannot_end_it(data: object) -> None:
-    text = plain_json(data)
+    text = script_json(data)
+    assert isinstance(text, Markup)
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == data
 
 
+def test_raw_samples_keep_four_digits(cliff: Run) -> None:
+    data = json.loads(samples_json(views_of([cliff])[0]))
+    samples = cliff.samples()
+    assert set(data["cells"]) == set(samples["cell_id"])
+    for cell_id, own in list(samples.groupby("cell_id"))[:20]:
+        ((round_, count, *columns),) = data["cells"][cell_id]
+        assert (round_, count) == (own["round"].iloc[0], len(own))
+        for name, values in zip(data["columns"], columns, strict=True):
+            expected = own[name].to_numpy(np.float64, na_value=np.nan)
+            shown = np.array(values, dtype=np.float64)  # one number stands for a list of equal ones
+            assert np.broadcast_to(shown, expected.shape) == pytest.approx(expected, rel=5.1e-4, nan_ok=True)
+
+
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True)))
-def test_packed_numbers_keep_four_digits(values: list[float]) -> None:
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(pack(values))), dtype=np.uint8)
-    low, high, power = planes.reshape(3, -1) if values else np.empty((3, 0), dtype=np.uint8)
-    digits = (low.astype(np.uint16) | high.astype(np.uint16) << 8).view(np.int16)
-    for value, shown, tens in zip(values, digits, power.view(np.int8), strict=True):
-        if abs(value) < 1e120:
-            assert float(f"{shown}e{tens}") == pytest.approx(value, rel=5.1e-4, abs=1e-119)
+def test_numbers_of_the_page_have_four_digits(values: list[float]) -> None:
+    for value, shown in zip(values, rounded(np.array(values, dtype=np.float64)), strict=True):
+        if shown is not None:
+            assert shown == pytest.approx(value, rel=5.1e-4, abs=1e-300)
         else:
-            assert tens == 127
+            assert not 1e-300 < abs(value) < 1e300
 
 
-def test_a_chart_without_data_is_shown_as_it_was_drawn() -> None:
-    html = figure_of(Chart("new", 'a "new" chart', {}, dict), {"new.svg": b"<svg/>"}, {}).html
-    assert f'src="data:image/svg+xml;base64,{base64.b64encode(b"<svg/>").decode()}"' in html
-    assert 'alt="a &#34;new&#34; chart"' in html
-
-
-def test_headings_have_the_anchors_that_the_summary_links_to() -> None:
-    prose = to_html("# One\n\n[x](#two-2)\n\n## Two: 2?\n\n## Two: 2?\n\n[file](x.csv)\n", {})
-    assert [heading.anchor for heading in prose.headings] == ["two-2", "two-2-1"]
-    assert '<a href="#two-2">x</a>' in prose.html
-    assert "<p>file</p>" in prose.html
+def test_links_of_the_summary_lead_to_their_sections(cliff: Run, page: str) -> None:
+    outline = Outline(page)
+    targets = {attributes["href"] for attributes in outline.named("a")}
+    names = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
+    assert {f"#{sentence.section.name}" for sentence in report_of([cliff]).summary} <= targets
+    assert {str(target).removeprefix("#") for target in targets} <= set(names)
+    assert len(names) == len(set(names))
 
 
 def test_host_copies_are_named_in_the_page(tmp_path: Path) -> None:
@@ -183,8 +193,8 @@ def test_host_copies_are_named_in_the_page(tmp_path: Path) -> None:
     html = page_of(run)
     said = "Host copies on a CPU device: no GPU was involved."
     assert html.count(f'<strong class="warning">{said}</strong>') == html.count("<figure")
-    packed = re.findall(r'data-part="cells">(.*?)</script>', html)
-    assert json.loads(zlib.decompress(base64.b64decode(packed[0])))["title"] == f"EPYC ({said})"
+    (data,) = re.findall(r'class="run">(.*?)</script>', html)
+    assert json.loads(data)["title"] == f"EPYC ({said})"
 
 
 def test_a_run_without_cells_has_a_page(tmp_path: Path) -> None:

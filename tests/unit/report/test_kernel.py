@@ -1,9 +1,7 @@
 """What a report shows of a run that sweeps the shape of the copy kernel: one shape, named, the others not shown."""
 
-import base64
 import io
 import json
-import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +15,15 @@ from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.kernel_shape import RULE
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
-from kvbench.report.build import report_files
-from kvbench.report.html.cells import pack_run
-from kvbench.report.pairing import pairings
+from kvbench.report.build import report_files, report_of
+from kvbench.report.html.data import figures_json
+from kvbench.report.model import Report
+from kvbench.report.sections.comparison import base_of
 from kvbench.report.select import QUEUE, SERIES, SIDE_AXES, pin
 from kvbench.report.view import View, views_of
-from kvbench.results import Record, Run, RunInfo, load_run
-from tests import markdown, synthetic
+from kvbench.results import Record, Run, RunInfo
+from tests import synthetic
+from tests.reports import chart_of, made_run, part_of, rows_of, said, table_of
 
 BULK, LANES = "bulk-8x6x4KiB", "lanes-16x8x4KiB"
 # GB/s of a device that does not exist: the rule is the slowest, so that its figures are nobody else's
@@ -49,7 +49,7 @@ def sm_cells(*kernels: str, sms: Iterable[int] = (2,)) -> list[Cell]:
 
 
 def make(folder: Path, records: Iterable[Record], name: str = "run", info: RunInfo | None = None) -> Run:
-    return load_run(synthetic.write_run(folder / name, [*synthetic.ceilings(), *records], info))
+    return made_run(folder, [*synthetic.ceilings(), *records], info, name)
 
 
 def measured(*cells: Cell, rounds: int = 1) -> list[Record]:
@@ -60,17 +60,8 @@ def view_of(run: Run) -> View:
     return views_of([run])[0]
 
 
-def csv(files: dict[str, bytes], name: str) -> pd.DataFrame:
-    return pd.read_csv(io.BytesIO(files[name]))
-
-
-def plain(text: bytes) -> str:
-    return markdown.plain(text.decode())
-
-
-def table(text: str, title: str) -> str:
-    """Return the table with this title, with its notes and caption."""
-    return text.split(f"**{title}")[1].partition("\n\n**")[0].partition("\n\n#")[0]
+def caption(report: Report, section: str, title: str) -> str:
+    return said(table_of(part_of(report, section), title).caption)
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +76,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def files(swept: Run) -> dict[str, bytes]:
-    return report_files([swept])
+def report(swept: Run) -> Report:
+    return report_of([swept])
 
 
 def test_every_axis_has_its_place_in_a_report() -> None:
@@ -108,37 +99,38 @@ def test_backends_without_the_axis_keep_their_cells_and_not_those_skipped_for_it
     assert others["kernel"].isna().all()
 
 
-def test_tables_show_the_rule_and_name_the_other_shapes(files: dict[str, bytes]) -> None:
-    text = plain(files["report.md"])
-    shown = table(text, "h2d, sm, idle stream: GB/s")
-    assert NOT_SHOWN in shown.replace("\\", "")
-    figures = [line.split(" | ")[1:] for line in shown.splitlines() if "KiB |" in line]
+def test_tables_show_the_rule_and_name_the_other_shapes(report: Report) -> None:
+    shown = table_of(part_of(report, "cliff"), "h2d, sm, idle stream: GB/s")
+    assert NOT_SHOWN in said(shown.caption)
+    figures = [row for size, row in rows_of(shown).items() if "KiB" in size]
     assert len(figures) == 4
-    assert all(cell.startswith(("19.", "20.")) for line in figures for cell in line)
-    for others in (table(text, "h2d, batched, idle stream: GB/s"), table(text, "h2d, triton, idle stream: GB/s")):
-        assert "kernel" not in others
-        assert "skipped" not in others
-    stages = table(text, "h2d: us a swap")
-    rows = [tuple(line.split(" | ")[:3]) for line in stages.splitlines() if line.startswith("| sm |")]
+    assert all(cell.startswith(("19.", "20.")) for row in figures for cell in row)
+    for backend in ("batched", "triton"):
+        others = table_of(part_of(report, "cliff"), f"h2d, {backend}, idle stream: GB/s")
+        words = " ".join(map(said, [others.caption, *others.notes, *(cell for row in others.rows for cell in row)]))
+        assert "kernel" not in words
+        assert "skipped" not in words
+    stages = table_of(part_of(report, "stages"), "h2d: us a swap")
+    rows = [tuple(row[:3]) for row in stages.rows if row[0] == "sm"]
     assert len(rows) == len(set(rows)) == 4
-    assert NOT_SHOWN in stages.replace("\\", "")
+    assert NOT_SHOWN in said(stages.caption)
 
 
-def test_charts_have_one_point_of_the_rule(files: dict[str, bytes]) -> None:
-    points = csv(files, "cliff-by-blocks-run.csv")
+def test_charts_have_one_point_of_the_rule(report: Report) -> None:
+    points = chart_of(report, "cliff-by-blocks-run").points
     assert not points.duplicated(POINT).any()
     assert points.loc[points["backend"] == "sm", "gbps"].between(19, 20.1).all()
-    ratios = csv(files, "crossover-map-sm-run.csv")
+    ratios = chart_of(report, "crossover-map-sm-run").points
     assert not ratios.duplicated(["direction", "stream_state", "blocks", "block_bytes"]).any()
     assert len(ratios) == len(sm_cells(RULE))
 
 
 def test_a_ladder_is_of_one_shape(tmp_path: Path) -> None:
-    files = report_files([make(tmp_path, measured(*sm_cells(RULE, BULK, LANES, sms=(1, 2, 4))))])
-    points = csv(files, "sm-ladder-run.csv")
+    report = report_of([make(tmp_path, measured(*sm_cells(RULE, BULK, LANES, sms=(1, 2, 4))))])
+    points = chart_of(report, "sm-ladder-run").points
     assert not points.duplicated([*POINT, "sms"]).any()
     assert points["gbps"].between(19, 20.1).all()
-    assert NOT_SHOWN in table(plain(files["report.md"]), "sm, idle stream, N = 10 000").replace("\\", "")
+    assert NOT_SHOWN in caption(report, "sm-ladder", "sm, idle stream, N = 10 000")
 
 
 def test_a_model_has_the_rule_of_its_swap(tmp_path: Path) -> None:
@@ -150,55 +142,55 @@ def test_a_model_has_the_rule_of_its_swap(tmp_path: Path) -> None:
     ]
     batched = [replace(cell, backend="batched", sms=None, kernel=RULE) for cell in cells[-1:]]
     info = synthetic.info(spec={"models": msgspec.to_builtins(swaps)})
-    text = plain(report_files([make(tmp_path, measured(*cells, *batched), info=info)])["report.md"])
-    assert NOT_SHOWN in table(text, "h2d, idle stream: ms a swap").replace("\\", "")
+    report = report_of([make(tmp_path, measured(*cells, *batched), info=info)])
+    assert NOT_SHOWN in caption(report, "models", "h2d, idle stream: ms a swap")
 
 
 def test_the_one_shape_of_a_run_is_shown_and_named(tmp_path: Path) -> None:
-    files = report_files([make(tmp_path, measured(*synthetic.cliff_cells(), *sm_cells(BULK)))])
-    shown = table(plain(files["report.md"]), "h2d, sm, idle stream: GB/s").replace("\\", "")
+    report = report_of([make(tmp_path, measured(*synthetic.cliff_cells(), *sm_cells(BULK)))])
+    shown = caption(report, "cliff", "h2d, sm, idle stream: GB/s")
     assert f"kernel {BULK};" in shown or f"kernel {BULK}." in shown
     assert "not shown" not in shown
-    points = csv(files, "cliff-by-blocks-run.csv")
+    points = chart_of(report, "cliff-by-blocks-run").points
     assert points.loc[points["backend"] == "sm", "gbps"].between(29, 30.1).all()
 
 
 def test_shapes_that_all_failed_are_not_shown(tmp_path: Path) -> None:
     failed = [synthetic.failure(cell) for cell in sm_cells(BULK)]
-    text = plain(report_files([make(tmp_path, [*measured(*sm_cells(RULE)), *failed])])["report.md"])
-    shown = table(text, "h2d, sm, idle stream: GB/s").replace("\\", "")
-    assert f"kernel {RULE} (not shown: {BULK})" in shown
-    assert "failed" not in shown
+    report = report_of([make(tmp_path, [*measured(*sm_cells(RULE)), *failed])])
+    shown = table_of(part_of(report, "cliff"), "h2d, sm, idle stream: GB/s")
+    assert f"kernel {RULE} (not shown: {BULK})" in said(shown.caption)
+    assert not any("failed" in said(note) for note in shown.notes)
 
 
 def test_a_run_that_did_not_sweep_it_says_nothing(tmp_path: Path) -> None:
     runs = [make(tmp_path, measured(*sm_cells(RULE, sms=(1, 2, 4)), rounds=4), name) for name in ("one", "two")]
     files = report_files(runs)
-    text = plain(files["report.md"])
+    text = files["report.md"].decode()
     assert "allocated; sms 4 (not shown: 1, 2). kvbench" in text
     assert "kernel rule" not in text.lower()
-    assert "kernel" not in csv(files, "comparison-one-two.csv")
+    assert b"kernel" not in files["comparison-one-two.csv"].splitlines()[0]
 
 
 def test_two_runs_are_compared_shape_by_shape(tmp_path: Path) -> None:
     one = make(tmp_path, measured(*sm_cells(RULE, BULK), rounds=4), "one")
     two = make(tmp_path, measured(*sm_cells(BULK, RULE, LANES), rounds=4), "two")
-    files = report_files([one, two])
-    cells = csv(files, "comparison-one-two.csv")
+    report = report_of([one, two])
+    part = part_of(report, "comparison")
+    cells = pd.read_csv(io.BytesIO(part.files["comparison-one-two.csv"]))
     assert len(cells) == len(sm_cells(RULE, BULK))
     assert cells["change"].abs().max() < 0.05
     assert cells["kernel"].value_counts().to_dict() == dict.fromkeys((RULE, BULK), len(sm_cells(RULE)))
-    shown = table(plain(files["report.md"]), "Cell by cell").replace("\\", "")
-    assert f"kernel {RULE} |" in shown
-    assert f"kernel {BULK} |" in shown
-    points = csv(files, "comparison-cliff-one-two.csv")
+    others = {said(row[5]) for row in table_of(part, "Cell by cell").rows}
+    assert others == {f"kernel {RULE}", f"kernel {BULK}"}
+    points = chart_of(report, "comparison-cliff-one-two").points
     assert not points.duplicated([*POINT, "run"]).any()
     assert points["gbps"].between(19, 20.1).all()
 
 
 def test_runs_of_different_shapes_have_no_cell_in_common(tmp_path: Path) -> None:
     runs = [make(tmp_path, measured(*sm_cells(kernel)), kernel) for kernel in (RULE, BULK)]
-    assert pairings(views_of(runs)) == []
+    assert [base_of(view) for view in views_of(runs)] == [None, None]
 
 
 def test_merging_is_compared_within_a_shape_and_a_number_of_sms(tmp_path: Path) -> None:
@@ -209,20 +201,19 @@ def test_merging_is_compared_within_a_shape_and_a_number_of_sms(tmp_path: Path) 
         for coalesce in (False, True)
         for kernel in (RULE, BULK)
     ]
-    text = plain(report_files([make(tmp_path, measured(*cells))])["report.md"]).replace("\\", "")
-    section = markdown.section(text, "## Merging adjacent descriptors")
-    assert section.count("| shuffled |") == 4
+    tables = part_of(report_of([make(tmp_path, measured(*cells))]), "merging").tables
+    assert [list(rows_of(table)) for table in tables] == [["shuffled"]] * 4
     for sms in (1, 2):
         for kernel in (RULE, BULK):
-            assert f"sms {sms}, kernel {kernel}" in section
+            assert sum(f"sms {sms}, kernel {kernel}" in said(table.caption) for table in tables) == 1
 
 
 def test_the_page_s_look_up_tells_the_shapes_apart(swept: Run) -> None:
-    packed = json.loads(zlib.decompress(base64.b64decode(pack_run(view_of(swept)).cells)))
+    packed = json.loads(figures_json(view_of(swept)))
     axes, status = packed["axes"], packed["words"]["status"]
     found: dict[str, set[str | None]] = {}
-    for backend, kernel, said in zip(axes["backend"], axes["kernel"], status, strict=True):
-        if said == "ok":
+    for backend, kernel, state in zip(axes["backend"], axes["kernel"], status, strict=True):
+        if state == "ok":
             found.setdefault(backend, set()).add(kernel)
     assert found.pop("sm") == {RULE, BULK, LANES}
     assert set(map(frozenset, found.values())) == {frozenset({None})}

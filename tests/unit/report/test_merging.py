@@ -7,11 +7,9 @@ import msgspec
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.report.build import report_files
-from kvbench.results import Visit, load_run
-from tests import markdown, synthetic
-
-TITLE = "## Merging adjacent descriptors: what it costs and saves"
+from kvbench.results import Visit
+from tests import synthetic
+from tests.reports import lines_of, made_report, part_of, rows_of
 
 
 def visit(pattern: str, coalesce: bool, swap_us: float, merging_us: float) -> Visit:
@@ -24,24 +22,19 @@ def visit(pattern: str, coalesce: bool, swap_us: float, merging_us: float) -> Vi
     return msgspec.structs.replace(made, samples=msgspec.structs.replace(made.samples, coalesce_us=merging))
 
 
-def section(folder: Path, visits: list[Visit]) -> str:
-    run = load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *visits]))
-    return markdown.section(report_files([run])["report.md"].decode(), TITLE)
-
-
 def test_the_time_of_merging_counts_against_what_it_saves(tmp_path: Path) -> None:
-    text = section(
+    report = made_report(
         tmp_path,
         [
+            *synthetic.ceilings(),
             visit("runs-16", False, 1000.0, 0.0), visit("runs-16", True, 100.0, 50.0),
             visit("shuffled", False, 1000.0, 0.0), visit("shuffled", True, 1000.0, 60.0),
             visit("runs-2", False, 1000.0, 0.0), visit("runs-2", True, 940.0, 60.0),
             visit("contiguous", False, 1000.0, 0.0),
         ],
     )  # fmt: skip
-    saved = {
-        line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in text.splitlines() if "|" in line
-    }
+    (table,) = part_of(report, "merging").tables
+    saved = {pattern: row[-1] for pattern, row in rows_of(table).items()}
     assert saved["runs-16"] == "+85%"
     assert saved["shuffled"] == "-6%"
     assert saved["runs-2"].startswith("≈")
@@ -49,6 +42,6 @@ def test_the_time_of_merging_counts_against_what_it_saves(tmp_path: Path) -> Non
 
 
 def test_without_pairs_the_report_says_what_it_needs(tmp_path: Path) -> None:
-    run = load_run(synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), visit("shuffled", True, 100.0, 5.0)]))
-    text = report_files([run])["report.md"].decode()
-    assert "it needs cells with coalesce=off and coalesce=on that are alike otherwise" in text
+    report = made_report(tmp_path, [*synthetic.ceilings(), visit("shuffled", True, 100.0, 5.0)])
+    needed = "it needs cells with coalesce=off and coalesce=on that are alike otherwise"
+    assert any(needed in line for line in lines_of(report.missing))

@@ -1,4 +1,4 @@
-"""The table of models (T1): its rows, its figures, and what a stranger's run may say of models."""
+"""The table of models: its rows, its figures, and what a stranger's run may say of models."""
 
 import re
 from pathlib import Path
@@ -12,11 +12,12 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
-from kvbench.report import markdown as md
-from kvbench.report.build import report_files
-from kvbench.results import Record, load_run
+from kvbench.report.document import document
+from kvbench.report.model import DataTable, Report
+from kvbench.report.numbers import ABSENT, TIMES
+from kvbench.results import Record
 from tests import synthetic
-from tests.markdown import plain
+from tests.reports import is_bold, lines_of, made_report, part_of, rows_of, said, summary_of, table_of
 
 MODELS = ("llama-3-8b", "mistral-7b", "llama-3-70b@tp4", "gpt-oss-20b", "deepseek-v3")
 # GB/s of a device that does not exist
@@ -51,23 +52,18 @@ def rate(cell: Cell) -> float:
     return RATES[cell.backend, cell.stream_state.value]
 
 
-def report(folder: Path, records: list[Record], models: object) -> str:
-    info = synthetic.info(spec={"models": models})
-    text = report_files([load_run(synthetic.write_run(folder / "run", records, info))])["report.md"].decode()
-    return plain(text)
+def report(folder: Path, records: list[Record], models: object) -> Report:
+    return made_report(folder, records, synthetic.info(spec={"models": models}))
 
 
-def rows_below(text: str, title: str) -> dict[str, list[str]]:
-    """Return the rows of the table with this title: first column -> the others."""
-    table = text.split(f"**{title}")[1].split("\n\n")[1].splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table]
-    return {first: rest for first, *rest in cells}
+def table(made: Report, title: str) -> DataTable:
+    return table_of(part_of(made, "models"), title)
 
 
 def test_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None:
     swaps = swaps_of(*MODELS)
-    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
-    rows = rows_below(text, "h2d: per\\_block against batched, by model, 2 048 tokens in blocks of 16**")
+    made = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
+    rows = rows_of(table(made, "h2d: per_block against batched, by model, 2 048 tokens in blocks of 16"))
     geometry = {name: row[:7] for name, row in rows.items()}
     # layers, KV heads, head dim, tensors, block, ids, N
     assert geometry == {
@@ -82,8 +78,8 @@ def test_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None
 
 def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> None:
     swaps = swaps_of(*MODELS)
-    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
-    rows = rows_below(text, "h2d: per\\_block against batched")
+    made = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
+    rows = rows_of(table(made, "h2d: per_block against batched"))
     for swap, row in zip(swaps, rows.values(), strict=True):
         single, batched, ratio, gbps, single_busy, batched_busy, ratio_busy, gbps_busy = row[7:]
         ms = {arm: swap.blocks * swap.block_bytes / gbps / 1e6 for arm, gbps in RATES.items()}
@@ -97,16 +93,17 @@ def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> 
             20,
         ]
         assert shown == pytest.approx(expected, rel=0.01)
-        assert (ratio, ratio_busy) == (f"{md.TIMES}2.00", f"{md.TIMES}4.00")
-    assert f"By model, batched h2d on an idle stream is {md.TIMES}2.00" in text
+        assert (ratio, ratio_busy) == (f"{TIMES}2.00", f"{TIMES}4.00")
+    words = f"By model, batched h2d on an idle stream is {TIMES}2.00"
+    assert any(text.startswith(words) for text in summary_of(made, "models"))
 
 
 def test_a_speed_up_inside_the_noise_is_marked(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b")
     cells = [cell_of(swaps[0], backend) for backend in ("per_block", "batched")]
-    text = report(tmp_path, synthetic.visits(cells, lambda _: 8.0, noise=0.5), msgspec.to_builtins(swaps))
-    ratio = rows_below(text, "h2d: per\\_block against batched")["llama-3-8b"][9]
-    assert re.fullmatch(rf"≈ {md.TIMES}[01]\.\d+", ratio)
+    made = report(tmp_path, synthetic.visits(cells, lambda _: 8.0, noise=0.5), msgspec.to_builtins(swaps))
+    ratio = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b"][9]
+    assert re.fullmatch(rf"≈ {TIMES}[01]\.\d+", ratio)
 
 
 def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) -> None:
@@ -114,60 +111,61 @@ def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) ->
     swaps = swaps_of("llama-3-8b", "llama-3-70b@tp4")
     kernels = [cell_of(swap, "sm", sms=number) for number, swap in enumerate(swaps, start=2)]
     records = synthetic.visits([*cells_of(swaps), *kernels], rate, noise=0.001)
-    text = report(tmp_path, records, msgspec.to_builtins(swaps))
-    rows = rows_below(text, "h2d, idle stream: ms a swap, by model and backend")
+    made = report(tmp_path, records, msgspec.to_builtins(swaps))
+    shown = table(made, "h2d, idle stream: ms a swap, by model and backend")
+    rows = rows_of(shown)
     assert set(rows) == {"llama-3-8b", "llama-3-70b, TP 4"}
-    for *others, kernel in rows.values():
-        assert re.fullmatch(r"\*\*\d\.\d+\*\*", kernel)
-        assert not any("*" in other for other in others)
-    assert "h2d, busy stream: ms a swap" not in text
-    assert "sms 2/3" in text
-    assert "sms 2/3 (not shown" not in text
+    for _, _, _, *others, kernel in shown.rows:
+        assert is_bold(kernel)
+        assert not any(map(is_bold, others))
+    assert not any(found.title.startswith("h2d, busy stream: ms a swap") for found in part_of(made, "models").tables)
+    assert "sms 2/3" in said(shown.caption)
+    assert "sms 2/3 (not shown" not in said(shown.caption)
 
 
 def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", "phi-4")
     gone, *rest = cells_of(swaps)
     records = [*synthetic.visits(rest, rate), synthetic.failure(gone, "error 719")]
-    row = rows_below(report(tmp_path, records, msgspec.to_builtins(swaps)), "h2d: per\\_block against batched")[
-        "llama-3-8b"
-    ]
-    assert row[7] == f"{md.ABSENT}¹"
+    made = report(tmp_path, records, msgspec.to_builtins(swaps))
+    row = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b"]
+    assert row[7] == f"{ABSENT}¹"
     assert row[9] == ""
 
 
 @pytest.mark.parametrize(
     ("models", "reason"),
     [
-        ([], "T1 (Models: copy by copy against batched): it needs a sweep of models"),
+        ([], "Models: it needs a sweep of models"),
         ([{"geometry": {"name": "[x](javascript:alert(1))"}}], "its run.json describes models that cannot be"),
         ({"<script>": 1}, "its run.json describes models that cannot be"),
         (msgspec.to_builtins(swaps_of("deepseek-v3")), "none of the run's models has a measured cell"),
     ],
 )
 def test_a_run_without_such_a_table_says_why(tmp_path: Path, models: object, reason: str) -> None:
-    text = report(tmp_path, synthetic.visits(cells_of(swaps_of("llama-3-8b")), rate), models)
-    assert reason in text
+    made = report(tmp_path, synthetic.visits(cells_of(swaps_of("llama-3-8b")), rate), models)
+    assert any(reason in line for line in lines_of(made.missing))
+    text = document(made)
     assert "<script>" not in text
     assert "](javascript" not in text
 
 
 def test_what_is_unusual_stands_beside_the_name(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", layout="cross-layer", kv_dtype="fp8", tp=2)
-    text = report(tmp_path, synthetic.visits(cells_of(swaps), rate), msgspec.to_builtins(swaps))
-    row = rows_below(text, "h2d: per\\_block against batched")["llama-3-8b, TP 2, cross-layer, fp8"]
+    made = report(tmp_path, synthetic.visits(cells_of(swaps), rate), msgspec.to_builtins(swaps))
+    row = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b, TP 2, cross-layer, fp8"]
     assert row[:7] == ["32", "4", "128", "1", "512 KiB", "128", "128"]
 
 
 def test_a_busy_stream_without_single_copies_has_batched_ones_and_no_speed_up(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b")
     cells = [cell for cell in cells_of(swaps) if (cell.backend, cell.stream_state) != ("per_block", StreamState.BUSY)]
-    text = report(
+    made = report(
         tmp_path, [*synthetic.ceilings(), *synthetic.visits(cells, rate, noise=0.001)], msgspec.to_builtins(swaps)
     )
-    header = next(line for line in text.splitlines() if line.startswith("| Model | Layers"))
-    assert "| batched ms, busy | batched GB/s, busy |" in header
-    assert "Speed-up, idle" in header
-    assert "Speed-up, busy" not in header
-    (row,) = rows_below(text, "h2d: per").values()
+    shown = table(made, "h2d: per")
+    assert list(shown.header[-2:]) == ["batched ms, busy", "batched GB/s, busy"]
+    assert "Speed-up, idle" in shown.header
+    assert "Speed-up, busy" not in shown.header
+    (row,) = rows_of(shown).values()
     assert float(row[-1]) == pytest.approx(20.0, rel=0.01)

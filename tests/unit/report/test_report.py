@@ -25,15 +25,31 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
-from kvbench.report import markdown as md
-from kvbench.report.build import report_files, write_report
+from kvbench.report import markdown
+from kvbench.report.build import report_files, report_of, write_report
 from kvbench.report.charts.palette import inks
+from kvbench.report.model import Code, Part, Report, spans
+from kvbench.report.numbers import ABSENT, figure
+from kvbench.report.sections import SECTIONS
 from kvbench.report.sections.stages import nearest
 from kvbench.report.select import pin
 from kvbench.report.view import warnings_of
-from kvbench.results import Note, Record, Run, RunInfo, Visit, load_run
+from kvbench.results import Note, Record, Run, Visit, load_run
 from tests import synthetic
-from tests.markdown import anchors, plain, tokens
+from tests.markdown import anchors, tokens
+from tests.reports import (
+    chart_of,
+    is_bold,
+    lines_of,
+    made_report,
+    made_run,
+    part_of,
+    rows_of,
+    said,
+    sections_of,
+    summary_of,
+    table_of,
+)
 
 HOSTILE = (
     "a|b`c``d",
@@ -53,14 +69,6 @@ HOSTILE = (
 )
 
 
-def make(tmp_path: Path, records: list[Record], info: RunInfo | None = None, name: str = "run") -> Run:
-    return load_run(synthetic.write_run(tmp_path / name, records, info))
-
-
-def text_of(*runs: Run) -> str:
-    return report_files(runs)["report.md"].decode()
-
-
 def target_of(token: Token) -> str | int | float | None:
     return token.attrGet("src") or token.attrGet("href")
 
@@ -72,50 +80,59 @@ def links_within(text: str) -> set[str]:
 @pytest.fixture(scope="module")
 def cliff_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     records = [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells((256, 10_000)))]
-    return make(tmp_path_factory.mktemp("cliff"), records, name="cliff")
+    return made_run(tmp_path_factory.mktemp("cliff"), records, name="cliff")
 
 
-def test_the_cliff_is_in_table_chart_and_words(cliff_run: Run) -> None:
-    files = report_files([cliff_run])
-    assert set(files) >= {
+@pytest.fixture(scope="module")
+def cliff(cliff_run: Run) -> Report:
+    return report_of([cliff_run])
+
+
+@pytest.fixture(scope="module")
+def cliff_files(cliff_run: Run) -> dict[str, bytes]:
+    return report_files([cliff_run])
+
+
+def test_the_cliff_is_in_table_chart_and_words(cliff: Report, cliff_files: dict[str, bytes]) -> None:
+    assert set(cliff_files) >= {
         "report.md",
+        "report.html",
         "cliff-cliff.png",
         "cliff-cliff.svg",
         "cliff-cliff.csv",
         "cliff-by-blocks-cliff.svg",
     }
-    text = plain(files["report.md"].decode())
-    assert "batched h2d, idle stream, N = 10 000: \N{MULTIPLICATION SIGN}5.4" in text
-    assert "24 KiB → 28 KiB" in text
-    assert "h2d, batched, busy stream: GB/s (share of the ceiling, 55.5 GB/s)" in text
-    assert not re.search(r"^- batched (d2h|h2d, busy)", text, re.MULTILINE)
-    assert files["cliff-cliff.png"].startswith(b"\x89PNG")
-    assert b"<svg" in files["cliff-cliff.svg"]
+    part = part_of(cliff, "cliff")
+    findings = lines_of(part.findings)
+    (found,) = [line for line in findings if line.startswith("batched h2d, idle stream, N = 10 000: ")]
+    assert "\N{MULTIPLICATION SIGN}5.4" in found
+    assert "24 KiB → 28 KiB" in found
+    assert table_of(part, "h2d, batched, busy stream: GB/s (share of the ceiling, 55.5 GB/s)")
+    assert not any(re.match(r"batched (d2h|h2d, busy)", line) for line in findings)
+    assert cliff_files["cliff-cliff.png"].startswith(b"\x89PNG")
+    assert b"<svg" in cliff_files["cliff-cliff.svg"]
 
 
 def test_the_name_of_a_cliff_stays_on_the_page(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.backend == "batched"]
     short = [cell for cell in cells if cell.blocks == 256 or cell.block_bytes <= 8192]  # its cliff ends the curve
     visits = synthetic.visits(short, lambda cell: 5.0 if cell.block_bytes <= 4096 else 20.0)
-    svg = report_files([make(tmp_path, visits)])["cliff-by-blocks-run.svg"].decode()
-    labels = re.findall(r'text-anchor: (\w+)[^>]* x="([\d.]+)"[^>]*>(batched, [^<]*)', svg)
+    svg = report_files([made_run(tmp_path, visits)])["cliff-by-blocks-run.svg"].decode()
+    labels = re.findall(r'text-anchor: (\w+)[^>]* x="([\d.]+)"[^>]*>(batched, [^<]*: [^<]*)', svg)
     assert len(labels) == 8
     for anchor, x, text in labels:
         letters = len(text) * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor]
         assert float(x) - 5 * letters > 0, text
 
 
-def test_every_table_has_its_caption(cliff_run: Run) -> None:
-    text = text_of(cliff_run)
-    tables = text.count("\n| Block size |")
-    assert tables == 12 + 4
-    captions = re.findall(
-        r"^Synthetic H200 · driver 580\.159 · 2026-11-20 · 30 samples a cell\. GB/s from .* "
-        r"reproduced by `kvbench sweep configs/cliff\.toml`\.$",
-        text,
-        re.MULTILINE,
-    )
-    assert tables == len(captions)
+def test_every_table_has_its_caption(cliff: Report) -> None:
+    tables = [table for part in cliff.parts for table in part.tables]
+    assert len([table for table in tables if table.header[0] == "Block size"]) == 12 + 4
+    for table in tables:
+        caption = said(table.caption)
+        assert caption.startswith("Synthetic H200 · driver 580.159 · 2026-11-20 · 30 samples a cell. ")
+        assert caption.endswith("reproduced by kvbench sweep configs/cliff.toml.")
+        assert Code("kvbench sweep configs/cliff.toml") in spans(table.caption)
 
 
 def test_the_csv_behind_a_chart_holds_its_points(cliff_run: Run, tmp_path: Path) -> None:
@@ -126,25 +143,27 @@ def test_the_csv_behind_a_chart_holds_its_points(cliff_run: Run, tmp_path: Path)
     assert points["gbps"].between(points["gbps_q1"], points["gbps_q3"]).all()
 
 
-def test_the_same_runs_give_the_same_bytes(cliff_run: Run) -> None:
-    files = report_files([cliff_run])
-    assert files == report_files([cliff_run])
-    assert b"<dc:date>" not in files["cliff-cliff.svg"]
+def test_the_same_runs_give_the_same_bytes(cliff_run: Run, cliff_files: dict[str, bytes]) -> None:
+    assert cliff_files == report_files([cliff_run])
+    assert b"<dc:date>" not in cliff_files["cliff-cliff.svg"]
 
 
-def test_images_and_links_are_files_of_the_report(cliff_run: Run, tmp_path: Path) -> None:
-    names = {path.name for path in write_report([cliff_run], tmp_path / "out")}
-    text = (tmp_path / "out" / "report.md").read_text()
-    assert {target_of(token) for token in tokens(text)} <= {None, *names, *links_within(text)}
+def test_images_and_links_are_files_of_the_report(cliff_files: dict[str, bytes]) -> None:
+    text = cliff_files["report.md"].decode()
+    assert {target_of(token) for token in tokens(text)} <= {None, *cliff_files, *links_within(text)}
 
 
 def test_cells_without_figures_say_why(tmp_path: Path) -> None:
     first, second, *rest = synthetic.cliff_cells((256,))
     records = [*synthetic.visits(rest), synthetic.skip(first, "needs 9 GB"), synthetic.failure(second, "error 719")]
-    text = text_of(make(tmp_path, records))
-    assert "¹ skipped: needs 9 GB" in text
-    assert "¹ failed: error: error 719" in text
-    assert f"`{second.command()}`" in text
+    report = made_report(tmp_path, records)
+    part = part_of(report, "cliff")
+    for backend, reason in (("per_block", "¹ skipped: needs 9 GB"), ("batched", "¹ failed: error: error 719")):
+        table = table_of(part, f"h2d, {backend}, idle stream")
+        assert rows_of(table)["1 KiB"] == [f"{ABSENT}¹"]
+        assert reason in lines_of(table.notes)
+    assert report.failed
+    assert report.failed.rows == [("run", "error: error 719", Code(second.command()))]
 
 
 def test_order_deltas_know_the_noise(tmp_path: Path) -> None:
@@ -152,16 +171,22 @@ def test_order_deltas_know_the_noise(tmp_path: Path) -> None:
         faster = cell.order is Order.ANY and cell.direction is Direction.H2D and cell.block_bytes == 4096
         return synthetic.gbps_of(cell) * (1.04 if faster else 1)
 
-    records = [visit for number in range(12) for visit in order_round(number, rate)]
-    text = plain(text_of(make(tmp_path, records)))
-    assert "STREAM against ANY: GPU time (batched, idle stream)" in text
-    assert "| Dir | Blocks | BlkSize | STREAM med us | ANY med us | Delta [95%] |" in text
-    h2d = re.findall(r"^\| h2d \| .* \|$", text, re.MULTILINE)
+    part = part_of(
+        made_report(tmp_path, [visit for number in range(12) for visit in order_round(number, rate)]), "access-order"
+    )
+    assert table_of(part, "STREAM against ANY: GPU time (batched, idle stream)")
+    submission = table_of(part, "STREAM against ANY: host submission")
+    assert submission.header == ("Dir", "Blocks", "BlkSize", "STREAM med us", "ANY med us", "Delta [95%]")
+    rows = order_rows(part)
+    h2d = [row for row in rows if row[0] == "h2d"]
     assert len(h2d) == 16
-    assert all(("≈" in row) == ("4 KiB" not in row) for row in h2d)
-    d2h = re.findall(r"^\| d2h \| .* \|$", text, re.MULTILINE)
-    assert all("†" in row for row in d2h)
-    assert "≈ where the interval contains 0" in text
+    assert all(("≈" in row[-1]) == (row[2] != "4 KiB") for row in h2d)
+    assert all("†" in row[-1] for row in rows if row[0] == "d2h")
+    assert "≈ where the interval contains 0" in " ".join(lines_of(submission.notes))
+
+
+def order_rows(part: Part) -> list[list[str]]:
+    return [[said(cell) for cell in row] for table in part.tables for row in table.rows]
 
 
 def test_what_disturbs_a_whole_visit_is_no_difference(tmp_path: Path) -> None:
@@ -172,13 +197,14 @@ def test_what_disturbs_a_whole_visit_is_no_difference(tmp_path: Path) -> None:
         for number in range(12)
         for visit in order_round(number, lambda cell: synthetic.gbps_of(cell) * random.uniform(0.85, 1.15))
     ]
-    rows = re.findall(r"^\| [hd]2[hd] \| .* \|$", plain(text_of(make(tmp_path, records))), re.MULTILINE)
-    assert sum("≈" in row for row in rows) >= 0.85 * len(rows) > 0
+    rows = order_rows(part_of(made_report(tmp_path, records), "access-order"))
+    assert sum("≈" in row[-1] for row in rows) >= 0.85 * len(rows) > 0
 
 
 def test_too_few_rounds_are_undecided(tmp_path: Path) -> None:
-    text = text_of(make(tmp_path, [visit for number in range(3) for visit in order_round(number)]))
-    assert "undecided: 3 rounds of 6" in text
+    report = made_report(tmp_path, [visit for number in range(3) for visit in order_round(number)])
+    rows = order_rows(part_of(report, "access-order"))
+    assert all("undecided: 3 rounds of 6" in row[-1] for row in rows)
 
 
 def order_round(number: int, rate: Callable[[Cell], float] = synthetic.gbps_of) -> list[Visit]:
@@ -186,48 +212,53 @@ def order_round(number: int, rate: Callable[[Cell], float] = synthetic.gbps_of) 
 
 
 def test_the_knee_is_marked(tmp_path: Path) -> None:
-    run = make(tmp_path, [*synthetic.ceilings(), *synthetic.visits(synthetic.ladder_cells())])
-    files = report_files([run])
-    text = plain(files["report.md"].decode())
-    assert {"sm-ladder-run.png", "sm-ladder-run.svg", "sm-ladder-run.csv"} <= set(files)
-    assert re.search(r"^\| 4 \| \*\*48\.\d\*\* \|", text, re.MULTILINE)
-    assert "| knee | 4 | 4 | 4 | 4 | 4 | 4 |" in text
+    run = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.visits(synthetic.ladder_cells())])
+    assert {"sm-ladder-run.png", "sm-ladder-run.svg", "sm-ladder-run.csv"} <= set(report_files([run]))
+    for table in part_of(report_of([run]), "sm-ladder").tables:
+        bold = {row[0] for row in table.rows if any(map(is_bold, row))}
+        assert bold == {"4"}
+        assert re.fullmatch(r"48\.\d", rows_of(table)["4"][0])
+        assert rows_of(table)["knee"] == ["4"] * 6
 
 
-def test_the_threshold_names_winners_and_crossovers(cliff_run: Run) -> None:
-    text = plain(text_of(cliff_run))
-    assert "h2d, batched on an idle stream, N = 10 000: GB/s" in text
-    assert re.search(r"^\| 16 KiB \| 4\.\d+ \| 5\.\d+ \| \*\*4\d\.\d\*\* \|$", text, re.MULTILINE)
-    assert "from per\\_block to batched between 24 KiB and 28 KiB" in text
-    assert "batched against triton: from triton to batched between 32 KiB and 64 KiB" in text
+def test_the_threshold_names_winners_and_crossovers(cliff: Report) -> None:
+    table = table_of(part_of(cliff, "threshold"), "h2d, batched on an idle stream, N = 10 000: GB/s")
+    assert list(table.header) == ["Block size", "batched", "per_block", "triton"]
+    (row,) = [row for row in table.rows if said(row[0]) == "16 KiB"]
+    assert [is_bold(cell) for cell in row] == [False, False, False, True]
+    assert all(said(cell).startswith(start) for cell, start in zip(row[1:], "454", strict=True))
+    notes = " ".join(lines_of(table.notes))
+    assert "from per_block to batched between 24 KiB and 28 KiB" in notes
+    assert "batched against triton: from triton to batched between 32 KiB and 64 KiB" in notes
 
 
 def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
     """A kernel measured on an idle stream alone says nothing about a busy one, where another clock counts."""
     idle = [cell for cell in synthetic.cliff_cells() if cell.backend == "batched" or cell.stream_state == "idle"]
-    files = report_files([make(tmp_path, [*synthetic.visits(idle)])])
-    text = plain(files["report.md"].decode())
-    assert "batched on an idle stream, N =" in text
-    assert "batched on a busy stream, N =" not in text
-    assert set(pd.read_csv(io.BytesIO(files["crossover-map-triton-run.csv"]))["stream_state"]) == {"idle"}
+    report = made_report(tmp_path, synthetic.visits(idle))
+    titles = [table.title for table in part_of(report, "threshold").tables]
+    assert titles
+    assert all("batched on an idle stream" in title for title in titles)
+    assert set(chart_of(report, "crossover-map-triton-run").points["stream_state"]) == {"idle"}
 
 
 def test_equally_fast_backends_are_undecided(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "per_block"]
-    text = plain(text_of(make(tmp_path, [*synthetic.visits(cells, lambda _: 20.0, noise=0.3)])))
-    assert re.search(r"^\| 16 KiB \| ≈ [\d.]+ \| ≈ [\d.]+ \|$", text, re.MULTILINE)
-    assert "batched against triton: undecided at 1 KiB, 2 KiB" in text
+    report = made_report(tmp_path, synthetic.visits(cells, lambda _: 20.0, noise=0.3))
+    table = table_of(part_of(report, "threshold"), "h2d, batched on an idle stream")
+    assert all(text.startswith("≈ ") for text in rows_of(table)["16 KiB"])
+    assert not any(is_bold(cell) for row in table.rows for cell in row)
+    assert any("batched against triton: undecided at 1 KiB, 2 KiB" in note for note in lines_of(table.notes))
 
 
-def test_the_crossover_map_has_its_numbers(cliff_run: Run) -> None:
-    files = report_files([cliff_run])
-    points = pd.read_csv(io.BytesIO(files["crossover-map-triton-cliff.csv"]))
+def test_the_crossover_map_has_its_numbers(cliff_files: dict[str, bytes]) -> None:
+    points = pd.read_csv(io.BytesIO(cliff_files["crossover-map-triton-cliff.csv"]))
     assert len(points) == 13 * 2 * 2 * 2
     assert set(points["kernel"]) == {"triton"}
     ratios = points["swap_us_median_batched"] / points["swap_us_median_kernel"]
     assert np.allclose(points["ratio"], ratios)
     assert points.loc[points["ratio"] > 2, "decided"].all()
-    assert files["crossover-map-triton-cliff.png"].startswith(b"\x89PNG")
+    assert cliff_files["crossover-map-triton-cliff.png"].startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("bad", HOSTILE[:7])
@@ -239,21 +270,20 @@ def test_strings_of_a_run_stay_text_in_the_map(tmp_path: Path, bad: str) -> None
         for size in (4096, 8192)
     ]
     info = synthetic.info(bad, created=bad, command=["kvbench", bad], identity={"driver_version": bad})
-    files = report_files([make(tmp_path, [*synthetic.visits(cells)], info)])
+    files = report_files([made_run(tmp_path, synthetic.visits(cells), info)])
     svg = files["crossover-map-triton-run.svg"]
     assert b"<script" not in svg
     ElementTree.fromstring(svg)
 
 
-def test_the_stages_of_a_swap_add_up(cliff_run: Run) -> None:
-    text = plain(text_of(cliff_run))
-    rows = re.findall(r"^\| (\w+) \| ([\d ]+) \| (\d+) KiB \| (.*) \|$", text.replace("\\_", "_"), re.MULTILINE)
+def test_the_stages_of_a_swap_add_up(cliff: Report) -> None:
+    tables = part_of(cliff, "stages").tables
+    rows = [[said(cell) for cell in row] for table in tables for row in table.rows]
     assert len(rows) == 2 * 3 * 2 * 3
-    for _, _, _, figures in rows:
-        _, submit, execute, wall, busy = map(float, figures.split(" | "))
-        assert submit + execute == pytest.approx(wall, rel=0.03)
-        assert busy > 0
-    assert "Nothing near N = 16 of 4 KiB" in text
+    for *_, submit, execute, wall, busy in rows:
+        assert float(submit) + float(execute) == pytest.approx(float(wall), rel=0.03)
+        assert float(busy) > 0
+    assert all("Nothing near N = 16 of 4 KiB" in " ".join(lines_of(table.notes)) for table in tables)
 
 
 def test_the_nearest_cells_stand_for_those_of_the_table() -> None:
@@ -269,28 +299,31 @@ def test_the_nearest_cells_stand_for_those_of_the_table() -> None:
     assert nearest(set()) == {}
 
 
-def test_what_cannot_be_made_is_said(cliff_run: Run, tmp_path: Path) -> None:
-    text = text_of(cliff_run)
-    assert "T2 (Access order: STREAM against ANY): it needs" in text
-    assert "T5 (SM ladder: throughput against SM count): it needs" in text
+def test_what_cannot_be_made_is_said(cliff: Report, tmp_path: Path) -> None:
+    missing = lines_of(cliff.missing)
+    for title in ("Access order", "SM ladder"):
+        assert any(line.startswith(f"{title}: it needs ") for line in missing)
     for name, records in {"empty": [], "failed": [synthetic.failure(synthetic.order_cells()[0])]}.items():
-        run = make(tmp_path, records, name=name)
-        files = report_files([run])
-        assert list(files) == ["report.md", "report.html"]
-        assert all(f"- {table} (" in files["report.md"].decode() for table in ("T2", "T3", "T4", "T5", "T6", "T8"))
+        run = made_run(tmp_path, records, name=name)
+        assert list(report_files([run])) == ["report.md", "report.html"]
+        assert [line.partition(": ")[0] for line in lines_of(report_of([run]).missing)] == [
+            section.short_title for section in SECTIONS
+        ]
         assert "no measured cell" in warnings_of(run)
 
 
 def test_ladders_too_short_in_every_direction_make_no_chart(tmp_path: Path) -> None:
     cells = [Cell("triton", way, 16, 4096, sms=n) for way, n in zip(Direction, (1, 2), strict=True)]
-    assert list(report_files([make(tmp_path, [*synthetic.visits(cells)])])) == ["report.md", "report.html"]
+    assert list(report_files([made_run(tmp_path, synthetic.visits(cells))])) == ["report.md", "report.html"]
 
 
 def test_unfinished_runs_and_notes_are_said_first(tmp_path: Path) -> None:
     info = synthetic.info(status="interrupted", status_reason="Ctrl-C")
-    text = text_of(make(tmp_path, [Note(text="the worker was replaced")], info))
-    assert "interrupted: Ctrl\N{HYPHEN-MINUS}C" in text
-    assert "the worker was replaced" in text
+    run = made_run(tmp_path, [Note(text="the worker was replaced")], info)
+    warnings = lines_of(report_of([run]).warnings)
+    assert "run: interrupted: Ctrl-C" in warnings
+    assert "the worker was replaced" in warnings
+    text = report_files([run])["report.md"].decode()
     assert text.index("To know first") < text.index("Not in this report")
 
 
@@ -298,42 +331,49 @@ def test_doubts_about_cells_are_said_first(tmp_path: Path) -> None:
     idle, busy, *_ = synthetic.visits([cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"])
     astray = msgspec.structs.replace(idle.samples, pending_before=[1] + [0] * 29)
     doubtful = msgspec.structs.replace(idle, samples=astray, warnings=["the clock was low"])
-    text = text_of(make(tmp_path, [doubtful, busy]))
-    assert "1 cell has samples whose stream was not in the state asked for" in text
-    assert "1 cell: the clock was low" in text
+    warnings = lines_of(made_report(tmp_path, [doubtful, busy]).warnings)
+    assert "run: 1 cell has samples whose stream was not in the state asked for (state_held)" in warnings
+    assert "run: 1 cell: the clock was low" in warnings
 
 
 def test_host_copies_are_named_everywhere(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "triton"]
     info = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"})
-    run = make(tmp_path, [*synthetic.ceilings(), *synthetic.visits(cells)], info)
-    files = report_files([run])
+    run = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.visits(cells)], info)
+    report, files = report_of([run]), report_files([run])
+    note = "Host copies on a CPU device: no GPU was involved."
+    tables = [table for part in report.parts for table in part.tables]
+    assert len(tables) == 8 + 4 + 2
+    assert all(said(table.caption).startswith(f"{note} EPYC · no GPU driver") for table in tables)
+    assert all(is_bold(table.caption) for table in tables)
+    assert said(report.host_note) == note
+    assert report.charts
+    assert all(chart.words.warning == note for chart in report.charts)
     text = files["report.md"].decode()
-    said = "Host copies on a CPU device: no GPU was involved."
-    captions = text.count(f"**{said}** EPYC · no GPU driver")
-    assert captions == text.count("\n| Block size |") + text.count("\n| Backend |") == 8 + 4 + 2
-    assert f"> **{said}**" in text
-    assert f"({said})](cliff-run.png)" in text
-    assert f">{said}</text>".encode() in files["cliff-run.svg"]
+    assert f"> **{note}**" in text
+    assert f"({note})](cliff-run.png)" in text
+    assert f">{note}</text>".encode() in files["cliff-run.svg"]
     assert set(pd.read_csv(run.write_summary())["device"]) == {"cpu (host copies, no GPU)"}
     assert b"cpu (host copies, no GPU)" in files["cliff-run.csv"]
 
 
 def test_several_runs_share_a_report(cliff_run: Run, tmp_path: Path) -> None:
-    ladder = make(tmp_path, [*synthetic.visits(synthetic.ladder_cells())], name="cliff")
-    files = report_files([cliff_run, ladder])
-    text = files["report.md"].decode()
-    assert {"cliff-cliff.png", "sm-ladder-cliff-2.png"} <= set(files)
-    assert "### cliff-2: Synthetic H200" in text
-    assert "it needs a kernel backend measured at 3 SM counts or more (cliff)" in text
+    ladder = made_run(tmp_path, synthetic.visits(synthetic.ladder_cells()), name="cliff")
+    report = report_of([cliff_run, ladder])
+    assert {chart.stem for chart in report.charts} >= {"cliff-cliff", "sm-ladder-cliff-2"}
+    assert part_of(report, "sm-ladder", "cliff-2").tables
+    assert any(
+        line.endswith("it needs a kernel backend measured at 3 SM counts or more (cliff)")
+        for line in lines_of(report.missing)
+    )
 
 
 def test_side_axes_that_vary_are_pinned_and_said(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
     few = [coalesced(cell) for cell in cells[:4]]
-    text = text_of(make(tmp_path, [*synthetic.visits([*cells, *few])]))
-    assert "coalesce off (not shown: on)" in text
-    assert "| 1\N{NO-BREAK SPACE}KiB |" in text
+    table = table_of(part_of(made_report(tmp_path, synthetic.visits([*cells, *few])), "cliff"), "h2d, batched, idle")
+    assert "coalesce off (not shown: on)" in said(table.caption)
+    assert "1 KiB" in rows_of(table)
 
 
 def coalesced(cell: Cell) -> Cell:
@@ -359,7 +399,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
     ]
     failure = msgspec.structs.replace(synthetic.failure(cells[1], bad), command=bad)
     records: list[Record] = [*hostile_path, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
-    files = report_files([make(tmp_path, records, info)])
+    files = report_files([made_run(tmp_path, records, info)])
     text = files["report.md"].decode()
 
     assert all(char.isprintable() or char in "\n\N{NO-BREAK SPACE}\N{WORD JOINER}" for char in text)
@@ -376,23 +416,27 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
     assert b"<script" not in files["cliff-run.svg"]
 
 
+def on_a_line(text: str) -> str:
+    return "".join(char if char.isprintable() or char == "\N{NO-BREAK SPACE}" else "\ufffd" for char in text)
+
+
 @given(st.text())
 def test_escaped_text_shows_as_it_was(text: str) -> None:
     shown = [
         token
-        for token in tokens(f"x{md.escape(text)}x")
+        for token in tokens(f"x{markdown.escape(text)}x")
         if token.type not in {"inline", "paragraph_open", "paragraph_close"}
     ]
     assert {token.type for token in shown} <= {"text", "text_special"}
     rendered = "".join(token.content for token in shown).replace("\N{WORD JOINER}", "")
-    assert rendered == f"x{md.clean(text)}x"
+    assert rendered == f"x{on_a_line(text)}x"
 
 
 @given(st.text())
 def test_code_shows_as_it_was(text: str) -> None:
-    row = f"| a |\n| --- |\n| {md.code(text)} |"
-    spans = [token.content for token in tokens(row) if token.type == "code_inline"]
-    assert [span.strip() for span in spans] == [md.clean(text, 2000)]
+    row = f"| a |\n| --- |\n| {markdown.code(text)} |"
+    codes = [token.content for token in tokens(row) if token.type == "code_inline"]
+    assert [content.strip(" ") for content in codes] == [on_a_line(text).strip(" ")]
 
 
 @pytest.mark.parametrize(
@@ -400,7 +444,7 @@ def test_code_shows_as_it_was(text: str) -> None:
     [(0, "0"), (0.01234, "0.0123"), (6.84, "6.84"), (54.51, "54.5"), (1234.5, "1234"), (9.999, "10.00")],
 )
 def test_figures_have_three_digits(value: float, shown: str) -> None:
-    assert md.figure(value) == shown
+    assert figure(value) == shown
 
 
 def test_backends_keep_their_ink() -> None:
@@ -410,7 +454,7 @@ def test_backends_keep_their_ink() -> None:
 
 
 def test_a_link_in_the_output_folder_is_replaced_not_followed(tmp_path: Path) -> None:
-    run = make(tmp_path, [])
+    run = made_run(tmp_path, [])
     victim = tmp_path / "victim"
     victim.write_text("precious")
     out = tmp_path / "out"
@@ -422,7 +466,7 @@ def test_a_link_in_the_output_folder_is_replaced_not_followed(tmp_path: Path) ->
 
 
 def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
-    run = make(tmp_path, [])
+    run = made_run(tmp_path, [])
     for out in (run.path / "run.json", run.path / "run.json" / "under", Path("/proc/kvbench")):
         with pytest.raises(UsageError, match="cannot write the report to"):
             write_report([run], out)
@@ -435,7 +479,7 @@ def test_the_command_writes_beside_the_run(cliff_run: Run) -> None:
 
 
 def test_the_command_speaks_json(tmp_path: Path) -> None:
-    run = make(tmp_path, [], synthetic.info(status="interrupted"))
+    run = made_run(tmp_path, [], synthetic.info(status="interrupted"))
     with (run.path / "journal.jsonl").open("a") as journal:
         journal.write('{"type":"no')
     done = CliRunner().invoke(app, ["report", str(run.path), "-o", str(tmp_path / "out"), "--json"])
@@ -449,7 +493,7 @@ def test_the_command_speaks_json(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_an_error_of_the_users(tmp_path: Path) -> None:
-    run = make(tmp_path, [])
+    run = made_run(tmp_path, [])
     assert isinstance(CliRunner().invoke(app, ["report", str(tmp_path)]).exception, RunDirectoryError)
     several = CliRunner().invoke(app, ["report", str(run.path), str(run.path)]).exception
     assert isinstance(several, UsageError)
@@ -507,8 +551,9 @@ def test_what_a_filter_left_out_is_blank_and_says_so(tmp_path: Path) -> None:
     path = synthetic.write_run(
         tmp_path / "run", [*synthetic.ceilings(), *synthetic.visits(cells)], synthetic.info(spec=spec)
     )
-    text = report_files([load_run(path)])["report.md"].decode()
-    assert "Blank: left out by the sweep, which kept `swap_bytes<=1GB` alone" in text
+    tables = part_of(report_of([load_run(path)]), "cliff").tables
+    blank = ("Blank: left out by the sweep, which kept ", Code("swap_bytes<=1GB"), " alone")
+    assert all(blank in table.notes for table in tables)
 
 
 def test_back_to_back_batches_meet_the_kernels_on_a_busy_stream(tmp_path: Path) -> None:
@@ -522,11 +567,18 @@ def test_back_to_back_batches_meet_the_kernels_on_a_busy_stream(tmp_path: Path) 
     def rate(cell: Cell) -> float:
         return 50.0 if cell.queued else synthetic.gbps_of(cell)
 
-    files = report_files([make(tmp_path, [*synthetic.visits([*cells, *behind], rate, noise=0.001)])])
-    text = plain(files["report.md"].decode())
-    table = text.split("h2d, batched back to back, the others on a busy stream, N = 10 000: GB/s")[1]
-    assert re.search(r"^\| 4 KiB \| \*\*(?:49|50)\.\d\*\* \|", table, re.MULTILINE)
-    assert "behind one queued swap of its kind" in table
-    assert "## Queue depth" not in text
-    assert "h2d on a busy stream, batched back to back, N = 10 000: batched is faster than" in text
-    assert set(pd.read_csv(io.BytesIO(files["crossover-map-triton-run.csv"]))["stream_state"]) == {"idle", "busy"}
+    report = made_report(tmp_path, synthetic.visits([*cells, *behind], rate, noise=0.001))
+    title = "h2d, batched back to back, the others on a busy stream, N = 10 000: GB/s"
+    table = table_of(part_of(report, "threshold"), title)
+    (row,) = [row for row in table.rows if said(row[0]) == "4 KiB"]
+    assert is_bold(row[1])
+    assert re.fullmatch(r"(?:49|50)\.\d", said(row[1]))
+    assert "behind one queued swap of its kind" in said(table.caption)
+    assert "queue-depth" not in sections_of(report)
+    told = summary_of(report, "threshold")
+    assert any(
+        text.startswith("h2d on a busy stream, batched back to back, N = 10 000: batched is faster than")
+        for text in told
+    )
+    states = set(chart_of(report, "crossover-map-triton-run").points["stream_state"])
+    assert states == {"idle", "busy"}

@@ -8,26 +8,18 @@ import pytest
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.report.model import Report, report_of
-from kvbench.results import Record, Visit, load_run
-from tests import markdown, synthetic
+from kvbench.results import Record, Visit
+from tests import synthetic
+from tests.reports import made_report, summary_of
 
 
 def found(tmp_path: Path, records: Sequence[Record], section: str) -> list[str]:
-    """Return the sentences of a section, plain."""
-    return [plain(sentence.text) for sentence in report(tmp_path, records).sentences if sentence.section == section]
-
-
-def report(tmp_path: Path, records: Sequence[Record]) -> Report:
-    return report_of([load_run(synthetic.write_run(tmp_path / "run", records))], lambda *_: None)
-
-
-def plain(text: str) -> str:
-    return markdown.plain(text).replace("\\", "")
+    """Return the sentences of a section."""
+    return summary_of(made_report(tmp_path, records), section)
 
 
 def on_paths(visits: Sequence[Visit], path: Callable[[Cell], str]) -> list[Visit]:
-    return [msgspec.structs.replace(visit, path=path(Cell.from_strings(visit.cell))) for visit in visits]
+    return [msgspec.structs.replace(visit, path=path(visit.cell)) for visit in visits]
 
 
 def inline_below_24_kib(cell: Cell) -> str:
@@ -37,7 +29,7 @@ def inline_below_24_kib(cell: Cell) -> str:
 
 def test_a_cliff_is_told_with_its_place_height_paths_and_the_other_state(tmp_path: Path) -> None:
     records = on_paths(synthetic.visits(synthetic.cliff_cells((256, 10_000))), inline_below_24_kib)
-    (told,) = found(tmp_path, records, "T3")
+    (told,) = found(tmp_path, records, "cliff")
     assert told.startswith(
         "batched h2d on an idle stream jumps up between 24 KiB and 28 KiB, by \N{MULTIPLICATION SIGN}5.4"
     )
@@ -52,11 +44,11 @@ def test_a_jump_at_few_numbers_of_blocks_is_not_told(tmp_path: Path) -> None:
 
     counts = (16, 64, 256)
     cells = [cell for cell in synthetic.cliff_cells(counts) if cell.backend == "batched"]
-    assert found(tmp_path, synthetic.visits(cells, rate), "T3") == []
+    assert found(tmp_path, synthetic.visits(cells, rate), "cliff") == []
 
 
 def test_crossovers_are_told_with_the_sizes_between_which_they_are(tmp_path: Path) -> None:
-    told = found(tmp_path, synthetic.visits(synthetic.cliff_cells((10_000,))), "T4")
+    told = found(tmp_path, synthetic.visits(synthetic.cliff_cells((10_000,))), "threshold")
     assert len(told) == 4
     idle = next(text for text in told if text.startswith("h2d on an idle stream, N = 10 000: "))
     assert "triton is faster than batched up to 32 KiB, batched from 64 KiB on" in idle
@@ -64,12 +56,12 @@ def test_crossovers_are_told_with_the_sizes_between_which_they_are(tmp_path: Pat
 
 def test_what_noise_hides_is_not_told_apart(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "per_block"]
-    told = found(tmp_path, synthetic.visits(cells, lambda _: 20.0, noise=0.3), "T4")
+    told = found(tmp_path, synthetic.visits(cells, lambda _: 20.0, noise=0.3), "threshold")
     assert all(text.endswith("batched and triton are not told apart.") for text in told)
 
 
 def test_the_knees_of_the_ladder_are_told_by_shape(tmp_path: Path) -> None:
-    told = found(tmp_path, synthetic.visits(synthetic.ladder_cells()), "T5")
+    told = found(tmp_path, synthetic.visits(synthetic.ladder_cells()), "sm-ladder")
     shapes = "h2d 4 KiB, h2d 8 KiB, h2d 16 KiB, d2h 4 KiB, d2h 8 KiB, d2h 16 KiB"
     assert sorted(told) == [
         f"triton on {state} stream, N = 10 000, is within 5% of its best from 4 SMs for {shapes}."
@@ -79,7 +71,7 @@ def test_the_knees_of_the_ladder_are_told_by_shape(tmp_path: Path) -> None:
 
 def test_a_ladder_that_still_rises_is_told_as_such(tmp_path: Path) -> None:
     cells = [Cell("triton", Direction.H2D, 16, 4096, sms=count) for count in (1, 2, 4)]
-    (told,) = found(tmp_path, synthetic.visits(cells, lambda cell: 5.0 * (cell.sms or 1)), "T5")
+    (told,) = found(tmp_path, synthetic.visits(cells, lambda cell: 5.0 * (cell.sms or 1)), "sm-ladder")
     assert told.endswith("from 4 SMs (the most measured) for h2d 4 KiB.")
 
 
@@ -92,16 +84,16 @@ def test_what_any_changes_is_told(tmp_path: Path, faster: float, noise: float, w
         return synthetic.gbps_of(cell) * (faster if cell.order is Order.ANY else 1)
 
     rounds = [synthetic.visits(synthetic.order_cells(), rate, count=10, noise=noise, round_=n) for n in range(8)]
-    (told,) = found(tmp_path, [visit for visits in rounds for visit in visits], "T2")
+    (told,) = found(tmp_path, [visit for visits in rounds for visit in visits], "access-order")
     assert told.startswith("ANY instead of STREAM for batched on an idle stream: h2d ")
     assert words in told
 
 
 def test_too_few_rounds_tell_nothing_of_any(tmp_path: Path) -> None:
-    (told,) = found(tmp_path, synthetic.visits(synthetic.order_cells(), count=10), "T2")
+    (told,) = found(tmp_path, synthetic.visits(synthetic.order_cells(), count=10), "access-order")
     assert "GPU time undecided (too few rounds)" in told
 
 
 def test_a_run_without_figures_has_no_sentences(tmp_path: Path) -> None:
     cell = synthetic.order_cells()[0]
-    assert report(tmp_path, [synthetic.failure(cell)]).sentences == []
+    assert made_report(tmp_path, [synthetic.failure(cell)]).summary == []

@@ -81,7 +81,7 @@ def test_runs_of_a_gpu_and_of_the_host_are_told_apart(tmp_path: Path) -> None:
     files = report_files(runs)
     text = files["report.md"].decode()
     assert "> **Host copies on a CPU device: no GPU was involved.** (host)" in text
-    assert '| gpu\\_name | "Synthetic H200" | not recorded |' in text
+    assert '| gpu_name | "Synthetic H200" | not recorded |' in text
     assert b"Host copies on a CPU device" in files["comparison-cliff-gpu-host.svg"]
 
 

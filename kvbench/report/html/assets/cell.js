@@ -16,7 +16,7 @@ class CellPanel {
     if (!found) return;
     const { run, row } = found;
     const close = el("button", { type: "button", class: "close", onclick: () => this.dialog.close() }, "Close");
-    const samples = el("div", {}, "unpacking …");
+    const visits = samplesOf(run, row);
     const measured = run.words.status[row] === "ok";
     this.dialog.replaceChildren(el("div", {},
       el("header", {}, el("h2", { id: "cell-title" }, cellName(run, row)), close),
@@ -24,14 +24,10 @@ class CellPanel {
       measured ? times(run, row) : null,
       command(run, row),
       el("h3", {}, "Raw samples"),
-      samples,
+      ...(visits.length ? raw(run, row, visits) : ["This cell has none."]),
     ));
     if (!this.dialog.open) this.dialog.showModal();
     this.dialog.scrollTop = 0;
-    samplesOf(run, row).then(
-      (visits) => samples.replaceChildren(...(visits.length ? raw(run, row, visits) : ["This cell has none."])),
-      () => samples.replaceChildren("This browser cannot unpack them; the run's journal has them."),
-    );
   }
 }
 
@@ -98,13 +94,13 @@ function raw(run, row, visits) {
   show(TIMES[0]);
   const numbers = el("details", {}, el("summary", {}, "The numbers (microseconds, four significant digits; the journal has all)"));
   numbers.addEventListener("toggle", () => {
-    if (numbers.open && numbers.children.length === 1) numbers.append(numberTable(run, visits));
+    if (numbers.open && numbers.children.length === 1) numbers.append(numberTable(visits));
   });
   return [el("p", {}, el("label", { for: "time" }, "Time "), choice), place, numbers];
 }
 
-function numberTable(run, visits) {
-  const names = run.sample_columns;
+function numberTable(visits) {
+  const names = Object.keys(visits[0].columns);
   const rows = visits.flatMap((visit) => visit.columns[names[0]].map((_, sample) =>
     el("tr", {}, ...[visit.round, sample, ...names.map((name) => visit.columns[name][sample] ?? "–")].map((value) => el("td", { class: "right" }, String(value))))));
   return el("div", { class: "table" }, el("table", { class: "numbers" },

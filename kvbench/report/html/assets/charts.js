@@ -83,7 +83,7 @@ class LineChart {
     for (const panel of this.spec.grid.flat()) {
       for (const line of panel.lines) {
         line.x.forEach((value, at) => rows.push([
-          panel.title, line.run, line.label, value, line.y[at], line.low[at], line.high[at], line.cells[at],
+          panel.title, line.run, line.label, value, line.y[at], line.low[at], line.high[at], line.cell_ids[at],
         ]));
       }
     }
@@ -108,7 +108,7 @@ class LineChart {
   }
 
   choose(near) {
-    if (near?.line.cells[near.number]) this.open(near.line.run, near.line.cells[near.number]);
+    if (near?.line.cell_ids[near.number]) this.open(near.line.run, near.line.cell_ids[near.number]);
   }
 }
 
@@ -123,7 +123,7 @@ function keyOf(line) {
   const path = new Path2DText();
   MARKERS[line.marker](path, 16, 7, 4);
   const ink = line.colour === "#000000" ? "currentColor" : line.colour;
-  const dash = line.dash === "dashed" ? "5 3" : "none";
+  const dash = line.dashed ? "5 3" : "none";
   return drawn("svg", { width: 32, height: 14, "aria-hidden": "true" },
     drawn("line", { x1: 0, x2: 32, y1: 7, y2: 7, stroke: ink, "stroke-width": 2, "stroke-dasharray": dash }),
     drawn("path", { d: path.text, stroke: ink, "stroke-width": 1.2, fill: dash === "none" ? ink : "var(--page)" }));

@@ -1,10 +1,13 @@
 // Puts the parts together once the page is there.
 
-async function start() {
+function start() {
   document.querySelectorAll(".scriptless").forEach((node) => node.remove());
-  let cells = null;
-  const open = (label, id) => cells?.open(label, id);
-  const charts = JSON.parse(document.getElementById("charts").textContent).map((spec) => {
+  const runs = new Runs();
+  const cells = new CellPanel(runs);
+  const open = (label, id) => cells.open(label, id);
+  const { inks, charts: specs } = JSON.parse(document.getElementById("charts").textContent);
+  const charts = specs.map((spec) => {
+    for (const line of spec.grid.flat().flatMap((panel) => panel.lines)) Object.assign(line, inks[line.backend]);
     const node = [...document.querySelectorAll("figure[data-stem]")].find((figure_) => figure_.dataset.stem === spec.stem);
     return new LineChart(spec, node, open);
   });
@@ -30,14 +33,7 @@ async function start() {
   addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; all(); });
   addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; built(); });
 
-  const place = document.getElementById("look-up");
-  try {
-    const runs = await Runs.read();
-    cells = new CellPanel(runs);
-    new LookUp(runs, place, open);
-  } catch (error) {
-    place.append(el("p", {}, `The cells cannot be unpacked in this browser (${error.message}); they are in summary.csv of each run.`));
-  }
+  new LookUp(runs, document.getElementById("look-up"), open);
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -1,0 +1,122 @@
+"""The sheet that a chart stands on: its words, its panels, its keys, and where everything goes, in inches.
+
+Positions are worked out here because matplotlib's own layouts differ in the last digit from run to run.
+"""
+
+import io
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import matplotlib.style
+import numpy as np
+import numpy.typing as npt
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from PIL import Image
+
+from kvbench.report.model import ChartWords
+
+PANEL_WIDTH: Final = 5.6
+_STYLE: Final = {
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "svg.fonttype": "none",  # text stays text
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # not worked out from every tick's extent
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.8,
+    "xtick.color": "#333333",
+    "ytick.color": "#333333",
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 3.4,
+    "svg.hashsalt": "kvbench",
+    "text.parse_math": False,
+}
+_DRAWN: Final = frozenset("\N{HORIZONTAL ELLIPSIS}\N{RIGHTWARDS ARROW}")
+_LETTERS_PER_INCH: Final = 18  # of a footnote
+_ROW_GAP: Final = 0.45
+_X_LABEL: Final = 0.55
+_DPI: Final = 120
+_COLOURS: Final = 256
+_HEAD: Final[Sequence[dict[str, Any]]] = (
+    {"fontsize": 12.5, "fontweight": "bold"},
+    {"fontsize": 8.5, "color": "#444444"},
+    {"fontsize": 9, "fontweight": "bold", "color": "#B00020"},
+)
+_FOOTNOTE: Final[dict[str, Any]] = {"fontsize": 7, "color": "#555555"}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw the same whatever matplotlibrc this machine has."""
+    with matplotlib.style.context(["default", _STYLE]):
+        yield
+
+
+def drawable(text: str) -> str:
+    """Return `text` without what the charts' font has no glyphs for."""
+    return "".join(
+        char if char in _DRAWN or " " <= char <= "~" or "\N{NO-BREAK SPACE}" <= char <= "ÿ" else "?" for char in text
+    )
+
+
+def new_sheet(
+    words: ChartWords, keys: Sequence[Artist], rows: int, columns: int, panel_height: float | None = None
+) -> tuple[Figure, npt.NDArray[np.object_]]:
+    """Return a sheet with its head, legend and footnotes, and its empty panels; the height of a panel is in inches."""
+    width = max(7.6, PANEL_WIDTH * columns)
+    panel = panel_height or (3.6 if rows == 1 else 2.2)
+    head = [text for text in (words.title, words.subtitle, words.warning) if text]
+    letters = int(width * _LETTERS_PER_INCH)
+    foot = [part for line in words.footer for part in textwrap.wrap(drawable(line), letters)]
+    longest = max(len(str(key.get_label())) for key in keys)
+    keys_per_row = max(1, int(width / (0.85 + 0.085 * longest)))
+    top = 0.42 + 0.24 * len(head)
+    bottom = top + rows * panel + (rows - 1) * _ROW_GAP
+    legend = bottom + _X_LABEL
+    notes = legend + 0.28 * math.ceil(len(keys) / keys_per_row) + 0.2
+    height = notes + 0.15 * len(foot) + 0.05
+    figure = Figure(figsize=(width, height))
+    left = 0.15 / width
+    for number, (text, style) in enumerate(zip(head, _HEAD, strict=False)):
+        figure.text(left, 1 - (0.24 + 0.24 * number) / height, drawable(text), va="center", **style)
+    for number, text in enumerate(foot):
+        figure.text(left, 1 - (notes + 0.15 * number) / height, text, va="center", **_FOOTNOTE)
+    place = (0.5, 1 - legend / height)
+    figure.legend(handles=keys, loc="upper center", bbox_to_anchor=place, ncols=keys_per_row, frameon=False)
+    axes: npt.NDArray[np.object_] = figure.subplots(
+        rows,
+        columns,
+        squeeze=False,
+        gridspec_kw={
+            "left": 0.55 / width,
+            "right": 1 - 0.15 / width,
+            "top": 1 - top / height,
+            "bottom": 1 - bottom / height,
+            "hspace": _ROW_GAP / panel,
+            "wspace": 0.06,
+        },
+    )
+    return figure, axes
+
+
+def render(figure: Figure) -> dict[str, bytes]:
+    """Return the same bytes for the same figure: no date, no random ids."""
+    drawn, png, svg = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
+    # a chart has few colours: a palette makes the file a quarter of what it would be
+    pixels = Image.open(drawn).convert("RGB")
+    pixels.quantize(_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(png, "PNG")
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    return {"png": png.getvalue(), "svg": svg.getvalue()}

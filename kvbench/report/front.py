@@ -1,0 +1,114 @@
+"""What stands around the sections of a report: the runs, what to know first, what failed, what numbers include."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import pandas as pd
+
+from kvbench.report.model import Code, DataTable, Span, Strong, Text
+from kvbench.report.numbers import ABSENT, count, figure, noun
+from kvbench.report.select import DIRECTIONS
+from kvbench.report.view import HOST_COPIES, View, ceiling_of, warnings_of
+from kvbench.results import COLUMNS, Note
+from kvbench.text import short
+
+TITLE: Final = "KV-block swaps between host and GPU"
+_MOST_FAILURES: Final = 50
+_MOST_NOTES: Final = 20
+_MANY_OUTLIERS: Final = 0.1
+
+
+def host_note(views: Sequence[View]) -> Text:
+    """Return which runs are of no GPU; "" where all are of one."""
+    on_host = [view.label for view in views if view.on_host]
+    which = "" if len(on_host) == len(views) else f" ({', '.join(on_host)})"
+    return (Strong(HOST_COPIES), which) if on_host else ""
+
+
+def run_table(views: Sequence[View]) -> DataTable:
+    rows = [
+        (
+            view.label,
+            view.title,
+            view.driver,
+            view.date,
+            view.run.info.status,
+            *(count((view.frame["status"] == status).sum()) for status in ("ok", "failed", "skipped")),
+            " / ".join(_ceiling(view.frame, way) for way in DIRECTIONS),
+        )
+        for view in views
+    ]
+    header = ("Run", "Device", "Driver", "Date", "Status", "Measured", "Failed", "Skipped", "Ceiling h2d / d2h GB/s")
+    return DataTable("", header, rows, left=5)
+
+
+def commands(views: Sequence[View]) -> list[Text]:
+    return [(f"{view.label}: ", Code(view.command)) for view in views]
+
+
+def warnings(views: Sequence[View]) -> list[Text]:
+    """Return what a reader has to know first: what is odd about a run or its samples, and its notes."""
+    found: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
+    found += [(f"{view.label}: ", *doubt) for view in views for doubt in _doubts(view.measured)]
+    notes = [short(record.text) for view in views for record in view.run.records if isinstance(record, Note)]
+    more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
+    return [*found, *notes[:_MOST_NOTES], *more]
+
+
+def _doubts(measured: pd.DataFrame) -> list[tuple[Span, ...]]:
+    """Return what the samples themselves say against some cells."""
+    found: list[tuple[Span, ...]] = []
+    if astray := int((measured["state_held"] < 1).sum()):
+        said = "samples whose stream was not in the state asked for"
+        found.append((f"{_cells_have(astray)} {said} (", Code("state_held"), ")"))
+    if spread := int((measured["outliers"] > _MANY_OUTLIERS * measured["samples"]).sum()):
+        said = f"outliers among more than {_MANY_OUTLIERS:.0%} of the samples, marked and kept"
+        found.append((f"{_cells_have(spread)} {said} (", Code("outliers"), ")"))
+    for text, cells in measured["warnings"].dropna().value_counts().head(_MOST_NOTES).items():
+        found.append((f"{noun(cells, 'cell')}: {short(str(text))}",))
+    return found
+
+
+def skipped(views: Sequence[View]) -> list[Text]:
+    """Return how many cells of which backend were skipped, by the reason."""
+    lines: list[Text] = []
+    for view in views:
+        cells = view.frame[view.frame["status"] == "skipped"]
+        for (backend, why), group in cells.groupby(["backend", "reason"]):
+            lines.append(f"{view.label}: {backend}, {noun(len(group), 'cell')}: {short(str(why))}")
+    return lines
+
+
+def failed(views: Sequence[View]) -> DataTable | None:
+    rows = [
+        (view.label, short(reason), Code(short(command, 2000)))
+        for view in views
+        for reason, command in _failures(view.frame)
+    ]
+    more = f"And {len(rows) - _MOST_FAILURES} more in summary.csv." if len(rows) > _MOST_FAILURES else ""
+    header = ("Run", "Reason", "Reproduced by")
+    return DataTable("", header, rows[:_MOST_FAILURES], caption=more, left=3) if rows else None
+
+
+def definitions() -> list[Text]:
+    medians = [name for name in COLUMNS if name.endswith("_us_median")]
+    rate = "GB/s: 10^9 bytes a second, bytes of one swap over the median of "
+    return [
+        *((Code(name.removesuffix("_median")), f": {COLUMNS[name].partition(': ')[2]}") for name in medians),
+        (rate, Code("swap_us"), "; bands are its quartiles"),
+        "ceiling: median GB/s of large plain copies in the same run and direction",
+    ]
+
+
+def _failures(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    cells = frame.loc[frame["status"] == "failed", ["reason", "command"]]
+    return [(str(reason), str(command)) for reason, command in cells.itertuples(index=False)]
+
+
+def _cells_have(number: int) -> str:
+    return f"{noun(number, 'cell')} {'has' if number == 1 else 'have'}"
+
+
+def _ceiling(frame: pd.DataFrame, way: str) -> str:
+    gbps = ceiling_of(frame[frame["direction"] == way])
+    return ABSENT if gbps is None else figure(gbps)

@@ -1,0 +1,113 @@
+"""What the page's script reads, as JSON: the lines of the charts, every cell with its figures, the raw samples."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from markupsafe import Markup
+
+from kvbench.analysis.intervals import Floats
+from kvbench.cells.cell import AXES
+from kvbench.report.charts.palette import Ink
+from kvbench.report.charts.plot import LinePlot
+from kvbench.report.model import Chart
+from kvbench.report.view import HOST_COPIES, View
+from kvbench.results.schema import SAMPLE_COLUMNS
+from kvbench.text import short
+
+_DIGITS: Final = 4
+_WORDS: Final = ("status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id", "command")
+_COUNTS: Final = ("block_bytes", "samples", "rounds", "outliers", "verified_bytes")
+_SHARES: Final = ("gbps", "gbps_q1", "gbps_q3", "ceiling_share", "state_held", "execution_only", "depth_held")
+_HARMLESS: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
+
+
+def chart_json(charts: Sequence[Chart], inks: Mapping[str, Ink]) -> Markup:
+    """Return the charts that a script draws: {"inks": {backend: ink}, "charts": [{"stem", and a plot's fields}]}."""
+    plots = {chart.stem: chart.plot for chart in charts if isinstance(chart.plot, LinePlot)}
+    drawn = [{"stem": stem} | _short_numbers(msgspec.to_builtins(plot)) for stem, plot in plots.items()]
+    used = {line.backend for plot in plots.values() for line in plot.lines}
+    return script_json({"inks": {name: inks[name] for name in sorted(used)}, "charts": drawn})
+
+
+def figures_json(view: View) -> Markup:
+    """Return the cells of a run: columns of words, counts and figures, a value for each cell, null where unknown."""
+    frame = view.frame
+    figures = [str(name) for name in frame if str(name).endswith(("_us_median", "_us_q1", "_us_q3"))]
+    return script_json(
+        {
+            "label": view.label,
+            "title": f"{view.title} ({HOST_COPIES})" if view.on_host else view.title,
+            "axes": {name: _texts(frame[name]) for name in AXES},
+            "words": {name: _texts(frame[name]) for name in _WORDS},
+            "counts": {name: [int(value) for value in frame[name].fillna(0)] for name in _COUNTS},
+            "figures": {name: rounded(frame[name].to_numpy(np.float64)) for name in (*figures, *_SHARES)},
+        }
+    )
+
+
+def samples_json(view: View) -> Markup:
+    """Return the raw samples: {"columns": [name], "cells": {cell id: [[round, samples, column, ...] for each visit]}}.
+
+    A column of a visit is a list of numbers; one number stands for a list of equal ones.
+    """
+    samples = view.all_samples
+    numbers = samples["round"].to_numpy()
+    cells: dict[str, list[list[Any]]] = {}
+    if len(samples):
+        owner, ids = pd.factorize(samples["cell_id"])
+        starts = np.flatnonzero((samples["sample"] == 0) | (np.diff(owner, prepend=-1) != 0))
+        columns = [_column(samples[name].to_numpy(np.float64, na_value=np.nan), starts) for name in SAMPLE_COLUMNS]
+        lengths = np.diff(starts, append=len(samples))
+        for place, at in enumerate(starts):
+            visit = [int(numbers[at]), int(lengths[place]), *(column[place] for column in columns)]
+            cells.setdefault(ids[owner[at]], []).append(visit)
+    return script_json({"columns": list(SAMPLE_COLUMNS), "cells": cells})
+
+
+def script_json(data: Any) -> Markup:
+    """Return JSON that may stand inside a script element: nothing in it ends the element."""
+    return Markup(msgspec.json.encode(data).decode().translate(_HARMLESS))  # noqa: S704, harmless by the line above
+
+
+def _column(values: Floats, starts: npt.NDArray[np.intp]) -> list[list[float | None] | float | None]:
+    """Return the values of every visit, which begin at `starts`."""
+    shown = rounded(values)
+    visits = [shown[first:end] for first, end in pairwise([*starts.tolist(), len(shown)])]
+    return [visit[0] if len(set(visit)) == 1 else visit for visit in visits]
+
+
+def rounded(values: Floats) -> list[float | None]:
+    """Return numbers with four significant digits, None for what is no finite number."""
+    known = np.isfinite(values) & (values != 0)
+    power = np.zeros(values.shape, dtype=np.int64)
+    power[known] = _DIGITS - 1 - np.floor(np.log10(np.abs(values[known]))).astype(np.int64)
+    up, down = (10.0 ** np.clip(sign * power, 0, 300) for sign in (1, -1))  # powers that a float holds
+    with np.errstate(over="ignore"):
+        found = np.rint(values * up / down) * down / up
+    return [_number(value) for value in found.tolist()]
+
+
+def _number(value: float) -> float | None:
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() else value
+
+
+def _short_numbers(value: Any) -> Any:
+    """Return JSON's types with the figures of `rounded`."""
+    if isinstance(value, float):
+        return rounded(np.array([value]))[0]
+    if isinstance(value, dict):
+        return {key: _short_numbers(inner) for key, inner in value.items()}
+    return [_short_numbers(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _texts(column: "pd.Series[Any]") -> list[str | None]:
+    texts = column.astype(object).where(column.notna(), None)
+    return [None if text is None else short(str(text), 2000) for text in texts.tolist()]

@@ -1,0 +1,43 @@
+"""Numbers as a report shows them: three significant digits, no exponents, spaces that do not break."""
+
+import re
+from typing import Final
+
+from kvbench.units import format_size
+
+TIMES: Final = "\N{MULTIPLICATION SIGN}"
+ABSENT: Final = "\N{EN DASH}"
+
+_SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def superscript(number: int) -> str:
+    return str(number).translate(_SUPERSCRIPTS)
+
+
+def count(number: float) -> str:
+    """Return 10000 as "10 000"."""
+    return f"{number:,.0f}".replace(",", "\N{NO-BREAK SPACE}")
+
+
+def figure(value: float) -> str:
+    """Return a number with three significant digits: 0.0123, 6.84, 54.5, 1234."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f}"
+    digits = 2 - int(f"{value:e}".split("e")[1])
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def size(size_text: str) -> str:
+    """Return "4KiB" as people read it: "4 KiB"."""
+    return re.sub(r"(\d)([A-Za-z])", "\\1\N{NO-BREAK SPACE}\\2", size_text)
+
+
+def bytes_size(size_bytes: int) -> str:
+    """Return 4096 as "4 KiB"."""
+    return size(format_size(size_bytes))
+
+
+def noun(number: int, singular: str) -> str:
+    """Return "1 cell", "2 cells"."""
+    return f"{count(number)} {singular}{'' if number == 1 else 's'}"

@@ -1,0 +1,152 @@
+"""The cliff: GB/s against block size, and where it jumps."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import pandas as pd
+
+from kvbench.report.curves import (
+    CLIFF,
+    MIN_SIZES,
+    RateCurve,
+    RateCurves,
+    cliff_curves,
+    cliff_words,
+    curve_chart,
+    left_out,
+    spread,
+)
+from kvbench.report.model import Chart, Code, DataTable, Part, Section, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure
+from kvbench.report.select import where
+from kvbench.report.tables import (
+    INCLUDES,
+    Footnotes,
+    Row,
+    a_stream,
+    caption,
+    ends,
+    grouped,
+    rate,
+    rows_of,
+    settings,
+    shown,
+)
+from kvbench.report.view import View, ceiling_of
+from kvbench.results.frame import BETWEEN
+from kvbench.text import short
+
+_NO_CLIFF = f"No jump of {TIMES}1.5 or more beyond the noise and the ratio of the sizes between neighbours."
+
+
+def make(view: View) -> Part | str:
+    curves = cliff_curves(view.frame)
+    if isinstance(curves, str):
+        return curves
+    findings = [_finding(curve, found) for curve in curves.curves if (found := cliff_words(curve))]
+    return Part(findings or [_NO_CLIFF], _charts(view, curves), _tables(view, curves), _sentences(curves.curves))
+
+
+SECTION = Section("cliff", "Cliff: throughput against block size", make)
+
+
+def _charts(view: View, curves: RateCurves) -> list[Chart]:
+    """Return a chart at the main number of blocks, and one with a row for each where there are several."""
+    title = f"GB/s against block size, N = {count(curves.main)} blocks"
+    charts = [curve_chart(view, CLIFF, curves, {curves.main: ""}, title)]
+    several = sorted({curve.panel for curve in curves.curves if len(curve.x) >= MIN_SIZES})
+    if len(several) > 1:
+        title = f"GB/s against block size, by number of blocks{left_out(several)}"
+        rows = {panel: f", N = {count(panel)}" for panel in spread(several)}
+        charts.append(curve_chart(view, CLIFF, curves, rows, title, "cliff-by-blocks"))
+    return charts
+
+
+def _tables(view: View, curves: RateCurves) -> list[DataTable]:
+    """Return GB/s and share of the ceiling, block size against N, a table per direction, backend and state."""
+    groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))
+    return [_table(view, curves, group) for group in groups.values()]
+
+
+def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTable:
+    direction, backend, state = group[0].direction, group[0].backend, group[0].state
+    rows = where(curves.cells, direction=direction, backend=backend, stream_state=state)
+    notes = Footnotes()
+    counts = sorted({int(blocks) for blocks in rows["blocks"]})
+    sizes = sorted({int(size) for size in rows["block_bytes"]})
+    grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in rows_of(rows)}
+    body = [
+        [bytes_size(size), *(shown(grid.get((size, blocks)), notes, _rate_and_share) for blocks in counts)]
+        for size in sizes
+    ]
+    cliffs = {curve.panel: cliff_words(curve) or ("none" if len(curve.x) >= MIN_SIZES else "") for curve in group}
+    body.append(["cliff", *(cliffs.get(blocks, "") for blocks in counts)])
+    measured = where(rows, status="ok")
+    return DataTable(
+        f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{_ceiling(rows)})",
+        ("Block size", *(f"N = {count(blocks)}" for blocks in counts)),
+        body,
+        [*notes.lines, *(_blanks(view) if len(grid) < len(counts) * len(sizes) else [])],
+        caption(view, measured, f"{INCLUDES[state]}. {settings(curves.pinned, measured)}"),
+    )
+
+
+def _blanks(view: View) -> list[Text]:
+    """Return why a cell of a table may be blank: what the sweep's filters left out was never measured."""
+    filters = view.run.info.spec.get("filters")
+    texts = [text for text in filters if isinstance(text, str)] if isinstance(filters, list) else []
+    kept = Code(short(", ".join(texts)))
+    return [("Blank: left out by the sweep, which kept ", kept, " alone")] if texts else []
+
+
+def _ceiling(rows: pd.DataFrame) -> str:
+    gbps = ceiling_of(rows)
+    return " not measured" if gbps is None else f", {gbps:.1f} GB/s"
+
+
+def _rate_and_share(row: Row) -> str:
+    return f"{rate(row)} ({row['ceiling_share']:.0%})" if math.isfinite(row["ceiling_share"]) else rate(row)
+
+
+def _finding(curve: RateCurve, found: str) -> str:
+    cliff = curve.cliff
+    assert cliff is not None
+    return (
+        f"{curve.backend} {curve.direction}, {curve.state} stream, N = {count(curve.panel)}: {found} "
+        f"({figure(cliff.below_gbps)} to {figure(cliff.above_gbps)} GB/s), {_path_words([curve])}."
+    )
+
+
+def _sentences(curves: Sequence[RateCurve]) -> list[str]:
+    """Return a sentence for every backend, direction and stream state of which most curves jump at the same sizes."""
+    long = [curve for curve in curves if len(curve.x) >= MIN_SIZES]
+    found = []
+    for (backend, direction, state), group in grouped(long, lambda c: (c.backend, c.direction, c.state)).items():
+        jumps = Counter((c.cliff.below_bytes, c.cliff.above_bytes, c.cliff.rises) for c in group if c.cliff)
+        (below, above, rises), times = jumps.most_common(1)[0] if jumps else ((0, 0, False), 0)
+        if times * 2 <= len(group):
+            continue
+        same = [c for c in group if c.cliff and (c.cliff.below_bytes, c.cliff.above_bytes) == (below, above)]
+        heights = [c.cliff.height for c in same if c.cliff]
+        other = [c for c in long if (c.backend, c.direction) == (backend, direction) and c.state != state]
+        none = f"; on {a_stream(other[0].state)} there is none" if other and not any(c.cliff for c in other) else ""
+        found.append(
+            f"{backend} {direction} on {a_stream(state)} {'jumps up' if rises else 'drops'} between "
+            f"{bytes_size(below)} and {bytes_size(above)}, by {TIMES}{ends(heights, figure)} "
+            f"(N = {ends([c.panel for c in same], count)}), {_path_words(same)}{none}."
+        )
+    return found
+
+
+def _path_words(curves: Sequence[RateCurve]) -> str:
+    """Return what ran below and above the cliffs of these curves, each of which has one."""
+    below, above = (" or ".join(sorted({_path(curve, side) for curve in curves})) for side in ("below", "above"))
+    return f"effective path {below}" if below == above else f"effective path {below} below, {above} above"
+
+
+def _path(curve: RateCurve, side: str) -> str:
+    """Return the path of most visits on that side of a cliff."""
+    assert curve.cliff is not None
+    size = curve.cliff.below_bytes if side == "below" else curve.cliff.above_bytes
+    return short(str(curve.points["path"].iloc[list(curve.x).index(size)]).partition(BETWEEN)[0])

@@ -1,0 +1,65 @@
+"""The SM ladder: GB/s against the SM count of a kernel, and from how many on more do not help."""
+
+from collections.abc import Sequence
+
+from kvbench.report.curves import LADDER, RateCurve, RateCurves, curve_chart, ladder_curves, left_out, spread
+from kvbench.report.model import DataTable, Part, Section, Strong, Text
+from kvbench.report.numbers import bytes_size, count, noun
+from kvbench.report.select import where
+from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, grouped, rate, rows_of, settings, shown
+from kvbench.report.view import View
+
+_BOLD = (Strong("Bold"), ": the knee, the first SM count within 5% of the best of its column")
+
+
+def make(view: View) -> Part | str:
+    curves = ladder_curves(view.frame)
+    if isinstance(curves, str):
+        return curves
+    sizes = sorted({curve.panel for curve in curves.curves})
+    rows = {size: f", {bytes_size(size)} blocks" for size in spread(sizes)}
+    title = f"GB/s against the SM count, N = {count(curves.main)} blocks{left_out(sizes)}"
+    groups = grouped(curves.curves, lambda curve: (curve.backend, curve.state))
+    return Part(
+        charts=[curve_chart(view, LADDER, curves, rows, title)],
+        tables=[_table(view, curves, group) for group in groups.values()],
+        told=[text for group in groups.values() if (text := _sentence(group, curves.main))],
+    )
+
+
+SECTION = Section("sm-ladder", "SM ladder: throughput against SM count", make)
+
+
+def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> DataTable:
+    """Return GB/s against the SM count of one backend and state, the knees in bold."""
+    backend, state = columns[0].backend, columns[0].state
+    rows = where(curves.cells, backend=backend, stream_state=state)
+    notes = Footnotes()
+    grid = {(row["direction"], int(row["block_bytes"]), int(row["sms"])): row for row in rows_of(rows)}
+    body: list[list[Text]] = []
+    for sms in sorted({int(sms) for sms in rows["sms"]}):
+        texts = [shown(grid.get((curve.direction, curve.panel, sms)), notes, rate) for curve in columns]
+        marked = [Strong(text) if sms == curve.knee else text for curve, text in zip(columns, texts, strict=True)]
+        body.append([str(sms), *marked])
+    body.append(["knee", *(str(curve.knee) for curve in columns)])
+    measured = where(rows, status="ok")
+    return DataTable(
+        f"{backend}, {state} stream, N = {count(curves.main)}: GB/s against the SM count",
+        ("SMs", *(f"{curve.direction} {bytes_size(curve.panel)}" for curve in columns)),
+        body,
+        [_BOLD, *notes.lines],
+        caption(view, measured, f"{INCLUDES[state]}. {settings(curves.pinned, measured)}"),
+    )
+
+
+def _sentence(group: Sequence[RateCurve], blocks: int) -> str:
+    """Return from how many SMs on a kernel is within 5% of its best on streams of one state; "" for no figures."""
+    last = max(curve.x[-1] for curve in group)
+    parts = []
+    for sms, alike in sorted(grouped((curve for curve in group if curve.knee), lambda curve: curve.knee or 0).items()):
+        shapes = ", ".join(f"{curve.direction} {bytes_size(curve.panel)}" for curve in alike)
+        parts.append(f"{noun(sms, 'SM')}{' (the most measured)' * (sms == last)} for {shapes}")
+    if not parts:
+        return ""
+    head = f"{group[0].backend} on {a_stream(group[0].state)}, N = {count(blocks)}"
+    return f"{head}, is within 5% of its best from {'; '.join(parts)}."

@@ -1,0 +1,62 @@
+"""What tests look for in the model of a report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvbench.report.build import report_of
+from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, spans
+from kvbench.results import Record, Run, RunInfo, load_run
+from tests import synthetic
+
+
+def made_run(folder: Path, records: Sequence[Record], info: RunInfo | None = None, name: str = "run") -> Run:
+    return load_run(synthetic.write_run(folder / name, records, info))
+
+
+def made_report(folder: Path, records: Sequence[Record], info: RunInfo | None = None) -> Report:
+    return report_of([made_run(folder, records, info)])
+
+
+def said(text: Text) -> str:
+    """Return the words of `text`, with ordinary spaces for those that do not break."""
+    words = "".join(span if isinstance(span, str) else span.text for span in spans(text))
+    return words.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def is_bold(text: Text) -> bool:
+    return any(isinstance(span, Strong) for span in spans(text))
+
+
+def part_of(report: Report, section: str, run: str | None = None) -> Part:
+    """Return what a run, or the only one, adds to a section."""
+    (chapter,) = [chapter for chapter in report.chapters if chapter.section.name == section]
+    (part,) = [part for view, part in chapter.parts if run in (None, view.label)]
+    return part
+
+
+def sections_of(report: Report) -> list[str]:
+    return [chapter.section.name for chapter in report.chapters]
+
+
+def table_of(part: Part, title: str) -> DataTable:
+    """Return the table whose title begins with `title`."""
+    (found,) = [table for table in part.tables if said(table.title).startswith(title)]
+    return found
+
+
+def rows_of(table: DataTable) -> dict[str, list[str]]:
+    """Return the words of a table: first column -> the others."""
+    return {first: others for first, *others in ([said(cell) for cell in row] for row in table.rows)}
+
+
+def chart_of(report: Report, stem: str) -> Chart:
+    (found,) = [chart for chart in report.charts if chart.stem == stem]
+    return found
+
+
+def summary_of(report: Report, section: str) -> list[str]:
+    return [said(sentence.text) for sentence in report.summary if sentence.section.name == section]
+
+
+def lines_of(items: Sequence[Text]) -> list[str]:
+    return [said(item) for item in items]

@@ -1,0 +1,105 @@
+"""The wording of a report, in Markdown and in HTML, pinned by the report of synthetic runs that fill every section.
+
+`KVBENCH_REMAKE_GOLDEN=1 python -m pytest tests/unit/report/test_golden.py` writes the files anew; read their diff.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.models.geometry import swaps_to_plain
+from kvbench.models.presets import ModelChoice
+from kvbench.report.build import report_of
+from kvbench.report.charts.palette import inks
+from kvbench.report.document import document
+from kvbench.report.html.page import html_page
+from kvbench.report.model import Report
+from kvbench.report.sections import SECTIONS, comparison
+from kvbench.results import Note, Record, Run, Visit
+from tests import synthetic
+from tests.reports import made_run, sections_of
+
+GOLDEN: Final = Path(__file__).parent / "golden"
+REMAKE: Final = "KVBENCH_REMAKE_GOLDEN" in os.environ
+SWAPS: Final = ModelChoice(("llama-3-8b", "gpt-oss-20b"), tokens=2048).swaps()
+
+
+def cells() -> list[Cell]:
+    """Return cells for every section."""
+    sizes = {kib * 1024 for kib in (4, 16, 24, 28, 64)}
+    cliff = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.block_bytes in sizes]
+    ladder = [cell for cell in synthetic.ladder_cells() if cell.block_bytes == 16 * 1024 and cell.sms in (1, 2, 4, 8)]
+    orders = [cell for cell in synthetic.order_cells() if cell.block_bytes == 4096]
+    batched = [cell for cell in cliff if cell.backend == "batched" and cell.blocks == 256]
+    merging = [replace(cell, coalesce=on, pattern=Pattern.parse("runs-16")) for cell in batched for on in (False, True)]
+    queues = [cell for cell in synthetic.queue_cells() if cell.queued in (0, 1, 4, 64, 1024, 4096)]
+    models = [
+        Cell(name, Direction.H2D, swap.blocks, swap.block_bytes, state, Pattern.parse(swap.pattern), order=order)
+        for swap in SWAPS
+        for state in StreamState
+        for name, order in (("per_block", None), ("batched", Order.ANY))
+    ]
+    auto = [Cell("auto", Direction.H2D, 256, size) for size in sorted(sizes)]
+    return list(dict.fromkeys([*cliff, *ladder, *orders, *merging, *queues, *models, *auto]))
+
+
+def rate(cell: Cell) -> float:
+    if cell.queued or cell.streams > 1:
+        return synthetic.queue_gbps(cell)
+    return 30.0 if cell.backend == "auto" else synthetic.gbps_of(cell)
+
+
+def slower(cell: Cell) -> float:
+    return synthetic.gbps_of(cell) * (0.8 if cell.block_bytes <= 16 * 1024 else 1.0)
+
+
+def everything(folder: Path) -> Run:
+    gone, left_out, *measured = cells()
+    records: list[Record] = [*synthetic.ceilings(), Note(text="the worker was replaced once")]
+    records += [visit for number in range(6) for visit in synthetic.visits(measured, rate, count=7, round_=number)]
+    records += [synthetic.failure(gone, "error 719"), synthetic.skip(left_out, "needs 9 GB")]
+    info = synthetic.info(spec={"models": swaps_to_plain(SWAPS), "filters": ["swap_bytes<=1GB"]}, status="interrupted")
+    return made_run(folder, records, info, "everything")
+
+
+def again(folder: Path) -> Run:
+    measured = [
+        cell for cell in cells()[2:] if cell.backend in ("batched", "per_block") and cell.pattern.kind != "runs"
+    ]
+    visits: list[Visit] = [
+        visit for number in range(6) for visit in synthetic.visits(measured[:40], slower, count=7, round_=100 + number)
+    ]
+    info = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"}, identity_hash="f")
+    return made_run(folder, [*synthetic.ceilings(), *visits], info, "again")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    folder = tmp_path_factory.mktemp("golden")
+    return report_of([everything(folder), again(folder)], ["elsewhere: journal line 3 was changed"])
+
+
+def test_every_section_is_pinned(report: Report) -> None:
+    assert set(sections_of(report)) == {section.name for section in (*SECTIONS, comparison.SECTION)}
+
+
+def test_the_wording_in_markdown(report: Report) -> None:
+    check("report.md", document(report))
+
+
+def test_the_wording_in_html(report: Report) -> None:
+    """What the page says; its style, its script and its data have tests of their own."""
+    page = html_page(report, inks(backend for view in report.views for backend in view.frame["backend"]))
+    check("report.html", page[page.index("<body>") : page.index('<script type="application/json"')])
+
+
+def check(name: str, text: str) -> None:
+    if REMAKE:
+        (GOLDEN / name).write_text(text)
+    assert text == (GOLDEN / name).read_text()
