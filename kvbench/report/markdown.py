@@ -12,12 +12,12 @@ _BEGINS_LIST: Final = re.compile(r"^(?=[-+=])|^(\d+)(?=[.)](?: |$))")
 
 def escape(text: object) -> str:
     """Return `text` as a paragraph or a list item: it shows as it is and starts no markup, link, HTML or mention."""
-    return block(inline(str(text)))
+    return _mark_beginning(inline(str(text)))
 
 
 def block(markup: str) -> str:
     """Return markup for the beginning of a paragraph, where "1." or "-" would start a list and spaces a code block."""
-    return _BEGINS_LIST.sub(r"\1\\", markup.lstrip(" "), count=1)
+    return _mark_beginning(markup.lstrip(" "))
 
 
 def inline(text: str) -> str:
@@ -51,6 +51,10 @@ def bullets(items: Iterable[str]) -> str:
 def anchor(heading: str) -> str:
     """Return the anchor that GitHub gives the first heading of these words."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _mark_beginning(markup: str) -> str:
+    return _BEGINS_LIST.sub(r"\1\\", markup, count=1)
 
 
 def _one_line(text: str) -> str:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.models.geometry import swaps_to_plain
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
 from kvbench.report.charts.palette import inks
@@ -64,7 +64,9 @@ def everything(folder: Path) -> Run:
     records: list[Record] = [*synthetic.ceilings(), Note(text="the worker was replaced once")]
     records += [visit for number in range(6) for visit in synthetic.visits(measured, rate, count=7, round_=number)]
     records += [synthetic.failure(gone, "error 719"), synthetic.skip(left_out, "needs 9 GB")]
-    info = synthetic.info(spec={"models": swaps_to_plain(SWAPS), "filters": ["swap_bytes<=1GB"]}, status="interrupted")
+    info = synthetic.info(
+        spec={"models": msgspec.to_builtins(SWAPS), "filters": ["swap_bytes<=1GB"]}, status="interrupted"
+    )
     return made_run(folder, records, info, "everything")
 
 
