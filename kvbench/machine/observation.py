@@ -32,11 +32,7 @@ def identity(
 
 
 def observe(
-    device: str,
-    pci_bus_id: str | None = None,
-    *,
-    own_pids: Collection[int] = (),
-    sources: Sources | None = None,
+    device: str, pci_bus_id: str | None = None, *, own_pids: Collection[int] = (), sources: Sources | None = None
 ) -> dict[str, Json]:
     """Return what holds just now, with units in the names, and under "unavailable" every missing field's reason.
 

@@ -91,13 +91,8 @@ def _simplicity(choice: Choice) -> tuple[int, int, str]:
 
 def _machine(runs: Sequence[Run]) -> tuple[str, str]:
     """Return the one device and driver of `runs`."""
-    found = {
-        (
-            str(run.info.device.get("title") or "")[:MAX_LINE],
-            str(run.info.identity.get("driver_version") or "")[:MAX_LINE],
-        )
-        for run in runs
-    }
+    pairs = [(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs]
+    found = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
     if len(found) > 1:
         told = sorted(f"{title or 'a nameless device'} with driver {driver or 'none'}" for title, driver in found)
         raise UsageError(f"a policy is of one device and driver; these runs are of {'; '.join(told)}")
