@@ -55,9 +55,7 @@ class Ratio:
 
 def quartiles(samples: Samples) -> Quartiles:
     """Return the quartiles (numpy's linear rule); raises ValueError for no samples."""
-    values = _checked(samples)
-    low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
-    return Quartiles(float(low), float(median), float(high))
+    return Quartiles(*np.quantile(_checked(samples), (0.25, 0.5, 0.75)).tolist())
 
 
 def median_interval(samples: Samples) -> tuple[float, float]:

@@ -22,7 +22,6 @@ Table = Mapping[str, object]
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
 _NoneOrMore = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
-_Shape = tuple[int, int, Literal[1, 2]]  # KV heads, elements of one, parts: K and V, or both in one
 
 # Engines run checkpoints of 32 bits in 16 unless they are told otherwise; so does vLLM's dtype "auto".
 _DTYPES: Final = {"bfloat16": KvDtype.BF16, "float16": KvDtype.FP16, "float32": KvDtype.BF16}
@@ -62,7 +61,7 @@ def geometry_of(name: str, config: Table) -> Geometry:
     window = _whole(text, "sliding_window") or 0
     if any(sliding) and not window:
         raise UsageError("sliding_window: missing, and layer_types has layers with one")
-    kv_heads, head_dim, kv_parts = _latent(text) or _heads(text)
+    kv_heads, head_dim, kv_parts = _shape(text)
     return Geometry(
         name=name,
         layers=len(sliding),
@@ -75,13 +74,10 @@ def geometry_of(name: str, config: Table) -> Geometry:
     )
 
 
-def _latent(text: Table) -> _Shape | None:
-    """Return the shape of multi-head latent attention, None where there is none."""
-    rank = _whole(text, "kv_lora_rank")
-    return None if rank is None else (1, rank + _needed(text, "qk_rope_head_dim"), 1)
-
-
-def _heads(text: Table) -> _Shape:
+def _shape(text: Table) -> tuple[int, int, Literal[1, 2]]:
+    """Return KV heads, elements of one, and parts: K and V, or one of multi-head latent attention."""
+    if rank := _whole(text, "kv_lora_rank"):
+        return 1, rank + _needed(text, "qk_rope_head_dim"), 1
     head_dim = _whole(text, "head_dim")
     if head_dim is None:
         hidden, heads = _needed(text, "hidden_size"), _needed(text, "num_attention_heads")

@@ -70,11 +70,8 @@ def choose_all(times: Mapping[Point, Mapping[Choice, Quartiles]]) -> dict[Point,
         fastest_us = min(time.median for time in candidates.values())
         undecided = leaders({str(choice): time for choice, time in candidates.items()})
         good = [choice for choice, time in candidates.items() if time.median <= (1 + NOISE) * fastest_us]
-        near = [
-            choice
-            for choice, time in candidates.items()
-            if str(choice) in undecided and time.median <= (1 + LITTLE) * fastest_us
-        ]
+        little = [choice for choice, time in candidates.items() if time.median <= (1 + LITTLE) * fastest_us]
+        near = [choice for choice in little if str(choice) in undecided]
         neighbours = (
             max((point for point in chosen if point[0] == size), default=None),
             max((point for point in chosen if point[1] == count), default=None),
@@ -133,8 +130,7 @@ def _times(cells: pd.DataFrame) -> dict[Point, dict[Choice, Quartiles]]:
 
 
 def _mean(rows: Sequence[Mapping[Any, Any]]) -> Quartiles:
-    low, middle, high = (sum(float(row[part]) for row in rows) / len(rows) for part in _TIMES)
-    return Quartiles(low, middle, high)
+    return Quartiles(*(sum(float(row[part]) for row in rows) / len(rows) for part in _TIMES))
 
 
 def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choice]) -> Table:
