@@ -5,7 +5,7 @@ import os
 import stat
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -21,7 +21,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO}
 def open_regular(path: Path) -> Iterator[BinaryIO]:
     """Open `path` to read if it is a regular file itself, not a link to one; raises RunDirectoryError.
 
-    FileNotFoundError passes: its meaning is the caller's.
+    FileNotFoundError and NotADirectoryError pass: their meaning is the caller's.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -46,20 +46,12 @@ def read_capped(path: Path, cap_bytes: int) -> bytes:
     return data
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step, on disk when this returns; a link there is replaced, not followed.
+def write_whole(path: Path, data: bytes, *, wait: bool = True) -> None:
+    """Replace `path` by `data` in one step; a link there is replaced, not followed.
 
-    Raises StorageError when there is no room; other OSErrors pass.
+    It is on disk when this returns, unless `wait` is false, for what can be made again. Raises StorageError when there
+    is no room; other OSErrors pass.
     """
-    _replace(path, data, os.fsync)
-
-
-def write_again(path: Path, data: bytes) -> None:
-    """Do as `write_whole` with what can be made again: in one step, but not waiting for the disk."""
-    _replace(path, data, lambda _: None)
-
-
-def _replace(path: Path, data: bytes, settle: Callable[[int], None]) -> None:
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -67,7 +59,8 @@ def _replace(path: Path, data: bytes, settle: Callable[[int], None]) -> None:
                 os.fchmod(descriptor, 0o644)
                 file.write(data)
                 file.flush()
-                settle(descriptor)
+                if wait:
+                    os.fsync(descriptor)
             Path(name).replace(path)
         except BaseException:
             Path(name).unlink(missing_ok=True)

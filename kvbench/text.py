@@ -34,12 +34,6 @@ def name_of(text: str, otherwise: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text).lstrip("-._")[:64] or otherwise
 
 
-def check_whole(name: str, value: object, lowest: int, highest: int) -> int:
-    """Return `value` when it is a whole number in range; raises UsageError that names it."""
-    number: int = convert(value, Annotated[int, msgspec.Meta(ge=lowest, le=highest)], name)
-    return number
-
-
 def check_keys(table: Iterable[str], known: Sequence[str]) -> None:
     """Raise UsageError for the first key that is not `known`, with the nearest one that is."""
     for key in table:

@@ -96,11 +96,8 @@ def winners(arms: Mapping[str, Mapping[int, Quartiles]]) -> dict[int, str | None
 def crossovers(fastest: Mapping[int, str | None]) -> Sequence[Crossover]:
     """Return where the winner changes, from `winners`; sizes in any order."""
     decided = [(size, name) for size, name in sorted(fastest.items()) if name is not None]
-    return [
-        Crossover(below, above, before, after)
-        for (below, before), (above, after) in pairwise(decided)
-        if before != after
-    ]
+    pairs = pairwise(decided)
+    return [Crossover(below, above, before, after) for (below, before), (above, after) in pairs if before != after]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +125,7 @@ def find_queue_knee(times: Mapping[int, Quartiles]) -> QueueKnee | None:
     if len(depths) <= SHALLOW or (shallow_us := median(part.median for part in shallow)) <= 0:
         return None
     noise_us = max(part.high for part in shallow)
-    return next(
-        (
-            QueueKnee(depth, times[depth].median, shallow_us)
-            for depth in depths[SHALLOW:]
-            if times[depth].low > max(RISE * shallow_us, noise_us)
-        ),
-        None,
-    )
+    for depth in depths[SHALLOW:]:
+        if times[depth].low > max(RISE * shallow_us, noise_us):
+            return QueueKnee(depth, times[depth].median, shallow_us)
+    return None

@@ -55,9 +55,7 @@ class Ratio:
 
 def quartiles(samples: Samples) -> Quartiles:
     """Return the quartiles (numpy's linear rule); raises ValueError for no samples."""
-    values = _checked(samples)
-    low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
-    return Quartiles(float(low), float(median), float(high))
+    return Quartiles(*np.quantile(_checked(samples), (0.25, 0.5, 0.75)).tolist())
 
 
 def median_interval(samples: Samples) -> tuple[float, float]:
@@ -85,24 +83,18 @@ def relative_half_width(samples: Samples) -> float:
     return (high - low) / 2 / abs(median) if median and math.isfinite(high) else math.inf
 
 
-def outliers(samples: Samples, limit: float = OUTLIER_SIGMAS) -> npt.NDArray[np.bool_]:
-    """Return a mark for every sample further than `limit` robust standard deviations (MAD) from the median.
+def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
+    """Return a mark for every value further than `OUTLIER_SIGMAS` robust standard deviations (MAD) from its median.
 
-    Marks only: nothing is dropped anywhere. None is marked where more than half the samples are equal, nor among fewer
-    than six, which say too little of their own spread.
+    `values` lie group after group, `counts` in each, none empty. Marks only: nothing is dropped anywhere. None is
+    marked where more than half a group is equal, nor among fewer than six, which say too little of their own spread.
     """
-    values = _checked(samples)
-    return grouped_outliers(values, np.array([len(values)]), limit)
-
-
-def grouped_outliers(values: Floats, counts: Counts, limit: float = OUTLIER_SIGMAS) -> npt.NDArray[np.bool_]:
-    """Return the marks of `outliers` for many groups: `values` lie group after group, `counts` in each, none empty."""
     _, middle, _ = grouped_quartiles(values, counts)
     distance = np.abs(values - np.repeat(middle, counts))
     _, spread, _ = grouped_quartiles(distance, counts)
     sigma = np.repeat(_MAD_TO_SIGMA * spread, counts)
     enough = np.repeat(counts >= _MIN_SPREAD, counts)
-    return (distance > limit * sigma) & (sigma > 0) & enough
+    return (distance > OUTLIER_SIGMAS * sigma) & (sigma > 0) & enough
 
 
 def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, Floats]:
@@ -124,9 +116,11 @@ def paired_ratio(a: Samples, b: Samples) -> Ratio:
     log ratios (see `median_interval`) and says nothing with fewer than six. Raises ValueError unless there are as many
     of a as of b, and all positive.
     """
-    first, second = _positive(a), _positive(b)
+    first, second = _checked(a), _checked(b)
     if len(first) != len(second):
         raise ValueError("pairs need as many of one as of the other")
+    if min(first.min(), second.min()) <= 0:
+        raise ValueError("a ratio needs positive samples")
     logs = np.log(second / first)
     low, high = median_interval(logs)
     return Ratio(math.exp(float(np.median(logs))), math.exp(low), math.exp(high))
@@ -180,15 +174,8 @@ def _interval_rank(count: int) -> int | None:
     return rank if rank >= 0 else None
 
 
-def _checked(samples: Samples) -> npt.NDArray[np.float64]:
+def _checked(samples: Samples) -> Floats:
     values = np.asarray(samples, dtype=np.float64)
     if values.size == 0 or not np.isfinite(values).all():
         raise ValueError("samples are at least one finite number")
-    return values
-
-
-def _positive(samples: Samples) -> npt.NDArray[np.float64]:
-    values = _checked(samples)
-    if (values <= 0).any():
-        raise ValueError("a ratio needs positive samples")
     return values

@@ -42,25 +42,24 @@ def register(app: typer.Typer, describe: Describe, probe_under_load: ProbeUnderL
 
 def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | None) -> Findings:
     """Return the facts for the device that `asked` means; raises UsageError for no device's name."""
-    from kvbench.machine import observation
+    from kvbench.machine.host import cpus_of_node
+    from kvbench.machine.observation import identity, observe
 
     resolve_device(asked, EngineReport(engine_error=None))  # a misspelt device costs no wait
     engine = _described(asked, describe)
     device = resolve_device(asked, engine)
     bus_id = engine.pci_bus_ids.get(device)
-    facts = next((known for known in engine.devices if known.name == device), None)
-    observed = observation.observe(device, bus_id, own_pids=engine.pids)
-    node = observation.gpu_numa_node(device, bus_id)
+    facts = next((one for one in engine.devices if one.name == device), None)
+    known = identity(device, engine.engine_version or "", pci_bus_id=bus_id, sm_count=facts.sm_count if facts else None)
+    node = known["gpu_numa_node"]
     return Findings(
         device=device,
         engine=engine,
-        identity=observation.identity(
-            device, engine.engine_version or "", pci_bus_id=bus_id, sm_count=facts.sm_count if facts else None
-        ),
-        observed=observed,
+        identity=known,
+        observed=observe(device, bus_id, own_pids=engine.pids),
         under_load=_loaded(device, probe_under_load if facts and facts.kind == "cuda" else None),
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
-        gpu_cpus=frozenset() if node is None else frozenset(observation.cpus_of_node(node)),
+        gpu_cpus=frozenset(cpus_of_node(node)) if isinstance(node, int) else frozenset(),
         memlock_bytes=_memlock_bytes(),
     )
 

@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from kvbench.cells.facts import DeviceFacts
 from kvbench.errors import UsageError
-from kvbench.units import KIB, format_size
+from kvbench.units import MIB, format_size
 
-_MIB: Final = KIB**2
-_FREE_ENOUGH_BYTES: Final = 4 * 1024 * _MIB
+_FREE_ENOUGH_BYTES: Final = 4096 * MIB
 _BUSY_PERCENT: Final = 5
 _HARMLESS_LIMITS: Final = frozenset({"gpu_idle"})
 _INSTALL_CUDA: Final = 'pip install "kvbench[cuda]"'
@@ -61,10 +60,6 @@ class EngineReport:
     pci_bus_ids: Mapping[str, str] = field(default_factory=dict)
     pids: frozenset[int] = frozenset()
 
-    @property
-    def engine_ok(self) -> bool:
-        return self.engine_error is None
-
 
 @dataclass(frozen=True, slots=True)
 class Findings:
@@ -87,6 +82,11 @@ class Findings:
     def facts(self) -> DeviceFacts | None:
         return next((device for device in self.engine.devices if device.name == self.device), None)
 
+    @property
+    def busiest(self) -> Mapping[str, Any]:
+        """What was observed under load, or idle where that was not read."""
+        return self.observed if isinstance(self.under_load, str) else self.under_load
+
     def reason(self, name: str) -> str:
         """Return why the field of the environment is missing."""
         return str(self.observed.get("unavailable", {}).get(name, "it was not read"))
@@ -106,26 +106,19 @@ def resolve_device(asked: str, engine: EngineReport) -> str:
 
 def diagnose(findings: Findings) -> list[Check]:
     """Return every check that applies to the device, in the order in which to mend them."""
-    common = [_engine(findings.engine), _device(findings)]
-    gpu = [] if findings.device == "cpu" else _gpu_checks(findings)
-    return [*common, *gpu, *_libraries(findings), _free_memory(findings), _memlock(findings), _load(findings)]
-
-
-def _gpu_checks(findings: Findings) -> list[Check]:
+    engine, on_gpu = findings.engine, findings.device != "cpu"
+    gpu = (_driver, _batch_entry, _link, _bar1, _numa, _clocks, _throttle, _others) if on_gpu else ()
+    libraries = {"NVRTC": engine.nvrtc, "Triton": engine.triton, "torch": engine.torch}
     return [
-        _driver(findings),
-        _batch_entry(findings),
-        _link(findings),
-        _bar1(findings),
-        _numa(findings),
-        _clocks(findings),
-        _throttle(findings),
-        _others(findings),
+        *(check(findings) for check in (_engine, _device, *gpu)),
+        *(_library(name, part, on_gpu=on_gpu) for name, part in libraries.items()),
+        *(check(findings) for check in (_free_memory, _memlock, _load)),
     ]
 
 
-def _engine(engine: EngineReport) -> Check:
-    if engine.engine_ok:
+def _engine(findings: Findings) -> Check:
+    engine = findings.engine
+    if engine.engine_error is None:
         return Check("engine", Status.OK, f"loads ({engine.engine_version or 'no version'})")
     remedy = "install kvbench again where a C++20 compiler is found (in a checkout: make clean, then make sweep)"
     return Check("engine", Status.FAIL, f"does not load: {engine.engine_error}", remedy)
@@ -133,7 +126,7 @@ def _engine(engine: EngineReport) -> Check:
 
 def _device(findings: Findings) -> Check:
     facts = findings.facts
-    if not findings.engine.engine_ok:
+    if findings.engine.engine_error is not None:
         return Check("device", Status.INFO, f"{findings.device}; which devices there are is unknown without the engine")
     why = f" ({findings.engine.cuda_error})" if findings.engine.cuda_error else ""
     if findings.device == "cpu":
@@ -146,7 +139,7 @@ def _device(findings: Findings) -> Check:
         names = ", ".join(device.name for device in findings.engine.devices) or "none"
         remedy = "see that nvidia-smi works here; start containers with --gpus all; look at CUDA_VISIBLE_DEVICES"
         return Check("device", Status.FAIL, f"{findings.device} is not there{why}; devices: {names}", remedy)
-    free = f"{facts.device_free_bytes // _MIB} MiB free"
+    free = f"{facts.device_free_bytes // MIB} MiB free"
     return Check("device", Status.OK, f"{facts.name}: {facts.title}, {facts.sm_count} SMs, {free}")
 
 
@@ -171,9 +164,8 @@ def _batch_entry(findings: Findings) -> Check:
 def _link(findings: Findings) -> Check:
     if findings.identity.get("link") == "c2c":
         return Check("link", Status.OK, "NVLink-C2C")
-    loaded = findings.under_load
-    now = findings.observed if isinstance(loaded, str) else loaded
-    how = f"read idle: {loaded}" if isinstance(loaded, str) else "under load"
+    now, idle = findings.busiest, isinstance(findings.under_load, str)
+    how = f"read idle: {findings.under_load}" if idle else "under load"
     generation, width = now.get("pcie_generation"), now.get("pcie_width")
     most = findings.identity.get("pcie_max_generation"), findings.identity.get("pcie_max_width")
     if None in (generation, width, *most):
@@ -181,7 +173,7 @@ def _link(findings: Findings) -> Check:
     found = f"PCIe gen {generation} x{width} of gen {most[0]} x{most[1]} ({how})"
     if (generation, width) == most:
         return Check("link", Status.OK, found)
-    if isinstance(loaded, str):
+    if idle:
         return Check("link", Status.INFO, f"{found}; links of idle GPUs downshift")
     remedy = "reseat the card, use a slot with all lanes, look at the slot's speed in the firmware's settings"
     return Check("link", Status.WARN, found, remedy)
@@ -192,7 +184,7 @@ def _bar1(findings: Findings) -> Check:
     if bar1 is None or memory is None:
         missing = "bar1_bytes" if bar1 is None else "gpu_memory_total_bytes"
         return Check("BAR1", Status.INFO, f"unknown: {findings.reason(missing)}")
-    found = f"{bar1 // _MIB} MiB for {memory // _MIB} MiB of GPU memory"
+    found = f"{bar1 // MIB} MiB for {memory // MIB} MiB of GPU memory"
     if bar1 >= memory:
         return Check("BAR1", Status.OK, found)
     remedy = "switch on Resizable BAR and Above 4G Decoding; in a virtual machine, a large enough 64-bit MMIO window"
@@ -210,9 +202,8 @@ def _numa(findings: Findings) -> Check:
 
 
 def _clocks(findings: Findings) -> Check:
-    loaded = findings.under_load
-    now = findings.observed if isinstance(loaded, str) else loaded
-    how = "read idle" if isinstance(loaded, str) else "under load"
+    now = findings.busiest
+    how = "read idle" if isinstance(findings.under_load, str) else "under load"
     clock, most = now.get("sm_clock_mhz"), findings.observed.get("sm_clock_max_mhz")
     if clock is None or most is None:
         return Check("clocks", Status.INFO, f"unknown: {findings.reason('sm_clock_mhz')}")
@@ -221,7 +212,7 @@ def _clocks(findings: Findings) -> Check:
 
 
 def _throttle(findings: Findings) -> Check:
-    now = findings.observed if isinstance(findings.under_load, str) else findings.under_load
+    now = findings.busiest
     limits = now.get("clock_limits")
     if limits is None:
         return Check("throttle", Status.INFO, f"unknown: {findings.reason('clock_limits')}")
@@ -242,10 +233,9 @@ def _others(findings: Findings) -> Check:
     others, busy = findings.observed.get("other_processes"), findings.observed.get("gpu_utilisation_percent")
     remedy = "stop them, or pick another GPU with --device or CUDA_VISIBLE_DEVICES"
     if others:
+        sizes = ["" if other["bytes"] is None else f", {other['bytes'] // MIB} MiB" for other in others]
         named = ", ".join(
-            f"{other['name'] or 'a process'} ({other['pid']}"
-            + (f", {other['bytes'] // _MIB} MiB)" if other["bytes"] is not None else ")")
-            for other in others
+            f"{other['name'] or 'a process'} ({other['pid']}{size})" for other, size in zip(others, sizes, strict=True)
         )
         return Check("other processes", Status.WARN, f"{named}; the GPU is {busy}% busy", remedy)
     if others is None:
@@ -254,12 +244,6 @@ def _others(findings: Findings) -> Check:
         found = f"none that can be seen from here, yet the GPU is {busy}% busy"
         return Check("other processes", Status.WARN, found, "look from outside the container, or pick another GPU")
     return Check("other processes", Status.OK, "none seen")
-
-
-def _libraries(findings: Findings) -> list[Check]:
-    engine = findings.engine
-    parts = {"NVRTC": engine.nvrtc, "Triton": engine.triton, "torch": engine.torch}
-    return [_library(name, part, on_gpu=findings.device != "cpu") for name, part in parts.items()]
 
 
 def _library(name: str, part: Component, *, on_gpu: bool) -> Check:
@@ -274,7 +258,7 @@ def _free_memory(findings: Findings) -> Check:
     free = findings.observed.get("host_available_bytes")
     if free is None:
         return Check("host memory", Status.INFO, f"unknown: {findings.reason('host_available_bytes')}")
-    found = f"{free // _MIB} MiB can be pinned"
+    found = f"{free // MIB} MiB can be pinned"
     if free >= _FREE_ENOUGH_BYTES:
         return Check("host memory", Status.OK, found)
     remedy = "free memory, raise the container's limit, or sweep fewer and smaller blocks"

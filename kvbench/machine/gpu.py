@@ -1,54 +1,39 @@
 """Probes of the GPU, through NVML."""
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Final
 
 from kvbench.machine.host import cpu_nodes
-from kvbench.machine.probes import Json, Machine, Scalar
-from kvbench.machine.sources import UnavailableError
+from kvbench.machine.sources import Json, Machine, Scalar, UnavailableError
 
 # Values of NVML's enumerations.
 _CLOCK_SM: Final = 1
 _CLOCK_MEMORY: Final = 2
 _SENSOR_GPU: Final = 0
-_LIMITS: Final = {
-    0x001: "gpu_idle",
-    0x002: "application_clocks",
-    0x004: "sw_power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal_slowdown",
-    0x040: "hw_thermal_slowdown",
-    0x080: "hw_power_brake",
-    0x100: "display_clocks",
-}
+# Reasons why clocks are limited, from bit 0 on.
+_LIMITS: Final = (
+    "gpu_idle", "application_clocks", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown",
+    "hw_thermal_slowdown", "hw_power_brake", "display_clocks",
+)  # fmt: skip
 
 
-def bus_id(machine: Machine) -> str:
+def _bus_id(machine: Machine) -> str:
     """Return the GPU's PCI address as sysfs spells it ("0000:1b:00.0"); raises."""
-    text = _text(machine.gpu.ask("nvmlDeviceGetPciInfo").busId)
-    match = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])", text)
-    if match is None:
-        raise UnavailableError(f"{text!r} is no PCI address")
-    return f"{int(match[1], 16):04x}:{match[2].lower()}"
+    domain, _, place = str(machine.gpu.ask("nvmlDeviceGetPciInfo").busId).partition(":")
+    return f"{int(domain, 16):04x}:{place.lower()}"
 
 
-def numa_node(machine: Machine) -> int:
+def _numa_node(machine: Machine) -> int:
     """Return the NUMA node whose CPUs are nearest to the GPU; raises when the kernel does not say."""
-    nodes = cpu_nodes(machine.sources)
-    node = int(machine.sources.text(f"sys/bus/pci/devices/{bus_id(machine)}/numa_node"))
+    node = int(machine.sources.text(f"sys/bus/pci/devices/{_bus_id(machine)}/numa_node"))
     if node >= 0:
         return node
+    nodes = cpu_nodes(machine.sources)
     if len(nodes) == 1:
-        return nodes[0]
+        return nodes.pop()
     raise UnavailableError("the kernel gives the GPU no NUMA node, and there are several")
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _compute_capability(machine: Machine) -> str:
@@ -57,18 +42,17 @@ def _compute_capability(machine: Machine) -> str:
 
 
 def _cuda_driver_api(machine: Machine) -> str:
-    version = int(machine.gpu.system("nvmlSystemGetCudaDriverVersion"))
+    version = int(machine.gpu.nvml("nvmlSystemGetCudaDriverVersion"))
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _link(machine: Machine) -> str:
     # Only coherent parts answer this; an older driver or library that does not know the question has PCIe.
     try:
-        coherent = bool(machine.gpu.ask("nvmlDeviceGetC2cModeInfoV").isC2cEnabled)
+        return "c2c" if machine.gpu.ask("nvmlDeviceGetC2cModeInfoV").isC2cEnabled else "pcie"
     except Exception:
-        bus_id(machine)
-        coherent = False
-    return "c2c" if coherent else "pcie"
+        _bus_id(machine)
+        return "pcie"
 
 
 def _limits(machine: Machine) -> list[Json]:
@@ -76,23 +60,23 @@ def _limits(machine: Machine) -> list[Json]:
         bits = int(machine.gpu.ask("nvmlDeviceGetCurrentClocksEventReasons"))
     except Exception:
         bits = int(machine.gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons"))  # the name before driver 535
-    unknown = bits & ~sum(_LIMITS)
-    return [*(word for bit, word in _LIMITS.items() if bits & bit), *([f"bits_0x{unknown:x}"] if unknown else [])]
+    known: list[Json] = [word for bit, word in enumerate(_LIMITS) if bits >> bit & 1]
+    unknown = bits >> len(_LIMITS) << len(_LIMITS)
+    return [*known, f"bits_0x{unknown:x}"] if unknown else known
 
 
 def _other_processes(machine: Machine) -> list[Json]:
     own = machine.own_pids | {os.getpid()}
-    processes = machine.gpu.ask("nvmlDeviceGetComputeRunningProcesses")
     return [
-        {"pid": int(process.pid), "name": _process_name(machine, int(process.pid)), "bytes": process.usedGpuMemory}
-        for process in processes
-        if int(process.pid) not in own
+        {"pid": process.pid, "name": _process_name(machine, process.pid), "bytes": process.usedGpuMemory}
+        for process in machine.gpu.ask("nvmlDeviceGetComputeRunningProcesses")
+        if process.pid not in own
     ]
 
 
 def _process_name(machine: Machine, pid: int) -> str | None:
     try:
-        return PurePosixPath(_text(machine.gpu.system("nvmlSystemGetProcessName", pid))).name
+        return PurePosixPath(machine.gpu.nvml("nvmlSystemGetProcessName", pid)).name
     except Exception:
         return None
 
@@ -106,15 +90,15 @@ def _member(function: str, member: str) -> Callable[[Machine], int]:
 
 
 IDENTITY: Final[Mapping[str, Callable[[Machine], Scalar]]] = {
-    "gpu_name": lambda machine: _text(machine.gpu.ask("nvmlDeviceGetName")),
+    "gpu_name": lambda machine: str(machine.gpu.ask("nvmlDeviceGetName")),
     "compute_capability": _compute_capability,
-    "driver_version": lambda machine: _text(machine.gpu.system("nvmlSystemGetDriverVersion")),
+    "driver_version": lambda machine: str(machine.gpu.nvml("nvmlSystemGetDriverVersion")),
     "cuda_driver_api": _cuda_driver_api,
     "link": _link,
     "pcie_max_generation": _number("nvmlDeviceGetMaxPcieLinkGeneration"),
     "pcie_max_width": _number("nvmlDeviceGetMaxPcieLinkWidth"),
     "bar1_bytes": _member("nvmlDeviceGetBAR1MemoryInfo", "bar1Total"),
-    "gpu_numa_node": numa_node,
+    "gpu_numa_node": _numa_node,
 }
 
 OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {

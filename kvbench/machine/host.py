@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Final
 
-from kvbench.machine.probes import Json, Machine, Scalar
-from kvbench.machine.sources import Sources, UnavailableError
+from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError
 from kvbench.units import KIB
 
 _NODES: Final = "sys/devices/system/node"
@@ -23,14 +22,17 @@ def parse_cpu_list(text: str) -> set[int]:
     return numbers
 
 
-def cpu_nodes(sources: Sources) -> list[int]:
+def cpu_nodes(sources: Sources) -> set[int]:
     """Return the NUMA nodes that have CPUs (a GPU's own memory can be a node without); raises OSError, ValueError."""
-    return sorted(parse_cpu_list(sources.text(f"{_NODES}/has_cpu")))
+    return parse_cpu_list(sources.text(f"{_NODES}/has_cpu"))
 
 
-def node_cpus(node: int, sources: Sources) -> set[int]:
-    """Return the CPUs of a NUMA node; raises OSError, ValueError."""
-    return parse_cpu_list(sources.text(f"{_NODES}/node{node}/cpulist"))
+def cpus_of_node(node: int, *, sources: Sources | None = None) -> set[int]:
+    """Return the CPUs of a NUMA node; empty where the kernel does not tell."""
+    try:
+        return parse_cpu_list((sources or Sources()).text(f"{_NODES}/node{node}/cpulist"))
+    except (OSError, ValueError):
+        return set()
 
 
 def _cpu_fields(sources: Sources) -> dict[str, str]:
@@ -48,10 +50,6 @@ def _cpu_model(machine: Machine) -> str:
     raise UnavailableError("/proc/cpuinfo names no model")
 
 
-def _logical_cpus(machine: Machine) -> int:
-    return len(parse_cpu_list(machine.sources.text("sys/devices/system/cpu/online")))
-
-
 def _hypervisor(machine: Machine) -> bool:
     flags = _cpu_fields(machine.sources).get("flags")
     if flags is None:
@@ -59,15 +57,11 @@ def _hypervisor(machine: Machine) -> bool:
     return "hypervisor" in flags.split()
 
 
-def _installed(package: str) -> Callable[[Machine], str]:
-    def read(machine: Machine) -> str:
-        del machine
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            raise UnavailableError(f"{package} is not installed") from None
-
-    return read
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise UnavailableError(f"{package} is not installed") from None
 
 
 def _kib_fields(text: str) -> dict[str, int]:
@@ -90,13 +84,13 @@ def _available_bytes(machine: Machine) -> int:
 
 IDENTITY: Final[Mapping[str, Callable[[Machine], Scalar]]] = {
     "cpu_model": _cpu_model,
-    "logical_cpus": _logical_cpus,
+    "logical_cpus": lambda machine: len(parse_cpu_list(machine.sources.text("sys/devices/system/cpu/online"))),
     "numa_nodes": lambda machine: len(cpu_nodes(machine.sources)),
     "hypervisor": _hypervisor,
     "pinning": lambda machine: "none" if machine.device == "cpu" else "cuda",
     "python": lambda _: f"{sys.version_info.major}.{sys.version_info.minor}",
-    "torch": _installed("torch"),
-    "triton": _installed("triton"),
+    "torch": lambda _: _version("torch"),
+    "triton": lambda _: _version("triton"),
 }
 
 OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {

@@ -33,8 +33,7 @@ def differing(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[tuple[st
 
 def machine_differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
     """Return the `differences` of two machines, whichever builds of the engine ran on them."""
-    without = [{name: value for name, value in fields.items() if name != OF_THE_BUILD} for fields in (a, b)]
-    return differences(*without)
+    return differences({**a, OF_THE_BUILD: None}, {**b, OF_THE_BUILD: None})
 
 
 def _show(name: str, fields: Mapping[str, Scalar]) -> str:

@@ -1,21 +1,20 @@
-"""Where the probes read: NVML through one callable, the kernel's files below one root. Tests replace both."""
+"""What the probes look at: NVML through one callable, the kernel's files below one root. Tests replace both."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+Scalar = str | int | float | bool | None
+Json = Scalar | list["Json"] | dict[str, "Json"]
+# NVML as one callable: the name of a function of nvidia-ml-py and its arguments; raises what that raises.
+Nvml = Callable[..., Any]
 
 
 class UnavailableError(Exception):
     """Something that this machine does not tell; the message is the reason."""
-
-
-class Nvml(Protocol):
-    """NVML as one callable: the name of a function of nvidia-ml-py and its arguments; raises what that raises."""
-
-    def __call__(self, function: str, /, *arguments: Any) -> Any: ...
 
 
 @contextmanager
@@ -23,12 +22,9 @@ def open_nvml() -> Iterator[Nvml]:
     """Open the NVML of this machine; raises whatever stands in the way (no package, no driver)."""
     import pynvml
 
-    def call(function: str, /, *arguments: Any) -> Any:
-        return getattr(pynvml, function)(*arguments)
-
     pynvml.nvmlInit()
     try:
-        yield call
+        yield lambda function, *arguments: getattr(pynvml, function)(*arguments)
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
@@ -36,7 +32,7 @@ def open_nvml() -> Iterator[Nvml]:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What the probes look at."""
+    """Where a machine's NVML, files and environment are."""
 
     nvml: Callable[[], AbstractContextManager[Nvml]] = open_nvml
     root: Path = Path("/")
@@ -47,66 +43,58 @@ class Sources:
         return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
 
 
-class Gpu(Protocol):
-    """One GPU as the probes ask for it."""
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU: NVML, and its handle there."""
+
+    nvml: Nvml
+    handle: Any = None
 
     def ask(self, function: str, /, *arguments: Any) -> Any:
         """Return what the NVML function says of this GPU; raises."""
-
-    def system(self, function: str, /, *arguments: Any) -> Any:
-        """Return what an NVML function that takes no device says; raises."""
-
-
-@dataclass(frozen=True, slots=True)
-class NvmlGpu:
-    """A GPU that NVML found."""
-
-    nvml: Nvml
-    handle: Any
-
-    def ask(self, function: str, /, *arguments: Any) -> Any:
         return self.nvml(function, self.handle, *arguments)
 
-    def system(self, function: str, /, *arguments: Any) -> Any:
-        return self.nvml(function, *arguments)
-
 
 @dataclass(frozen=True, slots=True)
-class NoGpu:
-    """A GPU that cannot be asked, and why."""
+class Machine:
+    """What a probe may look at: the device's name, its GPU, the host's files, and whose processes are our own."""
 
-    reason: str
-
-    def ask(self, _function: str, /, *_arguments: Any) -> Any:
-        raise UnavailableError(self.reason)
-
-    def system(self, _function: str, /, *_arguments: Any) -> Any:
-        raise UnavailableError(self.reason)
+    device: str
+    gpu: Gpu
+    sources: Sources
+    own_pids: frozenset[int] = frozenset()
 
 
 @contextmanager
 def open_gpu(device: str, pci_bus_id: str | None, sources: Sources) -> Iterator[Gpu]:
     """Open the GPU behind `device` ("cpu" or "cuda:N"); never raises: a GPU that is out of reach says why."""
     if device == "cpu":
-        yield NoGpu("the device is cpu")
+        yield _out_of_reach("the device is cpu")
         return
     with ExitStack() as stack:
         try:
             nvml = stack.enter_context(sources.nvml())
         except Exception as error:
-            gpu: Gpu = NoGpu(f"NVML cannot be opened: {reason_of(error)}")
+            gpu = _out_of_reach(f"NVML cannot be opened: {reason_of(error)}")
         else:
             gpu = _find(nvml, device, pci_bus_id, sources.environ)
         yield gpu
 
 
+def _out_of_reach(reason: str) -> Gpu:
+    def nvml(*_: Any) -> Any:
+        raise UnavailableError(reason)
+
+    return Gpu(nvml)
+
+
 def _find(nvml: Nvml, device: str, pci_bus_id: str | None, environ: Mapping[str, str]) -> Gpu:
     try:
         if pci_bus_id is not None:
-            return NvmlGpu(nvml, nvml("nvmlDeviceGetHandleByPciBusId", pci_bus_id))
-        return NvmlGpu(nvml, _handle_of_ordinal(nvml, int(device.removeprefix("cuda:")), environ))
+            return Gpu(nvml, nvml("nvmlDeviceGetHandleByPciBusId", pci_bus_id))
+        return Gpu(nvml, _handle_of_ordinal(nvml, int(device.removeprefix("cuda:")), environ))
     except Exception as error:
-        return NoGpu(f"NVML does not find {device}: {reason_of(error)}")
+        return _out_of_reach(f"NVML does not find {device}: {reason_of(error)}")
 
 
 def _handle_of_ordinal(nvml: Nvml, ordinal: int, environ: Mapping[str, str]) -> Any:
@@ -143,6 +131,4 @@ def _handle_of_uuid(nvml: Nvml, handles: list[Any], name: str) -> Any:
 def reason_of(error: Exception) -> str:
     """Return one line that says what went wrong."""
     text = " ".join(str(error).split())
-    return (
-        text if isinstance(error, UnavailableError) and text else f"{type(error).__name__}: {text}".removesuffix(": ")
-    )
+    return text if isinstance(error, UnavailableError) else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -5,7 +5,7 @@ was the machine. On a GPU they go through NVIDIA's own Python bindings, on the d
 """
 
 import time
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,30 +20,6 @@ class ControlError(KvbenchError):
     """The control copies cannot be made; the message says which call failed."""
 
 
-class ControlCopies(Protocol):
-    """Two buffers of `copy_bytes`, one on either side, and a way to time a copy between them."""
-
-    @property
-    def copy_bytes(self) -> int:
-        """Bytes of one copy."""
-        ...
-
-    def copy_us(self, direction: Direction) -> float:
-        """Make one copy and return its time in microseconds."""
-        ...
-
-
-def open_control(device_name: str) -> ControlCopies:
-    """Return the control of "cpu" or "cuda:N"; raises ControlError."""
-    kind, _, ordinal = device_name.partition(":")
-    return HostControl() if kind == "cpu" else CudaControl(int(ordinal))
-
-
-def time_copies(control: ControlCopies, direction: Direction, samples: int) -> list[float]:
-    """Return the times of `samples` copies one way in microseconds, warm-ups left out; raises ControlError."""
-    return [control.copy_us(direction) for _ in range(WARMUPS + samples)][WARMUPS:]
-
-
 class HostControl:
     """Copies between two numpy arrays, on the calling thread."""
 
@@ -55,6 +31,7 @@ class HostControl:
         self.device = np.ones(self.copy_bytes, dtype=np.uint8)
 
     def copy_us(self, direction: Direction) -> float:
+        """Make one copy and return its time in microseconds."""
         to, source = (self.device, self.host) if direction is Direction.H2D else (self.host, self.device)
         start_ns = time.perf_counter_ns()
         np.copyto(to, source)
@@ -80,6 +57,7 @@ class CudaControl:
         self._start, self._end = _call(cuda.cuEventCreate, 0), _call(cuda.cuEventCreate, 0)
 
     def copy_us(self, direction: Direction) -> float:
+        """Make one copy and return its time in microseconds; raises ControlError."""
         cuda = self._cuda
         _call(cuda.cuCtxSetCurrent, self._context)
         _call(cuda.cuEventRecord, self._start, self._stream)
@@ -90,6 +68,21 @@ class CudaControl:
         _call(cuda.cuEventRecord, self._end, self._stream)
         _call(cuda.cuEventSynchronize, self._end)
         return float(_call(cuda.cuEventElapsedTime, self._start, self._end)) * 1e3
+
+
+# Two buffers of `copy_bytes`, one on either side, and a way to time a copy between them.
+ControlCopies = HostControl | CudaControl
+
+
+def open_control(device_name: str) -> ControlCopies:
+    """Return the control of "cpu" or "cuda:N"; raises ControlError."""
+    kind, _, ordinal = device_name.partition(":")
+    return HostControl() if kind == "cpu" else CudaControl(int(ordinal))
+
+
+def time_copies(control: ControlCopies, direction: Direction, samples: int) -> list[float]:
+    """Return the times of `samples` copies one way in microseconds, warm-ups left out; raises ControlError."""
+    return [control.copy_us(direction) for _ in range(WARMUPS + samples)][WARMUPS:]
 
 
 def _bindings() -> Any:  # they carry no types

@@ -21,7 +21,7 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.errors import KvbenchError
-from kvbench.machine.observation import cpus_of_node
+from kvbench.machine.host import cpus_of_node
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling

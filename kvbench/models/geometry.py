@@ -17,17 +17,17 @@ from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES
 from kvbench.cells.pattern import Pattern, Tensors
 from kvbench.errors import UsageError
-from kvbench.text import NAME_PATTERN, check_whole, convert, located
+from kvbench.text import NAME_PATTERN, convert, located
 
 # The axes that a model decides.
 MODEL_AXES: Final = ("blocks", "block_size", "pattern")
-MAX_TP: Final = 1024
-MAX_TOKENS: Final = 10_000_000
-MAX_BLOCK_TOKENS: Final = 65_536
 
 Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}$")]
 Whole = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 NoneOrMore = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+BlockTokens = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
 
 
 class KvDtype(StrEnum):
@@ -74,13 +74,12 @@ class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     @property
     def label(self) -> str:
         """The geometry in words: "36 layers (18 of them with a window of 128 tokens) x 8 KV heads x 64, bf16"."""
-        sliding = (
-            f" ({self.sliding_layers} of them with a window of {self.window} tokens)" if self.sliding_layers else ""
-        )
-        heads = (
-            f"{self.kv_heads} KV heads x {self.head_dim}" if self.kv_parts > 1 else f"MLA of {self.head_dim} elements"
-        )
-        return f"{self.layers} layers{sliding} x {heads}, {self.dtype}"
+        label = f"{self.layers} layers"
+        if self.sliding_layers:
+            label += f" ({self.sliding_layers} of them with a window of {self.window} tokens)"
+        latent = self.kv_parts == 1
+        label += f" x MLA of {self.head_dim} elements" if latent else f" x {self.kv_heads} KV heads x {self.head_dim}"
+        return f"{label}, {self.dtype}"
 
     def rank_kv_heads(self, tp: int) -> int:
         """Return the KV heads on one of `tp` ranks."""
@@ -95,17 +94,16 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     """
 
     geometry: Geometry
-    tp: Whole
-    tokens: Whole
-    block_tokens: Whole
+    tp: Ranks
+    tokens: Tokens
+    block_tokens: BlockTokens
     layout: KvLayout
     blocks: Whole
     block_bytes: Whole
     pattern: str
 
     def __post_init__(self) -> None:
-        objection = Pattern.parse(self.pattern).unfit(self.blocks)
-        if objection is not None:
+        if objection := Pattern.parse(self.pattern).unfit(self.blocks):
             raise ValueError(objection)
 
     @property
@@ -127,21 +125,13 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
 
 def model_swap(
-    geometry: Geometry,
-    *,
-    tp: int = 1,
-    tokens: int = 2048,
-    block_tokens: int = 16,
-    layout: KvLayout = KvLayout.PER_LAYER,
+    geometry: Geometry, *, tp: Ranks, tokens: Tokens, block_tokens: BlockTokens, layout: KvLayout
 ) -> ModelSwap:
-    """Return what one of `tp` ranks swaps for `tokens` tokens, the last block counted whole.
+    """Return what one of `tp` ranks swaps for `tokens` tokens, the last block counted whole; all are in their range.
 
-    Raises UsageError for numbers out of range, for ranks that KV heads cannot be spread over, and for a cross-layer
-    layout of layers whose blocks would differ in size.
+    Raises UsageError for ranks that KV heads cannot be spread over, for a cross-layer layout of layers whose blocks
+    would differ in size, and for a swap that no cell can have.
     """
-    check_whole("tp", tp, 1, MAX_TP)
-    check_whole("tokens", tokens, 1, MAX_TOKENS)
-    check_whole("block_tokens", block_tokens, 1, MAX_BLOCK_TOKENS)
     heads = geometry.kv_heads
     if max(heads, tp) % min(heads, tp):
         raise UsageError(
@@ -153,7 +143,7 @@ def model_swap(
         counts = {layers for layers, _ in kinds}
         if len(counts) > 1:
             raise UsageError(
-                f"layout: {geometry.name} has {' and '.join(map(str, sorted(counts)))} layers of two kinds, whose "
+                f"layout: {geometry.name} has {min(counts)} and {max(counts)} layers of two kinds, whose "
                 f"cross-layer blocks would differ in size; choose {KvLayout.PER_LAYER}"
             )
         block_bytes = counts.pop() * geometry.kv_parts * layer_bytes
@@ -177,8 +167,8 @@ def model_swap(
 
 def swaps_from_plain(plain: object) -> tuple[ModelSwap, ...]:
     """Read the model swaps of a run, strictly: they may come from a stranger. Raises UsageError."""
-    swaps: list[ModelSwap] = convert(plain, list[ModelSwap], "models")
-    return tuple(swaps)
+    swaps: tuple[ModelSwap, ...] = convert(plain, tuple[ModelSwap, ...], "models")
+    return swaps
 
 
 def _kinds(geometry: Geometry, tokens: int, block_tokens: int) -> list[tuple[int, int]]:

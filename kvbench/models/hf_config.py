@@ -9,16 +9,20 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
+
+import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.files import MAX_FILE_BYTES, read_as
 from kvbench.models.geometry import Geometry, KvDtype
-from kvbench.text import NAME_PATTERN, check_whole, located, name_of, shown
+from kvbench.text import NAME_PATTERN, convert, located, name_of, shown
 
 Table = Mapping[str, object]
 
-_MOST: Final = 10**6
+_Count = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
+_NoneOrMore = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
+
 # Engines run checkpoints of 32 bits in 16 unless they are told otherwise; so does vLLM's dtype "auto".
 _DTYPES: Final = {"bfloat16": KvDtype.BF16, "float16": KvDtype.FP16, "float32": KvDtype.BF16}
 # Newer and older names of the same number; the first that stands there counts, as in vLLM.
@@ -57,34 +61,23 @@ def geometry_of(name: str, config: Table) -> Geometry:
     window = _whole(text, "sliding_window") or 0
     if any(sliding) and not window:
         raise UsageError("sliding_window: missing, and layer_types has layers with one")
-    shape = _latent(text) or _heads(text)
+    kv_heads, head_dim, kv_parts = _shape(text)
     return Geometry(
         name=name,
         layers=len(sliding),
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        kv_parts=shape.kv_parts,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        kv_parts=kv_parts,
         sliding_layers=sum(sliding),
         window=window if any(sliding) else 0,
         dtype=_dtype(text, config),
     )
 
 
-class _Shape(NamedTuple):
-    kv_heads: int
-    head_dim: int
-    kv_parts: Literal[1, 2]
-
-
-def _latent(text: Table) -> _Shape | None:
-    """Return the shape of multi-head latent attention, None where there is none."""
-    rank = _whole(text, "kv_lora_rank")
-    if rank is None:
-        return None
-    return _Shape(kv_heads=1, head_dim=rank + _needed(text, "qk_rope_head_dim"), kv_parts=1)
-
-
-def _heads(text: Table) -> _Shape:
+def _shape(text: Table) -> tuple[int, int, Literal[1, 2]]:
+    """Return KV heads, elements of one, and parts: K and V, or one of multi-head latent attention."""
+    if rank := _whole(text, "kv_lora_rank"):
+        return 1, rank + _needed(text, "qk_rope_head_dim"), 1
     head_dim = _whole(text, "head_dim")
     if head_dim is None:
         hidden, heads = _needed(text, "hidden_size"), _needed(text, "num_attention_heads")
@@ -96,20 +89,21 @@ def _heads(text: Table) -> _Shape:
     value_dim = _whole(text, "v_head_dim")
     if value_dim not in (None, head_dim):
         raise UsageError(f"v_head_dim: {value_dim}, and K has {head_dim}; only equal blocks of K and V are known")
-    return _Shape(kv_heads=_kv_heads(text), head_dim=head_dim, kv_parts=2)
+    return _kv_heads(text), head_dim, 2
 
 
 def _kv_heads(text: Table) -> int:
     if text.get("multi_query") is True and text.get("new_decoder_architecture") is not True:
         return 1
     given = (_whole(text, name) for name in _KV_HEADS)
-    return next((heads for heads in given if heads is not None), None) or _needed(text, "num_attention_heads")
+    return next(filter(None, given), None) or _needed(text, "num_attention_heads")
 
 
 def _sliding(text: Table, layers: int) -> list[bool]:
     """Return for every layer with a KV cache of its own whether it has a sliding window."""
     shared = text.get("num_kv_shared_layers") or 0  # the last ones, which read an earlier layer's
-    own = layers - check_whole("num_kv_shared_layers", shared, 0, layers - 1)
+    fewer = Annotated[int, msgspec.Meta(ge=0, le=layers - 1)]
+    own = layers - convert(shared, fewer, "num_kv_shared_layers")
     types = text.get("layer_types")
     if types is not None:
         known = {"full_attention": False, "sliding_attention": True}
@@ -122,7 +116,7 @@ def _sliding(text: Table, layers: int) -> list[bool]:
     if text.get("sliding_window") is None or text.get("use_sliding_window") is False:
         return [False] * own
     if text.get("use_sliding_window") is True:
-        first = check_whole("max_window_layers", text.get("max_window_layers"), 0, _MOST)
+        first: int = convert(text.get("max_window_layers"), _NoneOrMore, "max_window_layers")
         return [layer >= first for layer in range(own)]
     every = _whole(text, "sliding_window_pattern") or _FULL_EVERY.get(str(text.get("model_type")))
     return [every is None or (layer + 1) % every != 0 for layer in range(own)]
@@ -148,8 +142,8 @@ def _dtype(text: Table, config: Table) -> KvDtype:
 
 
 def _whole(table: Table, field: str) -> int | None:
-    value = table.get(field)
-    return None if value is None else check_whole(field, value, 1, _MOST)
+    value: int | None = convert(table.get(field), _Count | None, field)
+    return value
 
 
 def _needed(table: Table, field: str) -> int:

@@ -3,24 +3,15 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
-from kvbench.models.geometry import (
-    MAX_BLOCK_TOKENS,
-    MAX_TOKENS,
-    MAX_TP,
-    Geometry,
-    KvDtype,
-    KvLayout,
-    ModelSwap,
-    model_swap,
-)
+from kvbench.models.geometry import BlockTokens, Geometry, KvDtype, KvLayout, ModelSwap, Ranks, Tokens, model_swap
 from kvbench.models.hf_config import geometry_of, read_config_json
-from kvbench.text import hint, shown
+from kvbench.text import convert, hint, shown
 
 
 class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,18 +21,9 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     models: tuple[str, ...] = ()
-    tp: Annotated[
-        Annotated[int, msgspec.Meta(ge=1, le=MAX_TP)] | None,
-        msgspec.Meta(description="ranks that a model's KV heads are spread over"),
-    ] = None
-    tokens: Annotated[
-        Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)] | None,
-        msgspec.Meta(description="tokens of a model that one swap moves"),
-    ] = None
-    block_tokens: Annotated[
-        Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOCK_TOKENS)] | None,
-        msgspec.Meta(description="tokens of a model in one block"),
-    ] = None
+    tp: Annotated[Ranks | None, msgspec.Meta(description="ranks that a model's KV heads are spread over")] = None
+    tokens: Annotated[Tokens | None, msgspec.Meta(description="tokens of a model that one swap moves")] = None
+    block_tokens: Annotated[BlockTokens | None, msgspec.Meta(description="tokens of a model in one block")] = None
     layout: Annotated[
         KvLayout | None, msgspec.Meta(description="how a model's layers lie: per-layer or cross-layer")
     ] = None
@@ -52,29 +34,27 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def over(self, other: "ModelChoice") -> "ModelChoice":
         """Return this choice, completed by `other` where it says nothing."""
-        said = {name: value for name, value in self._settings() if value is not None}
-        return ModelChoice(self.models or other.models, **{**dict(other._settings()), **said})
+        return ModelChoice(*(getattr(self, name) or getattr(other, name) for name in self.__struct_fields__))
 
     def swaps(self) -> tuple[ModelSwap, ...]:
         """Return the swap of every model, each once; raises UsageError that names the setting."""
-        given = next(((name, value) for name, value in self._settings() if value is not None), None)
-        if not self.models and given is not None:
-            raise UsageError(f"{given[0]}: {shown(given[1])} without a model; choose one with --model")
+        for name in self.__struct_fields__ if not self.models else ():
+            if value := getattr(self, name):
+                raise UsageError(f"{name}: {shown(value)} without a model; choose one with --model")
         return tuple(dict.fromkeys(self._swap(text) for text in self.models))
-
-    def _settings(self) -> list[tuple[str, Any]]:
-        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name != "models"]
 
     def _swap(self, text: str) -> ModelSwap:
         match = re.fullmatch(r"(.+)@tp(\d{1,6})", text)
         geometry = find_model(match[1] if match else text)
         if self.kv_dtype is not None:
             geometry = msgspec.structs.replace(geometry, dtype=self.kv_dtype)
-        numbers = {"tp": self.tp, "tokens": self.tokens, "block_tokens": self.block_tokens}
-        if match:
-            numbers["tp"] = int(match[2])
-        given = {name: number for name, number in numbers.items() if number is not None}
-        return model_swap(geometry, layout=self.layout or KvLayout.PER_LAYER, **given)
+        return model_swap(
+            geometry,
+            tp=convert(int(match[2]), Ranks, "tp") if match else self.tp or 1,
+            tokens=self.tokens or 2048,
+            block_tokens=self.block_tokens or 16,
+            layout=self.layout or KvLayout.PER_LAYER,
+        )
 
 
 def presets() -> Mapping[str, Geometry]:

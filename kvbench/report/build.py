@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from kvbench.errors import UsageError
-from kvbench.files import write_again
+from kvbench.files import write_whole
 from kvbench.report import front
 from kvbench.report.charts.heatmap import draw_map
 from kvbench.report.charts.lines import draw_lines
@@ -31,7 +31,7 @@ def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = ()) -> 
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
-            write_again(out / name, data)
+            write_whole(out / name, data, wait=False)
     except OSError as error:
         raise UsageError(f"cannot write the report to {out}: {str(error.strerror).lower()}; choose with -o") from None
     return [out / name for name in files]

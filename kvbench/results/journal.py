@@ -15,9 +15,9 @@ from typing import Final
 
 import msgspec
 
-from kvbench.errors import RunDirectoryError
+from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.files import raise_if_no_room
-from kvbench.results.schema import Record
+from kvbench.results.schema import CellRecord, Record
 from kvbench.text import printable, printable_tree
 
 _SEAL: Final = b',"crc":"%08x"}\n'
@@ -44,7 +44,7 @@ def seal(record: Record, crc: int) -> tuple[bytes, int]:
 
 
 def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int]:
-    """Return the record of a whole line and its checksum; raises RunDirectoryError that names the line."""
+    """Return the record of a whole line, its cell checked, and its checksum; raises RunDirectoryError with the line."""
     body = line[:-_SEAL_BYTES] + b"}"
     found = zlib.crc32(body, crc)
     if line[-_SEAL_BYTES:] != _SEAL % found:
@@ -54,9 +54,13 @@ def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int
     try:
         # A line without an escape and in ASCII holds no character that does not print.
         if b"\\" not in body and body.isascii():
-            return _DECODER.decode(body), found
-        return msgspec.convert(printable_tree(msgspec.json.decode(body)), Record), found
-    except (msgspec.MsgspecError, RecursionError) as error:
+            record = _DECODER.decode(body)
+        else:
+            record = msgspec.convert(printable_tree(msgspec.json.decode(body)), Record)
+        if isinstance(record, CellRecord):
+            _ = record.cell
+        return record, found
+    except (msgspec.MsgspecError, RecursionError, UsageError) as error:
         why = printable(error)
         raise RunDirectoryError(f"{where}: journal line {number} is no record of this schema: {why}") from None
 
@@ -88,7 +92,9 @@ class JournalWriter:
         """Write one line and wait until it is on disk; raises StorageError when there is no room."""
         line, crc = seal(record, self._crc)
         try:
-            _write_all(self._descriptor, line)
+            left = memoryview(line)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
             os.fsync(self._descriptor)
         except BaseException as error:
             with suppress(OSError):
@@ -101,9 +107,3 @@ class JournalWriter:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

@@ -12,15 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
 
-from kvbench.errors import KvbenchError, RunDirectoryError, UsageError
+from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.files import open_regular, raise_if_no_room, read_capped, write_whole
 from kvbench.results.journal import JournalWriter, Position, read_lines
-from kvbench.results.schema import SCHEMA, Ceiling, CellRecord, Control, Record, RunInfo, RunStatus
+from kvbench.results.schema import SCHEMA, Ceiling, Control, Record, RunInfo, RunStatus
 from kvbench.text import printable, printable_tree
 from kvbench.units import gigabytes_per_second
 
@@ -103,11 +102,10 @@ def load_run(path: Path) -> Run:
     warnings: list[str] = []
     with _open_journal(path) as (file, name):
         where = path / name
-        for record, at in read_lines(_lines(file, where), where):
+        for record, _ in read_lines(_lines(file, where), where):
             if record is None:
                 warnings.append(f"the last line of {name} is incomplete (a kill, a full disk) and was dropped")
                 break
-            _check_cell(record, where, at.lines)
             records.append(record)
     return Run(path, info, records, warnings)
 
@@ -157,9 +155,7 @@ class RunWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _replace(self, **changes: Any) -> None:
@@ -194,18 +190,12 @@ def _read_info(path: Path) -> RunInfo:
 
 @contextmanager
 def _open_journal(path: Path) -> Iterator[tuple[BinaryIO | gzip.GzipFile, str]]:
-    packed = PACKED_JOURNAL_FILE
-    here = [name for name in (JOURNAL_FILE, packed) if os.path.lexists(path / name)]
+    both = JOURNAL_FILE, PACKED_JOURNAL_FILE
+    here = [name for name in both if os.path.lexists(path / name)]
     if len(here) != 1:
-        raise RunDirectoryError(
-            f"{path} has {'both' if here else 'neither'} {JOURNAL_FILE} {'and' if here else 'nor'} {packed}"
-        )
+        raise RunDirectoryError(f"{path} has " + ("both {} and {}" if here else "neither {} nor {}").format(*both))
     with open_regular(path / here[0]) as file:
-        if here[0] == packed:
-            with gzip.GzipFile(fileobj=file) as unpacked:
-                yield unpacked, packed
-        else:
-            yield file, JOURNAL_FILE
+        yield gzip.GzipFile(fileobj=file) if here == [PACKED_JOURNAL_FILE] else file, here[0]
 
 
 def _lines(file: BinaryIO | gzip.GzipFile, where: Path) -> Iterator[bytes]:
@@ -222,23 +212,14 @@ def _lines(file: BinaryIO | gzip.GzipFile, where: Path) -> Iterator[bytes]:
         raise RunDirectoryError(f"{where} cannot be read: {error}") from None
 
 
-def _check_cell(record: Record, where: Path, line: int) -> None:
-    if isinstance(record, CellRecord):
-        try:
-            _ = record.cell
-        except KvbenchError as error:
-            raise RunDirectoryError(f"{where}: journal line {line}: {printable(error)}") from None
-
-
 def _lock_journal(path: Path, flags: int) -> JournalWriter:
     file = path / JOURNAL_FILE
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with open_regular(file) as reading:
-            positions = (at for _, at in read_lines(_lines(reading, file), file))
-            last = deque(positions, maxlen=1)
-        return JournalWriter(descriptor, file, last[0] if last else Position())
+            last = deque(read_lines(_lines(reading, file), file), maxlen=1)
+        return JournalWriter(descriptor, file, last[0][1] if last else Position())
     except BaseException:
         os.close(descriptor)
         raise

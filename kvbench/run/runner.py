@@ -9,7 +9,8 @@ import msgspec
 
 from kvbench._version import __version__
 from kvbench.errors import MismatchError, UsageError, brief
-from kvbench.machine.observation import differences, identity, identity_hash
+from kvbench.machine.identity import differences, identity_hash
+from kvbench.machine.observation import identity
 from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.protocol import Opened

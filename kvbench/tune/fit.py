@@ -70,11 +70,8 @@ def choose_all(times: Mapping[Point, Mapping[Choice, Quartiles]]) -> dict[Point,
         fastest_us = min(time.median for time in candidates.values())
         undecided = leaders({str(choice): time for choice, time in candidates.items()})
         good = [choice for choice, time in candidates.items() if time.median <= (1 + NOISE) * fastest_us]
-        near = [
-            choice
-            for choice, time in candidates.items()
-            if str(choice) in undecided and time.median <= (1 + LITTLE) * fastest_us
-        ]
+        little = [choice for choice, time in candidates.items() if time.median <= (1 + LITTLE) * fastest_us]
+        near = [choice for choice in little if str(choice) in undecided]
         neighbours = (
             max((point for point in chosen if point[0] == size), default=None),
             max((point for point in chosen if point[1] == count), default=None),
@@ -91,13 +88,8 @@ def _simplicity(choice: Choice) -> tuple[int, int, str]:
 
 def _machine(runs: Sequence[Run]) -> tuple[str, str]:
     """Return the one device and driver of `runs`."""
-    found = {
-        (
-            str(run.info.device.get("title") or "")[:MAX_LINE],
-            str(run.info.identity.get("driver_version") or "")[:MAX_LINE],
-        )
-        for run in runs
-    }
+    pairs = [(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs]
+    found = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
     if len(found) > 1:
         told = sorted(f"{title or 'a nameless device'} with driver {driver or 'none'}" for title, driver in found)
         raise UsageError(f"a policy is of one device and driver; these runs are of {'; '.join(told)}")
@@ -138,8 +130,7 @@ def _times(cells: pd.DataFrame) -> dict[Point, dict[Choice, Quartiles]]:
 
 
 def _mean(rows: Sequence[Mapping[Any, Any]]) -> Quartiles:
-    low, middle, high = (sum(float(row[part]) for row in rows) / len(rows) for part in _TIMES)
-    return Quartiles(low, middle, high)
+    return Quartiles(*(sum(float(row[part]) for row in rows) / len(rows) for part in _TIMES))
 
 
 def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choice]) -> Table:

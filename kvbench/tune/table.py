@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
@@ -139,7 +139,10 @@ class Chooser:
     """Looks choices up: at the table's point that is nearest in ratio, by two searches in sorted lists."""
 
     def __init__(self, policy: Policy) -> None:
-        self._grids = {(table.direction, table.stream_state): _Grid(table) for table in policy.tables}
+        self._grids = {
+            (table.direction, table.stream_state): (_limits(table.block_bytes), _limits(table.blocks), _filled(table))
+            for table in policy.tables
+        }
 
     def choose(self, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
         """Return the choice for a swap of `blocks` blocks of `block_bytes` (of mixed sizes their mean).
@@ -148,29 +151,9 @@ class Chooser:
         """
         for known in (state, *StreamState):
             if grid := self._grids.get((direction, known)):
-                return grid.at(blocks, block_bytes)
+                size_limits, count_limits, rows = grid
+                return rows[bisect_left(size_limits, block_bytes)][bisect_left(count_limits, blocks)]
         return None
-
-
-class _Grid:
-    """A table ready for look-ups: a point where nothing was measured has the choice of the nearest that has one."""
-
-    def __init__(self, table: Table) -> None:
-        self._size_limits, self._count_limits = _limits(table.block_bytes), _limits(table.blocks)
-        read = {text: Choice.parse(text) for row in table.choices for text in row if text}
-        known = {
-            (math.log(size), math.log(count)): read[text]
-            for size, row in zip(table.block_bytes, table.choices, strict=True)
-            for count, text in zip(table.blocks, row, strict=True)
-            if text
-        }
-        self._rows = [
-            [_nearest(known, (math.log(size), math.log(count))) for count in table.blocks] for size in table.block_bytes
-        ]
-
-    def at(self, blocks: int, block_bytes: float) -> Choice:
-        row = self._rows[bisect_left(self._size_limits, block_bytes)]
-        return row[bisect_left(self._count_limits, blocks)]
 
 
 def load_policy(path: Path) -> Policy:
@@ -182,6 +165,15 @@ def load_policy(path: Path) -> Policy:
 def _limits(values: Sequence[int]) -> list[float]:
     """Return between which neighbours the nearest one changes, in ratio."""
     return [math.sqrt(low * high) for low, high in pairwise(values)]
+
+
+def _filled(table: Table) -> list[list[Choice]]:
+    """Return the choices by size and count; where nothing was measured, that of the nearest point that has one."""
+    sizes, counts = map(math.log, table.block_bytes), [math.log(count) for count in table.blocks]
+    points = [[(size, count) for count in counts] for size in sizes]
+    texts = zip(chain(*points), chain(*table.choices), strict=True)
+    known = {point: Choice.parse(text) for point, text in texts if text}
+    return [[_nearest(known, point) for point in row] for row in points]
 
 
 def _nearest(known: Mapping[tuple[float, float], Choice], point: tuple[float, float]) -> Choice:

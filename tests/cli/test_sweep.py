@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from kvbench.cells.cell import AXES
-from kvbench.machine.observation import identity_hash
+from kvbench.machine.identity import identity_hash
 from kvbench.results import COLUMNS, Ceiling, Note, Visit, load_run
 from tests.command import (
     BRIEF,

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.machine import observation as environment
-from kvbench.machine.observation import Nvml, Scalar, Sources
+from kvbench.machine.host import cpus_of_node
+from kvbench.machine.identity import differences, identity_hash
+from kvbench.machine.sources import Nvml, Scalar, Sources
 
 BUS_ID = "00000000:1B:00.0"
 GIB = 2**30
@@ -183,7 +185,7 @@ def test_an_nvml_that_does_not_open_leaves_reasons(root: Path) -> None:
     assert isinstance(reasons, dict)
     assert reasons["gpu_name"] == "NVML cannot be opened: OSError: no library"
     assert environment.identity("cuda:0", "", sources=where)["gpu_name"] is None
-    assert environment.gpu_numa_node("cuda:0", sources=where) is None
+    assert environment.identity("cuda:0", "", sources=where)["gpu_numa_node"] is None
 
 
 def test_nothing_at_all_to_read(tmp_path: Path) -> None:
@@ -242,17 +244,17 @@ def test_gpus_of_several_kinds_are_not_guessed(root: Path) -> None:
 def test_numa_node_of_a_gpu(root: Path) -> None:
     where = sources(root)
     node = root / "sys/bus/pci/devices/0000:1b:00.0/numa_node"
-    assert environment.gpu_numa_node("cuda:0", sources=where) == 1
+    assert environment.identity("cuda:0", "", sources=where)["gpu_numa_node"] == 1
     node.write_text("-1\n")
-    assert environment.gpu_numa_node("cuda:0", sources=where) is None
+    assert environment.identity("cuda:0", "", sources=where)["gpu_numa_node"] is None
     (root / "sys/devices/system/node/has_cpu").write_text("0\n")
-    assert environment.gpu_numa_node("cuda:0", sources=where) == 0
-    assert environment.gpu_numa_node("cpu", sources=where) is None
+    assert environment.identity("cuda:0", "", sources=where)["gpu_numa_node"] == 0
+    assert environment.identity("cpu", "", sources=where)["gpu_numa_node"] is None
 
 
 def test_cpus_of_a_node(root: Path) -> None:
-    assert environment.cpus_of_node(1, sources=sources(root)) == {4, 5, 6, 15}
-    assert environment.cpus_of_node(9, sources=sources(root)) == set()
+    assert cpus_of_node(1, sources=sources(root)) == {4, 5, 6, 15}
+    assert cpus_of_node(9, sources=sources(root)) == set()
 
 
 @pytest.mark.parametrize(("limit", "available"), [("max", 2000 * 1024), ("1000000", 600_000), ("100", 0)])
@@ -280,28 +282,28 @@ FIELDS = st.dictionaries(st.text(min_size=1), SCALARS, max_size=6)
 def test_the_hash_heeds_no_order(fields: dict[str, Any], random: Any) -> None:
     items = list(fields.items())
     random.shuffle(items)
-    assert environment.identity_hash(dict(items)) == environment.identity_hash(fields)
-    assert len(environment.identity_hash(fields)) == 16
+    assert identity_hash(dict(items)) == identity_hash(fields)
+    assert len(identity_hash(fields)) == 16
 
 
 @given(FIELDS, FIELDS)
 def test_differences_are_empty_just_when_the_hashes_agree(a: dict[str, Any], b: dict[str, Any]) -> None:
-    assert environment.differences(a, dict(a)) == []
-    assert (environment.differences(a, b) == []) == (environment.identity_hash(a) == environment.identity_hash(b))
+    assert differences(a, dict(a)) == []
+    assert (differences(a, b) == []) == (identity_hash(a) == identity_hash(b))
 
 
 @given(FIELDS.filter(bool), st.data())
 def test_one_changed_field_is_one_difference(fields: dict[str, Any], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(fields)))
     value = data.draw(SCALARS.filter(lambda value: json.dumps(value) != json.dumps(fields[name])))
-    (line,) = environment.differences(fields, fields | {name: value})
+    (line,) = differences(fields, fields | {name: value})
     assert line.startswith(f"{name}: ")
 
 
 def test_differences_read_well() -> None:
     a: dict[str, Scalar] = {"triton": "3.6.0", "sm_count": 132, "link": "pcie"}
     b: dict[str, Scalar] = {"triton": "3.7.1", "sm_count": None}
-    assert environment.differences(a, b) == [
+    assert differences(a, b) == [
         'link: "pcie" against not recorded',
         "sm_count: 132 against unknown",
         'triton: "3.6.0" against "3.7.1"',

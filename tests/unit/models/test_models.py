@@ -110,6 +110,7 @@ swaps = st.builds(
     tp=st.sampled_from([1, 2, 4, 8]),
     tokens=st.integers(1, 20_000),
     block_tokens=st.sampled_from([1, 16, 64]),
+    layout=st.just(KvLayout.PER_LAYER),
 )
 
 
@@ -290,7 +291,7 @@ FIELDS = [
 def test_any_other_table_is_refused_or_read(config: dict[str, Any]) -> None:
     try:
         geometry = geometry_of("m", {**DENSE, **config})
-        swap = model_swap(geometry, tokens=64)
+        swap = model_swap(geometry, tp=1, tokens=64, block_tokens=16, layout=KvLayout.PER_LAYER)
     except UsageError:
         return
     assert swap.blocks >= geometry.layers
