@@ -11,16 +11,16 @@ import typer
 from kvbench.errors import ExitCode
 from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose, resolve_device
 
-Describe = Callable[[str], EngineReport]
+Describe = Callable[[], EngineReport]
 ProbeUnderLoad = Callable[[str], Mapping[str, Any]]
 
 
 def register(app: typer.Typer, describe: Describe, probe_under_load: ProbeUnderLoad | None = None) -> None:
     """Add the command to `app`.
 
-    `describe(device)` asks a process of its own to load everything, so that a driver's crash ends that process and is
-    an answer; `device` is what the user asked for ("auto", "cpu", "cuda:N"). `probe_under_load(device)` returns what
-    `observe` says of a device that copies meanwhile. What either raises becomes part of the checks.
+    `describe()` asks a process of its own to load everything, so that a driver's crash ends that process and is an
+    answer. `probe_under_load(device)` returns what `observe` says of a device that copies meanwhile. What either raises
+    becomes part of the checks.
     """
 
     @app.command(help="Say what stands in the way of good measurements on this machine, and the remedy.")
@@ -45,7 +45,10 @@ def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | No
     from kvbench.machine import observation
 
     resolve_device(asked, EngineReport(engine_error=None))  # a misspelt device costs no wait
-    engine = _described(asked, describe)
+    try:
+        engine = describe()
+    except Exception as error:
+        engine = EngineReport(engine_error=f"{type(error).__name__}: {error}")
     device = resolve_device(asked, engine)
     bus_id = engine.pci_bus_ids.get(device)
     facts = next((known for known in engine.devices if known.name == device), None)
@@ -63,13 +66,6 @@ def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | No
         gpu_cpus=frozenset() if node is None else frozenset(observation.cpus_of_node(node)),
         memlock_bytes=_memlock_bytes(),
     )
-
-
-def _described(asked: str, describe: Describe) -> EngineReport:
-    try:
-        return describe(asked)
-    except Exception as error:
-        return EngineReport(engine_error=f"{type(error).__name__}: {error}")
 
 
 def _loaded(device: str, probe_under_load: ProbeUnderLoad | None) -> Mapping[str, Any] | str:

@@ -36,10 +36,9 @@ def _root(
     del version
 
 
-def _describe(device: str) -> EngineReport:
+def _describe() -> EngineReport:
     from kvbench.run.inspection import describe
 
-    del device  # what loads does not depend on it
     return describe()
 
 
