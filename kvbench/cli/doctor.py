@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -78,16 +79,13 @@ def _loaded(device: str, probe_under_load: ProbeUnderLoad | None) -> Mapping[str
 
 
 def _memlock_bytes() -> int | None:
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _write_json(device: str, checks: list[Check]) -> None:
     rows = [{"name": c.name, "status": c.status, "found": c.found, "remedy": c.remedy or None} for c in checks]
-    json.dump({"device": device, "checks": rows}, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    print(json.dumps({"device": device, "checks": rows}, indent=2))
 
 
 def _write_lines(checks: list[Check]) -> None:

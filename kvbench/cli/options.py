@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 import typer
@@ -42,8 +42,7 @@ def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _mark(hint: object) -> FromStruct | None:
-    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((extra for extra in extras if isinstance(extra, FromStruct)), None)
+    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, FromStruct)), None)
 
 
 def _options(mark: FromStruct) -> list[inspect.Parameter]:

@@ -20,7 +20,7 @@ from kvbench.models.presets import ModelChoice, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
 from kvbench.text import convert
-from kvbench.tune.table import Policy, load_policy
+from kvbench.tune.table import AUTO, Policy, load_policy
 
 DEFAULT_CONFIG: Final = "quick"
 MODELS_CONFIG: Final = "models"
@@ -132,7 +132,7 @@ def sweep(
 
 def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:
     """Return `spec` with the policy of `--policy`, else of the environment, where it asks for the backend auto."""
-    if not spec.asks_for_auto:
+    if not any(AUTO in group.get("backend", (AUTO,)) for group in spec.groups):
         if option is not None:
             raise UsageError(f"--policy {option}: no cell would go by it; add -a backend=auto,batched")
         return spec

@@ -112,7 +112,8 @@ class Worker:
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
         assert self._bench is not None
         cell = Cell.from_strings(request.cell)
-        seed = _seed(request.seed, cell, request.round)
+        place = f"{request.seed}/{cell.id}/{request.round}"
+        seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
         try:
             backend = self._backends[cell.backend]
             taken = measure(self._bench, backend, cell, request.sampling, seed, self._faults.for_cell(cell))
@@ -158,11 +159,6 @@ def _failure(request: protocol.MeasureCell, error: Exception) -> Failure:
 
 def _to_nanoseconds(times_us: Iterable[float]) -> list[float]:
     return [round(time_us, 3) for time_us in times_us]
-
-
-def _seed(sweep_seed: int, cell: Cell, number: int) -> int:
-    text = f"{sweep_seed}/{cell.id}/{number}"
-    return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest())
 
 
 def _stay_near(numa_node: int) -> list[str]:

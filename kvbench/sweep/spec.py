@@ -12,7 +12,7 @@ from kvbench.cells.filter import Filter, parse_filters
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
 from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
-from kvbench.tune.table import AUTO, Policy
+from kvbench.tune.table import Policy
 from kvbench.units import parse_size
 
 Group = Mapping[str, tuple[AxisValue, ...]]
@@ -158,11 +158,6 @@ class SweepSpec:
             fault=self.fault if fault is None else convert(fault, Line, "fault"),
             limits=msgspec.structs.replace(self.limits, **limits),
         )
-
-    @property
-    def asks_for_auto(self) -> bool:
-        """Whether the backend that goes by a policy is among those asked for, or would be with one."""
-        return any(AUTO in group.get("backend", (AUTO,)) for group in self.groups)
 
     def to_plain(self) -> dict[str, object]:
         """Return the sweep as JSON takes it; `from_plain` reads it back."""
