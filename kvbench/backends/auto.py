@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Final
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest, facts_of, load_backends
@@ -50,7 +51,6 @@ class Auto:
     def __init__(self) -> None:
         self._defaults = Chooser(DEFAULTS)
         self._loaded: tuple[Policy, Chooser] | None = None
-        self._backends: Mapping[str, Backend] = {}
         self._found: tuple[Device, Mapping[str, BackendFacts]] | None = None
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
@@ -66,7 +66,7 @@ class Auto:
         facts = self._facts(request.device)[choice.backend]
         if cell.sms is None and "sms" in facts.axes:
             cell = replace(cell, sms=facts.sms_for(int(request.memory.sizes.sum())))
-        prepared = self._others()[choice.backend].create(replace(request, cell=cell))
+        prepared = self._others[choice.backend].create(replace(request, cell=cell))
         return replace(prepared, chosen=str(choice), warnings=(*prepared.warnings, *warnings))
 
     def _choose(self, request: SwapRequest) -> tuple[Choice, tuple[str, ...]]:
@@ -91,16 +91,15 @@ class Auto:
             self._loaded = policy, Chooser(policy)
         return self._loaded[1]
 
+    @cached_property
     def _others(self) -> Mapping[str, Backend]:
         # Not in __init__: loading the backends makes one of this class, too.
-        if not self._backends:
-            self._backends = {name: backend for name, backend in load_backends().items() if name != AUTO}
-        return self._backends
+        return {name: backend for name, backend in load_backends().items() if name != AUTO}
 
     def _facts(self, device: Device) -> Mapping[str, BackendFacts]:
         if self._found is None or self._found[0] is not device:
             here = device.facts()
-            self._found = device, {name: facts_of(other, here) for name, other in self._others().items()}
+            self._found = device, {name: facts_of(other, here) for name, other in self._others.items()}
         return self._found[1]
 
     def _why_not(self, choice: Choice, device: Device) -> str | None:

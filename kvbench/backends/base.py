@@ -53,15 +53,12 @@ class PythonSwap(Protocol):
     @property
     def calls(self) -> int:
         """Driver calls or kernel launches in one submission."""
-        ...
 
     def prepare(self) -> None:
         """Turn the descriptors into what the kernel takes; called before every submission."""
-        ...
 
     def submit(self, stream: int) -> None:
         """Submit on the CUDA stream with this handle (on the cpu device: the engine's stream)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -87,24 +84,19 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """The word on the backend axis."""
-        ...
 
     @property
     def summary(self) -> str:
         """One line for `kvbench list backends`."""
-        ...
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         """Return the optional axes that this backend supports on `device`."""
-        ...
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         """Return why it cannot run on `device`, None when it can."""
-        ...
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         """Return the swap of `request`, ready to be submitted again and again."""
-        ...
 
 
 @dataclass(frozen=True)

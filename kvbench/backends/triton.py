@@ -53,13 +53,13 @@ def shape_of(sizes: Addresses) -> Shape:
     return Shape(len(sizes) * pieces, pieces, min(1024, max(128, 1 << (words - 1).bit_length())))
 
 
-@dataclass
 class _Slot:
     """A descriptor table in pinned memory and its copy on the device; `done` marks the launch that read it last."""
 
-    pinned: Buffer
-    uploaded: Buffer
-    done: Event
+    def __init__(self, device: Device, table_bytes: int) -> None:
+        self.pinned = Buffer(device.driver, MemoryKind.allocated, table_bytes)
+        self.uploaded = Buffer(device.driver, MemoryKind.device, table_bytes)
+        self.done = Event(device.driver)
 
 
 class TritonSwap:
@@ -81,7 +81,7 @@ class TritonSwap:
         self._shape = shape_of(request.memory.sizes)
         self._grid = (request.cell.sms or 1,)
         table_bytes = 3 * 8 * len(request.memory.sizes)
-        self._slots = [_slot(request.device, table_bytes) for _ in range(SLOTS)]
+        self._slots = [_Slot(request.device, table_bytes) for _ in range(SLOTS)]
         self._next = 0
 
     def prepare(self) -> None:
@@ -110,11 +110,3 @@ class TritonSwap:
                 num_warps=WARPS,
             )
         slot.done.record(stream)
-
-
-def _slot(device: Device, table_bytes: int) -> _Slot:
-    return _Slot(
-        Buffer(device.driver, MemoryKind.allocated, table_bytes),
-        Buffer(device.driver, MemoryKind.device, table_bytes),
-        Event(device.driver),
-    )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -11,16 +12,16 @@ import typer
 from kvbench.errors import ExitCode
 from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose, resolve_device
 
-Describe = Callable[[str], EngineReport]
+Describe = Callable[[], EngineReport]
 ProbeUnderLoad = Callable[[str], Mapping[str, Any]]
 
 
 def register(app: typer.Typer, describe: Describe, probe_under_load: ProbeUnderLoad | None = None) -> None:
     """Add the command to `app`.
 
-    `describe(device)` asks a process of its own to load everything, so that a driver's crash ends that process and is
-    an answer; `device` is what the user asked for ("auto", "cpu", "cuda:N"). `probe_under_load(device)` returns what
-    `observe` says of a device that copies meanwhile. What either raises becomes part of the checks.
+    `describe()` asks a process of its own to load everything, so that a driver's crash ends that process and is an
+    answer. `probe_under_load(device)` returns what `observe` says of a device that copies meanwhile. What either raises
+    becomes part of the checks.
     """
 
     @app.command(help="Say what stands in the way of good measurements on this machine, and the remedy.")
@@ -46,7 +47,10 @@ def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | No
     from kvbench.machine.observation import identity, observe
 
     resolve_device(asked, EngineReport(engine_error=None))  # a misspelt device costs no wait
-    engine = _described(asked, describe)
+    try:
+        engine = describe()
+    except Exception as error:
+        engine = EngineReport(engine_error=f"{type(error).__name__}: {error}")
     device = resolve_device(asked, engine)
     bus_id = engine.pci_bus_ids.get(device)
     facts = next((one for one in engine.devices if one.name == device), None)
@@ -64,13 +68,6 @@ def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | No
     )
 
 
-def _described(asked: str, describe: Describe) -> EngineReport:
-    try:
-        return describe(asked)
-    except Exception as error:
-        return EngineReport(engine_error=f"{type(error).__name__}: {error}")
-
-
 def _loaded(device: str, probe_under_load: ProbeUnderLoad | None) -> Mapping[str, Any] | str:
     if probe_under_load is None:
         return "no copies were running"
@@ -81,16 +78,13 @@ def _loaded(device: str, probe_under_load: ProbeUnderLoad | None) -> Mapping[str
 
 
 def _memlock_bytes() -> int | None:
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _write_json(device: str, checks: list[Check]) -> None:
     rows = [{"name": c.name, "status": c.status, "found": c.found, "remedy": c.remedy or None} for c in checks]
-    json.dump({"device": device, "checks": rows}, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    print(json.dumps({"device": device, "checks": rows}, indent=2))
 
 
 def _write_lines(checks: list[Check]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 import typer
 import typer.core
 
-from kvbench.cli.sweep import default_folder, terminate
+from kvbench.cli.sweep import default_folder
 from kvbench.errors import ExitCode, KvbenchError, UsageError, brief
 from kvbench.text import printable
 
@@ -281,7 +281,7 @@ def _say_to(stream: TextIO) -> "Say":
 @contextmanager
 def _interruptible(rounds: "Rounds") -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into exit code 130 and a line that says how to judge what is there."""
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:

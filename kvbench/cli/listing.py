@@ -2,19 +2,11 @@
 
 import json
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-
-class What(StrEnum):
-    """What can be listed."""
-
-    AXES = "axes"
-    BACKENDS = "backends"
-    CONFIGS = "configs"
-    DEVICES = "devices"
-    MODELS = "models"
+What = StrEnum("What", ["AXES", "BACKENDS", "CONFIGS", "DEVICES", "MODELS"])  # each the word in lower case
 
 
 def register(app: typer.Typer) -> None:
@@ -26,13 +18,7 @@ def listing(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the axes, backends, configs, devices or models that there are."""
-    rows = {
-        What.AXES: _axes,
-        What.BACKENDS: _backends,
-        What.CONFIGS: _configs,
-        What.DEVICES: _devices,
-        What.MODELS: _models,
-    }[what]()
+    rows = _LISTINGS[what]()
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -87,3 +73,6 @@ def _models() -> list[dict[str, str]]:
     from kvbench.models.presets import presets
 
     return [{"model": name, "geometry": geometry.label} for name, geometry in presets().items()]
+
+
+_LISTINGS: Final = {"axes": _axes, "backends": _backends, "configs": _configs, "devices": _devices, "models": _models}

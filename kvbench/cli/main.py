@@ -11,6 +11,7 @@ from kvbench._version import __version__
 from kvbench.cli import doctor, gate, listing, policy, report, sweep
 from kvbench.errors import ExitCode, KvbenchError, brief
 from kvbench.machine.doctor import EngineReport
+from kvbench.text import printable
 
 # The parser's error for any bad option: typer exports only a subclass of it, and from 0.26 on it is no longer click's.
 _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
@@ -36,10 +37,9 @@ def _root(
     del version
 
 
-def _describe(device: str) -> EngineReport:
+def _describe() -> EngineReport:
     from kvbench.run.inspection import describe
 
-    del device  # what loads does not depend on it
     return describe()
 
 
@@ -78,8 +78,6 @@ def main() -> None:
 
 
 def _complain(message: str) -> None:
-    from kvbench.text import printable
-
     print(f"kvbench: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
 
 

@@ -1,9 +1,10 @@
 """Options that come from a struct: one field, one option, with the field's type, range and description."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 import typer
@@ -11,12 +12,12 @@ import typer
 _CLICK_TYPES: Final = {msgspec.inspect.IntType: int, msgspec.inspect.FloatType: float}
 
 
+@dataclass(frozen=True)
 class FromStruct:
     """Marks a parameter that takes the options of `kind`, except `leave_out`, as a mapping of those that were given."""
 
-    def __init__(self, kind: type[msgspec.Struct], leave_out: Sequence[str] = ()) -> None:
-        self.kind = kind
-        self.leave_out = leave_out
+    kind: type[msgspec.Struct]
+    leave_out: tuple[str, ...] = ()
 
 
 def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,8 +42,7 @@ def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _mark(hint: object) -> FromStruct | None:
-    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((extra for extra in extras if isinstance(extra, FromStruct)), None)
+    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, FromStruct)), None)
 
 
 def _options(mark: FromStruct) -> list[inspect.Parameter]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvbench.errors import UsageError
+from kvbench.files import write_whole
 
 if TYPE_CHECKING:
     from kvbench.tune.table import Policy
@@ -29,21 +30,15 @@ def policy(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
 
     made = fit_policy([load_run(path) for path in runs])
     if output is not None:
-        _write(output, made.to_toml())
+        try:
+            write_whole(output, made.to_toml().encode())
+        except OSError as error:
+            raise UsageError(f"-o {output}: cannot be written: {str(error.strerror).lower()}") from None
     if as_json:
         typer.echo(json.dumps(made.to_plain(), indent=2))
         return
     _show(made)
     typer.echo(f"\npolicy: {output}" if output else "\nnothing written: say where with -o FILE")
-
-
-def _write(path: Path, text: str) -> None:
-    from kvbench.files import write_whole
-
-    try:
-        write_whole(path, text.encode())
-    except OSError as error:
-        raise UsageError(f"-o {path}: cannot be written: {str(error.strerror).lower()}") from None
 
 
 def _show(made: "Policy") -> None:

@@ -4,8 +4,8 @@ import json
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 from statistics import median
-from typing import Any, Protocol
 
 import msgspec
 from rich.console import Console
@@ -13,33 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from kvbench.cells.axes import StreamState
 from kvbench.results import Failure, Note, Record, Visit
-from kvbench.run.execution import Observer, Outcome
+from kvbench.run.execution import Outcome
 from kvbench.run.protocol import Opened
-from kvbench.run.runner import Preview
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.units import format_duration, gigabytes_per_second, rough_size
 
 PLAIN_EVERY_S = 10.0
 SHOWN_CELLS = 20
-
-
-class Reporter(Observer, Protocol):
-    """Shows a plan, a sweep under way, and how it ended."""
-
-    def preview(self, preview: Preview) -> None:
-        """Show what a sweep would do."""
-        ...
-
-    def finished(self, outcome: Outcome) -> None:
-        """Show how a sweep ended."""
-        ...
-
-
-def make_reporter(as_json: bool) -> Reporter:
-    """Return the reporter that fits stdout."""
-    if as_json:
-        return JsonReporter()
-    return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
 
 
 class PlainReporter:
@@ -52,9 +32,19 @@ class PlainReporter:
         self._started_s = 0.0
         self._last_line_s = 0.0
 
-    def preview(self, preview: Preview) -> None:
-        for line in preview_lines(preview):
-            self._say(line)
+    def preview(self, plan: Plan, opened: Opened) -> None:
+        self._say(device_line(opened))
+        self._say(
+            f"{len(plan.cells)} cells; at most {rough_size(plan.host_bytes)} of pinned host memory and "
+            f"{rough_size(plan.device_bytes)} on the device; about {format_duration(plan.estimate_s)}"
+        )
+        for cell in plan.cells[:SHOWN_CELLS]:
+            self._say(f"  {cell.label}")
+        if len(plan.cells) > SHOWN_CELLS:
+            self._say(f"  and {len(plan.cells) - SHOWN_CELLS} more (--json lists all)")
+        if plan.filtered:
+            self._say(f"{plan.filtered} combinations dropped by filters")
+        self._say_skips(plan)
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         self._done_before, self._total = done, total
@@ -62,15 +52,14 @@ class PlainReporter:
         self._say(device_line(opened))
         before = f", {done} done before" if done else ""
         self._say(f"{len(plan.cells)} cells in {total} visits{before}; about {format_duration(plan.estimate_s)}")
-        for reason, count in skip_counts(plan).items():
-            self._say(f"skipped {count} cells: {reason}")
+        self._say_skips(plan)
 
     def visiting(self, visit: PlannedVisit) -> None:
         pass
 
     def recorded(self, record: Record) -> None:
         if isinstance(record, Failure):
-            self._say(failure_line(record))
+            self._say(f"FAILED ({record.kind}) {record.cell.label}: {record.message}\n  again: {record.command}")
         elif isinstance(record, Note):
             self._say(f"note: {record.text}")
         if isinstance(record, Visit | Failure):
@@ -78,8 +67,13 @@ class PlainReporter:
             self._advance(record)
 
     def finished(self, outcome: Outcome) -> None:
-        for line in outcome_lines(outcome):
-            self._say(line)
+        cells = f"{outcome.measured} cells measured, {outcome.failed} failed, {outcome.skipped} skipped"
+        self._say(f"{cells}: {outcome.path}")
+        if outcome.status == "complete":
+            self._say(f"kvbench report {outcome.path} makes tables and charts of it")
+        else:
+            self._say(f"{outcome.status}: {outcome.reason}")
+            self._say(f"everything measured is kept; kvbench sweep --resume {outcome.path} goes on")
 
     def _advance(self, record: Visit | Failure) -> None:
         del record
@@ -92,6 +86,10 @@ class PlainReporter:
         missing = self._total - self._done_before - self._made
         seconds = (time.monotonic() - self._started_s) / max(self._made, 1) * max(missing, 0)
         return format_duration(seconds)
+
+    def _say_skips(self, plan: Plan) -> None:
+        for reason, count in Counter(skip.reason for skip in plan.skipped).most_common():
+            self._say(f"skipped {count} cells: {reason}")
 
     def _say(self, line: str) -> None:
         print(line, flush=True)
@@ -131,7 +129,10 @@ class TerminalReporter(PlainReporter):
         if self._task is not None:
             self._bar.update(self._task, advance=1, left=f"{self._left()} left")
         if isinstance(record, Visit):
-            self._say(result_line(record))
+            cell = record.cell
+            swap_us = median(getattr(record.samples, StreamState(cell.stream_state).swap_clock))
+            gbps = gigabytes_per_second(cell.swap_bytes, swap_us)
+            self._say(f"{gbps:6.1f} GB/s {swap_us:12.1f} us  {cell.label}  [{record.path}]")
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False)
@@ -140,55 +141,48 @@ class TerminalReporter(PlainReporter):
 class JsonReporter:
     """One JSON object a line: the plan, every record of the journal, the outcome."""
 
-    def preview(self, preview: Preview) -> None:
-        plan = preview.plan
+    def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(
-            {
-                "event": "preview",
-                "device": msgspec.to_builtins(preview.opened.device),
-                "cells": [cell.as_strings() for cell in plan.cells],
-                "skipped": [{"cell": skip.cell.as_strings(), "reason": skip.reason} for skip in plan.skipped],
-                "filtered": plan.filtered,
-                "host_bytes": plan.host_bytes,
-                "device_bytes": plan.device_bytes,
-                "estimate_s": round(plan.estimate_s, 1),
-            }
+            "preview",
+            device=msgspec.to_builtins(opened.device),
+            cells=[cell.as_strings() for cell in plan.cells],
+            skipped=[{"cell": skip.cell.as_strings(), "reason": skip.reason} for skip in plan.skipped],
+            filtered=plan.filtered,
+            host_bytes=plan.host_bytes,
+            device_bytes=plan.device_bytes,
+            estimate_s=round(plan.estimate_s, 1),
         )
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         self._say(
-            {
-                "event": "planned",
-                "device": msgspec.to_builtins(opened.device),
-                "cells": len(plan.cells),
-                "skipped": len(plan.skipped),
-                "visits": total,
-                "done": done,
-                "estimate_s": round(plan.estimate_s, 1),
-            }
+            "planned",
+            device=msgspec.to_builtins(opened.device),
+            cells=len(plan.cells),
+            skipped=len(plan.skipped),
+            visits=total,
+            done=done,
+            estimate_s=round(plan.estimate_s, 1),
         )
 
     def visiting(self, visit: PlannedVisit) -> None:
         pass
 
     def recorded(self, record: Record) -> None:
-        self._say({"event": "record", "record": msgspec.to_builtins(record)})
+        self._say("record", record=msgspec.to_builtins(record))
 
     def finished(self, outcome: Outcome) -> None:
-        self._say(
-            {
-                "event": "finished",
-                "run": str(outcome.path),
-                "status": outcome.status,
-                "reason": outcome.reason,
-                "measured": outcome.measured,
-                "failed": outcome.failed,
-                "skipped": outcome.skipped,
-            }
-        )
+        fields = asdict(outcome)
+        self._say("finished", run=str(fields.pop("path")), **fields)
 
-    def _say(self, event: dict[str, Any]) -> None:
-        print(json.dumps(event), flush=True)
+    def _say(self, event: str, **fields: object) -> None:
+        print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def make_reporter(as_json: bool) -> JsonReporter | PlainReporter:
+    """Return the reporter that fits stdout."""
+    if as_json:
+        return JsonReporter()
+    return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
 
 
 def device_line(opened: Opened) -> str:
@@ -198,49 +192,3 @@ def device_line(opened: Opened) -> str:
         return f"device cpu: {device.title}; every figure is of copies between two host buffers, no GPU"
     batch = device.batch_entry or "no cuMemcpyBatchAsync: batched runs single copies"
     return f"device {device.name}: {device.title}, {device.sm_count} SMs; {batch}"
-
-
-def skip_counts(plan: Plan) -> Counter[str]:
-    """Return how many cells each reason skips, the most frequent first."""
-    return Counter(dict(Counter(skip.reason for skip in plan.skipped).most_common()))
-
-
-def preview_lines(preview: Preview) -> list[str]:
-    """Return what `--dry-run` prints."""
-    plan = preview.plan
-    lines = [device_line(preview.opened)]
-    lines.append(
-        f"{len(plan.cells)} cells; at most {rough_size(plan.host_bytes)} of pinned host memory and "
-        f"{rough_size(plan.device_bytes)} on the device; about {format_duration(plan.estimate_s)}"
-    )
-    lines += [f"  {cell.label}" for cell in plan.cells[:SHOWN_CELLS]]
-    if len(plan.cells) > SHOWN_CELLS:
-        lines.append(f"  and {len(plan.cells) - SHOWN_CELLS} more (--json lists all)")
-    if plan.filtered:
-        lines.append(f"{plan.filtered} combinations dropped by filters")
-    lines += [f"skipped {count} cells: {reason}" for reason, count in skip_counts(plan).items()]
-    return lines
-
-
-def result_line(record: Visit) -> str:
-    """Return a visit's result in one line."""
-    cell = record.cell
-    swap_us = median(getattr(record.samples, StreamState(cell.stream_state).swap_clock))
-    gbps = gigabytes_per_second(cell.swap_bytes, swap_us)
-    return f"{gbps:6.1f} GB/s {swap_us:12.1f} us  {cell.label}  [{record.path}]"
-
-
-def failure_line(record: Failure) -> str:
-    """Return a failure and how to reproduce it."""
-    return f"FAILED ({record.kind}) {record.cell.label}: {record.message}\n  again: {record.command}"
-
-
-def outcome_lines(outcome: Outcome) -> list[str]:
-    """Return the end of a sweep, and what to do next."""
-    lines = [f"{outcome.measured} cells measured, {outcome.failed} failed, {outcome.skipped} skipped: {outcome.path}"]
-    if outcome.status == "complete":
-        lines.append(f"kvbench report {outcome.path} makes tables and charts of it")
-    else:
-        lines.append(f"{outcome.status}: {outcome.reason}")
-        lines.append(f"everything measured is kept; kvbench sweep --resume {outcome.path} goes on")
-    return lines

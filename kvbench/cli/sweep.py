@@ -20,7 +20,7 @@ from kvbench.models.presets import ModelChoice, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
 from kvbench.text import convert
-from kvbench.tune.table import Policy, load_policy
+from kvbench.tune.table import AUTO, Policy, load_policy
 
 DEFAULT_CONFIG: Final = "quick"
 MODELS_CONFIG: Final = "models"
@@ -98,7 +98,7 @@ def sweep(
     from kvbench.cli.progress import make_reporter
     from kvbench.run.runner import preview, resume_sweep, start_sweep
 
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     reporter = make_reporter(as_json)
     choice: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
 
@@ -118,11 +118,11 @@ def sweep(
         told = any((config, axis, filters, policy, sampling, where)) or choice != ModelChoice()
         outcome = resume_sweep(resume, asked() if told else None, reporter)
     elif dry_run:
-        reporter.preview(preview(asked()))
+        reporter.preview(*preview(asked()))
         return
     else:
         spec = asked()
-        outcome = start_sweep(spec, out or default_folder(spec.name), _command(), reporter)
+        outcome = start_sweep(spec, out or default_folder(spec.name), ["kvbench", *sys.argv[1:]], reporter)
     reporter.finished(outcome)
     if outcome.status == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
@@ -132,7 +132,7 @@ def sweep(
 
 def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:
     """Return `spec` with the policy of `--policy`, else of the environment, where it asks for the backend auto."""
-    if not spec.asks_for_auto:
+    if not any(AUTO in group.get("backend", (AUTO,)) for group in spec.groups):
         if option is not None:
             raise UsageError(f"--policy {option}: no cell would go by it; add -a backend=auto,batched")
         return spec
@@ -159,13 +159,3 @@ def _beginning_with(incomplete: str, words: Iterable[str]) -> list[str]:
 def default_folder(name: str) -> Path:
     """Return the run directory that a command makes where none is named."""
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-
-
-def _command() -> list[str]:
-    return ["kvbench", *sys.argv[1:]]
-
-
-def terminate(number: int, frame: object) -> None:
-    """Handle SIGTERM as Ctrl-C is handled."""
-    del number, frame
-    raise KeyboardInterrupt

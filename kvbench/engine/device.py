@@ -1,6 +1,7 @@
 """The compiled swap engine as the rest of the package sees it: a device, its memory, its streams, its clocks."""
 
 import ctypes
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,89 +12,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench import _engine
-from kvbench._engine import (
-    AccessOrder,
-    Audit,
-    BatchEntry,
-    Buffer,
-    EngineError,
-    Event,
-    MemoryKind,
-    Queue,
-    Sample,
-    SmKernel,
-    SmMethod,
-    Stream,
-    Swap,
-    TimedRegion,
-    audit_value,
-    audit_words,
-    batched,
-    count_cuda_devices,
-    per_block,
-    probe_cpu_us,
-    sm_copy,
-    sm_copy_tensors,
-    verify,
-    write_value,
-    write_words,
-)
+from kvbench._engine import Buffer as Buffer
+from kvbench._engine import EngineError as EngineError
+from kvbench._engine import Event as Event
+from kvbench._engine import MemoryKind as MemoryKind
+from kvbench._engine import Queue as Queue
+from kvbench._engine import Sample as Sample
+from kvbench._engine import SmKernel as SmKernel
+from kvbench._engine import SmMethod as SmMethod
+from kvbench._engine import Stream as Stream
+from kvbench._engine import Swap as Swap
+from kvbench._engine import TimedRegion as TimedRegion
+from kvbench._engine import audit_value as audit_value
+from kvbench._engine import audit_words as audit_words
+from kvbench._engine import batched as batched
+from kvbench._engine import count_cuda_devices as count_cuda_devices
+from kvbench._engine import per_block as per_block
+from kvbench._engine import probe_cpu_us as probe_cpu_us
+from kvbench._engine import sm_copy as sm_copy
+from kvbench._engine import sm_copy_tensors as sm_copy_tensors
+from kvbench._engine import verify as verify
+from kvbench._engine import write_value as write_value
+from kvbench._engine import write_words as write_words
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.facts import DeviceFacts
 from kvbench.engine import nvrtc
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
 
-__all__ = [
-    "ACCESS_ORDERS",
-    "DIRECTIONS",
-    "SOURCE_HASH",
-    "STREAM_STATES",
-    "Audit",
-    "Buffer",
-    "Device",
-    "EngineError",
-    "Event",
-    "MemoryKind",
-    "Queue",
-    "Sample",
-    "SmKernel",
-    "SmMethod",
-    "Stream",
-    "Swap",
-    "TimedRegion",
-    "audit_value",
-    "audit_words",
-    "batched",
-    "count_cuda_devices",
-    "open_device",
-    "per_block",
-    "probe_cpu_us",
-    "resolve_device",
-    "sm_copy",
-    "sm_copy_tensors",
-    "verify",
-    "write_value",
-    "write_words",
-]
-
 Addresses = NDArray[np.uint64]
 SOURCE_HASH: Final = _engine.SOURCE_HASH
 DIRECTIONS: Final = {Direction.H2D: _engine.Direction.h2d, Direction.D2H: _engine.Direction.d2h}
-STREAM_STATES: Final = {
-    StreamState.IDLE: _engine.StreamState.idle,
-    StreamState.BUSY: _engine.StreamState.busy,
-}
+STREAM_STATES: Final = {StreamState.IDLE: _engine.StreamState.idle, StreamState.BUSY: _engine.StreamState.busy}
 ACCESS_ORDERS: Final = {
-    Order.STREAM: AccessOrder.stream,
-    Order.DURING_API_CALL: AccessOrder.during_api_call,
-    Order.ANY: AccessOrder.any,
+    Order.STREAM: _engine.AccessOrder.stream,
+    Order.DURING_API_CALL: _engine.AccessOrder.during_api_call,
+    Order.ANY: _engine.AccessOrder.any,
 }
 _BATCH_ENTRIES: Final = {
-    BatchEntry.none: None,
-    BatchEntry.cuda_12_8: "cuMemcpyBatchAsync (CUDA 12.8 signature, 9 arguments)",
-    BatchEntry.cuda_13_0: "cuMemcpyBatchAsync (CUDA 13.0 signature, 8 arguments)",
-    BatchEntry.host: "batched copy of the host device",
+    _engine.BatchEntry.none: None,
+    _engine.BatchEntry.cuda_12_8: "cuMemcpyBatchAsync (CUDA 12.8 signature, 9 arguments)",
+    _engine.BatchEntry.cuda_13_0: "cuMemcpyBatchAsync (CUDA 13.0 signature, 8 arguments)",
+    _engine.BatchEntry.host: "batched copy of the host device",
 }
 _FAULT_KINDS: Final = {
     "error@call": _engine.FaultKind.error_at_call,
@@ -160,24 +120,18 @@ class Device:
         if isinstance(self.driver, _engine.HostDriver):
             if fault is None:
                 self.driver.arm(_engine.FaultKind.none)
-            elif fault.kind == "slow":
-                self.driver.arm(_engine.FaultKind.slow, delay_us=float(fault.number))
             else:
-                self.driver.arm(_FAULT_KINDS[fault.kind], at=fault.number)
-
-
-def _count_or_none() -> int:
-    try:
-        return count_cuda_devices()
-    except EngineError:
-        return 0
+                self.driver.arm(_FAULT_KINDS[fault.kind], at=fault.number, delay_us=fault.number)
 
 
 def resolve_device(name: str) -> str:
     """Return the device that `name` ("auto", "cpu", "cuda", "cuda:N") stands for; raises UsageError if not there."""
     if name == "cpu":
         return name
-    count = _count_or_none()
+    try:
+        count = count_cuda_devices()
+    except EngineError:
+        count = 0
     if name == "auto":
         return "cuda:0" if count else "cpu"
     ordinal = int(name.partition(":")[2] or 0)
@@ -214,5 +168,5 @@ def _host_free_bytes() -> int:
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent is gone, so that no worker is left holding a GPU."""
-    pr_set_pdeathsig, sigkill = 1, 9
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, sigkill)
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -2,14 +2,14 @@
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import KvbenchError
+from kvbench.errors import KvbenchError, StorageError
+from kvbench.files import write_whole
 
 OPTIONS = ("--std=c++17",)
 HEADERS = ("types.hpp", "piece_map.hpp", "pool_words.hpp")
@@ -68,22 +68,15 @@ def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
     if path.is_file():
         return path.read_bytes()
     cubin = compile_cubin(source, name, arch, defines)
-    _store(path, cubin)
+    # A cache that cannot be written costs a compilation a run, nothing else.
+    with suppress(OSError, StorageError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, cubin, wait=False)
     return cubin
 
 
 def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvbench"
-
-
-def _store(path: Path, content: bytes) -> None:
-    # A cache that cannot be written costs a compilation a run, nothing else.
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            written = Path(folder) / path.name
-            written.write_bytes(content)
-            written.replace(path)
 
 
 def _load() -> Any:  # the bindings carry no types

@@ -3,8 +3,7 @@
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
-from typing import BinaryIO
+from collections.abc import Iterable, Mapping
 
 from kvbench.backends.base import Backend, facts_of, load_backends
 from kvbench.cells.axes import Direction
@@ -27,21 +26,7 @@ from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Samples, Visit
-from kvbench.run.protocol import (
-    REQUESTS,
-    Answer,
-    MeasureCeiling,
-    MeasureCell,
-    MeasureControl,
-    Open,
-    Opened,
-    Refused,
-    Request,
-    Reserve,
-    Reserved,
-    encode,
-)
-from kvbench.tune.table import Policy
+from kvbench.run import protocol
 from kvbench.units import rough_size
 
 
@@ -52,40 +37,34 @@ class Worker:
         self._backends: Mapping[str, Backend] = load_backends()
         self._faults = FaultPlan()
         self._device: Device | None = None
-        self._stream: Stream | None = None
-        self._busy_delay_us = 0
-        self._policy: Policy | None = None
         self._bench: Bench | None = None
         self._control: ControlCopies | None = None
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: protocol.Request) -> protocol.Answer:
         """Do what `request` asks; a failure is an answer too."""
         try:
             match request:
-                case Open():
+                case protocol.Open():
                     return self._open(request)
-                case Reserve():
+                case protocol.Reserve():
                     return self._reserve(request)
-                case MeasureCeiling():
+                case protocol.MeasureCeiling():
                     return self._measure_ceiling(request)
-                case MeasureControl():
+                case protocol.MeasureControl():
                     return self._measure_control(request)
-                case MeasureCell():
+                case protocol.MeasureCell():
                     return self._measure_cell(request)
         except KvbenchError as error:
-            return Refused(message=str(error), usage=True)
+            return protocol.Refused(message=str(error), usage=True)
         except EngineError as error:
-            return Refused(message=str(error), usage=False)
+            return protocol.Refused(message=str(error), usage=False)
 
-    def _open(self, request: Open) -> Opened:
+    def _open(self, request: protocol.Open) -> protocol.Opened:
         self._faults = parse_faults(request.fault)
-        self._busy_delay_us = request.busy_delay_us
-        self._policy = request.policy
         self._device = device = open_device(resolve_device(request.device), self._faults)
         notes = _stay_near(device.driver.info.numa_node)
-        self._stream = Stream(device.driver)
         facts = device.facts()
-        return Opened(
+        return protocol.Opened(
             device=facts,
             backends=[facts_of(backend, facts) for backend in self._backends.values()],
             engine_hash=SOURCE_HASH,
@@ -93,13 +72,13 @@ class Worker:
             notes=notes,
         )
 
-    def _reserve(self, request: Reserve) -> Reserved:
+    def _reserve(self, request: protocol.Reserve) -> protocol.Reserved:
         assert self._device is not None
-        assert self._stream is not None
         self._bench = None  # what an earlier reservation holds is released first
-        region = TimedRegion(self._device.driver, self._stream.handle, self._busy_delay_us * 1000)
+        stream = Stream(self._device.driver)
+        region = TimedRegion(self._device.driver, stream.handle, request.busy_delay_us * 1000)
         try:
-            pools = Pools(self._device, self._stream, request.pool_bytes)
+            pools = Pools(self._device, stream, request.pool_bytes)
             pools.host_pool(None)
         except EngineError as error:
             size = rough_size(request.pool_bytes)
@@ -107,20 +86,17 @@ class Worker:
                 f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
                 "ask for smaller swaps, or lower --host-memory and --device-memory"
             ) from None
-        self._bench = Bench(self._device, self._stream, region, pools, SteadyCpu(), self._policy)
-        return Reserved()
+        self._bench = Bench(self._device, stream, region, pools, SteadyCpu(), request.policy)
+        return protocol.Reserved()
 
-    def _measure_ceiling(self, request: MeasureCeiling) -> Ceiling:
+    def _measure_ceiling(self, request: protocol.MeasureCeiling) -> Ceiling:
         assert self._bench is not None
         swap_bytes, gpu_us = measure_ceiling(self._bench, Direction(request.direction), request.samples)
         return Ceiling(
-            direction=request.direction,
-            round=request.round,
-            swap_bytes=swap_bytes,
-            gpu_us=[round(t, 3) for t in gpu_us],
+            direction=request.direction, round=request.round, swap_bytes=swap_bytes, gpu_us=_to_nanoseconds(gpu_us)
         )
 
-    def _measure_control(self, request: MeasureControl) -> Control:
+    def _measure_control(self, request: protocol.MeasureControl) -> Control:
         assert self._device is not None
         assert self._bench is not None
         self._control = self._control or open_control(self._device.name)
@@ -130,13 +106,14 @@ class Worker:
             direction=request.direction,
             round=request.round,
             copy_bytes=self._control.copy_bytes,
-            gpu_us=[round(t, 3) for t in times_us],
+            gpu_us=_to_nanoseconds(times_us),
         )
 
-    def _measure_cell(self, request: MeasureCell) -> Visit | Failure:
+    def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
         assert self._bench is not None
         cell = Cell.from_strings(request.cell)
-        seed = _seed(request.seed, cell, request.round)
+        place = f"{request.seed}/{cell.id}/{request.round}"
+        seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
         try:
             backend = self._backends[cell.backend]
             taken = measure(self._bench, backend, cell, request.sampling, seed, self._faults.for_cell(cell))
@@ -145,9 +122,9 @@ class Worker:
         return _visit(request, cell, taken)
 
 
-def _visit(request: MeasureCell, cell: Cell, taken: Measurement) -> Visit:
+def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Visit:
     def column(name: str) -> list[float]:
-        return [round(getattr(sample, name), 3) for sample in taken.samples]
+        return _to_nanoseconds(getattr(sample, name) for sample in taken.samples)
 
     def flags(name: str) -> list[int]:
         return [int(getattr(sample, name)) for sample in taken.samples]
@@ -172,7 +149,7 @@ def _visit(request: MeasureCell, cell: Cell, taken: Measurement) -> Visit:
     )
 
 
-def _failure(request: MeasureCell, error: Exception) -> Failure:
+def _failure(request: protocol.MeasureCell, error: Exception) -> Failure:
     """Return the record of a failure; the parent, who knows the sweep, adds the command."""
     kind: FailureKind = "mismatch" if isinstance(error, VerificationError) else "error"
     expected = isinstance(error, KvbenchError | EngineError)
@@ -180,9 +157,8 @@ def _failure(request: MeasureCell, error: Exception) -> Failure:
     return Failure(cell_text=request.cell, round=request.round, kind=kind, message=message, command="")
 
 
-def _seed(sweep_seed: int, cell: Cell, number: int) -> int:
-    text = f"{sweep_seed}/{cell.id}/{number}"
-    return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest())
+def _to_nanoseconds(times_us: Iterable[float]) -> list[float]:
+    return [round(time_us, 3) for time_us in times_us]
 
 
 def _stay_near(numa_node: int) -> list[str]:
@@ -196,20 +172,15 @@ def _stay_near(numa_node: int) -> list[str]:
     return []
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer every line of `requests` until it ends."""
-    worker = Worker()
-    for line in requests:
-        answers.write(encode(worker.answer(REQUESTS.decode(line))))
-        answers.flush()
-
-
 def main() -> None:
-    """Serve the parent on stdin and stdout; what libraries print goes to stderr instead."""
+    """Answer the parent's lines on stdin until they end; what libraries print to stdout goes to stderr instead."""
     die_with_parent()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    serve(sys.stdin.buffer, answers)
+    worker = Worker()
+    for line in sys.stdin.buffer:
+        answers.write(protocol.encode(worker.answer(protocol.REQUESTS.decode(line))))
+        answers.flush()
 
 
 if __name__ == "__main__":

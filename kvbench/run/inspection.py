@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any, Final
 
 import msgspec
@@ -36,7 +37,7 @@ def describe() -> EngineReport:
 
 def observe_under_load(device: str) -> Mapping[str, Any]:
     """Return `observe` of `device` while a worker copies over its link. Raises KvbenchError."""
-    with WorkerSlot(SweepSpec(name="doctor", device=device)) as slot:
+    with closing(WorkerSlot(SweepSpec(name="doctor", device=device))) as slot:
         opened = slot.start()
         slot.reserve(CEILING_BYTES[opened.device.kind])
         request = MeasureCeiling(direction="h2d", round=0, samples=_LOAD_SAMPLES)

@@ -19,9 +19,7 @@ class Open(_Message, tag="open", frozen=True, kw_only=True):
     """Open `device` ("auto", "cpu", "cuda", "cuda:N"); answered by Opened or Refused."""
 
     device: str
-    fault: str | None = None
-    policy: Policy | None = None
-    busy_delay_us: int
+    fault: str | None
 
 
 class Opened(_Message, tag="opened", frozen=True, kw_only=True):
@@ -35,29 +33,29 @@ class Opened(_Message, tag="opened", frozen=True, kw_only=True):
 
 
 class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
-    """Make the memory pools, `pool_bytes` each; answered by Reserved or Refused."""
+    """Make the memory pools, `pool_bytes` each, and what else the cells share; answered by Reserved or Refused."""
 
     pool_bytes: int
+    busy_delay_us: int
+    policy: Policy | None
 
 
 class Reserved(_Message, tag="reserved", frozen=True, kw_only=True):
     """The pools are there."""
 
 
-class MeasureCeiling(_Message, tag="measure_ceiling", frozen=True, kw_only=True):
+class _MeasureCopies(_Message, frozen=True, kw_only=True):
+    direction: Literal["h2d", "d2h"]
+    round: int
+    samples: int
+
+
+class MeasureCeiling(_MeasureCopies, tag="measure_ceiling", frozen=True, kw_only=True):
     """Time plain large copies one way; answered by a Ceiling record or Refused."""
 
-    direction: Literal["h2d", "d2h"]
-    round: int
-    samples: int
 
-
-class MeasureControl(_Message, tag="measure_control", frozen=True, kw_only=True):
+class MeasureControl(_MeasureCopies, tag="measure_control", frozen=True, kw_only=True):
     """Time large copies one way without the engine; answered by a Control record or Refused."""
-
-    direction: Literal["h2d", "d2h"]
-    round: int
-    samples: int
 
 
 class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Runs a sweep: plans it, holds the worker, and finishes what an earlier run left."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from kvbench._version import __version__
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import differences, identity_hash
 from kvbench.machine.observation import identity
-from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
+from kvbench.results import RunInfo, RunWriter, Scalar, load_run
 from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.protocol import Opened
 from kvbench.run.worker_process import WorkerSlot
@@ -19,33 +20,27 @@ from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
 
 
-@dataclass(frozen=True)
-class Preview:
-    """What `--dry-run` shows: the plan, and the device that would run it."""
-
-    plan: Plan
-    opened: Opened
-
-
-def preview(spec: SweepSpec) -> Preview:
-    """Plan `spec` on the device that it names, without measuring. Raises KvbenchError."""
-    with WorkerSlot(spec) as slot:
+def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
+    """Plan `spec` without measuring; return the plan and the device that would run it. Raises KvbenchError."""
+    with closing(WorkerSlot(spec)) as slot:
         opened = _fitting(spec, slot.start())
-    return Preview(expand(spec, opened.device, opened.backends), opened)
+    return expand(spec, opened.device, opened.backends), opened
 
 
 def survey(device: str) -> Opened:
     """Return what a worker finds on `device` ("auto", "cpu", "cuda", "cuda:N"). Raises KvbenchError."""
-    with WorkerSlot(SweepSpec(name="survey", device=device)) as slot:
+    with closing(WorkerSlot(SweepSpec(name="survey", device=device))) as slot:
         return slot.start()
 
 
 def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> Outcome:
     """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured."""
-    with WorkerSlot(spec) as slot:
+    with closing(WorkerSlot(spec)) as slot:
         opened = _fitting(spec, slot.start())
         plan = expand(spec, opened.device, opened.backends)
-        _require_cells(plan)
+        if not plan.cells:  # a run of skips alone is most often a mistake
+            reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
+            raise UsageError(f"nothing to measure: {reasons}")
         fields = _identity(opened)
         info = RunInfo(
             kvbench=__version__,
@@ -66,20 +61,15 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer) -> Out
     spec = SweepSpec.from_plain(run.info.spec)
     if asked is not None and asked.to_plain() != spec.to_plain():
         raise MismatchError(f"--resume {path}: that run is of another sweep; give no other options to go on with it")
-    with WorkerSlot(spec) as slot:
+    with closing(WorkerSlot(spec)) as slot:
         opened = _fitting(spec, slot.start())
-        _require_same_machine(run, _identity(opened))
+        here = _identity(opened)
+        if identity_hash(here) != run.info.identity_hash:
+            changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"
+            raise MismatchError(f"--resume {path}: this is not the machine of that run ({changed})")
         plan = expand(spec, opened.device, opened.backends)
         with RunWriter.reopen(path) as writer:
-            return Execution(spec, plan, opened, writer, slot, observer, Progress.of(run.records)).run()
-
-
-def _require_cells(plan: Plan) -> None:
-    """Raise UsageError when a sweep has nothing to measure: a run of skips alone is most often a mistake."""
-    if plan.cells:
-        return
-    reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
-    raise UsageError(f"nothing to measure: {reasons}")
+            return Execution(spec, plan, opened, writer, slot, observer, Progress(run.records)).run()
 
 
 def _fitting(spec: SweepSpec, opened: Opened) -> Opened:
@@ -105,9 +95,3 @@ def _fitting(spec: SweepSpec, opened: Opened) -> Opened:
 def _identity(opened: Opened) -> dict[str, Scalar]:
     device = opened.device
     return identity(device.name, opened.engine_hash, pci_bus_id=opened.pci_bus_id, sm_count=device.sm_count)
-
-
-def _require_same_machine(run: Run, here: dict[str, Scalar]) -> None:
-    if identity_hash(here) != run.info.identity_hash:
-        changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"
-        raise MismatchError(f"--resume {run.path}: this is not the machine of that run ({changed})")

@@ -6,16 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from kvbench.errors import ExitCode, KvbenchError, UsageError
-from kvbench.results.schema import Failure, Visit
+from kvbench.results.schema import Failure, FailureKind, Visit
 from kvbench.run.protocol import ANSWERS, Answer, MeasureCell, Open, Opened, Refused, Request, Reserve, Reserved, encode
 from kvbench.sweep.spec import SweepSpec
 
@@ -34,14 +32,13 @@ class WorkerLostError(KvbenchError):
     """The worker is gone; the message says how."""
 
     exit_code = ExitCode.FAILED_CELLS
-
-
-class WorkerCrashedError(WorkerLostError):
-    """It ended by itself."""
+    kind: FailureKind = "crash"
 
 
 class WorkerHungError(WorkerLostError):
     """It said nothing until the deadline and was killed."""
+
+    kind = "timeout"
 
 
 class EngineRefusedError(KvbenchError):
@@ -51,31 +48,24 @@ class EngineRefusedError(KvbenchError):
 
 
 class WorkerProcess:
-    """One worker; use it as a context manager. Its stderr goes to `log`, which may be None."""
+    """One worker. Its stderr goes to `log`, which may be None."""
 
-    def __init__(self, log: Path | None = None, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, log: Path | None) -> None:
         self._log = log
-        stderr = log.open("ab") if log else None
-        try:
+        with Path(log or os.devnull).open("ab") as stderr:
             self._process = subprocess.Popen(
-                command,
+                COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=stderr or subprocess.DEVNULL,
+                stderr=stderr,
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
-        finally:
-            if stderr:
-                stderr.close()
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self.pid = self._process.pid
         self._requests = self._process.stdin
         self._answers = self._process.stdout
         self._received = bytearray()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def ask(self, request: Request, answer_type: type[T], deadline_s: float) -> T:
         """Send `request`, return its answer. Raises WorkerLostError, UsageError or EngineRefusedError (for Refused)."""
@@ -91,39 +81,27 @@ class WorkerProcess:
             self._requests.write(encode(request))
             self._requests.flush()
         except BrokenPipeError:
-            raise WorkerCrashedError(self._obituary()) from None
-        line = self._read_line(time.monotonic() + deadline_s, deadline_s)
+            raise WorkerLostError(self._obituary()) from None
+        line = self._read_line(deadline_s)
         try:
             return ANSWERS.decode(line)
         except msgspec.DecodeError as error:
             self.kill()
-            raise WorkerCrashedError(f"the worker's answer is not understood ({error})") from None
+            raise WorkerLostError(f"the worker's answer is not understood ({error})") from None
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End the worker: it stops when its stdin does, and is killed when it does not."""
+        """Kill the worker and close its pipes."""
+        self.kill()
         with suppress(BrokenPipeError):
             self._requests.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self.kill()
         self._answers.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.kill()
-        self.close()
-
-    def _read_line(self, deadline: float, deadline_s: float) -> bytes:
+    def _read_line(self, deadline_s: float) -> bytes:
+        deadline = time.monotonic() + deadline_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
             while b"\n" not in self._received:
@@ -133,32 +111,27 @@ class WorkerProcess:
                     raise WorkerHungError(f"no answer within {deadline_s:g} s; the worker was killed")
                 chunk = os.read(self._answers.fileno(), _CHUNK_BYTES)
                 if not chunk:
-                    raise WorkerCrashedError(self._obituary())
+                    raise WorkerLostError(self._obituary())
                 self._received += chunk
-        line, _, rest = bytes(self._received).partition(b"\n")
-        self._received = bytearray(rest)
-        return line
+        line, _, self._received = self._received.partition(b"\n")
+        return bytes(line)
 
     def _obituary(self) -> str:
         code = self._process.wait()
         how = f"died by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = self._last_words()
-        return f"the worker {how}" + (f": {last}" if last else "")
-
-    def _last_words(self) -> str:
-        if self._log is None:
-            return ""
-        tail = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-        return tail[-1] if tail else ""
+        printed = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip() if self._log else ""
+        return f"the worker {how}" + (f": {printed.splitlines()[-1]}" if printed else "")
 
 
 class WorkerSlot:
-    """The place of a sweep's worker: whoever sits there was opened, and given memory, in the same way."""
+    """The place of a sweep's worker: whoever sits there was opened, and given memory, in the same way.
+
+    Use it in `contextlib.closing`.
+    """
 
     def __init__(self, spec: SweepSpec) -> None:
-        self._open = Open(
-            device=spec.device, fault=spec.fault, policy=spec.policy, busy_delay_us=spec.sampling.busy_delay_us
-        )
+        self._spec = spec
+        self._open = Open(device=spec.device, fault=spec.fault)
         self._reserve: Reserve | None = None
         self._log: Path | None = None
         self._worker: WorkerProcess | None = None
@@ -182,7 +155,9 @@ class WorkerSlot:
 
     def reserve(self, pool_bytes: int) -> None:
         """Make the memory pools, now and in every replacement; raises UsageError when memory is short."""
-        self._reserve = Reserve(pool_bytes=pool_bytes)
+        self._reserve = Reserve(
+            pool_bytes=pool_bytes, busy_delay_us=self._spec.sampling.busy_delay_us, policy=self._spec.policy
+        )
         self._ask_to_reserve()
 
     def ask(self, request: Request, answer_type: type[T], deadline_s: float) -> T:
@@ -205,17 +180,8 @@ class WorkerSlot:
 
     def close(self) -> None:
         if self._worker is not None:
-            self._worker.kill()
             self._worker.close()
             self._worker = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _ask_to_reserve(self) -> None:
         if self._reserve is not None:

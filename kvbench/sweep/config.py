@@ -8,12 +8,11 @@ import msgspec
 
 from kvbench.cells.axis import Axis, AxisValue, on_off
 from kvbench.cells.cell import AXES
-from kvbench.cells.filter import parse_filters
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
 from kvbench.models.geometry import MODEL_AXES
 from kvbench.models.presets import ModelChoice
-from kvbench.sweep.spec import LIMITS, DeviceName, Group, Limits, Sampling, Seed, SweepSpec, read_memory
+from kvbench.sweep.spec import LIMITS, DeviceName, Limits, Sampling, Seed, SweepSpec, read_memory
 from kvbench.text import Line, check_keys, convert, hint, located, name_of, shown
 
 _RawAxes = dict[str, Any]
@@ -56,11 +55,6 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
 
     Raises UsageError that names the file, the key and what would be right.
     """
-    own, spec = _read_config(path)
-    return spec.with_models((choice or ModelChoice()).over(own).swaps())
-
-
-def _read_config(path: Path) -> tuple[ModelChoice, SweepSpec]:
     with located(str(path)):
         if not path.exists():
             raise UsageError(f"no such file; shipped with kvbench: {', '.join(shipped_configs())}")
@@ -70,33 +64,28 @@ def _read_config(path: Path) -> tuple[ModelChoice, SweepSpec]:
             raise UsageError(f"{misplaced[0]} is an axis; write it below [axes] or [[group]]")
         file: _ConfigFile = convert(table, _ConfigFile)
         models = ModelChoice(**{name: getattr(file, name) for name in ModelChoice.__struct_fields__})
-        groups = _groups(file)
+        common = _axes(file.axes, "[axes]")
+        groups = tuple(common | _axes(group, f"[[group]] {place}") for place, group in enumerate(file.group, start=1))
         decided = next((axis for axis in MODEL_AXES if models.models and any(axis in group for group in groups)), None)
         if decided is not None:
             raise UsageError(f"{decided}: the models decide it; leave it out")
-        return models, SweepSpec(
+        spec = SweepSpec(
             name=name_of(path.stem, "sweep"),
             question=file.question,
             device=file.device,
             groups=groups,
-            filters=tuple(dict.fromkeys(condition for text in file.filters for condition in parse_filters(text))),
             sampling=file.sampling,
             limits=_limits(file.limits),
             seed=file.seed,
-        )
+        ).with_filters(file.filters)
+    return spec.with_models((choice or ModelChoice()).over(models).swaps())
 
 
-def _groups(file: _ConfigFile) -> tuple[Group, ...]:
-    common = _axes(file.axes, "[axes]")
-    return tuple({**common, **_axes(group, f"[[group]] {place}")} for place, group in enumerate(file.group, start=1))
-
-
-def _axes(table: dict[str, object], where: str) -> Group:
+def _axes(table: dict[str, object], where: str) -> dict[str, tuple[AxisValue, ...]]:
+    values: dict[str, tuple[AxisValue, ...]] = {}
     with located(where):
         check_keys(table, list(AXES))
-    values: dict[str, tuple[AxisValue, ...]] = {}
-    for name, raw in table.items():
-        with located(where):
+        for name, raw in table.items():
             items = raw if isinstance(raw, list) else [raw]
             if not items:
                 raise UsageError(f"{name}: an empty list; leave the axis out for its default")
@@ -106,10 +95,12 @@ def _axes(table: dict[str, object], where: str) -> Group:
 
 def _as_text(axis: Axis, value: object) -> str:
     switch = axis.read is on_off
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool) and switch:
         return "on" if value else "off"
-    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool) and axis.ranged):
-        return value if isinstance(value, str) else shown(value)
+    if isinstance(value, int) and not isinstance(value, bool) and axis.ranged:
+        return shown(value)
     right = "true, false, " if switch else "a number, " if axis.ranged else ""
     raise UsageError(f"{axis.name}: {shown(value)} is not {right}a string such as {axis.example!r}, or a list of these")
 

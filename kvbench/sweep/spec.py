@@ -12,15 +12,14 @@ from kvbench.cells.filter import Filter, parse_filters
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
 from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
-from kvbench.tune.table import AUTO, Policy
+from kvbench.tune.table import Policy
 from kvbench.units import parse_size
 
 Group = Mapping[str, tuple[AxisValue, ...]]
 
 _MAX_BYTES: Final = 2**50
 Name = Annotated[
-    str,
-    msgspec.Meta(pattern=f"^{NAME_PATTERN}$", extra={"meaning": "1 to 64 letters, digits, '_', '.' or '-'"}),
+    str, msgspec.Meta(pattern=f"^{NAME_PATTERN}$", extra={"meaning": "1 to 64 letters, digits, '_', '.' or '-'"})
 ]
 DeviceName = Annotated[
     str, msgspec.Meta(pattern="^(auto|cpu|cuda(:[0-9]{1,3})?)$", extra={"meaning": "auto, cpu, cuda or cuda:N"})
@@ -160,47 +159,26 @@ class SweepSpec:
             limits=msgspec.structs.replace(self.limits, **limits),
         )
 
-    @property
-    def asks_for_auto(self) -> bool:
-        """Whether the backend that goes by a policy is among those asked for, or would be with one."""
-        return any(AUTO in group.get("backend", (AUTO,)) for group in self.groups)
-
     def to_plain(self) -> dict[str, object]:
         """Return the sweep as JSON takes it; `from_plain` reads it back."""
-        return {
-            "name": self.name,
-            "question": self.question,
-            "device": self.device,
-            "groups": [
-                {name: [AXES[name].write(value) for value in values] for name, values in group.items()}
-                for group in self.groups
-            ],
-            "filters": [str(condition) for condition in self.filters],
-            "sampling": msgspec.to_builtins(self.sampling),
-            "limits": msgspec.to_builtins(self.limits),
-            "seed": self.seed,
-            "fault": self.fault,
-            "policy": None if self.policy is None else self.policy.to_plain(),
-            "models": msgspec.to_builtins(list(self.models)),
-        }
+        text = {name: getattr(self, name) for name in _SpecText.__struct_fields__}
+        text["groups"] = [
+            {name: [AXES[name].write(value) for value in values] for name, values in group.items()}
+            for group in self.groups
+        ]
+        text["filters"] = [str(condition) for condition in self.filters]
+        text["models"] = list(self.models)
+        plain: dict[str, object] = msgspec.to_builtins(text)
+        return plain
 
     @classmethod
     def from_plain(cls, plain: object) -> "SweepSpec":
         """Read what `to_plain` wrote, strictly: it may come from a stranger. Raises UsageError."""
         text: _SpecText = convert(plain, _SpecText, "spec")
-        return cls(
-            name=text.name,
-            question=text.question,
-            device=text.device,
-            groups=tuple(_read_group(group) for group in text.groups),
-            filters=tuple(Filter.parse(condition) for condition in text.filters),
-            sampling=text.sampling,
-            limits=text.limits,
-            seed=text.seed,
-            fault=text.fault,
-            policy=text.policy,
-            models=text.models,
-        )
+        fields = msgspec.structs.asdict(text)
+        fields["groups"] = tuple(_read_group(group) for group in text.groups)
+        fields["filters"] = tuple(Filter.parse(condition) for condition in text.filters)
+        return cls(**fields)
 
 
 def parse_assignments(items: Iterable[str]) -> dict[str, str]:
@@ -228,11 +206,8 @@ def read_memory(where: str, value: object) -> int:
 
 
 def _once(groups: Iterable[Group]) -> tuple[Group, ...]:
-    kept: list[Group] = []
-    for group in groups:
-        if group not in kept:
-            kept.append(group)
-    return tuple(kept)
+    each = list(groups)
+    return tuple(group for place, group in enumerate(each) if group not in each[:place])
 
 
 def _read_group(group: Mapping[str, list[str]]) -> Group:
