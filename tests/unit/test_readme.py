@@ -213,6 +213,8 @@ def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https://)([^)\s]+)\)", document.read_text()):
         name, _, anchor = target.partition("#")
         path = document.parent / name if name else document
+        if name == "report.html":  # is not committed: `make reports` makes it
+            continue
         if not path.exists() or (anchor and anchor not in anchors(path.read_text())):
             dead.append(target)
     assert not dead
