@@ -42,57 +42,63 @@ class WhereOptions(msgspec.Struct):
     fault: Annotated[str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)")] = None
 
 
+def _beginning_with(incomplete: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
+
+
+_Config = Annotated[
+    str | None,
+    typer.Argument(
+        help=f"A config's name or a TOML file.  [default: {DEFAULT_CONFIG}; with --model {MODELS_CONFIG}]",
+        autocompletion=lambda incomplete: _beginning_with(incomplete, shipped_configs()),
+    ),
+]
+_Axes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--axis",
+        "-a",
+        metavar="NAME=VALUES",
+        help="Set an axis: -a block_size=4KiB,16KiB. Repeatable.",
+        autocompletion=lambda incomplete: _beginning_with(incomplete, [f"{name}=" for name in AXES]),
+    ),
+]
+_FILTERS_HELP: Final = "Keep cells that meet all: 'block_size<=24KiB,sms!=1'."
+_Filters = Annotated[list[str] | None, typer.Option("--filter", "-f", metavar="CONDITIONS", help=_FILTERS_HELP)]
+_Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Swap what a model's offload swaps: a name (kvbench list models) or a config.json. Repeatable.",
+        autocompletion=lambda incomplete: _beginning_with(incomplete, presets()),
+    ),
+]
+_OUT_HELP: Final = "The run directory to make.  [default: runs/CONFIG-TIME]"
+_Out = Annotated[Path | None, typer.Option("--out", "-o", help=_OUT_HELP)]
+_Resume = Annotated[Path | None, typer.Option(help="Finish what is missing in this run directory.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Show cells, skips, memory and time; measure nothing.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")]
+_POLICY_HELP: Final = f"What the backend auto goes by: a policy's file or a run's; else ${POLICY_VARIABLE} says."
+_Policy = Annotated[Path | None, typer.Option(help=_POLICY_HELP)]
+
+
 def register(app: typer.Typer) -> None:
     app.command(epilog=EPILOG)(with_struct_options(sweep))
 
 
 def sweep(
-    config: Annotated[
-        str | None,
-        typer.Argument(
-            help=f"A config's name or a TOML file.  [default: {DEFAULT_CONFIG}; with --model {MODELS_CONFIG}]",
-            autocompletion=lambda incomplete: _beginning_with(incomplete, shipped_configs()),
-        ),
-    ] = None,
-    axis: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--axis",
-            "-a",
-            metavar="NAME=VALUES",
-            help="Set an axis: -a block_size=4KiB,16KiB. Repeatable.",
-            autocompletion=lambda incomplete: _beginning_with(incomplete, [f"{name}=" for name in AXES]),
-        ),
-    ] = None,
-    filters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--filter", "-f", metavar="CONDITIONS", help="Keep cells that meet all: 'block_size<=24KiB,sms!=1'."
-        ),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Swap what a model's offload swaps: a name (kvbench list models) or a config.json. Repeatable.",
-            autocompletion=lambda incomplete: _beginning_with(incomplete, presets()),
-        ),
-    ] = None,
+    config: _Config = None,
+    axis: _Axes = None,
+    filters: _Filters = None,
+    model: _Models = None,
     geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
     where: Annotated[Mapping[str, Any], FromStruct(WhereOptions)] = NO_OPTIONS,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The run directory to make.  [default: runs/CONFIG-TIME]")
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Finish what is missing in this run directory.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show cells, skips, memory and time; measure nothing.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")] = False,
+    out: _Out = None,
+    resume: _Resume = None,
+    dry_run: _DryRun = False,
+    as_json: _Json = False,
     sampling: Annotated[Mapping[str, Any], FromStruct(Sampling)] = NO_OPTIONS,
-    policy: Annotated[
-        Path | None,
-        typer.Option(help=f"What the backend auto goes by: a policy's file or a run's; else ${POLICY_VARIABLE} says."),
-    ] = None,
+    policy: _Policy = None,
 ) -> None:
     """Measure KV block swaps over every axis, into a run directory."""
     from kvbench.cli.progress import make_reporter
@@ -150,10 +156,6 @@ def _policy_at(path: Path) -> Policy:
     if policy is None:
         raise UsageError(f"--policy {path}: this run went by none; kvbench policy {path} -o FILE makes one of it")
     return policy
-
-
-def _beginning_with(incomplete: str, words: Iterable[str]) -> list[str]:
-    return [word for word in words if word.startswith(incomplete)]
 
 
 def default_folder(name: str) -> Path:
