@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench import _engine
+import kvbench._engine
 from kvbench._engine import Buffer as Buffer
 from kvbench._engine import EngineError as EngineError
 from kvbench._engine import Event as Event
@@ -41,28 +41,31 @@ from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
 
 Addresses = NDArray[np.uint64]
-SOURCE_HASH: Final = _engine.SOURCE_HASH
-DIRECTIONS: Final = {Direction.H2D: _engine.Direction.h2d, Direction.D2H: _engine.Direction.d2h}
-STREAM_STATES: Final = {StreamState.IDLE: _engine.StreamState.idle, StreamState.BUSY: _engine.StreamState.busy}
+SOURCE_HASH: Final = kvbench._engine.SOURCE_HASH
+DIRECTIONS: Final = {Direction.H2D: kvbench._engine.Direction.h2d, Direction.D2H: kvbench._engine.Direction.d2h}
+STREAM_STATES: Final = {
+    StreamState.IDLE: kvbench._engine.StreamState.idle,
+    StreamState.BUSY: kvbench._engine.StreamState.busy,
+}
 ACCESS_ORDERS: Final = {
-    Order.STREAM: _engine.AccessOrder.stream,
-    Order.DURING_API_CALL: _engine.AccessOrder.during_api_call,
-    Order.ANY: _engine.AccessOrder.any,
+    Order.STREAM: kvbench._engine.AccessOrder.stream,
+    Order.DURING_API_CALL: kvbench._engine.AccessOrder.during_api_call,
+    Order.ANY: kvbench._engine.AccessOrder.any,
 }
 _BATCH_ENTRIES: Final = {
-    _engine.BatchEntry.none: None,
-    _engine.BatchEntry.cuda_12_8: "cuMemcpyBatchAsync (CUDA 12.8 signature, 9 arguments)",
-    _engine.BatchEntry.cuda_13_0: "cuMemcpyBatchAsync (CUDA 13.0 signature, 8 arguments)",
-    _engine.BatchEntry.host: "batched copy of the host device",
+    kvbench._engine.BatchEntry.none: None,
+    kvbench._engine.BatchEntry.cuda_12_8: "cuMemcpyBatchAsync (CUDA 12.8 signature, 9 arguments)",
+    kvbench._engine.BatchEntry.cuda_13_0: "cuMemcpyBatchAsync (CUDA 13.0 signature, 8 arguments)",
+    kvbench._engine.BatchEntry.host: "batched copy of the host device",
 }
 _FAULT_KINDS: Final = {
-    "error@call": _engine.FaultKind.error_at_call,
-    "error@descriptor": _engine.FaultKind.error_at_descriptor,
-    "hang@call": _engine.FaultKind.hang,
-    "crash@call": _engine.FaultKind.crash,
-    "corrupt@descriptor": _engine.FaultKind.corrupt,
-    "stray@descriptor": _engine.FaultKind.stray,
-    "slow": _engine.FaultKind.slow,
+    "error@call": kvbench._engine.FaultKind.error_at_call,
+    "error@descriptor": kvbench._engine.FaultKind.error_at_descriptor,
+    "hang@call": kvbench._engine.FaultKind.hang,
+    "crash@call": kvbench._engine.FaultKind.crash,
+    "corrupt@descriptor": kvbench._engine.FaultKind.corrupt,
+    "stray@descriptor": kvbench._engine.FaultKind.stray,
+    "slow": kvbench._engine.FaultKind.slow,
 }
 
 
@@ -71,7 +74,7 @@ class Device:
     """An open device: `name` is "cpu" or "cuda:N"; `driver` is what buffers, streams and swaps are made on."""
 
     name: str
-    driver: _engine.Driver
+    driver: kvbench._engine.Driver
 
     @property
     def kind(self) -> str:
@@ -117,9 +120,9 @@ class Device:
 
     def arm(self, fault: Fault | None) -> None:
         """Inject `fault` from now on (None: nothing more); the cpu device only."""
-        if isinstance(self.driver, _engine.HostDriver):
+        if isinstance(self.driver, kvbench._engine.HostDriver):
             if fault is None:
-                self.driver.arm(_engine.FaultKind.none)
+                self.driver.arm(kvbench._engine.FaultKind.none)
             else:
                 self.driver.arm(_FAULT_KINDS[fault.kind], at=fault.number, delay_us=fault.number)
 
@@ -147,10 +150,10 @@ def open_device(name: str, faults: FaultPlan) -> Device:
     Raises EngineError, NvrtcError, and UsageError for faults on a GPU.
     """
     if name == "cpu":
-        return Device(name, _engine.open_host(faults.with_batch))
+        return Device(name, kvbench._engine.open_host(faults.with_batch))
     if faults != FaultPlan():
         raise UsageError(f"--fault: faults are injected on the cpu device only, not on {name}")
-    device = Device(name, _engine.open_cuda(int(name.partition(":")[2])))
+    device = Device(name, kvbench._engine.open_cuda(int(name.partition(":")[2])))
     # Loaded before anything is timed: lazy loading behind a blocked stream deadlocks.
     device.driver.load_delay_kernel(nvrtc.cached_cubin("delay", device.arch))
     device.driver.load_content_kernels(nvrtc.cached_cubin("audit", device.arch))
