@@ -55,13 +55,11 @@ class View:
 
     @property
     def title(self) -> str:
-        """The device's name."""
         device = self.run.info.device
         return short(str(device.get("title") or device.get("name") or "device unknown"), 80)
 
     @property
     def driver(self) -> str:
-        """The driver's version in words."""
         version = self.run.info.identity.get("driver_version")
         if version is None:
             return "no GPU driver" if self.on_host else "driver unknown"
@@ -70,6 +68,11 @@ class View:
     @property
     def date(self) -> str:
         return self.run.info.created[:10]
+
+    @property
+    def heading(self) -> str:
+        """What was measured, and when."""
+        return f"{self.title} · {self.driver} · {self.date}"
 
     @property
     def version(self) -> str:

@@ -11,11 +11,11 @@ from kvbench.analysis.intervals import DRIFT, rank_sum_probability
 from kvbench.machine.identity import differing
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.curves import CLIFF, GBPS, LADDER, POINT_COLUMNS, CurveKind, RateCurve, RateCurves, plot_panel
-from kvbench.report.model import Chart, ChartWords, DataTable, Part, Section, Span
+from kvbench.report.model import Chart, ChartWords, Code, DataTable, Part, Section, Span
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES
-from kvbench.report.tables import INCLUDES, Row, grouped, origin, rows_of, swap_quartiles
-from kvbench.report.view import HOST_COPIES, View
+from kvbench.report.tables import Row, grouped, host_mark, includes, rows_of, swap_quartiles
+from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
 from kvbench.text import short
 
@@ -81,30 +81,21 @@ def base_of(view: View) -> View | None:
 
 def _cells(base: View, other: View) -> pd.DataFrame:
     axes = [axis for axis in _AXES if axis not in LATER or base.measured[axis].notna().any()]
-    columns = ["cell_id", *axes, *_FIGURES]
-    both = base.measured[columns].merge(
+    both = base.measured[["cell_id", *axes, *_FIGURES]].merge(
         other.measured[["cell_id", *_FIGURES]], on="cell_id", suffixes=("_base", "_other")
     )
     change = both["swap_us_median_other"] / both["swap_us_median_base"] - 1
-    chances = _chances(base, other, both["cell_id"])
-    both = both.assign(change=change, chance=[chances[cell][0] for cell in both["cell_id"]])
-    least = np.array([chances[cell][1] for cell in both["cell_id"]])
+    visits = [_visits(view, both["cell_id"]) for view in (base, other)]
+    pairs = [tuple(found[cell] for found in visits) for cell in both["cell_id"]]
+    both = both.assign(change=change, chance=[rank_sum_probability(a, b) for a, b in pairs])
+    # how unlikely any times of as many visits could be without a difference
+    least = np.array([rank_sum_probability([0.0] * len(a), [1.0] * len(b)) for a, b in pairs])
     both["verdict"] = np.select(
         [least > CHANCE, both["chance"] > CHANCE, change > DRIFT, change < -DRIFT],
         ["undecided", "noise", "slower", "faster"],
         "drift",
     )
     return both.iloc[np.lexsort((-both["change"], ~both["verdict"].isin(["slower", "faster"])))]
-
-
-def _chances(base: View, other: View, cell_ids: "pd.Series[str]") -> dict[str, tuple[float, float]]:
-    """Return cell id -> how likely visits this far apart are without a difference, and how unlikely any could be."""
-    visits = [_visits(view, cell_ids) for view in (base, other)]
-    pairs = {str(cell): (visits[0][cell], visits[1][cell]) for cell in cell_ids}
-    return {
-        cell: (rank_sum_probability(a, b), rank_sum_probability([0.0] * len(a), [1.0] * len(b)))
-        for cell, (a, b) in pairs.items()
-    }
 
 
 def _visits(view: View, cell_ids: "pd.Series[str]") -> dict[str, list[float]]:
@@ -164,8 +155,8 @@ def _cell_table(pairing: Pairing) -> DataTable:
     more = f" (the {_MOST_CELLS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
     labels = (f"{view.label} us" for view in pairing.views)
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta", "Verdict")
-    states = [INCLUDES[state].replace("GB/s", "Time", 1) for state in STATES if state in set(shown["stream_state"])]
-    caption = (f"Medians of swap_us with [quartiles]. {'. '.join(states)}. ", *_origin(pairing))
+    states = ". ".join(includes(shown["stream_state"], "Time"))
+    caption = (f"Medians of swap_us with [quartiles]. {states}. ", *_origin(pairing))
     return DataTable(f"Cell by cell, worst first{more}", header, rows, [_VERDICT], caption, left=6)
 
 
@@ -180,11 +171,17 @@ def _row(row: Row, varying: Iterable[str]) -> list[str]:
 
 def _origin(pairing: Pairing) -> tuple[Span, ...]:
     """Return where the figures of both come from."""
-    base, other = (
-        origin(view, pairing.cells[[f"samples_{side}"]].set_axis(["samples"], axis="columns"))
-        for side, view in zip(("base", "other"), pairing.views, strict=True)
-    )
-    return (*base, "; ", *other, ".")
+    words: list[Span] = []
+    for view, side in zip(pairing.views, ("base", "other"), strict=True):
+        samples = sample_words(pairing.cells[[f"samples_{side}"]].set_axis(["samples"], axis="columns"))
+        words += [
+            f"{view.label}: ",
+            *host_mark(view),
+            f"{view.heading} · {samples}, reproduced by ",
+            Code(view.command),
+        ]
+        words.append("; " if side == "base" else ".")
+    return tuple(words)
 
 
 def _charts(pairing: Pairing) -> list[Chart]:
@@ -206,11 +203,11 @@ def _chart(pairing: Pairing, kind: CurveKind, subject: str, both: Sequence[RateC
         for curve in found.curves
     ]
     rows = _rows(kind, curves, both[0].main)
-    heads = "; ".join(f"{view.label}: {view.title} · {view.driver} · {view.date}" for view in pairing.views)
+    heads = "; ".join(f"{view.label}: {view.heading}" for view in pairing.views)
     words = ChartWords(
         title=f"{subject}: {base} and {other}",
         subtitle=f"{heads} · band: quartiles",
-        footer=[INCLUDES[state] for state in STATES if any(curve.state == state for curve in curves)],
+        footer=includes((curve.state for curve in curves), "GB/s"),
         warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
     )
     ways = [way for way in DIRECTIONS if any(curve.direction == way for row in rows.values() for curve in row)]

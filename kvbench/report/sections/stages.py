@@ -75,13 +75,13 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
             line.append(figure(found["gpu_us_median"]) if found else "")
         rows.append(line)
     header = ("Backend", "Blocks", "Block size", "Prepare us", "Submit us", "Execute us", "Wall us")
-    includes = f"{_INCLUDES}.{f' {_BUSY}.' if busy else ''} {settings(pinned, idle)}"
+    includes = f"{_INCLUDES}. {_BUSY}" if busy else _INCLUDES
     return DataTable(
         f"{idle['direction'].iloc[0]}: us a swap",
         (*header, "GPU us, busy") if busy else header,
         rows,
         _stand_ins(near),
-        caption(view, cells if busy else idle, includes),
+        caption(view, cells if busy else idle, f"{includes}. {settings(pinned, idle)}"),
     )
 
 
