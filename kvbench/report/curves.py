@@ -115,16 +115,15 @@ def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
 
     `cells` are the rows of a run.
     """
-    kernels = cells[cells["sms"].notna()]
-    pinned = pin(kernels, shown=("sms",))
+    pinned = pin(cells[cells["sms"].notna()], shown=("sms",))
     measured = where(pinned.cells, status="ok")
     counts = measured.groupby([*SERIES, "blocks", "block_bytes"])["sms"].transform("size")
     ladders = measured[counts >= MIN_COUNTS]
     if ladders.empty:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
     blocks = fullest(ladders, "blocks", over="sms")
-    curves = _curves(ladders[ladders["blocks"] == blocks], "block_bytes", "sms")
-    return RateCurves(curves, pinned, pinned.cells[pinned.cells["blocks"] == blocks], blocks)
+    curves = _curves(where(ladders, blocks=blocks), "block_bytes", "sms")
+    return RateCurves(curves, pinned, where(pinned.cells, blocks=blocks), blocks)
 
 
 def cliff_words(cliff: Cliff) -> str:

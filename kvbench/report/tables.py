@@ -106,7 +106,8 @@ def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | Non
     """Return the caption of a table of `cells`; `pinned` adds what the axes that it does not show were set to."""
     if pinned:
         includes = f"{includes}. {settings(pinned, cells)}"
-    rest = f"{view.heading} · {sample_words(cells)}. {includes}. kvbench {view.version}, reproduced by "
+    version = short(view.run.info.kvbench, 80)
+    rest = f"{view.heading} · {sample_words(cells)}. {includes}. kvbench {version}, reproduced by "
     return (*host_mark(view), rest, Code(view.command), ".")
 
 

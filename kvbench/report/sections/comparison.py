@@ -13,7 +13,7 @@ from kvbench.report.charts.plot import LinePlot
 from kvbench.report.curves import CLIFF, GBPS, LADDER, POINT_COLUMNS, CurveKind, RateCurve, RateCurves, plot_panel
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Part, Section, Span
 from kvbench.report.numbers import bytes_size, count, figure, size
-from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES
+from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES, where
 from kvbench.report.tables import Row, grouped, host_mark, includes, rows_of, swap_quartiles
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
@@ -51,7 +51,7 @@ class Pairing:
         return self.base, self.other
 
     def count(self, verdict: str) -> int:
-        return int((self.cells["verdict"] == verdict).sum())
+        return len(where(self.cells, verdict=verdict))
 
 
 def make(view: View) -> Part | str:
@@ -118,7 +118,7 @@ def _identity(view: View) -> dict[str, Scalar]:
 def _sentence(pairing: Pairing) -> str:
     parts = []
     for verdict, ends in (("slower", "max"), ("faster", "min")):
-        changes = pairing.cells.loc[pairing.cells["verdict"] == verdict, "change"]
+        changes = where(pairing.cells, verdict=verdict)["change"]
         most = "" if changes.empty else f" (by up to {getattr(changes, ends)():+.1%})"
         parts.append(f"{count(len(changes))} {verdict}{most}")
     if drift := pairing.count("drift"):
@@ -140,7 +140,7 @@ def _differences(pairing: Pairing) -> DataTable:
 def _by_backend(pairing: Pairing) -> DataTable:
     rows = []
     for names, cells in pairing.cells.groupby(["backend", "direction", "stream_state"]):
-        counts = [count(int((cells["verdict"] == verdict).sum())) for verdict in _SIGNS]
+        counts = [count(len(where(cells, verdict=verdict))) for verdict in _SIGNS]
         rows.append([*map(str, names), count(len(cells)), f"{cells['change'].median():+.1%}", *counts])
     verdicts = (f"{sign}{name}".capitalize() for name, sign in _SIGNS.items())
     header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *verdicts)
@@ -210,18 +210,14 @@ def _chart(pairing: Pairing, kind: CurveKind, subject: str, both: Sequence[RateC
         footer=includes((curve.state for curve in curves), "GB/s"),
         warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
     )
-    ways = [way for way in DIRECTIONS if any(curve.direction == way for row in rows.values() for curve in row)]
+    drawn = [curve for row in rows.values() for way in DIRECTIONS for curve in row if curve.direction == way]
+    ways = [way for way in DIRECTIONS if any(curve.direction == way for curve in drawn)]
     panels = [
-        [(f"{way}, {title}", [c for c in row if c.direction == way]) for way in ways] for title, row in rows.items()
+        [plot_panel(kind, f"{way}, {title}", [c for c in row if c.direction == way], base) for way in ways]
+        for title, row in rows.items()
     ]
-    plot = LinePlot(kind.x, GBPS, [[plot_panel(kind, title, found, base) for title, found in row] for row in panels])
-    points = pd.concat(
-        curve.points[list(POINT_COLUMNS)].assign(run=curve.run[1])
-        for row in panels
-        for _, found in row
-        for curve in found
-        if curve.run
-    )
+    plot = LinePlot(kind.x, GBPS, panels)
+    points = pd.concat(curve.points[list(POINT_COLUMNS)].assign(run=curve.run[1]) for curve in drawn if curve.run)
     return Chart(f"comparison-{kind.name}-{base}-{other}", words, plot, points)
 
 
