@@ -1,6 +1,6 @@
 """From runs to a report in a folder: report.md, report.html, the charts, and the CSV behind every chart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,11 +9,11 @@ from kvbench.files import write_whole
 from kvbench.report import front
 from kvbench.report.charts.heatmap import draw_map
 from kvbench.report.charts.lines import draw_lines
-from kvbench.report.charts.palette import Ink, inks
+from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import PAGE_FILE, document
 from kvbench.report.html.page import html_page
-from kvbench.report.model import Chapter, Chart, Part, Report, Text
+from kvbench.report.model import Chapter, Code, Part, Report, Text
 from kvbench.report.sections import sections_of
 from kvbench.report.view import views_of
 from kvbench.results import Run
@@ -43,7 +43,9 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = ()) -> dict[str, b
     colours = inks(backend for view in report.views for backend in view.frame["backend"])
     files = {REPORT_FILE: document(report).encode(), PAGE_FILE: html_page(report, colours).encode()}
     for chart in report.charts:
-        files |= {f"{chart.stem}.{suffix}": data for suffix, data in _draw(chart, colours).items()}
+        plot, words = chart.plot, chart.words
+        drawn = draw_lines(plot, words, colours) if isinstance(plot, LinePlot) else draw_map(plot, words)
+        files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn.items()}
         files[f"{chart.stem}.csv"] = chart.points.to_csv(index=False).encode()
     return files | {name: data for part in report.parts for name, data in part.files.items()}
 
@@ -65,7 +67,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = ()) -> Report:
         views=views,
         host_note=front.host_note(views),
         runs=front.run_table(views),
-        commands=front.commands(views),
+        commands=[(f"{view.label}: ", Code(view.command)) for view in views],
         warnings=front.warnings(views),
         chapters=chapters,
         missing=missing,
@@ -73,8 +75,3 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = ()) -> Report:
         failed=front.failed(views),
         definitions=front.definitions(),
     )
-
-
-def _draw(chart: Chart, colours: Mapping[str, Ink]) -> dict[str, bytes]:
-    plot = chart.plot
-    return draw_lines(plot, chart.words, colours) if isinstance(plot, LinePlot) else draw_map(plot, chart.words)

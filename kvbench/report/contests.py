@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import pandas as pd
@@ -30,7 +31,6 @@ class TimeRatio:
 
 
 def time_ratio(first: Quartiles, second: Quartiles) -> TimeRatio:
-    """Return the first time over the second, decided where their quartiles lie apart."""
     decided = len(leaders({"first": first, "second": second})) == 1
     return TimeRatio(first.median / second.median, decided)
 
@@ -60,30 +60,24 @@ class BackendContest:
     arms: Sequence[Arm]
 
 
-@dataclass(frozen=True, slots=True)
-class BackendContests:
-    """All contests of a run; `pinned` says what the axes that are not shown were set to."""
+def backend_contests(view: View) -> tuple[list[BackendContest], Pinned]:
+    """Return a contest per direction and state in which batched and another backend were measured.
 
-    contests: Sequence[BackendContest]
-    pinned: Pinned
-
-
-def backend_contests(view: View) -> BackendContests:
-    """Return a contest per direction and state in which batched and another backend were measured."""
+    The second value says what the axes that are not shown were set to.
+    """
     pinned = pin(view.frame, shown=())
     found = []
-    for direction in DIRECTIONS:
-        cells = where(pinned.cells, direction=direction)
+    for direction, state in product(DIRECTIONS, STATES):
+        cells = where(pinned.cells, direction=direction, stream_state=state)
         others = sorted(set(cells["backend"]) - {BATCHED})
-        for state in STATES:
-            arms = [arm for name in (BATCHED, *others) if (arm := arm_of(cells, name, state))]
-            if len(arms) > 1 and arms[0].backend == BATCHED:
-                found.append(BackendContest(direction, state, arms))
-    return BackendContests(found, pinned)
+        arms = [arm for name in (BATCHED, *others) if (arm := arm_of(cells, name))]
+        if len(arms) > 1 and arms[0].backend == BATCHED:
+            found.append(BackendContest(direction, state, arms))
+    return found, pinned
 
 
-def arm_of(cells: pd.DataFrame, backend: str, state: str) -> Arm | None:
-    """Return the arm of `backend` among cells of one direction, None where none of them has a time."""
-    own = where(cells, backend=backend, stream_state=state)
+def arm_of(cells: pd.DataFrame, backend: str) -> Arm | None:
+    """Return the arm of `backend` among cells of one direction and state, None where none of them has a time."""
+    own = where(cells, backend=backend)
     times = {(int(row["block_bytes"]), int(row["blocks"])): swap_quartiles(row) for row in rows_of(timed(own))}
     return Arm(backend, own, times) if times else None

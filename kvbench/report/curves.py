@@ -11,7 +11,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, figure, noun
 from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin, where
-from kvbench.report.tables import INCLUDES, chart_words
+from kvbench.report.tables import chart_words, includes
 from kvbench.report.view import View, ceiling_of, sample_words
 
 MIN_SIZES: Final = 4
@@ -115,35 +115,29 @@ def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
 
     `cells` are the rows of a run.
     """
-    kernels = cells[cells["sms"].notna()]
-    pinned = pin(kernels, shown=("sms",))
+    pinned = pin(cells[cells["sms"].notna()], shown=("sms",))
     measured = where(pinned.cells, status="ok")
     counts = measured.groupby([*SERIES, "blocks", "block_bytes"])["sms"].transform("size")
     ladders = measured[counts >= MIN_COUNTS]
     if ladders.empty:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
     blocks = fullest(ladders, "blocks", over="sms")
-    curves = _curves(ladders[ladders["blocks"] == blocks], "block_bytes", "sms")
-    return RateCurves(curves, pinned, pinned.cells[pinned.cells["blocks"] == blocks], blocks)
+    curves = _curves(where(ladders, blocks=blocks), "block_bytes", "sms")
+    return RateCurves(curves, pinned, where(pinned.cells, blocks=blocks), blocks)
 
 
-def cliff_words(curve: RateCurve) -> str | None:
-    """Return where a curve's cliff is and how high: "x3.1 at 24 KiB → 28 KiB"; None where it has none."""
-    cliff = curve.cliff
-    if cliff is None:
-        return None
+def cliff_words(cliff: Cliff) -> str:
+    """Return where a cliff is and how high: "x3.1 at 24 KiB → 28 KiB"."""
     sign = TIMES if cliff.rises else "÷"
     return f"{sign}{figure(cliff.height)} at {bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
 
 
 def _cliff_marks(curve: RateCurve) -> list[PlotMark]:
-    cliff, words = curve.cliff, cliff_words(curve)
-    return [PlotMark(cliff.below_bytes, cliff.above_bytes, words)] if cliff and words else []
+    return [PlotMark(found.below_bytes, found.above_bytes, cliff_words(found))] if (found := curve.cliff) else []
 
 
 def _knee_marks(curve: RateCurve) -> list[PlotMark]:
-    count = curve.knee
-    return [] if count is None else [PlotMark(count, count, f"knee at {noun(count, 'SM')}")]
+    return [PlotMark(found, found, f"knee at {noun(found, 'SM')}")] if (found := curve.knee) else []
 
 
 CLIFF: Final = CurveKind("cliff", PlotAxis("block size", "bytes", "log2"), cliff_curves, _cliff_marks)
@@ -167,8 +161,7 @@ def curve_chart(
         for panel, words in rows.items()
     ]
     points = pd.concat([curve.points for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)])
-    states = sorted(set(points["stream_state"]), reverse=True)
-    footer = [*(INCLUDES[state] for state in states), curves.pinned.words(points)]
+    footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.words(points)]
     words = chart_words(view, title, f"{sample_words(points)} · band: quartiles", footer)
     plot = LinePlot(kind.x, GBPS, grid)
     return Chart(f"{stem or kind.name}-{view.label}", words, plot, points[list(POINT_COLUMNS)])

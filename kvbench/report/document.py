@@ -5,12 +5,9 @@ from typing import Final
 
 from kvbench.report import markdown
 from kvbench.report.front import TITLE
-from kvbench.report.model import Chapter, Chart, Code, DataTable, Part, Report, Sentence, Strong, Text, spans
+from kvbench.report.model import Chapter, Code, DataTable, Part, Report, Sentence, Strong, Text, spans
 
 PAGE_FILE: Final = "report.html"
-_BESIDE: Final = (
-    f"The same as one page, with charts to zoom and every cell with its raw samples: [{PAGE_FILE}]({PAGE_FILE})"
-)
 
 
 def document(report: Report) -> str:
@@ -35,7 +32,7 @@ def _parts(report: Report) -> Iterator[str]:
     if report.failed:
         yield f"## Failed cells\n\nThey have no figures.\n\n{table(report.failed)}"
     yield from _listed("What the numbers include", report.definitions)
-    yield _BESIDE
+    yield f"The same as one page, with charts to zoom and every cell with its raw samples: [{PAGE_FILE}]({PAGE_FILE})"
 
 
 def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
@@ -58,16 +55,13 @@ def _chapter(chapter: Chapter, several_runs: bool) -> Iterator[str]:
 
 
 def _part(part: Part) -> Iterator[str]:
-    yield from map(_figure, part.charts)
+    for chart in part.charts:
+        stem = chart.stem
+        yield f"![{markdown.inline(chart.words.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
     if part.findings:
         yield _list(part.findings)
     yield from map(table, part.tables)
     yield from (f"All of it: [{name}]({name})" for name in part.files)
-
-
-def _figure(chart: Chart) -> str:
-    stem = chart.stem
-    return f"![{markdown.inline(chart.words.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
 
 
 def table(shown: DataTable) -> str:

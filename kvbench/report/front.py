@@ -7,7 +7,8 @@ import pandas as pd
 
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, count, figure, noun
-from kvbench.report.select import DIRECTIONS
+from kvbench.report.select import DIRECTIONS, where
+from kvbench.report.tables import rows_of
 from kvbench.report.view import HOST_COPIES, View, ceiling_of, warnings_of
 from kvbench.results import COLUMNS, Note
 from kvbench.text import short
@@ -42,10 +43,6 @@ def run_table(views: Sequence[View]) -> DataTable:
     return DataTable("", header, rows, left=5)
 
 
-def commands(views: Sequence[View]) -> list[Text]:
-    return [(f"{view.label}: ", Code(view.command)) for view in views]
-
-
 def warnings(views: Sequence[View]) -> list[Text]:
     """Return what a reader has to know first: what is odd about a run or its samples, and its notes."""
     found: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
@@ -73,18 +70,14 @@ def skipped(views: Sequence[View]) -> list[Text]:
     """Return how many cells of which backend were skipped, by the reason."""
     lines: list[Text] = []
     for view in views:
-        cells = view.frame[view.frame["status"] == "skipped"]
-        for (backend, why), group in cells.groupby(["backend", "reason"]):
-            lines.append(f"{view.label}: {backend}, {noun(len(group), 'cell')}: {short(str(why))}")
+        for (backend, why), cells in where(view.frame, status="skipped").groupby(["backend", "reason"]):
+            lines.append(f"{view.label}: {backend}, {noun(len(cells), 'cell')}: {short(str(why))}")
     return lines
 
 
 def failed(views: Sequence[View]) -> DataTable | None:
-    rows = [
-        (view.label, short(reason), Code(short(command, 2000)))
-        for view in views
-        for reason, command in _failures(view.frame)
-    ]
+    cells = [(view.label, row) for view in views for row in rows_of(where(view.frame, status="failed"))]
+    rows = [(label, short(str(row["reason"])), Code(short(str(row["command"]), 2000))) for label, row in cells]
     more = f"And {len(rows) - _MOST_FAILURES} more in summary.csv." if len(rows) > _MOST_FAILURES else ""
     header = ("Run", "Reason", "Reproduced by")
     return DataTable("", header, rows[:_MOST_FAILURES], caption=more, left=3) if rows else None
@@ -100,15 +93,10 @@ def definitions() -> list[Text]:
     ]
 
 
-def _failures(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    cells = frame.loc[frame["status"] == "failed", ["reason", "command"]]
-    return [(str(reason), str(command)) for reason, command in cells.itertuples(index=False)]
-
-
 def _cells_have(number: int) -> str:
     return f"{noun(number, 'cell')} {'has' if number == 1 else 'have'}"
 
 
 def _ceiling(frame: pd.DataFrame, way: str) -> str:
-    gbps = ceiling_of(frame[frame["direction"] == way])
+    gbps = ceiling_of(where(frame, direction=way))
     return ABSENT if gbps is None else figure(gbps)

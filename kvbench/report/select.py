@@ -95,10 +95,9 @@ def _by_rule(group: pd.DataFrame, keep: "pd.Series[bool]") -> "pd.Series[bool]":
 
 
 def _usual(values: "pd.Series[str]", preferred: str | None) -> str | None:
-    counts = values.dropna().astype(str).value_counts()
-    if counts.empty:
+    candidates = _in_order(set(values.dropna().astype(str).mode()))
+    if not candidates:
         return None
-    candidates = _in_order({str(value) for value in counts[counts == counts.max()].index})
     return preferred if preferred in candidates else candidates[-1]
 
 

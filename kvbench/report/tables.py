@@ -9,7 +9,7 @@ from kvbench.analysis.curves import leaders
 from kvbench.analysis.intervals import Quartiles
 from kvbench.report.model import ChartWords, Code, Span, Strong, Text, spans
 from kvbench.report.numbers import ABSENT, figure, superscript
-from kvbench.report.select import Pinned
+from kvbench.report.select import STATES, Pinned
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.text import short
 
@@ -96,17 +96,25 @@ def ends(values: Sequence[float], show: Callable[[float], str]) -> str:
     return " to ".join(dict.fromkeys((show(min(values)), show(max(values)))))
 
 
-def caption(view: View, cells: pd.DataFrame, includes: str) -> Text:
-    """Return the caption of a table of `cells`."""
-    head = " · ".join((view.title, view.driver, view.date, sample_words(cells)))
-    rest = f"{head}. {includes}. kvbench {view.version}, reproduced by "
+def includes(states: Iterable[str], figures: str) -> list[str]:
+    """Return what `figures`, such as "GB/s", include in each of these stream states, idle first."""
+    held = set(states)
+    return [INCLUDES[state].replace("GB/s", figures, 1) for state in STATES if state in held]
+
+
+def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | None = None) -> Text:
+    """Return the caption of a table of `cells`; `pinned` adds what the axes that it does not show were set to."""
+    if pinned:
+        includes = f"{includes}. {settings(pinned, cells)}"
+    version = short(view.run.info.kvbench, 80)
+    rest = f"{view.heading} · {sample_words(cells)}. {includes}. kvbench {version}, reproduced by "
     return (*host_mark(view), rest, Code(view.command), ".")
 
 
-def origin(view: View, cells: pd.DataFrame) -> tuple[Span, ...]:
-    """Return where the figures of a run come from, in a table of several runs."""
-    words = " · ".join((view.title, view.driver, view.date, sample_words(cells)))
-    return (f"{view.label}: ", *host_mark(view), f"{words}, reproduced by ", Code(view.command))
+def settings(pinned: Pinned, cells: pd.DataFrame) -> str:
+    """Return what the axes that a table does not show were set to, as a sentence without its full stop."""
+    words = pinned.words(cells) or "no other axes"
+    return words[:1].upper() + words[1:]
 
 
 def host_mark(view: View) -> tuple[Span, ...]:
@@ -115,20 +123,9 @@ def host_mark(view: View) -> tuple[Span, ...]:
 
 def chart_words(view: View, title: str, samples: str, footer: Sequence[str]) -> ChartWords:
     """Return what stands around a chart; `samples` says how many and what is drawn of them."""
-    return ChartWords(
-        title=title,
-        subtitle=f"{view.title} · {view.driver} · {view.date} · {samples}",
-        footer=[line for line in footer if line],
-        warning=HOST_COPIES if view.on_host else "",
-    )
-
-
-def settings(pinned: Pinned, cells: pd.DataFrame) -> str:
-    """Return what the axes that a table does not show were set to, as a sentence without its full stop."""
-    words = pinned.words(cells)
-    return words[:1].upper() + words[1:] if words else "No other axes"
+    warning = HOST_COPIES if view.on_host else ""
+    return ChartWords(title, f"{view.heading} · {samples}", [line for line in footer if line], warning)
 
 
 def a_stream(state: str) -> str:
-    """Return the state of a stream in words."""
     return "an idle stream" if state == "idle" else "a busy stream"

@@ -55,13 +55,11 @@ class View:
 
     @property
     def title(self) -> str:
-        """The device's name."""
         device = self.run.info.device
         return short(str(device.get("title") or device.get("name") or "device unknown"), 80)
 
     @property
     def driver(self) -> str:
-        """The driver's version in words."""
         version = self.run.info.identity.get("driver_version")
         if version is None:
             return "no GPU driver" if self.on_host else "driver unknown"
@@ -72,9 +70,9 @@ class View:
         return self.run.info.created[:10]
 
     @property
-    def version(self) -> str:
-        """The version of kvbench that measured."""
-        return short(self.run.info.kvbench, 80)
+    def heading(self) -> str:
+        """What was measured, and when."""
+        return f"{self.title} · {self.driver} · {self.date}"
 
     @property
     def command(self) -> str:
@@ -104,8 +102,7 @@ def warnings_of(run: Run) -> list[str]:
     if info.status in ended:
         reason = f": {short(info.status_reason)}" if info.status_reason else ""
         found.append(f"{ended[info.status]}{reason}")
-    failed = {record.cell for record in run.records if isinstance(record, Failure)}
-    if failed:
+    if failed := {record.cell for record in run.records if isinstance(record, Failure)}:
         found.append(f"{noun(len(failed), 'failed cell')}, without figures")
     if not any(isinstance(record, Visit) for record in run.records):
         found.append("no measured cell")
@@ -114,10 +111,10 @@ def warnings_of(run: Run) -> list[str]:
 
 def _moving_ceilings(run: Run) -> list[str]:
     """Return a line for each direction in which the large copies themselves were not steady."""
-    copies = (record for record in run.records if isinstance(record, Ceiling) and record.gpu_us)
     rates: dict[str, list[float]] = {}
-    for record in copies:
-        rates.setdefault(record.direction, []).append(record.swap_bytes / median(record.gpu_us) / 1e3)
+    for record in run.records:
+        if isinstance(record, Ceiling) and record.gpu_us:
+            rates.setdefault(record.direction, []).append(record.swap_bytes / median(record.gpu_us) / 1e3)
     return [
         f"the {direction} ceiling moved between {min(seen):.1f} and {max(seen):.1f} GB/s from round to round: "
         "something else used the link or the host's memory, and other figures moved with it"

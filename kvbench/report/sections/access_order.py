@@ -1,7 +1,6 @@
 """Access order: STREAM against ANY, cells that are equal in all else, visit against visit of the same round."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -10,8 +9,8 @@ import pandas as pd
 from kvbench.analysis.intervals import MIN_PAIRS, Ratio, paired_ratio
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import count, figure, size
-from kvbench.report.select import DIRECTIONS, Pinned, pin
-from kvbench.report.tables import INCLUDES, Row, a_stream, caption, ends, rows_of, settings
+from kvbench.report.select import DIRECTIONS, Pinned, pin, where
+from kvbench.report.tables import INCLUDES, Row, a_stream, caption, ends, rows_of
 from kvbench.report.view import View
 
 _RACE: Final = (
@@ -22,84 +21,43 @@ _DELTA: Final = (
     "Delta: median over rounds of ANY / STREAM - 1, each from the medians of a round's two visits, with its 95% "
     "interval; ≈ where the interval contains 0: no difference beyond the noise of this run"
 )
+_TIMES: Final = {"gpu_us": "GPU time", "submit_us": "host submission"}
+_KEYS: Final = ["backend", "stream_state", "direction", "blocks", "block_bytes", "block_size"]
+_IDS: Final = ["cell_id_stream", "cell_id_any"]
 
-
-@dataclass(frozen=True, slots=True)
-class OrderTime:
-    """A time that a table compares: its column, its unit there, its scale from us, and what it is called."""
-
-    column: str
-    unit: str
-    scale: float
-    title: str
-
-
-_TIMES: Final = (OrderTime("gpu_us", "ms", 1e-3, "GPU time"), OrderTime("submit_us", "us", 1.0, "host submission"))
-
-
-@dataclass(frozen=True, slots=True)
-class OrderPair:
-    """One shape: medians in us of STREAM and ANY by time, and ANY over STREAM or why that is undecided."""
-
-    direction: str
-    blocks: int
-    block_size: str
-    medians: Mapping[str, tuple[float, float]]
-    changes: Mapping[str, Ratio | str]
-
-
-@dataclass(frozen=True, slots=True)
-class OrderContest:
-    """The pairs of one backend and stream state, and the rows behind them."""
-
-    backend: str
-    state: str
-    pairs: Sequence[OrderPair]
-    cells: pd.DataFrame
+Changes = Mapping[str, Ratio | str]  # by time: ANY over STREAM, or why that is undecided
 
 
 def make(view: View) -> Part | str:
     pinned = pin(view.measured[view.measured["order"].notna()], shown=("order",))
-    contests = _contests(view, pinned)
-    if not contests:
+    stream, other = (where(pinned.cells, order=order) for order in ("stream", "any"))
+    both = stream.merge(other, on=_KEYS, suffixes=("_stream", "_any"))
+    if both.empty:
         return "it needs cells measured with order stream and with order any that are equal in all else"
-    tables = [_table(view, contest, pinned, time) for contest in contests for time in _TIMES]
-    return Part(tables=tables, told=[_sentence(contest) for contest in contests])
+    samples = view.samples({*both[_IDS[0]], *both[_IDS[1]]})
+    tables, told = [], []
+    for _, group in both.groupby(["backend", "stream_state"], sort=False):
+        rows = rows_of(group.sort_values(["direction", "block_bytes", "blocks"], ascending=[False, True, True]))
+        arms = [[samples[row[name]] for name in _IDS] for row in rows]
+        changes = [{time: _change(pair, time) for time in _TIMES} for pair in arms]
+        for time in _TIMES:
+            medians = [[float(arm[time].median()) for arm in pair] for pair in arms]
+            tables.append(_table(view, pinned, time, rows, medians, [change[time] for change in changes]))
+        told.append(_sentence(rows, changes))
+    return Part(tables=tables, told=told)
 
 
 SECTION = Section("access-order", "Access order: STREAM against ANY", make)
 
 
-def _contests(view: View, pinned: Pinned) -> list[OrderContest]:
-    """Return the cells measured both with STREAM and with ANY."""
-    keys = ["backend", "stream_state", "direction", "blocks", "block_bytes", "block_size"]
-    arms = {order: pinned.cells[pinned.cells["order"] == order] for order in ("stream", "any")}
-    both = arms["stream"].merge(arms["any"], on=keys, suffixes=("_stream", "_any"))
-    samples = view.samples({*both["cell_id_stream"], *both["cell_id_any"]})
-    found = []
-    for (backend, state), group in both.groupby(["backend", "stream_state"], sort=False):
-        ordered = group.sort_values(["direction", "block_bytes", "blocks"], ascending=[False, True, True])
-        pairs = [_pair(row, *(samples[row[f"cell_id_{arm}"]] for arm in arms)) for row in rows_of(ordered)]
-        cells = pd.concat([arm.merge(group[keys], on=keys) for arm in arms.values()])
-        found.append(OrderContest(str(backend), str(state), pairs, cells))
-    return found
+def _change(arms: Sequence[pd.DataFrame], time: str) -> Ratio | str:
+    """Return ANY over STREAM, over the rounds that both have, or why that is undecided.
 
-
-def _pair(row: Row, stream: pd.DataFrame, other: pd.DataFrame) -> OrderPair:
-    times = [time.column for time in _TIMES]
-    medians = {time: (float(stream[time].median()), float(other[time].median())) for time in times}
-    rounds = [arm.groupby("round")[times].median() for arm in (stream, other)]
-    changes = {time: _change(*(arm[time] for arm in rounds)) for time in times}
-    return OrderPair(str(row["direction"]), int(row["blocks"]), str(row["block_size"]), medians, changes)
-
-
-def _change(stream: "pd.Series[float]", other: "pd.Series[float]") -> Ratio | str:
-    """Return other / stream over the rounds that both have, or why that is undecided.
-
-    Both hold a median for each round, by its number.
+    `arms` are the samples of two cells: with STREAM, with ANY.
     """
-    rounds = stream.index.intersection(other.index)
-    first, second = (np.asarray(arm[rounds], dtype=np.float64) for arm in (stream, other))
+    medians = [arm.groupby("round")[time].median() for arm in arms]
+    rounds = medians[0].index.intersection(medians[1].index)
+    first, second = (np.asarray(arm[rounds], dtype=np.float64) for arm in medians)
     if len(rounds) < MIN_PAIRS:
         return f"{len(rounds)} rounds of {MIN_PAIRS}"
     if min(first.min(), second.min()) <= 0:
@@ -115,39 +73,46 @@ def _change_words(found: Ratio | str) -> str:
     return f"{'' if found.decided else '≈ '}{value:+.1f}% [{low:+.1f}, {high:+.1f}]"
 
 
-def _table(view: View, contest: OrderContest, pinned: Pinned, time: OrderTime) -> DataTable:
-    rows = [
-        [
-            pair.direction,
-            count(pair.blocks),
-            size(pair.block_size),
-            *(figure(median * time.scale) for median in pair.medians[time.column]),
-            _change_words(pair.changes[time.column]) + ("†" if pair.direction == "d2h" else ""),
-        ]
-        for pair in contest.pairs
-    ]
+def _table(
+    view: View,
+    pinned: Pinned,
+    time: str,
+    rows: Sequence[Row],
+    medians_us: Sequence[Sequence[float]],
+    changes: Sequence[Ratio | str],
+) -> DataTable:
+    unit, scale = ("ms", 1e-3) if time == "gpu_us" else ("us", 1.0)
+    body = []
+    for row, pair, change in zip(rows, medians_us, changes, strict=True):
+        cell = [row["direction"], count(row["blocks"]), size(row["block_size"])]
+        mark = "†" if row["direction"] == "d2h" else ""
+        body.append([*cell, *(figure(median * scale) for median in pair), f"{_change_words(change)}{mark}"])
+    cells = pinned.cells[pinned.cells["cell_id"].isin({row[name] for row in rows for name in _IDS})]
     return DataTable(
-        f"STREAM against ANY: {time.title} ({contest.backend}, {contest.state} stream)",
-        ("Dir", "Blocks", "BlkSize", f"STREAM med {time.unit}", f"ANY med {time.unit}", "Delta [95%]"),
-        rows,
-        [_DELTA, *([_RACE] if any(pair.direction == "d2h" for pair in contest.pairs) else [])],
-        caption(view, contest.cells, f"{INCLUDES[time.column]}. {settings(pinned, contest.cells)}"),
+        f"STREAM against ANY: {_TIMES[time]} ({rows[0]['backend']}, {rows[0]['stream_state']} stream)",
+        ("Dir", "Blocks", "BlkSize", f"STREAM med {unit}", f"ANY med {unit}", "Delta [95%]"),
+        body,
+        [_DELTA, *([_RACE] if any(row["direction"] == "d2h" for row in rows) else [])],
+        caption(view, cells, INCLUDES[time], pinned),
     )
 
 
-def _sentence(contest: OrderContest) -> str:
+def _sentence(rows: Sequence[Row], changes: Sequence[Changes]) -> str:
     """Return what ANY changes against STREAM, beyond the noise."""
-    ways = {way: [pair for pair in contest.pairs if pair.direction == way] for way in DIRECTIONS}
-    parts = [f"{way} {' and '.join(_changed(pairs, time) for time in _TIMES)}" for way, pairs in ways.items() if pairs]
-    return f"ANY instead of STREAM for {contest.backend} on {a_stream(contest.state)}: {'; '.join(parts)}."
+    parts = []
+    for way in DIRECTIONS:
+        if own := [change for row, change in zip(rows, changes, strict=True) if row["direction"] == way]:
+            times = (_changed([change[time] for change in own], title) for time, title in _TIMES.items())
+            parts.append(f"{way} {' and '.join(times)}")
+    return f"ANY instead of STREAM for {rows[0]['backend']} on {a_stream(rows[0]['stream_state'])}: {'; '.join(parts)}."
 
 
-def _changed(pairs: Sequence[OrderPair], time: OrderTime) -> str:
-    ratios = [change for pair in pairs if isinstance(change := pair.changes[time.column], Ratio)]
+def _changed(changes: Sequence[Ratio | str], title: str) -> str:
+    ratios = [change for change in changes if isinstance(change, Ratio)]
     if not ratios:
-        return f"{time.title} undecided (too few rounds)"
+        return f"{title} undecided (too few rounds)"
     beyond = [ratio.value - 1 for ratio in ratios if ratio.decided]
     if not beyond:
-        return f"{time.title} within the noise in all {len(ratios)} cells"
-    changes = ends(beyond, lambda share: f"{share:+.1%}")
-    return f"{time.title} beyond the noise in {len(beyond)} of {len(ratios)} cells ({changes})"
+        return f"{title} within the noise in all {len(ratios)} cells"
+    changed = ends(beyond, lambda share: f"{share:+.1%}")
+    return f"{title} beyond the noise in {len(beyond)} of {len(ratios)} cells ({changed})"

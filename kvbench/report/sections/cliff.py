@@ -2,10 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import pandas as pd
-
+from kvbench.analysis.curves import Cliff
 from kvbench.report.curves import (
     CLIFF,
     MIN_SIZES,
@@ -30,7 +29,6 @@ from kvbench.report.tables import (
     grouped,
     rate,
     rows_of,
-    settings,
     shown,
 )
 from kvbench.report.view import View, ceiling_of
@@ -44,8 +42,10 @@ def make(view: View) -> Part | str:
     curves = cliff_curves(view.frame)
     if isinstance(curves, str):
         return curves
-    findings = [_finding(curve, found) for curve in curves.curves if (found := cliff_words(curve))]
-    return Part(findings or [_NO_CLIFF], _charts(view, curves), _tables(view, curves), _sentences(curves.curves))
+    findings = [_finding(curve, cliff) for curve in curves.curves if (cliff := curve.cliff)]
+    groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))
+    tables = [_table(view, curves, group) for group in groups.values()]
+    return Part(findings or [_NO_CLIFF], _charts(view, curves), tables, _sentences(curves.curves))
 
 
 SECTION = Section("cliff", "Cliff: throughput against block size", make)
@@ -63,13 +63,8 @@ def _charts(view: View, curves: RateCurves) -> list[Chart]:
     return charts
 
 
-def _tables(view: View, curves: RateCurves) -> list[DataTable]:
-    """Return GB/s and share of the ceiling, block size against N, a table per direction, backend and state."""
-    groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))
-    return [_table(view, curves, group) for group in groups.values()]
-
-
 def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTable:
+    """Return GB/s and share of the ceiling of one direction, backend and state, block size against N."""
     direction, backend, state = group[0].direction, group[0].backend, group[0].state
     rows = where(curves.cells, direction=direction, backend=backend, stream_state=state)
     notes = Footnotes()
@@ -80,15 +75,17 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
         [bytes_size(size), *(shown(grid.get((size, blocks)), notes, _rate_and_share) for blocks in counts)]
         for size in sizes
     ]
-    cliffs = {curve.panel: cliff_words(curve) or ("none" if len(curve.x) >= MIN_SIZES else "") for curve in group}
-    body.append(["cliff", *(cliffs.get(blocks, "") for blocks in counts)])
-    measured = where(rows, status="ok")
+    cliffs = {curve.panel: cliff_words(curve.cliff) for curve in group if curve.cliff}
+    long = {curve.panel: "none" for curve in group if len(curve.x) >= MIN_SIZES}
+    body.append(["cliff", *((long | cliffs).get(blocks, "") for blocks in counts)])
+    gbps = ceiling_of(rows)
+    ceiling = " not measured" if gbps is None else f", {gbps:.1f} GB/s"
     return DataTable(
-        f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{_ceiling(rows)})",
+        f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})",
         ("Block size", *(f"N = {count(blocks)}" for blocks in counts)),
         body,
         [*notes.lines, *(_blanks(view) if len(grid) < len(counts) * len(sizes) else [])],
-        caption(view, measured, f"{INCLUDES[state]}. {settings(curves.pinned, measured)}"),
+        caption(view, where(rows, status="ok"), INCLUDES[state], curves.pinned),
     )
 
 
@@ -100,21 +97,14 @@ def _blanks(view: View) -> list[Text]:
     return [("Blank: left out by the sweep, which kept ", kept, " alone")] if texts else []
 
 
-def _ceiling(rows: pd.DataFrame) -> str:
-    gbps = ceiling_of(rows)
-    return " not measured" if gbps is None else f", {gbps:.1f} GB/s"
-
-
 def _rate_and_share(row: Row) -> str:
     return f"{rate(row)} ({row['ceiling_share']:.0%})" if math.isfinite(row["ceiling_share"]) else rate(row)
 
 
-def _finding(curve: RateCurve, found: str) -> str:
-    cliff = curve.cliff
-    assert cliff is not None
+def _finding(curve: RateCurve, cliff: Cliff) -> str:
     return (
-        f"{curve.backend} {curve.direction}, {curve.state} stream, N = {count(curve.panel)}: {found} "
-        f"({figure(cliff.below_gbps)} to {figure(cliff.above_gbps)} GB/s), {_path_words([curve])}."
+        f"{curve.backend} {curve.direction}, {curve.state} stream, N = {count(curve.panel)}: {cliff_words(cliff)} "
+        f"({figure(cliff.below_gbps)} to {figure(cliff.above_gbps)} GB/s), {_path_words([(curve, cliff)])}."
     )
 
 
@@ -123,30 +113,30 @@ def _sentences(curves: Sequence[RateCurve]) -> list[str]:
     long = [curve for curve in curves if len(curve.x) >= MIN_SIZES]
     found = []
     for (backend, direction, state), group in grouped(long, lambda c: (c.backend, c.direction, c.state)).items():
-        jumps = Counter((c.cliff.below_bytes, c.cliff.above_bytes, c.cliff.rises) for c in group if c.cliff)
+        cliffs = [(curve, cliff) for curve in group if (cliff := curve.cliff)]
+        jumps = Counter((cliff.below_bytes, cliff.above_bytes, cliff.rises) for _, cliff in cliffs)
         (below, above, rises), times = jumps.most_common(1)[0] if jumps else ((0, 0, False), 0)
         if times * 2 <= len(group):
             continue
-        same = [c for c in group if c.cliff and (c.cliff.below_bytes, c.cliff.above_bytes) == (below, above)]
-        heights = [c.cliff.height for c in same if c.cliff]
+        same = [(c, cliff) for c, cliff in cliffs if (cliff.below_bytes, cliff.above_bytes) == (below, above)]
+        heights = [cliff.height for _, cliff in same]
         other = [c for c in long if (c.backend, c.direction) == (backend, direction) and c.state != state]
         none = f"; on {a_stream(other[0].state)} there is none" if other and not any(c.cliff for c in other) else ""
         found.append(
             f"{backend} {direction} on {a_stream(state)} {'jumps up' if rises else 'drops'} between "
             f"{bytes_size(below)} and {bytes_size(above)}, by {TIMES}{ends(heights, figure)} "
-            f"(N = {ends([c.panel for c in same], count)}), {_path_words(same)}{none}."
+            f"(N = {ends([c.panel for c, _ in same], count)}), {_path_words(same)}{none}."
         )
     return found
 
 
-def _path_words(curves: Sequence[RateCurve]) -> str:
-    """Return what ran below and above the cliffs of these curves, each of which has one."""
-    below, above = (" or ".join(sorted({_path(curve, side) for curve in curves})) for side in ("below", "above"))
+def _path_words(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:
+    """Return what ran in most visits below and above the cliffs of these curves."""
+    ends = [(_path(curve, cliff.below_bytes), _path(curve, cliff.above_bytes)) for curve, cliff in cliffs]
+    below, above = (" or ".join(sorted(set(paths))) for paths in zip(*ends, strict=True))
     return f"effective path {below}" if below == above else f"effective path {below} below, {above} above"
 
 
-def _path(curve: RateCurve, side: str) -> str:
-    """Return the path of most visits on that side of a cliff."""
-    assert curve.cliff is not None
-    size = curve.cliff.below_bytes if side == "below" else curve.cliff.above_bytes
-    return short(str(curve.points["path"].iloc[list(curve.x).index(size)]).partition(BETWEEN)[0])
+def _path(curve: RateCurve, size_bytes: int) -> str:
+    path = curve.points["path"].iloc[list(curve.x).index(size_bytes)]
+    return short(str(path).partition(BETWEEN)[0])

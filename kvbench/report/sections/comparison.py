@@ -11,11 +11,11 @@ from kvbench.analysis.intervals import DRIFT, rank_sum_probability
 from kvbench.machine.identity import differing
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.curves import CLIFF, GBPS, LADDER, POINT_COLUMNS, CurveKind, RateCurve, RateCurves, plot_panel
-from kvbench.report.model import Chart, ChartWords, DataTable, Part, Section, Span
+from kvbench.report.model import Chart, ChartWords, Code, DataTable, Part, Section, Span
 from kvbench.report.numbers import bytes_size, count, figure, size
-from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES
-from kvbench.report.tables import INCLUDES, Row, grouped, origin, rows_of, swap_quartiles
-from kvbench.report.view import HOST_COPIES, View
+from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES, where
+from kvbench.report.tables import Row, grouped, host_mark, includes, rows_of, swap_quartiles
+from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
 from kvbench.text import short
 
@@ -51,7 +51,7 @@ class Pairing:
         return self.base, self.other
 
     def count(self, verdict: str) -> int:
-        return int((self.cells["verdict"] == verdict).sum())
+        return len(where(self.cells, verdict=verdict))
 
 
 def make(view: View) -> Part | str:
@@ -81,30 +81,21 @@ def base_of(view: View) -> View | None:
 
 def _cells(base: View, other: View) -> pd.DataFrame:
     axes = [axis for axis in _AXES if axis not in LATER or base.measured[axis].notna().any()]
-    columns = ["cell_id", *axes, *_FIGURES]
-    both = base.measured[columns].merge(
+    both = base.measured[["cell_id", *axes, *_FIGURES]].merge(
         other.measured[["cell_id", *_FIGURES]], on="cell_id", suffixes=("_base", "_other")
     )
     change = both["swap_us_median_other"] / both["swap_us_median_base"] - 1
-    chances = _chances(base, other, both["cell_id"])
-    both = both.assign(change=change, chance=[chances[cell][0] for cell in both["cell_id"]])
-    least = np.array([chances[cell][1] for cell in both["cell_id"]])
+    visits = [_visits(view, both["cell_id"]) for view in (base, other)]
+    pairs = [tuple(found[cell] for found in visits) for cell in both["cell_id"]]
+    both = both.assign(change=change, chance=[rank_sum_probability(a, b) for a, b in pairs])
+    # how unlikely any times of as many visits could be without a difference
+    least = np.array([rank_sum_probability([0.0] * len(a), [1.0] * len(b)) for a, b in pairs])
     both["verdict"] = np.select(
         [least > CHANCE, both["chance"] > CHANCE, change > DRIFT, change < -DRIFT],
         ["undecided", "noise", "slower", "faster"],
         "drift",
     )
     return both.iloc[np.lexsort((-both["change"], ~both["verdict"].isin(["slower", "faster"])))]
-
-
-def _chances(base: View, other: View, cell_ids: "pd.Series[str]") -> dict[str, tuple[float, float]]:
-    """Return cell id -> how likely visits this far apart are without a difference, and how unlikely any could be."""
-    visits = [_visits(view, cell_ids) for view in (base, other)]
-    pairs = {str(cell): (visits[0][cell], visits[1][cell]) for cell in cell_ids}
-    return {
-        cell: (rank_sum_probability(a, b), rank_sum_probability([0.0] * len(a), [1.0] * len(b)))
-        for cell, (a, b) in pairs.items()
-    }
 
 
 def _visits(view: View, cell_ids: "pd.Series[str]") -> dict[str, list[float]]:
@@ -127,7 +118,7 @@ def _identity(view: View) -> dict[str, Scalar]:
 def _sentence(pairing: Pairing) -> str:
     parts = []
     for verdict, ends in (("slower", "max"), ("faster", "min")):
-        changes = pairing.cells.loc[pairing.cells["verdict"] == verdict, "change"]
+        changes = where(pairing.cells, verdict=verdict)["change"]
         most = "" if changes.empty else f" (by up to {getattr(changes, ends)():+.1%})"
         parts.append(f"{count(len(changes))} {verdict}{most}")
     if drift := pairing.count("drift"):
@@ -149,7 +140,7 @@ def _differences(pairing: Pairing) -> DataTable:
 def _by_backend(pairing: Pairing) -> DataTable:
     rows = []
     for names, cells in pairing.cells.groupby(["backend", "direction", "stream_state"]):
-        counts = [count(int((cells["verdict"] == verdict).sum())) for verdict in _SIGNS]
+        counts = [count(len(where(cells, verdict=verdict))) for verdict in _SIGNS]
         rows.append([*map(str, names), count(len(cells)), f"{cells['change'].median():+.1%}", *counts])
     verdicts = (f"{sign}{name}".capitalize() for name, sign in _SIGNS.items())
     header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *verdicts)
@@ -164,8 +155,8 @@ def _cell_table(pairing: Pairing) -> DataTable:
     more = f" (the {_MOST_CELLS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
     labels = (f"{view.label} us" for view in pairing.views)
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta", "Verdict")
-    states = [INCLUDES[state].replace("GB/s", "Time", 1) for state in STATES if state in set(shown["stream_state"])]
-    caption = (f"Medians of swap_us with [quartiles]. {'. '.join(states)}. ", *_origin(pairing))
+    states = ". ".join(includes(shown["stream_state"], "Time"))
+    caption = (f"Medians of swap_us with [quartiles]. {states}. ", *_origin(pairing))
     return DataTable(f"Cell by cell, worst first{more}", header, rows, [_VERDICT], caption, left=6)
 
 
@@ -180,11 +171,17 @@ def _row(row: Row, varying: Iterable[str]) -> list[str]:
 
 def _origin(pairing: Pairing) -> tuple[Span, ...]:
     """Return where the figures of both come from."""
-    base, other = (
-        origin(view, pairing.cells[[f"samples_{side}"]].set_axis(["samples"], axis="columns"))
-        for side, view in zip(("base", "other"), pairing.views, strict=True)
-    )
-    return (*base, "; ", *other, ".")
+    words: list[Span] = []
+    for view, side in zip(pairing.views, ("base", "other"), strict=True):
+        samples = sample_words(pairing.cells[[f"samples_{side}"]].set_axis(["samples"], axis="columns"))
+        words += [
+            f"{view.label}: ",
+            *host_mark(view),
+            f"{view.heading} · {samples}, reproduced by ",
+            Code(view.command),
+        ]
+        words.append("; " if side == "base" else ".")
+    return tuple(words)
 
 
 def _charts(pairing: Pairing) -> list[Chart]:
@@ -206,25 +203,21 @@ def _chart(pairing: Pairing, kind: CurveKind, subject: str, both: Sequence[RateC
         for curve in found.curves
     ]
     rows = _rows(kind, curves, both[0].main)
-    heads = "; ".join(f"{view.label}: {view.title} · {view.driver} · {view.date}" for view in pairing.views)
+    heads = "; ".join(f"{view.label}: {view.heading}" for view in pairing.views)
     words = ChartWords(
         title=f"{subject}: {base} and {other}",
         subtitle=f"{heads} · band: quartiles",
-        footer=[INCLUDES[state] for state in STATES if any(curve.state == state for curve in curves)],
+        footer=includes((curve.state for curve in curves), "GB/s"),
         warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
     )
-    ways = [way for way in DIRECTIONS if any(curve.direction == way for row in rows.values() for curve in row)]
+    drawn = [curve for row in rows.values() for way in DIRECTIONS for curve in row if curve.direction == way]
+    ways = [way for way in DIRECTIONS if any(curve.direction == way for curve in drawn)]
     panels = [
-        [(f"{way}, {title}", [c for c in row if c.direction == way]) for way in ways] for title, row in rows.items()
+        [plot_panel(kind, f"{way}, {title}", [c for c in row if c.direction == way], base) for way in ways]
+        for title, row in rows.items()
     ]
-    plot = LinePlot(kind.x, GBPS, [[plot_panel(kind, title, found, base) for title, found in row] for row in panels])
-    points = pd.concat(
-        curve.points[list(POINT_COLUMNS)].assign(run=curve.run[1])
-        for row in panels
-        for _, found in row
-        for curve in found
-        if curve.run
-    )
+    plot = LinePlot(kind.x, GBPS, panels)
+    points = pd.concat(curve.points[list(POINT_COLUMNS)].assign(run=curve.run[1]) for curve in drawn if curve.run)
     return Chart(f"comparison-{kind.name}-{base}-{other}", words, plot, points)
 
 

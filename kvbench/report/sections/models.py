@@ -13,16 +13,15 @@ from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
-    INCLUDES,
     Footnotes,
     Row,
     a_stream,
     caption,
+    includes,
     mark_fastest,
     milliseconds,
     rate,
     rows_of,
-    settings,
     shown,
     swap_quartiles,
 )
@@ -30,8 +29,6 @@ from kvbench.report.view import View
 from kvbench.text import short
 
 SINGLE: Final = "per_block"
-_SPEED_UP: Final = "Speed-up"
-_GEOMETRY: Final = ("Model", "Layers", "KV heads", "Head dim", "Tensors", "Block", "Ids", "N")
 _WORDS: Final = (
     "KV heads and tensors are those of one rank. Tensors: K and V of every layer apart, one a layer for MLA, one for "
     "all layers where they lie cross-layer; block: bytes of one descriptor; ids: blocks swapped in every tensor, the "
@@ -62,10 +59,11 @@ class ModelRows:
         """Return the backends that were measured on streams of this state."""
         return set(where(self.cells, status="ok", stream_state=state)["backend"])
 
-    def caption(self, backends: Collection[str], states: Collection[str], includes: str) -> Text:
+    def caption(self, backends: Collection[str], states: Collection[str], figures: str) -> Text:
+        """Return the caption of a table of `figures`, such as "ms", of these backends on streams in these states."""
         measured = where(self.cells, status="ok")
-        shown = measured[measured["backend"].isin(backends) & measured["stream_state"].isin(states)]
-        return caption(self.view, shown, f"{includes}. {settings(self.pinned, shown)}")
+        cells = measured[measured["backend"].isin(backends) & measured["stream_state"].isin(states)]
+        return caption(self.view, cells, ". ".join(includes(states, figures)), self.pinned)
 
 
 def make(view: View) -> Part | str:
@@ -88,19 +86,14 @@ def _model_rows(view: View) -> list[ModelRows] | str:
     if not swaps:
         return "it needs a sweep of models: kvbench sweep models, or --model"
     pinned = _pin_each(view.frame, swaps)
-    found = [
-        ModelRows(view, way, swaps, cells, _by_key(cells), pinned)
-        for way in DIRECTIONS
-        if (cells := where(pinned.cells, direction=way))["status"].eq("ok").any()
-    ]
+    found = []
+    for way in DIRECTIONS:
+        cells = where(pinned.cells, direction=way)
+        if (cells["status"] == "ok").any():
+            # reversed: of rows with the same key the first counts
+            by_key = {tuple(row[name] for name in _KEY): row for row in reversed(rows_of(cells))}
+            found.append(ModelRows(view, way, swaps, cells, by_key, pinned))
     return found or "none of the run's models has a measured cell"
-
-
-def _by_key(cells: pd.DataFrame) -> dict[tuple[Any, ...], Row]:
-    found: dict[tuple[Any, ...], Row] = {}
-    for row in rows_of(cells):
-        found.setdefault(tuple(row[name] for name in _KEY), row)
-    return found
 
 
 def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
@@ -128,9 +121,9 @@ def _tables(rows: ModelRows) -> list[DataTable]:
 
 def _speed_up(single: Row | None, batched: Row | None) -> TimeRatio | None:
     """Return the time of single copies over that of batched ones; None without both."""
-    if single is None or batched is None or single["status"] != "ok" or batched["status"] != "ok":
-        return None
-    return time_ratio(swap_quartiles(single), swap_quartiles(batched))
+    if single and batched and single["status"] == batched["status"] == "ok":
+        return time_ratio(swap_quartiles(single), swap_quartiles(batched))
+    return None
 
 
 def _finding(rows: ModelRows, state: str) -> str:
@@ -151,29 +144,19 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     notes = Footnotes()
     body = []
     for swap in rows.swaps:
-        line = list(_geometry(swap))
-        for state in states:
+        line = _geometry(swap)
+        for state, measured in states.items():
             single, batched = (rows.row(swap, backend, state) for backend in (SINGLE, BATCHED))
-            ratio = _speed_up(single, batched)
-            texts = {
-                SINGLE: shown(single, notes, milliseconds),
-                BATCHED: shown(batched, notes, milliseconds),
-                _SPEED_UP: "" if ratio is None else str(ratio),
-            }
-            line += [texts[name] for name in _columns(states[state])] + [shown(batched, notes, rate)]
+            single_ms, batched_ms = (shown(row, notes, milliseconds) for row in (single, batched))
+            line |= {f"{SINGLE} ms, {state}": single_ms} if SINGLE in measured else {}
+            line |= {f"{BATCHED} ms, {state}": batched_ms}
+            line |= {f"Speed-up, {state}": str(_speed_up(single, batched) or "")} if SINGLE in measured else {}
+            line |= {f"{BATCHED} GB/s, {state}": shown(batched, notes, rate)}
         body.append(line)
-    header = list(_GEOMETRY)
-    for state, measured in states.items():
-        heads = {SINGLE: f"{SINGLE} ms", BATCHED: f"{BATCHED} ms", _SPEED_UP: _SPEED_UP}
-        header += [f"{heads[name]}, {state}" for name in _columns(measured)] + [f"{BATCHED} GB/s, {state}"]
-    includes = ". ".join(INCLUDES[state].replace("GB/s", "ms and GB/s", 1) for state in states)
     title = f"{rows.direction}: {SINGLE} against {BATCHED}, by model, {_lengths(rows.swaps)}"
-    caption = rows.caption((SINGLE, BATCHED), states, includes)
-    return DataTable(title, header, body, [_WORDS, _RATIO, *notes.lines], caption)
-
-
-def _columns(measured: Set[str]) -> tuple[str, ...]:
-    return (SINGLE, BATCHED, _SPEED_UP) if SINGLE in measured else (BATCHED,)
+    caption = rows.caption((SINGLE, BATCHED), states, "ms and GB/s")
+    cells = [list(line.values()) for line in body]
+    return DataTable(title, list(body[0]), cells, [_WORDS, _RATIO, *notes.lines], caption)
 
 
 def _all(rows: ModelRows, state: str) -> DataTable:
@@ -182,29 +165,26 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     body = []
     for swap in rows.swaps:
         found = {backend: rows.row(swap, backend, state) for backend in backends}
-        times = {
-            backend: swap_quartiles(row) for backend, row in found.items() if row is not None and row["status"] == "ok"
-        }
+        times = {backend: swap_quartiles(row) for backend, row in found.items() if row and row["status"] == "ok"}
         texts = mark_fastest({backend: shown(row, notes, milliseconds) for backend, row in found.items()}, times)
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts.values()])
     title = f"{rows.direction}, {state} stream: ms a swap, by model and backend, {_lengths(rows.swaps)}"
     header = ("Model", "N", "Block", *backends)
-    caption = rows.caption(backends, (state,), INCLUDES[state].replace("GB/s", "ms", 1))
-    return DataTable(title, header, body, [_MARKS, *notes.lines], caption)
+    return DataTable(title, header, body, [_MARKS, *notes.lines], rows.caption(backends, (state,), "ms"))
 
 
-def _geometry(swap: ModelSwap) -> Sequence[str]:
+def _geometry(swap: ModelSwap) -> dict[str, str]:
     geometry, kinds = swap.geometry, swap.tensors
-    return (
-        _name(swap),
-        count(geometry.layers),
-        "MLA" if geometry.kv_parts == 1 else count(swap.rank_kv_heads),
-        count(geometry.head_dim),
-        " + ".join(count(kind.count) for kind in kinds),
-        bytes_size(swap.block_bytes),
-        " + ".join(count(kind.ids) for kind in kinds),
-        count(swap.blocks),
-    )
+    return {
+        "Model": _name(swap),
+        "Layers": count(geometry.layers),
+        "KV heads": "MLA" if geometry.kv_parts == 1 else count(swap.rank_kv_heads),
+        "Head dim": count(geometry.head_dim),
+        "Tensors": " + ".join(count(kind.count) for kind in kinds),
+        "Block": bytes_size(swap.block_bytes),
+        "Ids": " + ".join(count(kind.ids) for kind in kinds),
+        "N": count(swap.blocks),
+    }
 
 
 def _name(swap: ModelSwap) -> str:

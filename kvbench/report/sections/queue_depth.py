@@ -13,7 +13,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.tables import Footnotes, Row, caption, chart_words, rows_of, settings, shown
+from kvbench.report.tables import Footnotes, Row, caption, chart_words, rows_of, shown
 from kvbench.report.view import View, sample_words
 
 MIN_DEPTHS: Final = 4
@@ -57,18 +57,10 @@ class QueueLine:
         return where(self.cells, status="ok")
 
     @property
-    def times(self) -> Mapping[int, Quartiles]:
-        """Quartiles of submit_us in us, by depth."""
-        columns = ["queued", "submit_us_q1", "submit_us_median", "submit_us_q3"]
-        return {
-            int(depth): Quartiles(float(low), float(median), float(high))
-            for depth, low, median, high in self.points[columns].itertuples(index=False)
-            if np.isfinite([low, median, high]).all()
-        }
-
-    @property
     def knee(self) -> QueueKnee | None:
-        return find_queue_knee(self.times)
+        times = self.points.set_index("queued")[["submit_us_q1", "submit_us_median", "submit_us_q3"]]
+        finite = times[np.isfinite(times).all(axis=1)]
+        return find_queue_knee({int(row[0]): Quartiles(*map(float, row[1:])) for row in finite.itertuples()})
 
     @property
     def label(self) -> str:
@@ -76,36 +68,37 @@ class QueueLine:
         return f"{self.backend}, N = {count(self.blocks)}, {noun(self.streams, 'stream')}"
 
 
-QueueGrid = Sequence[Sequence[Sequence[QueueLine]]]
+QueueGrid = Sequence[Mapping[str, Sequence[QueueLine]]]
 
 
 def make(view: View) -> Part | str:
     pinned = pin(view.frame, shown=QUEUE)
     busy = where(pinned.cells, stream_state="busy").sort_values("queued")
-    lines = [
-        line for _, cells in busy.groupby(_LINE) if (line := _line(cells)).points["queued"].nunique() >= MIN_DEPTHS
-    ]
+    lines = []
+    for _, cells in busy.groupby(_LINE):
+        first = rows_of(cells.head(1))[0]
+        blocks, size, streams = (int(first[axis]) for axis in ("blocks", "block_bytes", "streams"))
+        line = QueueLine(first["backend"], first["direction"], blocks, size, streams, cells)
+        if line.points["queued"].nunique() >= MIN_DEPTHS:
+            lines.append(line)
     if not lines:
         return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
     lines.sort(key=lambda line: (line.backend != "per_block", line.backend))
     findings = [_finding(line, knee) for line in lines if (knee := line.knee)]
     ways = [way for way in DIRECTIONS if any(line.direction == way for line in lines)]
+    sizes = sorted({line.block_bytes for line in lines})
     grid = [
-        [[line for line in lines if (line.block_bytes, line.direction) == (size, way)] for way in ways]
-        for size in sorted({line.block_bytes for line in lines})
+        {
+            f"{way}, {bytes_size(size)} blocks": [x for x in lines if (x.block_bytes, x.direction) == (size, way)]
+            for way in ways
+        }
+        for size in sizes
     ]
-    tables = [_table(view, panel, pinned) for row in grid for panel in row if panel]
+    tables = [_table(view, title, panel, pinned) for row in grid for title, panel in row.items() if panel]
     return Part(findings or [_NO_KNEE], [_chart(view, lines, grid, pinned)], tables, findings)
 
 
 SECTION = Section("queue-depth", "Queue depth: submission time against queued swaps", make)
-
-
-def _line(cells: pd.DataFrame) -> QueueLine:
-    first = rows_of(cells.head(1))[0]
-    backend, direction, *numbers = (first[axis] for axis in _LINE)
-    blocks, size, streams = map(int, numbers)
-    return QueueLine(str(backend), str(direction), blocks, size, streams, cells)
 
 
 def _finding(line: QueueLine, knee: QueueKnee) -> str:
@@ -116,7 +109,7 @@ def _finding(line: QueueLine, knee: QueueKnee) -> str:
     )
 
 
-def _table(view: View, lines: Sequence[QueueLine], pinned: Pinned) -> DataTable:
+def _table(view: View, title: str, lines: Sequence[QueueLine], pinned: Pinned) -> DataTable:
     """Return submission time against queued swaps in one direction and block size, the knees below."""
     notes = Footnotes()
     columns = [{int(row["queued"]): row for row in rows_of(line.cells)} for line in lines]
@@ -128,11 +121,11 @@ def _table(view: View, lines: Sequence[QueueLine], pinned: Pinned) -> DataTable:
     body.append(["knee", *(_knee_words(line.knee) for line in lines)])
     cells = pd.concat([line.points for line in lines])
     return DataTable(
-        f"{lines[0].direction}, {bytes_size(lines[0].block_bytes)} blocks: us a submission against queued swaps",
+        f"{title}: us a submission against queued swaps",
         ("Queued", *(line.label for line in lines)),
         body,
         [_KNEE, *([_NOT_HELD] if begun else []), *notes.lines],
-        caption(view, cells, f"{_INCLUDES}. {settings(pinned, cells)}"),
+        caption(view, cells, _INCLUDES, pinned),
     )
 
 
@@ -145,7 +138,7 @@ def _knee_words(knee: QueueKnee | None) -> Text:
 
 
 def _chart(view: View, lines: Sequence[QueueLine], grid: QueueGrid, pinned: Pinned) -> Chart:
-    """Return the chart: a row per block size, in it the lines of each direction."""
+    """Return the chart: a row of `grid` per block size, in it the lines of each direction by the panel's title."""
     points = pd.concat([line.points for line in lines])
     words = chart_words(
         view,
@@ -154,13 +147,7 @@ def _chart(view: View, lines: Sequence[QueueLine], grid: QueueGrid, pinned: Pinn
         [_INCLUDES, pinned.words(points)],
     )
     panels = [
-        [
-            PlotPanel(
-                f"{lines[0].direction}, {bytes_size(lines[0].block_bytes)} blocks" if lines else "",
-                [_plot_line(line, view.label) for line in lines],
-            )
-            for lines in row
-        ]
+        [PlotPanel(title if own else "", [_plot_line(line, view.label) for line in own]) for title, own in row.items()]
         for row in grid
     ]
     y = PlotAxis("us a submission", "figure", "log10")

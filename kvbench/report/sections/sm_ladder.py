@@ -6,7 +6,7 @@ from kvbench.report.curves import LADDER, RateCurve, RateCurves, curve_chart, la
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.select import where
-from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, grouped, rate, rows_of, settings, shown
+from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, grouped, rate, rows_of, shown
 from kvbench.report.view import View
 
 _BOLD = (Strong("Bold"), ": the knee, the first SM count within 5% of the best of its column")
@@ -42,13 +42,12 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
         marked = [Strong(text) if sms == curve.knee else text for curve, text in zip(columns, texts, strict=True)]
         body.append([str(sms), *marked])
     body.append(["knee", *(str(curve.knee) for curve in columns)])
-    measured = where(rows, status="ok")
     return DataTable(
         f"{backend}, {state} stream, N = {count(curves.main)}: GB/s against the SM count",
         ("SMs", *(f"{curve.direction} {bytes_size(curve.panel)}" for curve in columns)),
         body,
         [_BOLD, *notes.lines],
-        caption(view, measured, f"{INCLUDES[state]}. {settings(curves.pinned, measured)}"),
+        caption(view, where(rows, status="ok"), INCLUDES[state], curves.pinned),
     )
 
 

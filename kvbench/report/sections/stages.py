@@ -40,9 +40,9 @@ def make(view: View) -> Part | str:
         return "it needs cells on an idle stream near N = 16, 256 or 10 000 with blocks of 4, 16 or 32 KiB"
     shapes = pd.DataFrame(sorted(set(near.values())), columns=["blocks", "block_bytes"])
     cells = pinned.cells.merge(shapes, on=["blocks", "block_bytes"])
-    held = where(cells, stream_state="idle")["direction"]
-    ways = [way for way in DIRECTIONS if (held == way).any()]
-    return Part(tables=[_table(view, where(cells, direction=way), near, pinned) for way in ways])
+    held = set(where(cells, stream_state="idle")["direction"])
+    tables = [_table(view, where(cells, direction=way), near, pinned) for way in DIRECTIONS if way in held]
+    return Part(tables=tables)
 
 
 SECTION = Section("stages", "Where the time goes: prepare, submit, execute", make)
@@ -68,29 +68,29 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
     for row in rows_of(idle):
         own = samples[row["cell_id"]]
         execute = float((own["wall_us"] - own["submit_us"]).median())
-        times = [figure(row["prepare_us_median"]), figure(row["submit_us_median"]), figure(execute)]
-        line = [row["backend"], count(row["blocks"]), size(row["block_size"]), *times, figure(row["wall_us_median"])]
+        times = (row["prepare_us_median"], row["submit_us_median"], execute, row["wall_us_median"])
+        line = [row["backend"], count(row["blocks"]), size(row["block_size"]), *map(figure, times)]
         if busy:
             found = busy.get(tuple(row[name] for name in _KEY))
             line.append(figure(found["gpu_us_median"]) if found else "")
         rows.append(line)
     header = ("Backend", "Blocks", "Block size", "Prepare us", "Submit us", "Execute us", "Wall us")
-    includes = f"{_INCLUDES}.{f' {_BUSY}.' if busy else ''} {settings(pinned, idle)}"
+    includes = f"{_INCLUDES}. {_BUSY}" if busy else _INCLUDES
     return DataTable(
         f"{idle['direction'].iloc[0]}: us a swap",
         (*header, "GPU us, busy") if busy else header,
         rows,
         _stand_ins(near),
-        caption(view, cells if busy else idle, includes),
+        caption(view, cells if busy else idle, f"{includes}. {settings(pinned, idle)}"),
     )
 
 
 def _stand_ins(near: Mapping[Swap, Swap]) -> list[str]:
     """Return which cells stand for those that the run does not hold, and which have none near."""
-    others = [f"{_shape(shape)} for {_shape(wanted)}" for wanted, shape in near.items() if shape != wanted]
-    absent = [_shape(wanted) for wanted in WANTED if wanted not in near]
-    lines = [f"The nearest that this run holds: {'; '.join(others)}"] if others else []
-    return [*lines, *([f"Nothing near {'; '.join(absent)}"] if absent else [])]
+    others = "; ".join(f"{_shape(shape)} for {_shape(wanted)}" for wanted, shape in near.items() if shape != wanted)
+    absent = "; ".join(_shape(wanted) for wanted in WANTED if wanted not in near)
+    lines = [f"The nearest that this run holds: {others}" if others else "", f"Nothing near {absent}" if absent else ""]
+    return [line for line in lines if line]
 
 
 def _shape(shape: Swap) -> str:

@@ -1,18 +1,17 @@
 """The threshold: batched against the other backends at one number of blocks, and where the faster one changes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import pandas as pd
 
 from kvbench.analysis.curves import crossovers, winners
 from kvbench.analysis.intervals import Quartiles
-from kvbench.report.contests import BATCHED, Arm, BackendContest, BackendContests, arm_of, backend_contests
+from kvbench.report.contests import BATCHED, Arm, BackendContest, arm_of, backend_contests
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import QUEUE, Pinned, pin, where
-from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, mark_fastest, rate, rows_of, settings, shown
+from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, mark_fastest, rate, rows_of, shown
 from kvbench.report.view import View
 
 # A state of contests besides those of the stream: batched behind another swap of its kind, the others on a busy stream.
@@ -35,57 +34,39 @@ _MARKS: Final = (
 )
 _OTHER: Final = ""  # stands for the one that batched is held against
 
-Winners = dict[int, str | None]  # by block bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Duels:
-    """The contests of a run that meet at `blocks` blocks."""
-
-    contests: Sequence[BackendContest]
-    blocks: int
-    pinned: Pinned
-
-    def times(self, contest: BackendContest) -> dict[str, dict[int, Quartiles]]:
-        """Return backend -> block bytes -> swap_us; batched first, without backends that have no figure here."""
-        return {arm.backend: found for arm in contest.arms if (found := _at(arm, self.blocks))}
+Times = Mapping[str, Mapping[int, Quartiles]]  # of swap_us, by backend and block bytes
+Winners = Mapping[int, str | None]  # by block bytes
 
 
 def make(view: View) -> Part | str:
-    duels = _duels(view)
-    if isinstance(duels, str):
-        return duels
-    tables = [_table(view, contest, duels) for contest in duels.contests]
-    return Part(tables=tables, told=[text for contest in duels.contests if (text := _sentence(contest, duels))])
-
-
-SECTION = Section("threshold", "Threshold: batched copies against the other backends", make)
-
-
-def _duels(view: View) -> Duels | str:
-    found = backend_contests(view)
-    shapes = [(arm.backend, *shape) for contest in found.contests for arm in contest.arms for shape in arm.times]
-    if shapes:
-        blocks = common_blocks(pd.DataFrame(shapes, columns=["backend", "block_bytes", "blocks"]))
-        meeting = [
-            contest for contest in (*found.contests, *_back_to_back(view.frame, found)) if _meets(contest, blocks)
-        ]
-        if meeting:
-            return Duels(meeting, blocks, found.pinned)
+    contests, pinned = backend_contests(view)
+    shapes = [(arm.backend, *shape) for contest in contests for arm in contest.arms for shape in arm.times]
+    blocks = common_blocks(pd.DataFrame(shapes, columns=["backend", "block_bytes", "blocks"])) if shapes else 0
+    tables, told = [], []
+    for contest in (*contests, *_back_to_back(view.frame, contests)):
+        by_backend = {arm.backend: _at(arm, blocks) for arm in contest.arms}
+        times = {backend: found for backend, found in by_backend.items() if found}
+        if fastest := _winners(times):
+            tables.append(_table(view, contest, pinned, blocks, times, fastest))
+            told.append(_sentence(contest, blocks, fastest))
+    if tables:
+        return Part(tables=tables, told=told)
     return (
         f"it needs {BATCHED} and another backend measured at {_MIN_SIZES} block sizes with the same number of blocks, "
         "direction and stream state"
     )
 
 
-def _back_to_back(frame: pd.DataFrame, found: BackendContests) -> list[BackendContest]:
+SECTION = Section("threshold", "Threshold: batched copies against the other backends", make)
+
+
+def _back_to_back(frame: pd.DataFrame, contests: Sequence[BackendContest]) -> list[BackendContest]:
     """Return the contests on a busy stream once more, with batched behind one queued swap, where that was measured."""
-    cells = pin(where(frame, queued=1, streams=1, backend=BATCHED), shown=QUEUE).cells
+    cells = pin(where(frame, queued=1, streams=1, backend=BATCHED, stream_state="busy"), shown=QUEUE).cells
     return [
         BackendContest(contest.direction, BACK_TO_BACK, [arm, *contest.arms[1:]])
-        for contest in found.contests
-        if contest.state == "busy"
-        and (arm := arm_of(where(cells, direction=contest.direction), BATCHED, contest.state))
+        for contest in contests
+        if contest.state == "busy" and (arm := arm_of(where(cells, direction=contest.direction), BATCHED))
     ]
 
 
@@ -94,44 +75,42 @@ def common_blocks(measured: pd.DataFrame) -> int:
 
     `measured` has the columns backend, block_bytes and blocks and is not empty.
     """
-    groups = {int(cells["blocks"].iloc[0]): cells for _, cells in measured.groupby("blocks")}
-    backends = {blocks: cells["backend"].nunique() for blocks, cells in groups.items()}
-    sizes = {blocks: cells["block_bytes"].nunique() for blocks, cells in groups.items()}
-    return max(backends, key=lambda blocks: (backends[blocks], blocks == USUAL_BLOCKS, sizes[blocks], blocks))
+    kinds = measured.groupby("blocks").nunique()
+    ranks = zip(kinds["backend"], kinds.index == USUAL_BLOCKS, kinds["block_bytes"], kinds.index, strict=True)
+    return int(max(ranks)[-1])
 
 
-def _table(view: View, contest: BackendContest, duels: Duels) -> DataTable:
-    """Return GB/s of every backend by block size, with the crossovers below."""
-    blocks, times = duels.blocks, duels.times(contest)
-    # an arm without any figure at this number of blocks has nothing to say
-    arms = [arm for arm in contest.arms if arm.backend in times]
-    cells = where(pd.concat([arm.cells for arm in arms]), blocks=blocks)
+def _at(arm: Arm, blocks: int) -> dict[int, Quartiles]:
+    return {size: times for (size, number), times in arm.times.items() if number == blocks}
+
+
+def _winners(times: Times) -> dict[str, Winners]:
+    """Return for every other backend the winner between it and batched, where they share two sizes."""
+    others = [backend for backend in times if backend != BATCHED] if BATCHED in times else []
+    pairs = {other: winners({BATCHED: times[BATCHED], other: times[other]}) for other in others}
+    return {other: fastest for other, fastest in pairs.items() if len(fastest) >= _MIN_SIZES}
+
+
+def _table(
+    view: View, contest: BackendContest, pinned: Pinned, blocks: int, times: Times, duels: Mapping[str, Winners]
+) -> DataTable:
+    """Return GB/s of every backend that has any at `blocks` by block size, with the crossovers below."""
+    cells = where(pd.concat([arm.cells for arm in contest.arms if arm.backend in times]), blocks=blocks)
     notes = Footnotes()
     body: list[list[Text]] = []
     for size in sorted({int(size) for size in cells["block_bytes"]}):
         row = {str(row["backend"]): row for row in rows_of(where(cells, block_bytes=size))}
-        texts = {arm.backend: shown(row.get(arm.backend), notes, rate) for arm in arms}
+        texts = {backend: shown(row.get(backend), notes, rate) for backend in times}
         here = {backend: found[size] for backend, found in times.items() if size in found}
         body.append([bytes_size(size), *mark_fastest(texts, here).values()])
-    measured = where(cells, status="ok")
-    crossings = [f"Faster, {_crossover_words(other, fastest)}" for other, fastest in _winners(times).items()]
+    crossings = [f"Faster, {_crossover_words(other, fastest)}" for other, fastest in duels.items()]
     return DataTable(
         f"{contest.direction}, {BATCHED} {_HEADS[contest.state]}, N = {count(blocks)}: GB/s",
-        ("Block size", *(arm.backend for arm in arms)),
+        ("Block size", *times),
         body,
         [*crossings, _MARKS, *notes.lines],
-        caption(view, measured, f"{_INCLUDES[contest.state]}. {settings(duels.pinned, measured)}"),
+        caption(view, where(cells, status="ok"), _INCLUDES[contest.state], pinned),
     )
-
-
-def _winners(times: Mapping[str, Mapping[int, Quartiles]]) -> dict[str, Winners]:
-    """Return for every other backend the winner between it and batched, where they share two sizes."""
-    pairs = {
-        other: winners({BATCHED: times[BATCHED], other: found})
-        for other, found in times.items()
-        if other != BATCHED and BATCHED in times
-    }
-    return {other: fastest for other, fastest in pairs.items() if len(fastest) >= _MIN_SIZES}
 
 
 def _crossover_words(other: str, fastest: Winners) -> str:
@@ -151,15 +130,15 @@ def _crossover_words(other: str, fastest: Winners) -> str:
     return f"{head}{found}{f'; undecided at {open_sizes}' if open_sizes else ''}"
 
 
-def _sentence(contest: BackendContest, duels: Duels) -> str:
+def _sentence(contest: BackendContest, blocks: int, duels: Mapping[str, Winners]) -> str:
     """Return where the faster of batched and another changes; those with the same winners are named together."""
     alike: dict[tuple[tuple[int, str | None], ...], list[str]] = {}
-    for other, fastest in _winners(duels.times(contest)).items():
+    for other, fastest in duels.items():
         named = ((size, _OTHER if name == other else name) for size, name in fastest.items())
         alike.setdefault(tuple(named), []).append(other)
     parts = [_duel(dict(fastest), names) for fastest, names in alike.items()]
     stream = a_stream(contest.state) + (f", {BATCHED} back to back" if contest.state == BACK_TO_BACK else "")
-    return f"{contest.direction} on {stream}, N = {count(duels.blocks)}: {'; '.join(parts)}." if parts else ""
+    return f"{contest.direction} on {stream}, N = {count(blocks)}: {'; '.join(parts)}."
 
 
 def _duel(fastest: Winners, names: Sequence[str]) -> str:
@@ -180,12 +159,3 @@ def _duel(fastest: Winners, names: Sequence[str]) -> str:
         for change in changes
     )
     return f"{before} up to {bytes_size(changes[0].below_bytes)}, {after}"
-
-
-def _meets(contest: BackendContest, blocks: int) -> bool:
-    first, *others = [set(_at(arm, blocks)) for arm in contest.arms]
-    return any(len(first & other) >= _MIN_SIZES for other in others)
-
-
-def _at(arm: Arm, blocks: int) -> dict[int, Quartiles]:
-    return {size: times for (size, number), times in arm.times.items() if number == blocks}
