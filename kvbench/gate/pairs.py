@@ -29,16 +29,13 @@ _SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """One cell in one run: `status` is ok, failed or skipped, with its reason; `figures` by column, where it is ok."""
+    """One cell in one run: `status` is ok, failed or skipped, with its reason; `figures` by column, NaN unless ok."""
 
     cell: Cell
     status: str
     reason: str
     path: str
     figures: Mapping[str, float]
-
-    def figure(self, column: str) -> float:
-        return self.figures.get(column, math.nan)
 
 
 Outcomes = Mapping[Cell, CellOutcome]
@@ -91,7 +88,7 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
         status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
         if status == "ok" and int(row["verified_bytes"]) == 0:
             status, reason = "failed", "nothing was verified"
-        figures = {name: float(row[name]) for name in _FIGURES} if status == "ok" else {}
+        figures = {name: float(row[name]) if status == "ok" else math.nan for name in _FIGURES}
         path = row["path"] if isinstance(row["path"], str) else ""
         found[cell] = CellOutcome(cell, status, reason, path, figures)
     return found
@@ -224,7 +221,7 @@ def _times(rounds: Sequence[Outcomes], cells: Sequence[Cell], failed: Mapping[Ce
     for number, found in enumerate(rounds):
         for place, cell in enumerate(cells):
             if cell in found and cell not in failed:
-                times[place, number] = found[cell].figure("swap_us_median")
+                times[place, number] = found[cell].figures["swap_us_median"]
     times[times <= 0] = np.nan  # a clock that stood still says nothing of a ratio
     return times
 
