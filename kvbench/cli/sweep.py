@@ -31,6 +31,21 @@ EPILOG: Final = (
     "-a blocks=1000:5000:+1000.   kvbench list axes shows them all."
 )
 
+Axis = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--axis",
+        "-a",
+        metavar="NAME=VALUES",
+        help="Set an axis: -a block_size=4KiB,16KiB. Repeatable.",
+        autocompletion=lambda incomplete: _beginning_with(incomplete, [f"{name}=" for name in AXES]),
+    ),
+]
+Filters = Annotated[
+    list[str] | None,
+    typer.Option("--filter", "-f", metavar="CONDITIONS", help="Keep cells that meet all: 'block_size<=24KiB,sms!=1'."),
+]
+
 
 class WhereOptions(msgspec.Struct):
     """What a sweep runs on, and with what."""
@@ -54,22 +69,8 @@ def sweep(
             autocompletion=lambda incomplete: _beginning_with(incomplete, shipped_configs()),
         ),
     ] = None,
-    axis: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--axis",
-            "-a",
-            metavar="NAME=VALUES",
-            help="Set an axis: -a block_size=4KiB,16KiB. Repeatable.",
-            autocompletion=lambda incomplete: _beginning_with(incomplete, [f"{name}=" for name in AXES]),
-        ),
-    ] = None,
-    filters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--filter", "-f", metavar="CONDITIONS", help="Keep cells that meet all: 'block_size<=24KiB,sms!=1'."
-        ),
-    ] = None,
+    axis: Axis = None,
+    filters: Filters = None,
     model: Annotated[
         list[str] | None,
         typer.Option(

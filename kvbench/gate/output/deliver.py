@@ -26,14 +26,16 @@ _WIDTH: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """What was asked for: JSON on stdout, a folder for the files, annotations and a step summary for GitHub."""
+    """What was asked for: JSON on stdout, a folder for the files, annotations and a step summary for GitHub.
+
+    Raises UsageError where GitHub's summary cannot be written, before anything is measured or judged.
+    """
 
     as_json: bool = False
     folder: Path | None = None
     github: bool = False
 
-    def check(self) -> None:
-        """Raise UsageError for a destination that cannot be written, before anything is measured or judged."""
+    def __post_init__(self) -> None:
         if self.github and not os.environ.get(SUMMARY_VARIABLE):
             raise UsageError(f"--github: {SUMMARY_VARIABLE} is not set; leave it out outside of GitHub Actions")
 
