@@ -68,7 +68,6 @@ _Inconclusive = Annotated[OnInconclusive, typer.Option(help="Whether INCONCLUSIV
 _Floor = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A/A floors of the cells, from kvbench gate calibrate.")
 ]
-_Force = Annotated[bool, typer.Option("--force", help="Compare runs of different machines, and say so.")]
 _GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary and annotations for GitHub Actions.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")]
 _Runs = Annotated[
@@ -131,7 +130,7 @@ def compare(
     control_margin: _ControlMargin = 0.02,
     inconclusive: _Inconclusive = OnInconclusive.FAIL,
     out: _Out = None,
-    force: _Force = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare runs of different machines, and say so.")] = False,
     github: _GitHub = False,
     as_json: _AsJson = False,
 ) -> None:

@@ -14,6 +14,7 @@ from kvbench.analysis.intervals import Quartiles
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter
 from kvbench.errors import ExitCode
+from kvbench.gate.judgement import EXIT_CODES
 from kvbench.gate.pairs import QUANTITIES, CellOutcome, Outcomes, outcomes
 from kvbench.gate.shape import MIN_SIZES, curve_command, curves_of, of_the_swap
 from kvbench.results import Run
@@ -37,11 +38,6 @@ class RuleVerdict(StrEnum):
 
 
 _WORST_FIRST: Final = list(RuleVerdict)
-_EXIT_CODES: Final = {
-    RuleVerdict.FAILED: ExitCode.FAILED_CELLS,
-    RuleVerdict.BROKEN: ExitCode.REGRESSION,
-    RuleVerdict.HOLDS: ExitCode.DONE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ class RulesReport:
     @property
     def exit_code(self) -> ExitCode:
         """5 with missing or failed cells, else 1 with a broken rule, else 0."""
-        return _EXIT_CODES[self.verdict]
+        return EXIT_CODES[self.verdict]
 
 
 class _UnknownError(Exception):
