@@ -148,9 +148,10 @@ def compare(
     floors = read_floors(floor) if floor is not None else None
     judge = Judge(Margins(margin, absolute_us, control_margin), floors, force)
     if base is None and cand is None:
-        told = next((name for name in _MEASURING if _was_given(ctx, name)), None)
-        if told is not None:
-            raise UsageError(f"--{told.replace('_', '-')} says how to measure: it goes with --base and --cand")
+        for name in _MEASURING:
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise UsageError(f"--{name.replace('_', '-')} says how to measure: it goes with --base and --cand")
         judgement = judge.judge(*_made_before(runs or [], ctx.meta[_AFTER_DASHES]))
     else:
         if base is None or cand is None or runs:
@@ -220,11 +221,6 @@ class _FailedCellsError(KvbenchError):
 
 class _DisturbedError(KvbenchError):
     exit_code = ExitCode.INCONCLUSIVE
-
-
-def _was_given(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence[Run]", "Sequence[Run]"]:

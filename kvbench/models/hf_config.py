@@ -97,14 +97,10 @@ def _shape(text: Table) -> tuple[int, int, Literal[1, 2]]:
     value_dim = _whole(text, "v_head_dim")
     if value_dim not in (None, head_dim):
         raise UsageError(f"v_head_dim: {value_dim}, and K has {head_dim}; only equal blocks of K and V are known")
-    return _kv_heads(text), head_dim, 2
-
-
-def _kv_heads(text: Table) -> int:
     if text.get("multi_query") is True and text.get("new_decoder_architecture") is not True:
-        return 1
+        return 1, head_dim, 2
     given = (_whole(text, name) for name in _KV_HEADS)
-    return next(filter(None, given), None) or _needed(text, "num_attention_heads")
+    return next(filter(None, given), None) or _needed(text, "num_attention_heads"), head_dim, 2
 
 
 def _sliding(text: Table, layers: int) -> list[bool]:
