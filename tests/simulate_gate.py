@@ -17,7 +17,7 @@ import numpy as np
 from kvbench.analysis.intervals import Floats
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.gate.judge import ControlTimes, Judge
+from kvbench.gate.judge import Judge
 from kvbench.gate.judgement import Judgement, JudgementStatus, RowVerdict
 from kvbench.gate.pairs import Pairs
 
@@ -171,7 +171,7 @@ def _share(values: Iterable[float]) -> str:
 
 def _judge(suite: Sequence[Cell], base_us: Floats, cand_us: Floats, moved: Floats, order: Floats) -> Judgement:
     pairs = Pairs(suite, base_us, cand_us, failed={}, faults=[], paths={})
-    return Judge().assess(pairs, ControlTimes(["d2h", "h2d"], moved, []), order)
+    return Judge().assess(pairs, dict(zip(("d2h", "h2d"), moved, strict=True)), order)
 
 
 def _machine(scenario: Scenario, order: Floats, rng: np.random.Generator) -> Floats:

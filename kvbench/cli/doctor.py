@@ -5,6 +5,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +33,8 @@ def register(app: typer.Typer, describe: Describe, probe_under_load: ProbeUnderL
         findings = gather(device, describe, probe_under_load)
         checks = diagnose(findings)
         if as_json:
-            _write_json(findings.device, checks)
+            rows = [{**asdict(check), "remedy": check.remedy or None} for check in checks]
+            print(json.dumps({"device": findings.device, "checks": rows}, indent=2))
         elif sys.stdout.isatty():
             _write_table(findings.device, checks)
         else:
@@ -56,6 +58,7 @@ def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | No
     facts = next((one for one in engine.devices if one.name == device), None)
     known = identity(device, engine.engine_version or "", pci_bus_id=bus_id, sm_count=facts.sm_count if facts else None)
     node = known["gpu_numa_node"]
+    memlock_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Findings(
         device=device,
         engine=engine,
@@ -64,7 +67,7 @@ def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | No
         under_load=_loaded(device, probe_under_load if facts and facts.kind == "cuda" else None),
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
         gpu_cpus=frozenset(cpus_of_node(node)) if isinstance(node, int) else frozenset(),
-        memlock_bytes=_memlock_bytes(),
+        memlock_bytes=None if memlock_bytes == resource.RLIM_INFINITY else memlock_bytes,
     )
 
 
@@ -75,16 +78,6 @@ def _loaded(device: str, probe_under_load: ProbeUnderLoad | None) -> Mapping[str
         return probe_under_load(device)
     except Exception as error:
         return f"copies failed: {type(error).__name__}: {error}"
-
-
-def _memlock_bytes() -> int | None:
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _write_json(device: str, checks: list[Check]) -> None:
-    rows = [{"name": c.name, "status": c.status, "found": c.found, "remedy": c.remedy or None} for c in checks]
-    print(json.dumps({"device": device, "checks": rows}, indent=2))
 
 
 def _write_lines(checks: list[Check]) -> None:

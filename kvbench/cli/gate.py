@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 import typer.core
 
-from kvbench.cli.sweep import default_folder
+from kvbench.cli.sweep import Axis, Filters, default_folder
 from kvbench.errors import ExitCode, KvbenchError, UsageError, brief
 from kvbench.text import printable
 
@@ -53,13 +53,6 @@ class _TwoLists(typer.core.TyperCommand):
 
 
 _Suite = Annotated[str, typer.Option(help="What is measured: a config's name or a TOML file.")]
-_Axis = Annotated[
-    list[str] | None, typer.Option("--axis", "-a", metavar="NAME=VALUES", help="Set an axis of the suite. Repeatable.")
-]
-_Filters = Annotated[
-    list[str] | None,
-    typer.Option("--filter", "-f", metavar="CONDITIONS", help="Keep cells of the suite that meet all."),
-]
 _Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.  [default: the suite's]")]
 _RoundCount = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Rounds, each a process a side.")]
 _Seed = Annotated[int | None, typer.Option(help="Decides bytes, places and order.  [default: the suite's]")]
@@ -75,7 +68,6 @@ _Inconclusive = Annotated[OnInconclusive, typer.Option(help="Whether INCONCLUSIV
 _Floor = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A/A floors of the cells, from kvbench gate calibrate.")
 ]
-_Force = Annotated[bool, typer.Option("--force", help="Compare runs of different machines, and say so.")]
 _GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary and annotations for GitHub Actions.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")]
 _Runs = Annotated[
@@ -112,7 +104,6 @@ def rules(
     from kvbench.results import load_run
 
     to = Destinations(as_json, out, github)
-    to.check()
     wanted = load_rules(rules_file or shipped_rules())
     report = check_rules(load_run(run), wanted)
     to.deliver(sheet_of_rules(report), rules_data(report))
@@ -126,8 +117,8 @@ def compare(
     base: _Side = None,
     cand: _Side = None,
     suite: _Suite = DEFAULT_SUITE,
-    axis: _Axis = None,
-    filters: _Filters = None,
+    axis: Axis = None,
+    filters: Filters = None,
     device: _Device = None,
     rounds: _RoundCount = DEFAULT_ROUNDS,
     seed: _Seed = None,
@@ -139,7 +130,7 @@ def compare(
     control_margin: _ControlMargin = 0.02,
     inconclusive: _Inconclusive = OnInconclusive.FAIL,
     out: _Out = None,
-    force: _Force = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare runs of different machines, and say so.")] = False,
     github: _GitHub = False,
     as_json: _AsJson = False,
 ) -> None:
@@ -154,13 +145,13 @@ def compare(
     from kvbench.gate.sides import parse_side
 
     to = Destinations(as_json, out, github)
-    to.check()
     floors = read_floors(floor) if floor is not None else None
     judge = Judge(Margins(margin, absolute_us, control_margin), floors, force)
     if base is None and cand is None:
-        told = next((name for name in _MEASURING if _was_given(ctx, name)), None)
-        if told is not None:
-            raise UsageError(f"--{told.replace('_', '-')} says how to measure: it goes with --base and --cand")
+        for name in _MEASURING:
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise UsageError(f"--{name.replace('_', '-')} says how to measure: it goes with --base and --cand")
         judgement = judge.judge(*_made_before(runs or [], ctx.meta[_AFTER_DASHES]))
     else:
         if base is None or cand is None or runs:
@@ -168,9 +159,8 @@ def compare(
         sides = parse_side("--base", base, base_fault), parse_side("--cand", cand, cand_fault)
         asked = _suite(suite, axis, filters, device, seed, sides[0])
         folder = out or default_folder("gate")
-        measured = Rounds(*sides, asked, folder, _say_to(sys.stderr if as_json else sys.stdout), forced=force)
         to = Destinations(as_json, folder, github)
-        with _interruptible(measured):
+        with _interruptible(Rounds(*sides, asked, folder, _say(as_json), forced=force)) as measured:
             judgement = measured.compare(rounds, judge)
     code = judgement.exit_code(inconclusive_passes=inconclusive is OnInconclusive.PASS)
     to.deliver(sheet_of_judgement(judgement), judgement_data(judgement, code))
@@ -181,8 +171,8 @@ def compare(
 def calibrate(
     side: Annotated[str, typer.Option(help="What is measured against itself: here, or env:PATH.")] = "here",
     suite: _Suite = DEFAULT_SUITE,
-    axis: _Axis = None,
-    filters: _Filters = None,
+    axis: Axis = None,
+    filters: Filters = None,
     device: _Device = None,
     rounds: _RoundCount = DEFAULT_ROUNDS,
     seed: _Seed = None,
@@ -205,8 +195,7 @@ def calibrate(
     chosen = parse_side("--side", side)
     asked = _suite(suite, axis, filters, device, seed, chosen)
     folder = out or default_folder("gate")
-    measured = Rounds(chosen, chosen, asked, folder, _say_to(sys.stderr if as_json else sys.stdout), forced=force)
-    with _interruptible(measured):
+    with _interruptible(Rounds(chosen, chosen, asked, folder, _say(as_json), forced=force)) as measured:
         measured.measure(rounds)
     judgement = Judge(forced=force).judge(measured.base, measured.cand, measured.notes)
     if judgement.status is JudgementStatus.FAILED:
@@ -232,11 +221,6 @@ class _FailedCellsError(KvbenchError):
 
 class _DisturbedError(KvbenchError):
     exit_code = ExitCode.INCONCLUSIVE
-
-
-def _was_given(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence[Run]", "Sequence[Run]"]:
@@ -274,16 +258,16 @@ def _suite(
     return Suite(config, tuple(axis or ()), tuple(filters or ()), spec.device, controls, spec.seed)
 
 
-def _say_to(stream: TextIO) -> "Say":
-    return lambda line: print(printable(line), file=stream, flush=True)
+def _say(as_json: bool) -> "Say":
+    return lambda line: print(printable(line), file=sys.stderr if as_json else sys.stdout, flush=True)
 
 
 @contextmanager
-def _interruptible(rounds: "Rounds") -> Iterator[None]:
+def _interruptible(rounds: "Rounds") -> Iterator["Rounds"]:
     """Turn Ctrl-C and SIGTERM into exit code 130 and a line that says how to judge what is there."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
+        yield rounds
     except KeyboardInterrupt:
         done, runs = len(rounds.base), rounds.runs_folder
         how = f"kvbench gate compare {runs}/*-a -- {runs}/*-b judges them" if done else "no round is whole yet"

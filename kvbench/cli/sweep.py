@@ -31,6 +31,21 @@ EPILOG: Final = (
     "-a blocks=1000:5000:+1000.   kvbench list axes shows them all."
 )
 
+Axis = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--axis",
+        "-a",
+        metavar="NAME=VALUES",
+        help="Set an axis: -a block_size=4KiB,16KiB. Repeatable.",
+        autocompletion=lambda incomplete: _beginning_with(incomplete, [f"{name}=" for name in AXES]),
+    ),
+]
+Filters = Annotated[
+    list[str] | None,
+    typer.Option("--filter", "-f", metavar="CONDITIONS", help="Keep cells that meet all: 'block_size<=24KiB,sms!=1'."),
+]
+
 
 class WhereOptions(msgspec.Struct):
     """What a sweep runs on, and with what."""
@@ -53,18 +68,6 @@ _Config = Annotated[
         autocompletion=lambda incomplete: _beginning_with(incomplete, shipped_configs()),
     ),
 ]
-_Axes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--axis",
-        "-a",
-        metavar="NAME=VALUES",
-        help="Set an axis: -a block_size=4KiB,16KiB. Repeatable.",
-        autocompletion=lambda incomplete: _beginning_with(incomplete, [f"{name}=" for name in AXES]),
-    ),
-]
-_FILTERS_HELP: Final = "Keep cells that meet all: 'block_size<=24KiB,sms!=1'."
-_Filters = Annotated[list[str] | None, typer.Option("--filter", "-f", metavar="CONDITIONS", help=_FILTERS_HELP)]
 _Models = Annotated[
     list[str] | None,
     typer.Option(
@@ -88,8 +91,8 @@ def register(app: typer.Typer) -> None:
 
 def sweep(
     config: _Config = None,
-    axis: _Axes = None,
-    filters: _Filters = None,
+    axis: Axis = None,
+    filters: Filters = None,
     model: _Models = None,
     geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
     where: Annotated[Mapping[str, Any], FromStruct(WhereOptions)] = NO_OPTIONS,

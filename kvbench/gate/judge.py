@@ -6,7 +6,7 @@ then what the times say. So a slow machine is never a regression, and a broken c
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -23,15 +23,6 @@ from kvbench.results import Run
 
 DEFAULT_MARGINS: Final = Margins()
 _WORST_FIRST: Final = list(RowVerdict)
-
-
-@dataclass(frozen=True, slots=True)
-class ControlTimes:
-    """Paired log ratios of the controls' times, of shape (directions, rounds); `warnings` say what they are not."""
-
-    directions: Sequence[str]
-    log_ratios: Floats
-    warnings: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +43,13 @@ class Judge:
         warnings = [*notes, *about, *check_identity(base, cand, forced=self.forced)]
         if self.floors is not None:
             warnings += check_floors(self.floors, base[0], forced=self.forced)
-        return self.assess(pairs, control_times(base, cand), slots(base, cand), warnings)
+        controls, what_they_are = control_times(base, cand)
+        return self.assess(pairs, controls, slots(base, cand), [*warnings, *what_they_are])
 
-    def assess(self, pairs: Pairs, controls: ControlTimes, order: Floats, warnings: Sequence[str] = ()) -> Judgement:
-        """Judge paired times; `order` has an entry a round, as `slots` returns it."""
+    def assess(
+        self, pairs: Pairs, controls: Mapping[str, Floats], order: Floats, warnings: Sequence[str] = ()
+    ) -> Judgement:
+        """Judge paired times; `controls` are as `control_times` returns them, `order` as `slots` does."""
         found = self.control_effects(controls, order)
         steady = all(control.steady for control in found)
         one_sided = len(order) >= MIN_PAIRS and abs(order.sum()) == len(order)
@@ -71,23 +65,24 @@ class Judge:
             rows=sorted(rows, key=_badness),
             controls=found,
             faults=pairs.faults,
-            warnings=[*warnings, *controls.warnings, *([self._about_order(order)] if one_sided else [])],
+            warnings=[*warnings, *([self._about_order(order)] if one_sided else [])],
             rounds=len(order),
             geometric_mean=ratio_of(float(np.mean(ratios))) if ratios else math.nan,
             slot_bias=ratio_of(bias),
             margins=self.margins,
         )
 
-    def control_effects(self, times: ControlTimes, order: Floats) -> list[ControlEffect]:
+    def control_effects(self, log_ratios: Mapping[str, Floats], order: Floats) -> list[ControlEffect]:
         """Return how far each control moved; `order` is `slots` of the rounds.
 
         One is steady while its whole interval lies within the margin; with too few pairs for an interval, its median.
         """
-        found = effects(without_slot_bias(times.log_ratios, order)[0])
+        ratios = np.reshape(list(log_ratios.values()), (len(log_ratios), len(order)))
+        found = effects(without_slot_bias(ratios, order)[0])
         margin = math.log1p(self.margins.control)
         controls = []
         for way, median, low, high, pairs in zip(
-            times.directions, found.median, found.low, found.high, found.pairs, strict=True
+            log_ratios, found.median, found.low, found.high, found.pairs, strict=True
         ):
             few = pairs < MIN_PAIRS
             steady = not abs(median) > margin if few else verdict_of(low, high, margin) is RowVerdict.UNCHANGED
@@ -135,8 +130,11 @@ class Judge:
         )
 
 
-def control_times(base: Sequence[Run], cand: Sequence[Run]) -> ControlTimes:
-    """Pair the controls of two lists of runs; where a run has none, the ceilings stand in for them, and it is said."""
+def control_times(base: Sequence[Run], cand: Sequence[Run]) -> tuple[dict[str, Floats], list[str]]:
+    """Return direction -> paired log ratios of the controls' times, one a round, and warnings.
+
+    Where a run has no controls, the ceilings stand in for them, and a warning says so.
+    """
     sides = [[run.controls() for run in runs] for runs in (base, cand)]
     warnings = []
     if not all(set(rates) == set(Direction) for runs in sides for rates in runs):
@@ -145,12 +143,11 @@ def control_times(base: Sequence[Run], cand: Sequence[Run]) -> ControlTimes:
     ways = sorted({way for runs in sides for rates in runs for way in rates})
     if not ways:
         warnings = ["no run has control copies or ceilings: whether the machine was steady is not known"]
-    shape = (len(ways), len(base))
-    gbps = [
-        np.array([np.median(rates[way]) if rates.get(way) else np.nan for way in ways for rates in runs]).reshape(shape)
+    ours, theirs = (
+        {way: np.array([np.median(rates[way]) if rates.get(way) else np.nan for rates in runs]) for way in ways}
         for runs in sides
-    ]
-    return ControlTimes(ways, np.log(gbps[0] / gbps[1]), warnings)
+    )
+    return {way: np.log(ours[way] / theirs[way]) for way in ways}, warnings
 
 
 def verdict_of(low: float, high: float, margin: float) -> RowVerdict:

@@ -1,7 +1,7 @@
 """What a comparison found: one tree of plain values, which every output is made from."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal
@@ -34,12 +34,15 @@ class JudgementStatus(StrEnum):
     PASSED = "PASSED"
 
 
-_EXIT_CODES: Final = {
-    JudgementStatus.FAILED: ExitCode.FAILED_CELLS,
-    JudgementStatus.CONTAMINATED: ExitCode.INCONCLUSIVE,
-    JudgementStatus.REGRESSED: ExitCode.REGRESSION,
-    JudgementStatus.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-    JudgementStatus.PASSED: ExitCode.DONE,
+# Of every status, a rule's verdict too.
+EXIT_CODES: Final[Mapping[str, ExitCode]] = {
+    "FAILED": ExitCode.FAILED_CELLS,
+    "CONTAMINATED": ExitCode.INCONCLUSIVE,
+    "REGRESSED": ExitCode.REGRESSION,
+    "BROKEN": ExitCode.REGRESSION,
+    "INCONCLUSIVE": ExitCode.INCONCLUSIVE,
+    "PASSED": ExitCode.DONE,
+    "HOLDS": ExitCode.DONE,
 }
 _OPEN: Final = (RowVerdict.INCONCLUSIVE, RowVerdict.REGRESSED, RowVerdict.NOT_JUDGED)
 
@@ -115,7 +118,7 @@ class Judgement:
 
     def exit_code(self, *, inconclusive_passes: bool = False) -> ExitCode:
         """Return the command's exit code; INCONCLUSIVE and CONTAMINATED may be told to pass."""
-        code = _EXIT_CODES[self.status]
+        code = EXIT_CODES[self.status]
         return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and inconclusive_passes else code
 
     def to_measure_again(self) -> list[Cell]:

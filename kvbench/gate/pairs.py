@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Final, Literal
 
 import msgspec
@@ -29,16 +30,13 @@ _SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """One cell in one run: `status` is ok, failed or skipped, with its reason; `figures` by column, where it is ok."""
+    """One cell in one run: `status` is ok, failed or skipped, with its reason; `figures` by column, NaN unless ok."""
 
     cell: Cell
     status: str
     reason: str
     path: str
     figures: Mapping[str, float]
-
-    def figure(self, column: str) -> float:
-        return self.figures.get(column, math.nan)
 
 
 Outcomes = Mapping[Cell, CellOutcome]
@@ -91,7 +89,7 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
         status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
         if status == "ok" and int(row["verified_bytes"]) == 0:
             status, reason = "failed", "nothing was verified"
-        figures = {name: float(row[name]) for name in _FIGURES} if status == "ok" else {}
+        figures = {name: float(row[name]) if status == "ok" else math.nan for name in _FIGURES}
         path = row["path"] if isinstance(row["path"], str) else ""
         found[cell] = CellOutcome(cell, status, reason, path, figures)
     return found
@@ -109,15 +107,21 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         )
     ours, theirs = [outcomes(run) for run in base], [outcomes(run) for run in cand]
     asked = {cell for found in (*ours, *theirs) for cell, outcome in found.items() if outcome.status != "skipped"}
-    cells = sorted(asked, key=_place)
+    cells = sorted(asked, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
     reasons = {cell: _few(why) for cell in cells if (why := _failures(cell, ours, theirs))}
     paths = {cell: (_paths(cell, ours), _paths(cell, theirs)) for cell in cells}
+    unfinished = [
+        f"{side}, round {number}: {run.path} is {run.info.status}, not complete"
+        for side, runs in (("base", base), ("cand", cand))
+        for number, run in enumerate(runs)
+        if run.info.status != "complete"
+    ]
     return Pairs(
         cells,
         _times(ours, cells, reasons),
         _times(theirs, cells, reasons),
         reasons,
-        [*_unfinished("base", base), *_unfinished("cand", cand)],
+        unfinished,
         {cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
     )
 
@@ -189,15 +193,15 @@ def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) ->
 
 def slots(base: Sequence[Run], cand: Sequence[Run]) -> Floats:
     """Return for every round 1 where the candidate ran second, -1 where it ran first, 0 where the times do not tell."""
-    return np.array([_order(a.info.created, b.info.created) for a, b in zip(base, cand, strict=True)])
 
+    def order(ours: Run, theirs: Run) -> float:
+        try:
+            first, second = (datetime.fromisoformat(run.info.created) for run in (ours, theirs))
+            return float(np.sign((second - first).total_seconds()))
+        except (ValueError, TypeError):  # a stranger's run, or one time with a zone and one without
+            return 0.0
 
-def _order(base_created: str, cand_created: str) -> float:
-    try:
-        first, second = datetime.fromisoformat(base_created), datetime.fromisoformat(cand_created)
-        return float(np.sign((second - first).total_seconds()))
-    except (ValueError, TypeError):  # a stranger's run, or one time with a zone and one without
-        return 0.0
+    return np.array([order(*runs) for runs in zip(base, cand, strict=True)])
 
 
 def _failures(cell: Cell, base: Sequence[Outcomes], cand: Sequence[Outcomes]) -> list[str]:
@@ -220,29 +224,19 @@ def _few(reasons: Sequence[str]) -> str:
 
 
 def _times(rounds: Sequence[Outcomes], cells: Sequence[Cell], failed: Mapping[Cell, str]) -> Floats:
-    times = np.full((len(cells), len(rounds)), np.nan)
-    for number, found in enumerate(rounds):
-        for place, cell in enumerate(cells):
-            if cell in found and cell not in failed:
-                times[place, number] = found[cell].figure("swap_us_median")
-    times[times <= 0] = np.nan  # a clock that stood still says nothing of a ratio
-    return times
-
-
-def _unfinished(side: str, runs: Sequence[Run]) -> list[str]:
-    return [
-        f"{side}, round {number}: {run.path} is {run.info.status}, not complete"
-        for number, run in enumerate(runs)
-        if run.info.status != "complete"
+    times = [
+        [
+            found[cell].figures["swap_us_median"] if cell in found and cell not in failed else math.nan
+            for found in rounds
+        ]
+        for cell in cells
     ]
+    known = np.reshape(times, (len(cells), len(rounds)))
+    return np.where(known > 0, known, np.nan)  # a clock that stood still says nothing of a ratio
 
 
 def _paths(cell: Cell, rounds: Sequence[Outcomes]) -> str:
     return "; ".join(sorted({found[cell].path for found in rounds if cell in found and found[cell].path}))
-
-
-def _place(cell: Cell) -> tuple[object, ...]:
-    return (cell.backend, cell.direction, cell.stream_state, cell.blocks, cell.block_bytes, cell.id)
 
 
 def _measured(runs: Iterable[Run]) -> list[Cell]:

@@ -85,7 +85,7 @@ class Rounds:
         try:
             for number in range(first, first + rounds):
                 made: dict[SideName, Run] = {}
-                for turn in turns(number, 1, self._suite.seed):
+                for turn in turns(number, self._suite.seed):
                     side, out = self._sides[turn.side], self.runs_folder / turn.folder
                     progress.turn(turn, side)
                     measure(turn, side, options[turn.side], out, progress.visit)
@@ -98,7 +98,7 @@ class Rounds:
 
     def _set_aside(self, number: int) -> None:
         """Rename the runs of a round that lacks one, so that `rounds/*-a` and `rounds/*-b` match whole rounds alone."""
-        for turn in turns(number, 1, 0):
+        for turn in turns(number, 0):
             run = self.runs_folder / turn.folder
             if run.is_dir():
                 run.rename(run.with_name(run.name + UNFINISHED))

@@ -1,20 +1,32 @@
-"""Rules against a run: what holds, what is broken, and what cannot be said because cells are missing or failed."""
+"""Rules about one run: what holds, what is broken, and what cannot be said because cells are missing or failed."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
-from kvbench.analysis.curves import crossovers, find_cliff, winners
+import msgspec
+
+from kvbench.analysis.curves import MIN_HEIGHT, crossovers, find_cliff, winners
 from kvbench.analysis.intervals import Quartiles
 from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.filter import Filter
 from kvbench.errors import ExitCode
+from kvbench.gate.judgement import EXIT_CODES
 from kvbench.gate.pairs import QUANTITIES, CellOutcome, Outcomes, outcomes
-from kvbench.gate.rules import CEILING, Bound, CrossoverBetween, NoCliff, Rule, RuleSet, Selection
 from kvbench.gate.shape import MIN_SIZES, curve_command, curves_of, of_the_swap
 from kvbench.results import Run
-from kvbench.units import format_size
+from kvbench.text import NAME_PATTERN, shown
+from kvbench.units import format_size, parse_size
+
+CEILING: Final = "ceiling"
+LARGEST: Final = 1e9
+_DEFAULT_QUANTITY: Final = "gbps"
+
+# Of the things that a rule speaks of: how far one is from breaking it (below 0: broken), that in words, and its cells.
+Case = tuple[float, str, Sequence[Cell]]
 
 
 class RuleVerdict(StrEnum):
@@ -23,6 +35,9 @@ class RuleVerdict(StrEnum):
     FAILED = "FAILED"
     BROKEN = "BROKEN"
     HOLDS = "HOLDS"
+
+
+_WORST_FIRST: Final = list(RuleVerdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,174 +61,258 @@ class RulesReport:
 
     @property
     def verdict(self) -> RuleVerdict:
-        return min((result.verdict for result in self.results), key=_WORST_FIRST.index)
+        return self.results[0].verdict
 
     @property
     def exit_code(self) -> ExitCode:
         """5 with missing or failed cells, else 1 with a broken rule, else 0."""
-        return _EXIT_CODES[self.verdict]
-
-
-_WORST_FIRST: Final = list(RuleVerdict)
-_EXIT_CODES: Final = {
-    RuleVerdict.FAILED: ExitCode.FAILED_CELLS,
-    RuleVerdict.BROKEN: ExitCode.REGRESSION,
-    RuleVerdict.HOLDS: ExitCode.DONE,
-}
+        return EXIT_CODES[self.verdict]
 
 
 class _UnknownError(Exception):
     """A rule that cannot be judged; the message says for want of what."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """One of the things that a rule speaks of: `slack` is how far it is from breaking, below 0 where it is broken."""
+class Selection:
+    """The cells that meet all of `filters`."""
 
-    slack: float
-    words: str
-    cells: Sequence[Cell]
+    def __init__(self, filters: tuple[Filter, ...] = ()) -> None:
+        self.filters = filters
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.filters)) or "all cells"
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The names of the axes that the filters set."""
+        return frozenset(condition.axis for condition in self.filters)
+
+    def of(self, found: Outcomes) -> Outcomes:
+        """Return the outcomes of these cells, in their order."""
+        return {cell: each for cell, each in found.items() if all(one.holds(cell) for one in self.filters)}
+
+    def measured(self, found: Outcomes) -> Outcomes:
+        """Return the outcomes of these cells but for skipped ones; raises _UnknownError without any, or if one failed.
+
+        The outcomes are in the order of `found`.
+        """
+        chosen = self.of(found)
+        ran = {cell: outcome for cell, outcome in chosen.items() if outcome.status != "skipped"}
+        if not ran:
+            asked = "measured; all are skipped" if chosen else "asked for"
+            why = next((f": {outcome.reason}" for outcome in chosen.values()), "")
+            raise _UnknownError(f"no cell of {self} was {asked}{why}")
+        for outcome in ran.values():
+            if outcome.status != "ok":
+                raise _UnknownError(f"{outcome.cell.label} failed: {outcome.reason}")
+        return ran
+
+    def curves(self, found: Outcomes) -> list[list[CellOutcome]]:
+        """Return the outcomes that differ in block size alone, at least two of them, in its order; raises as above."""
+        measured = self.measured(found)
+        return [[measured[cell] for cell in curve] for curve in curves_of(measured)]
+
+
+class Limit:
+    """What a quantity is held against: `factor` times that of `partner`; the factor alone if `partner` is None.
+
+    `partner` is `CEILING` (of the cell's direction), or cells: those with the same values on every axis that the
+    selection leaves open.
+    """
+
+    def __init__(self, factor: float, partner: Selection | str | None = None) -> None:
+        self.factor = factor
+        self.partner = partner
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (f"{self.factor:.9g}", str(self.partner or ""))))
+
+    def partners(self, outcome: CellOutcome, column: str, found: Outcomes) -> list[tuple[str, float, Sequence[Cell]]]:
+        """Return what a cell is held against: its name, its figure in `column`, and its cells; raises _UnknownError."""
+        if self.partner is None:
+            return [("the number", 1.0, [])]
+        if isinstance(self.partner, str):
+            return [(f"the {CEILING}", outcome.figures["ceiling_gbps"], [])]
+        free = [axis.field for axis in AXES.values() if axis.name not in self.partner.axes]
+
+        def like(other: Cell) -> bool:
+            values = ((getattr(outcome.cell, field), getattr(other, field)) for field in free)
+            return all(ours == theirs or ours is None or theirs is None for ours, theirs in values)
+
+        alike = {cell: each for cell, each in self.partner.of(found).items() if like(cell)}
+        if not alike:
+            raise _UnknownError(f"{outcome.cell.label} has no partner among {self.partner}")
+        return [(cell.label, each.figures[column], [cell]) for cell, each in self.partner.measured(alike).items()]
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """A statement about cells of one run; `str` is the statement."""
+
+    def cases(self, found: Outcomes) -> list[Case]:
+        """Return what the rule speaks of, at least one; raises _UnknownError where there is nothing to judge."""
+        raise NotImplementedError
+
+    def check(self, found: Outcomes) -> RuleResult:
+        try:
+            cases = self.cases(found)
+        except _UnknownError as why:
+            return RuleResult(str(self), RuleVerdict.FAILED, str(why), "")
+        _, words, cells = min(cases, key=lambda case: case[0])
+        broken = sum(slack < 0 for slack, _, _ in cases)
+        more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
+        verdict = RuleVerdict.BROKEN if broken else RuleVerdict.HOLDS
+        return RuleResult(str(self), verdict, words + more, curve_command(cells))
+
+
+class Bound(Rule, frozen=True, kw_only=True):
+    """`quantity` of every one of `cells` is at least, or at most, what the one limit says."""
+
+    cells: Selection
+    at_least: Limit | None = None
+    at_most: Limit | None = None
+    quantity: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(QUANTITIES)})\\Z")] = _DEFAULT_QUANTITY
+
+    def __post_init__(self) -> None:
+        if self.limit.partner == CEILING and self.quantity != _DEFAULT_QUANTITY:
+            raise ValueError(f"quantity: the ceiling is GB/s and {self.quantity} is not; leave the quantity out")
+
+    def __str__(self) -> str:
+        return f"{self.cells}: {self.quantity} {'at most' if self.at_least is None else 'at least'} {self.limit}"
+
+    @property
+    def limit(self) -> Limit:
+        limit = self.at_most if self.at_least is None else self.at_least
+        assert limit is not None  # `read_rule` takes a table for a bound by this key
+        return limit
+
+    def cases(self, found: Outcomes) -> list[Case]:
+        column, factor = QUANTITIES[self.quantity], self.limit.factor
+        cases: list[Case] = []
+        for cell, outcome in self.cells.measured(found).items():
+            value = outcome.figures[column]
+            for label, other, cells in self.limit.partners(outcome, column, found):
+                limit = factor * other
+                if not (math.isfinite(value) and math.isfinite(limit) and limit > 0):
+                    raise _UnknownError(f"{cell.label} has no {self.quantity} to compare with {label}")
+                words = f"against {factor:g}"
+                if self.limit.partner is not None:
+                    words = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
+                slack = 1 - value / limit if self.at_least is None else value / limit - 1
+                cases.append((slack, f"{cell.label}: {self.quantity} {value:.4g} {words}", [cell, *cells]))
+        return cases
+
+
+class NoCliff(Rule, frozen=True, kw_only=True):
+    """No curve of `cells` has a cliff higher than `no_cliff_above`."""
+
+    cells: Selection
+    no_cliff_above: Annotated[float, msgspec.Meta(ge=MIN_HEIGHT, lt=LARGEST)]
+
+    def __str__(self) -> str:
+        return f"{self.cells}: no cliff above {self.no_cliff_above:g}"
+
+    def cases(self, found: Outcomes) -> list[Case]:
+        cases: list[Case] = []
+        for curve in self.cells.curves(found):
+            columns = [[outcome.figures[name] for outcome in curve] for name in ("gbps", "gbps_q1", "gbps_q3")]
+            cells = [outcome.cell for outcome in curve]
+            cliff = find_cliff([cell.block_bytes for cell in cells], *columns)
+            slack, words = math.inf, "no cliff"
+            if cliff is not None:
+                slack = self.no_cliff_above - cliff.height
+                words = f"{cliff.height:.2f}x {_between(cliff.below_bytes, cliff.above_bytes)}"
+            cases.append((slack, f"{_curve_name(cells)}: {words}", cells))
+        if not cases:
+            raise _UnknownError(f"a cliff takes at least {MIN_SIZES} block sizes of {self.cells}")
+        return cases
+
+
+_Backend = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}\\Z")]
+
+
+class CrossoverBetween(Rule, frozen=True, kw_only=True):
+    """The faster of the two backends `crossover` changes, and only between these two block sizes."""
+
+    crossover: tuple[_Backend, _Backend]
+    between: tuple[str, str]
+    cells: Selection = msgspec.field(default_factory=Selection)
+
+    def __post_init__(self) -> None:
+        if self.crossover[0] == self.crossover[1]:
+            raise ValueError(f"crossover: {shown(self.crossover)} is one backend twice; name two")
+        for axis in sorted(self.cells.axes & {"backend", "block_size"}):
+            raise ValueError(f"cells: a crossover is that of two backends over block sizes; leave {axis} out")
+        try:
+            low_bytes, high_bytes = self.span_bytes
+        except ValueError as error:
+            raise ValueError(f"between: {error}") from None
+        if low_bytes >= high_bytes:
+            raise ValueError(f"between: {shown(self.between)}: the smaller size comes first")
+
+    def __str__(self) -> str:
+        return f"{self.cells}: crossover {'/'.join(self.crossover)} between {' and '.join(self.between)}"
+
+    @property
+    def span_bytes(self) -> tuple[int, int]:
+        """The two block sizes of `between`."""
+        low, high = self.between
+        return parse_size(low), parse_size(high)
+
+    def cases(self, found: Outcomes) -> list[Case]:
+        low_bytes, high_bytes = self.span_bytes
+        ones, others = (
+            Selection((Filter("backend", "=", (backend,)), *self.cells.filters)).curves(found)
+            for backend in self.crossover
+        )
+        cases: list[Case] = []
+        for one, other in itertools.product(ones, others):
+            fastest = winners({curve[0].cell.backend: _times(curve) for curve in (one, other)})
+            if of_the_swap(one[0].cell) != of_the_swap(other[0].cell) or len(fastest) < MIN_SIZES:
+                continue
+            cells = [outcome.cell for outcome in (*one, *other)]
+            decided = {name for name in fastest.values() if name}
+            none = f"none, {decided.pop()} is faster" if decided else "undecided at every size"
+            spans = [(change.below_bytes, change.above_bytes) for change in crossovers(fastest)]
+            where = ", ".join(_between(*span) for span in spans)
+            inside = bool(spans) and all(low_bytes <= low and high <= high_bytes for low, high in spans)
+            cases.append((1.0 if inside else -1.0, f"{_curve_name(cells)}: {where or none}", cells))
+        if not cases:
+            names = " and ".join(self.crossover)
+            raise _UnknownError(f"{names} have no {MIN_SIZES} block sizes of the same swap in common")
+        return cases
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """Rules, at least one, and the name of the config whose runs they are for, None for any."""
+
+    rules: Sequence[Rule]
+    config: str | None = None
 
 
 def check_rules(run: Run, rules: RuleSet) -> RulesReport:
     """Judge every rule by the medians of `run`."""
     found = outcomes(run)
-    results = [_check(rule, found) for rule in rules.rules]
+    results = [rule.check(found) for rule in rules.rules]
     warnings = [*run.warnings]
     if run.info.status != "complete":
         warnings.append(f"the run is {run.info.status}, not complete")
     config = run.info.spec.get("name", "")
     if rules.config not in (None, config):
         warnings.append(f"the rules are for runs of the config {rules.config}; this run is of {config or 'no config'}")
-    return RulesReport(
-        run=run.path.name,
-        config=rules.config,
-        results=sorted(results, key=lambda result: _WORST_FIRST.index(result.verdict)),
-        warnings=warnings,
-    )
-
-
-def _check(rule: Rule, found: Outcomes) -> RuleResult:
-    try:
-        match rule:
-            case Bound():
-                cases = _bound_cases(rule, found)
-            case NoCliff():
-                cases = _cliff_cases(rule, found)
-            case CrossoverBetween():
-                cases = _crossover_cases(rule, found)
-    except _UnknownError as why:
-        return RuleResult(str(rule), RuleVerdict.FAILED, str(why), "")
-    worst = min(cases, key=lambda case: case.slack)
-    broken = sum(case.slack < 0 for case in cases)
-    more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
-    verdict = RuleVerdict.BROKEN if broken else RuleVerdict.HOLDS
-    return RuleResult(str(rule), verdict, worst.words + more, curve_command(worst.cells))
-
-
-def _measured(cells: Selection, found: Outcomes) -> list[CellOutcome]:
-    """Return the outcomes of `cells`, skipped ones left out; raises _UnknownError without any, or when one failed."""
-    chosen = [outcome for cell, outcome in found.items() if cells.hold(cell)]
-    ran = [outcome for outcome in chosen if outcome.status != "skipped"]
-    if not ran:
-        why = f": {chosen[0].reason}" if chosen else ""
-        raise _UnknownError(f"no cell of {cells} was {'measured; all are skipped' if chosen else 'asked for'}{why}")
-    for outcome in ran:
-        if outcome.status != "ok":
-            raise _UnknownError(f"{outcome.cell.label} failed: {outcome.reason}")
-    return ran
-
-
-def _bound_cases(rule: Bound, found: Outcomes) -> list[_Case]:
-    column, factor = QUANTITIES[rule.quantity], rule.limit.factor
-    cases = []
-    for outcome in _measured(rule.cells, found):
-        name, value = outcome.cell.label, outcome.figure(column)
-        for label, other, cells in _partners(rule, outcome, column, found):
-            limit = factor * other
-            if not (math.isfinite(value) and math.isfinite(limit) and limit > 0):
-                raise _UnknownError(f"{name} has no {rule.quantity} to compare with {label}")
-            words = f"against {factor:g}"
-            if rule.limit.partner is not None:
-                words = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
-            slack = 1 - value / limit if rule.at_least is None else value / limit - 1
-            cases.append(_Case(slack, f"{name}: {rule.quantity} {value:.4g} {words}", [outcome.cell, *cells]))
-    return cases
-
-
-def _partners(
-    rule: Bound, outcome: CellOutcome, column: str, found: Outcomes
-) -> list[tuple[str, float, Sequence[Cell]]]:
-    """Return what a cell is held against: its name, its quantity, and its cells."""
-    partner = rule.limit.partner
-    if partner is None:
-        return [("the number", 1.0, [])]
-    if isinstance(partner, str):
-        return [(f"the {CEILING}", outcome.figure("ceiling_gbps"), [])]
-    free = [axis.field for axis in AXES.values() if axis.name not in partner.axes]
-
-    def like(other: Cell) -> bool:
-        values = ((getattr(outcome.cell, field), getattr(other, field)) for field in free)
-        return all(ours == theirs or ours is None or theirs is None for ours, theirs in values)
-
-    alike = {cell: each for cell, each in found.items() if partner.hold(cell) and like(cell)}
-    if not alike:
-        raise _UnknownError(f"{outcome.cell.label} has no partner among {partner}")
-    return [(each.cell.label, each.figure(column), [each.cell]) for each in _measured(partner, alike)]
-
-
-def _cliff_cases(rule: NoCliff, found: Outcomes) -> list[_Case]:
-    cases = []
-    for curve in _curves(rule.cells, found):
-        columns = [[outcome.figure(name) for outcome in curve] for name in ("gbps", "gbps_q1", "gbps_q3")]
-        cells = [outcome.cell for outcome in curve]
-        cliff = find_cliff([cell.block_bytes for cell in cells], *columns)
-        if cliff is None:
-            cases.append(_Case(math.inf, f"{_curve_name(cells)}: no cliff", cells))
-            continue
-        where = f"between {format_size(cliff.below_bytes)} and {format_size(cliff.above_bytes)}"
-        words = f"{_curve_name(cells)}: {cliff.height:.2f}x {where}"
-        cases.append(_Case(rule.no_cliff_above - cliff.height, words, cells))
-    if not cases:
-        raise _UnknownError(f"a cliff takes at least {MIN_SIZES} block sizes of {rule.cells}")
-    return cases
-
-
-def _crossover_cases(rule: CrossoverBetween, found: Outcomes) -> list[_Case]:
-    ones, others = (_curves(rule.cells.of_backend(backend), found) for backend in rule.crossover)
-    same_swap = [
-        (one, other) for one in ones for other in others if of_the_swap(one[0].cell) == of_the_swap(other[0].cell)
-    ]
-    cases = []
-    for one, other in same_swap:
-        fastest = winners({one[0].cell.backend: _times(one), other[0].cell.backend: _times(other)})
-        if len(fastest) < MIN_SIZES:
-            continue
-        cells = [outcome.cell for outcome in (*one, *other)]
-        decided = {name for name in fastest.values() if name}
-        spans = [(change.below_bytes, change.above_bytes) for change in crossovers(fastest)]
-        where = ", ".join(f"between {format_size(low)} and {format_size(high)}" for low, high in spans)
-        none = f"none, {decided.pop()} is faster" if decided else "undecided at every size"
-        low_bytes, high_bytes = rule.span_bytes
-        inside = bool(spans) and all(low_bytes <= low and high <= high_bytes for low, high in spans)
-        cases.append(_Case(1.0 if inside else -1.0, f"{_curve_name(cells)}: {where or none}", cells))
-    if not cases:
-        names = " and ".join(rule.crossover)
-        raise _UnknownError(f"{names} have no {MIN_SIZES} block sizes of the same swap in common")
-    return cases
-
-
-def _curves(cells: Selection, found: Outcomes) -> list[list[CellOutcome]]:
-    """Return the outcomes that differ in block size alone, at least two of them, in its order."""
-    measured = {outcome.cell: outcome for outcome in _measured(cells, found)}
-    return [[measured[cell] for cell in curve] for curve in curves_of(measured)]
+    ordered = sorted(results, key=lambda result: _WORST_FIRST.index(result.verdict))
+    return RulesReport(run.path.name, rules.config, ordered, warnings)
 
 
 def _times(curve: Sequence[CellOutcome]) -> dict[int, Quartiles]:
     return {
-        outcome.cell.block_bytes: Quartiles(*(outcome.figure(f"swap_us_{part}") for part in ("q1", "median", "q3")))
+        outcome.cell.block_bytes: Quartiles(*(outcome.figures[f"swap_us_{part}"] for part in ("q1", "median", "q3")))
         for outcome in curve
     }
+
+
+def _between(low_bytes: int, high_bytes: int) -> str:
+    return f"between {format_size(low_bytes)} and {format_size(high_bytes)}"
 
 
 def _curve_name(cells: Sequence[Cell]) -> str:

@@ -8,7 +8,7 @@ are.
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -27,47 +27,25 @@ _OF_THE_SWAP: Final = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PairedCurve:
-    """Cells in order of block size; `base_us` and `cand_us` are of shape (sizes, rounds), NaN where not measured."""
-
-    cells: Sequence[Cell]
-    base_us: Floats
-    cand_us: Floats
-    margins: Floats
-
-    @property
-    def sizes(self) -> list[int]:
-        return [cell.block_bytes for cell in self.cells]
-
-    @property
-    def name(self) -> str:
-        """The cells' label without the block size."""
-        cell = self.cells[0]
-        return cell.label.replace(f" x {AXES['block_size'].show(cell.block_bytes)}", "", 1)
-
-    def only(self, sizes: set[int]) -> "PairedCurve":
-        """Return the part of the curve at these block sizes."""
-        kept = [place for place, size in enumerate(self.sizes) if size in sizes]
-        cells = [self.cells[place] for place in kept]
-        return PairedCurve(cells, self.base_us[kept], self.cand_us[kept], self.margins[kept])
-
-    def gbps(self, times_us: Floats) -> Floats:
-        swap_bytes = np.array([cell.swap_bytes for cell in self.cells], dtype=np.float64)
-        return np.asarray(swap_bytes[:, None] / times_us / 1e3)
-
-
 def features(pairs: Pairs, margins: Floats, relative_margin: float) -> list[PairedValues]:
     """Return what can be compared about the shape; `margins` are the cells' own, log ratios in the order of the cells.
 
     Positions of cliffs may differ by `relative_margin`, a log ratio; a crossover by the distance between the sizes that
     it was found between, since a grid says no more; a cliff's height by the margins of its two cells together.
     """
-    curves = _curves(pairs, margins)
-    found = [feature for curve in curves for feature in _cliff_features(curve, relative_margin)]
+    places = {cell: place for place, cell in enumerate(pairs.cells)}
+    curves = curves_of(cell for cell in pairs.cells if cell not in pairs.failed)
+    found: list[PairedValues] = []
+    for curve in curves:
+        own = [places[cell] for cell in curve]
+        found += _cliff_features(curve, pairs.base_us[own], pairs.cand_us[own], margins[own], relative_margin)
     for one, other in itertools.combinations(curves, 2):
-        if one.cells[0].backend != other.cells[0].backend and of_the_swap(one.cells[0]) == of_the_swap(other.cells[0]):
-            found += _crossover_features(one, other, relative_margin)
+        common = {cell.block_bytes for cell in one} & {cell.block_bytes for cell in other}
+        two_backends = one[0].backend != other[0].backend
+        if len(common) >= MIN_SIZES and two_backends and of_the_swap(one[0]) == of_the_swap(other[0]):
+            both = [[cell for cell in curve if cell.block_bytes in common] for curve in (one, other)]
+            at = [[places[cell] for cell in curve] for curve in both]
+            found += _crossover_features(both, pairs.base_us[at], pairs.cand_us[at], relative_margin)
     return found
 
 
@@ -80,34 +58,33 @@ def curves_of(cells: Iterable[Cell]) -> list[list[Cell]]:
     return [curve for curve in ordered if len(curve) >= MIN_SIZES]
 
 
-def _curves(pairs: Pairs, margins: Floats) -> list[PairedCurve]:
-    places = {cell: place for place, cell in enumerate(pairs.cells)}
-    found = []
-    for cells in curves_of(cell for cell in pairs.cells if cell not in pairs.failed):
-        own = [places[cell] for cell in cells]
-        found.append(PairedCurve(cells, pairs.base_us[own], pairs.cand_us[own], margins[own]))
-    return found
+def _curve_name(cells: Sequence[Cell]) -> str:
+    """Return the label of a curve's cells without the block size."""
+    return cells[0].label.replace(f" x {AXES['block_size'].show(cells[0].block_bytes)}", "", 1)
 
 
-def _cliff_features(curve: PairedCurve, relative_margin: float) -> Iterator[PairedValues]:
-    base, cand = curve.gbps(curve.base_us), curve.gbps(curve.cand_us)
-    in_base, in_cand = _usual_cliff(curve.sizes, base), _usual_cliff(curve.sizes, cand)
+def _cliff_features(
+    cells: Sequence[Cell], base_us: Floats, cand_us: Floats, margins: Floats, relative_margin: float
+) -> Iterator[PairedValues]:
+    """Yield the height and the position of a curve's cliff; the times are of shape (sizes, rounds)."""
+    sizes, name = [cell.block_bytes for cell in cells], _curve_name(cells)
+    swap_bytes = np.array([cell.swap_bytes for cell in cells], dtype=np.float64)[:, None]
+    base, cand = (np.asarray(swap_bytes / times_us / 1e3) for times_us in (base_us, cand_us))
+    in_base, in_cand = _usual_cliff(sizes, base), _usual_cliff(sizes, cand)
     some = in_base or in_cand
     if some is None:
         return
-    sizes = curve.sizes
     edges = {edge for cliff in (in_base, in_cand) if cliff for edge in (cliff.below_bytes, cliff.above_bytes)}
     places = [sizes.index(edge) for edge in sorted(edges)]
-    heights = [_jump(sizes, rates, cliff or some) for rates, cliff in ((base, in_base), (cand, in_cand))]
-    margin = float(sum(sorted(curve.margins[places])[-2:]))
-    at = [curve.cells[place] for place in places]
-    yield PairedValues("cliff height", curve.name, at, "x", heights[0], heights[1], margin, worse=1)
+    at = [cells[place] for place in places]
+    before, after = _jump(sizes, base, in_base or some), _jump(sizes, cand, in_cand or some)
+    yield PairedValues("cliff height", name, at, "x", before, after, float(sum(sorted(margins[places])[-2:])))
     before, after = _positions(sizes, base), _positions(sizes, cand)
     whole = np.isfinite(np.concatenate([base, cand])).all(axis=0)
     # A cliff that some rounds do not show has no position to speak of; its height says what became of it.
     if np.isfinite(before[whole]).all() and np.isfinite(after[whole]).all():
         worse = 1 if some.rises else -1  # the slow side of the cliff grows
-        yield PairedValues("cliff position", curve.name, curve.cells, "bytes", before, after, relative_margin, worse)
+        yield PairedValues("cliff position", name, cells, "bytes", before, after, relative_margin, worse)
 
 
 def _usual_cliff(sizes: Sequence[int], gbps: Floats) -> Cliff | None:
@@ -134,29 +111,25 @@ def _positions(sizes: Sequence[int], gbps: Floats) -> Floats:
     return np.array([position(rates) for rates in gbps.T.tolist()])
 
 
-def _crossover_features(one: PairedCurve, other: PairedCurve, relative_margin: float) -> Iterator[PairedValues]:
-    common = set(one.sizes) & set(other.sizes)
-    one, other = one.only(common), other.only(common)
-    if len(common) < MIN_SIZES:
-        return
-    sizes = one.sizes
-    in_base = _usual_changes(sizes, one.base_us, other.base_us, relative_margin)
-    changes = in_base or _usual_changes(sizes, one.cand_us, other.cand_us, relative_margin)
+def _crossover_features(
+    curves: Sequence[Sequence[Cell]], base_us: Floats, cand_us: Floats, relative_margin: float
+) -> Iterator[PairedValues]:
+    """Yield where the faster of two curves of the same sizes changes; the times are of shape (2, sizes, rounds)."""
+    one, other = curves
+    sizes = [cell.block_bytes for cell in one]
+    changes = _usual_changes(sizes, base_us, relative_margin) or _usual_changes(sizes, cand_us, relative_margin)
     for change in changes:
-        base = _crossings(sizes, np.log(one.base_us / other.base_us), change)
-        cand = _crossings(sizes, np.log(one.cand_us / other.cand_us), change)
+        base, cand = (_crossings(sizes, np.log(times_us[0] / times_us[1]), change) for times_us in (base_us, cand_us))
         near = [size in (change.below_bytes, change.above_bytes) for size in sizes]
-        slower = np.log(np.concatenate([curve.cand_us[near] / curve.base_us[near] for curve in (one, other)]))
+        slower = np.log(cand_us[:, near] / base_us[:, near])
         # Neither way is worse in itself: it moves up when one backend gets slower or the other faster.
         worse = 1 if _middle(np.log(cand / base)) * _middle(slower) >= 0 else -1
-        name = f"{one.cells[0].backend} / {other.name}"
+        name = f"{one[0].backend} / {_curve_name(other)}"
         margin = math.log(change.above_bytes / change.below_bytes)
-        yield PairedValues("crossover", name, [*one.cells, *other.cells], "bytes", base, cand, margin, worse)
+        yield PairedValues("crossover", name, [*one, *other], "bytes", base, cand, margin, worse)
 
 
-def _usual_changes(
-    sizes: Sequence[int], one_us: Floats, other_us: Floats, relative_margin: float
-) -> Sequence[Crossover]:
+def _usual_changes(sizes: Sequence[int], times_us: Floats, relative_margin: float) -> Sequence[Crossover]:
     """Return where the winner changes by the medians over the rounds.
 
     One wins where the rounds' quartiles are further apart than the margin: two backends that are as fast as each other
@@ -164,11 +137,11 @@ def _usual_changes(
     """
     wider = math.exp(relative_margin / 2)
     arms: dict[str, dict[int, Quartiles]] = {"one": {}, "other": {}}
-    for name, times in (("one", one_us), ("other", other_us)):
-        for size, row in zip(sizes, times, strict=True):
+    for arm, rows in zip(arms.values(), times_us, strict=True):
+        for size, row in zip(sizes, rows, strict=True):
             if np.isfinite(row).any():
                 known = quartiles(row[np.isfinite(row)])
-                arms[name][size] = Quartiles(known.low / wider, known.median, known.high * wider)
+                arm[size] = Quartiles(known.low / wider, known.median, known.high * wider)
     return crossovers(winners(arms))
 
 

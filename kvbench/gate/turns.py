@@ -5,7 +5,7 @@ import shlex
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -47,15 +47,14 @@ class Turn:
         return f"{self.round:02d}-{self.side}"
 
 
-def turns(first_round: int, rounds: int, seed: int) -> Iterator[Turn]:
-    """Yield the turns of `rounds` rounds from `first_round` on: a b, b a, a b and so on.
+def turns(number: int, seed: int) -> list[Turn]:
+    """Return both turns of a round; over the rounds their order is a b, b a, a b and so on.
 
     So whatever drifts steadily, and whatever comes first or second costs, falls on both sides alike once the number of
     rounds is even. The seed changes with the round: cells are shuffled anew, and alike on both sides.
     """
-    for number in range(first_round, first_round + rounds):
-        for side in (A, B) if number % 2 == 0 else (B, A):
-            yield Turn(number, side, (seed + number) % _MAX_SEED)
+    sides = (A, B) if number % 2 == 0 else (B, A)
+    return [Turn(number, side, (seed + number) % _MAX_SEED) for side in sides]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _LIMITS: Final = (
 
 def _bus_id(machine: Machine) -> str:
     """Return the GPU's PCI address as sysfs spells it ("0000:1b:00.0"); raises."""
-    domain, _, place = str(machine.gpu.ask("nvmlDeviceGetPciInfo").busId).partition(":")
+    domain, _, place = str(machine.ask("nvmlDeviceGetPciInfo").busId).partition(":")
     return f"{int(domain, 16):04x}:{place.lower()}"
 
 
@@ -36,20 +36,15 @@ def _numa_node(machine: Machine) -> int:
     raise UnavailableError("the kernel gives the GPU no NUMA node, and there are several")
 
 
-def _compute_capability(machine: Machine) -> str:
-    major, minor = machine.gpu.ask("nvmlDeviceGetCudaComputeCapability")
-    return f"{major}.{minor}"
-
-
 def _cuda_driver_api(machine: Machine) -> str:
-    version = int(machine.gpu.nvml("nvmlSystemGetCudaDriverVersion"))
+    version = int(machine.nvml("nvmlSystemGetCudaDriverVersion"))
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _link(machine: Machine) -> str:
     # Only coherent parts answer this; an older driver or library that does not know the question has PCIe.
     try:
-        return "c2c" if machine.gpu.ask("nvmlDeviceGetC2cModeInfoV").isC2cEnabled else "pcie"
+        return "c2c" if machine.ask("nvmlDeviceGetC2cModeInfoV").isC2cEnabled else "pcie"
     except Exception:
         _bus_id(machine)
         return "pcie"
@@ -57,42 +52,42 @@ def _link(machine: Machine) -> str:
 
 def _limits(machine: Machine) -> list[Json]:
     try:
-        bits = int(machine.gpu.ask("nvmlDeviceGetCurrentClocksEventReasons"))
+        bits = int(machine.ask("nvmlDeviceGetCurrentClocksEventReasons"))
     except Exception:
-        bits = int(machine.gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons"))  # the name before driver 535
+        bits = int(machine.ask("nvmlDeviceGetCurrentClocksThrottleReasons"))  # the name before driver 535
     known: list[Json] = [word for bit, word in enumerate(_LIMITS) if bits >> bit & 1]
     unknown = bits >> len(_LIMITS) << len(_LIMITS)
     return [*known, f"bits_0x{unknown:x}"] if unknown else known
 
 
 def _other_processes(machine: Machine) -> list[Json]:
-    own = machine.own_pids | {os.getpid()}
+    own = {*machine.own_pids, os.getpid()}
     return [
         {"pid": process.pid, "name": _process_name(machine, process.pid), "bytes": process.usedGpuMemory}
-        for process in machine.gpu.ask("nvmlDeviceGetComputeRunningProcesses")
+        for process in machine.ask("nvmlDeviceGetComputeRunningProcesses")
         if process.pid not in own
     ]
 
 
 def _process_name(machine: Machine, pid: int) -> str | None:
     try:
-        return PurePosixPath(machine.gpu.nvml("nvmlSystemGetProcessName", pid)).name
+        return PurePosixPath(machine.nvml("nvmlSystemGetProcessName", pid)).name
     except Exception:
         return None
 
 
 def _number(function: str, *arguments: int) -> Callable[[Machine], int]:
-    return lambda machine: int(machine.gpu.ask(function, *arguments))
+    return lambda machine: int(machine.ask(function, *arguments))
 
 
 def _member(function: str, member: str) -> Callable[[Machine], int]:
-    return lambda machine: int(getattr(machine.gpu.ask(function), member))
+    return lambda machine: int(getattr(machine.ask(function), member))
 
 
 IDENTITY: Final[Mapping[str, Callable[[Machine], Scalar]]] = {
-    "gpu_name": lambda machine: str(machine.gpu.ask("nvmlDeviceGetName")),
-    "compute_capability": _compute_capability,
-    "driver_version": lambda machine: str(machine.gpu.nvml("nvmlSystemGetDriverVersion")),
+    "gpu_name": lambda machine: str(machine.ask("nvmlDeviceGetName")),
+    "compute_capability": lambda machine: ".".join(map(str, machine.ask("nvmlDeviceGetCudaComputeCapability"))),
+    "driver_version": lambda machine: str(machine.nvml("nvmlSystemGetDriverVersion")),
     "cuda_driver_api": _cuda_driver_api,
     "link": _link,
     "pcie_max_generation": _number("nvmlDeviceGetMaxPcieLinkGeneration"),
@@ -109,7 +104,7 @@ OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
     "pcie_width": _number("nvmlDeviceGetCurrPcieLinkWidth"),
     "clock_limits": _limits,
     "temperature_c": _number("nvmlDeviceGetTemperature", _SENSOR_GPU),
-    "power_w": lambda machine: int(machine.gpu.ask("nvmlDeviceGetPowerUsage")) / 1000,
+    "power_w": lambda machine: int(machine.ask("nvmlDeviceGetPowerUsage")) / 1000,
     "gpu_utilisation_percent": _member("nvmlDeviceGetUtilizationRates", "gpu"),
     "gpu_memory_used_bytes": _member("nvmlDeviceGetMemoryInfo", "used"),
     "gpu_memory_total_bytes": _member("nvmlDeviceGetMemoryInfo", "total"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from kvbench.machine import gpu, host
-from kvbench.machine.sources import Json, Machine, Scalar, Sources, open_gpu, reason_of
+from kvbench.machine.sources import Json, Machine, Scalar, Sources, open_machine, reason_of
 
 Value = TypeVar("Value", bound=Json)
 
@@ -25,9 +25,8 @@ def identity(
     `device` is "cpu" or "cuda:N". The engine knows the rest: the hash of its sources, the PCI bus id of the device
     (without it the ordinal is mapped as CUDA_VISIBLE_DEVICES says) and the SM count, which NVML does not tell.
     """
-    sources = sources or Sources()
-    with open_gpu(device, pci_bus_id, sources) as the_gpu:
-        fields, _ = _read_all({**gpu.IDENTITY, **host.IDENTITY}, Machine(device, the_gpu, sources))
+    with open_machine(device, pci_bus_id, sources or Sources()) as machine:
+        fields, _ = _read_all({**gpu.IDENTITY, **host.IDENTITY}, machine)
     return {"device_kind": device.partition(":")[0], **fields, "sm_count": sm_count, "engine_hash": engine_hash}
 
 
@@ -39,9 +38,7 @@ def observe(
     The reasons cover the fields of `identity` too. `own_pids` are our processes on the GPU (the worker), which are
     not counted among the others.
     """
-    sources = sources or Sources()
-    with open_gpu(device, pci_bus_id, sources) as the_gpu:
-        machine = Machine(device, the_gpu, sources, frozenset(own_pids))
+    with open_machine(device, pci_bus_id, sources or Sources(), own_pids) as machine:
         fields, unavailable = _read_all({**gpu.OBSERVED, **host.OBSERVED}, machine)
         _, unknown = _read_all({**gpu.IDENTITY, **host.IDENTITY}, machine)
     return {**fields, "unavailable": {**unknown, **unavailable}}

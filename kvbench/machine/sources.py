@@ -1,7 +1,7 @@
 """What the probes look at: NVML through one callable, the kernel's files below one root. Tests replace both."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,57 +44,51 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU: NVML, and its handle there."""
+class Machine:
+    """What a probe may look at: the device's name, NVML and its handle of the GPU, the host's files.
 
+    `own_pids` are processes of our own.
+    """
+
+    device: str
+    sources: Sources
     nvml: Nvml
     handle: Any = None
+    own_pids: Collection[int] = ()
 
     def ask(self, function: str, /, *arguments: Any) -> Any:
-        """Return what the NVML function says of this GPU; raises."""
+        """Return what the NVML function says of the GPU; raises."""
         return self.nvml(function, self.handle, *arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a probe may look at: the device's name, its GPU, the host's files, and whose processes are our own."""
-
-    device: str
-    gpu: Gpu
-    sources: Sources
-    own_pids: frozenset[int] = frozenset()
-
-
 @contextmanager
-def open_gpu(device: str, pci_bus_id: str | None, sources: Sources) -> Iterator[Gpu]:
+def open_machine(
+    device: str, pci_bus_id: str | None, sources: Sources, own_pids: Collection[int] = ()
+) -> Iterator[Machine]:
     """Open the GPU behind `device` ("cpu" or "cuda:N"); never raises: a GPU that is out of reach says why."""
-    if device == "cpu":
-        yield _out_of_reach("the device is cpu")
-        return
     with ExitStack() as stack:
+        step = ""
         try:
+            if device == "cpu":
+                raise UnavailableError("the device is cpu")
+            step = "NVML cannot be opened: "
             nvml = stack.enter_context(sources.nvml())
+            step = f"NVML does not find {device}: "
+            if pci_bus_id is not None:
+                handle = nvml("nvmlDeviceGetHandleByPciBusId", pci_bus_id)
+            else:
+                handle = _handle_of_ordinal(nvml, int(device.removeprefix("cuda:")), sources.environ)
+            machine = Machine(device, sources, nvml, handle, own_pids)
         except Exception as error:
-            gpu = _out_of_reach(f"NVML cannot be opened: {reason_of(error)}")
-        else:
-            gpu = _find(nvml, device, pci_bus_id, sources.environ)
-        yield gpu
+            machine = Machine(device, sources, _out_of_reach(step + reason_of(error)))
+        yield machine
 
 
-def _out_of_reach(reason: str) -> Gpu:
+def _out_of_reach(reason: str) -> Nvml:
     def nvml(*_: Any) -> Any:
         raise UnavailableError(reason)
 
-    return Gpu(nvml)
-
-
-def _find(nvml: Nvml, device: str, pci_bus_id: str | None, environ: Mapping[str, str]) -> Gpu:
-    try:
-        if pci_bus_id is not None:
-            return Gpu(nvml, nvml("nvmlDeviceGetHandleByPciBusId", pci_bus_id))
-        return Gpu(nvml, _handle_of_ordinal(nvml, int(device.removeprefix("cuda:")), environ))
-    except Exception as error:
-        return _out_of_reach(f"NVML does not find {device}: {reason_of(error)}")
+    return nvml
 
 
 def _handle_of_ordinal(nvml: Nvml, ordinal: int, environ: Mapping[str, str]) -> Any:

@@ -45,7 +45,15 @@ def read_config_json(path: Path) -> Geometry:
     """
     with located(str(path)):
         stem = path.absolute().parent.name if path.name == "config.json" else path.stem
-        return geometry_of(name_of(stem, "model"), _read_table(path))
+        with read_as("JSON"):
+            if path.is_dir():
+                raise UsageError("is a directory; give the config.json in it")
+            if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+                raise UsageError("is not a config.json of at most 1 MiB" if path.exists() else "no such file")
+            table = json.loads(path.read_bytes())
+        if not isinstance(table, dict):
+            raise UsageError(f"{shown(table)} is not a config.json, which is a table")
+        return geometry_of(name_of(stem, "model"), table)
 
 
 def geometry_of(name: str, config: Table) -> Geometry:
@@ -89,14 +97,10 @@ def _shape(text: Table) -> tuple[int, int, Literal[1, 2]]:
     value_dim = _whole(text, "v_head_dim")
     if value_dim not in (None, head_dim):
         raise UsageError(f"v_head_dim: {value_dim}, and K has {head_dim}; only equal blocks of K and V are known")
-    return _kv_heads(text), head_dim, 2
-
-
-def _kv_heads(text: Table) -> int:
     if text.get("multi_query") is True and text.get("new_decoder_architecture") is not True:
-        return 1
+        return 1, head_dim, 2
     given = (_whole(text, name) for name in _KV_HEADS)
-    return next(filter(None, given), None) or _needed(text, "num_attention_heads")
+    return next(filter(None, given), None) or _needed(text, "num_attention_heads"), head_dim, 2
 
 
 def _sliding(text: Table, layers: int) -> list[bool]:
@@ -151,15 +155,3 @@ def _needed(table: Table, field: str) -> int:
     if value is None:
         raise UsageError(f"{field}: missing; a Hugging Face config.json of a language model has it")
     return value
-
-
-def _read_table(path: Path) -> Table:
-    with read_as("JSON"):
-        if path.is_dir():
-            raise UsageError("is a directory; give the config.json in it")
-        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError("is not a config.json of at most 1 MiB" if path.exists() else "no such file")
-        table = json.loads(path.read_bytes())
-    if not isinstance(table, dict):
-        raise UsageError(f"{shown(table)} is not a config.json, which is a table")
-    return table

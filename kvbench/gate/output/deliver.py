@@ -16,25 +16,26 @@ from rich.text import Text
 from kvbench.errors import UsageError
 from kvbench.files import write_whole
 from kvbench.gate.output.formats import COMMENT_BYTES, SUMMARY_BYTES, annotations, as_json, junit, page
-from kvbench.gate.output.sheet import Level, Sheet
+from kvbench.gate.output.sheet import Sheet
 from kvbench.text import printable
 
 SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 # Where no terminal sets the width: wider than any row, so that none is folded.
 _WIDTH: Final = 2000
-_COLOURS: Final = {Level.ERROR: "bold red", Level.BAD: "red", Level.OPEN: "yellow", Level.GOOD: "green"}
 
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """What was asked for: JSON on stdout, a folder for the files, annotations and a step summary for GitHub."""
+    """What was asked for: JSON on stdout, a folder for the files, annotations and a step summary for GitHub.
+
+    Raises UsageError where GitHub's summary cannot be written, before anything is measured or judged.
+    """
 
     as_json: bool = False
     folder: Path | None = None
     github: bool = False
 
-    def check(self) -> None:
-        """Raise UsageError for a destination that cannot be written, before anything is measured or judged."""
+    def __post_init__(self) -> None:
         if self.github and not os.environ.get(SUMMARY_VARIABLE):
             raise UsageError(f"--github: {SUMMARY_VARIABLE} is not set; leave it out outside of GitHub Actions")
 
@@ -89,7 +90,7 @@ def _show(sheet: Sheet) -> None:
             table.add_column(heading, justify="right")
         for row in sheet.loud:
             cells = map(Text, map(printable, (row.name, *row.figures)))
-            table.add_row(Text(row.verdict, _COLOURS[row.level]), *cells)
+            table.add_row(Text(row.verdict, row.level.colour), *cells)
         console.print(table)
     for row in sheet.loud:  # below it, since a command in a narrow column cannot be copied
         for text in filter(None, (row.reason and f"{row.name}: {row.reason}", row.command)):

@@ -3,16 +3,16 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 from xml.etree import ElementTree
 
 from kvbench.gate.judgement import Judgement
-from kvbench.gate.output.sheet import Level, Sheet, SheetRow
+from kvbench.gate.output.sheet import Sheet, SheetRow
 from kvbench.gate.rule_check import RulesReport
-from kvbench.report.markdown import code, escape, table
-from kvbench.text import printable
+from kvbench.report.markdown import bullets, code, escape, table
+from kvbench.text import printable, short
 
 # https://docs.github.com/actions: a step's summary takes 1 MiB. A comment takes 65 536 characters.
 SUMMARY_BYTES: Final = 1 << 20
@@ -23,8 +23,6 @@ _MOST_NOTES: Final = 20
 # https://docs.github.com/actions: 10 warnings and 10 errors a step are shown, the rest is dropped without a word.
 MOST_ANNOTATIONS: Final = 10
 _LONGEST: Final = 1000
-_COMMANDS: Final = {Level.ERROR: "error", Level.BAD: "error", Level.OPEN: "warning"}
-_TAGS: Final = {Level.ERROR: "error", Level.BAD: "failure", Level.OPEN: "skipped", Level.VOID: "skipped"}
 SCHEMA: Final = 1
 
 
@@ -32,46 +30,31 @@ def page(sheet: Sheet, limit_bytes: int) -> str:
     """Return Markdown in at most `limit_bytes` of UTF-8; rows that do not fit are counted, the worst stay."""
     parts = [
         f"## {escape(sheet.title)}: {escape(sheet.status)}",
-        _bullets(map(escape, sheet.summary)),
-        _bullets(f"**FAILED** {escape(fault)}" for fault in sheet.faults[:_MOST_NOTES]),
-        _bullets(f"warning: {escape(text)}" for text in sheet.warnings[:_MOST_NOTES]),
+        bullets(map(escape, sheet.summary)),
+        bullets(f"**FAILED** {escape(fault)}" for fault in sheet.faults[:_MOST_NOTES]),
+        bullets(f"warning: {escape(text)}" for text in sheet.warnings[:_MOST_NOTES]),
     ]
     header = ("verdict", "what", *sheet.headings, "why", "look into it")
     left = limit_bytes - sum(map(_size, parts)) - _FRAME_BYTES
-    loud = _fitting(sheet.loud, len(sheet.headings), left)
-    # No quiet row where a loud one did not fit.
-    left = left - sum(map(_size, loud)) if len(loud) == len(sheet.loud) else 0
-    quiet = _fitting(sheet.quiet, len(sheet.headings), left)
+    fitting: list[list[str]] = []
+    for row in (*sheet.loud, *sheet.quiet):
+        figures = [escape(figure) for figure in row.figures] or [""] * len(sheet.headings)
+        command = code(row.command) if row.command else ""
+        cells = [escape(row.verdict), escape(row.name), *figures, escape(row.reason), command]
+        left -= _size(f"| {' | '.join(cells)} |")
+        if left < 0:
+            break
+        fitting.append(cells)
+    loud, quiet = fitting[: len(sheet.loud)], fitting[len(sheet.loud) :]
     if loud:
-        parts.append(_table(header, loud))
+        parts.append(table(header, loud, left=len(header)))
     if quiet:
-        parts.append(f"<details><summary>{len(quiet)} others</summary>\n\n{_table(header, quiet)}\n\n</details>")
-    hidden = len(sheet.rows) - len(loud) - len(quiet)
+        others = table(header, quiet, left=len(header))
+        parts.append(f"<details><summary>{len(quiet)} others</summary>\n\n{others}\n\n</details>")
+    hidden = len(sheet.rows) - len(fitting)
     if hidden:
         parts.append(f"{hidden} more rows do not fit here; gate.json has them all.")
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _fitting(rows: Sequence[SheetRow], figures: int, left_bytes: int) -> list[str]:
-    fitting: list[str] = []
-    for row in rows:
-        shown = [escape(figure) for figure in row.figures] or [""] * figures
-        command = code(row.command) if row.command else ""
-        cells = [escape(row.verdict), escape(row.name), *shown, escape(row.reason), command]
-        text = f"| {' | '.join(cells)} |"
-        left_bytes -= _size(text)
-        if left_bytes < 0:
-            break
-        fitting.append(text)
-    return fitting
-
-
-def _table(header: Sequence[str], rows: Sequence[str]) -> str:
-    return "\n".join([table(header, [], left=len(header)), *rows])
-
-
-def _bullets(items: Iterable[str]) -> str:
-    return "\n".join(f"- {item}" for item in items)
 
 
 def _size(text: str) -> int:
@@ -82,7 +65,7 @@ def junit(sheet: Sheet) -> str:
     """Return JUnit XML: FAILED is an error, REGRESSED or BROKEN a failure; what nobody can tell is skipped."""
     faults = [SheetRow("FAILED", "run", fault, reason=fault) for fault in sheet.faults]
     rows = [*faults, *sheet.rows]
-    counts = Counter(_TAGS.get(row.level) for row in rows)
+    counts = Counter(row.level.element for row in rows)
     suite = ElementTree.Element(
         "testsuite",
         name=printable(sheet.title),
@@ -95,9 +78,9 @@ def junit(sheet: Sheet) -> str:
     ElementTree.SubElement(properties, "property", name="status", value=sheet.status)
     for row in rows:
         case = ElementTree.SubElement(suite, "testcase", classname=f"kvbench.gate.{row.kind}", name=printable(row.name))
-        if row.level in _TAGS:
+        if row.level.element:
             message = printable(f"{row.verdict}: {row.message}")
-            found = ElementTree.SubElement(case, _TAGS[row.level], message=message)
+            found = ElementTree.SubElement(case, row.level.element, message=message)
             found.text = printable(row.command)
     out = ElementTree.SubElement(suite, "system-out")
     out.text = "\n".join(map(printable, (*sheet.summary, *sheet.warnings)))
@@ -109,11 +92,11 @@ def annotations(sheet: Sheet) -> list[str]:
     """Return one workflow command a line: the worst rows, and in the last one how many more there are."""
     found = [_command("error", "FAILED: run", fault) for fault in sheet.faults]
     for row in sheet.rows:
-        if row.level in _COMMANDS:
+        if row.level.annotation:
             again = f" | look into it: {row.command}" if row.command else ""
-            found.append(_command(_COMMANDS[row.level], f"{row.verdict}: {row.name}", f"{row.message}{again}"))
-    if sheet.level in _COMMANDS and not found:  # contaminated: no row is to blame
-        found = [_command(_COMMANDS[sheet.level], f"{sheet.title}: {sheet.status}", "; ".join(sheet.summary))]
+            found.append(_command(row.level.annotation, f"{row.verdict}: {row.name}", f"{row.message}{again}"))
+    if sheet.level.annotation and not found:  # contaminated: no row is to blame
+        found = [_command(sheet.level.annotation, f"{sheet.title}: {sheet.status}", "; ".join(sheet.summary))]
     if len(found) <= MOST_ANNOTATIONS:
         return found
     more = len(found) - MOST_ANNOTATIONS + 1
@@ -127,8 +110,7 @@ def _command(kind: str, title: str, message: str) -> str:
 
 def _data(text: str) -> str:
     """Escape as the runner reads it (actions/toolkit, command.ts): nothing in a text ends or starts a command."""
-    line = printable(text)
-    return (line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…").replace("%", "%25")
+    return short(printable(text), _LONGEST).replace("%", "%25")
 
 
 def judgement_data(judgement: Judgement, exit_code: int) -> dict[str, Any]:
@@ -144,7 +126,6 @@ def judgement_data(judgement: Judgement, exit_code: int) -> dict[str, Any]:
 
 
 def rules_data(report: RulesReport) -> dict[str, Any]:
-    """Return rules against a run as JSON takes them."""
     return {
         "schema": SCHEMA,
         "kind": "rules",

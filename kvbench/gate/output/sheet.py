@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import Final
 
 from kvbench.gate.judgement import Judgement, Row, RowVerdict
@@ -18,15 +18,21 @@ from kvbench.units import format_size
 class Level(Enum):
     """How a row counts: broken (an error), bad (it fails the gate), open (cannot tell), good news.
 
-    `QUIET` rows are as they should be; `VOID` ones were not judged, which is no pass. Neither is shown first.
+    `QUIET` rows are as they should be; `VOID` ones were not judged, which is no pass. Neither is shown first. Each has
+    its colour on a terminal, its element in JUnit XML and its annotation on GitHub, "" for none.
     """
 
-    ERROR = auto()
-    BAD = auto()
-    OPEN = auto()
-    GOOD = auto()
-    QUIET = auto()
-    VOID = auto()
+    ERROR = ("bold red", "error", "error")
+    BAD = ("red", "failure", "error")
+    OPEN = ("yellow", "skipped", "warning")
+    GOOD = ("green", "", "")
+    QUIET = ("", "", "")
+    VOID = ("", "skipped", "")
+
+    def __init__(self, colour: str, element: str, annotation: str) -> None:
+        self.colour = colour
+        self.element = element
+        self.annotation = annotation
 
 
 # Of rows, and of the sheet's own status.
@@ -86,15 +92,14 @@ class Sheet:
     @property
     def loud(self) -> list[SheetRow]:
         """The rows that somebody has to see."""
-        return [row for row in self.rows if row.level not in (Level.QUIET, Level.VOID)]
+        return [row for row in self.rows if row.level.colour]
 
     @property
     def quiet(self) -> list[SheetRow]:
-        return [row for row in self.rows if row.level in (Level.QUIET, Level.VOID)]
+        return [row for row in self.rows if not row.level.colour]
 
 
 def sheet_of_judgement(judgement: Judgement) -> Sheet:
-    """Return the page of a comparison."""
     return Sheet(
         title="kvbench gate compare",
         status=judgement.status,
@@ -107,7 +112,6 @@ def sheet_of_judgement(judgement: Judgement) -> Sheet:
 
 
 def sheet_of_rules(report: RulesReport) -> Sheet:
-    """Return the page of rules against a run."""
     meant = f" for the config {report.config}" if report.config else ""
     return Sheet(
         title=f"kvbench gate rules {report.run}",

@@ -9,7 +9,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.effects import effects, without_slot_bias
-from kvbench.gate.judge import ControlTimes, Judge, verdict_of
+from kvbench.gate.judge import Judge, verdict_of
 from kvbench.gate.judgement import Judgement, JudgementStatus, Margins, Row, RowVerdict
 from tests.synthetic import failure, skip
 from tests.unit.gate.gated import CELLS, KIB, Side, compared, floors, judge
@@ -97,7 +97,7 @@ def test_twice_the_rounds_outvote_two_in_which_another_guest_was_on_the_link() -
     calm = np.zeros((1, 8))
     for seen, steady in ((moved, False), (np.hstack([moved, calm]), True)):
         order = np.resize([1.0, -1.0], seen.shape[1])
-        (control,) = Judge().control_effects(ControlTimes(["h2d"], seen, []), order)
+        (control,) = Judge().control_effects({"h2d": seen[0]}, order)
         assert control.steady is steady
 
 

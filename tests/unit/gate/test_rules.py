@@ -14,8 +14,8 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, UsageError
 from kvbench.gate.pairs import QUANTITIES
-from kvbench.gate.rule_check import RuleResult, RulesReport, RuleVerdict, check_rules
-from kvbench.gate.rules import RuleSet, load_rules, read_rule, shipped_rules
+from kvbench.gate.rule_check import RuleResult, RuleSet, RulesReport, RuleVerdict, check_rules
+from kvbench.gate.rules import load_rules, read_rule, shipped_rules
 from kvbench.results import Ceiling, Record, Run, load_run
 from tests.synthetic import CEILING_GBPS, ceilings, cliff_cells, failure, info, skip, visits
 
