@@ -103,6 +103,25 @@ void coalescing_merges_what_adjoins_on_both_sides() {
   check::equal(reversed->calls(), kBlocks, "calls for reversed blocks");
 }
 
+void other_blocks_are_copied_once_they_are_prepared() {
+  for (const bool with_batch : {true, false}) {
+    Bench bench(with_batch);
+    for (const bool coalesce : {true, false}) {
+      for (const auto& swap : {bench.batched(bench.ascending(), {.coalesce = coalesce}).release(),
+                               make_per_block(bench.driver, bench.ascending(), Direction::h2d).release()}) {
+        const std::unique_ptr<Swap> owned(swap);
+        bench.run(*owned);
+        const DescriptorList next = bench.reversed();
+        owned->retarget(next.sources, next.destinations);
+        bench.run(*owned);
+        check::that(bench.arrived(next), "the blocks of the next list arrived");
+        check::thrown<std::invalid_argument>([&] { owned->retarget(next.sources, {}); });
+        check::thrown<std::invalid_argument>([&] { owned->retarget_ids({}, {}); });
+      }
+    }
+  }
+}
+
 void a_device_without_batch_falls_back_and_says_so() {
   Bench bench(false);
   const auto swap = bench.batched(bench.reversed());
@@ -278,6 +297,7 @@ int main() {
       {"both ways of copying move the bytes", both_ways_of_copying_move_the_bytes},
       {"descriptors per call cuts the batch", descriptors_per_call_cuts_the_batch},
       {"coalescing merges what adjoins on both sides", coalescing_merges_what_adjoins_on_both_sides},
+      {"other blocks are copied once they are prepared", other_blocks_are_copied_once_they_are_prepared},
       {"a device without batch falls back and says so", a_device_without_batch_falls_back_and_says_so},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
       {"errors carry the descriptor", errors_carry_the_descriptor},
