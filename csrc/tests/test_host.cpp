@@ -2,11 +2,13 @@
 #include <chrono>
 #include <cstring>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
 #include "driver/host.hpp"
 #include "driver/resources.hpp"
+#include "forwarding_driver.hpp"
 #include "swap/swap.hpp"
 #include "timing/timed_swap.hpp"
 
@@ -196,6 +198,58 @@ void a_stream_runs_in_order_and_a_sample_tells_its_state() {
   check::that(busy.gpu_us < kDelayNs / 2e3, "busy: the event time does not contain the delay");
 }
 
+/// Counts what is asked of events and of the stream while a sample runs.
+class CountingDriver final : public ForwardingDriver {
+ public:
+  void record(Event event, Stream stream) override {
+    recorded = event;
+    ++records;
+    ForwardingDriver::record(event, stream);
+  }
+  bool completed(Event event) override {
+    if (event != recorded) ++queries_of_others;
+    return ForwardingDriver::completed(event);
+  }
+  bool idle(Stream stream) override {
+    ++queries_of_others;
+    return ForwardingDriver::idle(stream);
+  }
+
+  Event recorded = 0;
+  int records = 0;
+  int queries_of_others = 0;
+};
+
+void an_idle_sample_asks_only_for_its_own_end() {
+  const auto driver = std::make_shared<CountingDriver>();
+  const OwnedStream stream(driver);
+  TimedRegion region(driver, stream.handle(), 1000);
+  const Sample sample = region.measure([] {}, [](Stream) {}, StreamState::idle);
+  check::equal(driver->queries_of_others, 0, "queries of other events and of the stream");
+  check::equal(driver->records, 2, "records: the start and the end");
+  check::that(!sample.pending_after, "nothing was pending");
+}
+
+void cpu_time_leaves_out_what_a_submission_slept() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 100'000'000);
+  for (const StreamState state : {StreamState::idle, StreamState::busy}) {
+    const Sample slept =
+        region.measure([] {}, [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }, state);
+    check::that(slept.submit_us >= 30'000, "the submission's time");
+    check::that(slept.cpu_us < 15'000, "its CPU time");
+    const Sample worked = region.measure([] {},
+                                         [](Stream) {
+                                           const auto end =
+                                               std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
+                                           while (std::chrono::steady_clock::now() < end) {
+                                           }
+                                         },
+                                         state);
+    check::that(worked.cpu_us > 3'000 && worked.cpu_us <= worked.submit_us, "CPU time of a thread at work");
+  }
+}
+
 /// Which streams `queue` and the measured swap are submitted on, numbered as they come.
 std::vector<std::size_t> dealt(Queue queue) {
   Bench bench;
@@ -304,6 +358,8 @@ int main() {
       {"a merged descriptor is named by its first", a_merged_descriptor_is_named_by_its_first},
       {"faults change bytes", faults_change_bytes},
       {"a sample tells the stream's state", a_stream_runs_in_order_and_a_sample_tells_its_state},
+      {"an idle sample asks only for its own end", an_idle_sample_asks_only_for_its_own_end},
+      {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},
       {"a queue is dealt over its streams in turn", a_queue_is_dealt_over_its_streams_in_turn},
       {"queued swaps run before the measured one", queued_swaps_run_before_the_measured_one},
       {"a sample tells whether its queue stood", a_sample_tells_whether_its_queue_stood},

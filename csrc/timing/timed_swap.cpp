@@ -82,15 +82,23 @@ Sample TimedRegion::timed(const std::function<void()>& prepare, const Submit& su
   const std::int64_t start_ns = wall_ns();
   submit(measured);
   const std::int64_t returned_ns = wall_ns();
-  const std::int64_t cpu_end_ns = thread_cpu_ns();
-  end_.record(measured);
-  sample.pending_after = !start_.completed();
+  std::int64_t cpu_end_ns = 0;
+  if (state == StreamState::busy) {
+    cpu_end_ns = thread_cpu_ns();
+    end_.record(measured);
+    sample.pending_after = !start_.completed();
+  } else {
+    // Until the host sees completion nothing is called that an engine would not call. There is nothing to ask, either:
+    // the start event retired before the submission.
+    end_.record(measured);
+  }
   end_.wait();
   const std::int64_t completed_ns = wall_ns();
+  if (state == StreamState::idle) cpu_end_ns = thread_cpu_ns();
   sample.prepare_us = to_us(prepared_ns - prepare_start_ns);
   sample.submit_us = to_us(returned_ns - start_ns);
   sample.wall_us = to_us(completed_ns - start_ns);
-  sample.cpu_us = to_us(cpu_end_ns - cpu_start_ns);
+  sample.cpu_us = std::min(sample.submit_us, to_us(cpu_end_ns - cpu_start_ns));
   sample.gap_us = state == StreamState::idle ? to_us(start_ns - opened_ns) : 0;
   sample.gpu_us = end_.us_since(start_);
   return sample;

@@ -29,11 +29,13 @@ struct Sample {
   double coalesce_us = 0;       ///< part of prepare_us that merged adjacent descriptors
   double submit_us = 0;         ///< host time inside the submission
   double gpu_us = 0;            ///< between the events around the submission; on an idle stream includes gap_us
-  double wall_us = 0;           ///< from just before the submission until the host sees completion
-  double cpu_us = 0;            ///< CPU time of the submitting thread inside the submission
+  double wall_us = 0;           ///< from just before the submission until the host sees completion; on an idle stream
+                                ///< it holds the submission, one event record and its queries, nothing else
+  double cpu_us = 0;            ///< CPU time of the submitting thread inside the submission; idle: no more than this,
+                                ///< the lesser of submit_us and the thread's CPU time until completion
   double gap_us = 0;            ///< idle: from seeing the start event retired to the submission; busy: 0
   bool pending_before = false;  ///< the start event had not retired when the submission began
-  bool pending_after = false;   ///< nor when it returned: then gpu_us is execution only
+  bool pending_after = false;   ///< busy: nor when it returned, then gpu_us is execution only; idle: false
   bool depth_held = true;       ///< no queued swap had started when the submission began
 };
 
