@@ -215,7 +215,13 @@ class CountingDriver final : public ForwardingDriver {
     return ForwardingDriver::idle(stream);
   }
 
+  void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
+    ++copies;
+    ForwardingDriver::copy(destination, source, bytes, direction, stream);
+  }
+
   Event recorded = 0;
+  int copies = 0;
   int records = 0;
   int queries_of_others = 0;
 };
@@ -248,6 +254,41 @@ void cpu_time_leaves_out_what_a_submission_slept() {
                                          state);
     check::that(worked.cpu_us > 3'000 && worked.cpu_us <= worked.submit_us, "CPU time of a thread at work");
   }
+}
+
+void sustained_swaps_run_behind_each_other_and_ask_only_for_their_end() {
+  const auto driver = std::make_shared<CountingDriver>();
+  const OwnedStream stream(driver);
+  TimedRegion region(driver, stream.handle(), 1000);
+  Buffer source(driver, MemoryKind::allocated, 64 * kBlock), destination(driver, MemoryKind::device, 64 * kBlock);
+  std::vector<std::unique_ptr<Swap>> owned;
+  std::vector<Swap*> swaps;
+  for (unsigned char i = 0; i < 3; ++i) {
+    std::memset(source.host(64 * kBlock).data() + i * kBlock, i + 1, kBlock);
+    owned.push_back(make_per_block(
+        driver, {{source.address() + i * kBlock}, {destination.address() + i * kBlock}, {kBlock}}, Direction::h2d));
+    swaps.push_back(owned.back().get());
+  }
+  const Sustained taken = region.sustained(swaps, 7);
+  check::that(std::memcmp(reinterpret_cast<void*>(source.address()), reinterpret_cast<void*>(destination.address()),
+                          3 * kBlock) == 0,
+              "every swap ran");
+  check::equal(driver->copies, 7, "so many swaps");
+  check::equal(driver->records, 1, "one event record");
+  check::equal(driver->queries_of_others, 0, "queries of anything else");
+  check::that(taken.wall_us >= taken.submit_us && taken.submit_us >= taken.cpu_us && taken.cpu_us > 0, "the times");
+  check::thrown<std::invalid_argument>([&] { region.sustained(swaps, 0); });
+  check::thrown<std::invalid_argument>([&] { region.sustained({}, 1); });
+}
+
+void sustained_swaps_that_fail_leave_nothing_in_flight() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  const auto swap = bench.batched(bench.reversed());
+  Swap* const swaps[] = {swap.get()};
+  bench.driver->arm({.kind = FaultKind::error_at_call, .at = 3});
+  check::thrown<DriverError>([&] { region.sustained(swaps, 5); });
+  check::that(bench.driver->idle(bench.stream.handle()), "the stream has settled");
 }
 
 /// Which streams `queue` and the measured swap are submitted on, numbered as they come.
@@ -360,6 +401,8 @@ int main() {
       {"a sample tells the stream's state", a_stream_runs_in_order_and_a_sample_tells_its_state},
       {"an idle sample asks only for its own end", an_idle_sample_asks_only_for_its_own_end},
       {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},
+      {"sustained swaps run behind each other", sustained_swaps_run_behind_each_other_and_ask_only_for_their_end},
+      {"sustained swaps that fail leave nothing in flight", sustained_swaps_that_fail_leave_nothing_in_flight},
       {"a queue is dealt over its streams in turn", a_queue_is_dealt_over_its_streams_in_turn},
       {"queued swaps run before the measured one", queued_swaps_run_before_the_measured_one},
       {"a sample tells whether its queue stood", a_sample_tells_whether_its_queue_stood},

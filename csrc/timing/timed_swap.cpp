@@ -113,14 +113,18 @@ Sample TimedRegion::measure(const std::function<void()>& prepare, const Submit& 
     for (const Stream lane : used) driver_->synchronize(lane);
     return sample;
   } catch (...) {
-    // What was submitted before the failure still reads and writes memory that the caller may release.
-    for (const Stream lane : used) {
-      try {
-        driver_->synchronize(lane);
-      } catch (const DriverError&) {  // the first failure is the one to tell
-      }
-    }
+    settle(used);
     throw;
+  }
+}
+
+void TimedRegion::settle(std::span<const Stream> used) noexcept {
+  // What was submitted before a failure still reads and writes memory that the caller may release.
+  for (const Stream lane : used) {
+    try {
+      driver_->synchronize(lane);
+    } catch (const DriverError&) {  // the first failure is the one to tell
+    }
   }
 }
 
@@ -128,6 +132,31 @@ Sample TimedRegion::measure(Swap& swap, StreamState state, const Queue& queue) {
   Sample sample = measure([&] { swap.prepare(); }, [&](Stream stream) { swap.submit(stream); }, state, queue);
   sample.coalesce_us = swap.coalesce_us();
   return sample;
+}
+
+Sustained TimedRegion::sustained(std::span<Swap* const> swaps, std::size_t count) {
+  if (swaps.empty() || count == 0) throw std::invalid_argument("sustained: there is nothing to submit");
+  const std::span<const Stream> used = lanes(1);
+  driver_->synchronize(used.front());
+  try {
+    const std::int64_t cpu_start_ns = thread_cpu_ns();
+    const std::int64_t start_ns = wall_ns();
+    for (std::size_t i = 0; i < count; ++i) {
+      Swap& swap = *swaps[i % swaps.size()];
+      swap.prepare();
+      swap.submit(used.front());
+    }
+    const std::int64_t returned_ns = wall_ns();
+    end_.record(used.front());
+    end_.wait();
+    const std::int64_t completed_ns = wall_ns();
+    const std::int64_t cpu_end_ns = thread_cpu_ns();
+    const double submit_us = to_us(returned_ns - start_ns);
+    return {to_us(completed_ns - start_ns), submit_us, std::min(submit_us, to_us(cpu_end_ns - cpu_start_ns))};
+  } catch (...) {
+    settle(used);
+    throw;
+  }
 }
 
 }  // namespace kvbench

@@ -39,6 +39,13 @@ struct Sample {
   bool depth_held = true;       ///< no queued swap had started when the submission began
 };
 
+/// Swaps that were submitted one behind the other, in microseconds, from just before the first was prepared.
+struct Sustained {
+  double wall_us = 0;    ///< until the host sees the last one complete
+  double submit_us = 0;  ///< until the last submission returned: every prepare() and every submission
+  double cpu_us = 0;     ///< CPU time of the submitting thread in submit_us, no more than this; as of an idle sample
+};
+
 /// The timed region of a swap: stream state, queue, events and clocks in one place.
 class TimedRegion {
  public:
@@ -55,6 +62,10 @@ class TimedRegion {
   Sample measure(const std::function<void()>& prepare, const Submit& submit, StreamState state,
                  const Queue& queue = {});
 
+  /// Prepares and submits `count` swaps on an idle stream without a delay or a wait between them, the given ones in
+  /// turn, and waits for the last. Throws std::invalid_argument where there is nothing to submit.
+  Sustained sustained(std::span<Swap* const> swaps, std::size_t count);
+
  private:
   /// The first `count` streams of the pool, made when they are first asked for.
   std::span<const Stream> lanes(std::size_t count);
@@ -63,6 +74,8 @@ class TimedRegion {
   /// Submits the queue behind a delay on every lane, then the start event on the lane of the measured swap; returns
   /// what the sample knows before its submission.
   Sample open_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes, Stream measured);
+  /// Waits for everything on `used`, whatever became of it, so that memory may be released.
+  void settle(std::span<const Stream> used) noexcept;
   /// Returns once the start event has retired: one that is still pending would make the stream busy.
   void open_idle(Stream measured);
 

@@ -492,6 +492,28 @@ def test_a_submission_that_outlasts_the_delay_is_told(bench: Bench) -> None:
     assert (sample.pending_before, sample.pending_after) == (True, False)
 
 
+def test_sustained_swaps_are_timed_together(bench: Bench) -> None:
+    lists = [[(64 * index + start, 128 * index + start, 64) for index in range(20)] for start in (0, 8000, 16_000)]
+    swaps = [bench.batched(*descriptors, coalesce=True) for descriptors in lists]
+    bench.device.arm(Fault("slow", 1000))
+    taken = bench.region.sustained(swaps, 6)
+    assert bench.moved(*(descriptor for descriptors in lists for descriptor in descriptors))
+    assert taken.wall_us >= 6 * 20 * 1000
+    assert taken.submit_us < taken.wall_us / 2  # no submission waits for another swap
+    assert 0 < taken.cpu_us <= taken.submit_us
+    bench.device.arm(Fault("error@call", 6))
+    bench.region.sustained(swaps[:1], 6)
+    with pytest.raises(EngineError):
+        bench.region.sustained(swaps, 1)
+
+
+def test_no_sustained_swaps_are_refused(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="nothing to submit"):
+        bench.region.sustained([], 3)
+    with pytest.raises(ValueError, match="nothing to submit"):
+        bench.region.sustained([bench.per_block(*row(2))], 0)
+
+
 def test_the_times_of_a_swap_from_python_are_told_apart(bench: Bench) -> None:
     pause_s = 0.05
     sample = bench.region.measure_python(lambda: time.sleep(2 * pause_s), lambda _: time.sleep(pause_s), IDLE)
