@@ -54,6 +54,8 @@ void timing(nb::module_& m) {
           "Prepare and submit `count` swaps, the given ones in turn, one behind the other on the idle stream. "
           "ValueError "
           "where there is nothing to submit.")
+      .def("measure_delay_us", &TimedRegion::measure_delay_us, "delay_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "How long the stream is really busy when a delay of `delay_ns` is asked for, between two events.")
       .def(
           "measure_python",
           [](TimedRegion& region, const Prepare& prepare, const Submit& submit, StreamState state, const Queue& queue) {

@@ -291,6 +291,17 @@ void sustained_swaps_that_fail_leave_nothing_in_flight() {
   check::that(bench.driver->idle(bench.stream.handle()), "the stream has settled");
 }
 
+void a_delay_is_measured_by_itself() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 50'000'000);
+  for (const std::uint64_t delay_ns : {std::uint64_t{1'000'000}, std::uint64_t{20'000'000}}) {
+    const double measured_us = region.measure_delay_us(delay_ns);
+    check::that(measured_us >= static_cast<double>(delay_ns) / 1e3, "no shorter than what was asked for");
+  }
+  check::that(region.measure_delay_us(0) < 50'000, "the delay in front does not count");
+  check::that(bench.driver->idle(bench.stream.handle()), "nothing is left on the stream");
+}
+
 /// Which streams `queue` and the measured swap are submitted on, numbered as they come.
 std::vector<std::size_t> dealt(Queue queue) {
   Bench bench;
@@ -403,6 +414,7 @@ int main() {
       {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},
       {"sustained swaps run behind each other", sustained_swaps_run_behind_each_other_and_ask_only_for_their_end},
       {"sustained swaps that fail leave nothing in flight", sustained_swaps_that_fail_leave_nothing_in_flight},
+      {"a delay is measured by itself", a_delay_is_measured_by_itself},
       {"a queue is dealt over its streams in turn", a_queue_is_dealt_over_its_streams_in_turn},
       {"queued swaps run before the measured one", queued_swaps_run_before_the_measured_one},
       {"a sample tells whether its queue stood", a_sample_tells_whether_its_queue_stood},

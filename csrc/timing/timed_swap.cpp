@@ -134,6 +134,18 @@ Sample TimedRegion::measure(Swap& swap, StreamState state, const Queue& queue) {
   return sample;
 }
 
+double TimedRegion::measure_delay_us(std::uint64_t delay_ns) {
+  const Stream stream = lanes_.front();
+  driver_->synchronize(stream);
+  // Behind another delay, so that the time of submitting this one does not count.
+  driver_->delay(busy_delay_ns_, stream);
+  start_.record(stream);
+  driver_->delay(delay_ns, stream);
+  end_.record(stream);
+  end_.wait();
+  return end_.us_since(start_);
+}
+
 Sustained TimedRegion::sustained(std::span<Swap* const> swaps, std::size_t count) {
   if (swaps.empty() || count == 0) throw std::invalid_argument("sustained: there is nothing to submit");
   const std::span<const Stream> used = lanes(1);

@@ -66,6 +66,9 @@ class TimedRegion {
   /// turn, and waits for the last. Throws std::invalid_argument where there is nothing to submit.
   Sustained sustained(std::span<Swap* const> swaps, std::size_t count);
 
+  /// How long the stream is really busy, in microseconds between two events, when a delay of `delay_ns` is asked for.
+  double measure_delay_us(std::uint64_t delay_ns);
+
  private:
   /// The first `count` streams of the pool, made when they are first asked for.
   std::span<const Stream> lanes(std::size_t count);

@@ -492,6 +492,12 @@ def test_a_submission_that_outlasts_the_delay_is_told(bench: Bench) -> None:
     assert (sample.pending_before, sample.pending_after) == (True, False)
 
 
+def test_a_delay_is_measured_without_the_one_in_front_of_it(bench: Bench) -> None:
+    short_us, long_us = (bench.region.measure_delay_us(delay_us * 1000) for delay_us in (10, 5000))
+    assert 10 <= short_us < DELAY_US / 2
+    assert long_us >= 5000
+
+
 def test_sustained_swaps_are_timed_together(bench: Bench) -> None:
     lists = [[(64 * index + start, 128 * index + start, 64) for index in range(20)] for start in (0, 8000, 16_000)]
     swaps = [bench.batched(*descriptors, coalesce=True) for descriptors in lists]
