@@ -51,9 +51,9 @@ void timing(nb::module_& m) {
             return region.sustained(swaps, count);
           },
           "swaps"_a, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Prepare and submit `count` swaps, the given ones in turn, one behind the other on the idle stream. "
-          "ValueError "
-          "where there is nothing to submit.")
+          "Prepare and submit `count` swaps, the given ones in turn, one behind the other on the idle stream. Each "
+          "swap "
+          "stays the caller's. ValueError where there is nothing to submit.")
       .def("measure_delay_us", &TimedRegion::measure_delay_us, "delay_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
            "How long the stream is really busy when a delay of `delay_ns` is asked for, between two events.")
       .def(

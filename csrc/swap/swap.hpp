@@ -57,9 +57,9 @@ std::unique_ptr<Swap> make_per_block(std::shared_ptr<Driver> driver, DescriptorL
 
 struct BatchOptions {
   BatchAttributes attributes{};
-  std::size_t descriptors_per_call = 0;  ///< at most so many in one call, 0: all
+  std::size_t descriptors_per_call = 0;  ///< the most in one call, 0: all in one
   bool coalesce = false;                 ///< merge list neighbours that are adjacent on both sides
-  std::uint64_t prime_ns = 0;            ///< an idle stream is kept busy for so long in front of the calls, 0: not
+  std::uint64_t prime_ns = 0;            ///< length of the delay in front of a call on an idle stream, 0: none
 };
 
 /// cuMemcpyBatchAsync, or single copies where the driver has none (then fell_back()).

@@ -273,7 +273,7 @@ void sustained_swaps_run_behind_each_other_and_ask_only_for_their_end() {
   check::that(std::memcmp(reinterpret_cast<void*>(source.address()), reinterpret_cast<void*>(destination.address()),
                           3 * kBlock) == 0,
               "every swap ran");
-  check::equal(driver->copies, 7, "so many swaps");
+  check::equal(driver->copies, 7, "swaps");
   check::equal(driver->records, 1, "one event record");
   check::equal(driver->queries_of_others, 0, "queries of anything else");
   check::that(taken.wall_us >= taken.submit_us && taken.submit_us >= taken.cpu_us && taken.cpu_us > 0, "the times");

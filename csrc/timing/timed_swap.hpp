@@ -19,7 +19,7 @@ enum class StreamState : std::uint8_t { idle, busy };
 /// The swaps that wait in front of the measured one, each a submission of the same swap; a busy stream only.
 struct Queue {
   std::size_t depth = 0;       ///< how many
-  std::size_t streams = 1;     ///< they and the measured one are dealt over so many streams in turn
+  std::size_t streams = 1;     ///< number of streams, over which they and the measured one are dealt in turn
   std::uint64_t delay_ns = 0;  ///< added to the busy delay, which has to outlast their submission
 };
 
