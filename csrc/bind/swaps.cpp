@@ -13,6 +13,20 @@ void swaps(nb::module_& m) {
       .value("during_api_call", AccessOrder::during_api_call)
       .value("any", AccessOrder::any);
   nb::class_<Swap>(m, "Swap", "One swap that can be submitted again and again.")
+      .def(
+          "retarget",
+          [](Swap& swap, const Words& sources, const Words& destinations) {
+            swap.retarget(view(sources), view(destinations));
+          },
+          "sources"_a, "destinations"_a,
+          "Take the addresses of the next submission: as many as before, of the same sizes and alignment. They count "
+          "from the next prepare on. ValueError for another number, or for a swap whose blocks are named by ids.")
+      .def(
+          "retarget_ids",
+          [](Swap& swap, const Ids& source_ids, const Ids& destination_ids) {
+            swap.retarget_ids(view(source_ids), view(destination_ids));
+          },
+          "source_ids"_a, "destination_ids"_a, "The same for the ids of a swap made by sm_copy_tensors.")
       .def("prepare", &Swap::prepare)
       .def("submit", &Swap::submit, "stream"_a)
       .def_prop_ro("calls", &Swap::calls)

@@ -1,4 +1,5 @@
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
 #include <nanobind/typing.h>
 
 #include "bind/bind.hpp"
@@ -33,10 +34,28 @@ void timing(nb::module_& m) {
             new (self) Queue{depth, streams, delay_ns};
           },
           "depth"_a = 0, "streams"_a = 1, "delay_ns"_a = 0);
+  nb::class_<Sustained>(m, "Sustained", "Swaps submitted one behind the other, in microseconds of all together.")
+      .def_ro("wall_us", &Sustained::wall_us)
+      .def_ro("submit_us", &Sustained::submit_us)
+      .def_ro("cpu_us", &Sustained::cpu_us);
   nb::class_<TimedRegion>(m, "TimedRegion", "Stream state, queue, events and clocks around one submission.")
       .def(nb::init<std::shared_ptr<Driver>, Stream, std::uint64_t>(), "driver"_a, "stream"_a, "busy_delay_ns"_a)
       .def("measure", nb::overload_cast<Swap&, StreamState, const Queue&>(&TimedRegion::measure), "swap"_a, "state"_a,
            "queue"_a = Queue{}, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "sustained",
+          [](TimedRegion& region, const std::vector<Swap*>& swaps, std::size_t count) {
+            for (const Swap* swap : swaps) {
+              if (swap == nullptr) throw nb::value_error("sustained: a swap is None");
+            }
+            return region.sustained(swaps, count);
+          },
+          "swaps"_a, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Prepare and submit `count` swaps, the given ones in turn, one behind the other on the idle stream. Each "
+          "swap "
+          "stays the caller's. ValueError where there is nothing to submit.")
+      .def("measure_delay_us", &TimedRegion::measure_delay_us, "delay_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "How long the stream is really busy when a delay of `delay_ns` is asked for, between two events.")
       .def(
           "measure_python",
           [](TimedRegion& region, const Prepare& prepare, const Submit& submit, StreamState state, const Queue& queue) {

@@ -6,7 +6,7 @@
 
 namespace kvbench {
 
-/// A list of at most so many bytes comes with the launch; together with its head it keeps to the 4 KiB of parameters
+/// The longest list that comes with the launch; together with its head it keeps to the 4 KiB of parameters
 /// that every driver takes.
 constexpr u32 kInlineTableBytes = 3968;
 

@@ -41,6 +41,10 @@ class BatchedSwap final : public Swap {
   BatchedSwap(std::shared_ptr<Driver> driver, DescriptorList descriptors, Direction direction, BatchOptions options)
       : driver_(std::move(driver)), descriptors_(std::move(descriptors)), direction_(direction), options_(options) {}
 
+  void retarget(std::span<const Address> sources, std::span<const Address> destinations) override {
+    descriptors_.retarget(sources, destinations);
+  }
+
   void prepare() override {
     if (!options_.coalesce) return;
     const auto start = std::chrono::steady_clock::now();
@@ -97,6 +101,9 @@ class BatchedSwap final : public Swap {
 class FallbackSwap final : public Swap {
  public:
   explicit FallbackSwap(std::unique_ptr<Swap> loop) : loop_(std::move(loop)) {}
+  void retarget(std::span<const Address> sources, std::span<const Address> destinations) override {
+    loop_->retarget(sources, destinations);
+  }
   void prepare() override { loop_->prepare(); }
   void submit(Stream stream) override { loop_->submit(stream); }
   std::size_t calls() const override { return loop_->calls(); }

@@ -1,8 +1,22 @@
+#include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "swap/swap.hpp"
 
 namespace kvbench {
+
+void DescriptorList::retarget(std::span<const Address> new_sources, std::span<const Address> new_destinations) {
+  if (new_sources.size() != size() || new_destinations.size() != size()) {
+    throw std::invalid_argument("retarget: the swap has another number of descriptors");
+  }
+  std::ranges::copy(new_sources, sources.begin());
+  std::ranges::copy(new_destinations, destinations.begin());
+}
+
+void Swap::retarget_ids(std::span<const std::uint32_t>, std::span<const std::uint32_t>) {
+  throw std::invalid_argument("retarget_ids: the swap has descriptors, not ids");
+}
 
 void refuse_legacy_stream(Stream stream) {
   constexpr Stream kStreamLegacy = 1;  // CU_STREAM_LEGACY
@@ -17,6 +31,10 @@ class PerBlockSwap final : public Swap {
  public:
   PerBlockSwap(std::shared_ptr<Driver> driver, DescriptorList descriptors, Direction direction)
       : driver_(std::move(driver)), descriptors_(std::move(descriptors)), direction_(direction) {}
+
+  void retarget(std::span<const Address> sources, std::span<const Address> destinations) override {
+    descriptors_.retarget(sources, destinations);
+  }
 
   void prepare() override {}
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 
 #include "driver/resources.hpp"
@@ -31,6 +32,9 @@ class Listing {
   [[nodiscard]] const List& head() const { return head_; }
   [[nodiscard]] virtual std::size_t table_bytes() const = 0;
   virtual void write(void* table) const = 0;
+  virtual void retarget(std::span<const Address> sources, std::span<const Address> destinations) = 0;
+  virtual void retarget_ids(std::span<const std::uint32_t> source_ids,
+                            std::span<const std::uint32_t> destination_ids) = 0;
 
  protected:
   List head_{};
@@ -55,6 +59,13 @@ class DescriptorListing final : public Listing {
     } else {
       head_.lengths_at = rows_ * sizeof(Row);
     }
+  }
+
+  void retarget(std::span<const Address> sources, std::span<const Address> destinations) override {
+    descriptors_.retarget(sources, destinations);
+  }
+  void retarget_ids(std::span<const std::uint32_t>, std::span<const std::uint32_t>) override {
+    throw std::invalid_argument("retarget_ids: the swap has descriptors, not ids");
   }
 
   std::size_t table_bytes() const override { return rows_ * (sizeof(Row) + (uniform_ ? 0 : sizeof(u32))); }
@@ -95,6 +106,18 @@ class TensorListing final : public Listing {
     head_.pieces = checked_pieces(blocks_.source_bases.size() * blocks_.source_ids.size() * pieces_a_block);
   }
 
+  void retarget(std::span<const Address>, std::span<const Address>) override {
+    throw std::invalid_argument("retarget: the swap's blocks are named by ids");
+  }
+  void retarget_ids(std::span<const std::uint32_t> source_ids,
+                    std::span<const std::uint32_t> destination_ids) override {
+    if (source_ids.size() != blocks_.source_ids.size() || destination_ids.size() != blocks_.source_ids.size()) {
+      throw std::invalid_argument("retarget_ids: the swap has another number of blocks");
+    }
+    std::ranges::copy(source_ids, blocks_.source_ids.begin());
+    std::ranges::copy(destination_ids, blocks_.destination_ids.begin());
+  }
+
   std::size_t table_bytes() const override { return head_.ids_at + head_.ids * sizeof(Ids); }
 
   void write(void* table) const override {
@@ -119,11 +142,33 @@ struct Slot {
   OwnedEvent done;
 };
 
+/// A launch of the kernel over a list; what the two ways of handing over the list share.
+class SmSwap : public Swap {
+ public:
+  SmSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
+      : kernel_(std::move(kernel)), listing_(std::move(listing)), sms_(sms) {}
+
+  void retarget(std::span<const Address> sources, std::span<const Address> destinations) override {
+    listing_->retarget(sources, destinations);
+  }
+  void retarget_ids(std::span<const std::uint32_t> source_ids,
+                    std::span<const std::uint32_t> destination_ids) override {
+    listing_->retarget_ids(source_ids, destination_ids);
+  }
+
+  std::size_t calls() const override { return 1; }
+
+ protected:
+  std::shared_ptr<const SmKernel> kernel_;
+  std::unique_ptr<Listing> listing_;
+  unsigned sms_;
+};
+
 /// The list comes with the launch, which copies it: nothing is left in flight.
-class InlineSwap final : public Swap {
+class InlineSwap final : public SmSwap {
  public:
   InlineSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
-      : kernel_(std::move(kernel)), listing_(std::move(listing)), sms_(sms) {
+      : SmSwap(std::move(kernel), std::move(listing), sms) {
     arguments_.list = listing_->head();
   }
 
@@ -136,20 +181,15 @@ class InlineSwap final : public Swap {
     kernel_->launch(true, std::min(arguments_.list.pieces, sms_), arguments.data(), stream);
   }
 
-  std::size_t calls() const override { return 1; }
-
  private:
-  std::shared_ptr<const SmKernel> kernel_;
-  std::unique_ptr<Listing> listing_;
-  unsigned sms_;
   InlineList arguments_{};
 };
 
 /// The list lies in pinned memory, where the kernel reads it.
-class ListedSwap final : public Swap {
+class ListedSwap final : public SmSwap {
  public:
   ListedSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
-      : kernel_(std::move(kernel)), listing_(std::move(listing)), sms_(sms) {
+      : SmSwap(std::move(kernel), std::move(listing), sms) {
     for (auto& slot : slots_) {
       slot = std::make_unique<Slot>(kernel_->driver(), listing_->table_bytes());
     }
@@ -173,12 +213,7 @@ class ListedSwap final : public Swap {
     slot.done.record(stream);
   }
 
-  std::size_t calls() const override { return 1; }
-
  private:
-  std::shared_ptr<const SmKernel> kernel_;
-  std::unique_ptr<Listing> listing_;
-  unsigned sms_;
   std::array<std::unique_ptr<Slot>, 2> slots_;
   std::size_t next_ = 0;
 };

@@ -17,6 +17,9 @@ struct DescriptorList {
   std::vector<std::size_t> bytes;
 
   [[nodiscard]] std::size_t size() const { return bytes.size(); }
+  /// Puts other addresses in place of these, without allocating; the sizes stay. Throws std::invalid_argument for
+  /// another number of addresses.
+  void retarget(std::span<const Address> new_sources, std::span<const Address> new_destinations);
 };
 
 /// One swap that can be submitted again and again.
@@ -27,6 +30,12 @@ class Swap {
   Swap& operator=(const Swap&) = delete;
   virtual ~Swap() = default;
 
+  /// Takes the addresses of the next submission in place of the last ones; their number, the sizes and what the
+  /// addresses are multiples of stay. They count from the next prepare() on. Throws std::invalid_argument for another
+  /// number of addresses, or for a swap whose blocks are named by ids.
+  virtual void retarget(std::span<const Address> sources, std::span<const Address> destinations) = 0;
+  /// The same for the ids of blocks of tensors; std::invalid_argument for a swap of descriptors.
+  virtual void retarget_ids(std::span<const std::uint32_t> source_ids, std::span<const std::uint32_t> destination_ids);
   /// Turns the descriptors into what the driver takes; its time is a sample's prepare_us.
   virtual void prepare() = 0;
   /// Submits on `stream` and returns. A DriverError carries the descriptor's index where it is known.
@@ -48,9 +57,9 @@ std::unique_ptr<Swap> make_per_block(std::shared_ptr<Driver> driver, DescriptorL
 
 struct BatchOptions {
   BatchAttributes attributes{};
-  std::size_t descriptors_per_call = 0;  ///< at most so many in one call, 0: all
+  std::size_t descriptors_per_call = 0;  ///< the most in one call, 0: all in one
   bool coalesce = false;                 ///< merge list neighbours that are adjacent on both sides
-  std::uint64_t prime_ns = 0;            ///< an idle stream is kept busy for so long in front of the calls, 0: not
+  std::uint64_t prime_ns = 0;            ///< length of the delay in front of a call on an idle stream, 0: none
 };
 
 /// cuMemcpyBatchAsync, or single copies where the driver has none (then fell_back()).

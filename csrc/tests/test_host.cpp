@@ -2,11 +2,13 @@
 #include <chrono>
 #include <cstring>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "check.hpp"
 #include "driver/host.hpp"
 #include "driver/resources.hpp"
+#include "forwarding_driver.hpp"
 #include "swap/swap.hpp"
 #include "timing/timed_swap.hpp"
 
@@ -103,6 +105,25 @@ void coalescing_merges_what_adjoins_on_both_sides() {
   check::equal(reversed->calls(), kBlocks, "calls for reversed blocks");
 }
 
+void other_blocks_are_copied_once_they_are_prepared() {
+  for (const bool with_batch : {true, false}) {
+    Bench bench(with_batch);
+    for (const bool coalesce : {true, false}) {
+      for (const auto& swap : {bench.batched(bench.ascending(), {.coalesce = coalesce}).release(),
+                               make_per_block(bench.driver, bench.ascending(), Direction::h2d).release()}) {
+        const std::unique_ptr<Swap> owned(swap);
+        bench.run(*owned);
+        const DescriptorList next = bench.reversed();
+        owned->retarget(next.sources, next.destinations);
+        bench.run(*owned);
+        check::that(bench.arrived(next), "the blocks of the next list arrived");
+        check::thrown<std::invalid_argument>([&] { owned->retarget(next.sources, {}); });
+        check::thrown<std::invalid_argument>([&] { owned->retarget_ids({}, {}); });
+      }
+    }
+  }
+}
+
 void a_device_without_batch_falls_back_and_says_so() {
   Bench bench(false);
   const auto swap = bench.batched(bench.reversed());
@@ -175,6 +196,110 @@ void a_stream_runs_in_order_and_a_sample_tells_its_state() {
   check::that(busy.pending_before && busy.pending_after, "busy: the delay was pending");
   check::that(busy.wall_us > kDelayNs / 4e3, "busy: wall time contains the rest of the delay");
   check::that(busy.gpu_us < kDelayNs / 2e3, "busy: the event time does not contain the delay");
+}
+
+/// Counts what is asked of events and of the stream while a sample runs.
+class CountingDriver final : public ForwardingDriver {
+ public:
+  void record(Event event, Stream stream) override {
+    recorded = event;
+    ++records;
+    ForwardingDriver::record(event, stream);
+  }
+  bool completed(Event event) override {
+    if (event != recorded) ++queries_of_others;
+    return ForwardingDriver::completed(event);
+  }
+  bool idle(Stream stream) override {
+    ++queries_of_others;
+    return ForwardingDriver::idle(stream);
+  }
+
+  void copy(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
+    ++copies;
+    ForwardingDriver::copy(destination, source, bytes, direction, stream);
+  }
+
+  Event recorded = 0;
+  int copies = 0;
+  int records = 0;
+  int queries_of_others = 0;
+};
+
+void an_idle_sample_asks_only_for_its_own_end() {
+  const auto driver = std::make_shared<CountingDriver>();
+  const OwnedStream stream(driver);
+  TimedRegion region(driver, stream.handle(), 1000);
+  const Sample sample = region.measure([] {}, [](Stream) {}, StreamState::idle);
+  check::equal(driver->queries_of_others, 0, "queries of other events and of the stream");
+  check::equal(driver->records, 2, "records: the start and the end");
+  check::that(!sample.pending_after, "nothing was pending");
+}
+
+void cpu_time_leaves_out_what_a_submission_slept() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 100'000'000);
+  for (const StreamState state : {StreamState::idle, StreamState::busy}) {
+    const Sample slept =
+        region.measure([] {}, [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }, state);
+    check::that(slept.submit_us >= 30'000, "the submission's time");
+    check::that(slept.cpu_us < 15'000, "its CPU time");
+    const Sample worked = region.measure([] {},
+                                         [](Stream) {
+                                           const auto end =
+                                               std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
+                                           while (std::chrono::steady_clock::now() < end) {
+                                           }
+                                         },
+                                         state);
+    check::that(worked.cpu_us > 3'000 && worked.cpu_us <= worked.submit_us, "CPU time of a thread at work");
+  }
+}
+
+void sustained_swaps_run_behind_each_other_and_ask_only_for_their_end() {
+  const auto driver = std::make_shared<CountingDriver>();
+  const OwnedStream stream(driver);
+  TimedRegion region(driver, stream.handle(), 1000);
+  Buffer source(driver, MemoryKind::allocated, 64 * kBlock), destination(driver, MemoryKind::device, 64 * kBlock);
+  std::vector<std::unique_ptr<Swap>> owned;
+  std::vector<Swap*> swaps;
+  for (unsigned char i = 0; i < 3; ++i) {
+    std::memset(source.host(64 * kBlock).data() + i * kBlock, i + 1, kBlock);
+    owned.push_back(make_per_block(
+        driver, {{source.address() + i * kBlock}, {destination.address() + i * kBlock}, {kBlock}}, Direction::h2d));
+    swaps.push_back(owned.back().get());
+  }
+  const Sustained taken = region.sustained(swaps, 7);
+  check::that(std::memcmp(reinterpret_cast<void*>(source.address()), reinterpret_cast<void*>(destination.address()),
+                          3 * kBlock) == 0,
+              "every swap ran");
+  check::equal(driver->copies, 7, "swaps");
+  check::equal(driver->records, 1, "one event record");
+  check::equal(driver->queries_of_others, 0, "queries of anything else");
+  check::that(taken.wall_us >= taken.submit_us && taken.submit_us >= taken.cpu_us && taken.cpu_us > 0, "the times");
+  check::thrown<std::invalid_argument>([&] { region.sustained(swaps, 0); });
+  check::thrown<std::invalid_argument>([&] { region.sustained({}, 1); });
+}
+
+void sustained_swaps_that_fail_leave_nothing_in_flight() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  const auto swap = bench.batched(bench.reversed());
+  Swap* const swaps[] = {swap.get()};
+  bench.driver->arm({.kind = FaultKind::error_at_call, .at = 3});
+  check::thrown<DriverError>([&] { region.sustained(swaps, 5); });
+  check::that(bench.driver->idle(bench.stream.handle()), "the stream has settled");
+}
+
+void a_delay_is_measured_by_itself() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 50'000'000);
+  for (const std::uint64_t delay_ns : {std::uint64_t{1'000'000}, std::uint64_t{20'000'000}}) {
+    const double measured_us = region.measure_delay_us(delay_ns);
+    check::that(measured_us >= static_cast<double>(delay_ns) / 1e3, "no shorter than what was asked for");
+  }
+  check::that(region.measure_delay_us(0) < 50'000, "the delay in front does not count");
+  check::that(bench.driver->idle(bench.stream.handle()), "nothing is left on the stream");
 }
 
 /// Which streams `queue` and the measured swap are submitted on, numbered as they come.
@@ -278,12 +403,18 @@ int main() {
       {"both ways of copying move the bytes", both_ways_of_copying_move_the_bytes},
       {"descriptors per call cuts the batch", descriptors_per_call_cuts_the_batch},
       {"coalescing merges what adjoins on both sides", coalescing_merges_what_adjoins_on_both_sides},
+      {"other blocks are copied once they are prepared", other_blocks_are_copied_once_they_are_prepared},
       {"a device without batch falls back and says so", a_device_without_batch_falls_back_and_says_so},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
       {"errors carry the descriptor", errors_carry_the_descriptor},
       {"a merged descriptor is named by its first", a_merged_descriptor_is_named_by_its_first},
       {"faults change bytes", faults_change_bytes},
       {"a sample tells the stream's state", a_stream_runs_in_order_and_a_sample_tells_its_state},
+      {"an idle sample asks only for its own end", an_idle_sample_asks_only_for_its_own_end},
+      {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},
+      {"sustained swaps run behind each other", sustained_swaps_run_behind_each_other_and_ask_only_for_their_end},
+      {"sustained swaps that fail leave nothing in flight", sustained_swaps_that_fail_leave_nothing_in_flight},
+      {"a delay is measured by itself", a_delay_is_measured_by_itself},
       {"a queue is dealt over its streams in turn", a_queue_is_dealt_over_its_streams_in_turn},
       {"queued swaps run before the measured one", queued_swaps_run_before_the_measured_one},
       {"a sample tells whether its queue stood", a_sample_tells_whether_its_queue_stood},

@@ -141,6 +141,46 @@ void blocks_of_tensors_go_where_their_ids_say() {
   }
 }
 
+void other_blocks_are_copied_once_they_are_prepared() {
+  for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
+    for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>(9, 700), {1, 900, 3, 300, 2000}}) {
+      Bench bench({SmMethod::lanes, 16, 8, 256});
+      DescriptorList list = laid_out(bench, sizes);
+      auto swap = make_sm_copy(bench.kernel, list, {2, Direction::h2d, inline_up_to});
+      for (int round = 0; round < 4; ++round) {
+        bench.run(*swap);
+        for (std::size_t i = 0; i < list.size(); ++i) {
+          check::that(Bench::same(list.sources[i], list.destinations[i], list.bytes[i]), "a block arrived");
+        }
+        for (Address& source : list.sources) source += 20'000;
+        for (Address& destination : list.destinations) destination += 10'000;
+        swap->retarget(list.sources, list.destinations);
+      }
+      check::thrown<std::invalid_argument>([&] { swap->retarget({}, list.destinations); });
+      check::thrown<std::invalid_argument>([&] { swap->retarget_ids({}, {}); });
+    }
+  }
+}
+
+void other_ids_are_copied_once_they_are_prepared() {
+  Bench bench({SmMethod::bulk, 8, 6, 256});
+  const TensorBlocks blocks{{bench.source.address()}, {bench.destination.address()}, {5, 0}, {1, 7}, 1024, 1000};
+  for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
+    auto swap = make_sm_copy(bench.kernel, blocks, {2, Direction::h2d, inline_up_to});
+    bench.run(*swap);
+    const std::vector<std::uint32_t> from{30, 40}, to{50, 60};
+    swap->retarget_ids(from, to);
+    bench.run(*swap);
+    for (std::size_t i = 0; i < 2; ++i) {
+      check::that(
+          Bench::same(blocks.source_bases[0] + from[i] * 1024, blocks.destination_bases[0] + to[i] * 1024, 1000),
+          "the block of the new id arrived");
+    }
+    check::thrown<std::invalid_argument>([&] { swap->retarget_ids(std::span(from).first(1), to); });
+    check::thrown<std::invalid_argument>([&] { swap->retarget({}, {}); });
+  }
+}
+
 void short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work() {
   Bench bench({SmMethod::lanes, 16, 8, 4096});
   bench.run(*make_sm_copy(bench.kernel, laid_out(bench, {100, 100, 100}), {8, Direction::h2d, kInlineTableBytes}));
@@ -175,6 +215,8 @@ int main() {
   return check::run({
       {"every form and way of the list moves every block", every_form_and_way_of_the_list_moves_every_block},
       {"blocks of tensors go where their ids say", blocks_of_tensors_go_where_their_ids_say},
+      {"other blocks are copied once they are prepared", other_blocks_are_copied_once_they_are_prepared},
+      {"other ids are copied once they are prepared", other_ids_are_copied_once_they_are_prepared},
       {"short lists come with the launch, the grid fits the work",
        short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work},
       {"the legacy stream is refused", the_legacy_stream_is_refused},

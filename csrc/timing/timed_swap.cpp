@@ -82,15 +82,23 @@ Sample TimedRegion::timed(const std::function<void()>& prepare, const Submit& su
   const std::int64_t start_ns = wall_ns();
   submit(measured);
   const std::int64_t returned_ns = wall_ns();
-  const std::int64_t cpu_end_ns = thread_cpu_ns();
-  end_.record(measured);
-  sample.pending_after = !start_.completed();
+  std::int64_t cpu_end_ns = 0;
+  if (state == StreamState::busy) {
+    cpu_end_ns = thread_cpu_ns();
+    end_.record(measured);
+    sample.pending_after = !start_.completed();
+  } else {
+    // Until the host sees completion nothing is called that an engine would not call. There is nothing to ask, either:
+    // the start event retired before the submission.
+    end_.record(measured);
+  }
   end_.wait();
   const std::int64_t completed_ns = wall_ns();
+  if (state == StreamState::idle) cpu_end_ns = thread_cpu_ns();
   sample.prepare_us = to_us(prepared_ns - prepare_start_ns);
   sample.submit_us = to_us(returned_ns - start_ns);
   sample.wall_us = to_us(completed_ns - start_ns);
-  sample.cpu_us = to_us(cpu_end_ns - cpu_start_ns);
+  sample.cpu_us = std::min(sample.submit_us, to_us(cpu_end_ns - cpu_start_ns));
   sample.gap_us = state == StreamState::idle ? to_us(start_ns - opened_ns) : 0;
   sample.gpu_us = end_.us_since(start_);
   return sample;
@@ -105,14 +113,18 @@ Sample TimedRegion::measure(const std::function<void()>& prepare, const Submit& 
     for (const Stream lane : used) driver_->synchronize(lane);
     return sample;
   } catch (...) {
-    // What was submitted before the failure still reads and writes memory that the caller may release.
-    for (const Stream lane : used) {
-      try {
-        driver_->synchronize(lane);
-      } catch (const DriverError&) {  // the first failure is the one to tell
-      }
-    }
+    settle(used);
     throw;
+  }
+}
+
+void TimedRegion::settle(std::span<const Stream> used) noexcept {
+  // What was submitted before a failure still reads and writes memory that the caller may release.
+  for (const Stream lane : used) {
+    try {
+      driver_->synchronize(lane);
+    } catch (const DriverError&) {  // the first failure is the one to tell
+    }
   }
 }
 
@@ -120,6 +132,43 @@ Sample TimedRegion::measure(Swap& swap, StreamState state, const Queue& queue) {
   Sample sample = measure([&] { swap.prepare(); }, [&](Stream stream) { swap.submit(stream); }, state, queue);
   sample.coalesce_us = swap.coalesce_us();
   return sample;
+}
+
+double TimedRegion::measure_delay_us(std::uint64_t delay_ns) {
+  const Stream stream = lanes_.front();
+  driver_->synchronize(stream);
+  // Behind another delay, so that the time of submitting this one does not count.
+  driver_->delay(busy_delay_ns_, stream);
+  start_.record(stream);
+  driver_->delay(delay_ns, stream);
+  end_.record(stream);
+  end_.wait();
+  return end_.us_since(start_);
+}
+
+Sustained TimedRegion::sustained(std::span<Swap* const> swaps, std::size_t count) {
+  if (swaps.empty() || count == 0) throw std::invalid_argument("sustained: there is nothing to submit");
+  const std::span<const Stream> used = lanes(1);
+  driver_->synchronize(used.front());
+  try {
+    const std::int64_t cpu_start_ns = thread_cpu_ns();
+    const std::int64_t start_ns = wall_ns();
+    for (std::size_t i = 0; i < count; ++i) {
+      Swap& swap = *swaps[i % swaps.size()];
+      swap.prepare();
+      swap.submit(used.front());
+    }
+    const std::int64_t returned_ns = wall_ns();
+    end_.record(used.front());
+    end_.wait();
+    const std::int64_t completed_ns = wall_ns();
+    const std::int64_t cpu_end_ns = thread_cpu_ns();
+    const double submit_us = to_us(returned_ns - start_ns);
+    return {to_us(completed_ns - start_ns), submit_us, std::min(submit_us, to_us(cpu_end_ns - cpu_start_ns))};
+  } catch (...) {
+    settle(used);
+    throw;
+  }
 }
 
 }  // namespace kvbench

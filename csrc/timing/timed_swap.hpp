@@ -19,7 +19,7 @@ enum class StreamState : std::uint8_t { idle, busy };
 /// The swaps that wait in front of the measured one, each a submission of the same swap; a busy stream only.
 struct Queue {
   std::size_t depth = 0;       ///< how many
-  std::size_t streams = 1;     ///< they and the measured one are dealt over so many streams in turn
+  std::size_t streams = 1;     ///< number of streams, over which they and the measured one are dealt in turn
   std::uint64_t delay_ns = 0;  ///< added to the busy delay, which has to outlast their submission
 };
 
@@ -29,12 +29,21 @@ struct Sample {
   double coalesce_us = 0;       ///< part of prepare_us that merged adjacent descriptors
   double submit_us = 0;         ///< host time inside the submission
   double gpu_us = 0;            ///< between the events around the submission; on an idle stream includes gap_us
-  double wall_us = 0;           ///< from just before the submission until the host sees completion
-  double cpu_us = 0;            ///< CPU time of the submitting thread inside the submission
+  double wall_us = 0;           ///< from just before the submission until the host sees completion; on an idle stream
+                                ///< it holds the submission, one event record and its queries, nothing else
+  double cpu_us = 0;            ///< CPU time of the submitting thread inside the submission; idle: no more than this,
+                                ///< the lesser of submit_us and the thread's CPU time until completion
   double gap_us = 0;            ///< idle: from seeing the start event retired to the submission; busy: 0
   bool pending_before = false;  ///< the start event had not retired when the submission began
-  bool pending_after = false;   ///< nor when it returned: then gpu_us is execution only
+  bool pending_after = false;   ///< busy: nor when it returned, then gpu_us is execution only; idle: false
   bool depth_held = true;       ///< no queued swap had started when the submission began
+};
+
+/// Swaps that were submitted one behind the other, in microseconds, from just before the first was prepared.
+struct Sustained {
+  double wall_us = 0;    ///< until the host sees the last one complete
+  double submit_us = 0;  ///< until the last submission returned: every prepare() and every submission
+  double cpu_us = 0;     ///< CPU time of the submitting thread in submit_us, no more than this; as of an idle sample
 };
 
 /// The timed region of a swap: stream state, queue, events and clocks in one place.
@@ -53,6 +62,13 @@ class TimedRegion {
   Sample measure(const std::function<void()>& prepare, const Submit& submit, StreamState state,
                  const Queue& queue = {});
 
+  /// Prepares and submits `count` swaps on an idle stream without a delay or a wait between them, the given ones in
+  /// turn, and waits for the last. Throws std::invalid_argument where there is nothing to submit.
+  Sustained sustained(std::span<Swap* const> swaps, std::size_t count);
+
+  /// How long the stream is really busy, in microseconds between two events, when a delay of `delay_ns` is asked for.
+  double measure_delay_us(std::uint64_t delay_ns);
+
  private:
   /// The first `count` streams of the pool, made when they are first asked for.
   std::span<const Stream> lanes(std::size_t count);
@@ -61,6 +77,8 @@ class TimedRegion {
   /// Submits the queue behind a delay on every lane, then the start event on the lane of the measured swap; returns
   /// what the sample knows before its submission.
   Sample open_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes, Stream measured);
+  /// Waits for everything on `used`, whatever became of it, so that memory may be released.
+  void settle(std::span<const Stream> used) noexcept;
   /// Returns once the start event has retired: one that is still pending would make the stream busy.
   void open_idle(Stream measured);
 

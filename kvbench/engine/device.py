@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvbench._engine
+from kvbench._engine import Audit as Audit
 from kvbench._engine import Buffer as Buffer
 from kvbench._engine import EngineError as EngineError
 from kvbench._engine import Event as Event
@@ -21,6 +22,7 @@ from kvbench._engine import Sample as Sample
 from kvbench._engine import SmKernel as SmKernel
 from kvbench._engine import SmMethod as SmMethod
 from kvbench._engine import Stream as Stream
+from kvbench._engine import Sustained as Sustained
 from kvbench._engine import Swap as Swap
 from kvbench._engine import TimedRegion as TimedRegion
 from kvbench._engine import audit_value as audit_value

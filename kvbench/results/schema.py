@@ -166,14 +166,15 @@ _TIMES: Final = {
     "gap between the start event's retirement and the call (gap_us)",
     "wall": "host clock from just before the submission until the host sees completion; on a busy stream with what is "
     "left of the delay kernel and of queued swaps",
-    "cpu": "CPU time of the submitting thread inside the submission",
+    "cpu": "CPU time of the submitting thread inside the submission; on an idle stream the lesser of submit_us "
+    "and the thread's CPU time until completion",
     "swap": "the time that GB/s come from: wall_us on an idle stream, gpu_us on a busy one",
 }
 
 SAMPLE_COLUMNS: Final[dict[str, str]] = {f"{name}_us": text for name, text in _TIMES.items()} | {
     "gap_us": "host clock from the start event's retirement to the call, idle stream only",
     "pending_before": "1 if the start event had not retired when the call was made: the stream was busy",
-    "pending_after": "1 if it still had not when the call returned: gpu_us is execution only",
+    "pending_after": "1 if it still had not when the call returned: gpu_us is execution only; 0 on an idle stream",
     "depth_held": "1 if no queued swap had started when the call was made: all of them were waiting; empty where none "
     "was queued",
 }

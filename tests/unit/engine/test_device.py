@@ -287,6 +287,42 @@ def test_coalescing_tells_its_own_time_as_a_part_of_preparing(bench: Bench) -> N
     assert bench.region.measure(bench.batched(*row(1000)), IDLE).coalesce_us == 0
 
 
+@pytest.mark.parametrize("kind", ["per_block", "batched", "coalesced"])
+def test_a_swap_takes_other_blocks_for_its_next_submission(bench: Bench, kind: str) -> None:
+    lists = [[(64 * (index * 7 % 20) + start, 128 * index, 64) for index in range(20)] for start in (0, 4096, 9000)]
+    first = lists[0]
+    swap = bench.per_block(*first) if kind == "per_block" else bench.batched(*first, coalesce=kind == "coalesced")
+    for descriptors in lists:
+        sources, destinations, _ = bench.lists(*descriptors)
+        swap.retarget(sources, destinations)
+        assert bench.region.measure(swap, IDLE).prepare_us >= 0
+        assert bench.moved(*descriptors)
+
+
+def test_coalescing_starts_anew_with_other_blocks(bench: Bench) -> None:
+    swap = bench.batched(*row(10), per_call=1, coalesce=True)
+    bench.run(swap)
+    assert swap.calls == 1
+    sources, destinations, _ = bench.lists(*row(10, gap=8))
+    swap.retarget(sources, destinations)
+    bench.destination.fill_value(ROOM, POISON)
+    bench.run(swap)
+    assert swap.calls == 10
+    assert bench.moved(*row(10, gap=8))
+
+
+def test_another_number_of_blocks_and_ids_in_place_of_addresses_are_refused(bench: Bench) -> None:
+    swap = bench.batched(*row(4))
+    sources, destinations, _ = bench.lists(*row(5))
+    with pytest.raises(ValueError, match="another number of descriptors"):
+        swap.retarget(sources, destinations)
+    ids = np.arange(4, dtype=np.uint32)
+    with pytest.raises(ValueError, match="descriptors, not ids"):
+        swap.retarget_ids(ids, ids)
+    bench.run(swap)
+    assert bench.moved(*row(4))
+
+
 def test_a_device_without_batch_runs_single_copies_and_says_so() -> None:
     old = open_device("cpu", FaultPlan(with_batch=False))
     assert old.batch_entry is None
@@ -454,6 +490,34 @@ def test_a_queue_on_an_idle_stream_is_refused(bench: Bench, queue: Queue) -> Non
 def test_a_submission_that_outlasts_the_delay_is_told(bench: Bench) -> None:
     sample = bench.region.measure_python(lambda: None, lambda _: bench.stream.synchronize(), BUSY)
     assert (sample.pending_before, sample.pending_after) == (True, False)
+
+
+def test_a_delay_is_measured_without_the_one_in_front_of_it(bench: Bench) -> None:
+    short_us, long_us = (bench.region.measure_delay_us(delay_us * 1000) for delay_us in (10, 5000))
+    assert 10 <= short_us < DELAY_US / 2
+    assert long_us >= 5000
+
+
+def test_sustained_swaps_are_timed_together(bench: Bench) -> None:
+    lists = [[(64 * index + start, 128 * index + start, 64) for index in range(20)] for start in (0, 8000, 16_000)]
+    swaps = [bench.batched(*descriptors, coalesce=True) for descriptors in lists]
+    bench.device.arm(Fault("slow", 1000))
+    taken = bench.region.sustained(swaps, 6)
+    assert bench.moved(*(descriptor for descriptors in lists for descriptor in descriptors))
+    assert taken.wall_us >= 6 * 20 * 1000
+    assert taken.submit_us < taken.wall_us / 2  # no submission waits for another swap
+    assert 0 < taken.cpu_us <= taken.submit_us
+    bench.device.arm(Fault("error@call", 6))
+    bench.region.sustained(swaps[:1], 6)
+    with pytest.raises(EngineError):
+        bench.region.sustained(swaps, 1)
+
+
+def test_no_sustained_swaps_are_refused(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="nothing to submit"):
+        bench.region.sustained([], 3)
+    with pytest.raises(ValueError, match="nothing to submit"):
+        bench.region.sustained([bench.per_block(*row(2))], 0)
 
 
 def test_the_times_of_a_swap_from_python_are_told_apart(bench: Bench) -> None:

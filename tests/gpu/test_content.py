@@ -1,0 +1,77 @@
+"""Pools on a GPU whose bytes are known from their place: the kernels write and find what the host does."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvbench.cells.axes import Direction
+from kvbench.engine.device import (
+    DIRECTIONS,
+    Buffer,
+    Device,
+    MemoryKind,
+    Stream,
+    TimedRegion,
+    audit_value,
+    audit_words,
+    write_value,
+    write_words,
+)
+from kvbench.measure.workload import POISON
+
+pytestmark = pytest.mark.gpu
+
+POOL_BYTES = 64 << 20
+OWN, OTHER = 21, 22
+
+
+def words(*numbers: int) -> NDArray[np.uint64]:
+    return np.array(numbers, dtype=np.uint64)
+
+
+WHOLE = words(0), words(POOL_BYTES), words(0)
+
+
+def any_ranges(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return offsets, sizes and source offsets of `count` ranges of any alignment that do not overlap."""
+    rng = np.random.default_rng(5)
+    sizes = rng.integers(1, 9000, count).astype(np.uint64)
+    gaps = rng.integers(1, 200, count).astype(np.uint64)
+    offsets = np.cumsum(gaps + sizes) - sizes
+    return offsets, sizes, rng.integers(0, POOL_BYTES, count).astype(np.uint64)
+
+
+def test_kernels_write_what_the_host_writes_and_find_what_it_finds(gpu: Device) -> None:
+    stream = Stream(gpu.driver)
+    pool, host = (Buffer(gpu.driver, kind, POOL_BYTES) for kind in (MemoryKind.device, MemoryKind.allocated))
+    offsets, sizes, sources = any_ranges(4000)
+    for buffer in (pool, host):
+        write_words(buffer, *WHOLE, OWN, stream.handle)
+        write_words(buffer, offsets, sizes, sources, OTHER, stream.handle)
+    assert audit_words(pool, offsets, sizes, sources, OTHER, stream.handle).wrong_bytes == 0
+    wrong = [audit_words(buffer, *WHOLE, OWN, stream.handle) for buffer in (pool, host)]
+    assert wrong[0].wrong_bytes == wrong[1].wrong_bytes > 0
+    assert wrong[0].first_wrong_offset == wrong[1].first_wrong_offset
+    expected = host.array().copy()
+    gpu.driver.transfer(host.address, pool.address, POOL_BYTES, DIRECTIONS[Direction.D2H], stream.handle)
+    stream.synchronize()
+    assert np.array_equal(host.array(), expected)
+
+
+def test_a_wrong_byte_on_the_gpu_is_named(gpu: Device) -> None:
+    stream = Stream(gpu.driver)
+    pool = Buffer(gpu.driver, MemoryKind.device, POOL_BYTES)
+    offsets, sizes, _ = any_ranges(4000)
+    write_value(pool, offsets, sizes, POISON, stream.handle)
+    at = int(offsets[1234]) + int(sizes[1234]) - 1
+    gpu.driver.fill(pool.address + at, POISON ^ 1, 1, stream.handle)
+    found = audit_value(pool, offsets, sizes, POISON, stream.handle)
+    assert (found.wrong_bytes, found.first_wrong_offset, found.first_wrong_range) == (1, at, 1234)
+    assert found.checked_bytes == int(sizes.sum())
+
+
+def test_a_delay_is_as_long_as_asked_for(gpu: Device) -> None:
+    stream = Stream(gpu.driver)
+    region = TimedRegion(gpu.driver, stream.handle, 200_000)
+    for delay_us in (50, 300, 2000):
+        assert delay_us <= region.measure_delay_us(delay_us * 1000) < 2 * delay_us + 50
