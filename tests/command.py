@@ -31,6 +31,10 @@ os.execv(sys.argv[3], sys.argv[3:])
 Done = subprocess.CompletedProcess[str]
 
 
+# The same few blocks again, side by side: where each of them lies can be told.
+HOT = {"pool": "dense", "reuse": "same"}
+
+
 def tiny(**axes: str) -> list[str]:
     """Return options for the smallest sweep that compares something, with other values on some axes."""
     values = {
@@ -39,6 +43,7 @@ def tiny(**axes: str) -> list[str]:
         "blocks": "4",
         "block_size": "1KiB",
         "stream_state": "idle",
+        "pool": "1MiB",
     }
     return ["--device=cpu", *(f"-a{axis}={value}" for axis, value in (values | axes).items())]
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Memory, Order, StreamState
+from kvbench.cells.axes import Direction, Memory, Order, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts
@@ -32,6 +32,9 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "queued": st.integers(0, 100_000),
     "streams": st.integers(1, 64),
     "kernel": st.sampled_from(["rule", "bulk-8x6x4KiB", "lanes-16x8x656B"]),
+    "pool": st.just(0) | st.integers(2**12, 2**44),
+    "reuse": st.sampled_from(Reuse),
+    "pause": st.integers(0, 1_000_000),
 }
 cells = st.builds(
     Cell,

@@ -4,7 +4,7 @@ Another project's kernel is measured by installing a package that names a class 
 `kvbench.backends`; the class needs no arguments and follows `Backend`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
@@ -34,6 +34,8 @@ class Mechanism(StrEnum):
 class SwapRequest:
     """The swap that a backend is asked to run: the cell, its descriptors as addresses, and the device.
 
+    The arrays in `memory` are written anew before every swap, in place: count and sizes stay.
+
     `policy` is the sweep's, for a backend that chooses among others.
     """
 
@@ -61,15 +63,22 @@ class PythonSwap(Protocol):
         """Submit on the CUDA stream with this handle (on the cpu device: the engine's stream)."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class PreparedSwap:
     """A backend's answer to a request: a swap of the compiled engine or one of its own, and what moves the bytes.
 
-    A backend that chooses among others says with `chosen` what it chose; `warnings` go into the cell's row.
+    Between two swaps the addresses in the request's memory change. A swap that reads them in `prepare` needs nothing
+    else; one that has copied them gives a `retarget`, which takes them over. A backend that chooses among others says
+    with `chosen` what it chose; `warnings` go into the cell's row.
     """
 
     swap: Swap | PythonSwap
     mechanism: Mechanism
+    retarget: Callable[[], None] = _nothing
     chosen: str | None = None
     warnings: tuple[str, ...] = ()
 

@@ -83,6 +83,9 @@ def _prepared(request: SwapRequest, descriptors_per_call: int, prime_ns: int) ->
         coalesce=bool(cell.coalesce),
         prime_ns=prime_ns,
     )
-    if swap.fell_back:
-        return PreparedSwap(swap, Mechanism.FALLBACK)
-    return PreparedSwap(swap, Mechanism.BATCHED_COPY if request.device.is_cuda else Mechanism.HOST_THREAD)
+    mechanism = Mechanism.BATCHED_COPY if request.device.is_cuda else Mechanism.HOST_THREAD
+    return PreparedSwap(
+        swap,
+        Mechanism.FALLBACK if swap.fell_back else mechanism,
+        retarget=lambda: swap.retarget(memory.sources, memory.destinations),
+    )

@@ -27,4 +27,8 @@ class PerBlock:
             memory.sizes,
             DIRECTIONS[request.cell.direction],
         )
-        return PreparedSwap(swap, Mechanism.SINGLE_COPIES if request.device.is_cuda else Mechanism.HOST_THREAD)
+        return PreparedSwap(
+            swap,
+            Mechanism.SINGLE_COPIES if request.device.is_cuda else Mechanism.HOST_THREAD,
+            retarget=lambda: swap.retarget(memory.sources, memory.destinations),
+        )

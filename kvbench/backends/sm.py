@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.facts import DeviceFacts, SmsRule
 from kvbench.cells.kernel_shape import RULE, KernelShape
-from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, Swap, sm_copy, sm_copy_tensors
+from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, sm_copy, sm_copy_tensors
 from kvbench.engine.nvrtc import cached_cubin
 from kvbench.errors import UsageError
 from kvbench.units import KIB, MIB
@@ -69,7 +69,7 @@ class Sm:
         bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | _bits(memory.sizes)
         compute = 10 * info.compute_major + info.compute_minor
         shape = shape_for(request.cell.kernel, int(memory.sizes.max()), bits, compute)
-        return PreparedSwap(_swap(request, self._kernel(request.device, shape)), Mechanism.SM_KERNEL)
+        return _prepared(request, self._kernel(request.device, shape))
 
     def _kernel(self, device: Device, shape: KernelShape) -> SmKernel:
         if self._device is not device:
@@ -86,24 +86,24 @@ class Sm:
         return self._kernels[shape]
 
 
-def _swap(request: SwapRequest, kernel: SmKernel) -> Swap:
+def _prepared(request: SwapRequest, kernel: SmKernel) -> PreparedSwap:
     memory, direction = request.memory, DIRECTIONS[request.cell.direction]
     sms = request.cell.sms or DEFAULT_SMS[0][1]
     if len(memory.grids) == 1:
         (grid,) = memory.grids
-        return sm_copy_tensors(
+        swap = sm_copy_tensors(
             kernel,
             grid.source_bases,
             grid.destination_bases,
-            grid.source_ids.astype(np.uint32),
-            grid.destination_ids.astype(np.uint32),
+            *grid.ids(),
             direction,
             stride=grid.row_bytes,
             block_bytes=grid.row_bytes,
             sms=sms,
             inline_up_to=INLINE_UP_TO_BYTES,
         )
-    return sm_copy(
+        return PreparedSwap(swap, Mechanism.SM_KERNEL, retarget=lambda: swap.retarget_ids(*grid.ids()))
+    swap = sm_copy(
         kernel,
         memory.kernel_sources,
         memory.kernel_destinations,
@@ -111,6 +111,11 @@ def _swap(request: SwapRequest, kernel: SmKernel) -> Swap:
         direction,
         sms=sms,
         inline_up_to=INLINE_UP_TO_BYTES,
+    )
+    return PreparedSwap(
+        swap,
+        Mechanism.SM_KERNEL,
+        retarget=lambda: swap.retarget(memory.kernel_sources, memory.kernel_destinations),
     )
 
 

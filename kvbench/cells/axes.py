@@ -30,6 +30,13 @@ class StreamState(StrEnum):
         return "wall_us" if self is StreamState.IDLE else "gpu_us"
 
 
+class Reuse(StrEnum):
+    """Whether a swap moves other blocks than the swap before it, as an engine's does, or the same again."""
+
+    FRESH = "fresh"
+    SAME = "same"
+
+
 class Memory(StrEnum):
     """How host memory was pinned: allocated by the driver, or the program's own pages registered with it."""
 

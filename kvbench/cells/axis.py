@@ -30,8 +30,8 @@ class Axis:
 
     `name` and `field` come from the field of `Cell` that carries the entry. `read` and `write` are the grammar of one
     value; `ranged` ones are numbers and take ranges. `default` are the values where none are asked for.
-    An axis that not every backend supports is `optional` (a cell without it has None), or has an `unused` value, for
-    which the swap is the same as without the axis; `noun` completes "… has no". `cuda_only` ones need a GPU.
+    An axis that not every backend supports has a `noun`, which completes "… has no"; a cell without it has None
+    (`optional`) or the `unused` value, for which the swap is the same as without the axis. `cuda_only` ones need a GPU.
     `chosen` ones may be set by a policy. `usual` is the value that goes without saying. The summary holds a `number` as
     such, everything else as text.
     """
@@ -56,12 +56,17 @@ class Axis:
     @property
     def depends_on_backend(self) -> bool:
         """Whether a backend may lack the axis; one that does is measured with `unused`."""
-        return self.optional or self.unused is not None
+        return bool(self.noun)
 
     @property
     def later(self) -> bool:
         """Whether cells leave the axis out where they do not use it, so that their ids stay as they were before it."""
         return self.unused is not None
+
+    @property
+    def told(self) -> bool:
+        """Whether a command names the axis though the cell does not use it, since by default a cell does."""
+        return self.later and bool(self.default)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -151,6 +156,36 @@ def block_size(text: str) -> int:
     if not 1 <= size <= 2**34:
         raise ValueError("not a size from 1B to 16GiB")
     return size
+
+
+def pool(text: str) -> int:
+    """Read how far blocks are scattered: a size in bytes, or 0 for the word dense; raises ValueError."""
+    if text == "dense":
+        return 0
+    found = parse_size(text)
+    if not 2**12 <= found <= 2**44:
+        raise ValueError("not dense or a size from 4KiB to 16TiB")
+    return found
+
+
+def pool_words(value: AxisValue) -> str:
+    """Write how far blocks are scattered."""
+    return "dense" if value == 0 else size(value)
+
+
+def pause(text: str) -> int:
+    """Read a pause in microseconds: 0, 200us, 5ms; raises ValueError."""
+    match = re.fullmatch(r"(\d{1,6})(us|ms)", text)
+    found = 0 if text == "0" else int(match[1]) * (1000 if match[2] == "ms" else 1) if match else -1
+    if not 0 <= found <= 1_000_000:
+        raise ValueError("not a pause: write 0, or a number with us or ms, up to 1000ms")
+    return found
+
+
+def pause_words(value: AxisValue) -> str:
+    """Write a pause given in microseconds."""
+    time_us = int(str(value))
+    return "0" if time_us == 0 else f"{time_us // 1000}ms" if time_us % 1000 == 0 else f"{time_us}us"
 
 
 def size(value: AxisValue) -> str:

@@ -8,8 +8,23 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Final, Self
 
-from kvbench.cells.axes import Direction, Memory, Order, StreamState
-from kvbench.cells.axis import Axis, Role, block_size, choice, number_or_all, on_off, size, switch, whole, word
+from kvbench.cells.axes import Direction, Memory, Order, Reuse, StreamState
+from kvbench.cells.axis import (
+    Axis,
+    Role,
+    block_size,
+    choice,
+    number_or_all,
+    on_off,
+    pause,
+    pause_words,
+    pool,
+    pool_words,
+    size,
+    switch,
+    whole,
+    word,
+)
 from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.pattern import SHUFFLED, Pattern
 from kvbench.errors import UsageError, brief
@@ -209,14 +224,57 @@ class Cell:
         ),
     ] = RULE
 
+    pool_bytes: Annotated[
+        int,
+        Axis(
+            "memory that the blocks are scattered over on either side: a size, or dense (side by side)",
+            "dense,16GiB",
+            pool,
+            pool_words,
+            default=(0,),
+            ranged=True,
+            unused=0,
+            number=True,
+            name="pool",
+        ),
+    ] = 0
+    reuse: Annotated[
+        Reuse,
+        Axis(
+            "fresh: other blocks at every swap; same: the same blocks again",
+            "fresh,same",
+            choice(Reuse),
+            default=(Reuse.FRESH,),
+            unused=Reuse.SAME,
+        ),
+    ] = Reuse.SAME
+    pause_us: Annotated[
+        int,
+        Axis(
+            "other CPU work before every swap, as between decode steps",
+            "0,200us",
+            pause,
+            pause_words,
+            ranged=True,
+            unused=0,
+            number=True,
+            name="pause",
+        ),
+    ] = 0
+
     @property
     def swap_bytes(self) -> int:
         """Bytes that one swap moves."""
         return self.blocks * self.block_bytes
 
     @property
-    def pool_bytes(self) -> int:
-        """Bytes of a memory pool for this cell, on either side."""
+    def hot(self) -> bool:
+        """Whether the swap moves the same blocks again, side by side in memory: the far end from an engine's swap."""
+        return self.pool_bytes == 0 and self.reuse is Reuse.SAME
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes that the blocks take side by side, spare rows included, on either side."""
         return self.pattern.pool_rows(self.blocks) * self.block_bytes
 
     @property
@@ -226,12 +284,12 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """The cell for people, without the axes that do not apply: "batched h2d 10000 x 16KiB idle runs-16 …"."""
+        """The cell for people, without what goes without saying: "batched h2d 10000 x 16KiB idle pool=16GiB …"."""
         texts = self.as_strings()
         head = f"{self.backend} {self.direction} {self.blocks} x {texts['block_size']} {self.stream_state}"
         side = [(axis, texts.get(axis.name)) for axis in AXES.values() if axis.role in (Role.SIDE, Role.QUEUE)]
         tail = " ".join(f"{axis.name}={text}" for axis, text in side if text is not None and text != axis.usual)
-        return f"{head} {tail}".rstrip()
+        return " ".join(filter(None, (head, "hot" if self.hot else "", tail)))
 
     def as_strings(self) -> AxisTexts:
         """Return axis name -> value in the grammar of `-a`, None where the axis does not apply.
@@ -245,13 +303,14 @@ class Cell:
     def from_strings(cls, values: AxisTexts) -> Self:
         """Rebuild a cell from `as_strings`; raises UsageError for unknown axes or impossible values.
 
-        An axis that is missing and that not every backend supports is one that the cell does not use.
+        A missing axis that came later, or that not every backend supports, is one that the cell does not use.
         """
         unknown = sorted(set(values) - set(AXES))
-        missing = sorted(name for name, axis in AXES.items() if name not in values and not axis.depends_on_backend)
+        spared = {name: axis for name, axis in AXES.items() if axis.depends_on_backend or axis.later}
+        missing = sorted(set(AXES) - set(spared) - set(values))
         if unknown or missing:
             raise UsageError(f"a cell has the axes {', '.join(AXES)}; got unknown {unknown}, missing {missing}")
-        parsed = {axis.field: axis.unused for axis in AXES.values() if axis.depends_on_backend}
+        parsed = {axis.field: axis.unused for axis in spared.values()}
         for name, text in values.items():
             axis = AXES[name]
             if text is None and not axis.optional:
@@ -261,7 +320,12 @@ class Cell:
 
     def command(self) -> str:
         """Return the command that measures this cell alone."""
-        return command_of(self.as_strings())
+        return command_of(self.spelled_out())
+
+    def spelled_out(self) -> AxisTexts:
+        """Return `as_strings`, with the axes that by default a cell uses and this one does not."""
+        told = {name: axis.show(getattr(self, axis.field)) for name, axis in AXES.items() if axis.told}
+        return self.as_strings() | told
 
 
 def _entries(kind: type) -> dict[str, Axis]:

@@ -22,6 +22,10 @@ class TensorGrid:
     destination_ids: NDArray[np.uint64]
     row_bytes: int
 
+    def ids(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Return the ids of either side as kernels take them."""
+        return self.source_ids.astype(np.uint32), self.destination_ids.astype(np.uint32)
+
 
 @dataclass(frozen=True)
 class SwapMemory:

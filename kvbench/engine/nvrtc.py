@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ class NvrtcError(KvbenchError):
 
 def kernel_source(file: str) -> str:
     """Return the text of `csrc/kernels/<file>`, from a checkout or from the installed package."""
-    checkout = Path(__file__).parents[2] / "csrc" / "kernels" / file
-    # First, since an editable install also holds a copy, as old as the installation.
-    if checkout.is_file():
-        return checkout.read_text()
-    return (resources.files("kvbench") / "kernels" / file).read_text()
+    return (_kernel_folder() / file).read_text()
+
+
+def kernel_texts() -> list[str]:
+    """Return the texts of all shipped kernels and their headers, by name."""
+    return [kernel_source(name) for name in sorted(file.name for file in _kernel_folder().iterdir() if file.is_file())]
 
 
 def version() -> str:
@@ -73,6 +75,12 @@ def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, cubin, wait=False)
     return cubin
+
+
+def _kernel_folder() -> Traversable:
+    checkout = Path(__file__).parents[2] / "csrc" / "kernels"
+    # First, since an editable install also holds a copy, as old as the installation.
+    return checkout if checkout.is_dir() else resources.files("kvbench") / "kernels"
 
 
 def _cache_folder() -> Path:

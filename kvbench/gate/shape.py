@@ -178,7 +178,7 @@ def _middle(values: Floats) -> float:
 
 def curve_command(cells: Sequence[Cell]) -> str:
     """Return the command that measures these cells, which are all combinations of their values on each axis."""
-    strings = [cell.as_strings() for cell in cells]
+    strings = [cell.spelled_out() for cell in cells]
     values = {name: dict.fromkeys(value for cell in strings if (value := cell.get(name)) is not None) for name in AXES}
     return command_of({name: ",".join(own) or None for name, own in values.items()})
 

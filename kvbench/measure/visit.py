@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
@@ -10,29 +10,48 @@ import numpy as np
 
 from kvbench.analysis.intervals import relative_half_width
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, Memory, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CEILING_BYTES
-from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Queue, Sample, Stream, Swap, TimedRegion, per_block
+from kvbench.engine.device import (
+    DIRECTIONS,
+    STREAM_STATES,
+    Device,
+    Event,
+    Queue,
+    Sample,
+    Stream,
+    Swap,
+    TimedRegion,
+    per_block,
+)
 from kvbench.engine.faults import Fault
 from kvbench.measure.effective_path import EffectivePath, effective_path
+from kvbench.measure.layout import lay_out
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.workload import Pools, lay_out
+from kvbench.measure.workload import Pools, VerificationError, Workload
 from kvbench.results.schema import StopReason
+from kvbench.sweep.plan import submissions
 from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
+from kvbench.units import gigabytes_per_second
 
 CEILING_WARMUPS: Final = 2
 BUSY_TWINS: Final = 3
-# How much longer the delay in front of a queue is than its submission should take, and how long at most: a channel
-# that is full holds the submitting thread until the delay ends.
-QUEUE_MARGIN: Final = 2
-MAX_QUEUE_DELAY_US: Final = 100_000
+# How much longer the delay in front of a busy sample is than its submission should take, and how long at most: a
+# channel that is full holds the submitting thread until the delay ends.
+DELAY_MARGIN: Final = 2
+DELAY_SPARE_US: Final = 1_000
+MAX_DELAY_US: Final = 100_000
+ORDER_DELAY_US: Final = 20_000
+FASTER_THAN_THE_LINK: Final = 1.05
+# Times of smaller swaps are too short for the events' resolution.
+SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What every measurement shares: the device, its memory, the measured stream and the timed region on it."""
+    """What every measurement shares: device, memory, the measured stream, its timed region, the best large copies."""
 
     device: Device
     stream: Stream
@@ -40,6 +59,7 @@ class Bench:
     pools: Pools
     cpu: SteadyCpu
     policy: Policy | None = None
+    best_gbps: dict[Direction, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,6 +71,7 @@ class Measurement:
     path: EffectivePath
     calls: int
     verified_bytes: int
+    verify_ms: float
     busy_cpu_us: float | None
     cpu: int
     chosen: str | None
@@ -58,38 +79,51 @@ class Measurement:
 
 
 def measure(
-    bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, fault: Fault | None
+    bench: Bench,
+    backend: Backend,
+    cell: Cell,
+    sampling: Sampling,
+    seed: int,
+    fault: Fault | None,
+    *,
+    is_first: bool = True,
 ) -> Measurement:
     """Measure one visit of `cell`. Raises EngineError, VerificationError, and what a backend raises.
 
-    `seed` decides the blocks' places and the bytes. The first swap is compared byte for byte before anything is timed;
-    then the destination is poisoned again, and compared once more behind the last sample.
+    `seed` decides the blocks' places. The first swap is compared byte for byte before anything is timed, and in the
+    first visit of a cell a swap must keep to its stream. Every set of blocks that the samples used is compared behind
+    the last of them, and one more swap is made and compared, so that one that stopped copying is found.
     """
-    layout = lay_out(cell.pattern, cell.blocks, np.random.default_rng(seed))
-    prepared = backend.create(SwapRequest(bench.device, cell, bench.pools.addresses(cell, layout), bench.policy))
-    take = _sampler(bench.region, prepared, cell.stream_state, Queue(cell.queued, cell.streams))
-    take_busy = _sampler(bench.region, prepared, StreamState.BUSY, Queue())
-    bench.pools.fill(cell, layout, seed)
+    rng = np.random.default_rng(seed)
+    workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling), rng), rng)
+    prepared = backend.create(SwapRequest(bench.device, cell, workload.memory, bench.policy))
+    take = _sampler(bench.region, prepared, workload, cell, Queue(cell.queued, cell.streams))
+    take_busy = _sampler(bench.region, prepared, workload, _on_a_busy_stream(cell), Queue())
     with bench.device.injecting(fault):
         take()
-        verified_bytes = bench.pools.verify(cell, layout)
-        bench.pools.poison(cell, layout)
+        verified_bytes = workload.verify()
+        if is_first:
+            _check_order(bench, prepared, workload)
         with bench.cpu.held() as cpu:
-            if cell.queued:
-                take = _sampler(bench.region, prepared, cell.stream_state, _standing_queue(cell, take_busy))
+            if cell.stream_state is StreamState.BUSY:
+                take = _sampler(bench.region, prepared, workload, cell, _behind_a_delay(cell, take_busy))
             for _ in range(sampling.warmups):
                 take()
             busy_cpu_us = None
             if prepared.mechanism is Mechanism.BATCHED_COPY and cell.stream_state is StreamState.IDLE:
                 busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
             samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
-        verified_bytes += bench.pools.verify(cell, layout)
+        verified_bytes += workload.verify()
+        take()
+        verified_bytes += workload.verify()
+    _check_speed(bench, cell, samples)
     return Measurement(
         samples=samples,
         stopped_by=stopped_by,
         path=effective_path(prepared.mechanism, [sample.cpu_us for sample in samples], busy_cpu_us),
         calls=prepared.swap.calls,
         verified_bytes=verified_bytes,
+        verify_ms=workload.verify_ms,
         busy_cpu_us=busy_cpu_us,
         cpu=cpu,
         chosen=prepared.chosen,
@@ -104,6 +138,9 @@ def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[i
     swap = per_block(bench.device.driver, memory.sources, memory.destinations, memory.sizes, DIRECTIONS[direction])
     idle = STREAM_STATES[StreamState.IDLE]
     times_us = [bench.region.measure(swap, idle).gpu_us for _ in range(CEILING_WARMUPS + samples)]
+    bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, dtype=np.uint64), memory.sizes)
+    best_gbps = gigabytes_per_second(copy_bytes, min(times_us))
+    bench.best_gbps[direction] = max(best_gbps, bench.best_gbps.get(direction, 0.0))
     return copy_bytes, times_us[CEILING_WARMUPS:]
 
 
@@ -127,18 +164,71 @@ def sample_until_known(
     return samples, "max_samples"
 
 
-def _sampler(region: TimedRegion, prepared: PreparedSwap, state: StreamState, queue: Queue) -> Callable[[], Sample]:
-    swap, engine_state = prepared.swap, STREAM_STATES[state]
-    if isinstance(swap, Swap):
-        return lambda: region.measure(swap, engine_state, queue)
-    return lambda: region.measure_python(swap.prepare, swap.submit, engine_state, queue)
+def _sampler(
+    region: TimedRegion, prepared: PreparedSwap, workload: Workload, cell: Cell, queue: Queue
+) -> Callable[[], Sample]:
+    """Return what takes a sample: other blocks, a pause, one timed swap."""
+    swap, state = prepared.swap, STREAM_STATES[cell.stream_state]
+
+    def take() -> Sample:
+        workload.advance()
+        prepared.retarget()
+        if cell.pause_us:
+            _work_for(cell.pause_us)
+        if isinstance(swap, Swap):
+            return region.measure(swap, state, queue)
+        return region.measure_python(swap.prepare, swap.submit, state, queue)
+
+    return take
 
 
-def _standing_queue(cell: Cell, take_busy: Callable[[], Sample]) -> Queue:
+def _on_a_busy_stream(cell: Cell) -> Cell:
+    return replace(cell, stream_state=StreamState.BUSY, queued=0, streams=1, pause_us=0)
+
+
+def _work_for(pause_us: int) -> None:
+    """Keep the CPU at other work for a while, which evicts what a swap has left in its caches."""
+    scratch = np.zeros(1 << 20, dtype=np.uint64)
+    until_s = time.perf_counter() + pause_us / 1e6
+    while time.perf_counter() < until_s:
+        scratch += 1
+
+
+def _behind_a_delay(cell: Cell, take_busy: Callable[[], Sample]) -> Queue:
     """Return the queue of `cell` behind a delay that outlasts its submission, going by what one swap's takes."""
     submit_us = max(take_busy().submit_us for _ in range(BUSY_TWINS))
-    delay_us = min(QUEUE_MARGIN * cell.queued * submit_us, MAX_QUEUE_DELAY_US)
+    delay_us = min(DELAY_MARGIN * max(1, cell.queued) * submit_us + DELAY_SPARE_US, MAX_DELAY_US)
     return Queue(cell.queued, cell.streams, round(delay_us * 1000))
+
+
+def _check_order(bench: Bench, prepared: PreparedSwap, workload: Workload) -> None:
+    """Raise VerificationError if a swap that was submitted behind other work arrives before that work is done."""
+    stream, delayed = bench.stream, Event(bench.device.driver)
+    workload.advance()
+    prepared.retarget()
+    prepared.swap.prepare()
+    bench.device.driver.delay(ORDER_DELAY_US * 1000, stream.handle)
+    delayed.record(stream.handle)
+    prepared.swap.submit(stream.handle)
+    early = False
+    while not early and not delayed.completed():
+        # What was seen counts only if the work in front was not done by then.
+        early = workload.arrived_early() and not delayed.completed()
+    stream.synchronize()
+    workload.verify()
+    if early:
+        raise VerificationError("the swap did not wait for the work in front of it: it is not ordered in its stream")
+
+
+def _check_speed(bench: Bench, cell: Cell, samples: Sequence[Sample]) -> None:
+    """Raise VerificationError for samples that are faster than the link: whatever they timed was no swap."""
+    best_gbps = bench.best_gbps.get(cell.direction)
+    if best_gbps is None or not bench.device.is_cuda or cell.swap_bytes < SPEED_CHECKED_FROM_BYTES:
+        return
+    fastest_us = min(getattr(sample, cell.stream_state.swap_clock) for sample in samples)
+    gbps = gigabytes_per_second(cell.swap_bytes, fastest_us)
+    if gbps > FASTER_THAN_THE_LINK * best_gbps:
+        raise VerificationError(f"{gbps:.0f} GB/s, and large copies reach {best_gbps:.1f}: a swap cannot be as fast")
 
 
 def _warnings(samples: Sequence[Sample], cell: Cell) -> list[str]:

@@ -3,13 +3,16 @@
 import hashlib
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
 
 from kvbench.backends.base import Backend, facts_of, load_backends
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import (
-    SOURCE_HASH,
     Device,
     EngineError,
     Stream,
@@ -24,10 +27,16 @@ from kvbench.machine.host import cpus_of_node
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
+from kvbench.measure.what_runs import hash_of_what_runs, is_claimed
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Samples, Visit
 from kvbench.run import protocol
 from kvbench.units import rough_size
+
+# Lengths of the delay kernel that are tried when a device is opened: that in front of `primed`, and a long one.
+DELAYS_US: Final = (0, 2, 200)
+# Behind the path of a backend of another package, which nobody but that package can vouch for.
+CLAIMED: Final = " (claimed)"
 
 
 class Worker:
@@ -67,7 +76,8 @@ class Worker:
         return protocol.Opened(
             device=facts,
             backends=[facts_of(backend, facts) for backend in self._backends.values()],
-            engine_hash=SOURCE_HASH,
+            engine_hash=hash_of_what_runs(),
+            delay_us=_real_delays(device),
             pci_bus_id=device.driver.info.pci_bus_id or None,
             notes=notes,
         )
@@ -114,12 +124,22 @@ class Worker:
         cell = Cell.from_strings(request.cell)
         place = f"{request.seed}/{cell.id}/{request.round}"
         seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
+        began, start_s = int(time.time()), time.perf_counter()
         try:
             backend = self._backends[cell.backend]
-            taken = measure(self._bench, backend, cell, request.sampling, seed, self._faults.for_cell(cell))
+            taken = measure(
+                self._bench,
+                backend,
+                cell,
+                request.sampling,
+                seed,
+                self._faults.for_cell(cell),
+                is_first=request.round == 0,
+            )
         except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
             return _failure(request, error)
-        return _visit(request, cell, taken)
+        took_ms = round((time.perf_counter() - start_s) * 1e3, 3)
+        return msgspec.structs.replace(_visit(request, cell, taken), began=began, took_ms=took_ms)
 
 
 def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Visit:
@@ -139,13 +159,14 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
             depth_held=flags("depth_held") if cell.queued else None,
         ),
         stopped_by=taken.stopped_by,
-        path=taken.path.value,
+        path=f"{taken.path.value}{CLAIMED if is_claimed(cell.backend) else ''}",
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
         cpu=taken.cpu,
         chosen=taken.chosen,
         busy_cpu_us=None if taken.busy_cpu_us is None else round(taken.busy_cpu_us, 3),
         warnings=list(taken.warnings),
+        verify_ms=round(taken.verify_ms, 3),
     )
 
 
@@ -155,6 +176,13 @@ def _failure(request: protocol.MeasureCell, error: Exception) -> Failure:
     expected = isinstance(error, KvbenchError | EngineError)
     message = str(error) if expected else f"{type(error).__name__}: {error}"
     return Failure(cell_text=request.cell, round=request.round, kind=kind, message=message, command="")
+
+
+def _real_delays(device: Device) -> dict[str, float]:
+    """Return how long the stream is busy where a delay of so many microseconds is asked for."""
+    stream = Stream(device.driver)
+    region = TimedRegion(device.driver, stream.handle, 0)
+    return {str(asked_us): round(region.measure_delay_us(asked_us * 1000), 3) for asked_us in DELAYS_US}
 
 
 def _to_nanoseconds(times_us: Iterable[float]) -> list[float]:

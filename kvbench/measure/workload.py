@@ -1,206 +1,234 @@
-"""The memory of a swap: pools on both sides, where blocks lie in them, poison before and verification after."""
+"""The memory that swaps run in: a pool on either side whose every byte is known, and the swaps of one visit."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.cells.axes import Direction, Memory
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import pool_rows
-from kvbench.cells.pattern import Pattern, Tensors
-from kvbench.engine.device import DIRECTIONS, Buffer, Device, MemoryKind, Stream, verify
+from kvbench.engine.device import (
+    Addresses,
+    Audit,
+    Buffer,
+    Device,
+    MemoryKind,
+    Stream,
+    audit_words,
+    write_words,
+)
 from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.errors import KvbenchError
+from kvbench.measure.layout import Layout
 
-POISON: Final = 0xA5
+# A pool at rest holds the words of its side's seed, at every place others: what did not arrive, arrived from elsewhere
+# or was written elsewhere is told by the byte, and no pool is filled twice.
+HOST_SEED, DEVICE_SEED = 1, 2
+# Beside a copied block, and at places of the rest of the pool, so many bytes are compared; and so many places.
+EDGE_BYTES = 256
+SPOT_CHECKS = 256
 
 
 class VerificationError(KvbenchError):
     """Bytes that did not arrive, or arrived where nothing belongs."""
 
 
-@dataclass(frozen=True)
-class TensorRows:
-    """Tensors of one kind: the pool's row at which each begins, alike on both sides, and the ids (rows of a tensor)."""
-
-    starts: NDArray[np.uint64]
-    source_ids: NDArray[np.uint64]
-    destination_ids: NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Which row of the source pool goes to which row of the destination pool, in descriptor order; rows in a pool.
-
-    `tensors` says the same for the pattern `tensors-…`, in short: kind by kind and tensor by tensor, ids inside.
-    """
-
-    source_rows: NDArray[np.uint64]
-    destination_rows: NDArray[np.uint64]
-    pool_rows: int
-    tensors: tuple[TensorRows, ...] = ()
-
-
-def lay_out(pattern: Pattern, blocks: int, rng: np.random.Generator) -> Layout:
-    """Choose the rows of `blocks` descriptors in pools of `pattern.pool_rows(blocks)` rows; the rest stays untouched.
-
-    shuffled: both sides random. contiguous: both ascend together. reversed: the source descends, the destination
-    ascends. runs-R: runs of R neighbours on both sides, the runs shuffled. tensors-…: as `Layout.tensors`, each kind
-    with random ids on both sides. `blocks` is one that the pattern has no objection to (`Pattern.unfit`).
-    """
-    if pattern.kind == "tensors":
-        return _lay_out_tensors(pattern.tensors(blocks), rng)
-    rows = pool_rows(blocks)
-    if pattern.kind == "shuffled":
-        return Layout(_sample(rng, rows, blocks), _sample(rng, rows, blocks), rows)
-    if pattern.kind == "runs":
-        source = _shuffled_runs(rng, blocks, pattern.run)
-        destination = _shuffled_runs(rng, blocks, pattern.run)
-        return Layout(source, destination, rows)
-    ascending = np.arange(1, blocks + 1, dtype=np.uint64)
-    return Layout(ascending[::-1].copy() if pattern.kind == "reversed" else ascending, ascending, rows)
-
-
-def _lay_out_tensors(kinds: Sequence[Tensors], rng: np.random.Generator) -> Layout:
-    tensors = []
-    end = 0
-    for kind in kinds:
-        rows = pool_rows(kind.ids)
-        starts = np.arange(kind.count, dtype=np.uint64) * np.uint64(rows) + np.uint64(end)
-        tensors.append(TensorRows(starts, _sample(rng, rows, kind.ids), _sample(rng, rows, kind.ids)))
-        end += kind.count * rows
-    return Layout(
-        source_rows=np.concatenate([np.add.outer(part.starts, part.source_ids).reshape(-1) for part in tensors]),
-        destination_rows=np.concatenate(
-            [np.add.outer(part.starts, part.destination_ids).reshape(-1) for part in tensors]
-        ),
-        pool_rows=end,
-        tensors=tuple(tensors),
-    )
-
-
-def _sample(rng: np.random.Generator, rows: int, blocks: int) -> NDArray[np.uint64]:
-    return rng.permutation(rows)[:blocks].astype(np.uint64)
-
-
-def _shuffled_runs(rng: np.random.Generator, blocks: int, run: int) -> NDArray[np.uint64]:
-    # Each descriptor keeps its place inside its run; only the runs' places are drawn. The last run may be shorter and
-    # stays last in memory, so that a run's neighbours in the list are its neighbours in memory.
-    whole = blocks // run
-    starts = rng.permutation(whole).astype(np.uint64) * np.uint64(run)
-    rows = (starts[:, None] + np.arange(run, dtype=np.uint64)).reshape(-1)
-    return np.concatenate([rows, np.arange(whole * run, blocks, dtype=np.uint64)]) + np.uint64(1)
-
-
 class Pools:
-    """Equal pools on device and host, and a staging buffer that holds the other side's bytes for comparison."""
+    """A pool of `pool_bytes` on the device and one on the host, filled once and put back after every visit."""
 
     def __init__(self, device: Device, stream: Stream, pool_bytes: int) -> None:
         self._device = device
         self._stream = stream
+        self._beside = Stream(device.driver)
         self._pool_bytes = pool_bytes
-        self._device_pool = Buffer(device.driver, MemoryKind.device, pool_bytes)
-        self._staging = Buffer(device.driver, MemoryKind.allocated, pool_bytes)
+        self._device_pool = self._filled(MemoryKind.device, DEVICE_SEED)
         self._host_pools: dict[Memory, Buffer] = {}
-        self._seed = 0
 
     def host_pool(self, memory: Memory | None) -> Buffer:
-        """Return the host pool pinned in this way, made on first use; one kind is held at a time."""
+        """Return the host pool pinned in this way, made and filled on first use; one kind is held at a time."""
         kind = memory or Memory.ALLOCATED
         if kind not in self._host_pools:
             self._host_pools.clear()
-            self._host_pools[kind] = Buffer(self._device.driver, MemoryKind[kind.value], self._pool_bytes)
+            self._host_pools[kind] = self._filled(MemoryKind[kind.value], HOST_SEED)
         return self._host_pools[kind]
+
+    def sides(self, direction: Direction, memory: Memory | None) -> tuple[Buffer, Buffer]:
+        """Return the source and the destination of swaps."""
+        host = self.host_pool(memory)
+        return (host, self._device_pool) if direction is Direction.H2D else (self._device_pool, host)
 
     def large_copy(self, direction: Direction, copy_bytes: int) -> SwapMemory:
         """Return one descriptor of `copy_bytes` from the start of one pool to the start of the other."""
-        row = np.zeros(1, dtype=np.uint64)
-        return self._addresses(direction, Memory.ALLOCATED, Layout(row, row, 1), copy_bytes)
-
-    def addresses(self, cell: Cell, layout: Layout) -> SwapMemory:
-        """Return the descriptors of `cell` laid out as `layout`."""
-        return self._addresses(cell.direction, cell.memory, layout, cell.block_bytes)
-
-    def _addresses(self, direction: Direction, memory: Memory | None, layout: Layout, block_bytes: int) -> SwapMemory:
-        host, device = self.host_pool(memory), self._device_pool
-        source, destination = (host, device) if direction is Direction.H2D else (device, host)
-        stride = np.uint64(block_bytes)
-        source_offsets, destination_offsets = layout.source_rows * stride, layout.destination_rows * stride
+        source, destination = self.sides(direction, Memory.ALLOCATED)
         return SwapMemory(
-            sources=source_offsets + np.uint64(source.address),
-            destinations=destination_offsets + np.uint64(destination.address),
-            kernel_sources=source_offsets + np.uint64(source.device_address),
-            kernel_destinations=destination_offsets + np.uint64(destination.device_address),
-            sizes=np.full(len(layout.source_rows), stride),
-            grids=tuple(
-                TensorGrid(
-                    source_bases=part.starts * stride + np.uint64(source.device_address),
-                    destination_bases=part.starts * stride + np.uint64(destination.device_address),
-                    source_ids=part.source_ids,
-                    destination_ids=part.destination_ids,
-                    row_bytes=block_bytes,
-                )
-                for part in layout.tensors
-            ),
+            sources=_words(source.address),
+            destinations=_words(destination.address),
+            kernel_sources=_words(source.device_address),
+            kernel_destinations=_words(destination.device_address),
+            sizes=_words(copy_bytes),
         )
 
-    def fill(self, cell: Cell, layout: Layout, seed: int) -> None:
-        """Put fresh random bytes in the source and poison in the destination."""
-        used_bytes = layout.pool_rows * cell.block_bytes
-        self._seed = seed
-        if cell.direction is Direction.H2D:
-            self.host_pool(cell.memory).fill_random(used_bytes, seed)
-        else:
-            self._staging.fill_random(used_bytes, seed)
-            self._transfer(Direction.H2D, used_bytes)
-        self.poison(cell, layout)
+    def put_back(self, direction: Direction, memory: Memory | None, offsets: Addresses, sizes: Addresses) -> None:
+        """Give ranges of the destination of `direction` the bytes that they hold at rest."""
+        _, destination = self.sides(direction, memory)
+        write_words(destination, offsets, sizes, offsets, _seeds(direction)[1], self._stream.handle)
 
-    def poison(self, cell: Cell, layout: Layout) -> None:
-        """Put poison in the whole destination."""
-        used_bytes = layout.pool_rows * cell.block_bytes
-        if cell.direction is Direction.H2D:
-            self._device.driver.fill(self._device_pool.address, POISON, used_bytes, self._stream.handle)
-            self._stream.synchronize()
-        else:
-            self.host_pool(cell.memory).fill_value(used_bytes, POISON)
+    def audit_arrived(self, cell: Cell, offsets: Addresses, sizes: Addresses, origins: Addresses) -> Audit:
+        """Compare ranges of the destination with the source's bytes from `origins` on."""
+        _, destination = self.sides(cell.direction, cell.memory)
+        return audit_words(destination, offsets, sizes, origins, _seeds(cell.direction)[0], self._stream.handle)
 
-    def verify(self, cell: Cell, layout: Layout) -> int:
-        """Compare every byte of the destination, copied or not, with what `fill` put in the source; return how many.
+    def audit_at_rest(self, cell: Cell, side: int, offsets: Addresses, sizes: Addresses) -> Audit:
+        """Compare ranges of the source (side 0) or of the destination (side 1) with the bytes that they hold at rest.
 
-        Raises VerificationError.
+        It does not wait for the measured stream.
         """
-        used_bytes = layout.pool_rows * cell.block_bytes
-        host = self.host_pool(cell.memory)
-        if cell.direction is Direction.H2D:
-            self._transfer(Direction.D2H, used_bytes)
-            host.fill_random(used_bytes, self._seed)  # a swap may have spoiled its own source
-            source, destination = host, self._staging
-        else:
-            source, destination = self._staging, host
-        stride = np.uint64(cell.block_bytes)
-        wrong_bytes, offset, descriptor = verify(
-            destination,
-            source,
-            used_bytes,
-            layout.source_rows * stride,
-            layout.destination_rows * stride,
-            np.full(cell.blocks, stride),
-            POISON,
-        )
-        if wrong_bytes:
-            where = (
-                "outside of every copied block" if descriptor is None else f"in the block of descriptor {descriptor}"
-            )
-            raise VerificationError(
-                f"{wrong_bytes} of {used_bytes} bytes are wrong, the first at offset {offset}, {where}"
-            )
-        return used_bytes
+        buffer, seed = self.sides(cell.direction, cell.memory)[side], _seeds(cell.direction)[side]
+        return audit_words(buffer, offsets, sizes, offsets, seed, self._beside.handle)
 
-    def _transfer(self, direction: Direction, size_bytes: int) -> None:
-        staging, device = self._staging.address, self._device_pool.address
-        destination, source = (device, staging) if direction is Direction.H2D else (staging, device)
-        self._device.driver.transfer(destination, source, size_bytes, DIRECTIONS[direction], self._stream.handle)
-        self._stream.synchronize()
+    def refill(self) -> None:
+        """Put everything back, after a swap that wrote where it liked."""
+        for buffer, seed in (
+            (self._device_pool, DEVICE_SEED),
+            *((pool, HOST_SEED) for pool in self._host_pools.values()),
+        ):
+            self._fill(buffer, seed)
+
+    def _filled(self, kind: MemoryKind, seed: int) -> Buffer:
+        buffer = Buffer(self._device.driver, kind, self._pool_bytes)
+        self._fill(buffer, seed)
+        return buffer
+
+    def _fill(self, buffer: Buffer, seed: int) -> None:
+        write_words(buffer, _words(0), _words(self._pool_bytes), _words(0), seed, self._stream.handle)
+
+
+class Workload:
+    """The swaps of one visit: `memory` holds the descriptors of the next one and is written in place by `advance`."""
+
+    def __init__(self, pools: Pools, cell: Cell, layouts: Sequence[Layout], rng: np.random.Generator) -> None:
+        self._pools = pools
+        self._cell = cell
+        self._rng = rng
+        self._layouts = layouts
+        self._place = -1
+        self._used: set[int] = set()
+        self._sizes = np.full(cell.blocks, np.uint64(cell.block_bytes))
+        self.verify_ms = 0.0
+        self.memory = _memory_of(pools, cell, layouts[0], self._sizes)
+
+    def advance(self) -> None:
+        """Let `memory` name the next set of blocks; the first call names the first."""
+        self._place = (self._place + 1) % len(self._layouts)
+        self._used.add(self._place)
+        if len(self._layouts) > 1:
+            self._write(self._layouts[self._place])
+
+    def current(self) -> tuple[Addresses, Addresses]:
+        """Return the offsets of the current blocks in the source and in the destination, in bytes."""
+        layout, stride = self._layouts[self._place], np.uint64(self._cell.block_bytes)
+        return layout.source_rows * stride, layout.destination_rows * stride
+
+    def verify(self) -> int:
+        """Compare what the swaps since the last call left behind, put it back, and return how many bytes were compared.
+
+        Every byte of every copied block, the rows beside each, and a sample of the rest. Raises VerificationError,
+        with everything put back.
+        """
+        began_s = time.perf_counter()
+        used, stride = [self._layouts[place] for place in sorted(self._used)], np.uint64(self._cell.block_bytes)
+        self._used.clear()
+        sources = np.concatenate([layout.source_rows for layout in used])
+        destinations = np.concatenate([layout.destination_rows for layout in used])
+        sizes = np.full(len(destinations), stride)
+        offsets = destinations * stride
+        copied = self._pools.audit_arrived(self._cell, offsets, sizes, sources * stride)
+        around = self._pools.audit_at_rest(self._cell, 1, *self._beside(destinations))
+        spoiled = self._pools.audit_at_rest(self._cell, 0, *self._spots(sources))
+        if copied.wrong_bytes or around.wrong_bytes or spoiled.wrong_bytes:
+            self._pools.refill()
+            raise VerificationError(_told(copied, around, spoiled, self._cell.blocks))
+        self._pools.put_back(self._cell.direction, self._cell.memory, offsets, sizes)
+        self.verify_ms += (time.perf_counter() - began_s) * 1e3
+        return copied.checked_bytes + around.checked_bytes + spoiled.checked_bytes
+
+    def arrived_early(self) -> bool:
+        """Whether bytes of the current swap, which waits behind other work, stand in the destination already."""
+        _, offsets = self.current()
+        some = np.unique(np.concatenate([offsets[:SPOT_CHECKS], offsets[-SPOT_CHECKS:]]))
+        sizes = np.full(len(some), np.uint64(self._cell.block_bytes))
+        return self._pools.audit_at_rest(self._cell, 1, some, sizes).wrong_bytes > 0
+
+    def _beside(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
+        """Return (offsets, sizes) of what lies beside `rows` and of a sample of all rows, without `rows` themselves."""
+        stride = self._cell.block_bytes
+        edge = min(stride, EDGE_BYTES)
+        end = int(rows.max()) + 2
+        copied = np.zeros(end, dtype=bool)
+        copied[rows] = True
+        before, behind = rows[~copied[rows - np.uint64(1)]], rows[~copied[rows + np.uint64(1)]]
+        spots = np.unique(self._rng.integers(0, end, SPOT_CHECKS, dtype=np.uint64))
+        spots = spots[~copied[spots]]
+        ends = before * np.uint64(stride) - np.uint64(edge)
+        starts = np.unique(np.concatenate([(behind + np.uint64(1)), spots])) * np.uint64(stride)
+        offsets = np.concatenate([ends, starts]) if edge < stride else np.unique(np.concatenate([ends, starts]))
+        return offsets, np.full(len(offsets), np.uint64(edge))
+
+    def _spots(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
+        """Return (offsets, sizes) of the beginnings of some of `rows`."""
+        some = np.unique(self._rng.choice(rows, min(len(rows), SPOT_CHECKS))) * np.uint64(self._cell.block_bytes)
+        return some, np.full(len(some), np.uint64(min(self._cell.block_bytes, EDGE_BYTES)))
+
+    def _write(self, layout: Layout) -> None:
+        fresh = _memory_of(self._pools, self._cell, layout, self._sizes)
+        for name in ("sources", "destinations", "kernel_sources", "kernel_destinations"):
+            getattr(self.memory, name)[:] = getattr(fresh, name)
+        for grid, new in zip(self.memory.grids, fresh.grids, strict=True):
+            for name in ("source_ids", "destination_ids"):
+                getattr(grid, name)[:] = getattr(new, name)
+
+
+def _memory_of(pools: Pools, cell: Cell, layout: Layout, sizes: Addresses) -> SwapMemory:
+    source, destination = pools.sides(cell.direction, cell.memory)
+    stride = np.uint64(cell.block_bytes)
+    source_offsets, destination_offsets = layout.source_rows * stride, layout.destination_rows * stride
+    return SwapMemory(
+        sources=source_offsets + np.uint64(source.address),
+        destinations=destination_offsets + np.uint64(destination.address),
+        kernel_sources=source_offsets + np.uint64(source.device_address),
+        kernel_destinations=destination_offsets + np.uint64(destination.device_address),
+        sizes=sizes,
+        grids=tuple(
+            TensorGrid(
+                source_bases=part.starts * stride + np.uint64(source.device_address),
+                destination_bases=part.starts * stride + np.uint64(destination.device_address),
+                source_ids=part.source_ids.copy(),
+                destination_ids=part.destination_ids.copy(),
+                row_bytes=cell.block_bytes,
+            )
+            for part in layout.tensors
+        ),
+    )
+
+
+def _seeds(direction: Direction) -> tuple[int, int]:
+    """Return the seeds of the source's and of the destination's pool."""
+    return (HOST_SEED, DEVICE_SEED) if direction is Direction.H2D else (DEVICE_SEED, HOST_SEED)
+
+
+def _words(value: int) -> Addresses:
+    return np.array([value], dtype=np.uint64)
+
+
+def _told(copied: Audit, around: Audit, spoiled: Audit, blocks: int) -> str:
+    if not copied.wrong_bytes and not around.wrong_bytes:
+        return f"the swap wrote into its own source, first at offset {spoiled.first_wrong_offset}"
+    wrong_bytes = copied.wrong_bytes + around.wrong_bytes
+    checked_bytes = copied.checked_bytes + around.checked_bytes
+    if copied.first_wrong_range is None:
+        offset, where = around.first_wrong_offset, "outside of every copied block"
+    else:
+        offset = copied.first_wrong_offset
+        where = f"in the block of descriptor {copied.first_wrong_range % blocks}"
+    return f"{wrong_bytes} of {checked_bytes} bytes are wrong, the first at offset {offset}, {where}"

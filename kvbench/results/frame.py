@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles
+from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
@@ -27,7 +27,8 @@ _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median"
 _COLUMNS: Final = (
     "device",
     *_AXIS_COLUMNS,
-    "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "gbps", "gbps_q1", "gbps_q3",
+    "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "swap_us_low", "swap_us_high",
+    "gbps", "gbps_q1", "gbps_q3", "gbps_low", "gbps_high", "latency_gbps", "execution_gbps",
     "ceiling_gbps", "ceiling_share", "path", "chosen", "order_note", "state_held", "execution_only", "depth_held",
     "stopped_by", "verified_bytes", "warnings", "cell_id", "command",
 )  # fmt: skip
@@ -80,6 +81,11 @@ def summarize(
     frame["gbps"] = frame["swap_bytes"] / frame["swap_us_median"] / 1e3
     frame["gbps_q1"] = frame["swap_bytes"] / frame["swap_us_q3"] / 1e3
     frame["gbps_q3"] = frame["swap_bytes"] / frame["swap_us_q1"] / 1e3
+    frame["gbps_low"] = frame["swap_bytes"] / frame["swap_us_high"] / 1e3
+    frame["gbps_high"] = frame["swap_bytes"] / frame["swap_us_low"] / 1e3
+    idle = frame["stream_state"] == StreamState.IDLE.value
+    frame["latency_gbps"] = frame["gbps"].where(idle)
+    frame["execution_gbps"] = frame["gbps"].where(~idle)
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     return _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
 
@@ -124,7 +130,7 @@ def _words(cell: Cell, story: _History, ceilings: Mapping[str, float]) -> dict[s
         skip.reason for skip in story.skips
     ]  # a visit without samples, which only a stranger's journal holds, has neither
     return (
-        cell.as_strings()
+        cell.spelled_out()
         | {name: getattr(cell, name) for name in _NUMBERS}
         | {
             "swap_bytes": cell.swap_bytes,
@@ -145,7 +151,11 @@ def _words(cell: Cell, story: _History, ceilings: Mapping[str, float]) -> dict[s
 
 
 def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per cell of `measured`: quartiles of every time, sample count, and how the stream's state held."""
+    """Return a row per cell of `measured`: its times, sample count, and how the stream's state held.
+
+    A time's median is that of the visits' medians; its quartiles are those of all samples, its spread. The interval of
+    swap_us comes from the visits. There is no swap_us on a busy stream whose delay ended before a submission did.
+    """
     owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
     order = np.argsort(owner, kind="stable")[(owner < 0).sum() :]  # failed cells, which are none of these, come first
     owner = owner[order]
@@ -155,14 +165,27 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     marked = grouped_outliers(raw["swap_us"], np.diff(starts, append=len(order)))
     outliers = np.bincount(owner, weights=marked, minlength=len(measured)).astype(np.int64)
     columns: dict[str, Any] = {"samples": per_cell, "outliers": outliers}
+    per_visit = np.diff(starts, append=len(order))
+    visits_of = np.bincount(owner[starts], minlength=len(measured))
     for time in TIMES:
-        low, middle, high = grouped_quartiles(raw[time], per_cell)
+        low, _, high = grouped_quartiles(raw[time], per_cell)
+        _, of_visits, _ = grouped_quartiles(raw[time], per_visit)
+        _, middle, _ = grouped_quartiles(of_visits, visits_of)
         columns |= {f"{time}_median": middle, f"{time}_q1": low, f"{time}_q3": high}
+        if time == "swap_us":
+            by_cell = np.split(of_visits, np.cumsum(visits_of)[:-1])
+            ends = [median_interval(medians) for medians in by_cell if len(medians)]
+            known = np.array([end if np.isfinite(end).all() else (np.nan, np.nan) for end in ends]).reshape(-1, 2)
+            columns |= {"swap_us_low": known[:, 0], "swap_us_high": known[:, 1]}
     idle = np.array([cell.stream_state is StreamState.IDLE for cell in measured], dtype=bool)
     before = _grouped_mean(raw["pending_before"], owner, per_cell)
     after = _grouped_mean(raw["pending_after"], owner, per_cell)
     columns["state_held"] = np.where(idle, 1 - before, before)
     columns["execution_only"] = np.where(idle, np.nan, after)
+    given_away = ~idle & (after < 1)
+    for name in columns:
+        if name.startswith("swap_us_"):
+            columns[name] = np.where(given_away, np.nan, columns[name])
     columns["depth_held"] = _grouped_mean(raw["depth_held"], owner, per_cell)
     return pd.DataFrame(columns)
 

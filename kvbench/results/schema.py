@@ -123,7 +123,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
 
     `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
     submission made on a busy stream, where it only hands over to the copy engine. `cpu` is the CPU that the submitting
-    thread was kept on, `chosen` what a backend that chooses among others chose.
+    thread was kept on, `chosen` what a backend that chooses among others chose. `began` is in seconds since 1970; of
+    the milliseconds that the visit took, comparing and putting back took `verify_ms`.
     """
 
     round: _Count
@@ -136,6 +137,9 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     cpu: _Count | None = None
     chosen: str | None = None
     warnings: list[str] = []
+    began: _Positive | None = None
+    took_ms: _TimeUs | None = None
+    verify_ms: _TimeUs | None = None
 
 
 class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):
@@ -168,7 +172,8 @@ _TIMES: Final = {
     "left of the delay kernel and of queued swaps",
     "cpu": "CPU time of the submitting thread inside the submission; on an idle stream the lesser of submit_us "
     "and the thread's CPU time until completion",
-    "swap": "the time that GB/s come from: wall_us on an idle stream, gpu_us on a busy one",
+    "swap": "the time that GB/s come from: wall_us on an idle stream (latency), gpu_us on a busy one (execution); on a "
+    "busy stream empty unless the delay outlasted the submission in every sample",
 }
 
 SAMPLE_COLUMNS: Final[dict[str, str]] = {f"{name}_us": text for name, text in _TIMES.items()} | {
@@ -190,13 +195,23 @@ COLUMNS: Final[dict[str, str]] = {
     "rounds": "visits that they come from",
     "outliers": "samples further than 5 robust standard deviations (MAD) from the median of their visit, if it has 6",
     **{
-        f"{name}_us_{part}": f"{words} of the samples' {name}_us: {text}"
+        f"{name}_us_{part}": f"{words} {name}_us: {text}"
         for name, text in _TIMES.items()
-        for part, words in (("median", "median"), ("q1", "lower quartile"), ("q3", "upper quartile"))
+        for part, words in (
+            ("median", "median of the visits' medians of"),
+            ("q1", "lower quartile of the samples'"),
+            ("q3", "upper quartile of the samples'"),
+        )
     },
+    "swap_us_low": "lower end of the 95% interval of swap_us_median, from the visits; empty with fewer than six",
+    "swap_us_high": "upper end of that interval",
     "gbps": "GB/s (10^9 bytes a second) at the median of swap_us",
     "gbps_q1": "GB/s at the upper quartile of swap_us",
     "gbps_q3": "GB/s at the lower quartile of swap_us",
+    "gbps_low": "GB/s at swap_us_high",
+    "gbps_high": "GB/s at swap_us_low",
+    "latency_gbps": "gbps of one swap on an idle stream, from wall_us",
+    "execution_gbps": "gbps behind a delay that outlasted the submission in every sample, from gpu_us; else empty",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction, same run",
     "ceiling_share": "gbps / ceiling_gbps",
     "path": "effective path: what really ran; where visits differ, that of most comes first",

@@ -12,13 +12,14 @@ import msgspec
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CEILING_BYTES
+from kvbench.cells.locality import region_bytes
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
 from kvbench.results import RunStatus, RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Skip, Visit
 from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
-from kvbench.sweep.plan import Plan, PlannedVisit, visits
+from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
 from kvbench.sweep.spec import SweepSpec
 from kvbench.tune.table import AUTO
 
@@ -150,7 +151,8 @@ class Execution:
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        largest = max(visit.cell.pool_bytes for visit in missing)
+        most = submissions(self.spec.sampling)
+        largest = max(region_bytes(visit.cell, most) for visit in missing)
         self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
         for visit in missing:
             self._measure_ceilings(visit.round)
@@ -213,4 +215,4 @@ class Execution:
 
     def _observe(self, at: str) -> None:
         found = observe(self.opened.device.name, self.opened.pci_bus_id, own_pids=self.slot.pids)
-        self.writer.observe({"at": at, **found})
+        self.writer.observe({"at": at, **found, "delay_us": self.opened.delay_us})

@@ -28,6 +28,7 @@ class Opened(_Message, tag="opened", frozen=True, kw_only=True):
     device: DeviceFacts
     backends: list[BackendFacts]
     engine_hash: str
+    delay_us: dict[str, float]
     pci_bus_id: str | None
     notes: list[str]
 

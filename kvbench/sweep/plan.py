@@ -12,6 +12,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
+from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
 from kvbench.tune.table import AUTO
@@ -20,6 +21,8 @@ from kvbench.units import rough_size
 MAX_COMBINATIONS: Final = 200_000
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
+# The first swap, which is checked; the audit behind the last sample; the check of the stream's order; twins.
+UNTIMED_SWAPS: Final = 6
 # The share of the memory that is free which a sweep may use unless a limit says more.
 FREE_SHARE: Final = 0.9
 
@@ -89,7 +92,9 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     known = {facts.name: facts for facts in backends}
     # Without a policy auto runs what another backend runs: it has to be asked for.
     usual = tuple(name for name in known if name != AUTO or spec.policy is not None)
-    grids = [grid for group in spec.groups for grid in _grids(group.get("backend", usual), group, device, known)]
+    usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec.limits))
+    groups = [{"pool": (usual_pool,), **group} for group in spec.groups]
+    grids = [grid for group in groups for grid in _grids(group.get("backend", usual), group, device, known)]
     combinations = sum(math.prod(len(values) for values in grid.values.values()) for grid in grids)
     if combinations > MAX_COMBINATIONS:
         raise UsageError(
@@ -97,9 +102,9 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
         )
     asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device))
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
-    reasons = {cell: _why_not(cell, device, known[cell.backend], spec.limits) for cell in kept}
+    reasons = {cell: _why_not(cell, device, known[cell.backend], spec) for cell in kept}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
-    sizes = [footprint(cell, device.kind) for cell in cells]
+    sizes = [footprint(cell, spec.sampling, device.kind) for cell in cells]
     return Plan(
         cells=cells,
         skipped=tuple(PlannedSkip(cell, reason) for cell, reason in reasons.items() if reason is not None),
@@ -110,11 +115,16 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     )
 
 
-def footprint(cell: Cell, device_kind: str) -> Footprint:
-    """Return what measuring `cell` takes: a pool on either side, a host staging buffer, descriptors, the ceiling."""
-    size_bytes = cell.pool_bytes
-    fixed_bytes = cell.blocks * DESCRIPTOR_BYTES + CEILING_BYTES[device_kind]
-    return Footprint(host_bytes=2 * size_bytes + fixed_bytes, device_bytes=size_bytes + fixed_bytes)
+def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> Footprint:
+    """Return what measuring `cell` takes: a pool on either side, which the ceiling uses too, and descriptors."""
+    size_bytes = max(region_bytes(cell, submissions(sampling)), CEILING_BYTES[device_kind])
+    size_bytes += cell.blocks * DESCRIPTOR_BYTES
+    return Footprint(host_bytes=size_bytes, device_bytes=size_bytes)
+
+
+def submissions(sampling: Sampling) -> int:
+    """Return how many swaps a visit submits at most: checks, warm-ups, twins and samples."""
+    return UNTIMED_SWAPS + sampling.warmups + sampling.max_samples
 
 
 def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:
@@ -178,7 +188,7 @@ def _grid_cells(grid: _Grid, device: DeviceFacts) -> Iterator[Cell]:
         yield cell
 
 
-def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, limits: Limits) -> str | None:
+def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: SweepSpec) -> str | None:
     """Return why `cell` cannot run, None when it can."""
     if backend.unavailable is not None:
         return backend.unavailable
@@ -195,7 +205,7 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, limits: Lim
         return f"{cell.sms} SMs asked for; {device.name} has {device.sm_count}"
     if cell.stream_state is StreamState.IDLE and (cell.queued > 0 or cell.streams > 1):
         return "swaps wait in a queue on a busy stream only (stream_state=busy)"
-    return cell.pattern.unfit(cell.blocks) or _does_not_fit(cell, device, limits)
+    return cell.pattern.unfit(cell.blocks) or misfit(cell) or _does_not_fit(cell, device, spec)
 
 
 def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
@@ -203,8 +213,8 @@ def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
     return f"{lacking} has no {AXES[axis].noun}"
 
 
-def _does_not_fit(cell: Cell, device: DeviceFacts, limits: Limits) -> str | None:
-    needed = footprint(cell, device.kind)
+def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | None:
+    needed, limits = footprint(cell, spec.sampling, device.kind), spec.limits
     host_usable = _usable(limits.host_bytes, device.host_free_bytes)
     device_usable = _usable(limits.device_bytes, device.device_free_bytes)
     # The cpu device takes both sides from the host's memory.
@@ -221,6 +231,16 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, limits: Limits) -> str | None
             f"{rough_size(device_usable)} may be used (--device-memory)"
         )
     return None
+
+
+def _free_for_a_pool(device: DeviceFacts, limits: Limits) -> int:
+    """Return the bytes that a pool may take on either side, with room left for descriptors."""
+    usable = _usable(limits.host_bytes, device.host_free_bytes)
+    if device.kind == "cpu":  # both sides
+        usable //= 2
+    else:
+        usable = min(usable, _usable(limits.device_bytes, device.device_free_bytes))
+    return usable - usable // 16
 
 
 def _usable(limit_bytes: int | None, free_bytes: int) -> int:

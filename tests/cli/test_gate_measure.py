@@ -60,7 +60,10 @@ def blocks_of(run: Run) -> set[int]:
 def test_what_became_slower_and_faster_is_found_and_named(folder: Path) -> None:
     done = compare(folder, "--rounds=6", f"--cand-fault={SLOW}", "--base-fault=slow=500 when blocks=4")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert verdicts(folder) == {"batched h2d 4 x 16KiB idle": "IMPROVED", "batched h2d 16 x 16KiB idle": "REGRESSED"}
+    assert verdicts(folder) == {
+        "batched h2d 4 x 16KiB idle pool=32MiB reuse=fresh": "IMPROVED",
+        "batched h2d 16 x 16KiB idle pool=32MiB reuse=fresh": "REGRESSED",
+    }
     names = [f"{number:02d}-{side}" for number in range(12) for side in "ab"]  # a regression is confirmed
     assert sorted(path.name for path in (folder / "gate" / "rounds").iterdir()) == names
     for number in range(6):
@@ -84,7 +87,10 @@ def test_a_cell_that_fails_on_one_side_fails_the_gate_and_the_others_are_measure
 ) -> None:
     done = compare(folder, "--rounds=1", f"--cand-fault={fault} when blocks=16")
     assert done.returncode == 5, done.stdout + done.stderr
-    assert verdicts(folder) == {"batched h2d 16 x 16KiB idle": "FAILED", "batched h2d 4 x 16KiB idle": "INCONCLUSIVE"}
+    assert verdicts(folder) == {
+        "batched h2d 16 x 16KiB idle pool=32MiB reuse=fresh": "FAILED",
+        "batched h2d 4 x 16KiB idle pool=32MiB reuse=fresh": "INCONCLUSIVE",
+    }
     assert kind in done.stdout
     # One pair has no interval, so what was not decided, and that alone, was measured again on both sides.
     assert blocks_of(run_of(folder, "00-a")) == {4, 16}
@@ -104,7 +110,10 @@ def test_when_the_controls_moved_everything_is_measured_again_before_it_is_given
 def test_two_backends_are_compared_cell_by_cell(folder: Path) -> None:
     done = compare(folder, "--rounds=1", base="backend:per_block", cand="backend:batched")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert set(verdicts(folder)) == {"per_block h2d 4 x 16KiB idle", "per_block h2d 16 x 16KiB idle"}
+    assert set(verdicts(folder)) == {
+        "per_block h2d 4 x 16KiB idle pool=32MiB reuse=fresh",
+        "per_block h2d 16 x 16KiB idle pool=32MiB reuse=fresh",
+    }
     assert set(verdicts(folder).values()) == {"INCONCLUSIVE"}
     assert "per_block (base) and batched (candidate)" in done.stdout
     assert blocks_of(run_of(folder, "01-b")) == {4, 16}

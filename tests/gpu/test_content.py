@@ -17,7 +17,7 @@ from kvbench.engine.device import (
     write_value,
     write_words,
 )
-from kvbench.measure.workload import POISON
+from tests.swaps import POISON
 
 pytestmark = pytest.mark.gpu
 

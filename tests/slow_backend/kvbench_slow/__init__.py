@@ -33,7 +33,7 @@ class Same:
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         prepared = self._copies[request.device.kind].create(request)
-        return PreparedSwap(Delayed(request, prepared, self.share), prepared.mechanism)
+        return PreparedSwap(Delayed(request, prepared, self.share), prepared.mechanism, prepared.retarget)
 
 
 class Slow5(Same):

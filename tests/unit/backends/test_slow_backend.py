@@ -10,7 +10,8 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import STREAM_STATES, Stream, TimedRegion, open_device
 from kvbench.engine.faults import FaultPlan
-from kvbench.measure.workload import Pools, lay_out
+from kvbench.measure.layout import lay_out
+from kvbench.measure.workload import Pools, Workload
 from kvbench.results import load_run
 from tests.command import BRIEF, kvbench, tiny
 
@@ -48,9 +49,9 @@ def test_the_delay_is_part_of_the_swap(site: Path, monkeypatch: pytest.MonkeyPat
     device = open_device("cpu", FaultPlan())
     stream = Stream(device.driver)
     cell = Cell("sm_same", Direction.H2D, 4, 1024)
-    layout = lay_out(cell.pattern, cell.blocks, np.random.default_rng(0))
-    pools = Pools(device, stream, 1 << 20)
-    request = SwapRequest(device, cell, pools.addresses(cell, layout))
+    rng = np.random.default_rng(0)
+    workload = Workload(Pools(device, stream, 1 << 20), cell, lay_out(cell, 1, rng), rng)
+    request = SwapRequest(device, cell, workload.memory)
     inner = Same().create(request).swap
     slow = Delayed(request, Same().create(request), share=1000.0)
     region = TimedRegion(device.driver, stream.handle, 1000)

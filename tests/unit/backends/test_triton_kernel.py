@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.backends.triton import PIECE_BYTES, Shape, shape_of
-from kvbench.measure.workload import POISON
+from tests.swaps import POISON
 
 pytest.importorskip("triton", exc_type=ImportError)
 

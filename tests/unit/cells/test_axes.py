@@ -143,14 +143,15 @@ def test_a_cell_that_does_not_use_an_axis_is_the_cell_from_before_there_was_one(
 
 
 def test_a_label_leaves_out_what_is_usual() -> None:
-    assert EXAMPLE.label == "batched h2d 10000 x 16KiB idle order=any"
-    assert replace(EXAMPLE, queued=4, streams=2).label == "batched h2d 10000 x 16KiB idle order=any queued=4 streams=2"
+    assert EXAMPLE.label == "batched h2d 10000 x 16KiB idle hot order=any"
+    queued = replace(EXAMPLE, queued=4, streams=2)
+    assert queued.label == "batched h2d 10000 x 16KiB idle hot order=any queued=4 streams=2"
 
 
 def test_the_command_of_a_cell_names_every_axis_that_applies() -> None:
     assert EXAMPLE.command() == (
         "kvbench sweep -a backend=batched -a direction=h2d -a blocks=10000 -a block_size=16KiB -a stream_state=idle "
-        "-a pattern=shuffled -a memory=allocated -a order=any"
+        "-a pattern=shuffled -a memory=allocated -a order=any -a pool=dense -a reuse=same"
     )
 
 

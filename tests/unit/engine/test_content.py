@@ -23,7 +23,7 @@ from kvbench.engine.device import (
     write_words,
 )
 from kvbench.engine.faults import Fault, FaultPlan
-from kvbench.measure.workload import POISON
+from tests.swaps import POISON
 
 POOL_BYTES = 1 << 20
 OWN, OTHER = 11, 12

@@ -39,8 +39,7 @@ from kvbench.engine.device import (
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.engine.memory import SwapMemory
 from kvbench.errors import UsageError
-from kvbench.measure.workload import POISON
-from tests.swaps import aligned_swap, mixed_swap, run_and_compare
+from tests.swaps import POISON, aligned_swap, mixed_swap, run_and_compare
 
 MIXED_SIZES = [*range(1, 130), 255, 576, 656, 1000, 4095, 4096, 4097, 24_576, 25_088, 65_537, 1 << 20, (1 << 20) - 3]
 RIGHT = (0, 0, None)

@@ -1,4 +1,4 @@
-"""Where blocks lie in the pools, and that comparing afterwards finds any byte that is wrong."""
+"""The pools' bytes are known from their place, and comparing afterwards finds any byte that is wrong."""
 
 import ctypes
 from collections.abc import Iterator
@@ -10,95 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvbench.cells.axes import Direction, Memory
+from kvbench.cells.axes import Direction, Memory, Reuse
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import pool_rows
+from kvbench.cells.locality import misfit, region_bytes
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import DIRECTIONS, Device, Stream, open_device, per_block
 from kvbench.engine.faults import FaultPlan
 from kvbench.engine.memory import SwapMemory
-from kvbench.measure.workload import POISON, Layout, Pools, VerificationError, lay_out
+from kvbench.measure.layout import lay_out
+from kvbench.measure.workload import EDGE_BYTES, Pools, VerificationError, Workload
 
-PATTERNS = [Pattern("shuffled"), Pattern("contiguous"), Pattern("reversed"), Pattern("runs", 2), Pattern("runs", 16)]
-patterns = st.sampled_from(PATTERNS) | st.builds(Pattern, st.just("runs"), st.integers(2, 50))
-counts = st.integers(1, 400)
+POOL_BYTES = 1 << 20
+PATTERNS = [
+    *(Pattern(word) for word in ("shuffled", "contiguous", "reversed")),
+    Pattern("runs", 2),
+    Pattern.parse("tensors-2"),
+]
 seeds = st.integers(0, 2**63)
-
-
-def layout_of(pattern: Pattern, blocks: int, seed: int) -> Layout:
-    return lay_out(pattern, blocks, np.random.default_rng(seed))
-
-
-def steps(rows: NDArray[np.uint64]) -> list[int]:
-    """Return how far each descriptor's row lies behind the one before it."""
-    return [int(step) for step in np.diff(rows.astype(np.int64))]
-
-
-# Layouts
-
-
-@given(pattern=patterns, blocks=counts, seed=seeds)
-def test_every_block_has_a_row_of_its_own_inside_the_pool(pattern: Pattern, blocks: int, seed: int) -> None:
-    layout = layout_of(pattern, blocks, seed)
-    for rows in (layout.source_rows, layout.destination_rows):
-        assert rows.dtype == np.uint64
-        assert len(set(rows.tolist())) == blocks == len(rows)
-        assert rows.max() < layout.pool_rows
-    assert layout.pool_rows == pool_rows(blocks) >= blocks + 2
-
-
-@given(pattern=patterns, blocks=counts, seed=seeds)
-def test_a_seed_gives_the_same_layout_again(pattern: Pattern, blocks: int, seed: int) -> None:
-    first, second = (layout_of(pattern, blocks, seed) for _ in range(2))
-    assert np.array_equal(first.source_rows, second.source_rows)
-    assert np.array_equal(first.destination_rows, second.destination_rows)
-
-
-@pytest.mark.parametrize("pattern", [Pattern("shuffled"), Pattern("runs", 4)], ids=str)
-def test_another_seed_and_the_other_side_give_another_layout(pattern: Pattern) -> None:
-    first, second = layout_of(pattern, 400, 1), layout_of(pattern, 400, 2)
-    assert not np.array_equal(first.source_rows, second.source_rows)
-    assert not np.array_equal(first.destination_rows, second.destination_rows)
-    assert not np.array_equal(first.source_rows, first.destination_rows)
-
-
-@given(pattern=patterns.filter(lambda pattern: pattern.kind != "shuffled"), blocks=counts, seed=seeds)
-def test_blocks_that_lie_together_have_spare_rows_on_both_sides(pattern: Pattern, blocks: int, seed: int) -> None:
-    layout = layout_of(pattern, blocks, seed)
-    for rows in (layout.source_rows, layout.destination_rows):
-        assert rows.min() > 0
-        assert rows.max() < layout.pool_rows - 1
-
-
-@given(blocks=counts, seed=seeds)
-def test_contiguous_blocks_ascend_together(blocks: int, seed: int) -> None:
-    layout = layout_of(Pattern("contiguous"), blocks, seed)
-    assert steps(layout.source_rows) == steps(layout.destination_rows) == [1] * (blocks - 1)
-
-
-@given(blocks=counts, seed=seeds)
-def test_reversed_blocks_descend_in_the_source_alone(blocks: int, seed: int) -> None:
-    layout = layout_of(Pattern("reversed"), blocks, seed)
-    assert steps(layout.source_rows) == [-1] * (blocks - 1)
-    assert steps(layout.destination_rows) == [1] * (blocks - 1)
-
-
-@given(blocks=counts, run=st.integers(2, 50), seed=seeds)
-def test_the_blocks_of_a_run_are_neighbours_on_both_sides(blocks: int, run: int, seed: int) -> None:
-    layout = layout_of(Pattern("runs", run), blocks, seed)
-    for rows in (layout.source_rows, layout.destination_rows):
-        inside = [step for place, step in enumerate(steps(rows), start=1) if place % run]
-        assert set(inside) <= {1}
-
-
-def test_runs_are_shuffled_and_shuffled_blocks_are_hardly_ever_neighbours() -> None:
-    runs = layout_of(Pattern("runs", 10), 1000, 3)
-    between = [step for place, step in enumerate(steps(runs.source_rows), start=1) if place % 10 == 0]
-    assert between.count(1) < 10
-    assert steps(layout_of(Pattern("shuffled"), 1000, 3).source_rows).count(1) < 10
-
-
-# Pools
 
 
 @dataclass
@@ -109,111 +37,245 @@ class Bench:
     stream: Stream
     pools: Pools
 
-    def swap(self, cell: Cell, layout: Layout, leave_out: int | None = None) -> None:
-        """Copy every block of the cell, or all but one."""
-        memory = self.pools.addresses(cell, layout)
-        keep = np.arange(cell.blocks) != (-1 if leave_out is None else leave_out)
+    def workload(self, cell: Cell, submissions: int = 4, seed: int = 1) -> Workload:
+        rng = np.random.default_rng(seed)
+        return Workload(self.pools, cell, lay_out(cell, submissions, rng), rng)
+
+    def swap(self, workload: Workload, direction: Direction, leave_out: int | None = None) -> None:
+        """Copy every block of the current set, or all but one."""
+        memory = workload.memory
+        keep = np.arange(len(memory.sizes)) != (-1 if leave_out is None else leave_out)
         lists = (memory.sources[keep], memory.destinations[keep], memory.sizes[keep])
-        per_block(self.device.driver, *lists, DIRECTIONS[cell.direction]).submit(self.stream.handle)
+        per_block(self.device.driver, *lists, DIRECTIONS[direction]).submit(self.stream.handle)
         self.stream.synchronize()
+
+    def wrong_bytes(self, cell: Cell) -> int:
+        """Count the bytes of the destination that are not those at rest."""
+        whole = np.array([0], np.uint64), np.array([POOL_BYTES], np.uint64)
+        return self.pools.audit_at_rest(cell, 1, *whole).wrong_bytes
 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
     device = open_device("cpu", FaultPlan())
     stream = Stream(device.driver)
-    yield Bench(device, stream, Pools(device, stream, 1 << 20))
+    yield Bench(device, stream, Pools(device, stream, POOL_BYTES))
     stream.synchronize()
-
-
-def pool_start(memory: SwapMemory, layout: Layout, block_bytes: int) -> int:
-    return int(memory.destinations[0]) - int(layout.destination_rows[0]) * block_bytes
 
 
 def flip(address: int, bits: int) -> None:
     ctypes.c_uint8.from_address(address).value ^= bits
 
 
+def whole(bench: Bench) -> bool:
+    """Whether both pools hold what they hold at rest."""
+    return all(bench.wrong_bytes(Cell("any", direction, 1, 64)) == 0 for direction in Direction)
+
+
+def cell_of(
+    direction: Direction, blocks: int, block_bytes: int, pattern: Pattern, reuse: Reuse, memory: Memory, pool_bytes: int
+) -> Cell:
+    even = blocks * 2 if pattern.terms or pattern.run > 1 else blocks
+    return Cell("any", direction, even, block_bytes, pattern=pattern, memory=memory, reuse=reuse, pool_bytes=pool_bytes)
+
+
 cells = st.builds(
-    Cell,
-    backend=st.just("any"),
-    direction=st.sampled_from(Direction),
-    blocks=st.integers(1, 40),
-    block_bytes=st.integers(1, 300),
-    pattern=st.sampled_from(PATTERNS),
-    memory=st.sampled_from([Memory.ALLOCATED, Memory.REGISTERED, None]),
-)
+    cell_of,
+    st.sampled_from(Direction),
+    st.integers(1, 20),
+    st.integers(1, 300) | st.integers(5000, 6000),
+    st.sampled_from(PATTERNS),
+    st.sampled_from(Reuse),
+    st.sampled_from([Memory.ALLOCATED, Memory.REGISTERED]),
+    st.sampled_from([0, POOL_BYTES]),
+).filter(lambda cell: misfit(cell) is None and region_bytes(cell, 4) <= POOL_BYTES)
 
 
-@settings(max_examples=100, deadline=None)
-@given(cell=cells, seed=seeds, data=st.data())
-def test_one_wrong_byte_anywhere_is_found(bench: Bench, cell: Cell, seed: int, data: st.DataObject) -> None:
-    layout = layout_of(cell.pattern, cell.blocks, seed)
-    size = cell.pool_bytes
-    bench.pools.fill(cell, layout, seed)
-    bench.swap(cell, layout)
-    assert bench.pools.verify(cell, layout) == size
+def checked(rows: NDArray[np.uint64], cell: Cell) -> tuple[list[int], list[int]]:
+    """Return the offsets of all bytes of the blocks in `rows`, and of those that lie right beside them."""
+    size, edge = cell.block_bytes, min(cell.block_bytes, EDGE_BYTES)
+    inside = [int(row) * size + byte for row in rows for byte in range(size)]
+    beside = {
+        at
+        for row in rows.tolist()
+        for start in (row * size - edge, (row + 1) * size)
+        for at in range(start, start + edge)
+    }
+    return inside, sorted(beside - set(inside))
 
-    offset = data.draw(st.integers(0, size - 1))
-    flip(
-        pool_start(bench.pools.addresses(cell, layout), layout, cell.block_bytes) + offset,
-        data.draw(st.integers(1, 255)),
-    )
+
+@settings(max_examples=150, deadline=None)
+@given(cell=cells, seed=seeds, swaps=st.integers(1, 5), data=st.data())
+def test_one_wrong_byte_in_a_block_or_beside_it_is_found_and_put_right(
+    bench: Bench, cell: Cell, seed: int, swaps: int, data: st.DataObject
+) -> None:
+    workload = bench.workload(cell, seed=seed)
+    used = []
+    for _ in range(swaps):
+        workload.advance()
+        bench.swap(workload, cell.direction)
+        used.append(workload.current()[1] // np.uint64(cell.block_bytes))
+    assert workload.verify() >= len(np.unique(np.concatenate(used))) * cell.block_bytes
+    assert bench.wrong_bytes(cell) == 0
+
+    workload.advance()
+    bench.swap(workload, cell.direction)
+    rows = workload.current()[1] // np.uint64(cell.block_bytes)
+    inside, beside = checked(rows, cell)
+    offset = data.draw(st.sampled_from(inside) | st.sampled_from(beside))
+    destination = bench.pools.sides(cell.direction, cell.memory)[1]
+    flip(destination.address + offset, data.draw(st.integers(1, 255)))
     with pytest.raises(VerificationError) as caught:
-        bench.pools.verify(cell, layout)
-    row = offset // cell.block_bytes
-    owners = np.flatnonzero(layout.destination_rows == row)
+        workload.verify()
+    owners = np.flatnonzero(rows == offset // cell.block_bytes)
     where = f"in the block of descriptor {owners[0]}" if len(owners) else "outside of every copied block"
-    assert str(caught.value) == f"1 of {size} bytes are wrong, the first at offset {offset}, {where}"
+    assert str(caught.value).startswith("1 of ") or not len(owners)  # what lies between two blocks is compared twice
+    assert str(caught.value).endswith(f"bytes are wrong, the first at offset {offset}, {where}")
+    assert bench.wrong_bytes(cell) == 0
 
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_a_block_that_was_not_copied_is_found(bench: Bench, direction: Direction, pattern: Pattern) -> None:
-    cell = Cell("any", direction, 32, 100, pattern=pattern)
-    layout = layout_of(pattern, 32, 9)
-    bench.pools.fill(cell, layout, 9)
-    bench.swap(cell, layout, leave_out=17)
+@pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES], ids=["dense", "scattered"])
+def test_a_block_that_was_not_copied_is_found(
+    bench: Bench, direction: Direction, pattern: Pattern, pool_bytes: int
+) -> None:
+    cell = Cell("any", direction, 32, 100, pattern=pattern, reuse=Reuse.FRESH, pool_bytes=pool_bytes)
+    workload = bench.workload(cell, seed=9)
+    for left_out in (None, 17, None):
+        workload.advance()
+        bench.swap(workload, direction, left_out)
     with pytest.raises(VerificationError, match="in the block of descriptor 17"):
-        bench.pools.verify(cell, layout)
+        workload.verify()
+    assert whole(bench)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("left_out", [0, 1, 2])
+def test_a_swap_that_was_left_out_is_found(bench: Bench, direction: Direction, left_out: int) -> None:
+    workload = bench.workload(Cell("any", direction, 8, 100, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES))
+    lowest = 0
+    for number in range(3):
+        workload.advance()
+        if number == left_out:
+            lowest = int(np.argmin(workload.current()[1]))
+        else:
+            bench.swap(workload, direction)
+    with pytest.raises(VerificationError, match=f"in the block of descriptor {lowest}$"):
+        workload.verify()
+    assert whole(bench)
 
 
 @pytest.mark.parametrize("direction", Direction)
 def test_a_swap_the_wrong_way_is_found(bench: Bench, direction: Direction) -> None:
     """It leaves both sides equal: what was put in the source counts, not what stands there now."""
-    cell = Cell("any", direction, 16, 100)
-    layout = layout_of(cell.pattern, 16, 1)
-    bench.pools.fill(cell, layout, 1)
-    there = bench.pools.addresses(cell, layout)
+    workload = bench.workload(Cell("any", direction, 16, 100))
+    workload.advance()
+    there = workload.memory
     swap = per_block(bench.device.driver, there.destinations, there.sources, there.sizes, DIRECTIONS[direction])
     swap.submit(bench.stream.handle)
     bench.stream.synchronize()
     with pytest.raises(VerificationError, match="bytes are wrong"):
-        bench.pools.verify(cell, layout)
+        workload.verify()
+    assert whole(bench)
 
 
 @pytest.mark.parametrize("direction", Direction)
 def test_a_swap_of_yesterday_does_not_pass_for_one_of_today(bench: Bench, direction: Direction) -> None:
-    """Every visit has fresh bytes in the source and poison in the destination."""
+    """What a comparison has seen is put back: the destination says nothing of it any more."""
     cell = Cell("any", direction, 16, 100)
-    layout = layout_of(cell.pattern, 16, 1)
-    bench.pools.fill(cell, layout, 1)
-    bench.swap(cell, layout)
-    bench.pools.fill(cell, layout, 2)
-    memory = bench.pools.addresses(cell, layout)
-    first = ctypes.string_at(int(memory.destinations[0]), 100)
-    assert first == bytes([POISON]) * 100
-    with pytest.raises(VerificationError, match=r"in the block of descriptor|outside"):
-        bench.pools.verify(cell, layout)
+    workload = bench.workload(cell)
+    workload.advance()
+    bench.swap(workload, direction)
+    workload.verify()
+    assert whole(bench)
+    for again in (workload, bench.workload(cell)):
+        again.advance()
+        with pytest.raises(VerificationError, match="in the block of descriptor"):
+            again.verify()
+        bench.swap(again, direction)
+        again.advance()
+        again.verify()
 
 
-def test_bytes_of_the_source_are_random(bench: Bench) -> None:
-    cell = Cell("any", Direction.H2D, 16, 4096)
-    layout = layout_of(cell.pattern, 16, 1)
-    bench.pools.fill(cell, layout, 1)
-    size = cell.pool_bytes
-    first = bench.pools.host_pool(cell.memory).array()[:size].copy()
-    assert np.bincount(first, minlength=256).min() > size / 256 / 2
-    bench.pools.fill(cell, layout, 2)
-    second = bench.pools.host_pool(cell.memory).array()[:size]
-    assert np.count_nonzero(first == second) < size / 100
+def test_the_bytes_of_both_sides_are_random_and_differ(bench: Bench) -> None:
+    host = bench.pools.host_pool(Memory.ALLOCATED).array()
+    other = bench.pools.sides(Direction.H2D, Memory.ALLOCATED)[1]
+    device = np.ctypeslib.as_array((ctypes.c_uint8 * POOL_BYTES).from_address(other.address))
+    for side in (host, device):
+        assert np.bincount(side, minlength=256).min() > POOL_BYTES / 256 / 2
+        assert np.count_nonzero(side[: POOL_BYTES // 2] == side[POOL_BYTES // 2 :]) < POOL_BYTES / 200
+    assert np.count_nonzero(host == device) < POOL_BYTES / 100
+
+
+def test_the_ceilings_copy_is_put_back(bench: Bench) -> None:
+    for direction in Direction:
+        memory = bench.pools.large_copy(direction, POOL_BYTES // 2)
+        lists = (memory.sources, memory.destinations, memory.sizes)
+        per_block(bench.device.driver, *lists, DIRECTIONS[direction]).submit(bench.stream.handle)
+        bench.stream.synchronize()
+        assert bench.wrong_bytes(Cell("any", direction, 1, 64)) > 0
+        bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, np.uint64), memory.sizes)
+        assert whole(bench)
+
+
+def arrays(memory: SwapMemory) -> list[NDArray[np.uint64]]:
+    grids = [ids for grid in memory.grids for ids in (grid.source_ids, grid.destination_ids)]
+    return [memory.sources, memory.destinations, memory.kernel_sources, memory.kernel_destinations, *grids]
+
+
+@pytest.mark.parametrize("pattern", ["shuffled", "runs-4", "tensors-4", "tensors-2x12+2x4"])
+@pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES], ids=["dense", "scattered"])
+def test_fresh_blocks_are_named_in_place_and_come_again_in_turn(bench: Bench, pattern: str, pool_bytes: int) -> None:
+    cell = Cell("any", Direction.H2D, 32, 100, pattern=Pattern.parse(pattern), reuse=Reuse.FRESH, pool_bytes=pool_bytes)
+    workload = bench.workload(cell, submissions=3)
+    before, sizes = arrays(workload.memory), workload.memory.sizes.copy()
+    named = []
+    for _ in range(4):
+        workload.advance()
+        assert all(now is then for now, then in zip(arrays(workload.memory), before, strict=True))
+        assert np.array_equal(workload.memory.sizes, sizes)
+        named.append([array.copy() for array in before])
+        source, destination = (side.address for side in bench.pools.sides(cell.direction, cell.memory))
+        offsets = workload.current()
+        assert np.array_equal(workload.memory.sources, offsets[0] + np.uint64(source))
+        assert np.array_equal(workload.memory.destinations, offsets[1] + np.uint64(destination))
+    for one, two in ((0, 1), (1, 2), (0, 2)):
+        assert not set(named[one][0].tolist()) & set(named[two][0].tolist())
+        assert not set(named[one][1].tolist()) & set(named[two][1].tolist())
+    assert all(np.array_equal(first, again) for first, again in zip(named[0], named[3], strict=True))
+
+
+def test_the_same_dense_blocks_stay_one_set(bench: Bench) -> None:
+    workload = bench.workload(Cell("any", Direction.H2D, 16, 100))
+    before = [array.copy() for array in arrays(workload.memory)]
+    for _ in range(5):
+        workload.advance()
+        assert all(np.array_equal(now, then) for now, then in zip(arrays(workload.memory), before, strict=True))
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_bytes_that_are_there_too_early_are_seen(bench: Bench, direction: Direction) -> None:
+    workload = bench.workload(Cell("any", direction, 600, 100, reuse=Reuse.FRESH))
+    workload.advance()
+    assert not workload.arrived_early()
+    bench.swap(workload, direction)
+    assert workload.arrived_early()
+    workload.verify()
+
+
+@settings(max_examples=30, deadline=None)
+@given(cell=cells.filter(lambda cell: bool(cell.pattern.terms)), seed=seeds)
+def test_bases_and_ids_say_the_same_as_the_descriptors(bench: Bench, cell: Cell, seed: int) -> None:
+    workload = bench.workload(cell, seed=seed)
+    for _ in range(3):
+        workload.advance()
+        memory = workload.memory
+        copies = [
+            (int(source) + int(from_) * grid.row_bytes, int(destination) + int(to) * grid.row_bytes, grid.row_bytes)
+            for grid in memory.grids
+            for source, destination in zip(grid.source_bases, grid.destination_bases, strict=True)
+            for from_, to in zip(grid.source_ids, grid.destination_ids, strict=True)
+        ]
+        expected = zip(memory.kernel_sources, memory.kernel_destinations, memory.sizes, strict=True)
+        assert copies == [tuple(map(int, descriptor)) for descriptor in expected]

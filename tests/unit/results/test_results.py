@@ -376,17 +376,71 @@ def test_the_swap_time_is_the_wall_when_idle_and_the_gpu_when_busy(run: Path) ->
     assert (frame["state_held"] == 1).all()
 
 
-def test_rounds_are_pooled(tmp_path: Path) -> None:
-    visits = [synthetic.visit(CELL, us, count=7, round_=number) for number, us in enumerate((10.0, 20.0, 30.0))]
+def test_the_median_is_that_of_the_visits_medians_and_the_spread_that_of_all_samples(tmp_path: Path) -> None:
+    visits = [
+        synthetic.visit(CELL, us, count=count, round_=number)
+        for number, (us, count) in enumerate(((10.0, 21), (20.0, 5), (30.0, 7)))
+    ]
     read = load_run(synthetic.write_run(tmp_path / "run", visits))
     row = read.frame().iloc[0]
     pooled = np.concatenate([visit.samples.wall_us for visit in visits])
-    assert (row["samples"], row["rounds"]) == (21, 3)
-    assert row["wall_us_median"] == pytest.approx(np.median(pooled))
+    assert (row["samples"], row["rounds"]) == (33, 3)
+    # most samples are of the first visit, which counts no more than another
+    assert row["wall_us_median"] == pytest.approx(np.median(visits[1].samples.wall_us))
+    assert row["wall_us_median"] != pytest.approx(np.median(pooled), rel=0.1)
+    assert (row["wall_us_q1"], row["wall_us_q3"]) == pytest.approx(tuple(np.quantile(pooled, (0.25, 0.75))))
     raw = read.samples()
     assert raw["wall_us"].tolist() == pooled.tolist()
-    assert raw["round"].tolist() == [0] * 7 + [1] * 7 + [2] * 7
-    assert raw["sample"].tolist() == [*range(7)] * 3
+    assert raw["round"].tolist() == [0] * 21 + [1] * 5 + [2] * 7
+    assert raw["sample"].tolist() == [*range(21), *range(5), *range(7)]
+
+
+INTERVAL = ["swap_us_low", "swap_us_high", "gbps_low", "gbps_high"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 9])
+def test_an_interval_needs_six_visits(tmp_path: Path, count: int) -> None:
+    visits = [synthetic.visit(CELL, 10.0 + number, count=7, round_=number) for number in range(count)]
+    others = [synthetic.visit(BUSY, 99.0, round_=number) for number in range(6)]  # their visits count for themselves
+    row = load_run(synthetic.write_run(tmp_path / "run", [*others, *visits])).frame().set_index("cell_id").loc[CELL.id]
+    if count < 6:
+        assert row[INTERVAL].isna().all()
+        return
+    medians = sorted(float(np.median(visit.samples.wall_us)) for visit in visits)
+    rank = {6: 0, 9: 1}[count]  # order statistics with 95 % coverage
+    assert (row["swap_us_low"], row["swap_us_high"]) == pytest.approx((medians[rank], medians[-1 - rank]))
+    assert row["swap_us_low"] < row["swap_us_median"] < row["swap_us_high"]
+    assert row["gbps_low"] == pytest.approx(CELL.swap_bytes / row["swap_us_high"] / 1e3)
+    assert row["gbps_high"] == pytest.approx(CELL.swap_bytes / row["swap_us_low"] / 1e3)
+
+
+def test_latency_is_of_an_idle_stream_and_execution_of_a_busy_one(run: Path) -> None:
+    frame = load_run(run).frame().set_index("cell_id")
+    assert frame.loc[CELL.id, "latency_gbps"] == frame.loc[CELL.id, "gbps"]
+    assert np.isnan(frame.loc[CELL.id, "execution_gbps"])
+    assert frame.loc[BUSY.id, "execution_gbps"] == frame.loc[BUSY.id, "gbps"]
+    assert np.isnan(frame.loc[BUSY.id, "latency_gbps"])
+
+
+def test_execution_has_figures_only_where_the_delay_outlasted_every_sample(tmp_path: Path) -> None:
+    outlasted = [synthetic.visit(BUSY, 10.0, count=7, round_=number) for number in range(6)]
+    one_ended = msgspec.structs.replace(outlasted[5], samples=replaced(outlasted[5].samples))
+    held, ended = (
+        load_run(synthetic.write_run(tmp_path / name, [*outlasted[:5], last])).frame().iloc[0]
+        for name, last in (("held", outlasted[5]), ("ended", one_ended))
+    )
+    figures = ["swap_us_median", "swap_us_q1", "swap_us_q3", "gbps", "execution_gbps", "ceiling_share", *INTERVAL]
+    assert held[[name for name in figures if name != "ceiling_share"]].notna().all()
+    assert ended[figures].isna().all()
+    assert held["execution_only"] == 1
+    assert ended["execution_only"] == pytest.approx(41 / 42)
+    assert (ended["status"], ended["samples"]) == ("ok", 42)
+    assert ended["gpu_us_median"] == held["gpu_us_median"]  # what was measured stays
+
+
+def replaced(samples: Samples) -> Samples:
+    """Return the samples with one whose delay was over before its submission."""
+    return msgspec.structs.replace(samples, pending_after=[*samples.pending_after[:-1], 0])
 
 
 def test_a_failed_cell_has_no_figures_but_keeps_its_samples(tmp_path: Path) -> None:
@@ -415,7 +469,8 @@ def test_the_columns_and_their_types_are_always_the_same(tmp_path: Path, records
 
 
 def test_every_column_is_an_axis_or_described(run: Path) -> None:
-    assert set(load_run(run).frame().columns) == set(COLUMNS) | set(AXES)
+    of_axes = {column for axis in AXES.values() for column in axis.columns}
+    assert set(load_run(run).frame().columns) == set(COLUMNS) | of_axes
 
 
 def test_the_summary_is_read_by_pandas_in_one_line(run: Path) -> None:

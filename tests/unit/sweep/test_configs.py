@@ -11,7 +11,19 @@ from kvbench.sweep.spec import Limits, Sampling, SweepSpec
 from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 KIB = 1024
-NAMES = ("cliff", "engine", "full", "gate-suite", "models", "order", "queue", "quick", "sm-ladder", "threshold")
+NAMES = (
+    "cliff",
+    "engine",
+    "full",
+    "gate-suite",
+    "locality",
+    "models",
+    "order",
+    "queue",
+    "quick",
+    "sm-ladder",
+    "threshold",
+)
 
 
 def shipped(name: str) -> SweepSpec:
@@ -79,7 +91,7 @@ def test_quick_holds_the_swaps_that_tell_the_paths_of_a_batched_call_apart() -> 
 def test_the_command_of_any_cell_measures_that_cell_alone(name: str) -> None:
     """A cell's command is `kvbench sweep -a …`, which starts from quick: nothing in quick may stand in its way."""
     for cell in on_h200(name).cells[::25]:
-        settings = {axis: value for axis, value in cell.as_strings().items() if value is not None}
+        settings = {axis: value for axis, value in cell.spelled_out().items() if value is not None}
         plan = expand(shipped("quick").with_axes(settings), H200, H200_BACKENDS)
         assert plan.cells == (cell,)
         assert not plan.skipped

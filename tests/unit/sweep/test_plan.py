@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Memory, Order, StreamState
+from kvbench.cells.axes import Direction, Memory, Order, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import BackendFacts, DeviceFacts, pool_rows
@@ -20,6 +20,7 @@ from kvbench.tune.table import AUTO, Policy, Table
 from tests.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
 
 HEEDED = [name for name, axis in AXES.items() if axis.depends_on_backend]
+HOT = {"pool": "dense", "reuse": "same"}
 CELL = Cell(backend="batched", direction=Direction.H2D, blocks=1024, block_bytes=4096)
 small_values = {**AXIS_VALUES, "blocks": st.integers(1, 5000), "block_size": st.integers(1, 2**20)}
 machines = st.sampled_from([(H200, H200_BACKENDS), (CPU, CPU_BACKENDS)])
@@ -123,7 +124,7 @@ def test_a_plan_keeps_within_the_memory_it_says(
 ) -> None:
     device, _ = machine
     plan = expand(spec, *machine)
-    sizes = [footprint(cell, device.kind) for cell in plan.cells]
+    sizes = [footprint(cell, spec.sampling, device.kind) for cell in plan.cells]
     assert plan.host_bytes == max((size.host_bytes for size in sizes), default=0) <= device.host_free_bytes
     assert plan.device_bytes == max((size.device_bytes for size in sizes), default=0) <= device.device_free_bytes
 
@@ -142,6 +143,8 @@ def test_axes_that_are_not_named_have_their_defaults() -> None:
             descriptors_per_call=0,
             coalesce=False,
             overlap=False,
+            pool_bytes=16 * GIB,
+            reuse=Reuse.FRESH,
         )
         for direction, order in ((Direction.H2D, Order.ANY), (Direction.D2H, Order.STREAM))
     )
@@ -273,37 +276,39 @@ def test_runs_longer_than_the_swap_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (Limits(host_bytes=8 * GIB), "needs 18.0 GiB of pinned memory; 8.0 GiB may be used (--host-memory)"),
-        (Limits(device_bytes=8 * GIB), "needs 9.5 GiB of memory on cuda:0; 8.0 GiB may be used (--device-memory)"),
+        (Limits(host_bytes=8 * GIB), "needs 8.5 GiB of pinned memory; 8.0 GiB may be used (--host-memory)"),
+        (Limits(device_bytes=8 * GIB), "needs 8.5 GiB of memory on cuda:0; 8.0 GiB may be used (--device-memory)"),
     ],
 )
 def test_what_exceeds_a_limit_is_skipped_with_figures(limits: Limits, reason: str) -> None:
-    plan = plan_of(limits=limits, backend="per_block", direction="h2d", blocks="32,128", block_size="64MiB")
+    plan = plan_of(limits=limits, backend="per_block", direction="h2d", blocks="32,128", block_size="64MiB", **HOT)
     assert [cell.blocks for cell in plan.cells] == [32]
     assert reasons(plan) == [reason]
 
 
 def test_without_limits_nine_tenths_of_what_is_free_may_be_used() -> None:
-    cell = plan_of(backend="per_block", direction="h2d", blocks="1024", block_size="1MiB").cells[0]
-    needed = footprint(cell, "cuda").host_bytes
+    cell = plan_of(backend="per_block", direction="h2d", blocks="1024", block_size="1MiB", **HOT).cells[0]
+    needed = footprint(cell, Sampling(), "cuda").host_bytes
     for free_bytes, fits in ((needed, False), (needed * 10 // 9 + 2, True)):
         device = replace(H200, host_free_bytes=free_bytes)
-        plan = plan_of(device, backend="per_block", direction="h2d", blocks="1024", block_size="1MiB")
+        plan = plan_of(device, backend="per_block", direction="h2d", blocks="1024", block_size="1MiB", **HOT)
         assert bool(plan.cells) is fits
 
 
 def test_a_limit_above_what_is_free_does_not_make_more_memory() -> None:
     device = replace(H200, host_free_bytes=2 * GIB)
     limits = Limits(host_bytes=100 * GIB)
-    plan = plan_of(device, limits=limits, backend="per_block", direction="h2d", blocks="1024", block_size="1MiB")
-    assert reasons(plan) == ["needs 3.1 GiB of pinned memory; 2.0 GiB may be used (--host-memory)"]
+    plan = plan_of(device, limits=limits, backend="per_block", direction="h2d", blocks="2048", block_size="1MiB", **HOT)
+    assert reasons(plan) == ["needs 2.1 GiB of pinned memory; 2.0 GiB may be used (--host-memory)"]
 
 
 def test_on_the_cpu_device_both_sides_share_the_memory() -> None:
     device = replace(CPU, host_free_bytes=GIB, device_free_bytes=GIB)
-    plan = plan_of(device, CPU_BACKENDS, backend="per_block", direction="h2d", blocks="200,300", block_size="1MiB")
-    assert [cell.blocks for cell in plan.cells] == [200]
-    assert reasons(plan) == ["needs 1.1 GiB of host memory for both sides; 921.6 MiB may be used (--host-memory)"]
+    plan = plan_of(
+        device, CPU_BACKENDS, backend="per_block", direction="h2d", blocks="300,500", block_size="1MiB", **HOT
+    )
+    assert [cell.blocks for cell in plan.cells] == [300]
+    assert reasons(plan) == ["needs 1.0 GiB of host memory for both sides; 921.6 MiB may be used (--host-memory)"]
 
 
 def test_an_endless_product_is_refused() -> None:
@@ -311,11 +316,93 @@ def test_an_endless_product_is_refused() -> None:
         plan_of(direction="h2d", blocks="1:10000:+1", block_size="1:1000:+1")
 
 
-def test_a_footprint_is_two_pools_on_the_host_and_one_on_the_device() -> None:
-    size = footprint(CELL, "cuda")
-    pool_bytes = pool_rows(1024) * 4096
-    assert size.host_bytes - size.device_bytes == pool_bytes
-    assert size.device_bytes == pool_bytes + 1024 * 24 + GIB
+@pytest.mark.parametrize(
+    ("cell", "pool_bytes"),
+    [
+        (replace(CELL, blocks=512 * 1024), pool_rows(512 * 1024) * 4096),
+        (replace(CELL, pool_bytes=4 * GIB), 4 * GIB),
+        (CELL, GIB),
+    ],
+    ids=["dense", "scattered", "smaller than the ceiling's copy"],
+)
+def test_a_footprint_is_a_pool_and_descriptors_on_either_side(cell: Cell, pool_bytes: int) -> None:
+    size = footprint(cell, Sampling(), "cuda")
+    assert size.host_bytes == size.device_bytes == pool_bytes + cell.blocks * 24
+
+
+# Which blocks a swap takes: pool, reuse and pause
+
+
+def pools(plan: Plan) -> set[int]:
+    return {cell.pool_bytes for cell in (*plan.cells, *(skip.cell for skip in plan.skipped))}
+
+
+@pytest.mark.parametrize(
+    ("device", "limits", "pool_bytes"),
+    [
+        (H200, Limits(), 16 * GIB),
+        (replace(H200, host_free_bytes=10 * GIB), Limits(), 8 * GIB),
+        (replace(H200, device_free_bytes=5 * GIB), Limits(), 4 * GIB),
+        (H200, Limits(host_bytes=7 * GIB), 4 * GIB),
+        (H200, Limits(device_bytes=3 * GIB), 2 * GIB),
+        (CPU, Limits(), GIB // 8),
+        (CPU, Limits(host_bytes=GIB // 5), GIB // 16),
+    ],
+)
+def test_a_pool_that_nobody_names_is_the_largest_that_fits(
+    device: DeviceFacts, limits: Limits, pool_bytes: int
+) -> None:
+    backends = CPU_BACKENDS if device.kind == "cpu" else H200_BACKENDS
+    assert pools(plan_of(device, backends, limits, backend="per_block")) == {pool_bytes}
+
+
+# A limit that is a power of two leaves no room for descriptors beside the pool of that size: nothing is measured.
+@pytest.mark.parametrize("limits", [Limits(host_bytes=8 * GIB), Limits(device_bytes=8 * GIB)])
+def test_a_pool_that_nobody_names_leaves_room_for_descriptors(limits: Limits) -> None:
+    plan = plan_of(limits=limits, backend="per_block", direction="h2d")
+    assert not plan.skipped
+    assert len(plan.cells) == 1
+
+
+def test_a_group_that_names_a_pool_keeps_it_beside_one_that_does_not() -> None:
+    spec = SweepSpec(name="x").with_axes({"backend": "per_block", "direction": "h2d"})
+    spec = replace(spec, groups=({**spec.groups[0], "pool": (0,)}, spec.groups[0]))
+    assert [cell.pool_bytes for cell in expand(spec, H200, H200_BACKENDS).cells] == [0, 16 * GIB]
+
+
+def test_a_swap_that_does_not_fit_into_the_pool_is_skipped_with_its_reason() -> None:
+    plan = plan_of(backend="per_block", direction="h2d", blocks="16,256", block_size="16KiB", pool="1MiB")
+    assert [cell.blocks for cell in plan.cells] == [16]
+    assert reasons(plan) == ["256 blocks of 16KiB do not fit into a pool of 1MiB"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    [
+        ("pool=dense", {(0, "fresh"), (0, "same")}),
+        ("pool>=1GiB", {(GIB, "fresh"), (GIB, "same")}),
+        ("reuse=same", {(0, "same"), (GIB, "same")}),
+        ("pool=dense,reuse!=fresh", {(0, "same")}),
+    ],
+)
+def test_filters_choose_by_pool_and_reuse(condition: str, kept: set[tuple[int, str]]) -> None:
+    spec = SweepSpec(name="x").with_axes({"backend": "per_block", "pool": "dense,1GiB", "reuse": "fresh,same"})
+    plan = expand(spec.with_filters([condition]), H200, H200_BACKENDS)
+    assert {(cell.pool_bytes, str(cell.reuse)) for cell in plan.cells} == kept
+
+
+def test_filters_choose_by_pause() -> None:
+    spec = SweepSpec(name="x").with_axes({"backend": "per_block", "pause": "0,200us,5ms"}).with_filters(["pause!=5ms"])
+    assert {cell.pause_us for cell in expand(spec, H200, H200_BACKENDS).cells} == {0, 200}
+
+
+@pytest.mark.parametrize("axes", [HOT, {}, {"pool": "64MiB", "reuse": "same"}, {"pause": "5ms"}], ids=str)
+def test_the_command_of_a_cell_measures_it_alone_whatever_blocks_it_takes(axes: dict[str, str]) -> None:
+    (cell,) = plan_of(backend="per_block", direction="h2d", **axes).cells
+    words = cell.command().split()
+    named = dict(word.split("=", 1) for flag, word in itertools.pairwise(words) if flag == "-a")
+    assert {"pool", "reuse"} <= set(named)
+    assert plan_of(**named).cells == (cell,)
 
 
 @given(st.integers(1, 10**8))

@@ -1,0 +1,118 @@
+"""Where the blocks of a swap lie: which row of the source pool goes to which row of the destination pool. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import pool_rows
+from kvbench.cells.locality import sets_of
+from kvbench.cells.pattern import Pattern, Tensors
+
+Rows = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class TensorRows:
+    """Tensors of one kind: the row at which each begins, alike on both sides, and the ids (rows of a tensor)."""
+
+    starts: Rows
+    source_ids: Rows
+    destination_ids: Rows
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The rows of one swap on either side, in descriptor order.
+
+    `tensors` says the same for the pattern `tensors-…`, in short: kind by kind and tensor by tensor, ids inside.
+    """
+
+    source_rows: Rows
+    destination_rows: Rows
+    tensors: tuple[TensorRows, ...] = ()
+
+
+def lay_out(cell: Cell, submissions: int, rng: np.random.Generator) -> Sequence[Layout]:
+    """Choose the blocks of the different swaps of a visit of `cell`, `sets_of(cell, submissions)` of them.
+
+    A pool of a size has rows all over it; otherwise the sets lie one behind the other, each as dense as it can be. No
+    row is in two sets, the first and the last row of the region are in none, and each side has places of its own.
+    """
+    count = sets_of(cell, submissions)
+    if cell.pool_bytes:
+        return _scattered(cell.pattern, cell.blocks, cell.pool_bytes // cell.block_bytes, count, rng)
+    rows = cell.dense_bytes // cell.block_bytes
+    if cell.pattern.kind == "tensors":  # a tensor is one region, which has room for all sets
+        return _scattered(cell.pattern, cell.blocks, rows * count, count, rng)
+    alone = (_scattered(cell.pattern, cell.blocks, rows, 1, rng)[0] for _ in range(count))
+    return [_moved(layout, place * rows) for place, layout in enumerate(alone)]
+
+
+def _scattered(pattern: Pattern, blocks: int, rows: int, count: int, rng: np.random.Generator) -> list[Layout]:
+    """Lay `count` sets out over `rows` rows.
+
+    shuffled: both sides random. contiguous: both ascend together, each set somewhere. reversed: the source descends.
+    runs-R: runs of R neighbours, each somewhere. tensors-…: the region is divided among the tensors as an engine
+    allocates them, and the same random ids are taken in all of them.
+    """
+    if pattern.kind == "tensors":
+        return _tensors(pattern.tensors(blocks), rows, count, rng)
+    run = {"shuffled": 1, "runs": pattern.run}.get(pattern.kind, blocks)
+    sources, destinations = (_runs(blocks, run, rows, count, rng) for _ in range(2))
+    if pattern.kind == "reversed":
+        sources = sources[:, ::-1].copy()
+    return [Layout(source, destination) for source, destination in zip(sources, destinations, strict=True)]
+
+
+def _runs(blocks: int, run: int, rows: int, count: int, rng: np.random.Generator) -> Rows:
+    """Return `count` sets of `blocks` rows, in runs of `run` neighbours; shape (count, blocks).
+
+    Row 0 and the last row stay free. A last run that is shorter lies behind all whole ones, last in its set.
+    """
+    whole, rest = divmod(blocks, run)
+    slots = (rows - 2 - count * rest) // run
+    starts = _distinct(count * whole, slots, rng).reshape(count, whole) * np.uint64(run)
+    taken = (starts[:, :, None] + np.arange(run, dtype=np.uint64)).reshape(count, whole * run)
+    short = np.arange(count * rest, dtype=np.uint64).reshape(count, rest) + np.uint64(slots * run)
+    return np.concatenate([taken, short], axis=1) + np.uint64(1)
+
+
+def _tensors(kinds: Sequence[Tensors], rows: int, count: int, rng: np.random.Generator) -> list[Layout]:
+    wanted = [pool_rows(count * kind.ids) for kind in kinds]
+    dense = sum(kind.count * own for kind, own in zip(kinds, wanted, strict=True))
+    parts: list[list[TensorRows]] = [[] for _ in range(count)]
+    end = 0
+    for kind, own in zip(kinds, wanted, strict=True):
+        region = rows * own // dense
+        starts = np.arange(kind.count, dtype=np.uint64) * np.uint64(region) + np.uint64(end)
+        sides = [_distinct(count * kind.ids, region - 2, rng).reshape(count, kind.ids) + np.uint64(1) for _ in range(2)]
+        for place in range(count):
+            parts[place].append(TensorRows(starts, sides[0][place], sides[1][place]))
+        end += kind.count * region
+    return [_of_tensors(tuple(own_parts)) for own_parts in parts]
+
+
+def _of_tensors(tensors: tuple[TensorRows, ...]) -> Layout:
+    def rows(name: str) -> Rows:
+        return np.concatenate([np.add.outer(part.starts, getattr(part, name)).reshape(-1) for part in tensors])
+
+    return Layout(rows("source_ids"), rows("destination_ids"), tensors)
+
+
+def _distinct(wanted: int, below: int, rng: np.random.Generator) -> Rows:
+    """Return `wanted` different numbers below `below`, in random order."""
+    if wanted > below:
+        raise ValueError(f"{wanted} different rows out of {below}")
+    if 4 * wanted > below:
+        return rng.permutation(below)[:wanted].astype(np.uint64)
+    drawn = rng.integers(0, below, wanted + wanted // 2 + 16, dtype=np.uint64)
+    _, first = np.unique(drawn, return_index=True)
+    return drawn[np.sort(first)][:wanted]
+
+
+def _moved(layout: Layout, rows: int) -> Layout:
+    by = np.uint64(rows)
+    return Layout(layout.source_rows + by, layout.destination_rows + by)

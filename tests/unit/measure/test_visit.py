@@ -1,0 +1,216 @@
+"""A visit catches backends that do not copy what they are timed for, and treats every backend alike."""
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.batched import Batched
+from kvbench.backends.per_block import PerBlock
+from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import CEILING_BYTES, DeviceFacts
+from kvbench.engine.device import DIRECTIONS, Stream, TimedRegion, open_device, per_block
+from kvbench.engine.faults import FaultPlan
+from kvbench.engine.memory import SwapMemory
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.visit import Bench, measure, measure_ceiling
+from kvbench.measure.workload import Pools, VerificationError
+from kvbench.sweep.spec import Sampling
+
+SAMPLING = Sampling(warmups=2, min_samples=6, max_samples=6, target=0.0)
+CELLS = [
+    Cell("cheat", direction, 16, 4096, state, reuse=reuse, pool_bytes=pool_bytes)
+    for direction in Direction
+    for state in StreamState
+    for reuse, pool_bytes in ((Reuse.SAME, 0), (Reuse.FRESH, 1 << 20))
+]
+
+
+@dataclass
+class Recorded:
+    """A backend in Python that copies as `copy` says; `copy` gets the request, the number of the submission from 1."""
+
+    copy: Callable[[SwapRequest, int, int], None]
+    name: str = "cheat"
+    summary: str = "a backend for tests"
+    calls: int = 1
+    submissions: int = 0
+    destinations: list[tuple[int, ...]] = field(default_factory=list)
+
+    def axes(self, device: DeviceFacts) -> frozenset[str]:
+        del device
+        return frozenset()
+
+    def unavailable(self, device: DeviceFacts) -> str | None:
+        del device
+        return None
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        self.request = request
+        return PreparedSwap(self, Mechanism.HOST_THREAD)
+
+    def prepare(self) -> None:
+        pass
+
+    def submit(self, stream: int) -> None:
+        self.submissions += 1
+        self.destinations.append(tuple(self.request.memory.destinations.tolist()))
+        self.copy(self.request, self.submissions, stream)
+
+
+def honest(request: SwapRequest, number: int, stream: int) -> None:
+    """Copy in the stream."""
+    del number
+    memory = request.memory
+    lists = (memory.sources, memory.destinations, memory.sizes)
+    per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+
+
+def stops_after_two(request: SwapRequest, number: int, stream: int) -> None:
+    if number <= 2:
+        honest(request, number, stream)
+
+
+def stops_after_the_first_sample(request: SwapRequest, number: int, stream: int) -> None:
+    if number <= 5:
+        honest(request, number, stream)
+
+
+def every_other_block(request: SwapRequest, number: int, stream: int) -> None:
+    del number
+    memory = request.memory
+    lists = (memory.sources[::2].copy(), memory.destinations[::2].copy(), memory.sizes[::2].copy())
+    per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+
+
+def keeps_its_first_blocks(request: SwapRequest, number: int, stream: int) -> None:
+    """Copy what was asked for at first, whatever is asked for now."""
+    del number
+    kept = FIRST.setdefault(id(request), _lists(request.memory))
+    per_block(request.device.driver, *kept, DIRECTIONS[request.cell.direction]).submit(stream)
+
+
+def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> None:
+    """Copy at once, whatever the stream has to do first."""
+    del number, stream
+
+    def copy() -> None:
+        for source, to, size in zip(*_lists(request.memory), strict=True):
+            ctypes.memmove(int(to), int(source), int(size))
+
+    worker = threading.Thread(target=copy)
+    worker.start()
+    worker.join()
+
+
+Lists = tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]
+FIRST: dict[int, Lists] = {}
+
+
+def _lists(memory: SwapMemory) -> Lists:
+    return memory.sources.copy(), memory.destinations.copy(), memory.sizes.copy()
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    device = open_device("cpu", FaultPlan())
+    stream = Stream(device.driver)
+    region = TimedRegion(device.driver, stream.handle, 200_000)
+    yield Bench(device, stream, region, Pools(device, stream, 4 << 20), SteadyCpu())
+    stream.synchronize()
+
+
+every_cell = pytest.mark.parametrize(
+    "cell", CELLS, ids=lambda cell: f"{cell.direction} {cell.stream_state} {cell.reuse}"
+)
+
+
+@every_cell
+@pytest.mark.parametrize("cheat", [stops_after_two, stops_after_the_first_sample, every_other_block])
+def test_a_backend_that_does_not_copy_is_caught(
+    bench: Bench, cell: Cell, cheat: Callable[[SwapRequest, int, int], None]
+) -> None:
+    with pytest.raises(VerificationError, match="in the block of descriptor"):
+        measure(bench, Recorded(cheat), cell, SAMPLING, 1, None)
+
+
+# The audit of the destination waits for the stream: by then the delay is over, and the check finds nothing.
+@every_cell
+def test_a_backend_that_does_not_keep_to_its_stream_is_caught(bench: Bench, cell: Cell) -> None:
+    with pytest.raises(VerificationError, match="it is not ordered in its stream"):
+        measure(bench, Recorded(on_a_thread_of_its_own), cell, SAMPLING, 1, None)
+
+
+@pytest.mark.parametrize("state", StreamState)
+def test_a_backend_that_copies_the_first_blocks_again_is_caught(bench: Bench, state: StreamState) -> None:
+    cell = replace(CELLS[1], stream_state=state)
+    assert cell.reuse is Reuse.FRESH
+    with pytest.raises(VerificationError, match="in the block of descriptor"):
+        measure(bench, Recorded(keeps_its_first_blocks), cell, SAMPLING, 1, None)
+
+
+@every_cell
+def test_an_honest_backend_passes_behind_every_cheat(bench: Bench, cell: Cell) -> None:
+    """Whatever a cheat has left behind is put right before the next visit."""
+    for cheat in (stops_after_two, every_other_block):
+        with pytest.raises(VerificationError):
+            measure(bench, Recorded(cheat), cell, SAMPLING, 1, None)
+        found = measure(bench, Recorded(honest), cell, SAMPLING, 1, None)
+        assert len(found.samples) == 6
+        assert found.verified_bytes >= 3 * cell.swap_bytes  # the first swap, those of the samples, the audit's
+
+
+@pytest.mark.parametrize("state", StreamState)
+def test_every_backend_takes_the_same_warm_ups_and_samples(bench: Bench, state: StreamState) -> None:
+    cell = replace(CELLS[1], stream_state=state)
+    for warmups, count in ((0, 3), (4, 9)):
+        sampling = msgspec.structs.replace(SAMPLING, warmups=warmups, min_samples=count, max_samples=count)
+        slow, quick = (Recorded(honest) for _ in range(2))
+        slow.calls = 5
+        lengths = {
+            len(measure(bench, backend, cell, sampling, 1, None).samples)
+            for backend in (slow, quick, PerBlock(), Batched())
+        }
+        assert lengths == {count}
+        assert slow.submissions == quick.submissions
+        # the first swap, the one that checks the order and the audit; a busy stream's delay needs three more
+        assert slow.submissions == 3 + warmups + count + (3 if state is StreamState.BUSY else 0)
+
+
+def test_backends_swap_the_same_blocks_with_the_same_seed_and_fresh_ones_every_time(bench: Bench) -> None:
+    one, two, other = (Recorded(honest) for _ in range(3))
+    for backend, seed in ((one, 1), (two, 1), (other, 2)):
+        measure(bench, backend, CELLS[1], SAMPLING, seed, None)
+    assert one.destinations == two.destinations
+    assert one.destinations != other.destinations
+    timed = one.destinations[2:-1]  # behind the first swap and the check of the order, before the audit's
+    taken = [address for addresses in timed for address in addresses]
+    assert len(timed) == 8
+    assert len(set(taken)) == len(taken)
+
+
+def test_the_same_blocks_are_swapped_again_where_that_is_asked_for(bench: Bench) -> None:
+    backend = Recorded(honest)
+    measure(bench, backend, CELLS[0], SAMPLING, 1, None)
+    assert len(set(backend.destinations)) == 1
+
+
+def test_a_pause_comes_before_every_swap_and_is_no_part_of_it(bench: Bench) -> None:
+    found = measure(bench, Recorded(honest), replace(CELLS[0], pause_us=50_000), SAMPLING, 1, None)
+    assert min(sample.wall_us for sample in found.samples) < 50_000
+
+
+def test_a_ceiling_leaves_the_pools_whole(bench: Bench) -> None:
+    pools = Pools(bench.device, bench.stream, CEILING_BYTES["cpu"])
+    own = replace(bench, pools=pools, best_gbps={})
+    for direction in Direction:
+        measure_ceiling(own, direction, 1)
+        measure(own, Recorded(honest), replace(CELLS[1], direction=direction), SAMPLING, 1, None)
+    assert set(own.best_gbps) == set(Direction)
