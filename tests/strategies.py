@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from kvbench.cells.axes import Direction, Memory, Order, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts
+from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.pattern import Pattern, Tensors
 
 GIB = 2**30
@@ -67,7 +67,7 @@ H200_BACKENDS = (
     BackendFacts("per_block", "one copy a descriptor", QUEUE_AXES | {"memory"}),
     BackendFacts("batched", "one call", BATCH_AXES),
     BackendFacts("primed", "one call", BATCH_AXES - {"descriptors_per_call"}),
-    BackendFacts("sm", "a kernel", frozenset({"memory", "sms", "kernel"}), default_sms=((0, 2),)),
+    BackendFacts("sm", "a kernel", frozenset({"memory", "sms", "kernel"}), default_sms=(SmsRow(2),)),
     BackendFacts("triton", "a kernel", frozenset({"memory", "sms"})),
 )
 CPU_BACKENDS = (
@@ -75,6 +75,6 @@ CPU_BACKENDS = (
     BackendFacts("per_block", "one copy a descriptor", QUEUE_AXES | {"memory"}),
     BackendFacts("batched", "one call", QUEUE_AXES | {"memory", "descriptors_per_call", "coalesce"}),
     BackendFacts("primed", "one call", frozenset(), unavailable="the cpu device runs no kernels"),
-    BackendFacts("sm", "a kernel", frozenset(), unavailable="the cpu device runs no kernels", default_sms=((0, 2),)),
+    BackendFacts("sm", "a kernel", frozenset(), unavailable="the cpu device runs no kernels", default_sms=(SmsRow(2),)),
     BackendFacts("triton", "a kernel", frozenset(), unavailable="the cpu device runs no kernels"),
 )

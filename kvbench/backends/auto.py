@@ -65,7 +65,9 @@ class Auto:
         cell = choice.apply(request.cell)
         facts = self._facts(request.device)[choice.backend]
         if cell.sms is None and "sms" in facts.axes:
-            cell = replace(cell, sms=facts.sms_for(int(request.memory.sizes.sum())))
+            cell = replace(
+                cell, sms=facts.sms_for(cell.direction, cell.spread_bytes, float(request.memory.sizes.mean()))
+            )
         prepared = self._others[choice.backend].create(replace(request, cell=cell))
         return replace(prepared, chosen=str(choice), warnings=(*prepared.warnings, *warnings))
 

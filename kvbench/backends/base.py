@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final, Protocol, runtime_checkable
 
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import DEFAULT_SMS, BackendFacts, DeviceFacts
+from kvbench.cells.facts import DEFAULT_SMS, BackendFacts, DeviceFacts, SmsRow
 from kvbench.engine.device import Device, Swap
 from kvbench.engine.memory import SwapMemory
 from kvbench.errors import UsageError
@@ -156,7 +156,7 @@ def facts_of(backend: Backend, device: DeviceFacts) -> BackendFacts:
             backend.summary,
             backend.axes(device),
             backend.unavailable(device),
-            ((0, usual),) if isinstance(usual, int) else usual,
+            (SmsRow(usual),) if isinstance(usual, int) else usual,
         )
     except Exception as error:  # as in _load
         return BackendFacts(backend.name, "does not describe itself", frozenset(), _line(error))

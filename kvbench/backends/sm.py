@@ -1,49 +1,78 @@
 """Our own copy kernel: few SMs, a list that comes with the launch or is read in place, any size and alignment."""
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.facts import DeviceFacts, SmsRule
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import DeviceFacts, SmsRow, SmsRule
 from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, sm_copy, sm_copy_tensors
 from kvbench.engine.nvrtc import cached_cubin
 from kvbench.errors import UsageError
 from kvbench.units import KIB, MIB
 
-# Two SMs fill the link of an H200; very large swaps, whose blocks miss the GPU's address translation, need four.
-DEFAULT_SMS: Final[SmsRule] = ((0, 2), (512 * MIB, 4))
 # How a list reaches the kernel. With the launch, as much as csrc allows: saves a read over the link. Above, it is read
 # in place, ahead of the bytes: an upload was nowhere faster by more than the noise, up to 100 000 descriptors.
 INLINE_UP_TO_BYTES: Final = 4 * KIB
 _BULK_ALIGNMENT: Final = 16
 _BULK_FROM_COMPUTE: Final = 90
 _LANES: Final = KernelShape("lanes", 16, 8, 4 * KIB)
+_MANY_LANES: Final = KernelShape("lanes", 32, 4, 4 * KIB)
 # (blocks of up to so many bytes, shape): small blocks want many in flight, large ones few large pieces.
 _BULK: Final = (
     (1 * KIB, KernelShape("bulk", 32, 6, 1 * KIB)),
     (2 * KIB, KernelShape("bulk", 16, 6, 2 * KIB)),
+    (1 << 34, KernelShape("bulk", 8, 6, 4 * KIB)),
 )
-_BULK_LARGE: Final = KernelShape("bulk", 8, 6, 4 * KIB)
+# Blocks spread over less are found in the GPU's address translation; over more, most of them miss it, and each SM has
+# few misses in flight: more SMs for small blocks, and for d2h the lanes, which have more in flight than bulk stores.
+_SCATTERED_FROM_BYTES: Final = 512 * MIB
 
 
-def shape_for(kernel: str, largest_bytes: int, address_bits: int, compute: int) -> KernelShape:
-    """Return the kernel for a swap: the one that `kernel` names, or by the rule the one that was fastest on an H200.
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """SMs for some swaps, and the shape of the kernel: None for bulk copies of a shape by the size of the blocks."""
+
+    swaps: SmsRow
+    shape: KernelShape | None = None
+
+
+# The fewest SMs within 3% of the best, on an H200 and an H100: fresh blocks out of 16 GiB, and dense ones.
+_RULE: Final = (
+    _Choice(SmsRow(8, Direction.D2H, _SCATTERED_FROM_BYTES, 2 * KIB), _MANY_LANES),
+    _Choice(SmsRow(4, Direction.D2H, _SCATTERED_FROM_BYTES, 8 * KIB), _LANES),
+    _Choice(SmsRow(2, Direction.D2H, _SCATTERED_FROM_BYTES, 32 * KIB), _MANY_LANES),
+    _Choice(SmsRow(4, Direction.H2D, _SCATTERED_FROM_BYTES, 8 * KIB)),
+    _Choice(SmsRow(2)),
+)
+DEFAULT_SMS: Final[SmsRule] = tuple(choice.swaps for choice in _RULE)
+
+
+def shape_for(cell: Cell, largest_bytes: int, address_bits: int, compute: int) -> KernelShape:
+    """Return the kernel for a swap: the one that the cell names, or by the rule.
 
     `largest_bytes` is the largest block, `address_bits` the bitwise or of all addresses and sizes, `compute` the
     compute capability times ten. Raises UsageError for a bulk kernel that cannot do it.
     """
     takes_bulk = compute >= _BULK_FROM_COMPUTE and address_bits % _BULK_ALIGNMENT == 0
-    if kernel != RULE:
-        shape = KernelShape.parse(kernel)
+    if cell.kernel != RULE:
+        shape = KernelShape.parse(cell.kernel)
         if shape.method == "bulk" and not takes_bulk:
-            raise UsageError(f"axis kernel={kernel}: bulk copies need sm_90 and multiples of {_BULK_ALIGNMENT} bytes")
+            raise UsageError(
+                f"axis kernel={cell.kernel}: bulk copies need sm_90 and multiples of {_BULK_ALIGNMENT} bytes"
+            )
         return shape
-    if not takes_bulk:
-        return _LANES
-    return next((shape for most_bytes, shape in _BULK if largest_bytes <= most_bytes), _BULK_LARGE)
+    chosen = next(
+        choice.shape for choice in _RULE if choice.swaps.fits(cell.direction, cell.spread_bytes, largest_bytes)
+    )
+    if chosen is not None or not takes_bulk:
+        return chosen or _LANES
+    return next(shape for most_bytes, shape in _BULK if largest_bytes <= most_bytes)
 
 
 class Sm:
@@ -68,7 +97,7 @@ class Sm:
         memory, info = request.memory, request.device.driver.info
         bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | _bits(memory.sizes)
         compute = 10 * info.compute_major + info.compute_minor
-        shape = shape_for(request.cell.kernel, int(memory.sizes.max()), bits, compute)
+        shape = shape_for(request.cell, int(memory.sizes.max()), bits, compute)
         return _prepared(request, self._kernel(request.device, shape))
 
     def _kernel(self, device: Device, shape: KernelShape) -> SmKernel:
@@ -88,7 +117,7 @@ class Sm:
 
 def _prepared(request: SwapRequest, kernel: SmKernel) -> PreparedSwap:
     memory, direction = request.memory, DIRECTIONS[request.cell.direction]
-    sms = request.cell.sms or DEFAULT_SMS[0][1]
+    sms = request.cell.sms or DEFAULT_SMS[-1].sms
     if len(memory.grids) == 1:
         (grid,) = memory.grids
         swap = sm_copy_tensors(

@@ -273,6 +273,11 @@ class Cell:
         return self.pool_bytes == 0 and self.reuse is Reuse.SAME
 
     @property
+    def spread_bytes(self) -> int:
+        """Bytes that the blocks of one swap are spread over on either side."""
+        return max(self.pool_bytes, self.swap_bytes)
+
+    @property
     def dense_bytes(self) -> int:
         """Bytes that the blocks take side by side, spare rows included, on either side."""
         return self.pattern.pool_rows(self.blocks) * self.block_bytes

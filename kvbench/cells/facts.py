@@ -3,11 +3,35 @@
 from dataclasses import dataclass
 from typing import Final
 
+from kvbench.cells.axes import Direction
+
 # One plain copy of this size gives a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
-# SMs that a kernel takes when none are named: (from so many bytes a swap on, SMs), ascending, the first from 0.
-SmsRule = tuple[tuple[int, int], ...]
-DEFAULT_SMS: Final[SmsRule] = ((0, 12),)
+
+
+@dataclass(frozen=True, slots=True)
+class SmsRow:
+    """SMs that a kernel takes when none are named, for swaps one way (None: both) out of a pool of `least_pool_bytes`
+    or more, in blocks of `most_block_bytes` or less.
+    """
+
+    sms: int
+    direction: Direction | None = None
+    least_pool_bytes: int = 0
+    most_block_bytes: int = 1 << 34
+
+    def fits(self, direction: Direction, pool_bytes: int, block_bytes: float) -> bool:
+        """Whether the row is for swaps this way, spread over `pool_bytes`, in blocks of `block_bytes`."""
+        return (
+            self.direction in (None, direction)
+            and pool_bytes >= self.least_pool_bytes
+            and block_bytes <= self.most_block_bytes
+        )
+
+
+# The first row that fits decides; the last one fits every swap.
+SmsRule = tuple[SmsRow, ...]
+DEFAULT_SMS: Final[SmsRule] = (SmsRow(12),)
 # The axes of a backend whose swaps may be submitted again before an earlier submission has completed.
 QUEUE_AXES: Final = frozenset({"queued", "streams"})
 
@@ -27,9 +51,9 @@ class BackendFacts:
     unavailable: str | None = None
     default_sms: SmsRule = DEFAULT_SMS
 
-    def sms_for(self, swap_bytes: int) -> int:
-        """Return the SMs that a swap of `swap_bytes` takes when none are named."""
-        return next(sms for least_bytes, sms in reversed(self.default_sms) if swap_bytes >= least_bytes)
+    def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: float) -> int:
+        """Return the SMs that a swap takes when none are named; `pool_bytes` is what its blocks are spread over."""
+        return next(row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes))
 
 
 @dataclass(frozen=True, slots=True)

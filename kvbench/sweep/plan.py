@@ -183,7 +183,7 @@ def _grid_cells(grid: _Grid, device: DeviceFacts) -> Iterator[Cell]:
         if cell.order is None and "order" in heeded:
             cell = replace(cell, order=_DEFAULT_ORDER[cell.direction])
         if cell.sms is None and "sms" in heeded:
-            usual = grid.backend.sms_for(cell.swap_bytes)
+            usual = grid.backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
             cell = replace(cell, sms=min(usual, device.sm_count or usual))
         yield cell
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.backends.sm import shape_for
+from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.kernel_shape import KernelShape
 from kvbench.errors import UsageError
@@ -45,8 +46,8 @@ def test_what_no_kernel_can_be_is_refused(text: str, why: str) -> None:
 
 
 def test_the_axis_takes_a_shape_or_leaves_it_to_the_rule() -> None:
-    asked = {"backend": "sm", "direction": "h2d", "blocks": "4", "block_size": "4KiB"}
-    values = Cell.from_strings(asked | {"stream_state": "idle", "pattern": "shuffled"})
+    texts = {"backend": "sm", "direction": "h2d", "blocks": "4", "block_size": "4KiB"}
+    values = Cell.from_strings(texts | {"stream_state": "idle", "pattern": "shuffled"})
     assert values.kernel == "rule"
     assert "kernel" not in values.as_strings()
     shaped = Cell.from_strings(values.as_strings() | {"kernel": "bulk-8x6x4096"})
@@ -56,22 +57,35 @@ def test_the_axis_takes_a_shape_or_leaves_it_to_the_rule() -> None:
         Cell.from_strings(values.as_strings() | {"kernel": "bulk-8x6"})
 
 
+def asked(kernel: str = "rule", direction: Direction = Direction.H2D, pool_bytes: int = 0) -> Cell:
+    return Cell("sm", direction, 4, 4096, kernel=kernel, pool_bytes=pool_bytes)
+
+
 @pytest.mark.parametrize("largest_bytes", [1, 656, 1024, 1025, 2048, 4096, 1 << 20])
 @pytest.mark.parametrize("odd_bits", [1, 2, 4, 8])
 def test_what_bulk_copies_cannot_do_is_left_to_the_lanes(largest_bytes: int, odd_bits: int) -> None:
-    assert shape_for("rule", largest_bytes, 4096 | odd_bits, 90).method == "lanes"
-    assert shape_for("rule", largest_bytes, 4096, 80).method == "lanes"
-    assert shape_for("rule", largest_bytes, 4096, 90).method == "bulk"
+    assert shape_for(asked(), largest_bytes, 4096 | odd_bits, 90).method == "lanes"
+    assert shape_for(asked(), largest_bytes, 4096, 80).method == "lanes"
+    assert shape_for(asked(), largest_bytes, 4096, 90).method == "bulk"
 
 
 @given(st.integers(1, 1 << 22))
 def test_larger_blocks_never_get_smaller_pieces(largest_bytes: int) -> None:
-    small, large = (shape_for("rule", size, 16, 90) for size in (largest_bytes, 2 * largest_bytes))
+    small, large = (shape_for(asked(), size, 16, 90) for size in (largest_bytes, 2 * largest_bytes))
     assert small.piece_bytes <= large.piece_bytes
 
 
 def test_a_kernel_that_is_asked_for_is_taken_or_refused() -> None:
-    assert shape_for("lanes-4x4x1KiB", 4096, 16, 90) == KernelShape("lanes", 4, 4, 1024)
+    assert shape_for(asked("lanes-4x4x1KiB"), 4096, 16, 90) == KernelShape("lanes", 4, 4, 1024)
     for bits, compute in ((8, 90), (16, 80)):
         with pytest.raises(UsageError, match=r"^axis kernel=bulk-8x6x4KiB: bulk copies need sm_90 and multiples of 16"):
-            shape_for("bulk-8x6x4KiB", 4096, bits, compute)
+            shape_for(asked("bulk-8x6x4KiB"), 4096, bits, compute)
+
+
+@pytest.mark.parametrize("largest_bytes", [576, 1024, 4096, 16384])
+def test_scattered_blocks_leave_the_gpu_through_the_lanes(largest_bytes: int) -> None:
+    """Bulk stores have fewer misses of the address translation in flight; loads and dense blocks have none to spare."""
+    scattered = 16 << 30
+    assert shape_for(asked(direction=Direction.D2H, pool_bytes=scattered), largest_bytes, 16, 90).method == "lanes"
+    assert shape_for(asked(direction=Direction.D2H), largest_bytes, 16, 90).method == "bulk"
+    assert shape_for(asked(pool_bytes=scattered), largest_bytes, 16, 90).method == "bulk"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvbench.cells.axes import Direction, Memory, Order, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import BackendFacts, DeviceFacts, pool_rows
+from kvbench.cells.facts import BackendFacts, DeviceFacts, SmsRow, pool_rows
 from kvbench.cells.filter import Filter
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
@@ -261,10 +261,13 @@ def test_the_default_sms_never_exceed_the_device(sm_count: int | None, sms: int)
     assert plan_of(replace(H200, sm_count=sm_count), backend="triton", direction="h2d").cells[0].sms == sms
 
 
-def test_the_default_sms_follow_the_rule_for_the_size_of_the_swap() -> None:
-    rule = BackendFacts("sm", "a kernel", frozenset({"sms"}), default_sms=((0, 2), (1 << 20, 4)))
-    plan = plan_of(backends=(rule,), backend="sm", direction="h2d", blocks="255,256", block_size="4KiB")
-    assert [cell.sms for cell in plan.cells] == [2, 4]
+def test_the_default_sms_follow_the_rule_for_direction_pool_and_block_size() -> None:
+    rows = (SmsRow(8, Direction.D2H, GIB, 2048), SmsRow(4, Direction.D2H, GIB), SmsRow(2))
+    rule = BackendFacts("sm", "a kernel", frozenset({"sms"}), default_sms=rows)
+    plan = plan_of(backends=(rule,), backend="sm", blocks="16", block_size="1KiB,4KiB", pool="512MiB,1GiB")
+    found = {(cell.direction, cell.pool_bytes, cell.block_bytes): cell.sms for cell in plan.cells}
+    assert {sms for (way, pool, _), sms in found.items() if way is Direction.H2D or pool < GIB} == {2}
+    assert (found[Direction.D2H, GIB, 1024], found[Direction.D2H, GIB, 4096]) == (8, 4)
 
 
 def test_runs_longer_than_the_swap_are_skipped() -> None:
