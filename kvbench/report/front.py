@@ -11,6 +11,7 @@ from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.tables import rows_of
 from kvbench.report.view import HOST_COPIES, View, ceiling_of, warnings_of
 from kvbench.results import COLUMNS, Note
+from kvbench.results.frame import NO_FIGURE
 from kvbench.text import short
 
 TITLE: Final = "KV-block swaps between host and GPU"
@@ -47,6 +48,9 @@ def warnings(views: Sequence[View]) -> list[Text]:
     """Return what a reader has to know first: what is odd about a run or its samples, and its notes."""
     found: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
     found += [(f"{view.label}: ", *doubt) for view in views for doubt in _doubts(view.measured)]
+    for view in views:
+        if without := int((view.frame["status"] == "no figure").sum()):
+            found.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
     notes = [short(record.text) for view in views for record in view.run.records if isinstance(record, Note)]
     more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
     return [*found, *notes[:_MOST_NOTES], *more]

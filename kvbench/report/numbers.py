@@ -1,5 +1,6 @@
 """Numbers as a report shows them: three significant digits, no exponents, spaces that do not break."""
 
+import math
 import re
 from typing import Final
 
@@ -21,7 +22,9 @@ def count(number: float) -> str:
 
 
 def figure(value: float) -> str:
-    """Return a number with three significant digits: 0.0123, 6.84, 54.5, 1234."""
+    """Return a number with three significant digits: 0.0123, 6.84, 54.5, 1234; a dash for none."""
+    if not math.isfinite(value):
+        return ABSENT
     if value == 0 or abs(value) >= 100:
         return f"{value:.0f}"
     digits = 2 - int(f"{value:e}".split("e")[1])

@@ -21,6 +21,7 @@ TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "
 _RAW: Final = Samples.__struct_fields__
 _AXIS_COLUMNS: Final = tuple(column for axis in AXES.values() for column in axis.columns)
 _NUMBERS: Final = tuple(axis.field for axis in AXES.values() if axis.number)
+NO_FIGURE: Final = "the delay did not outlast the submission in every sample, so that execution alone was not seen"
 # Stands between the texts of one column that differ from visit to visit; of paths, that of most visits comes first.
 BETWEEN: Final = "; "
 _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
@@ -78,6 +79,9 @@ def summarize(
     figures.index = frame.index
     frame = frame.drop(columns=[name for name in figures if name in frame]).join(figures)
     frame["device"] = device
+    # A queue is there for its submission, whose time every sample has.
+    without = (frame["status"] == "ok") & frame["swap_us_median"].isna() & (frame["queued"] == 0)
+    frame.loc[without, ["status", "reason"]] = "no figure", NO_FIGURE
     frame["gbps"] = frame["swap_bytes"] / frame["swap_us_median"] / 1e3
     frame["gbps_q1"] = frame["swap_bytes"] / frame["swap_us_q3"] / 1e3
     frame["gbps_q3"] = frame["swap_bytes"] / frame["swap_us_q1"] / 1e3
