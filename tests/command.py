@@ -43,7 +43,7 @@ def tiny(**axes: str) -> list[str]:
         "blocks": "4",
         "block_size": "1KiB",
         "stream_state": "idle",
-        "pool": "1MiB",
+        "pool": "2MiB",
     }
     return ["--device=cpu", *(f"-a{axis}={value}" for axis, value in (values | axes).items())]
 

@@ -93,14 +93,13 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     # Without a policy auto runs what another backend runs: it has to be asked for.
     usual = tuple(name for name in known if name != AUTO or spec.policy is not None)
     usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec.limits))
-    groups = [{"pool": (usual_pool,), **group} for group in spec.groups]
-    grids = [grid for group in groups for grid in _grids(group.get("backend", usual), group, device, known)]
+    grids = [grid for group in spec.groups for grid in _grids(group.get("backend", usual), group, device, known)]
     combinations = sum(math.prod(len(values) for values in grid.values.values()) for grid in grids)
     if combinations > MAX_COMBINATIONS:
         raise UsageError(
             f"the sweep has {combinations} combinations; at most {MAX_COMBINATIONS} can be planned: name fewer values"
         )
-    asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device))
+    asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device, usual_pool))
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
     reasons = {cell: _why_not(cell, device, known[cell.backend], spec) for cell in kept}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
@@ -168,6 +167,8 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
         return (backend.name,)
     if AXES[axis].depends_on_backend and axis not in backend.axes:
         return (AXES[axis].unused, *group.get(axis, ())[1:])
+    if axis == "pool":
+        return group.get("pool", (None,))  # None: the usual one, or what the swap takes
     if axis != "sms":
         return group.get(axis, AXES[axis].default or (AXES[axis].unused,))
     count = device.sm_count
@@ -175,11 +176,14 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
     return tuple(count if value == ALL_SMS and count is not None else value for value in wanted)
 
 
-def _grid_cells(grid: _Grid, device: DeviceFacts) -> Iterator[Cell]:
+def _grid_cells(grid: _Grid, device: DeviceFacts, usual_pool_bytes: int) -> Iterator[Cell]:
     heeded = grid.backend.axes
     for values in itertools.product(*grid.values.values()):
         chosen = {AXES[name].field: value for name, value in zip(grid.values, values, strict=True)}
-        cell = Cell(**chosen)  # type: ignore[arg-type]  # each axis holds values of its field's type
+        pool_is_named = chosen["pool_bytes"] is not None
+        cell = Cell(**chosen | ({} if pool_is_named else {"pool_bytes": 0}))  # type: ignore[arg-type]  # as the axes read
+        if not pool_is_named:
+            cell = replace(cell, pool_bytes=max(usual_pool_bytes, 1 << (cell.dense_bytes - 1).bit_length()))
         if cell.order is None and "order" in heeded:
             cell = replace(cell, order=_DEFAULT_ORDER[cell.direction])
         if cell.sms is None and "sms" in heeded:

@@ -62,8 +62,8 @@ def test_the_region_is_the_pool_where_there_is_one_and_as_small_as_can_be_otherw
         ("cuda", 16 * GIB, 16 * GIB),
         ("cuda", 16 * GIB - 1, 8 * GIB),
         ("cuda", 100 * MIB, 64 * MIB),
-        ("cpu", 500 * GIB, 128 * MIB),
-        ("cpu", 100 * MIB, 64 * MIB),
+        ("cpu", 500 * GIB, 32 * MIB),
+        ("cpu", 20 * MIB, 16 * MIB),
         ("cpu", 0, MIB),
     ],
 )

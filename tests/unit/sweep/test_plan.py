@@ -348,8 +348,8 @@ def pools(plan: Plan) -> set[int]:
         (replace(H200, device_free_bytes=5 * GIB), Limits(), 4 * GIB),
         (H200, Limits(host_bytes=7 * GIB), 4 * GIB),
         (H200, Limits(device_bytes=3 * GIB), 2 * GIB),
-        (CPU, Limits(), GIB // 8),
-        (CPU, Limits(host_bytes=GIB // 5), GIB // 16),
+        (CPU, Limits(), GIB // 32),
+        (CPU, Limits(host_bytes=GIB // 20), GIB // 64),
     ],
 )
 def test_a_pool_that_nobody_names_is_the_largest_that_fits(
