@@ -150,7 +150,7 @@ def test_a_dry_run_shows_everything_and_makes_nothing(tmp_path: Path) -> None:
     assert "of pinned host memory and " in shown[1]
     assert "; about " in shown[1]
     assert shown[2:4] == [
-        f"  {backend} h2d 4 x 1KiB idle pool=1MiB reuse=fresh" for backend in ("per_block", "batched")
+        f"  {backend} h2d 4 x 1KiB idle pool=2MiB reuse=fresh" for backend in ("per_block", "batched")
     ]
     assert shown[4] == "6 combinations dropped by filters"
     assert "skipped 2 cells: the cpu device has no access order" in shown[5:]
