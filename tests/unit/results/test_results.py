@@ -434,7 +434,7 @@ def test_execution_has_figures_only_where_the_delay_outlasted_every_sample(tmp_p
     assert ended[figures].isna().all()
     assert held["execution_only"] == 1
     assert ended["execution_only"] == pytest.approx(41 / 42)
-    assert (ended["status"], ended["samples"]) == ("ok", 42)
+    assert (ended["status"], ended["samples"]) == ("no figure", 42)
     assert ended["gpu_us_median"] == held["gpu_us_median"]  # what was measured stays
 
 
