@@ -39,7 +39,8 @@ def test_all_of_them_are_measured_and_verified_on_the_host(site: Path, tmp_path:
     assert done.returncode == 0, done.stderr
     frame = load_run(tmp_path / "run").frame()
     assert frame.groupby("backend").size().to_dict() == {"sm_same": 4, "sm_slow5": 4, "sm_slow10": 4}
-    assert set(frame["status"]) == {"ok"}
+    assert set(frame.loc[frame["stream_state"] == "idle", "status"]) == {"ok"}
+    assert set(frame["status"]) <= {"ok", "no figure"}  # a busy machine may outlast a delay
 
 
 def test_the_delay_is_part_of_the_swap(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
