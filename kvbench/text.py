@@ -115,7 +115,7 @@ def meaning(info: Any) -> str:
         case msgspec.inspect.EnumType():
             return f"one of {', '.join(str(word.value) for word in info.cls)}"
         case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
-            return f"a {'non-empty ' if info.min_length else ''}list of {_plural(_plain_type(info.item_type))}"
+            return f"a {'non-empty ' if info.min_length else ''}list of {_plural(plain_type(info.item_type))}"
         case _:
             return "a table"
 
@@ -136,7 +136,7 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
     where = name + (path if path.startswith("[") or not name else f".{path}" if path else "")
     lead = f"{where}: " if where else ""
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
-        known = [field.encode_name for field in _plain_type(info).fields]
+        known = [field.encode_name for field in plain_type(info).fields]
         return f"{lead}unknown key {shown(unknown[1])}; {hint(unknown[1], known, 'there are ' + ', '.join(known))}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
         return f"{lead}without {missing[1]}"
@@ -149,14 +149,14 @@ def _step(value: Any, info: Any, index: str, key: str) -> tuple[Any, Any]:
     """Return the value and the type one step down a path of msgspec; None for a type that the path does not tell."""
     if not (index or key) or info is None:  # some key of a mapping, which one is not said
         return None, None
-    inner = _plain_type(info)
+    inner = plain_type(info)
     if index:
         return value[int(index)], getattr(inner, "item_type", None)
     fields = {field.encode_name: field.type for field in getattr(inner, "fields", ())}
     return value[key], fields.get(key)
 
 
-def _plain_type(info: Any) -> Any:
+def plain_type(info: Any) -> Any:
     """Return the type without its constraints, and of "X or nothing" X."""
     while isinstance(info, msgspec.inspect.Metadata | msgspec.inspect.UnionType):
         if isinstance(info, msgspec.inspect.Metadata):

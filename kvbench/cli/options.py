@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, get_type_hints
 import msgspec
 import typer
 
+from kvbench.text import plain_type
+
 _CLICK_TYPES: Final = {msgspec.inspect.IntType: int, msgspec.inspect.FloatType: float}
 
 
@@ -54,12 +56,6 @@ def _options(mark: FromStruct) -> list[inspect.Parameter]:
 def _option(field: msgspec.inspect.Field) -> inspect.Parameter:
     assert isinstance(field.type, msgspec.inspect.Metadata)
     words = str((field.type.extra_json_schema or {})["description"])
-    kind = _CLICK_TYPES.get(type(_inner(field.type)), str)
+    kind = _CLICK_TYPES.get(type(plain_type(field.type)), str)
     annotation = Annotated[kind | None, typer.Option(help=words[0].upper() + words[1:] + ".")]  # type: ignore[valid-type]
     return inspect.Parameter(field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
-
-
-def _inner(info: msgspec.inspect.Type) -> msgspec.inspect.Type:
-    while isinstance(info, msgspec.inspect.Metadata | msgspec.inspect.UnionType):
-        info = info.type if isinstance(info, msgspec.inspect.Metadata) else info.types[0]
-    return info
