@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -22,7 +23,6 @@ OUTLIER_SIGMAS: Final = 5.0
 _MIN_SPREAD: Final = 6
 _EXACT_UP_TO: Final = 500
 _EXACT_RANKS: Final = 400
-_NORMAL_QUANTILE: Final = 1.959963984540054
 _MAD_TO_SIGMA: Final = 1.4826
 # How far two runs of one build may lie apart on one machine, measured one after the other: what is bound by the CPU
 # moves with whatever else a host does, and no control says by how much.
@@ -55,7 +55,7 @@ class Ratio:
 
 def quartiles(samples: Samples) -> Quartiles:
     """Return the quartiles (numpy's linear rule); raises ValueError for no samples."""
-    return Quartiles(*np.quantile(_checked(samples), (0.25, 0.5, 0.75)).tolist())
+    return Quartiles(*np.quantile(checked(samples), (0.25, 0.5, 0.75)).tolist())
 
 
 def median_interval(samples: Samples) -> tuple[float, float]:
@@ -64,8 +64,8 @@ def median_interval(samples: Samples) -> tuple[float, float]:
     Both ends are samples. With fewer than 6 no such interval exists: the result is (-inf, inf).
     Raises ValueError for no samples.
     """
-    values = np.sort(_checked(samples))
-    rank = _interval_rank(len(values))
+    values = np.sort(checked(samples))
+    rank = interval_rank(len(values))
     if rank is None:
         return -math.inf, math.inf
     return float(values[rank]), float(values[-1 - rank])
@@ -116,7 +116,7 @@ def paired_ratio(a: Samples, b: Samples) -> Ratio:
     log ratios (see `median_interval`) and says nothing with fewer than six. Raises ValueError unless there are as many
     of a as of b, and all positive.
     """
-    first, second = _checked(a), _checked(b)
+    first, second = checked(a), checked(b)
     if len(first) != len(second):
         raise ValueError("pairs need as many of one as of the other")
     if min(first.min(), second.min()) <= 0:
@@ -132,7 +132,7 @@ def rank_sum_probability(a: Samples, b: Samples) -> float:
     It rests on order alone and assumes no distribution; a tie counts half. Exact for few samples, from `_EXACT_RANKS`
     pairs on by the normal limit. With fewer than four of each it never falls to 0.05. Raises ValueError for no samples.
     """
-    first, second = _checked(a), _checked(b)
+    first, second = checked(a), checked(b)
     pairs = len(first) * len(second)
     above = float((first[:, None] < second).sum() + (first[:, None] == second).sum() / 2)
     nearer = math.floor(min(above, pairs - above) + 0.5)
@@ -159,14 +159,15 @@ def _rank_sum_ways(m: int, n: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _interval_rank(count: int) -> int | None:
+def interval_rank(count: int, confidence: float = CONFIDENCE) -> int | None:
     """Return the largest r for which [x_(r), x_(n-1-r)], counted from 0, covers the median; None if there is none.
 
     Coverage is 1 - 2 P(B <= r) with B binomial (n, 1/2); past a few hundred samples by its normal limit.
     """
     if count > _EXACT_UP_TO:
-        return math.floor((count - 1 - _NORMAL_QUANTILE * math.sqrt(count)) / 2)
-    allowed = (1 - CONFIDENCE) / 2 * 2**count
+        quantile = NormalDist().inv_cdf((1 + confidence) / 2)
+        return math.floor((count - 1 - quantile * math.sqrt(count)) / 2)
+    allowed = (1 - confidence) / 2 * 2**count
     below, rank = 0, -1
     while below + math.comb(count, rank + 1) <= allowed:
         rank += 1
@@ -174,7 +175,8 @@ def _interval_rank(count: int) -> int | None:
     return rank if rank >= 0 else None
 
 
-def _checked(samples: Samples) -> Floats:
+def checked(samples: Samples) -> Floats:
+    """Return `samples` as an array; raises ValueError unless they are at least one finite number."""
     values = np.asarray(samples, dtype=np.float64)
     if values.size == 0 or not np.isfinite(values).all():
         raise ValueError("samples are at least one finite number")

@@ -99,6 +99,17 @@ def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[(frame["queued"] == 0) & (frame["streams"] == 1)]
 
 
+def visit_times(frame: pd.DataFrame, samples: pd.DataFrame) -> dict[str, dict[int, float]]:
+    """Return cell id -> round -> median of swap_us of that visit, for the cells of `frame` that have a figure.
+
+    `frame` is of `summarize`, `samples` of `long_samples`.
+    """
+    told = frame.loc[frame["swap_us_median"] > 0, "cell_id"]
+    medians = samples[samples["cell_id"].isin(told)].groupby(["cell_id", "round"], sort=False)["swap_us"].median()
+    by_cell = medians.groupby(level="cell_id", sort=False)
+    return {str(cell): dict(zip(own.index.get_level_values("round"), own, strict=True)) for cell, own in by_cell}
+
+
 def long_samples(records: Sequence[Record]) -> pd.DataFrame:
     """Return a row per raw sample, in the journal's order: cell_id, round, sample, then `SAMPLE_COLUMNS`."""
     visits = [record for record in records if isinstance(record, Visit)]

@@ -65,6 +65,16 @@ class Run:
 
         return long_samples(self.records)
 
+    def visit_times(self) -> dict[str, dict[int, float]]:
+        """Return cell id -> round -> the visit's median of swap_us in microseconds, for every cell with a figure.
+
+        This is what `kvbench.analysis.compare` compares.
+        """
+        from kvbench.results.frame import visit_times
+
+        samples = self.samples()
+        return visit_times(self.frame(samples), samples)
+
     def ceilings(self) -> dict[str, list[float]]:
         """Return direction -> GB/s of every large copy for the ceiling, in the journal's order."""
         return _rates((r.direction, r.swap_bytes, r.gpu_us) for r in self.records if isinstance(r, Ceiling))

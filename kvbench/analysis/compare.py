@@ -1,0 +1,177 @@
+"""The one meaning of faster: an interval for a ratio of times, a margin with a reason, and four verdicts.
+
+What is compared are the medians of visits. Samples of one visit share what disturbed the machine meanwhile and are not
+independent; visits nearly are. Both intervals are exact for any number of visits and rest on ranks: visits made in turn
+are paired (Wilcoxon's signed ranks, Hodges and Lehmann's estimate), those of two runs are not (Mann and Whitney's).
+Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, chapters 3 and 4.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from kvbench.analysis.intervals import CONFIDENCE, Floats, Samples, checked, interval_rank
+from kvbench.analysis.margins import Margin
+
+# Fewer pairs have no interval of 95%; of visits that are not paired, four of each side have one.
+MIN_PAIRS: Final = 6
+# Averages of every two pairs grow with the square of their number; beyond this the median alone is narrow enough.
+_AVERAGED_UP_TO: Final = 200
+
+# Of one cell: the median of each visit in microseconds, by round.
+Visits = Mapping[int, float]
+
+
+class Verdict(StrEnum):
+    """What the times of two things say of the second against the first."""
+
+    FASTER = "FASTER"
+    SLOWER = "SLOWER"
+    SAME = "SAME"
+    UNDECIDED = "UNDECIDED"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`ratio` of the times of one thing to those of another, its interval [`low`, `high`], and what that amounts to.
+
+    FASTER and SLOWER: the whole interval lies beyond the margin. SAME: all of it lies within. Else UNDECIDED, always so
+    with too few visits for an interval, which then is (0, inf).
+    """
+
+    ratio: float
+    low: float
+    high: float
+    verdict: Verdict
+
+
+def compare_pairs(base: Samples, other: Samples, margin: Margin, confidence: float = CONFIDENCE) -> Comparison:
+    """Compare medians of visits where `other[i]` was measured in turn with `base[i]`.
+
+    Raises ValueError unless there are as many of either, all positive and finite.
+    """
+    first, second = _logs(base), _logs(other)
+    if len(first) != len(second):
+        raise ValueError("pairs need as many of one as of the other")
+    return _judged(*paired_interval(second - first, confidence), margin)
+
+
+def compare_visits(base: Visits, other: Visits, margin: Margin) -> Comparison:
+    """Compare two cells of one run by the rounds that measured both; raises ValueError where there is none."""
+    rounds = sorted(base.keys() & other.keys())
+    return compare_pairs([base[number] for number in rounds], [other[number] for number in rounds], margin)
+
+
+def compare_apart(base: Samples, other: Samples, margin: Margin, confidence: float = CONFIDENCE) -> Comparison:
+    """Compare medians of visits of two runs, in any order and number; raises ValueError as `compare_pairs` does."""
+    first, second = _logs(base), _logs(other)
+    differences = np.sort(np.subtract.outer(second, first), axis=None)
+    rank = _rank(_rank_sums(len(first), len(second)), confidence)
+    low, high = (-math.inf, math.inf) if rank is None else (differences[rank], differences[-1 - rank])
+    return _judged(float(np.median(differences)), float(low), float(high), margin)
+
+
+def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+    """Return the centre of paired log ratios and the ends of its interval; (-inf, inf) with too few pairs.
+
+    With many pairs it is that of their median.
+    """
+    if len(logs) > _AVERAGED_UP_TO:
+        values = np.sort(logs)
+        rank = interval_rank(len(values), confidence)
+    else:
+        values = np.sort(np.add.outer(logs, logs)[np.triu_indices(len(logs))] / 2)
+        rank = _rank(_signed_ranks(len(logs)), confidence)
+    low, high = (-math.inf, math.inf) if rank is None else (values[rank], values[-1 - rank])
+    return float(np.median(values)), float(low), float(high)
+
+
+def verdict_of(low: float, high: float, margin: float) -> Verdict:
+    """Return what an interval of log ratios of times says against a margin, also a log ratio."""
+    if high < -margin:
+        return Verdict.FASTER
+    if low > margin:
+        return Verdict.SLOWER
+    return Verdict.SAME if -margin <= low and high <= margin else Verdict.UNDECIDED
+
+
+def leaders(arms: Mapping[str, Visits], margin: Margin) -> dict[str, Verdict]:
+    """Return the arm with the smallest median, and those that are not SLOWER than it, each with its verdict.
+
+    The first is the fastest, SAME as itself. Raises ValueError as `compare_pairs` does, and for no arms.
+    """
+    ordered = sorted(arms, key=lambda name: (float(np.median(list(arms[name].values()))), name))
+    found = {name: compare_visits(arms[ordered[0]], arms[name], margin).verdict for name in ordered[1:]}
+    return {ordered[0]: Verdict.SAME} | {name: said for name, said in found.items() if said is not Verdict.SLOWER}
+
+
+def winners(arms: Mapping[str, Mapping[int, Visits]], margin: Margin) -> dict[int, str | None]:
+    """Return the fastest arm at every size that all arms have, ascending; None where no arm is FASTER than all others.
+
+    `arms` is arm -> size -> visits.
+    """
+    common = sorted(set[int].intersection(*(set(times) for times in arms.values()))) if arms else []
+    found: dict[int, str | None] = {}
+    for size in common:
+        first, *others = leaders({name: times[size] for name, times in arms.items()}, margin)
+        found[size] = None if others else first
+    return found
+
+
+def by_chance(comparisons: int) -> int:
+    """Return how many FASTER or SLOWER chance alone could show among so many comparisons of equal things, at most."""
+    return math.ceil(round(comparisons * (1 - CONFIDENCE), 9))
+
+
+def _judged(centre: float, low: float, high: float, margin: Margin) -> Comparison:
+    verdict = verdict_of(low, high, math.log1p(margin.fraction))
+    with np.errstate(over="ignore"):  # a stranger's run may hold any time
+        ratio, least, most = np.exp([centre, low, high]).tolist()
+    return Comparison(ratio, least, most, verdict)
+
+
+def _logs(times: Samples) -> Floats:
+    values = checked(times)
+    if values.min() <= 0:
+        raise ValueError("a ratio needs positive times")
+    return np.log(values)
+
+
+def _rank(ways: tuple[int, ...], confidence: float) -> int | None:
+    """Return the largest k with P(statistic <= k) at most half of what `confidence` leaves; None if there is none."""
+    allowed = (1 - confidence) / 2 * sum(ways)
+    below, rank = 0, -1
+    while below + ways[rank + 1] <= allowed:
+        rank += 1
+        below += ways[rank]
+    return rank if rank >= 0 else None
+
+
+@lru_cache(maxsize=256)
+def _signed_ranks(pairs: int) -> tuple[int, ...]:
+    """Return in how many ways signs of the ranks 1 to `pairs` give each sum of the positive ones, 0 first."""
+    ways = np.zeros(pairs * (pairs + 1) // 2 + 1, dtype=object)
+    ways[0] = 1
+    for rank in range(1, pairs + 1):
+        ways[rank:] = ways[rank:] + ways[:-rank]
+    return tuple(ways)
+
+
+@lru_cache(maxsize=1024)
+def _rank_sums(m: int, n: int) -> tuple[int, ...]:
+    """Return in how many orders of m and n values u pairs of m x n are in order, for u = 0, 1, ..., m n.
+
+    They are the coefficients of the Gaussian binomial (m + n over m).
+    """
+    ways = [1] + [0] * (m * n)
+    for k in range(1, m + 1):
+        for u in range(m * n, n + k - 1, -1):  # times 1 - q^(n + k)
+            ways[u] -= ways[u - n - k]
+        for u in range(k, m * n + 1):  # over 1 - q^k
+            ways[u] += ways[u - k]
+    return tuple(ways)

@@ -1,0 +1,137 @@
+import math
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.analysis.compare import (
+    Verdict,
+    by_chance,
+    compare_apart,
+    compare_pairs,
+    compare_visits,
+    leaders,
+    verdict_of,
+    winners,
+)
+from kvbench.analysis.margins import IN_TURN, Margin
+
+NO_MARGIN = Margin(0.0, "")
+times = st.floats(1.0, 1e6)
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=20))
+def test_swapping_the_sides_turns_the_verdict(pairs: list[tuple[float, float]]) -> None:
+    a, b = zip(*pairs, strict=True)
+    turned = {Verdict.FASTER: Verdict.SLOWER, Verdict.SLOWER: Verdict.FASTER}
+    for compare in (compare_pairs, compare_apart):
+        there, back = compare(a, b, IN_TURN), compare(b, a, IN_TURN)
+        assert there.ratio == pytest.approx(1 / back.ratio)
+        assert back.verdict is turned.get(there.verdict, there.verdict)
+        assert there.low <= there.ratio * (1 + 1e-9)
+        assert there.ratio <= there.high * (1 + 1e-9)
+
+
+def test_one_pair_says_nothing_whatever_its_size() -> None:
+    assert compare_pairs([1.0], [1000.0], IN_TURN).verdict is Verdict.UNDECIDED
+    assert compare_apart([1.0] * 3, [1000.0] * 3, IN_TURN).verdict is Verdict.UNDECIDED
+
+
+def test_six_pairs_or_four_visits_a_side_are_enough() -> None:
+    assert compare_pairs([1.0] * 6, [1.5] * 6, IN_TURN).verdict is Verdict.SLOWER
+    assert compare_apart([1.5] * 4, [1.0] * 4, IN_TURN).verdict is Verdict.FASTER
+    assert compare_apart([1.0] * 4, [1.001] * 4, IN_TURN).verdict is Verdict.SAME
+
+
+def test_a_difference_inside_the_margin_is_the_same_however_certain() -> None:
+    ramp = np.linspace(100, 110, 30)
+    assert compare_pairs(ramp, ramp * 1.015, IN_TURN).verdict is Verdict.SAME
+    assert compare_pairs(ramp, ramp * 1.03, IN_TURN).verdict is Verdict.SLOWER
+
+
+def test_pairs_see_through_what_moves_both_sides() -> None:
+    drift = np.array([100.0, 130, 90, 160, 110, 140, 95])
+    assert compare_pairs(drift, drift * 0.95, IN_TURN).verdict is Verdict.FASTER
+    assert compare_apart(drift, drift * 0.95, IN_TURN).verdict is Verdict.UNDECIDED
+
+
+@pytest.mark.parametrize("pairs", [6, 7, 8, 11])
+def test_the_interval_of_pairs_leaves_out_as_much_as_it_claims(pairs: int) -> None:
+    ranks = np.arange(1, pairs + 1) / 100
+    wrong = 0
+    for signs in product((-1, 1), repeat=pairs):  # every outcome that no difference makes equally likely
+        found = compare_pairs(np.ones(pairs), np.exp(ranks * signs), NO_MARGIN)
+        wrong += found.verdict in (Verdict.FASTER, Verdict.SLOWER)
+    assert 0.02 < wrong / 2**pairs <= 0.05
+
+
+@pytest.mark.parametrize(("m", "n"), [(4, 4), (6, 6), (3, 9)])
+def test_the_interval_of_two_runs_leaves_out_as_much_as_it_claims(m: int, n: int) -> None:
+    values = np.exp(np.arange(m + n) ** 1.3 / 100)
+    wrong = total = 0
+    for first in combinations(range(m + n), m):
+        second = sorted(set(range(m + n)) - set(first))
+        found = compare_apart(values[list(first)], values[second], NO_MARGIN)
+        wrong += found.verdict in (Verdict.FASTER, Verdict.SLOWER)
+        total += 1
+    assert 0.01 < wrong / total <= 0.05
+
+
+def test_many_pairs_take_little_time_and_say_the_same() -> None:
+    noise = np.random.default_rng(1).normal(0, 0.02, 60_000)
+    found = compare_pairs(np.ones(60_000), np.exp(noise + 0.05), IN_TURN)
+    assert found.verdict is Verdict.SLOWER
+    assert found.high / found.low < 1.001
+
+
+def test_a_stricter_confidence_widens_the_interval() -> None:
+    a, b = np.ones(20), np.exp(np.random.default_rng(2).normal(0, 0.1, 20))
+    usual, strict = compare_pairs(a, b, IN_TURN), compare_pairs(a, b, IN_TURN, confidence=0.999)
+    assert strict.low < usual.low < usual.high < strict.high
+
+
+def test_cells_are_compared_by_the_rounds_that_have_both() -> None:
+    base = dict.fromkeys(range(7), 100.0)
+    other = dict.fromkeys(range(1, 9), 50.0)
+    assert compare_visits(base, other, IN_TURN).verdict is Verdict.FASTER
+    assert compare_visits(base, {1: 50.0}, IN_TURN).verdict is Verdict.UNDECIDED
+
+
+def test_leaders_are_the_fastest_and_what_is_not_slower() -> None:
+    six = range(6)
+    arms = {
+        "slow": dict.fromkeys(six, 200.0),
+        "fast": dict.fromkeys(six, 100.0),
+        "tie": dict.fromkeys(six, 100.5),
+        "open": {n: (101.0 if n else 150.0) for n in six},
+    }
+    assert leaders(arms, IN_TURN) == {"fast": Verdict.SAME, "tie": Verdict.SAME, "open": Verdict.UNDECIDED}
+
+
+def test_a_winner_is_faster_than_all_others() -> None:
+    def visits(us: float) -> dict[int, float]:
+        return dict.fromkeys(range(6), us)
+
+    arms = {"a": {1: visits(10), 2: visits(10), 4: visits(10)}, "b": {1: visits(5), 2: visits(10.1), 4: visits(20)}}
+    assert winners(arms, IN_TURN) == {1: "b", 2: None, 4: "a"}
+    assert winners({}, IN_TURN) == {}
+
+
+def test_what_chance_alone_shows() -> None:
+    assert [by_chance(count) for count in (0, 1, 20, 100)] == [0, 1, 1, 5]
+
+
+@pytest.mark.parametrize("bad", [[], [0.0], [math.nan], [-1.0]])
+def test_times_are_positive_numbers(bad: list[float]) -> None:
+    for compare in (compare_pairs, compare_apart):
+        with pytest.raises(ValueError, match=r"positive|finite"):
+            compare(bad, bad, IN_TURN)
+    with pytest.raises(ValueError, match="as many"):
+        compare_pairs([1.0], [1.0, 2.0], IN_TURN)
+
+
+def test_an_interval_is_held_against_the_margin() -> None:
+    said = [verdict_of(low, low + 0.02, 0.03) for low in (-0.06, -0.04, -0.01, 0.02, 0.04)]
+    assert said == ["FASTER", "UNDECIDED", "SAME", "UNDECIDED", "SLOWER"]
