@@ -76,8 +76,9 @@ _Models = Annotated[
         autocompletion=lambda incomplete: _beginning_with(incomplete, presets()),
     ),
 ]
-_OUT_HELP: Final = "The run directory to make.  [default: runs/CONFIG-TIME]"
-_Out = Annotated[Path | None, typer.Option("--out", "-o", help=_OUT_HELP)]
+_Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The run directory to make.  [default: runs/CONFIG-TIME]")
+]
 _Resume = Annotated[Path | None, typer.Option(help="Finish what is missing in this run directory.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show cells, skips, memory and time; measure nothing.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")]
@@ -85,10 +86,7 @@ _POLICY_HELP: Final = f"What the backend auto goes by: a policy's file or a run'
 _Policy = Annotated[Path | None, typer.Option(help=_POLICY_HELP)]
 
 
-def register(app: typer.Typer) -> None:
-    app.command(epilog=EPILOG)(with_struct_options(sweep))
-
-
+@with_struct_options
 def sweep(
     config: _Config = None,
     axis: Axis = None,
