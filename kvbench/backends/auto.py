@@ -56,8 +56,7 @@ class Auto:
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory"} if device.kind == "cuda" else ())
 
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        del device
+    def unavailable(self, _device: DeviceFacts) -> str | None:
         return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:

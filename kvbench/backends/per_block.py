@@ -14,8 +14,7 @@ class PerBlock:
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return QUEUE_AXES | ({"memory"} if device.kind == "cuda" else set())
 
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        del device
+    def unavailable(self, _device: DeviceFacts) -> str | None:
         return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:

@@ -86,8 +86,7 @@ class Sm:
         self._device: Device | None = None
         self._kernels: dict[KernelShape, SmKernel] = {}
 
-    def axes(self, device: DeviceFacts) -> frozenset[str]:
-        del device
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory", "sms", "kernel"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:

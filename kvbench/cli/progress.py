@@ -35,8 +35,8 @@ class PlainReporter:
     def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(device_line(opened))
         self._say(
-            f"{len(plan.cells)} cells; at most {rough_size(plan.host_bytes)} of pinned host memory and "
-            f"{rough_size(plan.device_bytes)} on the device; about {format_duration(plan.estimate_s)}"
+            f"{len(plan.cells)} cells; at most {rough_size(plan.side_bytes)} of pinned host memory and "
+            f"{rough_size(plan.side_bytes)} on the device; about {format_duration(plan.estimate_s)}"
         )
         for cell in plan.cells[:SHOWN_CELLS]:
             self._say(f"  {cell.label}")
@@ -148,8 +148,8 @@ class JsonReporter:
             cells=[cell.as_strings() for cell in plan.cells],
             skipped=[{"cell": skip.cell.as_strings(), "reason": skip.reason} for skip in plan.skipped],
             filtered=plan.filtered,
-            host_bytes=plan.host_bytes,
-            device_bytes=plan.device_bytes,
+            host_bytes=plan.side_bytes,
+            device_bytes=plan.side_bytes,
             estimate_s=round(plan.estimate_s, 1),
         )
 

@@ -15,8 +15,8 @@ from kvbench.cells.facts import CEILING_BYTES
 from kvbench.cells.locality import region_bytes
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
-from kvbench.results import RunStatus, RunWriter, load_run
-from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Skip, Visit
+from kvbench.results import RunWriter, load_run
+from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, RunStatus, Skip, Visit
 from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
@@ -155,8 +155,7 @@ class Execution:
         largest = max(region_bytes(visit.cell, most) for visit in missing)
         self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
         for visit in missing:
-            self._measure_ceilings(visit.round)
-            self._measure_controls(visit.round)
+            self._measure_large_copies(visit.round)
             if visit is missing[0]:
                 # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
                 self._observe("start")
@@ -164,19 +163,17 @@ class Execution:
                 self.observer.visiting(visit)
                 self._visit(visit)
 
-    def _measure_ceilings(self, number: int) -> None:
-        swapped = {cell.direction for cell in self.plan.cells}
+    def _measure_large_copies(self, number: int) -> None:
+        """Measure the ceilings of a round, then its controls, where they are missing."""
+        swapped, sampling = {cell.direction for cell in self.plan.cells}, self.spec.sampling
         for direction in Direction:
             if direction in swapped and (direction, number) not in self.progress.ceilings:
                 ceiling = MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES)
-                self._record(self.slot.ask(ceiling, Ceiling, self.spec.sampling.deadline_s))
-
-    def _measure_controls(self, number: int) -> None:
-        sampling = self.spec.sampling
+                self._record(self.slot.ask(ceiling, Ceiling, sampling.deadline_s))
         for direction in Direction:
             if sampling.controls and (direction, number) not in self.progress.controls:
-                request = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
-                self._record(self.slot.ask(request, Control, sampling.deadline_s))
+                control = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
+                self._record(self.slot.ask(control, Control, sampling.deadline_s))
 
     def _visit(self, visit: PlannedVisit) -> None:
         answer = self._measure(visit)
