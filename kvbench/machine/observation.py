@@ -23,7 +23,7 @@ def identity(
     """Return what makes two machines the same kind; nothing in it changes while a machine runs.
 
     `device` is "cpu" or "cuda:N". The engine knows the rest: the hash of its sources, the PCI bus id of the device
-    (without it the ordinal is mapped as CUDA_VISIBLE_DEVICES says) and the SM count, which NVML does not tell.
+    (without it the ordinal is NVML's, where that is certain) and the SM count, which NVML does not tell.
     """
     with open_machine(device, pci_bus_id, sources or Sources()) as machine:
         fields, _ = _read_all({**gpu.IDENTITY, **host.IDENTITY}, machine)
