@@ -20,11 +20,7 @@ class PerBlock:
     def create(self, request: SwapRequest) -> PreparedSwap:
         memory = request.memory
         swap = per_block(
-            request.device.driver,
-            memory.sources,
-            memory.destinations,
-            memory.sizes,
-            DIRECTIONS[request.cell.direction],
+            request.device.driver, memory.sources, memory.destinations, memory.sizes, DIRECTIONS[request.cell.direction]
         )
         return PreparedSwap(
             swap,

@@ -141,9 +141,7 @@ def _prepared(request: SwapRequest, kernel: SmKernel) -> PreparedSwap:
         inline_up_to=INLINE_UP_TO_BYTES,
     )
     return PreparedSwap(
-        swap,
-        Mechanism.SM_KERNEL,
-        retarget=lambda: swap.retarget(memory.kernel_sources, memory.kernel_destinations),
+        swap, Mechanism.SM_KERNEL, retarget=lambda: swap.retarget(memory.kernel_sources, memory.kernel_destinations)
     )
 
 

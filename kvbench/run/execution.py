@@ -24,6 +24,7 @@ from kvbench.sweep.spec import SweepSpec
 from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
+LOG_FILE: Final = "worker.log"
 
 
 class Observer(Protocol):
@@ -118,7 +119,7 @@ class Execution:
     def _attempt(self) -> tuple[RunStatus, str | None]:
         try:
             self.writer.set_status("running")
-            self.slot.log_to(self.writer.path)
+            self.slot.log = self.writer.path / LOG_FILE
             self._record_plan()
             self._measure_missing()
         except KeyboardInterrupt:

@@ -131,9 +131,8 @@ class SweepSpec:
         return replace(self, filters=tuple(dict.fromkeys((*self.filters, *added))))
 
     def with_sampling(self, changes: Mapping[str, object]) -> "SweepSpec":
-        """Return the sweep with these fields of its sampling changed; None leaves a field as it is."""
-        given = {name: value for name, value in changes.items() if value is not None}
-        return replace(self, sampling=convert({**msgspec.structs.asdict(self.sampling), **given}, Sampling))
+        """Return the sweep with these fields of its sampling changed."""
+        return replace(self, sampling=convert({**msgspec.structs.asdict(self.sampling), **changes}, Sampling))
 
     def with_options(
         self,
