@@ -64,11 +64,6 @@ class Axis:
         return self.unused is not None
 
     @property
-    def told(self) -> bool:
-        """Whether a command names the axis though the cell does not use it, since by default a cell does."""
-        return self.later and bool(self.default)
-
-    @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the summary: the value as text, and as a number where that is another column."""
         return (self.name,) if self.name == self.field else (self.name, self.field)

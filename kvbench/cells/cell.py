@@ -167,8 +167,8 @@ class Cell:
 
     def spelled_out(self) -> AxisTexts:
         """Return `as_strings`, with the axes that by default a cell uses and this one does not."""
-        told = {name: axis.show(getattr(self, axis.field)) for name, axis in AXES.items() if axis.told}
-        return self.as_strings() | told
+        used_by_default = (axis for axis in AXES.values() if axis.later and axis.default)
+        return self.as_strings() | {axis.name: axis.show(getattr(self, axis.field)) for axis in used_by_default}
 
 
 def _entries(kind: type) -> dict[str, Axis]:

@@ -9,7 +9,7 @@ from statistics import median
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvbench.cells.axes import StreamState
 from kvbench.results import Failure, Note, Record, Visit
@@ -110,24 +110,22 @@ class TerminalReporter(PlainReporter):
             console=self._console,
             transient=True,
         )
-        self._task: TaskID | None = None
+        self._task = self._bar.add_task("ceiling", left="")
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         super().planned(plan, opened, done, total)
-        self._task = self._bar.add_task("ceiling", total=total, completed=done, left="")
+        self._bar.reset(self._task, total=total, completed=done)
         self._bar.start()
 
     def visiting(self, visit: PlannedVisit) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, description=visit.cell.label[:70])
+        self._bar.update(self._task, description=visit.cell.label[:70])
 
     def finished(self, outcome: Outcome) -> None:
         self._bar.stop()
         super().finished(outcome)
 
     def _advance(self, record: Visit | Failure) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, advance=1, left=f"{self._left()} left")
+        self._bar.update(self._task, advance=1, left=f"{self._left()} left")
         if isinstance(record, Visit):
             cell = record.cell
             swap_us = median(getattr(record.samples, StreamState(cell.stream_state).swap_clock))
