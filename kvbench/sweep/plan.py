@@ -177,7 +177,6 @@ def _grid_cells(grid: _Grid, device: DeviceFacts, usual_pool_bytes: int) -> Iter
 
 
 def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: SweepSpec) -> str | None:
-    """Return why `cell` cannot run, None when it can."""
     if backend.unavailable is not None:
         return backend.unavailable
     lacking = [
