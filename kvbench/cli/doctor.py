@@ -34,8 +34,8 @@ def doctor(
 
 def gather(asked: str) -> Findings:
     """Return the facts for the device that `asked` means, errors among them; raises UsageError for no device's name."""
-    from kvbench.machine.host import cpus_of_node
     from kvbench.machine.observation import identity, observe
+    from kvbench.machine.probes import cpus_of_node
     from kvbench.run import inspection
 
     resolve_device(asked, EngineReport(engine_error=None))  # a misspelt device costs no wait

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.machine import observation as environment
-from kvbench.machine.host import cpus_of_node
 from kvbench.machine.identity import differences, identity_hash
+from kvbench.machine.probes import cpus_of_node
 from kvbench.machine.sources import Nvml, Scalar, Sources
 
 BUS_ID = "00000000:1B:00.0"
