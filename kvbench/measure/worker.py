@@ -12,18 +12,10 @@ import msgspec
 from kvbench.backends.base import Backend, facts_of, load_backends
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import (
-    Device,
-    EngineError,
-    Stream,
-    TimedRegion,
-    die_with_parent,
-    open_device,
-    resolve_device,
-)
+from kvbench.engine.device import Device, EngineError, Stream, TimedRegion, die_with_parent, open_device, resolve_device
 from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.errors import KvbenchError
-from kvbench.machine.host import cpus_of_node
+from kvbench.machine.probes import cpus_of_node
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu

@@ -5,7 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvbench.results import Visit, load_run
+from kvbench.results import load_run
+from kvbench.results.frame import visits_that_count
 from tests.command import cell_of, failures, kvbench, records, tiny
 
 # A delay that a thread which has to wait for its core does not outlast.
@@ -22,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_sample_says_whether_the_whole_queue_was_waiting(run: Path) -> None:
-    visits = [record for record in records(run) if isinstance(record, Visit)]
+    visits = visits_that_count(records(run))
     held = {(cell_of(visit).queued, cell_of(visit).streams): visit.samples.depth_held for visit in visits}
     assert held == {(0, 1): None, (0, 2): None, (3, 1): [1], (3, 2): [1]}
     assert not any(visit.warnings for visit in visits)
