@@ -6,6 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
+from kvbench.text import printable
+
 What = StrEnum("What", ["AXES", "BACKENDS", "CONFIGS", "DEVICES", "MODELS"])  # each the word in lower case
 
 
@@ -40,7 +42,9 @@ def _configs() -> list[dict[str, str]]:
 def _backends() -> list[dict[str, str]]:
     from kvbench.run.runner import survey
 
-    opened = survey("auto")
+    opened = survey("auto", backends=True)
+    for note in opened.notes:
+        typer.echo(f"note: {printable(note)}", err=True)
     return [
         {
             "backend": facts.name,

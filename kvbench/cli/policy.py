@@ -6,29 +6,36 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvbench.errors import UsageError
-from kvbench.files import write_whole
+from kvbench.cli.completion import complete_run
+from kvbench.files import write_output
 
 if TYPE_CHECKING:
     from kvbench.tune.table import Policy
 
-_Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)]
-_Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="The policy file to write (TOML).")]
+_Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Run directories.", show_default=False, autocompletion=complete_run),
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="The policy file to write (TOML); - is standard output."),
+]
+_Force = Annotated[bool, typer.Option("--force", help="Replace a file that is not a policy.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the policy as JSON.")]
 
 
-def policy(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
+def policy(runs: _Runs, output: _Out = None, force: _Force = False, as_json: _Json = False) -> None:
     """Say which backend was fastest where, and write it down for the backend auto; needs neither GPU nor torch."""
     # pandas takes a second to import, which --help should not wait for
     from kvbench.results import load_run
     from kvbench.tune.fit import fit_policy
+    from kvbench.tune.table import load_policy
 
     made = fit_policy([load_run(path) for path in runs])
     if output is not None:
-        try:
-            write_whole(output, made.to_toml().encode())
-        except OSError as error:
-            raise UsageError(f"-o {output}: cannot be written: {str(error.strerror).lower()}") from None
+        write_output("-o", output, made.to_toml().encode(), load_policy, force=force)
+    if str(output) == "-":
+        return
     if as_json:
         typer.echo(json.dumps(made.to_plain(), indent=2))
         return

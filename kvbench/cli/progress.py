@@ -1,6 +1,7 @@
 """What a sweep shows while it runs: a progress bar on a terminal, plain lines otherwise, or JSON lines."""
 
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Outcome
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
+from kvbench.text import counted, printable
 from kvbench.units import format_duration, gigabytes_per_second, rough_size
 
 PLAIN_EVERY_S = 10.0
@@ -31,11 +33,12 @@ class PlainReporter:
         self._total = 0
         self._started_s = 0.0
         self._last_line_s = 0.0
+        self._failed: Counter[tuple[str, str, str]] = Counter()  # the first of a kind is told
 
     def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(device_line(opened))
         self._say(
-            f"{len(plan.cells)} cells; at most {rough_size(plan.side_bytes)} of pinned host memory and "
+            f"{counted(len(plan.cells), 'cell')}; at most {rough_size(plan.side_bytes)} of pinned host memory and "
             f"{rough_size(plan.side_bytes)} on the device; about {format_duration(plan.estimate_s)}"
         )
         for cell in plan.cells[:SHOWN_CELLS]:
@@ -43,7 +46,9 @@ class PlainReporter:
         if len(plan.cells) > SHOWN_CELLS:
             self._say(f"  and {len(plan.cells) - SHOWN_CELLS} more (--json lists all)")
         if plan.filtered:
-            self._say(f"{plan.filtered} combinations dropped by filters")
+            self._say(f"{counted(plan.filtered, 'combination')} dropped by filters")
+        for note in opened.notes:
+            self._say(f"note: {note}")
         self._say_skips(plan)
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
@@ -51,7 +56,8 @@ class PlainReporter:
         self._started_s = self._last_line_s = time.monotonic()
         self._say(device_line(opened))
         before = f", {done} done before" if done else ""
-        self._say(f"{len(plan.cells)} cells in {total} visits{before}; about {format_duration(plan.estimate_s)}")
+        cells = f"{counted(len(plan.cells), 'cell')} in {counted(total, 'visit')}"
+        self._say(f"{cells}{before}; about {format_duration(plan.estimate_s)}")
         self._say_skips(plan)
 
     def visiting(self, visit: PlannedVisit) -> None:
@@ -59,7 +65,11 @@ class PlainReporter:
 
     def recorded(self, record: Record) -> None:
         if isinstance(record, Failure):
-            self._say(f"FAILED ({record.kind}) {record.cell.label}: {record.message}\n  again: {record.command}")
+            kind = record.cell.backend, record.kind, record.message
+            self._failed[kind] += 1
+            if self._failed[kind] == 1:
+                self._say(f"FAILED ({record.kind}) {record.cell.label}: {record.message}")
+                self._say(f"  again: {record.command}")
         elif isinstance(record, Note):
             self._say(f"note: {record.text}")
         if isinstance(record, Failure) or (isinstance(record, Visit) and not record.attempt):
@@ -67,13 +77,17 @@ class PlainReporter:
             self._advance(record)
 
     def finished(self, outcome: Outcome) -> None:
-        cells = f"{outcome.measured} cells measured, {outcome.failed} failed, {outcome.skipped} skipped"
+        for (backend, kind, message), count in self._failed.items():
+            if count > 1:
+                self._say(f"FAILED ({kind}) {counted(count - 1, 'more cell')} of {backend}: {message}")
+        cells = f"{counted(outcome.measured, 'cell')} measured, {outcome.failed} failed, {outcome.skipped} skipped"
+        path = shlex.quote(str(outcome.path))
         self._say(f"{cells}: {outcome.path}")
         if outcome.status == "complete":
-            self._say(f"kvbench report {outcome.path} makes tables and charts of it")
+            self._say(f"kvbench report {path} makes tables and charts of it")
         else:
             self._say(f"{outcome.status}: {outcome.reason}")
-            self._say(f"everything measured is kept; kvbench sweep --resume {outcome.path} goes on")
+            self._say(f"everything measured is kept; kvbench sweep --resume {path} goes on")
 
     def _advance(self, record: Visit | Failure) -> None:
         del record
@@ -89,10 +103,25 @@ class PlainReporter:
 
     def _say_skips(self, plan: Plan) -> None:
         for reason, count in Counter(skip.reason for skip in plan.skipped).most_common():
-            self._say(f"skipped {count} cells: {reason}")
+            of = ", ".join(dict.fromkeys(skip.cell.backend for skip in plan.skipped if skip.reason == reason))
+            self._say(f"skipped {counted(count, 'cell')} of {of}: {reason}")
 
     def _say(self, line: str) -> None:
-        print(line, flush=True)
+        print(printable(line), flush=True)
+
+
+class QuietReporter(PlainReporter):
+    """What fails, and how the sweep ended."""
+
+    def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
+        pass
+
+    def recorded(self, record: Record) -> None:
+        if isinstance(record, Failure):
+            super().recorded(record)
+
+    def _advance(self, record: Visit | Failure) -> None:
+        pass
 
 
 class TerminalReporter(PlainReporter):
@@ -118,7 +147,7 @@ class TerminalReporter(PlainReporter):
         self._bar.start()
 
     def visiting(self, visit: PlannedVisit) -> None:
-        self._bar.update(self._task, description=visit.cell.label[:70])
+        self._bar.update(self._task, description=printable(visit.cell.label[:70]))
 
     def finished(self, outcome: Outcome) -> None:
         self._bar.stop()
@@ -133,7 +162,7 @@ class TerminalReporter(PlainReporter):
             self._say(f"{gbps:6.1f} GB/s {swap_us:12.1f} us  {cell.label}  [{record.path}]")
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        self._console.print(printable(line), markup=False)
 
 
 class JsonReporter:
@@ -176,10 +205,12 @@ class JsonReporter:
         print(json.dumps({"event": event, **fields}), flush=True)
 
 
-def make_reporter(as_json: bool) -> JsonReporter | PlainReporter:
-    """Return the reporter that fits stdout."""
+def make_reporter(*, as_json: bool, quiet: bool = False) -> JsonReporter | PlainReporter:
+    """Return the reporter that was asked for, else the one that fits stdout."""
     if as_json:
         return JsonReporter()
+    if quiet:
+        return QuietReporter()
     return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
 
 

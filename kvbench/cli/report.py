@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvbench.cli.completion import complete_run
 from kvbench.errors import RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
     from kvbench.results import Run
 
-_Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)]
+_Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Run directories.", show_default=False, autocompletion=complete_run),
+]
 _Out = Annotated[
     Path | None,
     typer.Option(

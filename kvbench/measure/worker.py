@@ -4,12 +4,12 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
-from kvbench.backends.base import Backend, facts_of, load_backends
+from kvbench.backends.base import backend_named, facts_of
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Device, EngineError, Stream, TimedRegion, die_with_parent, open_device, resolve_device
@@ -20,10 +20,11 @@ from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
-from kvbench.measure.what_runs import hash_of_what_runs, is_claimed
+from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Samples, Visit
 from kvbench.run import protocol
+from kvbench.sweep.installed import installed
 from kvbench.units import rough_size
 
 # Lengths of the delay kernel that are tried when a device is opened: that in front of `primed`, and a long one.
@@ -36,7 +37,6 @@ class Worker:
     """Answers requests; the device is opened by the first, its memory pools are made by Reserve."""
 
     def __init__(self) -> None:
-        self._backends: Mapping[str, Backend] = load_backends()
         self._faults = FaultPlan()
         self._device: Device | None = None
         self._bench: Bench | None = None
@@ -48,6 +48,9 @@ class Worker:
             match request:
                 case protocol.Open():
                     return self._open(request)
+                case protocol.Describe():
+                    assert self._device is not None
+                    return protocol.Described(backend=facts_of(request.backend, self._device.facts()))
                 case protocol.Reserve():
                     return self._reserve(request)
                 case protocol.MeasureCeiling():
@@ -69,7 +72,7 @@ class Worker:
         facts = device.facts()
         return protocol.Opened(
             device=facts,
-            backends=[facts_of(backend, facts) for backend in self._backends.values()],
+            backends=[],
             engine_hash=hash_of_what_runs(),
             delay_us=_real_delays(device),
             pci_bus_id=device.driver.info.pci_bus_id or None,
@@ -120,7 +123,8 @@ class Worker:
         seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
         began, start_s = int(time.time()), time.perf_counter()
         try:
-            backend = self._backends[cell.backend]
+            backend = backend_named(cell.backend)
+            assert backend is not None  # the plan has described ones only
             taken = measure(
                 self._bench,
                 backend,
@@ -153,7 +157,7 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
             depth_held=flags("depth_held") if cell.queued else None,
         ),
         stopped_by=taken.stopped_by,
-        path=f"{taken.path.value}{CLAIMED if is_claimed(cell.backend) else ''}",
+        path=f"{taken.path.value}{CLAIMED if not installed()[0][cell.backend].own else ''}",
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
         cpu=taken.cpu,

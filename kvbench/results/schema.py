@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from kvbench.cells.cell import AxisTexts, Cell
+from kvbench.cells.facts import BackendFacts
 
 SCHEMA: Final = 1
 
@@ -23,8 +24,9 @@ _Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
 class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """run.json: where a run comes from and how it ended.
 
-    `created` is ISO 8601 in UTC; `spec` is the resolved sweep in plain form; `device` holds the fields of DeviceFacts;
-    `identity_hash` is that of `identity`; each of `observed` has `at` = "start" or "end".
+    `created` is ISO 8601 in UTC; `spec` is the resolved sweep in plain form; `device` holds the fields of DeviceFacts,
+    `backends` those of the backends that were asked for, both as they were then; `identity_hash` is that of `identity`;
+    each of `observed` has `at` = "start" or "end".
     """
 
     schema: int = SCHEMA
@@ -36,6 +38,7 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     identity: dict[str, Scalar]
     identity_hash: str
     observed: list[dict[str, Any]] = []
+    backends: list[BackendFacts] = []
     status: RunStatus = "running"
     status_reason: str | None = None
 
@@ -159,13 +162,17 @@ class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):
     command: str
 
 
+class Retry(_OfCell, tag="retry", frozen=True, kw_only=True):
+    """A failed cell is tried again: the failures before this line count no more."""
+
+
 class Note(_Record, tag="note", frozen=True, kw_only=True):
     """Something that the reader of the run should know: a worker replaced, a warning with its remedy."""
 
     text: str
 
 
-Record = Skip | Ceiling | Control | Visit | Failure | Note
+Record = Skip | Ceiling | Control | Visit | Failure | Retry | Note
 CellRecord = Skip | Visit | Failure
 
 _TIMES: Final = {

@@ -18,10 +18,10 @@ from kvbench.cells.locality import region_bytes
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
 from kvbench.results import RunWriter, load_run
-from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, RunStatus, Skip, Visit
+from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Retry, RunStatus, Skip, Visit
 from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
-from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
+from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visit_deadline_s, visits
 from kvbench.sweep.spec import SweepSpec
 from kvbench.tune.table import AUTO
 
@@ -46,7 +46,9 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a sweep ended: its status, the reason where it is not complete, and its cells by fate."""
+    """How a sweep ended: its status, the reason where it is not complete, its cells by fate, and how many times the
+    large copies of a round (a ceiling, a control) failed.
+    """
 
     path: Path
     status: RunStatus
@@ -54,6 +56,7 @@ class Outcome:
     measured: int
     failed: int
     skipped: int
+    copies_failed: int = 0
 
 
 class Progress:
@@ -64,6 +67,7 @@ class Progress:
         self.ceilings: set[tuple[str, int]] = set()
         self.controls: set[tuple[str, int]] = set()
         self.failed: set[str] = set()
+        self.copies_failed = 0
         self.skipped: set[str] = set()
         for record in records:
             self.note(record)
@@ -74,6 +78,8 @@ class Progress:
                 self.visits.add((record.cell.id, record.round, record.attempt))
             case Failure():
                 self.failed.add(record.cell.id)
+            case Retry():
+                self.failed.discard(record.cell.id)
             case Skip():
                 self.skipped.add(record.cell.id)
             case Ceiling():
@@ -119,7 +125,8 @@ class Execution:
             if status == "complete":
                 status, reason = "stopped", self._reason(error)
         done = self.progress
-        return Outcome(self.writer.path, status, reason, done.measured, len(done.failed), len(done.skipped))
+        counts = done.measured, len(done.failed), len(done.skipped), done.copies_failed
+        return Outcome(self.writer.path, status, reason, *counts)
 
     def _attempt(self) -> tuple[RunStatus, str | None]:
         try:
@@ -127,8 +134,8 @@ class Execution:
             self.slot.log = self.writer.path / LOG_FILE
             self._record_plan()
             self._measure_missing()
-        except KeyboardInterrupt:
-            return "interrupted", "interrupted (Ctrl-C)"
+        except KeyboardInterrupt as stop:
+            return "interrupted", f"interrupted ({str(stop) or 'Ctrl-C'})"
         except BrokenPipeError:
             return "interrupted", "whoever read the output has gone"
         except UsageError as error:
@@ -179,12 +186,32 @@ class Execution:
         swapped, sampling = {cell.direction for cell in self.plan.cells}, self.spec.sampling
         for direction in Direction:
             if direction in swapped and (direction, number) not in self.progress.ceilings:
-                ceiling = MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES)
-                self._record(self.slot.ask(ceiling, Ceiling, sampling.deadline_s))
+                self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling)
         for direction in Direction:
             if sampling.controls and (direction, number) not in self.progress.controls:
-                control = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
-                self._record(self.slot.ask(control, Control, sampling.deadline_s))
+                self._copies(
+                    MeasureControl(direction=direction.value, round=number, samples=sampling.controls), Control
+                )
+
+    def _copies(self, request: MeasureCeiling | MeasureControl, kind: type[Ceiling] | type[Control]) -> None:
+        """Measure large copies and keep what came of them; those that fail cost themselves."""
+        self._revive()
+        try:
+            self._record(self.slot.ask(request, kind, self.spec.sampling.deadline_s + self.spec.sampling.cell_seconds))
+        except (StorageError, OSError):
+            raise
+        except KvbenchError as error:
+            self.progress.copies_failed += 1
+            name = f"{kind.__name__.lower()} {request.direction} of round {request.round}"
+            self._record(Note(text=f"{name} failed: {error}"))
+            if isinstance(error, WorkerLostError):
+                self.slot.replace()
+
+    def _revive(self) -> None:
+        """Put a fresh worker in the place of one that ended while nothing was asked of it."""
+        if self.slot.ended:
+            self.slot.replace()
+            self._record(Note(text="the worker process had ended between two requests and was replaced"))
 
     def _visit(self, visit: PlannedVisit) -> bool:
         """Make a visit, keep what came of it, and return whether it was disturbed."""
@@ -203,8 +230,10 @@ class Execution:
             seed=self.spec.seed,
             sampling=self.spec.sampling,
         )
+        self._revive()
         try:
-            answer = self.slot.visit(request, self.spec.sampling.deadline_s)
+            deadline_s = visit_deadline_s(visit.cell, self.spec.sampling, self.opened.device.kind)
+            answer = self.slot.visit(request, deadline_s)
         except WorkerLostError as lost:
             answer = Failure(cell_text=request.cell, round=visit.round, kind=lost.kind, message=str(lost), command="")
         if isinstance(answer, Failure):

@@ -23,7 +23,7 @@ class Open(_Message, tag="open", frozen=True, kw_only=True):
 
 
 class Opened(_Message, tag="opened", frozen=True, kw_only=True):
-    """The device as found, and every backend on it."""
+    """The device as found; `backends` are those that were described on it."""
 
     device: DeviceFacts
     backends: list[BackendFacts]
@@ -31,6 +31,20 @@ class Opened(_Message, tag="opened", frozen=True, kw_only=True):
     delay_us: dict[str, float]
     pci_bus_id: str | None
     notes: list[str]
+
+
+class Describe(_Message, tag="describe", frozen=True, kw_only=True):
+    """Load a backend and describe it on the open device; answered by Described, or the end of a worker that it takes
+    with it.
+    """
+
+    backend: str
+
+
+class Described(_Message, tag="described", frozen=True, kw_only=True):
+    """The backend as found."""
+
+    backend: BackendFacts
 
 
 class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
@@ -76,8 +90,8 @@ class Refused(_Message, tag="refused", frozen=True, kw_only=True):
     usage: bool
 
 
-Request = Open | Reserve | MeasureCeiling | MeasureControl | MeasureCell
-Answer = Opened | Reserved | Refused | Ceiling | Control | Visit | Failure
+Request = Open | Describe | Reserve | MeasureCeiling | MeasureControl | MeasureCell
+Answer = Opened | Described | Reserved | Refused | Ceiling | Control | Visit | Failure
 
 REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
 ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)

@@ -14,6 +14,7 @@ from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
 from kvbench.errors import UsageError
+from kvbench.sweep.installed import unknown_backend
 from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
 from kvbench.tune.table import AUTO
 from kvbench.units import rough_size
@@ -129,6 +130,11 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
             yield PlannedVisit(number, cell)
 
 
+def visit_deadline_s(cell: Cell, sampling: Sampling, device_kind: str) -> float:
+    """Return the seconds of silence after which a visit of `cell` counts as hung: it follows the work."""
+    return sampling.deadline_s + sampling.cell_seconds + _visit_seconds(cell, sampling, device_kind)
+
+
 def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     swap_s = max(cell.swap_bytes / _EST_SWAP_BYTES_PER_S, cell.blocks * _EST_BLOCK_S)
     if cell.stream_state is StreamState.BUSY:
@@ -148,7 +154,7 @@ def _grids(
     for name in names:
         backend = known.get(str(name))
         if backend is None:
-            raise UsageError(f"unknown backend {name}; there are {', '.join(known)}")
+            raise unknown_backend(str(name), known)
         yield backend, {axis: _values(axis, group, device, backend) for axis in AXES}
 
 

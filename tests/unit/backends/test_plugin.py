@@ -13,6 +13,7 @@ import pytest
 from kvbench.results import Visit
 from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, skips, tiny
 
+HERE = "kvbench_plugin:Plugin of kvbench-plugin==1.0"
 EXAMPLE = Path(__file__).parents[2] / "example_backend"
 
 # A backend that copies as it should, for the misbehaving ones to start from.
@@ -125,10 +126,16 @@ def test_a_package_that_cannot_be_used_is_listed_with_its_reason(site: Path) -> 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import nothing_that_exists", "kvbench_plugin:Plugin does not load: ModuleNotFoundError: No module named"),
-        ("class Plugin: pass", "kvbench_plugin:Plugin does not load: AttributeError"),
+        (
+            "import nothing_that_exists",
+            "kvbench_plugin:Plugin of kvbench-plugin==1.0 does not load: ModuleNotFoundError: No module named",
+        ),
+        ("class Plugin: pass", f"{HERE} does not load: AttributeError"),
         ("print('hello')\nraise RuntimeError('two\\nlines')", "does not load: RuntimeError: two lines"),
-        (changed('name = "plugin"', 'name = "other"'), "kvbench_plugin:Plugin calls itself 'other'"),
+        (
+            changed('name = "plugin"', 'name = "other"'),
+            "kvbench_plugin:Plugin of kvbench-plugin==1.0 calls itself 'other'",
+        ),
         (changed("return frozenset()", "raise OSError('no axes')"), "OSError: no axes"),
         (changed("return None", "return 'it is Sunday'"), "it is Sunday"),
     ],
