@@ -59,7 +59,10 @@ class BackendFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """A device as the plan sees it: `name` is "cpu" or "cuda:N", `kind` "cpu" or "cuda"."""
+    """A device as the plan sees it: `name` is "cpu" or "cuda:N", `kind` "cpu" or "cuda".
+
+    `shared_bytes` is the shared memory that a block of threads may have, None on the cpu device.
+    """
 
     name: str
     kind: str
@@ -68,6 +71,7 @@ class DeviceFacts:
     device_free_bytes: int
     host_free_bytes: int
     batch_entry: str | None
+    shared_bytes: int | None = None
 
 
 def pool_rows(blocks: int) -> int:

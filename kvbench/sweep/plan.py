@@ -12,6 +12,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
+from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
 from kvbench.errors import UsageError
 from kvbench.sweep.installed import unknown_backend
@@ -203,6 +204,11 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
         return f"the number of SMs of {device.name} is not known"
     if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:
         return f"{cell.sms} SMs asked for; {device.name} has {device.sm_count}"
+    if cell.kernel != RULE and device.shared_bytes is not None:
+        needed = KernelShape.parse(cell.kernel).shared_bytes
+        if needed > device.shared_bytes:
+            has = f"a block has {rough_size(device.shared_bytes)} on {device.name}"
+            return f"kernel {cell.kernel} takes {rough_size(needed)} of shared memory; {has}"
     if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
         return "swaps wait in a queue on a busy stream only (stream_state=busy)"
     return cell.pattern.unfit(cell.blocks) or misfit(cell) or _does_not_fit(cell, device, spec)
