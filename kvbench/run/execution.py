@@ -18,14 +18,16 @@ from kvbench.cells.locality import region_bytes
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
 from kvbench.results import RunWriter, load_run
-from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, RunStatus, Skip, Visit
-from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
+from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Roof, RunStatus, Skip, Visit
+from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
 from kvbench.sweep.spec import SweepSpec
 from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
+# Scattered throughput is nearly flat from here on.
+ROOF_POOL_BYTES: Final = 4 << 30
 # Of a visit that was disturbed.
 MAX_REPEATS: Final = 2
 LOG_FILE: Final = "worker.log"
@@ -62,6 +64,7 @@ class Progress:
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.visits: set[tuple[str, int, int]] = set()
         self.ceilings: set[tuple[str, int]] = set()
+        self.roofs: set[str] = set()
         self.controls: set[tuple[str, int]] = set()
         self.failed: set[str] = set()
         self.skipped: set[str] = set()
@@ -78,6 +81,8 @@ class Progress:
                 self.skipped.add(record.cell.id)
             case Ceiling():
                 self.ceilings.add((record.direction, record.round))
+            case Roof():
+                self.roofs.add(record.direction)
             case Control():
                 self.controls.add((record.direction, record.round))
 
@@ -159,12 +164,14 @@ class Execution:
             return
         sampling = self.spec.sampling
         largest = max(region_bytes(one.cell, submissions(sampling, one.cell.stream_state)) for one in missing)
-        self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
+        pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
+        self.slot.reserve(pool_bytes)
         for number, planned in groupby(missing, key=lambda visit: visit.round):
             self._measure_large_copies(number)
             if number == missing[0].round:
                 # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
                 self._observe("start")
+                self._measure_roofs(number, pool_bytes)
             waiting = deque(planned)
             while waiting:
                 visit = waiting.popleft()
@@ -185,6 +192,14 @@ class Execution:
             if sampling.controls and (direction, number) not in self.progress.controls:
                 control = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
                 self._record(self.slot.ask(control, Control, sampling.deadline_s))
+
+    def _measure_roofs(self, number: int, pool_bytes: int) -> None:
+        """Measure what SM copies reach, once a run, where there are any and the pool is large enough to tell."""
+        has_kernels = any(backend.name == "sm" and not backend.unavailable for backend in self.opened.backends)
+        for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
+            if has_kernels and pool_bytes >= ROOF_POOL_BYTES and direction not in self.progress.roofs:
+                roof = MeasureRoof(direction=direction.value, round=number, samples=CEILING_SAMPLES)
+                self._record(self.slot.ask(roof, Roof, self.spec.sampling.deadline_s))
 
     def _visit(self, visit: PlannedVisit) -> bool:
         """Make a visit, keep what came of it, and return whether it was disturbed."""

@@ -12,6 +12,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
+from kvbench.cells.kernel_shape import RULE
 from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
@@ -193,6 +194,9 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
     ]
     if lacking:
         return "; ".join(lacking)
+    kernel, _, _ = cell.kernel.partition("-")
+    if cell.kernel != RULE and kernel not in backend.kernels:
+        return f"{backend.name} has no kernel {cell.kernel}; its kernels are {', '.join((RULE, *backend.kernels))}"
     if cell.sms == ALL_SMS:
         return f"the number of SMs of {device.name} is not known"
     if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:
