@@ -20,8 +20,9 @@ MIN_COUNTS: Final = 3
 MOST_ROWS: Final = 4
 GBPS: Final = PlotAxis("GB/s", "figure", "linear")
 POINT_COLUMNS: Final = (
-    "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_q1",
-    "gbps_q3", "ceiling_gbps", "ceiling_share", "swap_us_median", "samples", "rounds", "cell_id",
+    "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_low",
+    "gbps_high", "gbps_q1", "gbps_q3", "ceiling_gbps", "ceiling_share", "swap_us_median", "samples", "rounds",
+    "cell_id",
 )  # fmt: skip
 
 
@@ -47,12 +48,12 @@ class RateCurve:
     @property
     def cliff(self) -> Cliff | None:
         """The largest jump beyond noise, where `x` are block bytes."""
-        return find_cliff(self.x, self.gbps, self._column("gbps_q1"), self._column("gbps_q3"))
+        return find_cliff(self.x, self.gbps, self._column("gbps_low"), self._column("gbps_high"))
 
     @property
     def knee(self) -> int | None:
-        """The first SM count within 5% of the best, where `x` are SMs."""
-        return knee(self.x, self.gbps)
+        """The SM count from which more do not help, where `x` are SMs."""
+        return knee(self.x, self.gbps, self._column("gbps_low"))
 
     def line(self, run: str, marks: Sequence[PlotMark]) -> PlotLine:
         """Return the line of a chart; those of one backend are told apart by the stream's state, or by their run."""

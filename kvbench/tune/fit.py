@@ -1,46 +1,32 @@
-"""A policy from runs: at every point the fastest of what was measured there, kept steady where noise decides."""
+"""A policy from runs: at every point the fastest of what was measured there; ties go by a rule."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 
-from kvbench.analysis.curves import leaders
-from kvbench.analysis.intervals import Quartiles
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.analysis.compare import Verdict, Visits, compare_visits, leaders
+from kvbench.analysis.margins import IN_TURN, TIED
+from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.results.frame import unqueued
+from kvbench.results.frame import unqueued, visit_times
 from kvbench.text import MAX_LINE
 from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Table
 
-# Candidates this close to the fastest are as good: medians of two runs of one machine differ by as much.
-NOISE: Final = 0.02
-# So much slower at most is a candidate that goes on because the quartiles do not tell it from the fastest.
-LITTLE: Final = 0.10
-# Of equally good ones the one that needs least: no SMs, then few of our own kernel, then whatever else there is.
+# Ways without SMs first, of which one batched call is the simplest; of kernels our own before whatever else there is.
 _SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
-_TIMES: Final = ["swap_us_q1", "swap_us_median", "swap_us_q3"]
 
 Point = tuple[int, int]  # block bytes, blocks
+Arms = Mapping[Choice, Visits]
+Kind = tuple[Direction, StreamState]
 
 
 def fit_policy(runs: Sequence[Run]) -> Policy:
-    """Return the policy that `runs` of one device and driver amount to.
-
-    A point is a block size and a number of blocks at which at least two backends were tried, `auto` apart; a candidate
-    that failed is none. Shuffled blocks in memory that the driver allocated count, nothing else. Raises UsageError.
-    """
+    """Return the policy that `runs` of one device and driver amount to; raises UsageError."""
     device, driver = _machine(runs)
-    cells = pd.concat([tried(run.frame()) for run in runs], ignore_index=True)
-    cells = cells[cells["backend"] != AUTO]
-    tables = tuple(
-        _table(direction, state, choose_all(times))
-        for direction in Direction
-        for state in StreamState
-        if (times := _times(cells[(cells["direction"] == direction) & (cells["stream_state"] == state)]))
-    )
+    tables = tuple(_table(*kind, choose_all(times)) for kind, times in candidates(runs).items())
     if not tables:
         raise UsageError(
             "nothing to choose between: the runs hold no block size and number of blocks at which two backends or more "
@@ -57,33 +43,71 @@ def fit_policy(runs: Sequence[Run]) -> Policy:
     )
 
 
-def choose_all(times: Mapping[Point, Mapping[Choice, Quartiles]]) -> dict[Point, Choice]:
-    """Return a choice for every point from the times of its candidates in microseconds.
+def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
+    """Return the times of everything that a policy may choose from, by direction and stream state, then by point.
 
-    Points are taken by block size, and of one size by the number of blocks. The choice of a neighbour that has one
-    (that with fewer blocks, else that of the smaller size) goes on while it is as good as the fastest, or undecided and
-    little slower; else the simplest of those as good as the fastest is taken.
+    A point is a block size and a number of blocks at which at least two backends were tried, `auto` apart; a candidate
+    that failed is none. Rounds of several runs are numbered on, so that only visits of one run are paired.
+    """
+    found: dict[Kind, dict[Point, dict[Choice, dict[int, float]]]] = {}
+    backends: dict[tuple[Kind, Point], set[str]] = {}
+    first = 0
+    for run in runs:
+        samples = run.samples()
+        frame = run.frame(samples)
+        visits = visit_times(frame, samples)
+        cells = tried(frame)
+        for row in cells[cells["backend"] != AUTO].to_dict("records"):
+            kind = Direction(row["direction"]), StreamState(row["stream_state"])
+            point = int(row["block_bytes"]), int(row["blocks"])
+            backends.setdefault((kind, point), set()).add(row["backend"])
+            if times := visits.get(row["cell_id"]):
+                arm = found.setdefault(kind, {}).setdefault(point, {}).setdefault(choice_of(row), {})
+                arm.update({first + number: us for number, us in times.items()})
+        first += 1 + max(samples["round"], default=0)
+    contests: dict[Kind, dict[Point, Arms]] = {}
+    for kind in product(Direction, StreamState):
+        points: dict[Point, Arms] = {
+            point: arms for point, arms in found.get(kind, {}).items() if len(backends[kind, point]) > 1
+        }
+        if points:
+            contests[kind] = points
+    return contests
+
+
+def choose_all(times: Mapping[Point, Arms]) -> dict[Point, Choice]:
+    """Return a choice for every point from the times of its candidates.
+
+    Of those that `tied_at` names the one with the fewest SMs is taken, of several the simplest way, of several again
+    the choice of a neighbour: that with fewer blocks, else that of the smaller size. Points are taken in that order.
     """
     chosen: dict[Point, Choice] = {}
     for size, count in sorted(times):
-        candidates = times[size, count]
-        fastest_us = min(time.median for time in candidates.values())
-        undecided = leaders({str(choice): time for choice, time in candidates.items()})
-        good = [choice for choice, time in candidates.items() if time.median <= (1 + NOISE) * fastest_us]
-        little = [choice for choice, time in candidates.items() if time.median <= (1 + LITTLE) * fastest_us]
-        near = [choice for choice in little if str(choice) in undecided]
-        neighbours = (
+        near = (
             max((point for point in chosen if point[0] == size), default=None),
             max((point for point in chosen if point[1] == count), default=None),
         )
-        kept = [chosen[point] for point in neighbours if point is not None and chosen[point] in (*good, *near)]
-        chosen[size, count] = kept[0] if kept else min(good, key=_simplicity)
+        neighbours = [chosen[point] for point in near if point is not None]
+        chosen[size, count] = min(tied_at(times[size, count]), key=lambda choice: _rank(choice, neighbours))
     return chosen
 
 
-def _simplicity(choice: Choice) -> tuple[int, int, str]:
+def tied_at(arms: Arms) -> dict[Choice, Verdict]:
+    """Return the fastest of some candidates and those as good as it, each with its verdict against the fastest.
+
+    As good is what is not SLOWER and loses no more than `TIED`.
+    """
+    named = {str(choice): choice for choice in arms}
+    found = leaders({name: arms[choice] for name, choice in named.items()}, IN_TURN)
+    fastest = arms[named[next(iter(found))]]
+    ratios = {name: compare_visits(fastest, arms[named[name]], IN_TURN).ratio for name in found}
+    return {named[name]: said for name, said in found.items() if ratios[name] <= 1 + TIED.fraction}
+
+
+def _rank(choice: Choice, neighbours: Sequence[Choice]) -> tuple[int, int, int, str]:
     rank = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
-    return rank, int(dict(choice.axes).get("sms", 0)), str(choice)
+    near = neighbours.index(choice) if choice in neighbours else len(neighbours)
+    return int(dict(choice.axes).get("sms", 0)), rank, near, str(choice)
 
 
 def _machine(runs: Sequence[Run]) -> tuple[str, str]:
@@ -97,40 +121,22 @@ def _machine(runs: Sequence[Run]) -> tuple[str, str]:
 
 
 def tried(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a run's table that a policy rests on, `auto` among them: measured or failed."""
+    """Return the cells of a run's table that a policy rests on, `auto` among them: measured or failed.
+
+    Shuffled blocks in memory that the driver allocated count, without a pause; of several pools the largest, fresh
+    blocks before the same again.
+    """
     usual = (frame["pattern"] == "shuffled") & (frame["memory"].isna() | (frame["memory"] == "allocated"))
-    return unqueued(frame[usual & (frame["status"] != "skipped")])
-
-
-def timed(cells: pd.DataFrame) -> pd.DataFrame:
-    """Keep the measured cells whose times are times: a run may come from a stranger."""
-    times = cells[_TIMES].to_numpy(dtype=float)
-    sound = np.isfinite(times).all(axis=1) & (times > 0).all(axis=1)
-    return cells[(cells["status"] == "ok") & pd.Series(sound, index=cells.index)]
+    cells = unqueued(frame[usual & (frame["pause_us"] == 0) & (frame["status"] != "skipped")])
+    fresh = cells["reuse"] == Reuse.FRESH.value
+    cells = cells[fresh] if fresh.any() else cells
+    largest: pd.DataFrame = cells[cells["pool_bytes"] == cells["pool_bytes"].max()]
+    return largest
 
 
 def choice_of(row: Mapping[Any, Any]) -> Choice:
     """Return the choice that a row of a run's table is the result of."""
     return Choice.of(str(row["backend"]), {name: str(row[name]) for name in CHOSEN_AXES if pd.notna(row[name])})
-
-
-def _times(cells: pd.DataFrame) -> dict[Point, dict[Choice, Quartiles]]:
-    """Return the candidates of every point of one direction and stream state; of several runs the means."""
-    found: dict[Point, dict[Choice, Quartiles]] = {}
-    for _, here in cells.groupby(["block_bytes", "blocks"]):
-        measured = timed(here).to_dict("records")
-        if here["backend"].nunique() < 2 or not measured:
-            continue
-        rows: dict[Choice, list[Mapping[Any, Any]]] = {}
-        for row in measured:
-            rows.setdefault(choice_of(row), []).append(row)
-        point = int(here["block_bytes"].iloc[0]), int(here["blocks"].iloc[0])
-        found[point] = {choice: _mean(seen) for choice, seen in rows.items()}
-    return found
-
-
-def _mean(rows: Sequence[Mapping[Any, Any]]) -> Quartiles:
-    return Quartiles(*(sum(float(row[part]) for row in rows) / len(rows) for part in _TIMES))
 
 
 def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choice]) -> Table:

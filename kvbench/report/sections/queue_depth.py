@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pandas as pd
 
-from kvbench.analysis.curves import RISE, QueueKnee, find_queue_knee
-from kvbench.analysis.intervals import Quartiles
+from kvbench.analysis.compare import Visits
+from kvbench.analysis.curves import QueueKnee, find_queue_knee
+from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.model import Chart, DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.tables import Footnotes, Row, caption, chart_words, rows_of, shown
+from kvbench.report.tables import Footnotes, Row, caption, chart_words, few_visits, rows_of, shown
 from kvbench.report.view import View, sample_words
 
 MIN_DEPTHS: Final = 4
@@ -23,7 +23,8 @@ _INCLUDES: Final = (
     "over its streams in turn. Where the driver's queue is full the wait for room is in it, and may be the rest of the "
     "delay that holds the queue back"
 )
-_NO_KNEE: Final = f"No depth at which a submission takes more than {RISE:g} times as long as on a shallow queue."
+_RISE: Final = f"{1 + QUEUE_KNEE.fraction:g} times"
+_NO_KNEE: Final = f"No depth at which a submission takes more than {_RISE} as long as on a shallow queue."
 _POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "streams", "queued",
     "submit_us_median", "submit_us_q1", "submit_us_q3", "depth_held", "samples", "rounds", "cell_id",
@@ -35,8 +36,8 @@ _NOT_HELD: Final = (
     "driver's queue does not hold them all (depth_held)"
 )
 _KNEE: Final = (
-    f"Knee: the first depth at which a submission takes more than {RISE:g} times as long as at the three smallest, "
-    "beyond the noise, and how many times as long"
+    f"Knee: the first depth at which a submission takes more than {_RISE} as long as at the three smallest, with its "
+    f"interval, and how many times as long. Less is no knee: {QUEUE_KNEE.reason}"
 )
 
 
@@ -50,17 +51,12 @@ class QueueLine:
     block_bytes: int
     streams: int
     cells: pd.DataFrame
+    knee: QueueKnee | None
 
     @property
     def points(self) -> pd.DataFrame:
         """The measured cells."""
         return where(self.cells, status="ok")
-
-    @property
-    def knee(self) -> QueueKnee | None:
-        times = self.points.set_index("queued")[["submit_us_q1", "submit_us_median", "submit_us_q3"]]
-        finite = times[np.isfinite(times).all(axis=1)]
-        return find_queue_knee({int(row[0]): Quartiles(*map(float, row[1:])) for row in finite.itertuples()})
 
     @property
     def label(self) -> str:
@@ -73,14 +69,10 @@ QueueGrid = Sequence[Mapping[str, Sequence[QueueLine]]]
 
 def make(view: View) -> Part | str:
     pinned = pin(view.frame, shown=QUEUE)
+    submit_us = view.visits_of("submit_us")
     busy = where(pinned.cells, stream_state="busy").sort_values("queued")
-    lines = []
-    for _, cells in busy.groupby(_LINE):
-        first = rows_of(cells.head(1))[0]
-        blocks, size, streams = (int(first[axis]) for axis in ("blocks", "block_bytes", "streams"))
-        line = QueueLine(first["backend"], first["direction"], blocks, size, streams, cells)
-        if line.points["queued"].nunique() >= MIN_DEPTHS:
-            lines.append(line)
+    found = [_line(cells, submit_us) for _, cells in busy.groupby(_LINE)]
+    lines = [line for line in found if line.points["queued"].nunique() >= MIN_DEPTHS]
     if not lines:
         return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
     lines.sort(key=lambda line: (line.backend != "per_block", line.backend))
@@ -99,6 +91,13 @@ def make(view: View) -> Part | str:
 
 
 SECTION = Section("queue-depth", "Queue depth: submission time against queued swaps", make)
+
+
+def _line(cells: pd.DataFrame, submit_us: Mapping[str, Visits]) -> QueueLine:
+    first, *_ = rows = rows_of(cells)
+    times = {int(row["queued"]): submit_us[row["cell_id"]] for row in rows if row["cell_id"] in submit_us}
+    blocks, size, streams = (int(first[axis]) for axis in ("blocks", "block_bytes", "streams"))
+    return QueueLine(first["backend"], first["direction"], blocks, size, streams, cells, find_queue_knee(times))
 
 
 def _finding(line: QueueLine, knee: QueueKnee) -> str:
@@ -124,7 +123,7 @@ def _table(view: View, title: str, lines: Sequence[QueueLine], pinned: Pinned) -
         f"{title}: us a submission against queued swaps",
         ("Queued", *(line.label for line in lines)),
         body,
-        [_KNEE, *([_NOT_HELD] if begun else []), *notes.lines],
+        [_KNEE, *([_NOT_HELD] if begun else []), *few_visits(cells), *notes.lines],
         caption(view, cells, _INCLUDES, pinned),
     )
 
