@@ -1,7 +1,7 @@
-"""The comparison of runs: what differs in identity, the cells that both measured side by side, their curves in one."""
+"""The comparison of runs: what differs in identity, and the times of the cells that both measured."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -10,12 +10,12 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict, compare_apart
 from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.machine.identity import differing
-from kvbench.report.charts.plot import LinePlot
-from kvbench.report.curves import CLIFF, GBPS, LADDER, POINT_COLUMNS, CurveKind, RateCurve, RateCurves, plot_panel
+from kvbench.report.charts.plot import LinePlot, PlotAxis
+from kvbench.report.curves import CLIFF, LADDER, POINT_COLUMNS, RateCurves, curve_line, curve_panels, spread
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Part, Section, Span
 from kvbench.report.numbers import bytes_size, count, figure, size
-from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES, where
-from kvbench.report.tables import Row, family, grouped, host_mark, includes, rows_of
+from kvbench.report.select import LATER, SIDE_AXES, where
+from kvbench.report.tables import Row, family, host_mark, includes, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
 from kvbench.text import short
@@ -23,6 +23,8 @@ from kvbench.text import short
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES)
 _FIGURES: Final = ("samples", "rounds", "swap_us_low", "swap_us_median", "swap_us_high", "gbps", "path")
 _MOST_CELLS: Final = 40
+_BAND: Final = ("ratio", "ratio_low", "ratio_high")
+_RATIO: Final = PlotAxis("ratio of times", "figure", "linear")
 _ORDER: Final = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.UNDECIDED)
 _VERDICT: Final = (
     f"Slower, faster: by more than {BETWEEN_RUNS.fraction:.0%} with the whole 95% interval of the ratio, from the "
@@ -172,45 +174,30 @@ def _origin(pairing: Pairing) -> tuple[Span, ...]:
 
 
 def _charts(pairing: Pairing) -> list[Chart]:
+    """Return the ratios of times against block size, and against the SM count, where there are enough of either."""
+    ratios = pairing.cells.set_index("cell_id")[["change", "change_low", "change_high"]] + 1
+    ratios.columns = pd.Index(_BAND)
+    known = np.isfinite(ratios["ratio_high"])  # where there is no interval there is no band
+    ratios = ratios.assign(**{end: ratios[end].where(known, ratios["ratio"]) for end in _BAND[1:]})
+    base, other = (view.label for view in pairing.views)
     found = []
     for kind, subject in ((CLIFF, "block size"), (LADDER, "the SM count")):
-        both = [kind.pick(view.frame[view.frame["cell_id"].isin(pairing.cells["cell_id"])]) for view in pairing.views]
-        curves = [one for one in both if isinstance(one, RateCurves)]
-        if len(curves) == len(both):
-            title = f"GB/s against {subject}, N = {count(curves[0].main)} blocks"
-            found.append(_chart(pairing, kind, title, curves))
+        curves = kind.pick(pairing.base.frame[pairing.base.frame["cell_id"].isin(pairing.cells["cell_id"])])
+        if isinstance(curves, RateCurves):
+            sizes = spread(sorted({curve.panel for curve in curves.curves}))
+            rows = {size: f", {bytes_size(size)} blocks" for size in sizes} if kind is LADDER else {curves.main: ""}
+            drawn = [curve for curve in curves.curves if curve.panel in rows]
+            words = ChartWords(
+                title=f"Time of {other} over time of {base}, against {subject}, N = {count(curves.main)} blocks",
+                subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pairing.views)} · band: 95% interval",
+                footer=includes((curve.state for curve in drawn), "Time"),
+                warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
+            )
+            panels = curve_panels(
+                curves, rows, lambda curve: curve_line(base, curve, curve.points.join(ratios, on="cell_id"), _BAND), {}
+            )
+            points = pd.concat([curve.points[list(POINT_COLUMNS)] for curve in drawn]).join(ratios, on="cell_id")
+            found.append(
+                Chart(f"comparison-{kind.name}-{base}-{other}", words, LinePlot(kind.x, _RATIO, panels), points)
+            )
     return found
-
-
-def _chart(pairing: Pairing, kind: CurveKind, subject: str, both: Sequence[RateCurves]) -> Chart:
-    base, other = (view.label for view in pairing.views)
-    curves = [
-        replace(curve, run=(place, view.label))
-        for place, (view, found) in enumerate(zip(pairing.views, both, strict=True))
-        for curve in found.curves
-    ]
-    rows = _rows(kind, curves, both[0].main)
-    heads = "; ".join(f"{view.label}: {view.heading}" for view in pairing.views)
-    words = ChartWords(
-        title=f"{subject}: {base} and {other}",
-        subtitle=f"{heads} · band: quartiles",
-        footer=includes((curve.state for curve in curves), "GB/s"),
-        warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
-    )
-    drawn = [curve for row in rows.values() for way in DIRECTIONS for curve in row if curve.direction == way]
-    ways = [way for way in DIRECTIONS if any(curve.direction == way for curve in drawn)]
-    panels = [
-        [plot_panel(kind, f"{way}, {title}", [c for c in row if c.direction == way], base) for way in ways]
-        for title, row in rows.items()
-    ]
-    plot = LinePlot(kind.x, GBPS, panels)
-    points = pd.concat(curve.points[list(POINT_COLUMNS)].assign(run=curve.run[1]) for curve in drawn if curve.run)
-    return Chart(f"comparison-{kind.name}-{base}-{other}", words, plot, points)
-
-
-def _rows(kind: CurveKind, curves: Sequence[RateCurve], main: int) -> dict[str, list[RateCurve]]:
-    """Return the curves by stream state, of a ladder by block size too, so that a panel is about runs alone."""
-    shown = [curve for curve in curves if kind is LADDER or curve.panel == main]
-    shown.sort(key=lambda curve: (curve.panel, STATES.index(curve.state)))
-    size = {curve.panel: f"{bytes_size(curve.panel)} blocks, " if kind is LADDER else "" for curve in shown}
-    return grouped(shown, lambda curve: f"{size[curve.panel]}{curve.state} stream")

@@ -133,13 +133,15 @@ def test_runs_without_a_cell_in_common_are_not_compared(tmp_path: Path, cells: l
     assert "Comparison" not in document(report)
 
 
-def test_both_runs_are_in_the_chart_and_its_points(tmp_path: Path, cells: list[Cell]) -> None:
-    runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells)]
-    chart = chart_of(report_of(runs), "comparison-cliff-a-bb")
-    assert set(chart.points["run"]) == {"a", "bb"}
+def test_the_chart_shows_the_ratio_of_the_two_runs(tmp_path: Path, cells: list[Cell]) -> None:
+    runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, slower_small_blocks)]
+    points = chart_of(report_of(runs), "comparison-cliff-a-bb").points
+    slow = points["block_bytes"] <= 4096
+    assert np.allclose(points.loc[slow, "ratio"], 1.25, atol=0.03)
+    assert np.allclose(points.loc[~slow, "ratio"], 1.0, atol=0.03)
+    assert points["ratio"].between(points["ratio_low"], points["ratio_high"]).all()
     svg = report_files(runs)["comparison-cliff-a-bb.svg"].decode()
-    assert ">batched, run a</text>" in svg
-    assert ">batched, run bb</text>" in svg
+    assert ">Time of bb over time of a, against block size, N = 256 blocks</text>" in svg
 
 
 @pytest.mark.parametrize("bad", HOSTILE)

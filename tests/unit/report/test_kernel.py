@@ -184,7 +184,7 @@ def test_two_runs_are_compared_shape_by_shape(tmp_path: Path) -> None:
     others = {said(row[5]) for row in table_of(part, "Cell by cell").rows}
     assert others == {f"kernel {RULE}", f"kernel {BULK}"}
     points = chart_of(report, "comparison-cliff-one-two").points
-    assert not points.duplicated([*POINT, "run"]).any()
+    assert not points.duplicated(POINT).any()
     assert points["gbps"].between(19, 20.1).all()
 
 
