@@ -86,8 +86,8 @@ class Cell:
     stream_state: Annotated[
         StreamState,
         Axis(
-            "is work pending on the stream when the swap is submitted",
-            "idle,busy",
+            "what is pending on the stream when the swap is submitted: nothing, a delay, or the swaps before it",
+            "idle,busy,sustained",
             choice(StreamState),
             default=(StreamState.IDLE,),
             role=Role.SERIES,
