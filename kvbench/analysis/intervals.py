@@ -57,18 +57,6 @@ def median_interval(samples: Samples) -> tuple[float, float]:
     return float(values[rank]), float(values[-1 - rank])
 
 
-def relative_half_width(samples: Samples) -> float:
-    """Return half the median's interval over the median, 0.01 = known to 1%; inf with fewer than 6 samples.
-
-    Raises ValueError for no samples.
-    """
-    low, high = median_interval(samples)
-    if low == high:
-        return 0.0
-    median = float(np.median(samples))
-    return (high - low) / 2 / abs(median) if median and math.isfinite(high) else math.inf
-
-
 def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
     """Return a mark for every value further than `OUTLIER_SIGMAS` robust standard deviations (MAD) from its median.
 

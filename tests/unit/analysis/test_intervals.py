@@ -14,7 +14,6 @@ from kvbench.analysis.intervals import (
     grouped_quartiles,
     median_interval,
     quartiles,
-    relative_half_width,
 )
 
 
@@ -53,7 +52,6 @@ def test_nothing_depends_on_the_unit(samples: list[float], scale: float) -> None
     scaled = [sample * scale for sample in samples]
     low, high = median_interval(samples)
     assert median_interval(scaled) == (low * scale, high * scale)
-    assert relative_half_width(scaled) == relative_half_width(samples)
     assert outliers(scaled) == outliers(samples)
 
 
@@ -71,14 +69,6 @@ def test_the_interval_has_the_coverage_it_promises(count: int) -> None:
 def test_too_few_samples_know_nothing(count: int) -> None:
     samples = [1.0 + number for number in range(count)]
     assert median_interval(samples) == (-math.inf, math.inf)
-    assert relative_half_width(samples) == math.inf
-
-
-def test_equal_samples_have_no_width() -> None:
-    assert relative_half_width([3.0] * 10) == 0
-    assert relative_half_width([0.0] * 10) == 0
-    assert relative_half_width([0.0] * 9 + [1.0] * 2 + [-1.0] * 2) == 0
-    assert relative_half_width([-1.0, -1.0, 0.0, 0.0, 0.0, 1.0, 1.0]) == math.inf
 
 
 def test_outliers_are_marked_and_few() -> None:
@@ -89,7 +79,7 @@ def test_outliers_are_marked_and_few() -> None:
 
 @pytest.mark.parametrize("bad", [[], [math.nan], [1.0, math.inf]])
 def test_what_is_no_sample_is_refused(bad: list[float]) -> None:
-    for use in (quartiles, median_interval, relative_half_width):
+    for use in (quartiles, median_interval):
         with pytest.raises(ValueError, match="finite"):
             use(bad)
 

@@ -10,7 +10,7 @@ import msgspec
 import pandas as pd
 import pytest
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.kernel_shape import RULE
 from kvbench.cells.pattern import Pattern
@@ -42,7 +42,7 @@ def sm_cells(*kernels: str, sms: Iterable[int] = (2,)) -> list[Cell]:
         Cell("sm", way, n, size, state, sms=count, kernel=kernel)
         for way in Direction
         for n, size in shapes
-        for state in StreamState
+        for state in synthetic.STATES
         for count in sms
         for kernel in kernels
     ]

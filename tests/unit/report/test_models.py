@@ -44,7 +44,10 @@ def cell_of(swap: ModelSwap, backend: str, state: StreamState = StreamState.IDLE
 
 def cells_of(swaps: tuple[ModelSwap, ...]) -> list[Cell]:
     pairs = [
-        cell_of(swap, backend, state) for swap in swaps for backend in ("per_block", "batched") for state in StreamState
+        cell_of(swap, backend, state)
+        for swap in swaps
+        for backend in ("per_block", "batched")
+        for state in synthetic.STATES
     ]
     return list(dict.fromkeys(pairs))
 

@@ -62,8 +62,8 @@ def test_a_knee_is_said_in_words(report: Report) -> None:
     part = part_of(report, "queue-depth")
     (line,) = lines_of(part.findings)
     assert re.fullmatch(
-        rf"per_block, N = 1, 1 stream, h2d, 32 KiB blocks: behind 1 024 queued swaps a submission takes {TIMES}[\d.]+ as "
-        r"long \([\d.]+ to 1\d\d us\)\.",
+        rf"per_block, N = 1, 1 stream, h2d, 32 KiB blocks: behind 1 024 queued swaps a submission takes {TIMES}[\d.]+ "
+        r"as long \([\d.]+ to 1\d\d us\)\.",
         line,
     )
     assert part.told == part.findings
