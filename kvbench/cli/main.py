@@ -8,7 +8,7 @@ from typing import Any, Final
 import typer
 
 from kvbench._version import __version__
-from kvbench.cli import doctor, gate, listing, policy, report, sweep
+from kvbench.cli import doctor, gate, listing, report, sweep, tune
 from kvbench.errors import ExitCode, KvbenchError, brief
 from kvbench.machine.doctor import EngineReport
 from kvbench.text import printable
@@ -51,7 +51,7 @@ def _observe_under_load(device: str) -> Mapping[str, Any]:
 
 sweep.register(app)
 report.register(app)
-policy.register(app)
+tune.register(app)
 gate.register(app)
 listing.register(app)
 doctor.register(app, _describe, _observe_under_load)

@@ -1,14 +1,18 @@
 """A policy from runs: at every point the fastest of what was measured there; ties go by a rule."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
+from statistics import median
 from typing import Any, Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import Verdict, Visits, compare_visits, leaders
-from kvbench.analysis.margins import IN_TURN, TIED
+from kvbench.analysis.compare import Comparison, Verdict, Visits, compare_visits
+from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.results.frame import unqueued, visit_times
@@ -25,13 +29,16 @@ Kind = tuple[Direction, StreamState]
 
 def fit_policy(runs: Sequence[Run]) -> Policy:
     """Return the policy that `runs` of one device and driver amount to; raises UsageError."""
+    chosen = {
+        kind: {point: decision.choice for point, decision in decide_all(times).items()}
+        for kind, times in candidates(runs).items()
+    }
+    return policy_of(runs, chosen)
+
+
+def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]) -> Policy:
+    """Return the policy of some choices, and where they come from; raises UsageError for runs of several devices."""
     device, driver = _machine(runs)
-    tables = tuple(_table(*kind, choose_all(times)) for kind, times in candidates(runs).items())
-    if not tables:
-        raise UsageError(
-            "nothing to choose between: the runs hold no block size and number of blocks at which two backends or more "
-            "were measured on shuffled blocks; sweep with -a backend=batched,sm or all backends"
-        )
     newest = max(runs, key=lambda run: run.info.created)
     return Policy(
         device=device,
@@ -39,7 +46,7 @@ def fit_policy(runs: Sequence[Run]) -> Policy:
         identity_hash=newest.info.identity_hash[:MAX_LINE],
         made=newest.info.created[:MAX_LINE],
         runs=tuple(" ".join(run.info.command)[:MAX_LINE] for run in runs),
-        tables=tables,
+        tables=tuple(_table(*kind, choices) for kind, choices in chosen.items()),
     )
 
 
@@ -47,8 +54,10 @@ def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
     """Return the times of everything that a policy may choose from, by direction and stream state, then by point.
 
     A point is a block size and a number of blocks at which at least two backends were tried, `auto` apart; a candidate
-    that failed is none. Rounds of several runs are numbered on, so that only visits of one run are paired.
+    that failed is none. Rounds of several runs are numbered on, so that only visits of one run are paired. Raises
+    UsageError where there is no such point, and for runs of several devices.
     """
+    _machine(runs)
     found: dict[Kind, dict[Point, dict[Choice, dict[int, float]]]] = {}
     backends: dict[tuple[Kind, Point], set[str]] = {}
     first = 0
@@ -72,42 +81,71 @@ def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
         }
         if points:
             contests[kind] = points
+    if not contests:
+        raise UsageError(
+            "nothing to choose between: the runs hold no block size and number of blocks at which two backends or more "
+            "were measured on the same blocks; sweep with -a backend=batched,sm or all backends"
+        )
     return contests
 
 
-def choose_all(times: Mapping[Point, Arms]) -> dict[Point, Choice]:
-    """Return a choice for every point from the times of its candidates.
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to take at a point: `choice`, as good as the `fastest` by the rule of `decide_all`.
 
-    Of those that `tied_at` names the one with the fewest SMs is taken, of several the simplest way, of several again
-    the choice of a neighbour: that with fewer blocks, else that of the smaller size. Points are taken in that order.
+    `others` are those that the same rule could choose in another run, with their times over that of `choice`.
     """
-    chosen: dict[Point, Choice] = {}
+
+    choice: Choice
+    fastest: Choice
+    others: Mapping[Choice, Comparison]
+
+
+def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
+    """Return what to take at every point, from the times of its candidates.
+
+    Of those that lose at most `TIED` to the fastest the one with the fewest SMs is taken, of several the simplest way,
+    of several again the choice of a neighbour: that with fewer blocks, else that of the smaller size. Points are taken
+    in that order. A candidate that clearly loses more than runs of one build may differ by is not among `others`.
+    """
+    found: dict[Point, Decision] = {}
     for size, count in sorted(times):
         near = (
-            max((point for point in chosen if point[0] == size), default=None),
-            max((point for point in chosen if point[1] == count), default=None),
+            max((point for point in found if point[0] == size), default=None),
+            max((point for point in found if point[1] == count), default=None),
         )
-        neighbours = [chosen[point] for point in near if point is not None]
-        chosen[size, count] = min(tied_at(times[size, count]), key=lambda choice: _rank(choice, neighbours))
-    return chosen
+        found[size, count] = _decide(times[size, count], [found[point].choice for point in near if point is not None])
+    return found
 
 
-def tied_at(arms: Arms) -> dict[Choice, Verdict]:
-    """Return the fastest of some candidates and those as good as it, each with its verdict against the fastest.
+def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
+    def rank(choice: Choice) -> tuple[int, int, int, str]:
+        simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
+        near = neighbours.index(choice) if choice in neighbours else len(neighbours)
+        return sms_of(choice), simplicity, near, str(choice)
 
-    As good is what is not SLOWER and loses no more than `TIED`.
-    """
-    named = {str(choice): choice for choice in arms}
-    found = leaders({name: arms[choice] for name, choice in named.items()}, IN_TURN)
-    fastest = arms[named[next(iter(found))]]
-    ratios = {name: compare_visits(fastest, arms[named[name]], IN_TURN).ratio for name in found}
-    return {named[name]: said for name, said in found.items() if ratios[name] <= 1 + TIED.fraction}
+    fastest = min(arms, key=lambda choice: (median(arms[choice].values()), str(choice)))
+    loss = {choice: compare_visits(arms[fastest], visits, IN_TURN) for choice, visits in arms.items()}
+    as_good = [choice for choice in arms if choice == fastest or loss[choice].verdict in _NOT_SLOWER]
+    possible = [choice for choice in arms if _least(loss[choice]) <= 1 + BETWEEN_RUNS.fraction]
+    chosen = min({*as_good, *(c for c in possible if loss[c].ratio <= 1 + TIED.fraction)}, key=rank)
+    certain = min(as_good, key=rank)
+    others = {certain, *(choice for choice in possible if rank(choice) < rank(certain))} - {chosen}
+    against = {choice: compare_visits(arms[chosen], arms[choice], IN_TURN) for choice in sorted(others, key=rank)}
+    return Decision(chosen, fastest, against)
 
 
-def _rank(choice: Choice, neighbours: Sequence[Choice]) -> tuple[int, int, int, str]:
-    rank = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
-    near = neighbours.index(choice) if choice in neighbours else len(neighbours)
-    return int(dict(choice.axes).get("sms", 0)), rank, near, str(choice)
+_NOT_SLOWER: Final = (Verdict.SAME, Verdict.FASTER)
+
+
+def _least(found: Comparison) -> float:
+    """Return how much time a candidate may take at least; without an interval its own ratio says it."""
+    return found.low if math.isfinite(found.high) else found.ratio
+
+
+def sms_of(choice: Choice) -> int:
+    """Return the SMs that a choice names, 0 for none."""
+    return int(dict(choice.axes).get("sms", 0))
 
 
 def _machine(runs: Sequence[Run]) -> tuple[str, str]:
@@ -116,20 +154,21 @@ def _machine(runs: Sequence[Run]) -> tuple[str, str]:
     found = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
     if len(found) > 1:
         told = sorted(f"{title or 'a nameless device'} with driver {driver or 'none'}" for title, driver in found)
-        raise UsageError(f"a policy is of one device and driver; these runs are of {'; '.join(told)}")
+        raise UsageError(f"an answer is for one device and driver; these runs are of {'; '.join(told)}")
     return found.pop()
 
 
 def tried(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a run's table that a policy rests on, `auto` among them: measured or failed.
 
-    Shuffled blocks in memory that the driver allocated count, without a pause; of several pools the largest, fresh
-    blocks before the same again.
+    They are those of one workload: memory that the driver allocated, no pause, fresh blocks before the same again, of
+    several pools the largest, shuffled blocks before other patterns.
     """
-    usual = (frame["pattern"] == "shuffled") & (frame["memory"].isna() | (frame["memory"] == "allocated"))
-    cells = unqueued(frame[usual & (frame["pause_us"] == 0) & (frame["status"] != "skipped")])
-    fresh = cells["reuse"] == Reuse.FRESH.value
-    cells = cells[fresh] if fresh.any() else cells
+    cells = frame[frame["memory"].isna() | (frame["memory"] == "allocated")]
+    cells = unqueued(cells[(cells["pause_us"] == 0) & (cells["status"] != "skipped")])
+    for preferred in (cells["reuse"] == Reuse.FRESH.value, cells["pattern"] == str(SHUFFLED)):
+        if preferred.any():
+            cells = cells[preferred.reindex(cells.index)]
     largest: pd.DataFrame = cells[cells["pool_bytes"] == cells["pool_bytes"].max()]
     return largest
 

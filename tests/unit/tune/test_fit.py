@@ -15,7 +15,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
-from kvbench.tune.fit import choose_all, fit_policy, tied_at
+from kvbench.tune.fit import Arms, Point, decide_all, fit_policy
 from kvbench.tune.table import Choice, Chooser, Policy
 from tests import synthetic
 
@@ -105,7 +105,9 @@ def test_several_runs_of_one_machine_go_together(tmp_path: Path) -> None:
 
 def test_runs_of_two_machines_are_refused(tmp_path: Path) -> None:
     runs = [run_of(tmp_path / "a", grid()), run_of(tmp_path / "b", grid(), title="Other GPU")]
-    with pytest.raises(UsageError, match=r"of one device and driver; these runs are of Other GPU with driver 580.159;"):
+    with pytest.raises(
+        UsageError, match=r"for one device and driver; these runs are of Other GPU with driver 580.159;"
+    ):
         fit_policy(runs)
 
 
@@ -119,6 +121,14 @@ def test_what_a_stranger_wrote_is_read_back_as_text(tmp_path: Path) -> None:
     policy = fit_policy([run])
     assert policy.device == 'x"\ufffd[[tables]]\ufffd[2J'
     assert Policy.from_plain(policy.to_plain()) == policy
+
+
+def choose_all(times: dict[Point, Arms]) -> dict[Point, Choice]:
+    return {point: decision.choice for point, decision in decide_all(times).items()}
+
+
+def others_at(arms: Arms) -> set[Choice]:
+    return set(decide_all({(KIB, 16): arms})[KIB, 16].others)
 
 
 def steady(times: dict[Choice, float]) -> dict[Choice, Visits]:
@@ -152,11 +162,20 @@ def test_what_gains_no_more_than_the_margin_is_no_reason_to_take_sms() -> None:
     assert choose_all({(KIB, 16): steady({KERNEL: 96.0, BATCHED: 100.0})})[KIB, 16] == KERNEL
 
 
-def test_what_is_undecided_is_tied_only_while_it_is_little_slower() -> None:
-    near = {KERNEL: noisy(100.0, 0.05), BATCHED: dict.fromkeys(range(6), 102.0)}
-    far = {KERNEL: noisy(100.0, 0.3), BATCHED: dict.fromkeys(range(6), 110.0)}
-    assert set(tied_at(near)) == {KERNEL, BATCHED}
-    assert set(tied_at(far)) == {KERNEL}
+def test_what_another_run_could_choose_is_named() -> None:
+    clear = steady({KERNEL: 90.0, BATCHED: 100.0})
+    equal = steady({KERNEL: 100.0, BATCHED: 100.5})
+    at_the_margin = {KERNEL: noisy(100.0, 0.005), BATCHED: dict.fromkeys(range(6), 103.0)}
+    noise = {KERNEL: noisy(100.0, 0.2), BATCHED: dict.fromkeys(range(6), 120.0)}
+    assert [others_at(arms) for arms in (clear, equal)] == [set(), set()]
+    for arms in (at_the_margin, noise):
+        decision = decide_all({(KIB, 16): arms})[KIB, 16]
+        assert {decision.choice, *decision.others} == {KERNEL, BATCHED}
+
+
+def test_too_few_visits_do_not_make_everything_possible() -> None:
+    assert others_at({KERNEL: {0: 100.0}, BATCHED: {0: 150.0}}) == set()
+    assert others_at({KERNEL: {0: 100.0}, BATCHED: {0: 104.0}}) == {BATCHED}
 
 
 candidates = st.dictionaries(
