@@ -23,6 +23,7 @@ from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Op
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
 from kvbench.sweep.spec import SweepSpec
+from kvbench.tune.search import Search
 from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
@@ -93,7 +94,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Execution:
-    """A planned sweep, its worker and its journal."""
+    """A planned sweep, its worker and its journal; a `search` decides from what was measured what is visited next."""
 
     spec: SweepSpec
     plan: Plan
@@ -102,6 +103,7 @@ class Execution:
     slot: WorkerSlot
     observer: Observer
     progress: Progress
+    search: Search | None = None
 
     def run(self) -> Outcome:
         """Measure what is missing. Ctrl-C, a full disk and a worker that cannot be replaced end it with data kept.
@@ -151,28 +153,45 @@ class Execution:
             self._record(Note(text=note))
 
     def _measure_missing(self) -> None:
+        if self.search is not None:
+            self._follow(self.search)
+            return
         every = list(visits(self.plan, self.spec.sampling, self.spec.seed))
         missing = [visit for visit in every if self.progress.wants(visit)]
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        sampling = self.spec.sampling
-        largest = max(region_bytes(one.cell, submissions(sampling, one.cell.stream_state)) for one in missing)
-        self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
+        self._reserve(visit.cell for visit in missing)
         for number, planned in groupby(missing, key=lambda visit: visit.round):
-            self._measure_ceilings(number)
-            self._measure_controls(number)
-            if number == missing[0].round:
-                # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
-                self._observe("start")
-            waiting = deque(planned)
-            while waiting:
-                visit = waiting.popleft()
-                if self.progress.wants(visit):
-                    self.observer.visiting(visit)
-                    if self._visit(visit) and visit.attempt < MAX_REPEATS:
-                        # Behind all others of the round: what disturbed it may be over by then.
-                        waiting.append(replace(visit, attempt=visit.attempt + 1))
+            self._measure_round(number, planned, is_first=number == missing[0].round)
+
+    def _follow(self, search: Search) -> None:
+        """Measure what a search asks for, until it asks no more."""
+        self.observer.planned(self.plan, self.opened, 0, search.expected_visits)
+        self._reserve(self.plan.cells)
+        for place, stage in enumerate(search.stages()):
+            number = stage[0][0]
+            self._measure_round(number, (PlannedVisit(number, cell) for _, cell in stage), is_first=place == 0)
+
+    def _reserve(self, cells: Iterable[Cell]) -> None:
+        sampling = self.spec.sampling
+        largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
+        self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
+
+    def _measure_round(self, number: int, planned: Iterable[PlannedVisit], *, is_first: bool) -> None:
+        self._measure_ceilings(number)
+        self._measure_controls(number)
+        if is_first:
+            # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
+            self._observe("start")
+        waiting = deque(planned)
+        while waiting:
+            visit = waiting.popleft()
+            if self.progress.wants(visit):
+                self.observer.visiting(visit)
+                if self._visit(visit) and visit.attempt < MAX_REPEATS:
+                    # Behind all others of the round: what disturbed it may be over by then.
+                    waiting.append(replace(visit, attempt=visit.attempt + 1))
 
     def _measure_ceilings(self, number: int) -> None:
         swapped = {cell.direction for cell in self.plan.cells}
@@ -227,6 +246,8 @@ class Execution:
     def _record(self, record: Record) -> None:
         self.writer.append(record)
         self.progress.note(record)
+        if self.search is not None and isinstance(record, Visit):
+            self.search.note(record)
         self.observer.recorded(record)
 
     def _observe(self, at: str) -> None:

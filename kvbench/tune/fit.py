@@ -12,6 +12,7 @@ import pandas as pd
 from kvbench.analysis.compare import Comparison, Verdict, Visits, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.results import Run
@@ -176,6 +177,12 @@ def tried(frame: pd.DataFrame) -> pd.DataFrame:
 def choice_of(row: Mapping[Any, Any]) -> Choice:
     """Return the choice that a row of a run's table is the result of."""
     return Choice.of(str(row["backend"]), {name: str(row[name]) for name in CHOSEN_AXES if pd.notna(row[name])})
+
+
+def choice_at(cell: Cell) -> Choice:
+    """Return the choice that a cell is of."""
+    texts = cell.as_strings()
+    return Choice.of(cell.backend, {name: text for name in CHOSEN_AXES if (text := texts.get(name)) is not None})
 
 
 def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choice]) -> Table:
