@@ -84,11 +84,7 @@ _Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run director
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("tune")(with_struct_options(tune))
-
-
+@with_struct_options
 def tune(
     runs: _Runs = None,
     model: _Models = None,

@@ -17,9 +17,9 @@ from kvbench.cells.facts import CEILING_BYTES
 from kvbench.cells.locality import region_bytes
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
-from kvbench.results import RunStatus, RunWriter, load_run
-from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Skip, Visit
-from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
+from kvbench.results import RunWriter, load_run
+from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Roof, RunStatus, Skip, Visit
+from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
 from kvbench.sweep.spec import SweepSpec
@@ -27,8 +27,11 @@ from kvbench.tune.search import Search
 from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
+# Scattered throughput is nearly flat from here on.
+ROOF_POOL_BYTES: Final = 4 << 30
 # Of a visit that was disturbed.
 MAX_REPEATS: Final = 2
+LOG_FILE: Final = "worker.log"
 
 
 class Observer(Protocol):
@@ -62,6 +65,7 @@ class Progress:
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.visits: set[tuple[str, int, int]] = set()
         self.ceilings: set[tuple[str, int]] = set()
+        self.roofs: set[str] = set()
         self.controls: set[tuple[str, int]] = set()
         self.failed: set[str] = set()
         self.skipped: set[str] = set()
@@ -78,6 +82,8 @@ class Progress:
                 self.skipped.add(record.cell.id)
             case Ceiling():
                 self.ceilings.add((record.direction, record.round))
+            case Roof():
+                self.roofs.add(record.direction)
             case Control():
                 self.controls.add((record.direction, record.round))
 
@@ -125,7 +131,7 @@ class Execution:
     def _attempt(self) -> tuple[RunStatus, str | None]:
         try:
             self.writer.set_status("running")
-            self.slot.log_to(self.writer.path)
+            self.slot.log = self.writer.path / LOG_FILE
             self._record_plan()
             self._measure_missing()
         except KeyboardInterrupt:
@@ -161,29 +167,35 @@ class Execution:
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        self._reserve(visit.cell for visit in missing)
+        pool_bytes = self._reserve(visit.cell for visit in missing)
         for number, planned in groupby(missing, key=lambda visit: visit.round):
-            self._measure_round(number, planned, is_first=number == missing[0].round)
+            first = number == missing[0].round
+            self._measure_round(number, planned, pool_bytes if first else None)
 
     def _follow(self, search: Search) -> None:
         """Measure what a search asks for, until it asks no more."""
         self.observer.planned(self.plan, self.opened, 0, search.expected_visits)
-        self._reserve(self.plan.cells)
+        pool_bytes = self._reserve(self.plan.cells)
         for place, stage in enumerate(search.stages()):
             number = stage[0][0]
-            self._measure_round(number, (PlannedVisit(number, cell) for _, cell in stage), is_first=place == 0)
+            planned = (PlannedVisit(number, cell) for _, cell in stage)
+            self._measure_round(number, planned, None if place else pool_bytes)
 
-    def _reserve(self, cells: Iterable[Cell]) -> None:
+    def _reserve(self, cells: Iterable[Cell]) -> int:
+        """Make the memory pools that some cells take, and return their bytes."""
         sampling = self.spec.sampling
         largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
-        self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
+        pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
+        self.slot.reserve(pool_bytes)
+        return pool_bytes
 
-    def _measure_round(self, number: int, planned: Iterable[PlannedVisit], *, is_first: bool) -> None:
-        self._measure_ceilings(number)
-        self._measure_controls(number)
-        if is_first:
+    def _measure_round(self, number: int, planned: Iterable[PlannedVisit], roofs_in_bytes: int | None) -> None:
+        """Measure a round; the first one begins with the roofs, in a pool of so many bytes."""
+        self._measure_large_copies(number)
+        if roofs_in_bytes is not None:
             # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
             self._observe("start")
+            self._measure_roofs(number, roofs_in_bytes)
         waiting = deque(planned)
         while waiting:
             visit = waiting.popleft()
@@ -193,19 +205,25 @@ class Execution:
                     # Behind all others of the round: what disturbed it may be over by then.
                     waiting.append(replace(visit, attempt=visit.attempt + 1))
 
-    def _measure_ceilings(self, number: int) -> None:
-        swapped = {cell.direction for cell in self.plan.cells}
+    def _measure_large_copies(self, number: int) -> None:
+        """Measure the ceilings of a round, then its controls, where they are missing."""
+        swapped, sampling = {cell.direction for cell in self.plan.cells}, self.spec.sampling
         for direction in Direction:
             if direction in swapped and (direction, number) not in self.progress.ceilings:
                 ceiling = MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES)
-                self._record(self.slot.ask(ceiling, Ceiling, self.spec.sampling.deadline_s))
-
-    def _measure_controls(self, number: int) -> None:
-        sampling = self.spec.sampling
+                self._record(self.slot.ask(ceiling, Ceiling, sampling.deadline_s))
         for direction in Direction:
             if sampling.controls and (direction, number) not in self.progress.controls:
-                request = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
-                self._record(self.slot.ask(request, Control, sampling.deadline_s))
+                control = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
+                self._record(self.slot.ask(control, Control, sampling.deadline_s))
+
+    def _measure_roofs(self, number: int, pool_bytes: int) -> None:
+        """Measure what SM copies reach, once a run, where there are any and the pool is large enough to tell."""
+        has_kernels = any(backend.name == "sm" and not backend.unavailable for backend in self.opened.backends)
+        for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
+            if has_kernels and pool_bytes >= ROOF_POOL_BYTES and direction not in self.progress.roofs:
+                roof = MeasureRoof(direction=direction.value, round=number, samples=CEILING_SAMPLES)
+                self._record(self.slot.ask(roof, Roof, self.spec.sampling.deadline_s))
 
     def _visit(self, visit: PlannedVisit) -> bool:
         """Make a visit, keep what came of it, and return whether it was disturbed."""

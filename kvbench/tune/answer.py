@@ -11,6 +11,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.kernel_shape import VLLM
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of
@@ -65,9 +66,12 @@ class Answer:
         return median(self.arms[choice].values())
 
     def best_of(self, backend: str, sms: int | None = None) -> Choice | None:
-        """Return the fastest candidate of a backend, with so many SMs where that is said; None without one."""
+        """Return the fastest candidate of a backend, with so many SMs where that is said; None without one.
+
+        Of Triton's kernels vLLM's launch shape comes first.
+        """
         own = [c for c in self.arms if c.backend == backend and sms in (None, sms_of(c))]
-        return min(own, key=self.time_of, default=None)
+        return min(own, key=lambda choice: (not is_vllms(choice), self.time_of(choice)), default=None)
 
     @property
     def of_vllm(self) -> Choice | None:
@@ -125,6 +129,11 @@ def answers_of(
             "nothing is left to choose from: no swap that was asked for was measured with the backends and SMs allowed"
         )
     return found
+
+
+def is_vllms(choice: Choice) -> bool:
+    """Return whether a choice is Triton's kernel in the launch shape of vLLM."""
+    return choice.backend == "triton" and dict(choice.axes).get("kernel") == VLLM
 
 
 def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.errors import UsageError
-from kvbench.tune.answer import VLLM_BELOW_BYTES, VLLM_FROM_BLOCKS, VLLM_SMS, Answer, shown_size
+from kvbench.tune.answer import VLLM_BELOW_BYTES, VLLM_FROM_BLOCKS, VLLM_SMS, Answer, is_vllms, shown_size
 from kvbench.tune.fit import sms_of
 from kvbench.tune.table import Choice
 
@@ -141,12 +141,15 @@ def _vllm(answers: Sequence[Answer]) -> Export:
     (sms, below, least), loss = fitted
     was = _loss(both, pick(today))
     gives = f"the three together: {loss.words()}" + (f"; today's {today}: {was.words()}" if was else "")
+    in_shape = all(is_vllms(choice) for answer in both if (choice := answer.best_of("triton")))
+    stood_in = "kvbench's Triton kernel (8 warps, pieces of 16 KiB) stands for vLLM's own (4 warps, pieces of 8 KiB)"
+    if in_shape:
+        stood_in = "kvbench's Triton kernel in vLLM's launch shape (kernel=vllm) stands for vLLM's own file"
     file = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
     return Export(
         "vLLM",
         "the code of autumn 2026",
-        "h2d on an idle stream. kvbench's Triton kernel (8 warps, pieces of 16 KiB) stands for vLLM's own (4 warps, "
-        "pieces of 8 KiB), which was not measured; d2h always takes the batched call",
+        f"h2d on an idle stream; d2h always takes the batched call. {stood_in}, which was not measured",
         [
             Setting(
                 "NUM_SMS", str(sms), f"a constant in {file}", f"taken from the model meanwhile (--budget-sms); {gives}"
