@@ -151,7 +151,7 @@ def _policy_at(path: Path) -> Policy:
 
     policy = SweepSpec.from_plain(load_run(path).info.spec).policy
     if policy is None:
-        raise UsageError(f"--policy {path}: this run went by none; kvbench policy {path} -o FILE makes one of it")
+        raise UsageError(f"--policy {path}: this run went by none; kvbench tune {path} -p FILE makes one of it")
     return policy
 
 

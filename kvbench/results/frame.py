@@ -109,13 +109,14 @@ def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[(frame["queued"] == 0) & (frame["streams"] == 1)]
 
 
-def visit_times(frame: pd.DataFrame, samples: pd.DataFrame) -> dict[str, dict[int, float]]:
-    """Return cell id -> round -> median of swap_us of that visit, for the cells of `frame` that have a figure.
+def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us") -> dict[str, dict[int, float]]:
+    """Return cell id -> round -> median of one of `TIMES` in that visit, for the cells of `frame` that have a figure.
 
-    `frame` is of `summarize`, `samples` of `long_samples`.
+    `frame` is of `summarize`, `samples` of `long_samples`; a visit without a positive time is left out.
     """
-    told = frame.loc[frame["swap_us_median"] > 0, "cell_id"]
-    medians = samples[samples["cell_id"].isin(told)].groupby(["cell_id", "round"], sort=False)["swap_us"].median()
+    told = frame.loc[frame[f"{time}_median"] > 0, "cell_id"]
+    medians = samples[samples["cell_id"].isin(told)].groupby(["cell_id", "round"], sort=False)[time].median()
+    medians = medians[(medians > 0) & np.isfinite(medians)]
     by_cell = medians.groupby(level="cell_id", sort=False)
     return {str(cell): dict(zip(own.index.get_level_values("round"), own, strict=True)) for cell, own in by_cell}
 

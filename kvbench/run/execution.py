@@ -23,6 +23,7 @@ from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Me
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
 from kvbench.sweep.spec import SweepSpec
+from kvbench.tune.search import Search
 from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
@@ -99,7 +100,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Execution:
-    """A planned sweep, its worker and its journal."""
+    """A planned sweep, its worker and its journal; a `search` decides from what was measured what is visited next."""
 
     spec: SweepSpec
     plan: Plan
@@ -108,6 +109,7 @@ class Execution:
     slot: WorkerSlot
     observer: Observer
     progress: Progress
+    search: Search | None = None
 
     def run(self) -> Outcome:
         """Measure what is missing. Ctrl-C, a full disk and a worker that cannot be replaced end it with data kept.
@@ -157,29 +159,51 @@ class Execution:
             self._record(Note(text=note))
 
     def _measure_missing(self) -> None:
+        if self.search is not None:
+            self._follow(self.search)
+            return
         every = list(visits(self.plan, self.spec.sampling, self.spec.seed))
         missing = [visit for visit in every if self.progress.wants(visit)]
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
+        pool_bytes = self._reserve(visit.cell for visit in missing)
+        for number, planned in groupby(missing, key=lambda visit: visit.round):
+            first = number == missing[0].round
+            self._measure_round(number, planned, pool_bytes if first else None)
+
+    def _follow(self, search: Search) -> None:
+        """Measure what a search asks for, until it asks no more."""
+        self.observer.planned(self.plan, self.opened, 0, search.expected_visits)
+        pool_bytes = self._reserve(self.plan.cells)
+        for place, stage in enumerate(search.stages()):
+            number = stage[0][0]
+            planned = (PlannedVisit(number, cell) for _, cell in stage)
+            self._measure_round(number, planned, None if place else pool_bytes)
+
+    def _reserve(self, cells: Iterable[Cell]) -> int:
+        """Make the memory pools that some cells take, and return their bytes."""
         sampling = self.spec.sampling
-        largest = max(region_bytes(one.cell, submissions(sampling, one.cell.stream_state)) for one in missing)
+        largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
         pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
         self.slot.reserve(pool_bytes)
-        for number, planned in groupby(missing, key=lambda visit: visit.round):
-            self._measure_large_copies(number)
-            if number == missing[0].round:
-                # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
-                self._observe("start")
-                self._measure_roofs(number, pool_bytes)
-            waiting = deque(planned)
-            while waiting:
-                visit = waiting.popleft()
-                if self.progress.wants(visit):
-                    self.observer.visiting(visit)
-                    if self._visit(visit) and visit.attempt < MAX_REPEATS:
-                        # Behind all others of the round: what disturbed it may be over by then.
-                        waiting.append(replace(visit, attempt=visit.attempt + 1))
+        return pool_bytes
+
+    def _measure_round(self, number: int, planned: Iterable[PlannedVisit], roofs_in_bytes: int | None) -> None:
+        """Measure a round; the first one begins with the roofs, in a pool of so many bytes."""
+        self._measure_large_copies(number)
+        if roofs_in_bytes is not None:
+            # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
+            self._observe("start")
+            self._measure_roofs(number, roofs_in_bytes)
+        waiting = deque(planned)
+        while waiting:
+            visit = waiting.popleft()
+            if self.progress.wants(visit):
+                self.observer.visiting(visit)
+                if self._visit(visit) and visit.attempt < MAX_REPEATS:
+                    # Behind all others of the round: what disturbed it may be over by then.
+                    waiting.append(replace(visit, attempt=visit.attempt + 1))
 
     def _measure_large_copies(self, number: int) -> None:
         """Measure the ceilings of a round, then its controls, where they are missing."""
@@ -240,6 +264,8 @@ class Execution:
     def _record(self, record: Record) -> None:
         self.writer.append(record)
         self.progress.note(record)
+        if self.search is not None and isinstance(record, Visit):
+            self.search.note(record)
         self.observer.recorded(record)
 
     def _observe(self, at: str) -> None:

@@ -23,6 +23,7 @@ NAMES = (
     "quick",
     "sm-ladder",
     "threshold",
+    "tune",
 )
 
 
