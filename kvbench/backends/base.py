@@ -90,7 +90,7 @@ class Backend(Protocol):
     """A way of running swaps.
 
     One that runs on SMs may say with `default_sms` how many it takes when none are named: a number, or a rule as in
-    `kvbench.cells.facts`.
+    `kvbench.cells.facts`; one with the axis kernel says with `kernels` which there are.
     """
 
     @property
@@ -165,6 +165,7 @@ def facts_of(name: str, device: DeviceFacts) -> BackendFacts:
             "axes": backend.axes(device),
             "unavailable": backend.unavailable(device),
             "default_sms": (SmsRow(usual),) if isinstance(usual, int) else usual,
+            "kernels": getattr(backend, "kernels", ()),
             "package": found.package,
         }
         # Another package may answer anything.

@@ -42,7 +42,8 @@ class BackendFacts:
 
     `axes` are the optional axes that it supports on this device (of memory, order, sms, descriptors_per_call, coalesce,
     overlap, queued, streams, kernel); `unavailable` is the reason why it cannot run there, None where it can;
-    `default_sms` is the rule for its SM count when none is asked for, `package` what brings it ("name==version").
+    `default_sms` is the rule for its SM count when none is asked for. `kernels` are the first words of the kernels that
+    it can be asked for, `package` is what brings it ("name==version").
     """
 
     name: str
@@ -50,6 +51,7 @@ class BackendFacts:
     axes: frozenset[str]
     unavailable: str | None = None
     default_sms: SmsRule = DEFAULT_SMS
+    kernels: tuple[str, ...] = ()
     package: str = ""
 
     def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: float) -> int:

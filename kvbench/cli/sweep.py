@@ -108,7 +108,7 @@ def sweep(
     from kvbench.cli.progress import make_reporter
     from kvbench.run.runner import nothing_to_measure, preview, resume_sweep, start_sweep
 
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, terminated)
     reporter = make_reporter(as_json=as_json, quiet=quiet)
     choice: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
 
@@ -145,7 +145,7 @@ def sweep(
         raise typer.Exit(ExitCode.FAILED_CELLS)
 
 
-def _terminated(number: int, _frame: object) -> None:
+def terminated(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)  # as Ctrl-C ends it
 
 
@@ -168,7 +168,7 @@ def _policy_at(path: Path) -> Policy:
     policy = SweepSpec.from_plain(load_run(path).info.spec).policy
     if policy is None:
         raise UsageError(
-            f"--policy {path}: this run went by none; kvbench policy {shlex.quote(str(path))} -o FILE makes one of it"
+            f"--policy {path}: this run went by none; kvbench tune {shlex.quote(str(path))} -p FILE makes one of it"
         )
     return policy
 

@@ -1,6 +1,6 @@
 """Runs a sweep: plans it, holds the worker, and finishes what an earlier run left."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kvbench._version import __version__
+from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import differences, identity_hash
@@ -22,6 +23,7 @@ from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
+from kvbench.tune.search import Search
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
@@ -41,8 +43,17 @@ def survey(device: str, *, backends: bool = False) -> Opened:
         return _with_notes(slot.start(), clashes)
 
 
-def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> Outcome:
-    """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured."""
+def start_sweep(
+    spec: SweepSpec,
+    path: Path,
+    command: Sequence[str],
+    observer: Observer,
+    searching: Callable[[Sequence[Cell]], Search] | None = None,
+) -> Outcome:
+    """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured.
+
+    `searching` makes a search of the plan's cells, which then says what of them is visited, and how often.
+    """
     with _slot(spec) as (slot, clashes):
         opened = _fitting(spec, slot.start(), clashes)
         plan = expand(spec, opened.device, opened.backends)
@@ -60,7 +71,8 @@ def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: O
             identity_hash=identity_hash(fields),
         )
         with RunWriter.create(path, info) as writer:
-            return Execution(spec, plan, opened, writer, slot, observer, Progress()).run()
+            search = None if searching is None else searching(plan.cells)
+            return Execution(spec, plan, opened, writer, slot, observer, Progress(), search).run()
 
 
 def nothing_to_measure(plan: Plan) -> UsageError:
@@ -138,7 +150,7 @@ def _fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
     if policy.device != opened.device.title:
         raise UsageError(
             f"policy: it was measured on {brief(policy.device)!r}, this is {opened.device.title!r}; make one here with "
-            "kvbench policy RUN -o FILE"
+            "kvbench tune RUN -p FILE"
         )
     driver = _identity(opened).get("driver_version") or ""
     if policy.driver == driver:

@@ -8,7 +8,6 @@ from typing import Final
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import hint, printable
-from kvbench.tune.table import AUTO
 
 GROUP: Final = "kvbench.backends"
 
@@ -50,12 +49,10 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
 
 
 def asked_for(spec: SweepSpec, known: Mapping[str, Installed]) -> list[Installed]:
-    """Return the backends that `spec` asks for, in the order of their names; raises UsageError for one that is none."""
-    names: set[str] = set()
+    """Return kvbench's own backends and those that `spec` asks for, by name; raises UsageError for one that is none."""
+    names = {name for name, backend in known.items() if backend.own}
     for group in spec.groups:
-        # Without a policy auto runs what another backend runs: it has to be asked for.
-        usual = (name for name in known if name != AUTO or spec.policy is not None)
-        names.update(map(str, group.get("backend", tuple(usual))))
+        names.update(map(str, group.get("backend", tuple(known))))
     for name in sorted(names - known.keys()):
         raise unknown_backend(name, known)
     return [known[name] for name in sorted(names)]
