@@ -74,7 +74,7 @@ def read_floors(path: Path) -> FloorFile:
         return msgspec.json.decode(read_capped(path, _CAP_BYTES), type=FloorFile)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"--floor {path}: no such file; kvbench gate calibrate makes one") from None
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise RunDirectoryError(f"--floor {path} is no file of floors: {error}") from None
 
 
