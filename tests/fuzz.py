@@ -355,7 +355,6 @@ def outcome(arguments: list[str], *, show: bool = False) -> tuple[int, str]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     if show:
-        out.flush()
         print(arguments, code, err.getvalue(), sep="\n")
     lines = err.getvalue().splitlines()
     told = [line for line in lines if line.startswith("kvbench: ")]
@@ -399,9 +398,8 @@ def _main() -> None:
     for finding in findings:
         print(f"case {finding.number} of seed {given.seed}: {finding.what}\n  {' '.join(finding.arguments)[:400]}")
     ends = ", ".join(f"{count} with {code}" for code, count in sorted(codes.items()))
-    print(
-        f"{codes.total()} cases of seed {given.seed} in {time.monotonic() - begin_s:.0f} s: {ends}; {len(findings)} broke"
-    )
+    took_s = round(time.monotonic() - begin_s)
+    print(f"{codes.total()} cases of seed {given.seed} in {took_s} s: {ends}; {len(findings)} broke a promise")
     sys.exit(bool(findings))
 
 

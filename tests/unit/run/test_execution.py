@@ -62,7 +62,7 @@ class Silent:
 class Crashing(Slot):
     """A worker that every large copy kills, and that is found dead before the first visit."""
 
-    def ask(self, request: Any, *_: object) -> Ceiling:
+    def ask(self, *_: object) -> Ceiling:
         raise WorkerLostError("the worker died by SIGSEGV")
 
     def replace(self) -> None:
