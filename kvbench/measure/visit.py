@@ -26,11 +26,11 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.faults import Fault
 from kvbench.measure.disturbance import Clocks, GpuClocks, disturbances
-from kvbench.measure.effective_path import EffectivePath, effective_path
+from kvbench.measure.effective_path import effective_path
 from kvbench.measure.layout import lay_out
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError, Workload
-from kvbench.results.schema import StopReason
+from kvbench.results.schema import EffectivePath, StopReason
 from kvbench.sweep.plan import CHAIN, SHORT_CHAIN, submissions
 from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy

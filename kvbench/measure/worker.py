@@ -23,15 +23,13 @@ from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
 from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
+from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
 from kvbench.run import protocol
 from kvbench.sweep.installed import installed
 from kvbench.units import rough_size
 
 # Lengths of the delay kernel that are tried when a device is opened: that in front of `primed`, and a long one.
 DELAYS_US: Final = (0, 2, 200)
-# Behind the path of a backend of another package, which nobody but that package can vouch for.
-CLAIMED: Final = " (claimed)"
 
 
 class Worker:

@@ -17,6 +17,7 @@ from kvbench.report.model import Chapter, Code, Part, Report, Text
 from kvbench.report.sections import sections_of
 from kvbench.report.view import views_of
 from kvbench.results import Run
+from kvbench.results.frame import as_csv
 
 REPORT_FILE: Final = "report.md"
 
@@ -46,7 +47,7 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = ()) -> dict[str, b
         plot, words = chart.plot, chart.words
         drawn = draw_lines(plot, words, colours) if isinstance(plot, LinePlot) else draw_map(plot, words)
         files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn.items()}
-        files[f"{chart.stem}.csv"] = chart.points.to_csv(index=False).encode()
+        files[f"{chart.stem}.csv"] = as_csv(chart.points)
     return files | {name: data for part in report.parts for name, data in part.files.items()}
 
 

@@ -1,6 +1,7 @@
 """Records to pandas: a row per cell with its figures, and the raw samples in long form."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ _NUMBERS: Final = tuple(axis.field for axis in AXES.values() if axis.number)
 NO_FIGURE: Final = "the delay did not outlast the submission in every sample, so that execution alone was not seen"
 # Stands between the texts of one column that differ from visit to visit; of paths, that of most visits comes first.
 BETWEEN: Final = "; "
+_FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
 _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
 _COLUMNS: Final = (
     "device",
@@ -102,6 +104,17 @@ def summarize(
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     return _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
+
+
+def as_csv(frame: pd.DataFrame) -> bytes:
+    """Return a table as CSV; text that a spreadsheet would take for a formula has an apostrophe in front."""
+    words = frame.select_dtypes(["object", "str", "category"])
+    safe = {str(name): words[name].map(_no_formula) for name in words}
+    return frame.assign(**safe).to_csv(index=False).encode()
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def unqueued(frame: pd.DataFrame) -> pd.DataFrame:

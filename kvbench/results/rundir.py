@@ -115,8 +115,10 @@ class Run:
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""
+        from kvbench.results.frame import as_csv
+
         path = self.path / SUMMARY_FILE
-        write_whole(path, self.frame().to_csv(index=False).encode())
+        write_whole(path, as_csv(self.frame()))
         return path
 
 

@@ -1,5 +1,7 @@
 """The schema of a run directory: run.json, the records of the journal, and what every column means."""
 
+import re
+from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Final, Literal
 
@@ -19,6 +21,21 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _TimeUs = Annotated[float, msgspec.Meta(ge=0)]
 _Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
+
+
+class EffectivePath(StrEnum):
+    """What moved the bytes."""
+
+    COPY_ENGINE = "copy engine"
+    CPU_INLINE = "CPU inline"
+    FALLBACK = "per-copy fallback"
+    SM_KERNEL = "SM kernel"
+    HOST_THREAD = "host thread"
+
+
+# Behind the path of a backend of another package, which nobody but that package can vouch for.
+CLAIMED: Final = " (claimed)"
+_Path = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(EffectivePath)})({re.escape(CLAIMED)})?$")]
 
 
 class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -153,7 +170,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     round: _Count
     samples: Samples
     stopped_by: StopReason
-    path: str
+    path: _Path
     calls: _Count
     verified_bytes: _Count
     busy_cpu_us: _TimeUs | None = None

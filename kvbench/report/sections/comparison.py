@@ -18,6 +18,7 @@ from kvbench.report.select import LATER, SIDE_AXES, where
 from kvbench.report.tables import Row, family, host_mark, includes, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
+from kvbench.results.frame import as_csv
 from kvbench.text import short
 
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES)
@@ -66,7 +67,7 @@ def make(view: View) -> Part | str:
         _charts(pairing),
         [_differences(pairing), _by_backend(pairing), _cell_table(pairing)],
         [sentence] if len(pairing.of(Verdict.UNDECIDED)) < len(pairing.cells) else [],
-        {f"comparison-{base.label}-{view.label}.csv": pairing.cells.to_csv(index=False).encode()},
+        {f"comparison-{base.label}-{view.label}.csv": as_csv(pairing.cells)},
     )
 
 
