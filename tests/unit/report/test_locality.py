@@ -37,7 +37,7 @@ def test_scattered_blocks_stand_beside_hot_ones_with_what_they_cost(tmp_path: Pa
     (table,) = part.tables
     ((swap, backend, *rates, cost),) = table.rows
     assert (backend, "4\N{NO-BREAK SPACE}KiB" in str(swap)) == ("sm", True)
-    assert [str(rate).split()[0] for rate in rates] == ["41.9", "38.1", "35.0", "14.0"]
+    assert [str(rate).split()[0] for rate in rates] == ["41.9", "38.1", "34.9", "14.0"]
     assert ["(2" in str(rate) for rate in rates] == [True, True, False, False]
     assert str(cost).endswith("3.00")
     assert len(part.told) == 1
