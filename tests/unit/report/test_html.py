@@ -132,7 +132,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str, harmless: Outlin
 def outline_with(text: str, folder: Path) -> Outline:
     """Return the page of a run in which every string that a stranger could choose is `text`."""
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.direction == "h2d"]
-    visits = [msgspec.structs.replace(visit, path=text, warnings=[text]) for visit in synthetic.visits(cells[2:])]
+    visits = [msgspec.structs.replace(visit, chosen=text, warnings=[text]) for visit in synthetic.visits(cells[2:])]
     failure = msgspec.structs.replace(synthetic.failure(cells[1], text), command=text)
     records: list[Record] = [*visits, synthetic.skip(cells[0], text), failure, Note(text=text)]
     identity = {"driver_version": text, text: text}

@@ -392,11 +392,9 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
     )
     device = {**info.device, "name": bad, bad: bad}
     info = msgspec.structs.replace(info, device=device, observed=[{"at": bad, bad: bad}])
-    hostile_path = [
-        msgspec.structs.replace(visit, path=bad, chosen=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])
-    ]
+    hostile = [msgspec.structs.replace(visit, chosen=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
     failure = msgspec.structs.replace(synthetic.failure(cells[1], bad), command=bad)
-    records: list[Record] = [*hostile_path, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
+    records: list[Record] = [*hostile, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
     files = report_files([made_run(tmp_path, records, info)])
     text = files["report.md"].decode()
 

@@ -24,6 +24,7 @@ from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.results import COLUMNS, Note, Record, RunWriter, Samples, Visit, load_run
 from kvbench.results.frame import as_csv
 from kvbench.results.journal import Position, read_lines, seal
+from kvbench.results.schema import EffectivePath
 from kvbench.text import printable
 from tests import synthetic
 
