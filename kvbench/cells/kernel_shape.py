@@ -10,8 +10,8 @@ RULE: Final = "rule"
 # The launch shape of vLLM's Triton path.
 VLLM: Final = "vllm"
 _MAX_DEPTH: Final = 32
-# A stage of the bulk kernel takes a piece, a line beside it and a barrier.
-_STAGE_BYTES: Final = 128 + 8
+_LINE_BYTES: Final = 128
+_BARRIER_BYTES: Final = 8
 # What a block of threads may use on sm_90, the most there is.
 MAX_SHARED_BYTES: Final = 227 * 1024
 
@@ -45,14 +45,14 @@ class KernelShape:
     @property
     def shared_bytes(self) -> int:
         """Shared memory that a block of its threads takes."""
-        return self.warps * self.depth * (self.piece_bytes + _STAGE_BYTES) if self.method == "bulk" else 0
+        stages = self.warps * self.depth if self.method == "bulk" else 0
+        # A stage is a piece and a line beside it; before them lie the barriers, filled up to a whole line.
+        return stages * (self.piece_bytes + _LINE_BYTES) + -(-stages * _BARRIER_BYTES // _LINE_BYTES) * _LINE_BYTES
 
     def fitted(self, shared_bytes: int) -> "KernelShape | None":
         """Return the shape with as many of its warps as fit into `shared_bytes`, None where not even one does."""
-        if self.shared_bytes <= shared_bytes:
-            return self
-        warps = self.warps * shared_bytes // self.shared_bytes
-        return replace(self, warps=warps) if warps else None
+        fewer = (replace(self, warps=warps) for warps in range(self.warps, 0, -1))
+        return next((shape for shape in fewer if shape.shared_bytes <= shared_bytes), None)
 
     def __str__(self) -> str:
         return f"{self.method}-{self.warps}x{self.depth}x{format_size(self.piece_bytes)}"

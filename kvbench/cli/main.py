@@ -78,9 +78,9 @@ def _output_errors() -> Iterator[None]:
 def main() -> None:
     """Run the command line in this process, and end it."""
     _fill_streams()
-    shown = sys.stdout.isatty()
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout = _Output(sys.stdout.detach(), encoding="utf-8", errors="replace", line_buffering=shown)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        shown = sys.stdout.isatty()
+        sys.stdout = _Output(sys.stdout.detach(), encoding="utf-8", errors="replace", line_buffering=shown)
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
