@@ -1,8 +1,9 @@
 """`kvbench report`: tables and charts from run directories."""
 
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,6 +13,7 @@ from kvbench.errors import RunDirectoryError, UsageError
 if TYPE_CHECKING:
     from kvbench.results import Run
 
+PLAIN_EVERY_S: Final = 10.0
 _Runs = Annotated[
     list[Path],
     typer.Argument(metavar="RUN...", help="Run directories.", show_default=False, autocompletion=complete_run),
@@ -32,8 +34,9 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
     from kvbench.report.view import warnings_of
 
     out = output or _default_output(runs)
-    loaded, unread = _load(runs)
-    files = write_report(loaded, out, unread)
+    progress = _Progress()
+    loaded, unread = _load(runs, progress)
+    files = write_report(loaded, out, unread, progress)
     warnings = [f"{run.path}: {text}" for run in loaded for text in warnings_of(run)]
     if as_json:
         typer.echo(json.dumps({"files": [str(file) for file in files], "warnings": [*warnings, *unread]}, indent=2))
@@ -45,13 +48,26 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
         raise RunDirectoryError(f"not in the report: {'; '.join(unread)}")
 
 
-def _load(paths: list[Path]) -> "tuple[list[Run], list[str]]":
+class _Progress:
+    """A line on stderr every ten seconds; a short report has none."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+
+    def __call__(self, what: str, number: int, total: int) -> None:
+        if time.monotonic() - self._last_s >= PLAIN_EVERY_S:
+            self._last_s = time.monotonic()
+            typer.echo(f"{what} {number} of {total}", err=True)
+
+
+def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]]":
     """Return the runs that can be read and why the others cannot; raises RunDirectoryError where none can."""
     from kvbench.results import load_run
 
     loaded: list[Run] = []
     errors: list[RunDirectoryError] = []
-    for path in paths:
+    for number, path in enumerate(paths, start=1):
+        progress("run", number, len(paths))
         try:
             loaded.append(load_run(path))
         except RunDirectoryError as error:

@@ -1,6 +1,6 @@
 """From runs to a report in a folder: report.md, report.html, the charts, and the CSV behind every chart."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,13 +22,20 @@ from kvbench.results.frame import as_csv
 REPORT_FILE: Final = "report.md"
 
 
-def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = ()) -> list[Path]:
+def _untold(_what: str, _number: int, _total: int) -> None:
+    pass
+
+
+def write_report(
+    runs: Sequence[Run], out: Path, unread: Sequence[str] = (), tell: Callable[[str, int, int], None] = _untold
+) -> list[Path]:
     """Write the report of `runs` into the folder `out` and return its files, report.md first.
 
-    `unread` says of other runs why they could not be read. What a run does not hold is named in the report, not an
-    error. Raises UsageError when `out` cannot be written, StorageError when there is no room.
+    `unread` says of other runs why they could not be read; `tell` is called before each chart of how many. What a run
+    does not hold is named in the report, not an error. Raises UsageError when `out` cannot be written, StorageError when
+    there is no room.
     """
-    files = report_files(runs, unread)
+    files = report_files(runs, unread, tell)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
@@ -38,12 +45,15 @@ def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = ()) -> 
     return [out / name for name in files]
 
 
-def report_files(runs: Sequence[Run], unread: Sequence[str] = ()) -> dict[str, bytes]:
+def report_files(
+    runs: Sequence[Run], unread: Sequence[str] = (), tell: Callable[[str, int, int], None] = _untold
+) -> dict[str, bytes]:
     """Return the report of `runs` as file name -> content, report.md first; the same runs give the same bytes."""
     report = report_of(runs, unread)
     colours = inks(backend for view in report.views for backend in view.frame["backend"])
     files = {REPORT_FILE: document(report).encode(), PAGE_FILE: html_page(report, colours).encode()}
-    for chart in report.charts:
+    for number, chart in enumerate(report.charts, start=1):
+        tell("chart", number, len(report.charts))
         plot, words = chart.plot, chart.words
         drawn = draw_lines(plot, words, colours) if isinstance(plot, LinePlot) else draw_map(plot, words)
         files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn.items()}

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli import listing, main
+from kvbench.cli import listing, main, report
 from kvbench.errors import ExitCode
+from tests import synthetic
 from tests.command import BRIEF, KVBENCH, error_line, kvbench, only_line, tiny
 
 
@@ -128,3 +129,14 @@ def test_quiet_shows_failures_once_and_the_end(tmp_path: Path) -> None:
     retried = kvbench("sweep", "--resume", "run", "--retry-failed", cwd=tmp_path)
     assert retried.returncode == 5
     assert retried.stdout.count("FAILED") == 2
+
+
+def test_a_report_that_takes_long_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells())])
+    monkeypatch.setattr(report, "PLAIN_EVERY_S", 0.0)
+    assert main.run(["report", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert "run 1 of 1" in told
+    assert any(line.startswith("chart 1 of ") for line in told)
