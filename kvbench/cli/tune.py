@@ -71,7 +71,7 @@ _Runs = Annotated[
     ),
 ]
 _Policy = Annotated[
-    Path | None, typer.Option("--policy", "-p", metavar="FILE", help="Write the choices for the backend auto (TOML).")
+    Path | None, typer.Option("--policy", "-p", metavar="FILE", help="Write the choices for auto (TOML); - is stdout.")
 ]
 _Export = Annotated[
     list[str] | None,

@@ -32,8 +32,8 @@ def write_report(
     """Write the report of `runs` into the folder `out` and return its files, report.md first.
 
     `unread` says of other runs why they could not be read; `tell` is called before each chart of how many. What a run
-    does not hold is named in the report, not an error. Raises UsageError when `out` cannot be written, StorageError when
-    there is no room.
+    does not hold is named in the report, not an error. Raises UsageError when `out` cannot be written, StorageError
+    when there is no room.
     """
     files = report_files(runs, unread, tell)
     try:
