@@ -376,7 +376,7 @@ def _standing_in(identity: dict[str, Any]) -> Iterator[None]:
     try:
         with (
             mock.patch.object(runner, "WorkerSlot", FakeSlot),
-            mock.patch.object(runner, "installed", return_value=({}, [])),
+            mock.patch.object(runner, "installed", return_value=({facts.name: facts for facts in CPU_BACKENDS}, [])),
             mock.patch.object(runner, "asked_for", return_value=[]),
             mock.patch.object(runner, "_identity", return_value=identity),
             mock.patch.dict(os.environ),

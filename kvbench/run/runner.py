@@ -90,6 +90,9 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
     spec = SweepSpec.from_plain(run.info.spec)
     if asked is not None and asked.to_plain() != spec.to_plain():
         raise MismatchError(f"--resume {path}: that run is of another sweep; give no other options to go on with it")
+    known, _ = installed()
+    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
+        raise MismatchError(f"--resume {path}: backends of that run are not installed: {', '.join(lost)}")
     with _slot(spec) as (slot, clashes):
         opened = _fitting(spec, slot.start(), clashes)
         here = _identity(opened)
