@@ -5,6 +5,7 @@ import fcntl
 import gzip
 import os
 import re
+import shlex
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -178,7 +179,8 @@ class RunWriter:
         with _as_usage_error(path):
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
-                raise UsageError(f"{path} is not empty; choose another folder, or finish its run with --resume {path}")
+                again = shlex.quote(str(path))
+                raise UsageError(f"{path} is not empty; choose another folder, or finish its run with --resume {again}")
             journal = _lock_journal(path, os.O_CREAT | os.O_EXCL)  # first: of two that start here, one makes it
             try:
                 write_whole(path / RUN_FILE, _encode(info))
