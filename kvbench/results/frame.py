@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
+from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
@@ -35,6 +36,7 @@ _COLUMNS: Final = (
     "device",
     *_AXIS_COLUMNS,
     "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "swap_us_low", "swap_us_high",
+    "repeat_us_low", "repeat_us_high",
     "gbps", "gbps_q1", "gbps_q3", "gbps_low", "gbps_high", "latency_gbps", "execution_gbps", "sustained_gbps",
     "ceiling_gbps", "ceiling_share", "limit_blocks_per_s", "roof_gbps", "roof_share",
     "path", "chosen", "order_note", "state_held", "execution_only", "depth_held",
@@ -101,6 +103,8 @@ def summarize(
     frame["gbps_high"] = frame["swap_bytes"] / frame["swap_us_low"] / 1e3
     for state in StreamState:
         frame[f"{state.quantity}_gbps"] = frame["gbps"].where(frame["stream_state"] == state.value)
+    frame["repeat_us_low"] = frame["swap_us_low"] / (1 + BETWEEN_RUNS.fraction)
+    frame["repeat_us_high"] = frame["swap_us_high"] * (1 + BETWEEN_RUNS.fraction)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     return _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.cells.cell import AxisTexts, Cell
 from kvbench.cells.facts import BackendFacts
 
@@ -256,6 +257,9 @@ COLUMNS: Final[dict[str, str]] = {
     },
     "swap_us_low": "lower end of the 95% interval of swap_us_median, from the visits; empty with fewer than six",
     "swap_us_high": "upper end of that interval",
+    "repeat_us_low": f"swap_us_low less {BETWEEN_RUNS.fraction:.0%}: where the figure of another run of this build may "
+    f"lie, since {BETWEEN_RUNS.reason}",
+    "repeat_us_high": f"swap_us_high and {BETWEEN_RUNS.fraction:.0%} more",
     "gbps": "GB/s (10^9 bytes a second) at the median of swap_us",
     "gbps_q1": "GB/s at the upper quartile of swap_us",
     "gbps_q3": "GB/s at the lower quartile of swap_us",

@@ -29,8 +29,9 @@ from kvbench.tune.table import AUTO
 CEILING_SAMPLES: Final = 4
 # Scattered throughput is nearly flat from here on.
 ROOF_POOL_BYTES: Final = 4 << 30
-# Of a visit that was disturbed.
+# Of a visit that was disturbed; and of a round's visits no more than one in so many, on a host that is never quiet.
 MAX_REPEATS: Final = 2
+VISITS_A_REPEAT: Final = 5
 LOG_FILE: Final = "worker.log"
 
 
@@ -204,13 +205,15 @@ class Execution:
             self._observe("start")
             self._measure_roofs(number, roofs_in_bytes)
         waiting = deque(planned)
+        repeats = max(1, len(waiting) // VISITS_A_REPEAT)
         while waiting:
             visit = waiting.popleft()
             if self.progress.wants(visit):
                 self.observer.visiting(visit)
-                if self._visit(visit) and visit.attempt < MAX_REPEATS:
+                if self._visit(visit) and visit.attempt < MAX_REPEATS and repeats > 0:
                     # Behind all others of the round: what disturbed it may be over by then.
                     waiting.append(replace(visit, attempt=visit.attempt + 1))
+                    repeats -= 1
 
     def _measure_large_copies(self, number: int) -> None:
         """Measure the ceilings of a round, then its controls, where they are missing."""

@@ -84,7 +84,6 @@ def on_a_stream_of_its_own(request: SwapRequest, _number: int, _stream: int) -> 
 
 def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> None:
     def work() -> None:
-        request.device.driver.bind_thread()
         on_a_stream_of_its_own(request, number, stream)
 
     thread = threading.Thread(target=work)

@@ -16,7 +16,7 @@ from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.sweep.spec import Sampling, SweepSpec
 from tests.synthetic import info, samples
 
-CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in (1, 2, 3))
+CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in range(1, 11))
 
 
 class Slot:
@@ -85,10 +85,10 @@ def test_a_disturbed_visit_is_made_again_behind_the_others_of_its_round(tmp_path
     execute(tmp_path, slot)
     for number in range(2):
         made = [(blocks, attempt) for round_, blocks, attempt in slot.made if round_ == number]
-        assert sorted(made) == [(1, 0), (1, 1), (2, 0), (3, 0)]
+        assert sorted(made) == [(1, 0), (1, 1), *((blocks, 0) for blocks in range(2, 11))]
         assert made[-1] == (1, 1)
     records = load_run(tmp_path).records
-    assert sum(isinstance(record, Visit) for record in records) == 8
+    assert sum(isinstance(record, Visit) for record in records) == 22
     assert not any(visit.disturbed for visit in visits_that_count(records))
 
 
@@ -103,8 +103,8 @@ def test_a_visit_that_stays_disturbed_is_made_again_twice_at_most(tmp_path: Path
 def test_large_copies_that_crash_and_a_worker_that_is_found_dead_cost_themselves(tmp_path: Path) -> None:
     slot = Crashing(disturbed=0)
     outcome = execute(tmp_path, slot)
-    assert (outcome.status, outcome.measured, outcome.failed, outcome.copies_failed) == ("complete", 3, 0, 2)
-    assert len(slot.made) == 6
+    assert (outcome.status, outcome.measured, outcome.failed, outcome.copies_failed) == ("complete", len(CELLS), 0, 2)
+    assert len(slot.made) == 2 * len(CELLS)
     notes = [record.text for record in load_run(tmp_path).records if isinstance(record, Note)]
     assert "ceiling h2d of round 0 failed: the worker died by SIGSEGV" in notes
     assert "ceiling h2d of round 1 failed: the worker died by SIGSEGV" in notes
@@ -117,11 +117,11 @@ def test_a_failed_cell_that_is_tried_again_has_its_figures(tmp_path: Path) -> No
         writer.append(Failure(cell_text=texts, round=0, kind="timeout", message="asleep", command=""))
     execute(tmp_path, Slot(disturbed=0), RunWriter.reopen(tmp_path))
     table = load_run(tmp_path).frame()
-    assert sorted(table["status"]) == ["failed", "ok", "ok"]
+    assert sorted(table["status"]) == ["failed", *["ok"] * (len(CELLS) - 1)]
     with RunWriter.reopen(tmp_path) as writer:
         writer.append(Retry(cell_text=texts))
     execute(tmp_path, Slot(disturbed=0), RunWriter.reopen(tmp_path))
-    assert sorted(load_run(tmp_path).frame()["status"]) == ["ok", "ok", "ok"]
+    assert set(load_run(tmp_path).frame()["status"]) == {"ok"}
 
 
 def test_what_was_made_is_not_made_again_on_resuming(tmp_path: Path) -> None:
