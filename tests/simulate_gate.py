@@ -18,7 +18,7 @@ from kvbench.analysis.intervals import Floats
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.gate.judge import Judge
-from kvbench.gate.judgement import Judgement, JudgementStatus, RowVerdict
+from kvbench.gate.judgement import GateVerdict, Judgement
 from kvbench.gate.pairs import Pairs
 
 MARKERS: Final = ("<!-- simulation: begin -->", "<!-- simulation: end -->")
@@ -124,12 +124,12 @@ def simulate(scenario: Scenario, slowdown: float, seed: int, rounds: int = ROUND
     for times in (base_us, cand_us):
         times[left_out, rounds:] = np.nan
     last = _judge(suite, base_us, cand_us, moved, order) if again else first
-    caught = {row.cells[0] for row in last.rows if row.kind == "cell" and row.verdict is RowVerdict.REGRESSED}
+    caught = {row.cells[0] for row in last.rows if row.kind == "cell" and row.verdict is GateVerdict.SLOWER}
     return Suite(
-        regressed=last.status is JudgementStatus.REGRESSED,
-        contaminated=last.status is JudgementStatus.CONTAMINATED,
-        unclear_first=first.count(RowVerdict.INCONCLUSIVE) / len(first.rows),
-        unclear=last.count(RowVerdict.INCONCLUSIVE) / len(last.rows),
+        regressed=last.verdict is GateVerdict.SLOWER,
+        contaminated=last.verdict is GateVerdict.CONTAMINATED,
+        unclear_first=first.count(GateVerdict.UNDECIDED) / len(first.rows),
+        unclear=last.count(GateVerdict.UNDECIDED) / len(last.rows),
         found=sum(suite[place] in caught for place in slowed) / len(slowed) if len(slowed) else 0.0,
     )
 
@@ -137,8 +137,8 @@ def simulate(scenario: Scenario, slowdown: float, seed: int, rounds: int = ROUND
 def table(suites: int, workers: int) -> str:
     """Return the table in Markdown, from `suites` suites for every scenario and slowdown."""
     lines = [
-        "| noise | its law | second slot | A/A: falsely regressed | A/A: contaminated "
-        "| A/A: INCONCLUSIVE at first | and at the end | +5%: found | +10%: found |",
+        "| noise | its law | second slot | A/A: falsely slower | A/A: contaminated "
+        "| A/A: UNDECIDED at first | and at the end | +5%: found | +10%: found |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     with ProcessPoolExecutor(workers) as pool:
@@ -170,8 +170,8 @@ def _share(values: Iterable[float]) -> str:
 
 
 def _judge(suite: Sequence[Cell], base_us: Floats, cand_us: Floats, moved: Floats, order: Floats) -> Judgement:
-    pairs = Pairs(suite, base_us, cand_us, failed={}, faults=[], paths={})
-    return Judge().assess(pairs, dict(zip(("d2h", "h2d"), moved, strict=True)), order)
+    controls = dict(zip(("d2h", "h2d"), moved, strict=True))
+    return Judge().assess(Pairs(suite, base_us, cand_us, order, controls, failed={}, faults=[], paths={}))
 
 
 def _machine(scenario: Scenario, order: Floats, rng: np.random.Generator) -> Floats:

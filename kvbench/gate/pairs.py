@@ -1,128 +1,125 @@
-"""Two lists of runs, cell by cell and round by round: how cells ended, which belong together, their paired times."""
+"""Two sides, cell by cell and round by round: which cells belong together, how they ended, their paired times."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
-from typing import Final, Literal
+from statistics import median
+from typing import Final
 
-import msgspec
 import numpy as np
 
 from kvbench.analysis.intervals import Floats
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import MismatchError, UsageError
-from kvbench.gate.judgement import Kind
+from kvbench.gate.outcomes import CellOutcome, Outcomes, outcomes
 from kvbench.machine.identity import OF_THE_BUILD, differences
-from kvbench.results import CellRecord, Failure, Record, Run, Visit
+from kvbench.results import Ceiling, Control, Failure, Run, Visit
 
-# name in a rule -> column of the summary
-QUANTITIES: Final = {
-    "gbps": "gbps",
-    "ceiling_share": "ceiling_share",
-    **{f"{part}_us": f"{part}_us_median" for part in ("swap", "submit", "gpu", "wall", "prepare", "cpu")},
-}
-_FIGURES: Final = (*QUANTITIES.values(), "gbps_q1", "gbps_q3", "swap_us_q1", "swap_us_q3", "ceiling_gbps")
 _SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class CellOutcome:
-    """One cell in one run: `status` is ok, failed or skipped, with its reason; `figures` by column, NaN unless ok."""
-
-    cell: Cell
-    status: str
-    reason: str
-    path: str
-    figures: Mapping[str, float]
-
-
-Outcomes = Mapping[Cell, CellOutcome]
-
-
-@dataclass(frozen=True, slots=True)
-class PairedValues:
-    """One thing to judge: a value a round of either side, paired, NaN where a round has none.
-
-    `margin` is the log ratio that the sides may differ by. `worse` is 1 where a larger value is worse, -1 where a
-    smaller one is.
-    """
-
-    kind: Kind
-    name: str
-    cells: Sequence[Cell]
-    unit: Literal["us", "x", "bytes"]
-    base: Floats
-    cand: Floats
-    margin: float
-    worse: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class Pairs:
-    """The cells of both sides in a fixed order, with `base_us` and `cand_us` (medians of swap_us) of shape (cells,
-    rounds), NaN where a round did not measure a cell.
+    """The cells of both sides in a fixed order, under the base's names, with `base_us` and `cand_us` (medians of
+    swap_us) of shape (cells, rounds), NaN where a round did not measure a cell.
 
-    `failed` has a reason for every cell that failed or is missing anywhere; its times are NaN throughout. `faults` are
+    `order` has 1 for every round in which the candidate ran second, -1 where it ran first, 0 where that is not known.
+    `controls` are name -> log ratio of the candidate's time to the base's for what no build changes, by round.
+    `failed` has a reason for every cell that failed or is missing on a side; its times are NaN throughout. `faults` are
     failures of whole runs, `paths` what ran where the effective path changed ("copy engine -> CPU inline").
     """
 
     cells: Sequence[Cell]
     base_us: Floats
     cand_us: Floats
+    order: Floats
+    controls: Mapping[str, Floats]
     failed: Mapping[Cell, str]
     faults: Sequence[str]
     paths: Mapping[Cell, str]
+    notes: Sequence[str] = ()
 
 
-def outcomes(run: Run) -> dict[Cell, CellOutcome]:
-    """Return the outcome of every cell that the run's journal names.
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The runs of one side: the outcomes of each, and of every round the run and the number that it has there."""
 
-    A cell with samples but without a verified byte counts as failed: its times are those of copies nobody compared.
-    """
-    cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
-    found = {}
-    for row in run.frame().to_dict("records"):
-        cell = cells[str(row["cell_id"])]
-        status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
-        if status == "ok" and int(row["verified_bytes"]) == 0:
-            status, reason = "failed", "nothing was verified"
-        figures = {name: float(row[name]) if status == "ok" else math.nan for name in _FIGURES}
-        path = row["path"] if isinstance(row["path"], str) else ""
-        found[cell] = CellOutcome(cell, status, reason, path, figures)
-    return found
+    name: str
+    runs: Sequence[Run]
+    found: Sequence[Outcomes]
+    rounds: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, name: str, runs: Sequence[Run]) -> "_Side":
+        numbers = [
+            sorted({record.round for record in run.records if isinstance(record, Visit | Failure)}) for run in runs
+        ]
+        rounds = [(place, number) for place, own in enumerate(numbers) for number in own]
+        return cls(name, runs, [outcomes(run) for run in runs], rounds)
+
+    @property
+    def measured(self) -> list[Cell]:
+        return list(dict.fromkeys(cell for own in self.found for cell, each in own.items() if each.status != "skipped"))
+
+    def outcomes_of(self, cell: Cell) -> list[CellOutcome]:
+        return [own[cell] for own in self.found if cell in own]
+
+    def times_us(self, cell: Cell) -> list[float]:
+        visits = [own[cell].visits if cell in own else {} for own in self.found]
+        return [visits[place].get(number, math.nan) for place, number in self.rounds]
+
+    def trouble(self, cell: Cell) -> list[str]:
+        """Return why the cell has no timing on this side, if so."""
+        own = [each for each in self.outcomes_of(cell) if each.status != "skipped"] or self.outcomes_of(cell)
+        if not own:
+            return [f"{self.name}: missing"]
+        return [f"{self.name}: {each.status}: {each.reason}" for each in own if each.status != "ok"]
+
+    def paths(self, cell: Cell) -> str:
+        return "; ".join(sorted({each.path for each in self.outcomes_of(cell) if each.path}))
+
+    def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, list[float]]:
+        """Return direction -> median time of the large copies of every round, NaN where there are none."""
+        found: dict[str, dict[tuple[int, int], float]] = {}
+        for place, run in enumerate(self.runs):
+            for record in run.records:
+                if isinstance(record, kind) and record.gpu_us:
+                    found.setdefault(record.direction, {})[place, record.round] = median(record.gpu_us)
+        return {way: [own.get(key, math.nan) for key in self.rounds] for way, own in found.items()}
 
 
 def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
-    """Pair `base[r]` with `cand[r]`; raises UsageError unless both are as long, and not empty.
+    """Pair the rounds of `base` with those of `cand`; raises UsageError unless there are as many of either, and some.
 
-    A round may measure fewer cells than another, but both sides of it the same ones: a cell that one side lacks failed.
+    A round may measure fewer cells than another. Where the sides are two backends, cells are paired by all other axes.
     """
-    if len(base) != len(cand) or not base:
+    ours, theirs = _Side.of("base", base), _Side.of("cand", cand)
+    if len(ours.rounds) != len(theirs.rounds) or not ours.rounds:
         raise UsageError(
-            f"{len(base)} runs of the base and {len(cand)} of the candidate: give as many of either, at least one, "
-            "in the order of their rounds"
+            f"{len(ours.rounds)} rounds of the base and {len(theirs.rounds)} of the candidate: give runs with as many "
+            "of either, at least one, in the order of their rounds"
         )
-    ours, theirs = [outcomes(run) for run in base], [outcomes(run) for run in cand]
-    asked = {cell for found in (*ours, *theirs) for cell, outcome in found.items() if outcome.status != "skipped"}
-    cells = sorted(asked, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
-    reasons = {cell: _few(why) for cell in cells if (why := _failures(cell, ours, theirs))}
-    paths = {cell: (_paths(cell, ours), _paths(cell, theirs)) for cell in cells}
-    unfinished = [
-        f"{side}, round {number}: {run.path} is {run.info.status}, not complete"
-        for side, runs in (("base", base), ("cand", cand))
-        for number, run in enumerate(runs)
-        if run.info.status != "complete"
-    ]
+    partner = partners(ours.measured, theirs.measured)
+    back = {there: here for here, there in partner.items()}
+    every = dict.fromkeys([*ours.measured, *(back.get(cell, cell) for cell in theirs.measured)])
+    cells = sorted(every, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
+    troubles = {cell: [*ours.trouble(cell), *theirs.trouble(partner.get(cell, cell))] for cell in cells}
+    failed = {cell: _few(list(dict.fromkeys(why))) for cell, why in troubles.items() if why}
+    paths = {cell: (ours.paths(cell), theirs.paths(partner.get(cell, cell))) for cell in cells}
+    controls, notes = _controls(ours, theirs)
     return Pairs(
         cells,
-        _times(ours, cells, reasons),
-        _times(theirs, cells, reasons),
-        reasons,
-        unfinished,
+        _grid(ours, cells, failed),
+        _grid(theirs, [partner.get(cell, cell) for cell in cells], {partner.get(cell, cell) for cell in failed}),
+        _order(ours, theirs),
+        controls,
+        failed,
+        [fault for side in (ours, theirs) for fault in _unfinished(side)],
         {cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
+        [*_about_backends(ours.measured, theirs.measured), *notes],
     )
 
 
@@ -134,7 +131,7 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
     support. Raises UsageError where two cells of a side have one partner.
     """
     ours, theirs = list(dict.fromkeys(base)), list(dict.fromkeys(cand))
-    if not _two_backends(ours, theirs):
+    if not _about_backends(ours, theirs):
         same = set(theirs)
         return {cell: cell for cell in ours if cell in same}
     fields = [
@@ -145,35 +142,6 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
     ]
     found = _by_values(theirs, fields)
     return {cell: found[values] for values, cell in _by_values(ours, fields).items() if values in found}
-
-
-def aligned(base: Sequence[Run], cand: Sequence[Run]) -> tuple[Sequence[Run], list[str]]:
-    """Return `cand` with its cells under the names of their partners, and a note where two backends are compared.
-
-    Raises UsageError as `partners`.
-    """
-    ours, theirs = _measured(base), _measured(cand)
-    if not _two_backends(ours, theirs):
-        return cand, []
-    names = {partner: cell.as_strings() for cell, partner in partners(ours, theirs).items()}
-    first, second = ours[0].backend, theirs[0].backend
-    note = f"two backends are compared, {first} (base) and {second} (candidate): cells are paired by the axes of both"
-
-    def named(record: Record) -> Record:
-        if not isinstance(record, Visit | Failure):
-            return record
-        return msgspec.structs.replace(record, cell_text=names.get(record.cell, record.cell_text))
-
-    return [replace(run, records=[named(record) for record in run.records]) for run in cand], [note]
-
-
-def rounds_of(run: Run) -> list[Run]:
-    """Return a run of several rounds as one run for each, in order; records without a round are in all."""
-    numbers = sorted({record.round for record in run.records if isinstance(record, Visit | Failure)})
-    return [
-        replace(run, records=[record for record in run.records if getattr(record, "round", number) == number])
-        for number in numbers
-    ]
 
 
 def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) -> list[str]:
@@ -191,7 +159,20 @@ def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) ->
     return [f"forced: not one kind of machine: {line}" for line in found]
 
 
-def slots(base: Sequence[Run], cand: Sequence[Run]) -> Floats:
+def _controls(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str]]:
+    """Return direction -> log ratios of the controls' times, and warnings. Without controls, ceilings stand in."""
+    ours, theirs = base.copies_us(Control), cand.copies_us(Control)
+    notes = []
+    if not ours or ours.keys() != theirs.keys():
+        notes = ["not every run has control copies: the engine's own large copies, the ceilings, stand in for them"]
+        ours, theirs = base.copies_us(Ceiling), cand.copies_us(Ceiling)
+    if not ours or ours.keys() != theirs.keys():
+        notes = ["no run has control copies or ceilings: whether the machine was steady is not known"]
+    ways = sorted(ours.keys() & theirs.keys())
+    return {way: np.log(_positive(theirs[way])) - np.log(_positive(ours[way])) for way in ways}, notes
+
+
+def _order(base: _Side, cand: _Side) -> Floats:
     """Return for every round 1 where the candidate ran second, -1 where it ran first, 0 where the times do not tell."""
 
     def order(ours: Run, theirs: Run) -> float:
@@ -201,21 +182,13 @@ def slots(base: Sequence[Run], cand: Sequence[Run]) -> Floats:
         except (ValueError, TypeError):  # a stranger's run, or one time with a zone and one without
             return 0.0
 
-    return np.array([order(*runs) for runs in zip(base, cand, strict=True)])
+    rounds = zip(base.rounds, cand.rounds, strict=True)
+    return np.array([order(base.runs[ours], cand.runs[theirs]) for (ours, _), (theirs, _) in rounds])
 
 
-def _failures(cell: Cell, base: Sequence[Outcomes], cand: Sequence[Outcomes]) -> list[str]:
-    reasons = []
-    for number, sides in enumerate(zip(base, cand, strict=True)):
-        found = [side.get(cell) for side in sides]
-        if all(outcome is None or outcome.status == "skipped" for outcome in found):
-            continue
-        for side, outcome in zip(("base", "cand"), found, strict=True):
-            if outcome is None:
-                reasons.append(f"{side}: missing, round {number}")
-            elif outcome.status != "ok":
-                reasons.append(f"{side}: {outcome.status}: {outcome.reason}, round {number}")
-    return reasons
+def _unfinished(side: _Side) -> list[str]:
+    runs = [run for run in side.runs if run.info.status != "complete"]
+    return [f"{side.name}: {run.path} is {run.info.status}, not complete" for run in runs]
 
 
 def _few(reasons: Sequence[str]) -> str:
@@ -223,30 +196,24 @@ def _few(reasons: Sequence[str]) -> str:
     return "; ".join(reasons[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _times(rounds: Sequence[Outcomes], cells: Sequence[Cell], failed: Mapping[Cell, str]) -> Floats:
-    times = [
-        [
-            found[cell].figures["swap_us_median"] if cell in found and cell not in failed else math.nan
-            for found in rounds
-        ]
-        for cell in cells
-    ]
-    known = np.reshape(times, (len(cells), len(rounds)))
+def _grid(side: _Side, cells: Sequence[Cell], failed: Container[Cell]) -> Floats:
+    unknown = [math.nan] * len(side.rounds)
+    times_us = [unknown if cell in failed else side.times_us(cell) for cell in cells]
+    return np.reshape(_positive(times_us), (len(cells), len(side.rounds)))
+
+
+def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
+    known = np.asarray(times_us, dtype=np.float64)
     return np.where(known > 0, known, np.nan)  # a clock that stood still says nothing of a ratio
 
 
-def _paths(cell: Cell, rounds: Sequence[Outcomes]) -> str:
-    return "; ".join(sorted({found[cell].path for found in rounds if cell in found and found[cell].path}))
-
-
-def _measured(runs: Iterable[Run]) -> list[Cell]:
-    records = (record for run in runs for record in run.records if isinstance(record, Visit | Failure))
-    return list(dict.fromkeys(record.cell for record in records))
-
-
-def _two_backends(ours: Sequence[Cell], theirs: Sequence[Cell]) -> bool:
+def _about_backends(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[str]:
+    """Return a note where either side has one backend and the two differ."""
     names = {cell.backend for cell in ours}, {cell.backend for cell in theirs}
-    return all(len(found) == 1 for found in names) and names[0] != names[1]
+    if names[0] == names[1] or any(len(found) != 1 for found in names):
+        return []
+    first, second = ours[0].backend, theirs[0].backend
+    return [f"two backends are compared, {first} (base) and {second} (candidate): cells are paired by the axes of both"]
 
 
 def _by_values(cells: Sequence[Cell], fields: Sequence[str]) -> dict[tuple[object, ...], Cell]:

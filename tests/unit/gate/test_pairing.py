@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +16,8 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
-from kvbench.gate.judgement import RowVerdict
-from kvbench.gate.pairs import aligned, partners, rounds_of
+from kvbench.gate.judgement import GateVerdict
+from kvbench.gate.pairs import pair, partners
 from kvbench.gate.rounds import Rounds
 from kvbench.gate.sides import Side, parse_side, probe
 from kvbench.gate.turns import Suite, turns
@@ -138,28 +139,34 @@ def test_an_axis_that_one_backend_does_not_support_keeps_no_cells_apart() -> Non
 
 def test_runs_of_two_backends_are_judged_cell_by_cell(tmp_path: Path) -> None:
     theirs = [replace(cell, backend="mine", coalesce=None) for cell in CELLS]
-    base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0) for cell in CELLS])
-    cand = write(tmp_path / "b", [synthetic.visit(cell, 1000.0) for cell in theirs])
-    (renamed,), notes = aligned([base], [cand])
-    assert list(renamed.frame()["cell_id"]) == list(base.frame()["cell_id"])
-    assert list(renamed.frame()["swap_us_median"]) == list(cand.frame()["swap_us_median"])
-    assert "batched (base) and mine (candidate)" in notes[0]
+    base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0, noise=0) for cell in CELLS])
+    cand = write(tmp_path / "b", [synthetic.visit(cell, 2000.0, noise=0) for cell in theirs])
+    found = pair([base], [cand])
+    assert set(found.cells) == set(CELLS)
+    assert found.base_us == pytest.approx(np.full((4, 1), 1000.0))
+    assert found.cand_us == pytest.approx(np.full((4, 1), 2000.0))
+    assert not found.failed
+    assert "batched (base) and mine (candidate)" in found.notes[0]
 
 
-def test_runs_of_the_same_backends_stay_as_they_are(tmp_path: Path) -> None:
+def test_runs_of_the_same_backends_are_paired_cell_by_cell(tmp_path: Path) -> None:
     several = [*CELLS, replace(CELLS[0], backend="mine")]
     base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0) for cell in several])
     cand = write(tmp_path / "b", [synthetic.visit(cell, 1000.0) for cell in CELLS])
-    assert aligned([base], [cand]) == ([cand], [])
-    assert aligned([cand], [cand]) == ([cand], [])
+    assert pair([base], [cand]).failed == {several[-1]: "cand: missing"}
+    assert pair([cand], [base]).failed == {several[-1]: "base: missing"}
+    assert not pair([cand], [cand]).failed
 
 
-def test_a_run_of_several_rounds_gives_one_run_for_each(tmp_path: Path) -> None:
-    visits = [synthetic.visit(cell, 1000.0 + number, round_=number) for number in (0, 1, 2) for cell in CELLS]
-    run = write(tmp_path / "a", [synthetic.skip(replace(CELLS[0], blocks=9)), *visits])
-    parts = rounds_of(run)
-    assert [[r.round for r in part.records if hasattr(r, "round")] for part in parts] == [[n] * 4 for n in range(3)]
-    assert [part.frame()["status"].tolist().count("skipped") for part in parts] == [1, 1, 1]
+def test_a_run_of_several_rounds_counts_as_one_run_for_each(tmp_path: Path) -> None:
+    visits = [[synthetic.visit(cell, 1000.0 + n, noise=0, round_=n) for cell in CELLS] for n in (0, 1, 2)]
+    skip = synthetic.skip(replace(CELLS[0], blocks=9))
+    run = write(tmp_path / "a", [skip, *visits[0], *visits[1], *visits[2]])
+    alone = [write(tmp_path / str(n), [skip, *own]) for n, own in enumerate(visits)]
+    found = pair([run], alone)
+    assert set(found.cells) == set(CELLS)
+    assert found.base_us == pytest.approx(np.tile([1000.0, 1001.0, 1002.0], (4, 1)))
+    assert found.cand_us == pytest.approx(found.base_us)
 
 
 def a_a_runs(folder: Path, offsets: list[float]) -> tuple[list[Run], list[Run]]:
@@ -187,9 +194,9 @@ def test_a_floor_is_how_far_a_cell_moved_with_nothing_changed(tmp_path: Path) ->
 def test_a_cell_within_its_floor_is_not_called_slower(tmp_path: Path) -> None:
     floors = floors_of(judge(*a_a_runs(tmp_path / "aa", [0.06, -0.06] * 4)), a_a_runs(tmp_path / "x", [0.0])[0][0])
     base, cand = a_a_runs(tmp_path / "ab", [0.05] * 8)
-    assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {RowVerdict.REGRESSED}
+    assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {GateVerdict.SLOWER}
     found = judge(base, cand, floors=floors)
-    assert {row.verdict for row in found.rows if row.kind == "cell"} == {RowVerdict.UNCHANGED}
+    assert {row.verdict for row in found.rows if row.kind == "cell"} == {GateVerdict.SAME}
 
 
 def test_too_few_rounds_give_no_floor(tmp_path: Path) -> None:
