@@ -72,10 +72,27 @@ class Measurement:
     calls: int
     verified_bytes: int
     verify_ms: float
+    probe_us: float
     busy_cpu_us: float | None
     cpu: int
     chosen: str | None
     warnings: Sequence[str]
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """A cell ready to be visited: its blocks, and the backend's swap over them."""
+
+    cell: Cell
+    workload: Workload
+    prepared: PreparedSwap
+
+
+def set_up(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int) -> SetUp:
+    """Make `cell` ready; `seed` decides the blocks' places. Raises EngineError, and what a backend raises."""
+    rng = np.random.default_rng(seed)
+    workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling), rng), rng)
+    return SetUp(cell, workload, backend.create(SwapRequest(bench.device, cell, workload.memory, bench.policy)))
 
 
 def measure(
@@ -88,23 +105,40 @@ def measure(
     *,
     is_first: bool = True,
 ) -> Measurement:
-    """Measure one visit of `cell`. Raises EngineError, VerificationError, and what a backend raises.
+    """Set `cell` up and measure one visit of it; raises as `set_up` and `visit` do."""
+    return visit(bench, set_up(bench, backend, cell, sampling, seed), sampling, fault, is_first=is_first)
 
-    `seed` decides the blocks' places. The first swap is compared byte for byte before anything is timed, and in the
-    first visit of a cell a swap must keep to its stream. Every set of blocks that the samples used is compared behind
-    the last of them, and one more swap is made and compared, so that one that stopped copying is found.
+
+def visit(
+    bench: Bench,
+    ready: SetUp,
+    sampling: Sampling,
+    fault: Fault | None,
+    *,
+    is_first: bool = True,
+    verify: bool = True,
+    cpu: int | None = None,
+) -> Measurement:
+    """Measure one visit of a cell. Raises EngineError, VerificationError, and what a backend raises.
+
+    The submitting thread is kept on `cpu`, by default on one of full speed. The first swap is compared byte for byte
+    before anything is timed, and in the first visit of a cell a swap must keep to its stream. Every set of blocks that
+    the samples used is compared behind the last of them, and one more swap is made and compared, so that one that
+    stopped copying is found. Without `verify` nothing is compared, and the pools are left as the swaps leave them.
     """
-    rng = np.random.default_rng(seed)
-    workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling), rng), rng)
-    prepared = backend.create(SwapRequest(bench.device, cell, workload.memory, bench.policy))
+    cell, workload, prepared = ready.cell, ready.workload, ready.prepared
+    verified_bytes = 0
+    workload.verify_ms = 0.0
     take = _sampler(bench.region, prepared, workload, cell, Queue(cell.queued, cell.streams))
     take_busy = _sampler(bench.region, prepared, workload, _on_a_busy_stream(cell), Queue())
     with bench.device.injecting(fault):
-        take()
-        verified_bytes = workload.verify()
+        if verify:
+            bench.pools.rest()
+            take()
+            verified_bytes += workload.verify()
         if is_first:
             _check_order(bench, prepared, workload)
-        with bench.cpu.held() as cpu:
+        with bench.cpu.held(cpu) as held_cpu:
             if cell.stream_state is StreamState.BUSY:
                 take = _sampler(bench.region, prepared, workload, cell, _behind_a_delay(cell, take_busy))
             for _ in range(sampling.warmups):
@@ -113,9 +147,13 @@ def measure(
             if prepared.mechanism is Mechanism.BATCHED_COPY and cell.stream_state is StreamState.IDLE:
                 busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
             samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
-        verified_bytes += workload.verify()
-        take()
-        verified_bytes += workload.verify()
+            probe_us = bench.cpu.probed_us()
+        if verify:
+            verified_bytes += workload.verify()
+            take()
+            verified_bytes += workload.verify()
+        else:
+            workload.leave()
     _check_speed(bench, cell, samples)
     return Measurement(
         samples=samples,
@@ -125,7 +163,8 @@ def measure(
         verified_bytes=verified_bytes,
         verify_ms=workload.verify_ms,
         busy_cpu_us=busy_cpu_us,
-        cpu=cpu,
+        cpu=held_cpu,
+        probe_us=probe_us,
         chosen=prepared.chosen,
         warnings=[*_warnings(samples, cell), *prepared.warnings],
     )

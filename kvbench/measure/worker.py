@@ -26,7 +26,7 @@ from kvbench.errors import KvbenchError
 from kvbench.machine.host import cpus_of_node
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
+from kvbench.measure.visit import Bench, Measurement, SetUp, measure_ceiling, set_up, visit
 from kvbench.measure.what_runs import hash_of_what_runs, is_claimed
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Samples, Visit
@@ -48,6 +48,7 @@ class Worker:
         self._device: Device | None = None
         self._bench: Bench | None = None
         self._control: ControlCopies | None = None
+        self._kept: dict[Cell, SetUp] = {}
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
         """Do what `request` asks; a failure is an answer too."""
@@ -85,6 +86,7 @@ class Worker:
     def _reserve(self, request: protocol.Reserve) -> protocol.Reserved:
         assert self._device is not None
         self._bench = None  # what an earlier reservation holds is released first
+        self._kept.clear()
         stream = Stream(self._device.driver)
         region = TimedRegion(self._device.driver, stream.handle, request.busy_delay_us * 1000)
         try:
@@ -122,24 +124,36 @@ class Worker:
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
         assert self._bench is not None
         cell = Cell.from_strings(request.cell)
-        place = f"{request.seed}/{cell.id}/{request.round}"
-        seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
-        began, start_s = int(time.time()), time.perf_counter()
+        in_turn = request.in_turn or protocol.InTurn(verify=True)
+        began, start_ns = int(time.time()), time.monotonic_ns()
         try:
-            backend = self._backends[cell.backend]
-            taken = measure(
+            taken = visit(
                 self._bench,
-                backend,
-                cell,
+                self._set_up(self._bench, cell, request),
                 request.sampling,
-                seed,
                 self._faults.for_cell(cell),
                 is_first=request.round == 0,
+                verify=in_turn.verify,
+                cpu=in_turn.cpu,
             )
         except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
             return _failure(request, error)
-        took_ms = round((time.perf_counter() - start_s) * 1e3, 3)
-        return msgspec.structs.replace(_visit(request, cell, taken), began=began, took_ms=took_ms)
+        end_ns = time.monotonic_ns()
+        took_ms, span_ns = round((end_ns - start_ns) / 1e6, 3), (start_ns, end_ns)
+        return msgspec.structs.replace(_visit(request, cell, taken), began=began, took_ms=took_ms, span_ns=span_ns)
+
+    def _set_up(self, bench: Bench, cell: Cell, request: protocol.MeasureCell) -> SetUp:
+        """Return the cell set up, as it was for an earlier visit where it is visited in turn."""
+        if not bench.pools.holds(cell.memory):
+            self._kept.clear()  # the pool that they lie in goes
+        if cell in self._kept:
+            return self._kept[cell]
+        place = f"{request.seed}/{cell.id}/{request.round}"
+        seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
+        ready = set_up(bench, self._backends[cell.backend], cell, request.sampling, seed)
+        if request.in_turn is not None:
+            self._kept[cell] = ready
+        return ready
 
 
 def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Visit:
@@ -167,6 +181,7 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
         busy_cpu_us=None if taken.busy_cpu_us is None else round(taken.busy_cpu_us, 3),
         warnings=list(taken.warnings),
         verify_ms=round(taken.verify_ms, 3),
+        probe_us=round(taken.probe_us, 3),
     )
 
 

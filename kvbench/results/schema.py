@@ -124,7 +124,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
     submission made on a busy stream, where it only hands over to the copy engine. `cpu` is the CPU that the submitting
     thread was kept on, `chosen` what a backend that chooses among others chose. `began` is in seconds since 1970; of
-    the milliseconds that the visit took, comparing and putting back took `verify_ms`.
+    the milliseconds that the visit took, comparing and putting back took `verify_ms`. `span_ns` is its begin and end on
+    the host's monotonic clock, `probe_us` the time of a fixed piece of work on that CPU beside the samples.
     """
 
     round: _Count
@@ -140,6 +141,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     began: _Positive | None = None
     took_ms: _TimeUs | None = None
     verify_ms: _TimeUs | None = None
+    probe_us: _TimeUs | None = None
+    span_ns: tuple[_Count, _Count] | None = None
 
 
 class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):

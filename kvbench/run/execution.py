@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -17,7 +17,7 @@ from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
 from kvbench.results import RunStatus, RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Skip, Visit
-from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
+from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
 from kvbench.sweep.spec import SweepSpec
@@ -103,9 +103,28 @@ class Execution:
 
         Raises UsageError when the memory that it needs is not to be had.
         """
-        status, reason = self._attempt()
+        return self.finish(*self._attempt())
+
+    def begin(self) -> None:
+        """Record that the run begins, and its plan; raises StorageError."""
+        self.writer.set_status("running")
+        self.slot.log_to(self.writer.path)
+        for skip in self.plan.skipped:
+            if skip.cell.id not in self.progress.skipped:
+                self._record(Skip(cell_text=skip.cell.as_strings(), reason=skip.reason))
+        for note in self.opened.notes:
+            self._record(Note(text=note))
+
+    def reserve(self, cells: Iterable[Cell]) -> None:
+        """Have the worker reserve the memory that `cells`, at least one, take; raises KvbenchError."""
+        most = submissions(self.spec.sampling)
+        largest = max(region_bytes(cell, most) for cell in cells)
+        self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
+
+    def finish(self, status: RunStatus, reason: str | None) -> Outcome:
+        """Record how the run ended, and its summary."""
         try:
-            self._observe("end")
+            self.observe("end")
             self.writer.set_status(status, reason)
             load_run(self.writer.path).write_summary()
         except (KvbenchError, OSError) as error:
@@ -117,9 +136,7 @@ class Execution:
 
     def _attempt(self) -> tuple[RunStatus, str | None]:
         try:
-            self.writer.set_status("running")
-            self.slot.log_to(self.writer.path)
-            self._record_plan()
+            self.begin()
             self._measure_missing()
         except KeyboardInterrupt:
             return "interrupted", "interrupted (Ctrl-C)"
@@ -138,31 +155,26 @@ class Execution:
             return f"{self.writer.path} cannot be written: {error.strerror}"
         return str(error)
 
-    def _record_plan(self) -> None:
-        for skip in self.plan.skipped:
-            if skip.cell.id not in self.progress.skipped:
-                self._record(Skip(cell_text=skip.cell.as_strings(), reason=skip.reason))
-        for note in self.opened.notes:
-            self._record(Note(text=note))
-
     def _measure_missing(self) -> None:
         every = list(visits(self.plan, self.spec.sampling, self.spec.seed))
         missing = [visit for visit in every if self.progress.wants(visit)]
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        most = submissions(self.spec.sampling)
-        largest = max(region_bytes(visit.cell, most) for visit in missing)
-        self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
+        self.reserve(visit.cell for visit in missing)
         for visit in missing:
-            self._measure_ceilings(visit.round)
-            self._measure_controls(visit.round)
+            self.measure_copies(visit.round)
             if visit is missing[0]:
                 # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
-                self._observe("start")
+                self.observe("start")
             if self.progress.wants(visit):
                 self.observer.visiting(visit)
-                self._visit(visit)
+                self.visit(visit)
+
+    def measure_copies(self, number: int) -> None:
+        """Time the ceilings and the controls of a round, where that is still to be done."""
+        self._measure_ceilings(number)
+        self._measure_controls(number)
 
     def _measure_ceilings(self, number: int) -> None:
         swapped = {cell.direction for cell in self.plan.cells}
@@ -178,23 +190,43 @@ class Execution:
                 request = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
                 self._record(self.slot.ask(request, Control, sampling.deadline_s))
 
-    def _visit(self, visit: PlannedVisit) -> None:
-        answer = self._measure(visit)
+    def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
+        """Make a visit and record it; raises KvbenchError where a worker that failed cannot be replaced."""
+        answer = self._measure(visit, in_turn)
         self._record(answer)
         if isinstance(answer, Failure) and answer.kind != "mismatch":
             self.slot.replace()
             self._record(Note(text=f"the worker process was replaced after {visit.cell.label} failed"))
+        return answer
 
-    def _measure(self, visit: PlannedVisit) -> Visit | Failure:
+    def fail(self, visit: PlannedVisit, message: str) -> Failure:
+        """Record that a visit cannot be made, or counts for nothing."""
+        failure = Failure(
+            cell_text=visit.cell.as_strings(),
+            round=visit.round,
+            kind="error",
+            message=message,
+            command=self._command(visit.cell),
+        )
+        self._record(failure)
+        return failure
+
+    def _measure(self, visit: PlannedVisit, in_turn: InTurn | None) -> Visit | Failure:
         request = MeasureCell(
-            cell=visit.cell.as_strings(), round=visit.round, seed=self.spec.seed, sampling=self.spec.sampling
+            cell=visit.cell.as_strings(),
+            round=visit.round,
+            seed=self.spec.seed,
+            sampling=self.spec.sampling,
+            in_turn=in_turn,
         )
         try:
             answer = self.slot.visit(request, self.spec.sampling.deadline_s)
         except WorkerLostError as lost:
             answer = Failure(cell_text=request.cell, round=visit.round, kind=lost.kind, message=str(lost), command="")
         if isinstance(answer, Failure):
-            return msgspec.structs.replace(answer, command=self._command(visit.cell))
+            return msgspec.structs.replace(
+                answer, cell_text=request.cell, round=visit.round, command=self._command(visit.cell)
+            )
         return answer
 
     def _command(self, cell: Cell) -> str:
@@ -213,6 +245,7 @@ class Execution:
         self.progress.note(record)
         self.observer.recorded(record)
 
-    def _observe(self, at: str) -> None:
+    def observe(self, at: Literal["start", "end"]) -> None:
+        """Record what holds on the machine now."""
         found = observe(self.opened.device.name, self.opened.pci_bus_id, own_pids=self.slot.pids)
         self.writer.observe({"at": at, **found, "delay_us": self.opened.delay_us})

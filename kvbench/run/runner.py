@@ -41,18 +41,22 @@ def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: O
         if not plan.cells:  # a run of skips alone is most often a mistake
             reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
             raise UsageError(f"nothing to measure: {reasons}")
-        fields = _identity(opened)
-        info = RunInfo(
-            kvbench=__version__,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=list(command),
-            spec=spec.to_plain(),
-            device=asdict(opened.device),
-            identity=fields,
-            identity_hash=identity_hash(fields),
-        )
-        with RunWriter.create(path, info) as writer:
+        with RunWriter.create(path, run_info(spec, opened, command)) as writer:
             return Execution(spec, plan, opened, writer, slot, observer, Progress()).run()
+
+
+def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
+    """Return what a new run of `spec` says of itself."""
+    fields = _identity(opened)
+    return RunInfo(
+        kvbench=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=list(command),
+        spec=spec.to_plain(),
+        device=asdict(opened.device),
+        identity=fields,
+        identity_hash=identity_hash(fields),
+    )
 
 
 def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer) -> Outcome:

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -17,13 +19,12 @@ from kvbench.results.schema import Failure, FailureKind, Visit
 from kvbench.run.protocol import ANSWERS, Answer, MeasureCell, Open, Opened, Refused, Request, Reserve, Reserved, encode
 from kvbench.sweep.spec import SweepSpec
 
-# -P: a checkout in the working directory must not stand in for the installed package.
-COMMAND: Final = (sys.executable, "-P", "-m", "kvbench.measure.worker")
 OPEN_DEADLINE_S: Final = 120.0
 RESERVE_DEADLINE_S: Final = 300.0
 LOG_FILE: Final = "worker.log"
 _CHUNK_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 2000
+_LONGEST_BYTES: Final = 64 << 20
 
 T = TypeVar("T", bound=Answer)
 
@@ -47,14 +48,27 @@ class EngineRefusedError(KvbenchError):
     exit_code = ExitCode.FAILED_CELLS
 
 
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """The python that workers run in, and its environment variables, None for this process's own."""
+
+    python: str = sys.executable
+    environment: Mapping[str, str] | None = None
+
+    def command(self, *arguments: str) -> Sequence[str]:
+        # -P: a checkout in the working directory must not stand in for the installed package.
+        return (self.python, "-P", *arguments)
+
+
 class WorkerProcess:
     """One worker. Its stderr goes to `log`, which may be None."""
 
-    def __init__(self, log: Path | None) -> None:
+    def __init__(self, interpreter: Interpreter, log: Path | None) -> None:
         self._log = log
         with Path(log or os.devnull).open("ab") as stderr:
             self._process = subprocess.Popen(
-                COMMAND,
+                interpreter.command("-m", "kvbench.measure.worker"),
+                env=interpreter.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -72,8 +86,14 @@ class WorkerProcess:
         answer = self.ask_any(request, deadline_s)
         if isinstance(answer, Refused):
             raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
-        assert isinstance(answer, answer_type)
-        return answer
+        return self.expect(answer, answer_type)
+
+    def expect(self, answer: Answer, answer_type: type[T]) -> T:
+        """Return `answer`; raises WorkerLostError, and kills the worker, where it is none to what was asked."""
+        if isinstance(answer, answer_type):
+            return answer
+        self.kill()
+        raise WorkerLostError(f"the worker's answer is none to what it was asked ({type(answer).__name__})")
 
     def ask_any(self, request: Request, deadline_s: float) -> Answer:
         """Send `request`, return whatever answers it; raises WorkerLostError after `deadline_s` seconds or a crash."""
@@ -113,6 +133,9 @@ class WorkerProcess:
                 if not chunk:
                     raise WorkerLostError(self._obituary())
                 self._received += chunk
+                if len(self._received) > _LONGEST_BYTES:
+                    self.kill()
+                    raise WorkerLostError(f"the worker's answer has no end within {_LONGEST_BYTES >> 20} MiB")
         line, _, self._received = self._received.partition(b"\n")
         return bytes(line)
 
@@ -129,8 +152,9 @@ class WorkerSlot:
     Use it in `contextlib.closing`.
     """
 
-    def __init__(self, spec: SweepSpec) -> None:
+    def __init__(self, spec: SweepSpec, interpreter: Interpreter | None = None) -> None:
         self._spec = spec
+        self._interpreter = interpreter or Interpreter()
         self._open = Open(device=spec.device, fault=spec.fault)
         self._reserve: Reserve | None = None
         self._log: Path | None = None
@@ -143,7 +167,7 @@ class WorkerSlot:
 
     def start(self) -> Opened:
         """Start a worker and open its device; raises UsageError, EngineRefusedError, WorkerLostError."""
-        self._worker = WorkerProcess(self._log)
+        self._worker = WorkerProcess(self._interpreter, self._log)
         opened = self._worker.ask(self._open, Opened, OPEN_DEADLINE_S)
         # A replacement opens the very device that was found first.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
@@ -166,11 +190,16 @@ class WorkerSlot:
         return self._worker.ask(request, answer_type, deadline_s)
 
     def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
-        """Have a cell measured; raises WorkerLostError."""
+        """Have a cell measured; raises WorkerLostError, also where the answer is of another visit."""
         assert self._worker is not None
         answer = self._worker.ask_any(request, deadline_s)
-        assert isinstance(answer, Visit | Failure)
-        return answer
+        if isinstance(answer, Failure):
+            return answer
+        visit = self._worker.expect(answer, Visit)
+        if (visit.cell_text, visit.round) != (request.cell, request.round):
+            self._worker.kill()
+            raise WorkerLostError("the worker's answer is of another visit")
+        return visit
 
     def replace(self) -> None:
         """Put a fresh worker in the place of one that failed."""
