@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -21,13 +22,14 @@ from kvbench.gate.judgement import Margins
 from kvbench.text import convert, printable
 
 if TYPE_CHECKING:
-    from kvbench.gate.rounds import Rounds, Say
+    from kvbench.gate.side_by_side import SideBySide
     from kvbench.gate.sides import Side
-    from kvbench.gate.turns import Suite
     from kvbench.results import Run
+    from kvbench.sweep.spec import SweepSpec
 
 DEFAULT_SUITE: Final = "gate-suite"
-DEFAULT_CONTROLS: Final = 6
+DEFAULT_CONTROLS: Final = 2
+DEFAULT_MINUTES: Final = 1.8
 _AFTER_DASHES: Final = "kvbench.gate.after_dashes"
 
 gate = typer.Typer(
@@ -61,7 +63,10 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
     device: Annotated[
         str | None, msgspec.Meta(description="device: auto, cpu, cuda or cuda:N (default: the suite's)")
     ] = None
-    rounds: Annotated[int, msgspec.Meta(ge=1, le=100, description="rounds, each a process a side (default: 8)")] = 8
+    minutes: Annotated[
+        float,
+        msgspec.Meta(ge=0.01, le=1440, description=f"time that all of it may take (default: {DEFAULT_MINUTES})"),
+    ] = DEFAULT_MINUTES
     seed: Annotated[int | None, msgspec.Meta(description="seed of bytes, places and order (default: the suite's)")] = (
         None
     )
@@ -148,7 +153,6 @@ def compare(
     from kvbench.gate.output.deliver import Destinations
     from kvbench.gate.output.formats import judgement_data
     from kvbench.gate.output.sheet import sheet_of_judgement
-    from kvbench.gate.rounds import Rounds
     from kvbench.gate.sides import parse_side
 
     to = Destinations(as_json, out, github)
@@ -162,13 +166,12 @@ def compare(
     else:
         if base is None or cand is None or runs:
             raise UsageError("--base and --cand go together, without runs made before")
-        how: Measuring = convert(measuring, Measuring)
+        deadline_s, how = _deadline(measuring)
         sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
-        asked = _suite(how, axis, filters, sides[0])
         folder = out or default_folder("gate")
         to = Destinations(as_json, folder, github)
-        with _interruptible(Rounds(*sides, asked, folder, _say(as_json), forced=force)) as measured:
-            judgement = measured.compare(how.rounds, judge)
+        with _measured(sides, _suite(how, axis, filters, sides[0]), folder, as_json=as_json, forced=force) as both:
+            judgement = both.compare(judge, deadline_s)
     code = judgement.exit_code(inconclusive_passes=inconclusive is OnInconclusive.PASS)
     to.deliver(sheet_of_judgement(judgement), judgement_data(judgement, code))
     raise typer.Exit(code)
@@ -194,16 +197,17 @@ def calibrate(
     from kvbench.gate.floors import FLOOR_FILE, floors_of, write_floors
     from kvbench.gate.judge import Judge
     from kvbench.gate.judgement import GateVerdict
-    from kvbench.gate.rounds import Rounds
+    from kvbench.gate.looks import ONCE, PLAN
     from kvbench.gate.sides import parse_side
 
+    deadline_s, how = _deadline(measuring)
     chosen = parse_side("--side", side)
-    how: Measuring = convert(measuring, Measuring)
-    asked = _suite(how, axis, filters, chosen)
     folder = out or default_folder("gate")
-    with _interruptible(Rounds(chosen, chosen, asked, folder, _say(as_json), forced=force)) as measured:
-        measured.measure(how.rounds)
-    judgement = Judge(forced=force).judge(measured.base, measured.cand, measured.notes)
+    asked = _suite(how, axis, filters, chosen)
+    with _measured((chosen, chosen), asked, folder, as_json=as_json, forced=force) as both:
+        both.measure(PLAN[-1].pairs, deadline_s)
+        ours, theirs = both.runs()
+        judgement = Judge(forced=force, looks=ONCE).judge([ours], [theirs])
     if judgement.verdict is GateVerdict.FAILED:
         raise _FailedCellsError(f"cells failed; no floors are written: {folder}")
     if judgement.verdict is GateVerdict.CONTAMINATED and not force:
@@ -211,7 +215,7 @@ def calibrate(
             "the control copies moved, so something else uses this machine and its floors would hide regressions; "
             "nothing is written (--force writes them)"
         )
-    file = floors_of(judgement, measured.base[0])
+    file = floors_of(judgement, ours)
     path = floor or folder / FLOOR_FILE
     write_floors(path, file)
     cells, middle, largest = len(file.floors), median(file.floors.values()), max(file.floors.values())
@@ -245,34 +249,48 @@ def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence
     return runs[:-after_dashes], runs[-after_dashes:]
 
 
-def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, side: "Side") -> "Suite":
+def _deadline(measuring: Mapping[str, Any]) -> tuple[float, Measuring]:
+    """Return when measuring has to end, on the monotonic clock, and how to measure; raises UsageError."""
+    how: Measuring = convert(measuring, Measuring)
+    return time.monotonic() + 60 * how.minutes, how
+
+
+def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, side: "Side") -> "SweepSpec":
     """Return what either side measures; raises UsageError, also where `side` names a backend and the axes do too."""
-    from kvbench.gate.turns import Suite
     from kvbench.sweep.config import find_config, load_config
     from kvbench.sweep.spec import parse_assignments
 
-    config = find_config(how.suite).absolute()
     settings = parse_assignments(axis or [])
     if side.backend is not None and "backend" in settings:
         raise UsageError("-a backend=...: the sides name the backends; leave it out")
-    spec = load_config(config).with_axes(settings).with_filters(filters or [])
+    spec = load_config(find_config(how.suite)).with_axes(settings).with_filters(filters or [])
     spec = spec.with_options(device=how.device, seed=how.seed)
-    controls = spec.sampling.controls or DEFAULT_CONTROLS
-    return Suite(config, tuple(axis or ()), tuple(filters or ()), spec.device, controls, spec.seed)
-
-
-def _say(as_json: bool) -> "Say":
-    return lambda line: print(printable(line), file=sys.stderr if as_json else sys.stdout, flush=True)
+    return spec.with_sampling({"rounds": 1, "controls": spec.sampling.controls or DEFAULT_CONTROLS})
 
 
 @contextmanager
-def _interruptible(rounds: "Rounds") -> Iterator["Rounds"]:
-    """Turn Ctrl-C and SIGTERM into exit code 130 and a line that says how to judge what is there."""
+def _measured(
+    sides: "tuple[Side, Side]", spec: "SweepSpec", folder: Path, *, as_json: bool, forced: bool
+) -> Iterator["SideBySide"]:
+    """Open both sides, and record how their runs ended; Ctrl-C and SIGTERM are exit code 130, with all data kept."""
+    from kvbench.gate.side_by_side import opened
+
+    def say(line: str) -> None:
+        print(printable(line), file=sys.stderr if as_json else sys.stdout, flush=True)
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield rounds
+        with opened(*sides, spec, folder, say, forced=forced) as both:
+            try:
+                yield both
+            except KeyboardInterrupt:
+                both.finish("interrupted", "interrupted (Ctrl-C)")
+                raise
+            except KvbenchError as error:
+                both.finish("stopped", str(error))
+                raise
+            both.finish("complete")
     except KeyboardInterrupt:
-        done, runs = len(rounds.base), rounds.runs_folder
-        how = f"kvbench gate compare {runs}/*-a -- {runs}/*-b judges them" if done else "no round is whole yet"
-        typer.echo(f"interrupted after {done} rounds; everything measured is kept; {how}", err=True)
+        how = f"kvbench gate compare {folder}/base -- {folder}/cand judges it"
+        typer.echo(f"interrupted; everything measured is kept; {how}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None

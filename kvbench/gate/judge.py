@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvbench.analysis.compare import MIN_PAIRS, paired_interval, verdict_of
+from kvbench.analysis.compare import MIN_PAIRS, paired_interval
 from kvbench.analysis.intervals import Floats
 from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.gate.floors import FloorFile, check_floors
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Margins, Row, worst
+from kvbench.gate.looks import ONCE, PLAN, Look, look_at
 from kvbench.gate.pairs import Pairs, check_identity, pair
 from kvbench.gate.shape import PairedValues, features
 from kvbench.results import Run
@@ -24,34 +25,44 @@ from kvbench.results import Run
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What a comparison is judged by: margins, the cells' A/A floors, and whether machines may differ (`forced`)."""
+    """What a comparison is judged by: margins, the cells' A/A floors, and whether machines may differ (`forced`).
+
+    `looks` are those at the pairs; by default the plan's where visits were made in turn, else one at all of them.
+    """
 
     margins: Margins = field(default_factory=Margins)
     floors: FloorFile | None = None
     forced: bool = False
+    looks: Sequence[Look] | None = None
 
-    def judge(self, base: Sequence[Run], cand: Sequence[Run], notes: Sequence[str] = ()) -> Judgement:
-        """Compare the rounds of `cand` with those of `base`; `notes` are added to the warnings.
+    def judge(self, base: Sequence[Run], cand: Sequence[Run], earlier: Judgement | None = None) -> Judgement:
+        """Compare the rounds of `cand` with those of `base`; what was settled in an `earlier` judgement stays.
 
         Raises UsageError for runs that do not pair, MismatchError for runs or floors of different machines.
         """
         pairs = pair(base, cand)
-        warnings = [*notes, *pairs.notes, *check_identity(base, cand, forced=self.forced)]
+        warnings = [*pairs.notes, *check_identity(base, cand, forced=self.forced)]
         if self.floors is not None:
             warnings += check_floors(self.floors, base[0], forced=self.forced)
-        return self.assess(pairs, warnings)
+        return self.assess(pairs, earlier, warnings)
 
-    def assess(self, pairs: Pairs, warnings: Sequence[str] = ()) -> Judgement:
-        """Judge paired times."""
+    def assess(self, pairs: Pairs, earlier: Judgement | None = None, warnings: Sequence[str] = ()) -> Judgement:
+        """Judge paired times; see `judge`."""
         controls = [self._control(name, logs, pairs.order) for name, logs in pairs.controls.items()]
         late = _always_late(pairs.order)
         drift = math.log1p(BETWEEN_RUNS.fraction) if late else 0.0
         logs, bias = without_slot_bias(np.log(pairs.cand_us) - np.log(pairs.base_us), pairs.order)
-        rows = self._rows(pairs, logs, drift)
+        settled = {(row.kind, row.name): row for row in (earlier.rows if earlier else ()) if row.settled}
+        rows = [
+            row if row.verdict is GateVerdict.FAILED else settled.get((row.kind, row.name), row)
+            for row in self._rows(pairs, logs, drift)
+        ]
         if not all(control.steady for control in controls):
             rows = [
-                replace(row, verdict=worst((row.verdict, GateVerdict.CONTAMINATED)), reason=row.reason) for row in rows
-            ]
+                replace(row, verdict=GateVerdict.CONTAMINATED, settled=False)
+                for row in rows
+                if row.verdict is not GateVerdict.FAILED
+            ] + [row for row in rows if row.verdict is GateVerdict.FAILED]
         known = [math.log(row.effect) for row in rows if row.kind == "cell" and 0 < row.effect < math.inf]
         return Judgement(
             verdict=worst([*(row.verdict for row in rows), *(GateVerdict.FAILED for _ in pairs.faults)]),
@@ -62,6 +73,7 @@ class Judge:
             rounds=len(pairs.order),
             geometric_mean=_ratio(float(np.mean(known))) if known else math.nan,
             slot_bias=_ratio(bias),
+            disturbed=pairs.disturbed,
             margins=self.margins,
         )
 
@@ -82,12 +94,13 @@ class Judge:
     def _rows(self, pairs: Pairs, logs: Floats, drift: float) -> list[Row]:
         """Return a row for every cell, and for everything that there is to compare about the shape of their curves."""
         allowed = self._cell_margins(pairs) + drift
+        looks = self.looks or (PLAN if pairs.in_turn else ONCE)
         rows = []
         for place, cell in enumerate(pairs.cells):
             values = PairedValues(
                 "cell", cell.label, [cell], "us", pairs.base_us[place], pairs.cand_us[place], allowed[place]
             )
-            row = _row(values, logs[place])
+            row = _row(values, logs[place], looks)
             if cell in pairs.failed:
                 row = Row("cell", cell.label, GateVerdict.FAILED, [cell], reason=pairs.failed[cell])
             elif cell in pairs.paths:
@@ -95,7 +108,7 @@ class Judge:
             rows.append(row)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a stranger's run may hold any time
             shape = features(pairs, allowed, math.log1p(self.margins.margin) + drift)
-            return rows + [_row(values, np.log(values.cand / values.base)) for values in shape]
+            return rows + [_row(values, np.log(values.cand / values.base), looks) for values in shape]
 
     def _cell_margins(self, pairs: Pairs) -> Floats:
         """Return what every cell may differ by, as log ratios.
@@ -125,24 +138,25 @@ def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]
     return log_ratios - bias * order, bias
 
 
-def _row(values: PairedValues, logs: Floats) -> Row:
+def _row(values: PairedValues, logs: Floats, looks: Sequence[Look]) -> Row:
     known = logs[np.isfinite(logs)]
-    centre, low, high = paired_interval(known) if known.size else (math.nan, -math.inf, math.inf)
-    worse, better = sorted((values.worse * low, values.worse * high), reverse=True)
+    found = look_at(values.worse * known, values.margin, looks)
+    ends = sorted((values.worse * found.low, values.worse * found.high))
     return Row(
         values.kind,
         values.name,
-        GateVerdict(verdict_of(better, worse, values.margin)),
+        GateVerdict(found.verdict),
         values.cells,
         unit=values.unit,
         base=_middle(values.base),
         cand=_middle(values.cand),
-        effect=_ratio(centre),
-        low=_ratio(low),
-        high=_ratio(high),
+        effect=_ratio(values.worse * found.centre),
+        low=_ratio(ends[0]),
+        high=_ratio(ends[1]),
         margin=math.expm1(values.margin),
-        pairs=known.size,
-        reason=f"{known.size} pairs; an interval takes {MIN_PAIRS}" if known.size < MIN_PAIRS else "",
+        pairs=found.pairs,
+        reason=found.reason,
+        settled=found.settled,
     )
 
 

@@ -80,7 +80,8 @@ class Row:
 
     `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN where there is none). `effect` with its
     interval [`low`, `high`] is the ratio of candidate to base, `margin` the fraction that it may differ by. `cells` are
-    those of the base that have to be measured to know more. `reason` is "" where the figures say all.
+    those of the base that have to be measured to know more, unless it is `settled`. `reason` is "" where the figures
+    say all.
     """
 
     kind: Kind
@@ -96,6 +97,7 @@ class Row:
     margin: float = math.nan
     pairs: int = 0
     reason: str = ""
+    settled: bool = True
 
     @property
     def command(self) -> str:
@@ -127,7 +129,8 @@ class Judgement:
     """The outcome of a comparison; `rows` lie worst first.
 
     `faults` are failures of whole runs, `geometric_mean` is the suite's, of the ratios of all judged cells (shown, not
-    gated), `slot_bias` what running second in a pair cost (a ratio; 1 where that is not known).
+    gated), `slot_bias` what running second in a pair cost (a ratio; 1 where that is not known). `disturbed` is how many
+    pairs each cause spoiled: they are kept and count for nothing.
     """
 
     verdict: GateVerdict
@@ -138,6 +141,7 @@ class Judgement:
     rounds: int
     geometric_mean: float
     slot_bias: float
+    disturbed: Mapping[str, int] = field(default_factory=dict)
     margins: Margins = field(default_factory=Margins)
 
     def exit_code(self, *, inconclusive_passes: bool = False) -> ExitCode:
@@ -145,15 +149,13 @@ class Judgement:
         code = self.verdict.exit_code
         return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and inconclusive_passes else code
 
-    def to_measure_again(self) -> list[Cell]:
-        """Return the base's cells of every UNDECIDED or SLOWER row, each once; all where nothing was judged.
-
-        A regression has to be confirmed before it fails a suite: of many cells without one, some look like one in the
-        first rounds when the noise has heavy tails, and no longer do after as many again. And another guest on the link
-        in two rounds of eight contaminates a comparison, while in sixteen it does not move their median.
-        """
-        again = (GateVerdict.UNDECIDED, GateVerdict.SLOWER, GateVerdict.CONTAMINATED)
-        return list(dict.fromkeys(cell for row in self.rows if row.verdict in again for cell in row.cells))
+    def missing(self, pairs: int) -> dict[Cell, int]:
+        """Return how many pairs each of the base's cells lacks until every row that is not settled has so many."""
+        missing: dict[Cell, int] = {}
+        for row in self.rows:
+            if not row.settled and row.pairs < pairs:
+                missing |= {cell: max(missing.get(cell, 0), pairs - row.pairs) for cell in row.cells}
+        return missing
 
     def count(self, verdict: GateVerdict) -> int:
         return sum(row.verdict is verdict for row in self.rows)

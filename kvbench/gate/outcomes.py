@@ -41,10 +41,14 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
 
     A cell with samples but without a verified byte counts as failed: its times are those of copies nobody compared.
     """
+    from kvbench.results.frame import visit_times
+
     cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
-    visits = run.visit_times()
+    samples = run.samples()
+    frame = run.frame(samples)
+    visits = visit_times(frame, samples)
     found = {}
-    for row in run.frame().to_dict("records"):
+    for row in frame.to_dict("records"):
         cell = cells[str(row["cell_id"])]
         status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
         if status == "ok" and int(row["verified_bytes"]) == 0:

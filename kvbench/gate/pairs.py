@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 from statistics import median
@@ -14,7 +14,8 @@ import numpy as np
 from kvbench.analysis.intervals import Floats
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import MismatchError, UsageError
-from kvbench.gate.outcomes import CellOutcome, Outcomes, outcomes
+from kvbench.gate.disturbance import Mask, spoiled
+from kvbench.gate.outcomes import CellOutcome, outcomes
 from kvbench.machine.identity import OF_THE_BUILD, differences
 from kvbench.results import Ceiling, Control, Failure, Run, Visit
 
@@ -24,12 +25,13 @@ _SHOWN: Final = 3
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """The cells of both sides in a fixed order, under the base's names, with `base_us` and `cand_us` (medians of
-    swap_us) of shape (cells, rounds), NaN where a round did not measure a cell.
+    swap_us) of shape (cells, rounds), NaN where a round did not measure a cell, or something else spoiled the pair.
 
     `order` has 1 for every round in which the candidate ran second, -1 where it ran first, 0 where that is not known.
     `controls` are name -> log ratio of the candidate's time to the base's for what no build changes, by round.
     `failed` has a reason for every cell that failed or is missing on a side; its times are NaN throughout. `faults` are
-    failures of whole runs, `paths` what ran where the effective path changed ("copy engine -> CPU inline").
+    failures of whole runs, `paths` what ran where the effective path changed ("copy engine -> CPU inline"). `disturbed`
+    is how many pairs each cause spoiled; `in_turn` is set where visit was paired with visit, not run with run.
     """
 
     cells: Sequence[Cell]
@@ -37,58 +39,79 @@ class Pairs:
     cand_us: Floats
     order: Floats
     controls: Mapping[str, Floats]
-    failed: Mapping[Cell, str]
-    faults: Sequence[str]
-    paths: Mapping[Cell, str]
+    failed: Mapping[Cell, str] = field(default_factory=dict)
+    faults: Sequence[str] = ()
+    paths: Mapping[Cell, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    disturbed: Mapping[str, int] = field(default_factory=dict)
+    in_turn: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class _Side:
-    """The runs of one side: the outcomes of each, and of every round the run and the number that it has there."""
+    """The runs of one side, and for every round the run and the number that it has there."""
 
-    name: str
-    runs: Sequence[Run]
-    found: Sequence[Outcomes]
-    rounds: Sequence[tuple[int, int]]
-
-    @classmethod
-    def of(cls, name: str, runs: Sequence[Run]) -> "_Side":
-        numbers = [
-            sorted({record.round for record in run.records if isinstance(record, Visit | Failure)}) for run in runs
-        ]
-        rounds = [(place, number) for place, own in enumerate(numbers) for number in own]
-        return cls(name, runs, [outcomes(run) for run in runs], rounds)
+    def __init__(self, name: str, runs: Sequence[Run]) -> None:
+        self.name = name
+        self.runs = runs
+        self._found = [outcomes(run) for run in runs]
+        visits = [(place, record) for place, run in enumerate(runs) for record in run.records]
+        self._visits = {
+            (record.cell, (place, record.round)): record for place, record in visits if isinstance(record, Visit)
+        }
+        failed = {(place, record.round) for place, record in visits if isinstance(record, Failure)}
+        self.rounds: Sequence[tuple[int, int]] = sorted({key for _, key in self._visits} | failed)
 
     @property
     def measured(self) -> list[Cell]:
-        return list(dict.fromkeys(cell for own in self.found for cell, each in own.items() if each.status != "skipped"))
+        every = (cell for own in self._found for cell, each in own.items() if each.status != "skipped")
+        return list(dict.fromkeys(every))
 
-    def outcomes_of(self, cell: Cell) -> list[CellOutcome]:
-        return [own[cell] for own in self.found if cell in own]
+    @property
+    def span_ns(self) -> tuple[int, int] | None:
+        """When the visits of the one run began and ended; None where that is not known, and for several runs."""
+        spans = [visit.span_ns for visit in self._visits.values() if visit.span_ns is not None]
+        if len(self.runs) != 1 or not spans or len(spans) < len(self._visits):
+            return None
+        return min(begin for begin, _ in spans), max(end for _, end in spans)
 
-    def times_us(self, cell: Cell) -> list[float]:
-        visits = [own[cell].visits if cell in own else {} for own in self.found]
-        return [visits[place].get(number, math.nan) for place, number in self.rounds]
+    def visits(self, cells: Sequence[Cell]) -> list[list[Visit | None]]:
+        return [[self._visits.get((cell, key)) for key in self.rounds] for cell in cells]
+
+    def times_us(self, cells: Sequence[Cell]) -> Floats:
+        """Return the medians of swap_us, of shape (cells, rounds)."""
+        rows = [
+            [self._found[place][cell].visits.get(number, math.nan) if cell in self._found[place] else math.nan
+             for place, number in self.rounds]
+            for cell in cells
+        ]  # fmt: skip
+        return np.reshape(_positive(rows), (len(cells), len(self.rounds)))
+
+    def probes_us(self, cells: Sequence[Cell]) -> Floats:
+        rows = [[visit.probe_us or math.nan if visit else math.nan for visit in row] for row in self.visits(cells)]
+        return np.reshape(_positive(rows), (len(cells), len(self.rounds)))
 
     def trouble(self, cell: Cell) -> list[str]:
         """Return why the cell has no timing on this side, if so."""
-        own = [each for each in self.outcomes_of(cell) if each.status != "skipped"] or self.outcomes_of(cell)
+        every = self._of(cell)
+        own = [each for each in every if each.status != "skipped"] or every
         if not own:
             return [f"{self.name}: missing"]
         return [f"{self.name}: {each.status}: {each.reason}" for each in own if each.status != "ok"]
 
     def paths(self, cell: Cell) -> str:
-        return "; ".join(sorted({each.path for each in self.outcomes_of(cell) if each.path}))
+        return "; ".join(sorted({each.path for each in self._of(cell) if each.path}))
 
-    def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, list[float]]:
+    def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, Floats]:
         """Return direction -> median time of the large copies of every round, NaN where there are none."""
         found: dict[str, dict[tuple[int, int], float]] = {}
         for place, run in enumerate(self.runs):
             for record in run.records:
                 if isinstance(record, kind) and record.gpu_us:
                     found.setdefault(record.direction, {})[place, record.round] = median(record.gpu_us)
-        return {way: [own.get(key, math.nan) for key in self.rounds] for way, own in found.items()}
+        return {way: _positive([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
+
+    def _of(self, cell: Cell) -> list[CellOutcome]:
+        return [own[cell] for own in self._found if cell in own]
 
 
 def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
@@ -96,7 +119,10 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
 
     A round may measure fewer cells than another. Where the sides are two backends, cells are paired by all other axes.
     """
-    ours, theirs = _Side.of("base", base), _Side.of("cand", cand)
+    ours, theirs = _Side("base", base), _Side("cand", cand)
+    in_turn = _in_turn(ours.span_ns, theirs.span_ns)
+    if in_turn:  # stopped between two visits, one side may lack the last round
+        ours.rounds = theirs.rounds = sorted({*ours.rounds, *theirs.rounds})
     if len(ours.rounds) != len(theirs.rounds) or not ours.rounds:
         raise UsageError(
             f"{len(ours.rounds)} rounds of the base and {len(theirs.rounds)} of the candidate: give runs with as many "
@@ -106,21 +132,38 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     back = {there: here for here, there in partner.items()}
     every = dict.fromkeys([*ours.measured, *(back.get(cell, cell) for cell in theirs.measured)])
     cells = sorted(every, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
-    troubles = {cell: [*ours.trouble(cell), *theirs.trouble(partner.get(cell, cell))] for cell in cells}
+    names = [partner.get(cell, cell) for cell in cells]
+    troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in zip(cells, names, strict=True)}
     failed = {cell: _few(list(dict.fromkeys(why))) for cell, why in troubles.items() if why}
-    paths = {cell: (ours.paths(cell), theirs.paths(partner.get(cell, cell))) for cell in cells}
-    controls, notes = _controls(ours, theirs)
+    paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in zip(cells, names, strict=True)}
+    copies, notes = _large_copies(ours, theirs)
+    probes = np.array([ours.probes_us(cells), theirs.probes_us(names)])
+    times = np.array([ours.times_us(cells), theirs.times_us(names)])
+    marks = spoiled(probes, copies) if in_turn else {}
+    times[:, [cell in failed for cell in cells]] = math.nan
+    made = np.isfinite(times).all(axis=0)
+    for mark in marks.values():
+        times[:, mark] = math.nan
     return Pairs(
         cells,
-        _grid(ours, cells, failed),
-        _grid(theirs, [partner.get(cell, cell) for cell in cells], {partner.get(cell, cell) for cell in failed}),
-        _order(ours, theirs),
-        controls,
-        failed,
-        [fault for side in (ours, theirs) for fault in _unfinished(side)],
-        {cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
-        [*_about_backends(ours.measured, theirs.measured), *notes],
+        times[0],
+        times[1],
+        order=_order(ours, theirs, cells, names),
+        controls=_controls(probes, copies, marks),
+        failed=failed,
+        faults=_unfinished([ours, theirs]) if not _stopped(base, cand) else [],
+        paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
+        notes=[*_about_backends(ours.measured, theirs.measured), *notes, *_stopped(base, cand)],
+        disturbed={cause: count for cause, mark in marks.items() if (count := int((mark & made).sum()))},
+        in_turn=in_turn,
     )
+
+
+def _in_turn(base_ns: tuple[int, int] | None, cand_ns: tuple[int, int] | None) -> bool:
+    """Whether two runs were made at the same time, which only visits in turn are."""
+    if base_ns is None or cand_ns is None:
+        return False
+    return base_ns[0] < cand_ns[1] and cand_ns[0] < base_ns[1]
 
 
 def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
@@ -159,8 +202,11 @@ def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) ->
     return [f"forced: not one kind of machine: {line}" for line in found]
 
 
-def _controls(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str]]:
-    """Return direction -> log ratios of the controls' times, and warnings. Without controls, ceilings stand in."""
+def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str]]:
+    """Return direction -> times of either side's control copies, of shape (2, rounds), and warnings.
+
+    Without controls, ceilings stand in.
+    """
     ours, theirs = base.copies_us(Control), cand.copies_us(Control)
     notes = []
     if not ours or ours.keys() != theirs.keys():
@@ -168,27 +214,53 @@ def _controls(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str]]:
         ours, theirs = base.copies_us(Ceiling), cand.copies_us(Ceiling)
     if not ours or ours.keys() != theirs.keys():
         notes = ["no run has control copies or ceilings: whether the machine was steady is not known"]
-    ways = sorted(ours.keys() & theirs.keys())
-    return {way: np.log(_positive(theirs[way])) - np.log(_positive(ours[way])) for way in ways}, notes
+    return {way: np.array([ours[way], theirs[way]]) for way in sorted(ours.keys() & theirs.keys())}, notes
 
 
-def _order(base: _Side, cand: _Side) -> Floats:
+def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
+    """Return name -> log ratio of the candidate's time to the base's in every round that nothing spoiled."""
+    found = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
+    if "link" in marks:
+        for logs in found.values():
+            logs[marks["link"].any(axis=0)] = math.nan
+    if "CPU" in marks:
+        logs = np.where(marks["CPU"], math.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
+        found["CPU"] = np.array([_middle(column) for column in logs.T])
+    return found
+
+
+def _order(base: _Side, cand: _Side, cells: Sequence[Cell], names: Sequence[Cell]) -> Floats:
     """Return for every round 1 where the candidate ran second, -1 where it ran first, 0 where the times do not tell."""
 
-    def order(ours: Run, theirs: Run) -> float:
+    def begun(side: _Side, visits: Sequence[Visit | None], place: int) -> list[float]:
+        spans = [visit.span_ns[0] for visit in visits if visit is not None and visit.span_ns is not None]
         try:
-            first, second = (datetime.fromisoformat(run.info.created) for run in (ours, theirs))
-            return float(np.sign((second - first).total_seconds()))
-        except (ValueError, TypeError):  # a stranger's run, or one time with a zone and one without
-            return 0.0
+            return [min(spans)] if spans else [datetime.fromisoformat(side.runs[place].info.created).timestamp()]
+        except (ValueError, TypeError, OverflowError):  # a stranger's run
+            return []
 
-    rounds = zip(base.rounds, cand.rounds, strict=True)
-    return np.array([order(base.runs[ours], cand.runs[theirs]) for (ours, _), (theirs, _) in rounds])
+    columns = zip(zip(*base.visits(cells), strict=True), zip(*cand.visits(names), strict=True), strict=True)
+    found = []
+    for (ours, theirs), (here, _), (there, _) in zip(columns, base.rounds, cand.rounds, strict=True):
+        times = [*begun(base, ours, here), *begun(cand, theirs, there)]
+        found.append(float(np.sign(times[1] - times[0])) if len(times) == 2 else 0.0)  # of both sides
+    return np.array(found)
 
 
-def _unfinished(side: _Side) -> list[str]:
-    runs = [run for run in side.runs if run.info.status != "complete"]
-    return [f"{side.name}: {run.path} is {run.info.status}, not complete" for run in runs]
+def _stopped(base: Sequence[Run], cand: Sequence[Run]) -> list[str]:
+    """Return a note where both sides were stopped together, which is a plan cut short and no fault of either."""
+    if all(run.info.status == "interrupted" for run in (*base, *cand)):
+        return ["both sides were interrupted: what both have measured is judged"]
+    return []
+
+
+def _unfinished(sides: Sequence[_Side]) -> list[str]:
+    return [
+        f"{side.name}: {run.path} is {run.info.status}, not complete"
+        for side in sides
+        for run in side.runs
+        if run.info.status != "complete"
+    ]
 
 
 def _few(reasons: Sequence[str]) -> str:
@@ -196,15 +268,14 @@ def _few(reasons: Sequence[str]) -> str:
     return "; ".join(reasons[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _grid(side: _Side, cells: Sequence[Cell], failed: Container[Cell]) -> Floats:
-    unknown = [math.nan] * len(side.rounds)
-    times_us = [unknown if cell in failed else side.times_us(cell) for cell in cells]
-    return np.reshape(_positive(times_us), (len(cells), len(side.rounds)))
-
-
 def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
     known = np.asarray(times_us, dtype=np.float64)
     return np.where(known > 0, known, np.nan)  # a clock that stood still says nothing of a ratio
+
+
+def _middle(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else math.nan
 
 
 def _about_backends(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[str]:

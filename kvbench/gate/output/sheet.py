@@ -92,6 +92,9 @@ def _summary(judgement: Judgement) -> list[str]:
         lines.append(f"control {control.name}: {moved}, {how}")
     if math.isfinite(judgement.geometric_mean):
         lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
+    if judgement.disturbed:
+        causes = ", ".join(f"{cause}: {count}" for cause, count in judgement.disturbed.items())
+        lines.append(f"pairs that something else spoiled ({causes}) are kept, count for nothing, and were made again")
     if judgement.slot_bias != 1:
         lines.append(f"running second in a pair cost {_percent(judgement.slot_bias)}; taken off both sides")
     return lines

@@ -44,7 +44,6 @@ def test_a_slower_cell_is_named_and_comes_first() -> None:
     assert worst.low > 1.03
     assert worst.command == VICTIM.command()
     assert judgement.count(GateVerdict.SLOWER) == 1
-    assert judgement.to_measure_again() == [VICTIM]  # to be confirmed
 
 
 def test_a_faster_cell_is_said_and_passes() -> None:
@@ -53,10 +52,10 @@ def test_a_faster_cell_is_said_and_passes() -> None:
     assert row_of(judgement, VICTIM).verdict is GateVerdict.FASTER
 
 
-def test_what_noise_hides_is_inconclusive_and_measured_again() -> None:
+def test_what_noise_hides_is_undecided_and_not_settled() -> None:
     judgement = judge(*compared(Side(), only_victim(1.03), noise=0.008))
     assert judgement.verdict is GateVerdict.UNDECIDED
-    assert judgement.to_measure_again() == [VICTIM]
+    assert not row_of(judgement, VICTIM).settled
     assert judgement.exit_code() is ExitCode.INCONCLUSIVE
     assert judgement.exit_code(inconclusive_passes=True) is ExitCode.DONE
 
@@ -115,7 +114,7 @@ def test_a_machine_that_moved_is_not_judged(controls: bool) -> None:
     assert judgement.verdict is GateVerdict.CONTAMINATED
     assert {row.verdict for row in judgement.rows} == {GateVerdict.CONTAMINATED}
     assert judgement.exit_code() is ExitCode.INCONCLUSIVE
-    assert set(judgement.to_measure_again()) == set(CELLS)
+    assert judgement.missing(20) == dict.fromkeys(CELLS, 12)
     assert any("ceilings, stand in" in text for text in judgement.warnings) is not controls
 
 

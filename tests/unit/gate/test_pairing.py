@@ -1,16 +1,12 @@
 """Two sides measured in turn: what a side is, whose turn it is, which cells belong together, what a floor is."""
 
-import itertools
 import json
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
@@ -18,10 +14,9 @@ from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.pairs import pair, partners
-from kvbench.gate.rounds import Rounds
-from kvbench.gate.sides import Side, parse_side, probe
-from kvbench.gate.turns import Suite, turns
-from kvbench.results import Record, Run, load_run
+from kvbench.gate.sides import parse_side
+from kvbench.results import SCHEMA, Record, Run, load_run
+from kvbench.run.protocol import VERSION
 from tests import synthetic
 from tests.unit.gate.gated import judge
 
@@ -33,22 +28,37 @@ def write(path: Path, records: list[Record], **changes: object) -> Run:
 
 
 def test_here_is_this_interpreter() -> None:
-    assert parse_side("--base", "here") == Side("here", sys.executable)
+    assert parse_side("--base", "here").interpreter.python == sys.executable
+
+
+def environment(folder: Path, answer: str) -> Path:
+    """Make what stands in for an environment's python and says `answer` of its kvbench."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "said").write_text(answer)
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\ncat {folder}/said\n")
+    python.chmod(0o755)
+    return python
+
+
+BUILD = {"version": "9", "package": "p", "schema": SCHEMA, "protocol": VERSION}
 
 
 def test_an_environment_is_a_folder_or_its_python(tmp_path: Path) -> None:
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.symlink_to(sys.executable)
-    for path in (tmp_path, python):
+    python = environment(tmp_path / "env" / "bin", json.dumps(BUILD))
+    link = tmp_path / "link" / "bin" / "python"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(python)
+    for path in (tmp_path / "link", link):
         side = parse_side("--base", f"env:{path}")
         # Not what the link leads to: an environment is known by the place of its python.
-        assert side.python == str(python)
+        assert side.interpreter.python == str(link)
         assert side.backend is None
 
 
 def test_a_backend_is_one_of_this_environment() -> None:
-    assert parse_side("--cand", "backend:mine") == Side("backend:mine", sys.executable, backend="mine")
+    side = parse_side("--cand", "backend:mine")
+    assert (side.interpreter.python, side.backend) == (sys.executable, "mine")
 
 
 @pytest.mark.parametrize("text", ["", "env:", "backend:", "there", "env", "git:main", "env:/nowhere/at/all", ":x"])
@@ -57,70 +67,35 @@ def test_what_is_no_side_is_refused_with_what_would_be_right(text: str) -> None:
         parse_side("--cand", text)
 
 
-def test_a_backend_is_not_compared_with_an_environment(tmp_path: Path) -> None:
-    sides = parse_side("--base", "here"), parse_side("--cand", "backend:mine")
-    with pytest.raises(UsageError, match="name one on either side"):
-        Rounds(*sides, Suite(Path("suite.toml")), tmp_path / "out", print)
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_environment_of_its_own_gets_no_packages_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert "PYTHONPATH" not in Side("env:x", sys.executable, isolated=True).environment()
-    assert Side("here", sys.executable).environment()["PYTHONPATH"] == str(tmp_path)
+    side = parse_side("--base", f"env:{environment(tmp_path, json.dumps(BUILD))}")
+    assert side.interpreter.environment is not None
+    assert "PYTHONPATH" not in side.interpreter.environment
+    assert parse_side("--base", "here").interpreter.environment is None
 
 
 def test_an_environment_without_kvbench_is_refused(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: no kvbench' >&2\nexit 1\n")
     python.chmod(0o755)
-    side = parse_side("--base", f"env:{python}")
     with pytest.raises(UsageError, match=r"--base .*no kvbench that works is installed there \(.*no kvbench\)"):
-        probe("--base", side)
+        parse_side("--base", f"env:{python}")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [({"schema": 99}, "writes schema 99, this one"), ({"controls": False}, "makes no control copies")],
+    ("answer", "message"),
+    [
+        (json.dumps(BUILD | {"schema": 99}), f"writes schema 99 and speaks protocol {VERSION}, this one"),
+        (json.dumps(BUILD | {"protocol": 1}), "speaks protocol 1, this one"),
+        ("kvbench 9", "its kvbench is not understood"),
+        ('{"version": "\x1b[31m"}', "its kvbench is not understood"),
+    ],
 )
-def test_an_environment_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    build = {"version": "9", "package": "p", "schema": 1, "engine_hash": "e", "controls": True} | change
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho '{json.dumps(build)}'\n")
-    python.chmod(0o755)
-    with pytest.raises(UsageError, match=message):
-        probe("--base", parse_side("--base", f"env:{python}"))
-
-
-@given(first=st.integers(0, 50), rounds=st.integers(1, 40), seed=st.integers(0, 2**63 - 1))
-def test_both_sides_take_every_round_with_one_seed_and_the_order_turns_about(
-    first: int, rounds: int, seed: int
-) -> None:
-    made = [turn for number in range(first, first + rounds) for turn in turns(number, seed)]
-    pairs = list(zip(made[::2], made[1::2], strict=True))
-    assert [a.round for a, _ in pairs] == list(range(first, first + rounds))
-    assert all(a.round == b.round and a.seed == b.seed and {a.side, b.side} == {"a", "b"} for a, b in pairs)
-    assert all(0 <= turn.seed < 2**63 for turn in made)
-    starts = [a.side for a, _ in pairs]
-    assert all(one != other for one, other in itertools.pairwise(starts))
-    assert len({turn.seed for turn in made}) == rounds
-    assert len({turn.folder for turn in made}) == 2 * rounds
-
-
-def test_four_rounds_are_abba_twice() -> None:
-    assert "".join(turn.side for number in range(4) for turn in turns(number, 0)) == "abbaabba"
-
-
-def test_a_side_measures_its_backend_and_the_cells_that_are_asked_for() -> None:
-    suite = Suite(Path("/suite.toml"), ("blocks=64",), ("block_size<=4KiB",), "cpu", controls=6)
-    options = suite.options(Side("backend:mine", "python", backend="mine", fault="slow=5"), ["0" * 12, "1" * 12])
-    expected = {
-        "/suite.toml", "--json", "--rounds=1", "--controls=6", "-ablocks=64", "-abackend=mine", "--device=cpu",
-        "--filter=block_size<=4KiB", f"--filter=cell_id={'0' * 12}|{'1' * 12}", "--fault=slow=5",
-    }  # fmt: skip
-    assert Counter(options) == Counter(expected)
-    plain = Suite(Path("/suite.toml")).options(Side("here", "python"))
-    assert Counter(plain) == Counter(["/suite.toml", "--json", "--rounds=1", "--controls=0"])
+def test_an_environment_that_does_not_fit_is_refused(tmp_path: Path, answer: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_side("--base", f"env:{environment(tmp_path, answer)}")
+    assert str(caught.value).isprintable()
 
 
 def test_the_cells_of_two_backends_belong_together_by_all_else() -> None:
@@ -201,7 +176,7 @@ def test_a_cell_within_its_floor_is_not_called_slower(tmp_path: Path) -> None:
 
 def test_too_few_rounds_give_no_floor(tmp_path: Path) -> None:
     base, cand = a_a_runs(tmp_path, [0.0, 0.01])
-    with pytest.raises(UsageError, match="after 2 rounds: ask for more with --rounds"):
+    with pytest.raises(UsageError, match="after 2 rounds: give it more --minutes"):
         floors_of(judge(base, cand), base[0])
 
 
