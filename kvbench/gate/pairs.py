@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
@@ -12,14 +12,15 @@ from typing import Final
 import numpy as np
 
 from kvbench.analysis.intervals import Floats
+from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import MismatchError, UsageError
 from kvbench.gate.disturbance import Mask, spoiled
-from kvbench.gate.outcomes import CellOutcome, outcomes
 from kvbench.machine.identity import OF_THE_BUILD, differences
-from kvbench.results import Ceiling, Control, Failure, Run, Visit
+from kvbench.results import Ceiling, Control, Failure, Run, Skip, Visit
 
 _SHOWN: Final = 3
+NO_FIGURE: Final = "no delay outlasted the submission in every sample, so that execution alone was not seen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,53 +54,68 @@ class _Side:
     def __init__(self, name: str, runs: Sequence[Run]) -> None:
         self.name = name
         self.runs = runs
-        self._found = [outcomes(run) for run in runs]
-        visits = [(place, record) for place, run in enumerate(runs) for record in run.records]
-        self._visits = {
-            (record.cell, (place, record.round)): record for place, record in visits if isinstance(record, Visit)
-        }
-        failed = {(place, record.round) for place, record in visits if isinstance(record, Failure)}
-        self.rounds: Sequence[tuple[int, int]] = sorted({key for _, key in self._visits} | failed)
+        self._visits: dict[Cell, dict[tuple[int, int], Visit]] = {}
+        self._failures: dict[Cell, list[Failure]] = {}
+        self._skips: dict[Cell, Skip] = {}
+        rounds = set()
+        for place, run in enumerate(runs):
+            for record in run.records:
+                match record:
+                    case Visit():
+                        self._visits.setdefault(record.cell, {})[place, record.round] = record
+                        rounds.add((place, record.round))
+                    case Failure():
+                        self._failures.setdefault(record.cell, []).append(record)
+                        rounds.add((place, record.round))
+                    case Skip():
+                        self._skips[record.cell] = record
+        self.rounds: Sequence[tuple[int, int]] = sorted(rounds)
 
     @property
     def measured(self) -> list[Cell]:
-        every = (cell for own in self._found for cell, each in own.items() if each.status != "skipped")
-        return list(dict.fromkeys(every))
+        return list(dict.fromkeys([*self._visits, *self._failures]))
 
     @property
     def span_ns(self) -> tuple[int, int] | None:
         """When the visits of the one run began and ended; None where that is not known, and for several runs."""
-        spans = [visit.span_ns for visit in self._visits.values() if visit.span_ns is not None]
-        if len(self.runs) != 1 or not spans or len(spans) < len(self._visits):
+        every = [visit for own in self._visits.values() for visit in own.values()]
+        spans = [visit.span_ns for visit in every if visit.span_ns is not None]
+        if len(self.runs) != 1 or not spans or len(spans) < len(every):
             return None
         return min(begin for begin, _ in spans), max(end for _, end in spans)
 
-    def visits(self, cells: Sequence[Cell]) -> list[list[Visit | None]]:
-        return [[self._visits.get((cell, key)) for key in self.rounds] for cell in cells]
-
-    def times_us(self, cells: Sequence[Cell]) -> Floats:
-        """Return the medians of swap_us, of shape (cells, rounds)."""
-        rows = [
-            [self._found[place][cell].visits.get(number, math.nan) if cell in self._found[place] else math.nan
-             for place, number in self.rounds]
-            for cell in cells
-        ]  # fmt: skip
+    def values(self, cells: Sequence[Cell], value: Callable[[Visit], float]) -> Floats:
+        """Return a positive value of every visit, of shape (cells, rounds), NaN where there is none."""
+        rows = [[value(own[key]) if key in own else math.nan for key in self.rounds] for own in self._of(cells)]
         return np.reshape(_positive(rows), (len(cells), len(self.rounds)))
 
-    def probes_us(self, cells: Sequence[Cell]) -> Floats:
-        rows = [[visit.probe_us or math.nan if visit else math.nan for visit in row] for row in self.visits(cells)]
-        return np.reshape(_positive(rows), (len(cells), len(self.rounds)))
+    def begun_s(self, *, in_turn: bool) -> list[float]:
+        """Return when each round began, by the visits or by their run; NaN where that is not known."""
+        if not in_turn:
+            return [_created_s(self.runs[place]) for place, _ in self.rounds]
+        first: dict[tuple[int, int], float] = {}
+        for own in self._visits.values():
+            for key, visit in own.items():
+                began_s = visit.span_ns[0] / 1e9 if visit.span_ns else math.nan
+                first[key] = min(first.get(key, math.inf), began_s)
+        return [first.get(key, math.nan) for key in self.rounds]
 
     def trouble(self, cell: Cell) -> list[str]:
-        """Return why the cell has no timing on this side, if so."""
-        every = self._of(cell)
-        own = [each for each in every if each.status != "skipped"] or every
-        if not own:
-            return [f"{self.name}: missing"]
-        return [f"{self.name}: {each.status}: {each.reason}" for each in own if each.status != "ok"]
+        """Return why the cell has no timing on this side, if so: what nobody compared has none."""
+        visits = self._visits.get(cell, {}).values()
+        why = [f"failed: {failure.kind}: {failure.message}" for failure in self._failures.get(cell, ())]
+        if not visits and not why:
+            why = [f"skipped: {self._skips[cell].reason}" if cell in self._skips else "missing"]
+        elif not why and not any(visit.verified_bytes for visit in visits):
+            why = ["failed: nothing was verified"]
+        elif not why and all(math.isnan(visit_us(visit)) for visit in visits):
+            why = [f"no figure: {NO_FIGURE}"]
+        return [f"{self.name}: {reason}" for reason in why]
 
     def paths(self, cell: Cell) -> str:
-        return "; ".join(sorted({each.path for each in self._of(cell) if each.path}))
+        """Return the effective path of most visits."""
+        counts = Counter(visit.path for visit in self._visits.get(cell, {}).values())
+        return counts.most_common(1)[0][0] if counts else ""
 
     def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, Floats]:
         """Return direction -> median time of the large copies of every round, NaN where there are none."""
@@ -110,8 +126,17 @@ class _Side:
                     found.setdefault(record.direction, {})[place, record.round] = median(record.gpu_us)
         return {way: _positive([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
 
-    def _of(self, cell: Cell) -> list[CellOutcome]:
-        return [own[cell] for own in self._found if cell in own]
+    def _of(self, cells: Sequence[Cell]) -> list[dict[tuple[int, int], Visit]]:
+        return [self._visits.get(cell, {}) for cell in cells]
+
+
+def visit_us(visit: Visit) -> float:
+    """Return the median of swap_us of a visit; NaN where a delay did not outlast the submission in every sample."""
+    samples = visit.samples
+    busy = visit.cell.stream_state is StreamState.BUSY
+    if not len(samples) or (busy and not all(samples.pending_after)):
+        return math.nan
+    return float(median(getattr(samples, visit.cell.stream_state.swap_clock)))
 
 
 def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
@@ -137,8 +162,8 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     failed = {cell: _few(list(dict.fromkeys(why))) for cell, why in troubles.items() if why}
     paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in zip(cells, names, strict=True)}
     copies, notes = _large_copies(ours, theirs)
-    probes = np.array([ours.probes_us(cells), theirs.probes_us(names)])
-    times = np.array([ours.times_us(cells), theirs.times_us(names)])
+    probes = np.array([side.values(own, _probe_us) for side, own in ((ours, cells), (theirs, names))])
+    times = np.array([side.values(own, visit_us) for side, own in ((ours, cells), (theirs, names))])
     marks = spoiled(probes, copies) if in_turn else {}
     times[:, [cell in failed for cell in cells]] = math.nan
     made = np.isfinite(times).all(axis=0)
@@ -148,7 +173,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         cells,
         times[0],
         times[1],
-        order=_order(ours, theirs, cells, names),
+        order=np.nan_to_num(np.sign(np.subtract(theirs.begun_s(in_turn=in_turn), ours.begun_s(in_turn=in_turn)))),
         controls=_controls(probes, copies, marks),
         failed=failed,
         faults=_unfinished([ours, theirs]) if not _stopped(base, cand) else [],
@@ -229,22 +254,15 @@ def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping
     return found
 
 
-def _order(base: _Side, cand: _Side, cells: Sequence[Cell], names: Sequence[Cell]) -> Floats:
-    """Return for every round 1 where the candidate ran second, -1 where it ran first, 0 where the times do not tell."""
+def _probe_us(visit: Visit) -> float:
+    return visit.probe_us or math.nan
 
-    def begun(side: _Side, visits: Sequence[Visit | None], place: int) -> list[float]:
-        spans = [visit.span_ns[0] for visit in visits if visit is not None and visit.span_ns is not None]
-        try:
-            return [min(spans)] if spans else [datetime.fromisoformat(side.runs[place].info.created).timestamp()]
-        except (ValueError, TypeError, OverflowError):  # a stranger's run
-            return []
 
-    columns = zip(zip(*base.visits(cells), strict=True), zip(*cand.visits(names), strict=True), strict=True)
-    found = []
-    for (ours, theirs), (here, _), (there, _) in zip(columns, base.rounds, cand.rounds, strict=True):
-        times = [*begun(base, ours, here), *begun(cand, theirs, there)]
-        found.append(float(np.sign(times[1] - times[0])) if len(times) == 2 else 0.0)  # of both sides
-    return np.array(found)
+def _created_s(run: Run) -> float:
+    try:
+        return datetime.fromisoformat(run.info.created).timestamp()
+    except (ValueError, TypeError, OverflowError):  # a stranger's run
+        return math.nan
 
 
 def _stopped(base: Sequence[Run], cand: Sequence[Run]) -> list[str]:

@@ -136,9 +136,11 @@ class SideBySide:
         order = (BASE, CAND) if number % 2 == 0 else (CAND, BASE)
         verify = verify or number % AUDITED == _drawn(f"{self._seed}/{number // AUDITED}") % AUDITED
         for name in order:
-            self.arms[name].execution.measure_copies(number)
+            execution = self.arms[name].execution
             if number == 0:
-                self.arms[name].execution.observe("start")
+                execution.measure_ceilings(number)
+                execution.observe("start")
+            execution.measure_controls(number)
         for cell in sorted(cells, key=lambda cell: _drawn(f"{self._seed}/{number}/{cell.id}")):
             if cell not in self._failed:
                 self._pair(number, cell, order, verify=verify)

@@ -163,7 +163,8 @@ class Execution:
             return
         self.reserve(visit.cell for visit in missing)
         for visit in missing:
-            self.measure_copies(visit.round)
+            self.measure_ceilings(visit.round)
+            self.measure_controls(visit.round)
             if visit is missing[0]:
                 # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
                 self.observe("start")
@@ -171,19 +172,16 @@ class Execution:
                 self.observer.visiting(visit)
                 self.visit(visit)
 
-    def measure_copies(self, number: int) -> None:
-        """Time the ceilings and the controls of a round, where that is still to be done."""
-        self._measure_ceilings(number)
-        self._measure_controls(number)
-
-    def _measure_ceilings(self, number: int) -> None:
+    def measure_ceilings(self, number: int) -> None:
+        """Time the ceilings of a round, where that is still to be done."""
         swapped = {cell.direction for cell in self.plan.cells}
         for direction in Direction:
             if direction in swapped and (direction, number) not in self.progress.ceilings:
                 ceiling = MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES)
                 self._record(self.slot.ask(ceiling, Ceiling, self.spec.sampling.deadline_s))
 
-    def _measure_controls(self, number: int) -> None:
+    def measure_controls(self, number: int) -> None:
+        """Time the controls of a round, where the sweep has some and that is still to be done."""
         sampling = self.spec.sampling
         for direction in Direction:
             if sampling.controls and (direction, number) not in self.progress.controls:

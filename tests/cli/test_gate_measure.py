@@ -1,4 +1,4 @@
-"""`kvbench gate` from end to end on the device cpu: two workers in turn, judged, kept, stopped; sides that misbehave."""
+"""`kvbench gate` from end to end on the device cpu: two workers in turn, judged, kept, stopped; sides that lie."""
 
 import itertools
 import json
