@@ -1,6 +1,7 @@
 """`kvbench gate`: rules about one run, two builds compared, and how far a build differs from itself."""
 
 import json
+import shlex
 import signal
 import sys
 import time
@@ -173,7 +174,7 @@ def compare(
         with _measured(sides, _suite(how, axis, filters, sides[0]), folder, as_json=as_json, forced=force) as both:
             judgement = both.compare(judge, deadline_s)
     code = judgement.exit_code(inconclusive_passes=inconclusive is OnInconclusive.PASS)
-    to.deliver(sheet_of_judgement(judgement), judgement_data(judgement, code))
+    to.deliver(sheet_of_judgement(judgement, shlex.join(["kvbench", *sys.argv[1:]])), judgement_data(judgement, code))
     raise typer.Exit(code)
 
 

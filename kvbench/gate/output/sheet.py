@@ -43,13 +43,14 @@ def is_loud(row: Row) -> bool:
     return row.verdict not in (GateVerdict.CONTAMINATED, GateVerdict.SAME, GateVerdict.HOLDS)
 
 
-def sheet_of_judgement(judgement: Judgement) -> Sheet:
+def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
+    """Return the page of a comparison; `repeat` is the command that made it."""
     return Sheet(
         title="kvbench gate compare",
         verdict=judgement.verdict,
         headings=("base", "candidate", "effect", "95% interval", "margin"),
         rows=judgement.rows,
-        summary=_summary(judgement),
+        summary=[*_first(judgement, repeat), *_summary(judgement)],
         faults=judgement.faults,
         warnings=judgement.warnings,
     )
@@ -81,6 +82,15 @@ def figures(row: Row) -> Sequence[str]:
 def message(row: Row) -> str:
     """Return the row in one sentence, without its name."""
     return "; ".join(filter(None, (", ".join(filter(None, figures(row))), row.reason)))
+
+
+def _first(judgement: Judgement, repeat: str) -> list[str]:
+    """Return what somebody in a hurry reads: the worst row, what moved on the machine, how to do it again."""
+    loud = [row for row in judgement.rows if is_loud(row)]
+    moved = [control.name for control in judgement.controls if not control.steady]
+    lines = [f"worst: {row.verdict} {name_of_row(row)}: {message(row)}" for row in loud[:1]]
+    lines.append(f"machine: {', '.join(moved)} moved" if moved else "machine: steady")
+    return [*lines, f"again: {repeat}"] if repeat else lines
 
 
 def _summary(judgement: Judgement) -> list[str]:
