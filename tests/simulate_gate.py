@@ -54,7 +54,7 @@ class Scenario:
         bias = "0 to 2%, each cell its own" if self.uneven_slots else f"{self.slot_bias:.0%}"
         law = ["Student t, 3 degrees" if self.heavy_tails else "normal"]
         law += [f"bursts in {self.bursts:.0%}"] if self.bursts else []
-        law += [f"{self.slow_cpu:.0%} of visits {SLOW_CPU:g} times slower"] if self.slow_cpu else []
+        law += [f"{self.slow_cpu:.0%} of visits slower by {SLOW_CPU - 1:.0%}"] if self.slow_cpu else []
         return f"{self.noise:.1%}", ", ".join(law), bias
 
 
