@@ -14,6 +14,8 @@ Mask = npt.NDArray[np.bool_]
 SLOW_CPU: Final = 0.15
 # Large copies on a quiet link repeat more closely than that.
 SLOW_LINK: Final = 0.02
+# The SM clock of a GPU that nothing limits stays where it is.
+SLOW_CLOCK: Final = 0.03
 _MAD_TO_SIGMA: Final = 1.4826
 
 
@@ -27,16 +29,21 @@ def outlying(times_us: Floats, least: float) -> Mask:
     return np.asarray(np.nan_to_num(times_us) > middle + max(least * middle, OUTLIER_SIGMAS * sigma))
 
 
-def spoiled(probes_us: Floats, copies_us: Mapping[str, Floats]) -> dict[str, Mask]:
+def spoiled(probes_us: Floats, copies_us: Mapping[str, Floats], clocks_mhz: Floats) -> dict[str, Mask]:
     """Return cause -> mark for every pair, of shape (cells, rounds).
 
     `probes_us`, of shape (2, cells, rounds), are the times of a fixed piece of work beside either side's visits;
-    `copies_us`, of shape (2, rounds), those of either side's large copies one way, made at the begin of a round. A link
-    that is slow for one side throughout is none of this: it shows as a control that is not steady.
+    `copies_us`, of shape (2, rounds), those of either side's large copies one way, made at the begin of a round, and
+    `clocks_mhz` the SM clock behind them. A link that is slow for one side throughout is none of this: it shows as a
+    control that is not steady.
     """
     _, cells, rounds = probes_us.shape
     slow = np.zeros(rounds, dtype=bool)
     for sides in copies_us.values():
         slow |= outlying(sides[0], SLOW_LINK) | outlying(sides[1], SLOW_LINK)
-    slow_cpu: Mask = np.asarray(outlying(probes_us, SLOW_CPU).any(axis=0))
-    return {"CPU": slow_cpu, "link": np.broadcast_to(slow, (cells, rounds)).copy()}
+    limited = outlying(1 / clocks_mhz, SLOW_CLOCK).any(axis=0)
+    return {
+        "CPU": np.asarray(outlying(probes_us, SLOW_CPU).any(axis=0)),
+        "link": np.broadcast_to(slow, (cells, rounds)).copy(),
+        "clock": np.broadcast_to(limited, (cells, rounds)).copy(),
+    }

@@ -126,6 +126,16 @@ class _Side:
                     found.setdefault(record.direction, {})[place, record.round] = median(record.gpu_us)
         return {way: _positive([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
 
+    def clocks_mhz(self) -> Floats:
+        """Return the SM clock behind the control copies of every round, NaN where that is not known."""
+        found = {
+            (place, record.round): float(record.sm_clock_mhz)
+            for place, run in enumerate(self.runs)
+            for record in run.records
+            if isinstance(record, Control) and record.sm_clock_mhz
+        }
+        return np.array([found.get(key, math.nan) for key in self.rounds])
+
     def _of(self, cells: Sequence[Cell]) -> list[dict[tuple[int, int], Visit]]:
         return [self._visits.get(cell, {}) for cell in cells]
 
@@ -164,7 +174,8 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     copies, notes = _large_copies(ours, theirs)
     probes = np.array([side.values(own, _probe_us) for side, own in ((ours, cells), (theirs, names))])
     times = np.array([side.values(own, visit_us) for side, own in ((ours, cells), (theirs, names))])
-    marks = spoiled(probes, copies) if in_turn else {}
+    clocks = np.array([ours.clocks_mhz(), theirs.clocks_mhz()])
+    marks = spoiled(probes, copies, clocks) if in_turn else {}
     times[:, [cell in failed for cell in cells]] = math.nan
     made = np.isfinite(times).all(axis=0)
     for mark in marks.values():

@@ -1,12 +1,13 @@
 """Probes of the GPU, through NVML."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import Final
 
 from kvbench.machine.host import cpu_nodes
-from kvbench.machine.sources import Json, Machine, Scalar, UnavailableError
+from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError, open_machine
 
 # Values of NVML's enumerations.
 _CLOCK_SM: Final = 1
@@ -74,6 +75,20 @@ def _process_name(machine: Machine, pid: int) -> str | None:
         return PurePosixPath(machine.nvml("nvmlSystemGetProcessName", pid)).name
     except Exception:
         return None
+
+
+@contextmanager
+def sm_clock_of(device: str, pci_bus_id: str | None) -> Iterator[Callable[[], int | None]]:
+    """Keep the GPU open to read its SM clock in MHz again and again; None where this machine does not tell."""
+    with open_machine(device, pci_bus_id, Sources()) as machine:
+
+        def read() -> int | None:
+            try:
+                return int(machine.ask("nvmlDeviceGetClockInfo", _CLOCK_SM))
+            except Exception:  # as `observe` takes it
+                return None
+
+        yield read
 
 
 def _number(function: str, *arguments: int) -> Callable[[Machine], int]:

@@ -4,7 +4,8 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.errors import KvbenchError
+from kvbench.machine.gpu import sm_clock_of
 from kvbench.machine.host import cpus_of_node
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.steady_cpu import SteadyCpu
@@ -49,6 +51,8 @@ class Worker:
         self._bench: Bench | None = None
         self._control: ControlCopies | None = None
         self._kept: dict[Cell, SetUp] = {}
+        self._gpu = ExitStack()
+        self._sm_clock_mhz: Callable[[], int | None] = lambda: None
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
         """Do what `request` asks; a failure is an answer too."""
@@ -74,6 +78,7 @@ class Worker:
         self._device = device = open_device(resolve_device(request.device), self._faults)
         notes = _stay_near(device.driver.info.numa_node)
         facts = device.facts()
+        self._sm_clock_mhz = self._gpu.enter_context(sm_clock_of(device.name, device.driver.info.pci_bus_id or None))
         return protocol.Opened(
             device=facts,
             backends=[facts_of(backend, facts) for backend in self._backends.values()],
@@ -119,6 +124,7 @@ class Worker:
             round=request.round,
             copy_bytes=self._control.copy_bytes,
             gpu_us=_to_nanoseconds(times_us),
+            sm_clock_mhz=self._sm_clock_mhz(),
         )
 
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:

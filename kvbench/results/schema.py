@@ -109,13 +109,14 @@ class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
 class Control(_Record, tag="control", frozen=True, kw_only=True):
     """Large plain copies one way that the engine has no part in: `copy_bytes` in each, times in `gpu_us`.
 
-    They are taken between events on a GPU, by the host's clock on the device cpu.
+    They are taken between events on a GPU, by the host's clock on the device cpu. `sm_clock_mhz` is read behind them.
     """
 
     direction: Literal["h2d", "d2h"]
     round: _Count
     copy_bytes: _Positive
     gpu_us: list[_TimeUs]
+    sm_clock_mhz: _Count | None = None
 
 
 class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):

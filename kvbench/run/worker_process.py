@@ -121,10 +121,11 @@ class WorkerProcess:
         self._answers.close()
 
     def _read_line(self, deadline_s: float) -> bytes:
-        deadline = time.monotonic() + deadline_s
+        deadline, searched = time.monotonic() + deadline_s, 0
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
-            while b"\n" not in self._received:
+            while (end := self._received.find(b"\n", searched)) < 0:
+                searched = len(self._received)
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not selector.select(left_s):
                     self.kill()
@@ -136,8 +137,9 @@ class WorkerProcess:
                 if len(self._received) > _LONGEST_BYTES:
                     self.kill()
                     raise WorkerLostError(f"the worker's answer has no end within {_LONGEST_BYTES >> 20} MiB")
-        line, _, self._received = self._received.partition(b"\n")
-        return bytes(line)
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return line
 
     def _obituary(self) -> str:
         code = self._process.wait()

@@ -129,13 +129,13 @@ for line in sys.stdin.buffer:
     ("lie", "words"),
     [
         ("said = b'kvbench: warming up\\n'", "not understood"),
+        ("said = b'x' * (65 << 20)", "no end within 64 MiB"),
         ('said = b\'{"type":"reserved"}\\n\'', "none to what it was asked"),
         ("said = said.replace(b'\"round\":0', b'\"round\":7')", "of another visit"),
         ("said = said.replace(b'\"span_ns\":[', b'\"span_ns\":[1')", "while the other side measured"),
         ("said = b'\\xff' * 99 + b'\\n'", "not understood"),
-        ("sys.exit(3)", "ended with exit code 3"),
     ],
-    ids=["no JSON", "another answer", "another visit", "a clock that lies", "no text", "gone"],
+    ids=["no JSON", "no end", "another answer", "another visit", "a clock that lies", "no text"],
 )
 def test_a_side_that_answers_nonsense_fails_its_rows_and_no_others(folder: Path, lie: str, words: str) -> None:
     python = folder / "python"
@@ -157,12 +157,12 @@ def test_a_side_that_hangs_fails_its_rows_and_no_others(folder: Path) -> None:
     assert "no answer within 1 s" in done.stdout
 
 
-def test_when_the_controls_moved_the_whole_plan_is_measured_before_it_is_given_up(folder: Path) -> None:
-    done = compare(folder, "--control-margin=0")  # no copy takes exactly as long as another
+def test_when_the_controls_moved_nothing_is_settled_and_nothing_judged(folder: Path) -> None:
+    done = compare(folder, "--control-margin=0", "--minutes=0.1")  # no copy takes exactly as long as another
     assert done.returncode == 3, done.stdout + done.stderr
     assert "kvbench gate compare: CONTAMINATED" in done.stdout
     assert set(verdicts(folder).values()) == {"CONTAMINATED"}
-    assert len(pairs_of(folder)) >= 2 * PLAN[-1].pairs
+    assert len(pairs_of(folder)) > 2 * (PLAN[0].pairs + 2)
 
 
 def test_two_backends_are_compared_cell_by_cell(folder: Path) -> None:
@@ -236,7 +236,7 @@ def test_after_ctrl_c_what_both_sides_have_can_be_judged(folder: Path) -> None:
 
 
 def test_floors_are_measured_and_used(folder: Path) -> None:
-    options = ("--suite=suite.toml", "--device=cpu", "--minutes=0.1", "--out=aa", "--force")
+    options = ("--suite=suite.toml", "--device=cpu", "--minutes=0.06", "--out=aa", "--force")
     done = kvbench("gate", "calibrate", *options, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     floors = json.loads((folder / "aa" / "floor.json").read_text())["floors"]

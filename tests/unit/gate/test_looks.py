@@ -9,6 +9,7 @@ from kvbench.gate.disturbance import spoiled
 from kvbench.gate.looks import ONCE, PLAN, look_at
 
 MARGIN = 0.03
+CLOCKS = np.full((2, 20), 1980.0)
 
 
 def noise(pairs: int, centre: float = 0.0, scatter: float = 0.01) -> Floats:
@@ -58,14 +59,14 @@ def calm_machine() -> tuple[Floats, dict[str, Floats]]:
 
 
 def test_nothing_is_spoiled_on_a_calm_machine() -> None:
-    assert not any(mark.any() for mark in spoiled(*calm_machine()).values())
+    assert not any(mark.any() for mark in spoiled(*calm_machine(), CLOCKS).values())
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_slow_cpu_spoils_its_pair_alone(side: int) -> None:
     probes, copies = calm_machine()
     probes[side, 2, 7] *= 1.6
-    found = spoiled(probes, copies)
+    found = spoiled(probes, copies, CLOCKS)
     assert np.argwhere(found["CPU"]).tolist() == [[2, 7]]
     assert not found["link"].any()
 
@@ -74,7 +75,7 @@ def test_a_slow_cpu_spoils_its_pair_alone(side: int) -> None:
 def test_a_slow_link_spoils_all_pairs_of_its_round(way: str) -> None:
     probes, copies = calm_machine()
     copies[way][1, 5] *= 1.07
-    found = spoiled(probes, copies)
+    found = spoiled(probes, copies, CLOCKS)
     assert found["link"][:, 5].all()
     assert found["link"].sum() == 4
 
@@ -82,9 +83,17 @@ def test_a_slow_link_spoils_all_pairs_of_its_round(way: str) -> None:
 def test_a_link_that_is_slow_for_one_side_throughout_spoils_no_pair() -> None:
     probes, copies = calm_machine()
     copies["h2d"][1] *= 1.07
-    assert not spoiled(probes, copies)["link"].any()
+    assert not spoiled(probes, copies, CLOCKS)["link"].any()
+
+
+def test_a_clock_that_was_limited_spoils_all_pairs_of_its_round() -> None:
+    clocks = CLOCKS.copy()
+    clocks[0, 3] = 1755
+    found = spoiled(*calm_machine(), clocks)
+    assert found["clock"][:, 3].all()
+    assert found["clock"].sum() == 4
 
 
 def test_probes_and_copies_that_were_not_made_spoil_nothing() -> None:
     unknown = np.full((2, 4, 20), np.nan)
-    assert not any(mark.any() for mark in spoiled(unknown, {}).values())
+    assert not any(mark.any() for mark in spoiled(unknown, {}, np.full((2, 20), np.nan)).values())
