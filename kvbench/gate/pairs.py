@@ -156,7 +156,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     """
     ours, theirs = _Side("base", base), _Side("cand", cand)
     in_turn = _in_turn(ours.span_ns, theirs.span_ns)
-    if in_turn:  # stopped between two visits, one side may lack the last round
+    if len(base) == len(cand) == 1:  # stopped between two visits, or lost, one side may lack a round of the other
         ours.rounds = theirs.rounds = sorted({*ours.rounds, *theirs.rounds})
     if len(ours.rounds) != len(theirs.rounds) or not ours.rounds:
         raise UsageError(

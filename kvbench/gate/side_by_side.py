@@ -130,7 +130,9 @@ class SideBySide:
         return time.monotonic() - began_s
 
     def _round(self, cells: Sequence[Cell], *, verify: bool = False) -> None:
-        """Visit `cells` once on both sides, in an order of their own; sides take turns in going first: a b, b a."""
+        """Visit `cells` that have not failed on both sides, in an order of their own, either side first in turn."""
+        if self._failed.issuperset(cells):
+            return
         number = self._rounds
         self._rounds += 1
         order = (BASE, CAND) if number % 2 == 0 else (CAND, BASE)
@@ -156,6 +158,7 @@ class SideBySide:
             except StorageError:
                 raise
             except KvbenchError as error:
+                self._failed.add(cell)
                 return self._give_up(arm, number, f"its worker could not be replaced: {error}")
             if isinstance(answer, Visit):
                 cpu = answer.cpu

@@ -148,6 +148,20 @@ def test_a_side_that_answers_nonsense_fails_its_rows_and_no_others(folder: Path,
     assert "Traceback" not in done.stderr
 
 
+def test_a_side_whose_worker_cannot_be_replaced_fails_what_is_left_of_it(folder: Path) -> None:
+    lie = f"open('{folder}/gone', 'w').close(); sys.exit(3)"
+    python = folder / "python"
+    refuse = f'if os.path.exists("{folder}/gone"): sys.exit("out of memory")\nfrom kvbench.engine'
+    text = LIAR.format(python=sys.executable, lie=lie).replace("from kvbench.engine", refuse)
+    python.write_text(text)
+    python.chmod(0o755)
+    done = compare(folder, base=f"env:{python}")
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert verdicts(folder) == {LARGE: "FAILED", SMALL: "FAILED"}
+    assert "its worker could not be replaced: the worker ended with exit code 1: out of memory" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 def test_a_side_that_hangs_fails_its_rows_and_no_others(folder: Path) -> None:
     suite = folder / "suite.toml"
     suite.write_text(suite.read_text() + "deadline_s = 1\n")
