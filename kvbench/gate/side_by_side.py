@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Arm:
+class RunningSide:
     """A side under way: its execution, the records that it made so far, and its name of every cell of the base."""
 
     name: str
@@ -73,8 +73,8 @@ class _Watching:
 class SideBySide:
     """Two sides under way; `folder` has a run directory of either. See `opened`."""
 
-    def __init__(self, base: Arm, cand: Arm, say: Say) -> None:
-        self.arms = {BASE: base, CAND: cand}
+    def __init__(self, base: RunningSide, cand: RunningSide, say: Say) -> None:
+        self.running = {BASE: base, CAND: cand}
         self._say = say
         self._cells = list(base.names)
         self._failed: set[Cell] = set()
@@ -113,12 +113,12 @@ class SideBySide:
 
     def finish(self, status: RunStatus, reason: str | None = None) -> None:
         """Record how both runs ended."""
-        for arm in self.arms.values():
-            arm.execution.finish(status, reason)
+        for side in self.running.values():
+            side.execution.finish(status, reason)
 
     def runs(self) -> tuple[Run, Run]:
         """Return what the base and the candidate have measured."""
-        return self.arms[BASE].run(), self.arms[CAND].run()
+        return self.running[BASE].run(), self.running[CAND].run()
 
     def _judged(self, judge: Judge, earlier: Judgement | None) -> Judgement:
         base, cand = self.runs()
@@ -138,7 +138,7 @@ class SideBySide:
         order = (BASE, CAND) if number % 2 == 0 else (CAND, BASE)
         verify = verify or number % AUDITED == _drawn(f"{self._seed}/{number // AUDITED}") % AUDITED
         for name in order:
-            execution = self.arms[name].execution
+            execution = self.running[name].execution
             if number == 0:
                 execution.measure_ceilings(number)
                 execution.observe("start")
@@ -151,7 +151,7 @@ class SideBySide:
         """Visit a cell on one side and then on the other, on one CPU; a cell that fails is not visited again."""
         cpu = None
         for name in order:
-            arm = self.arms[name]
+            arm = self.running[name]
             planned = PlannedVisit(number, arm.names[cell])
             try:
                 answer = arm.execution.visit(planned, InTurn(verify=verify, cpu=cpu))
@@ -168,7 +168,7 @@ class SideBySide:
                 return None
         return None
 
-    def _checked(self, arm: Arm, planned: PlannedVisit, visit: Visit) -> Visit | Failure:
+    def _checked(self, arm: RunningSide, planned: PlannedVisit, visit: Visit) -> Visit | Failure:
         """Return the visit, or a failure where it was made while the other side was."""
         began_ns, ended_ns = visit.span_ns or (0, 0)
         if not self._last_ns <= began_ns <= ended_ns <= time.monotonic_ns():
@@ -176,7 +176,7 @@ class SideBySide:
         self._last_ns = ended_ns
         return visit
 
-    def _give_up(self, arm: Arm, number: int, why: str) -> None:
+    def _give_up(self, arm: RunningSide, number: int, why: str) -> None:
         for cell in self._cells:
             if cell not in self._failed:
                 arm.execution.fail(PlannedVisit(number, arm.names[cell]), why)
@@ -214,19 +214,32 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
         check_identity(empty[BASE], empty[CAND], forced=forced)
         _make(folder)
         names = {BASE: {cell: cell for cell in paired}, CAND: paired}
-        arms = {}
+        running = {}
         for name, info in infos.items():
             writer = stack.enter_context(RunWriter.create(folder / name, info))
             records: list[Record] = []
             watching = _Watching(name, records, say)
             execution = Execution(half[name], plans[name], found[name], writer, slots[name], watching, Progress())
-            arms[name] = Arm(name, execution, names[name], records)
+            running[name] = RunningSide(name, execution, names[name], records)
             execution.begin()
+        for note in _remarks(base, cand, found):
+            say(f"note: {note}")
         say(f"{len(paired)} cells of two sides in turn; memory is being reserved")
-        with ThreadPoolExecutor(len(arms)) as pool:
-            for done in [pool.submit(arm.execution.reserve, arm.names.values()) for arm in arms.values()]:
+        with ThreadPoolExecutor(len(running)) as pool:
+            for done in [pool.submit(arm.execution.reserve, arm.names.values()) for arm in running.values()]:
                 done.result()
-        yield SideBySide(arms[BASE], arms[CAND], say)
+        yield SideBySide(running[BASE], running[CAND], say)
+
+
+def _remarks(base: Side, cand: Side, found: Mapping[str, Opened]) -> list[str]:
+    """Return what the reader should know of two builds before they are compared."""
+    if base.backend != cand.backend:
+        return []
+    if base.interpreter == cand.interpreter:
+        return ["both sides run the same kvbench: this compares it with itself"]
+    if found[BASE].engine_hash == found[CAND].engine_hash:
+        return ["both sides have the same engine sources; what differs is installed beside them"]
+    return []
 
 
 def _spec_of(spec: SweepSpec, side: Side) -> SweepSpec:

@@ -88,7 +88,7 @@ def test_files_json_and_github_say_the_same(tmp_path: Path) -> None:
         (["compare", "--", "b"], "-- stands between the runs"),
         (["compare", "a", "--"], "-- stands between the runs"),
         (["compare", "a", "--", "b", "--json"], "--json stands after --"),
-        (["compare", "--rounds=4", "a", "--", "b"], "--rounds says how to measure"),
+        (["compare", "--minutes=4", "a", "--", "b"], "--minutes says how to measure"),
         (["compare", "--base-fault=slow=1", "a", "--", "b"], "--base-fault says how to measure"),
         (["compare", "--base=here"], "--base and --cand go together"),
         (["compare", "a", "--", "b"], "a is no run directory"),
