@@ -6,10 +6,11 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from statistics import median
+from typing import TextIO
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvbench.cells.axes import StreamState
 from kvbench.results import Failure, Note, Record, Visit
@@ -23,9 +24,10 @@ SHOWN_CELLS = 20
 
 
 class PlainReporter:
-    """A line at the start, one every ten seconds, one for each failure, one at the end."""
+    """A line at the start, one every ten seconds, one for each failure, one at the end, to `file`."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file
         self._made = 0
         self._done_before = 0
         self._total = 0
@@ -35,8 +37,8 @@ class PlainReporter:
     def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(device_line(opened))
         self._say(
-            f"{len(plan.cells)} cells; at most {rough_size(plan.host_bytes)} of pinned host memory and "
-            f"{rough_size(plan.device_bytes)} on the device; about {format_duration(plan.estimate_s)}"
+            f"{len(plan.cells)} cells; at most {rough_size(plan.side_bytes)} of pinned host memory and "
+            f"{rough_size(plan.side_bytes)} on the device; about {format_duration(plan.estimate_s)}"
         )
         for cell in plan.cells[:SHOWN_CELLS]:
             self._say(f"  {cell.label}")
@@ -62,7 +64,7 @@ class PlainReporter:
             self._say(f"FAILED ({record.kind}) {record.cell.label}: {record.message}\n  again: {record.command}")
         elif isinstance(record, Note):
             self._say(f"note: {record.text}")
-        if isinstance(record, Visit | Failure):
+        if isinstance(record, Failure) or (isinstance(record, Visit) and not record.attempt):
             self._made += 1
             self._advance(record)
 
@@ -92,7 +94,7 @@ class PlainReporter:
             self._say(f"skipped {count} cells: {reason}")
 
     def _say(self, line: str) -> None:
-        print(line, flush=True)
+        print(line, flush=True, file=self._file)
 
 
 class TerminalReporter(PlainReporter):
@@ -110,24 +112,22 @@ class TerminalReporter(PlainReporter):
             console=self._console,
             transient=True,
         )
-        self._task: TaskID | None = None
+        self._task = self._bar.add_task("ceiling", left="")
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         super().planned(plan, opened, done, total)
-        self._task = self._bar.add_task("ceiling", total=total, completed=done, left="")
+        self._bar.reset(self._task, total=total, completed=done)
         self._bar.start()
 
     def visiting(self, visit: PlannedVisit) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, description=visit.cell.label[:70])
+        self._bar.update(self._task, description=visit.cell.label[:70])
 
     def finished(self, outcome: Outcome) -> None:
         self._bar.stop()
         super().finished(outcome)
 
     def _advance(self, record: Visit | Failure) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, advance=1, left=f"{self._left()} left")
+        self._bar.update(self._task, advance=1, left=f"{self._left()} left")
         if isinstance(record, Visit):
             cell = record.cell
             swap_us = median(getattr(record.samples, StreamState(cell.stream_state).swap_clock))
@@ -148,8 +148,8 @@ class JsonReporter:
             cells=[cell.as_strings() for cell in plan.cells],
             skipped=[{"cell": skip.cell.as_strings(), "reason": skip.reason} for skip in plan.skipped],
             filtered=plan.filtered,
-            host_bytes=plan.host_bytes,
-            device_bytes=plan.device_bytes,
+            host_bytes=plan.side_bytes,
+            device_bytes=plan.side_bytes,
             estimate_s=round(plan.estimate_s, 1),
         )
 
@@ -178,11 +178,11 @@ class JsonReporter:
         print(json.dumps({"event": event, **fields}), flush=True)
 
 
-def make_reporter(as_json: bool) -> JsonReporter | PlainReporter:
-    """Return the reporter that fits stdout."""
+def make_reporter(as_json: bool, file: TextIO | None = None) -> JsonReporter | PlainReporter:
+    """Return the reporter that fits stdout, or plain lines for another `file`."""
     if as_json:
         return JsonReporter()
-    return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
+    return TerminalReporter() if file is None and sys.stdout.isatty() else PlainReporter(file)
 
 
 def device_line(opened: Opened) -> str:

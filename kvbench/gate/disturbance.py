@@ -1,4 +1,4 @@
-"""Which pairs something else on the machine spoiled, told by what no build changes, never by the times themselves."""
+"""Which pairs something else on the machine spoiled: visits that were disturbed, or conditions that differ."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -10,8 +10,8 @@ from kvbench.analysis.intervals import OUTLIER_SIGMAS, Floats
 
 Mask = npt.NDArray[np.bool_]
 
-# A fixed piece of work repeats within 5% on a quiet CPU; a core that is shared, or clocked down, takes far longer.
-SLOW_CPU: Final = 0.15
+# Between the two visits of a pair: a fixed piece of work repeats within 5% on a quiet CPU.
+CPU_APART: Final = 0.15
 # Large copies on a quiet link repeat more closely than that.
 SLOW_LINK: Final = 0.02
 # The SM clock of a GPU that nothing limits stays where it is.
@@ -29,21 +29,22 @@ def outlying(times_us: Floats, least: float) -> Mask:
     return np.asarray(np.nan_to_num(times_us) > middle + max(least * middle, OUTLIER_SIGMAS * sigma))
 
 
-def spoiled(probes_us: Floats, copies_us: Mapping[str, Floats], clocks_mhz: Floats) -> dict[str, Mask]:
+def spoiled(disturbed: Mask, slowdowns: Floats, clocks_mhz: Floats, copies_us: Mapping[str, Floats]) -> dict[str, Mask]:
     """Return cause -> mark for every pair, of shape (cells, rounds).
 
-    `probes_us`, of shape (2, cells, rounds), are the times of a fixed piece of work beside either side's visits;
-    `copies_us`, of shape (2, rounds), those of either side's large copies one way, made at the begin of a round, and
-    `clocks_mhz` the SM clock behind them. A link that is slow for one side throughout is none of this: it shows as a
-    control that is not steady.
+    `disturbed` marks the visits that were, `slowdowns` are those of their CPUs and `clocks_mhz` their SM clocks, each
+    of shape (2, cells, rounds); `copies_us`, of shape (2, rounds), are the times of either side's large copies one way,
+    made at the begin of a round. A link that is slow for one side throughout is none of this: it shows as a control
+    that is not steady.
     """
-    _, cells, rounds = probes_us.shape
-    slow = np.zeros(rounds, dtype=bool)
+    slow_link = np.zeros(disturbed.shape[1:], dtype=bool)
     for sides in copies_us.values():
-        slow |= outlying(sides[0], SLOW_LINK) | outlying(sides[1], SLOW_LINK)
-    limited = outlying(1 / clocks_mhz, SLOW_CLOCK).any(axis=0)
+        slow_link |= outlying(sides[0], SLOW_LINK) | outlying(sides[1], SLOW_LINK)
+    apart = slowdowns[1] / slowdowns[0]
+    limited = [outlying(1 / clocks_mhz[:, place], SLOW_CLOCK).any(axis=0) for place in range(disturbed.shape[1])]
     return {
-        "CPU": np.asarray(outlying(probes_us, SLOW_CPU).any(axis=0)),
-        "link": np.broadcast_to(slow, (cells, rounds)).copy(),
-        "clock": np.broadcast_to(limited, (cells, rounds)).copy(),
+        "visit": np.asarray(disturbed.any(axis=0)),
+        "CPU": outlying(apart, CPU_APART) | outlying(1 / apart, CPU_APART),
+        "link": slow_link,
+        "clock": np.reshape(limited, slow_link.shape),
     }

@@ -126,16 +126,6 @@ class _Side:
                     found.setdefault(record.direction, {})[place, record.round] = median(record.gpu_us)
         return {way: _positive([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
 
-    def clocks_mhz(self) -> Floats:
-        """Return the SM clock behind the control copies of every round, NaN where that is not known."""
-        found = {
-            (place, record.round): float(record.sm_clock_mhz)
-            for place, run in enumerate(self.runs)
-            for record in run.records
-            if isinstance(record, Control) and record.sm_clock_mhz
-        }
-        return np.array([found.get(key, math.nan) for key in self.rounds])
-
     def _of(self, cells: Sequence[Cell]) -> list[dict[tuple[int, int], Visit]]:
         return [self._visits.get(cell, {}) for cell in cells]
 
@@ -172,10 +162,14 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     failed = {cell: _few(list(dict.fromkeys(why))) for cell, why in troubles.items() if why}
     paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in zip(cells, names, strict=True)}
     copies, notes = _large_copies(ours, theirs)
-    probes = np.array([side.values(own, _probe_us) for side, own in ((ours, cells), (theirs, names))])
-    times = np.array([side.values(own, visit_us) for side, own in ((ours, cells), (theirs, names))])
-    clocks = np.array([ours.clocks_mhz(), theirs.clocks_mhz()])
-    marks = spoiled(probes, copies, clocks) if in_turn else {}
+
+    def both(value: Callable[[Visit], float]) -> Floats:
+        return np.array([ours.values(cells, value), theirs.values(names, value)])
+
+    times, slowdowns = both(visit_us), both(lambda visit: visit.slowdown or math.nan)
+    disturbed = np.isfinite(both(lambda visit: len(visit.disturbed)))
+    clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
+    marks = spoiled(disturbed, slowdowns, clocks, copies) if in_turn else {}
     times[:, [cell in failed for cell in cells]] = math.nan
     made = np.isfinite(times).all(axis=0)
     for mark in marks.values():
@@ -185,7 +179,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         times[0],
         times[1],
         order=np.nan_to_num(np.sign(np.subtract(theirs.begun_s(in_turn=in_turn), ours.begun_s(in_turn=in_turn)))),
-        controls=_controls(probes, copies, marks),
+        controls=_controls(slowdowns, copies, marks),
         failed=failed,
         faults=_unfinished([ours, theirs]) if not _stopped(base, cand) else [],
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
@@ -253,20 +247,16 @@ def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str
     return {way: np.array([ours[way], theirs[way]]) for way in sorted(ours.keys() & theirs.keys())}, notes
 
 
-def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
+def _controls(slowdowns: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
     """Return name -> log ratio of the candidate's time to the base's in every round that nothing spoiled."""
     found = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
     if "link" in marks:
         for logs in found.values():
             logs[marks["link"].any(axis=0)] = math.nan
     if "CPU" in marks:
-        logs = np.where(marks["CPU"], math.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
+        logs = np.where(marks["CPU"] | marks["visit"], math.nan, np.log(slowdowns[1]) - np.log(slowdowns[0]))
         found["CPU"] = np.array([_middle(column) for column in logs.T])
     return found
-
-
-def _probe_us(visit: Visit) -> float:
-    return visit.probe_us or math.nan
 
 
 def _created_s(run: Run) -> float:

@@ -19,7 +19,8 @@ from kvbench.gate.judgement import Judgement
 from kvbench.gate.looks import PLAN, Look
 from kvbench.gate.pairs import check_identity, partners
 from kvbench.gate.sides import Side
-from kvbench.results import Failure, Record, Run, RunStatus, RunWriter, Visit
+from kvbench.results import Failure, Record, Run, RunWriter, Visit
+from kvbench.results.schema import RunStatus
 from kvbench.run.execution import Execution, Progress
 from kvbench.run.protocol import InTurn, Opened
 from kvbench.run.runner import run_info

@@ -26,7 +26,6 @@ class SteadyCpu:
         self._allowed = frozenset(os.sched_getaffinity(0))
         self._cpu: int | None = None
         self._best_us = float("inf")
-        self._settled_us = 0.0
 
     @contextmanager
     def held(self, cpu: int | None = None) -> Iterator[int]:
@@ -36,28 +35,25 @@ class SteadyCpu:
         finally:
             os.sched_setaffinity(0, self._allowed)
 
-    def probed_us(self) -> float:
-        """Return how long the fixed piece of work takes on the CPU that is held, now or when it was taken."""
-        return max(self._settled_us, self._now_us())
+    def slowdown(self) -> float:
+        """Return how many times as long as on the best CPU seen the fixed piece of work takes on the current one."""
+        took_us = median(self._probe() for _ in range(PROBES))
+        self._best_us = min(self._best_us, took_us)
+        return took_us / self._best_us
 
     def _settle(self, wanted: int | None) -> int:
         if wanted is not None and wanted in self._allowed:
-            self._cpu, self._settled_us = wanted, self._time_on(wanted)
+            self._cpu = wanted
+            os.sched_setaffinity(0, {wanted})
             return wanted
-        if self._cpu is not None:
-            self._settled_us = self._time_on(self._cpu)
-            if self._settled_us <= TOLERANCE * self._best_us:
-                return self._cpu
+        if self._cpu is not None and self._time_on(self._cpu) <= TOLERANCE * self._best_us:
+            return self._cpu
         times_us = {cpu: self._time_on(cpu) for cpu in sorted(self._allowed)}
         self._cpu = min(times_us, key=lambda cpu: times_us[cpu])
-        self._settled_us = times_us[self._cpu]
-        self._best_us = min(self._best_us, self._settled_us)
+        self._best_us = min(self._best_us, times_us[self._cpu])
         os.sched_setaffinity(0, {self._cpu})
         return self._cpu
 
     def _time_on(self, cpu: int) -> float:
         os.sched_setaffinity(0, {cpu})
-        return self._now_us()
-
-    def _now_us(self) -> float:
         return median(self._probe() for _ in range(PROBES))

@@ -4,8 +4,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -13,25 +12,18 @@ import msgspec
 from kvbench.backends.base import Backend, facts_of, load_backends
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import (
-    Device,
-    EngineError,
-    Stream,
-    TimedRegion,
-    die_with_parent,
-    open_device,
-    resolve_device,
-)
+from kvbench.engine.device import Device, EngineError, Stream, TimedRegion, die_with_parent, open_device, resolve_device
 from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.errors import KvbenchError
-from kvbench.machine.gpu import sm_clock_of
-from kvbench.machine.host import cpus_of_node
+from kvbench.machine.probes import cpus_of_node
 from kvbench.measure.control import ControlCopies, open_control, time_copies
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.roof import LARGE, SMALL, measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, SetUp, measure_ceiling, set_up, visit
 from kvbench.measure.what_runs import hash_of_what_runs, is_claimed
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Samples, Visit
+from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
 from kvbench.run import protocol
 from kvbench.units import rough_size
 
@@ -51,8 +43,6 @@ class Worker:
         self._bench: Bench | None = None
         self._control: ControlCopies | None = None
         self._kept: dict[Cell, SetUp] = {}
-        self._gpu = ExitStack()
-        self._sm_clock_mhz: Callable[[], int | None] = lambda: None
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
         """Do what `request` asks; a failure is an answer too."""
@@ -64,6 +54,8 @@ class Worker:
                     return self._reserve(request)
                 case protocol.MeasureCeiling():
                     return self._measure_ceiling(request)
+                case protocol.MeasureRoof():
+                    return self._measure_roof(request)
                 case protocol.MeasureControl():
                     return self._measure_control(request)
                 case protocol.MeasureCell():
@@ -76,9 +68,9 @@ class Worker:
     def _open(self, request: protocol.Open) -> protocol.Opened:
         self._faults = parse_faults(request.fault)
         self._device = device = open_device(resolve_device(request.device), self._faults)
+        self._clocks = GpuClocks(device.name, device.driver.info.pci_bus_id or None)
         notes = _stay_near(device.driver.info.numa_node)
         facts = device.facts()
-        self._sm_clock_mhz = self._gpu.enter_context(sm_clock_of(device.name, device.driver.info.pci_bus_id or None))
         return protocol.Opened(
             device=facts,
             backends=[facts_of(backend, facts) for backend in self._backends.values()],
@@ -103,7 +95,7 @@ class Worker:
                 f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
                 "ask for smaller swaps, or lower --host-memory and --device-memory"
             ) from None
-        self._bench = Bench(self._device, stream, region, pools, SteadyCpu(), request.policy)
+        self._bench = Bench(self._device, stream, region, pools, SteadyCpu(), self._clocks, request.policy)
         return protocol.Reserved()
 
     def _measure_ceiling(self, request: protocol.MeasureCeiling) -> Ceiling:
@@ -111,6 +103,21 @@ class Worker:
         swap_bytes, gpu_us = measure_ceiling(self._bench, Direction(request.direction), request.samples)
         return Ceiling(
             direction=request.direction, round=request.round, swap_bytes=swap_bytes, gpu_us=_to_nanoseconds(gpu_us)
+        )
+
+    def _measure_roof(self, request: protocol.MeasureRoof) -> Roof:
+        assert self._bench is not None
+        times = measure_roof(self._bench, self._backends["sm"], Direction(request.direction), request.samples)
+        return Roof(
+            direction=request.direction,
+            round=request.round,
+            pool_bytes=self._bench.pools.pool_bytes,
+            copy_bytes=LARGE[0] * LARGE[1],
+            copy_us=_to_nanoseconds(times.large_us),
+            blocks=SMALL[0],
+            block_bytes=SMALL[1],
+            scattered_us=_to_nanoseconds(times.scattered_us),
+            dense_us=_to_nanoseconds(times.dense_us),
         )
 
     def _measure_control(self, request: protocol.MeasureControl) -> Control:
@@ -124,7 +131,6 @@ class Worker:
             round=request.round,
             copy_bytes=self._control.copy_bytes,
             gpu_us=_to_nanoseconds(times_us),
-            sm_clock_mhz=self._sm_clock_mhz(),
         )
 
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
@@ -138,7 +144,7 @@ class Worker:
                 self._set_up(self._bench, cell, request),
                 request.sampling,
                 self._faults.for_cell(cell),
-                is_first=request.round == 0,
+                is_first=request.round == 0 and request.attempt == 0,
                 verify=in_turn.verify,
                 cpu=in_turn.cpu,
             )
@@ -154,7 +160,7 @@ class Worker:
             self._kept.clear()  # the pool that they lie in goes
         if cell in self._kept:
             return self._kept[cell]
-        place = f"{request.seed}/{cell.id}/{request.round}"
+        place = f"{request.seed}/{cell.id}/{request.round}" + "/again" * request.attempt
         seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
         ready = set_up(bench, self._backends[cell.backend], cell, request.sampling, seed)
         if request.in_turn is not None:
@@ -183,11 +189,15 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
         cpu=taken.cpu,
+        slowdown=round(taken.slowdown, 3),
+        sm_clock_mhz=taken.clocks.sm_mhz,
+        clock_limits=list(taken.clocks.limits),
+        attempt=request.attempt,
+        disturbed=list(taken.disturbed),
         chosen=taken.chosen,
         busy_cpu_us=None if taken.busy_cpu_us is None else round(taken.busy_cpu_us, 3),
         warnings=list(taken.warnings),
         verify_ms=round(taken.verify_ms, 3),
-        probe_us=round(taken.probe_us, 3),
     )
 
 

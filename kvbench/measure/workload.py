@@ -41,7 +41,7 @@ class Pools:
         self._device = device
         self._stream = stream
         self._beside = Stream(device.driver)
-        self._pool_bytes = pool_bytes
+        self.pool_bytes = pool_bytes
         self._device_pool = self._filled(MemoryKind.device, DEVICE_SEED)
         self._host_pools: dict[Memory, Buffer] = {}
         self._at_rest = True
@@ -111,18 +111,23 @@ class Pools:
             self._fill(buffer, seed)
 
     def _filled(self, kind: MemoryKind, seed: int) -> Buffer:
-        buffer = Buffer(self._device.driver, kind, self._pool_bytes)
+        buffer = Buffer(self._device.driver, kind, self.pool_bytes)
         self._fill(buffer, seed)
         return buffer
 
     def _fill(self, buffer: Buffer, seed: int) -> None:
-        write_words(buffer, _words(0), _words(self._pool_bytes), _words(0), seed, self._stream.handle)
+        write_words(buffer, _words(0), _words(self.pool_bytes), _words(0), seed, self._stream.handle)
 
 
 class Workload:
-    """The swaps of one visit: `memory` holds the descriptors of the next one and is written in place by `advance`."""
+    """The swaps of one visit, `slots` at a time: each of `memories` holds the descriptors of one, written in place.
 
-    def __init__(self, pools: Pools, cell: Cell, layouts: Sequence[Layout], rng: np.random.Generator) -> None:
+    `advance` names the next set of blocks in one of them.
+    """
+
+    def __init__(
+        self, pools: Pools, cell: Cell, layouts: Sequence[Layout], rng: np.random.Generator, slots: int = 1
+    ) -> None:
         self._pools = pools
         self._cell = cell
         self._rng = rng
@@ -131,14 +136,14 @@ class Workload:
         self._used: set[int] = set()
         self._sizes = np.full(cell.blocks, np.uint64(cell.block_bytes))
         self.verify_ms = 0.0
-        self.memory = _memory_of(pools, cell, layouts[0], self._sizes)
+        self.memories = [_memory_of(pools, cell, layouts[0], self._sizes) for _ in range(slots)]
 
-    def advance(self) -> None:
-        """Let `memory` name the next set of blocks; the first call names the first."""
+    def advance(self, slot: int = 0) -> None:
+        """Let the memory of `slot` name the next set of blocks; the first call names the first."""
         self._place = (self._place + 1) % len(self._layouts)
         self._used.add(self._place)
         if len(self._layouts) > 1:
-            self._write(self._layouts[self._place])
+            self._write(self.memories[slot], self._layouts[self._place])
 
     def current(self) -> tuple[Addresses, Addresses]:
         """Return the offsets of the current blocks in the source and in the destination, in bytes."""
@@ -188,23 +193,23 @@ class Workload:
         copied = np.zeros(end, dtype=bool)
         copied[rows] = True
         before, behind = rows[~copied[rows - np.uint64(1)]], rows[~copied[rows + np.uint64(1)]]
-        spots = np.unique(self._rng.integers(0, end, SPOT_CHECKS, dtype=np.uint64))
+        spots = self._rng.integers(0, end, SPOT_CHECKS, dtype=np.uint64)
         spots = spots[~copied[spots]]
         ends = before * np.uint64(stride) - np.uint64(edge)
-        starts = np.unique(np.concatenate([(behind + np.uint64(1)), spots])) * np.uint64(stride)
-        offsets = np.concatenate([ends, starts]) if edge < stride else np.unique(np.concatenate([ends, starts]))
+        starts = np.concatenate([behind + np.uint64(1), spots]) * np.uint64(stride)
+        offsets = np.concatenate([ends, starts])
         return offsets, np.full(len(offsets), np.uint64(edge))
 
     def _spots(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
         """Return (offsets, sizes) of the beginnings of some of `rows`."""
-        some = np.unique(self._rng.choice(rows, min(len(rows), SPOT_CHECKS))) * np.uint64(self._cell.block_bytes)
+        some = self._rng.choice(rows, min(len(rows), SPOT_CHECKS)) * np.uint64(self._cell.block_bytes)
         return some, np.full(len(some), np.uint64(min(self._cell.block_bytes, EDGE_BYTES)))
 
-    def _write(self, layout: Layout) -> None:
+    def _write(self, memory: SwapMemory, layout: Layout) -> None:
         fresh = _memory_of(self._pools, self._cell, layout, self._sizes)
         for name in ("sources", "destinations", "kernel_sources", "kernel_destinations"):
-            getattr(self.memory, name)[:] = getattr(fresh, name)
-        for grid, new in zip(self.memory.grids, fresh.grids, strict=True):
+            getattr(memory, name)[:] = getattr(fresh, name)
+        for grid, new in zip(memory.grids, fresh.grids, strict=True):
             for name in ("source_ids", "destination_ids"):
                 getattr(grid, name)[:] = getattr(new, name)
 

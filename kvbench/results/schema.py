@@ -106,27 +106,45 @@ class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
     gpu_us: list[_TimeUs]
 
 
+class Roof(_Record, tag="roof", frozen=True, kw_only=True):
+    """What SM copies reach one way: copies of `copy_bytes` in large blocks, and `blocks` small blocks on all SMs.
+
+    The small ones lie scattered over `pool_bytes`, fresh, or side by side and the same. Times are those of execution.
+    """
+
+    direction: Literal["h2d", "d2h"]
+    round: _Count
+    pool_bytes: _Positive
+    copy_bytes: _Positive
+    copy_us: list[_TimeUs]
+    blocks: _Positive
+    block_bytes: _Positive
+    scattered_us: list[_TimeUs]
+    dense_us: list[_TimeUs]
+
+
 class Control(_Record, tag="control", frozen=True, kw_only=True):
     """Large plain copies one way that the engine has no part in: `copy_bytes` in each, times in `gpu_us`.
 
-    They are taken between events on a GPU, by the host's clock on the device cpu. `sm_clock_mhz` is read behind them.
+    They are taken between events on a GPU, by the host's clock on the device cpu.
     """
 
     direction: Literal["h2d", "d2h"]
     round: _Count
     copy_bytes: _Positive
     gpu_us: list[_TimeUs]
-    sm_clock_mhz: _Count | None = None
 
 
 class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
-    """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per sample.
+    """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per swap.
 
     `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
     submission made on a busy stream, where it only hands over to the copy engine. `cpu` is the CPU that the submitting
     thread was kept on, `chosen` what a backend that chooses among others chose. `began` is in seconds since 1970; of
     the milliseconds that the visit took, comparing and putting back took `verify_ms`. `span_ns` is its begin and end on
-    the host's monotonic clock, `probe_us` the time of a fixed piece of work on that CPU beside the samples.
+    the host's monotonic clock. `slowdown` is how many times as long as at its best a fixed piece of work took on that
+    CPU, at worst; `clock_limits` are NVML's reasons for a limited clock. What `disturbed` the visit is in words; such a
+    visit is made again, up to twice, and the last `attempt` counts.
     """
 
     round: _Count
@@ -142,8 +160,12 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     began: _Positive | None = None
     took_ms: _TimeUs | None = None
     verify_ms: _TimeUs | None = None
-    probe_us: _TimeUs | None = None
     span_ns: tuple[_Count, _Count] | None = None
+    slowdown: _TimeUs | None = None
+    sm_clock_mhz: _Count | None = None
+    clock_limits: list[str] = []
+    attempt: _Count = 0
+    disturbed: list[str] = []
 
 
 class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):
@@ -161,7 +183,7 @@ class Note(_Record, tag="note", frozen=True, kw_only=True):
     text: str
 
 
-Record = Skip | Ceiling | Control | Visit | Failure | Note
+Record = Skip | Ceiling | Roof | Control | Visit | Failure | Note
 CellRecord = Skip | Visit | Failure
 
 _TIMES: Final = {
@@ -173,11 +195,13 @@ _TIMES: Final = {
     "gpu": "between the CUDA events around the submission: descriptor upload included, and on an idle stream also the "
     "gap between the start event's retirement and the call (gap_us)",
     "wall": "host clock from just before the submission until the host sees completion; on a busy stream with what is "
-    "left of the delay kernel and of queued swaps",
+    "left of the delay kernel and of queued swaps; of sustained swaps, as every time but prepare_us, what one more "
+    "swap in a chain adds",
     "cpu": "CPU time of the submitting thread inside the submission; on an idle stream the lesser of submit_us "
     "and the thread's CPU time until completion",
-    "swap": "the time that GB/s come from: wall_us on an idle stream (latency), gpu_us on a busy one (execution); on a "
-    "busy stream empty unless the delay outlasted the submission in every sample",
+    "swap": "the time that GB/s come from: wall_us on an idle stream (latency), gpu_us on a busy one (execution), the "
+    "wall_us of one more swap in a chain (sustained); on a busy stream empty unless the delay outlasted the submission "
+    "in every sample",
 }
 
 SAMPLE_COLUMNS: Final[dict[str, str]] = {f"{name}_us": text for name, text in _TIMES.items()} | {
@@ -216,15 +240,23 @@ COLUMNS: Final[dict[str, str]] = {
     "gbps_high": "GB/s at swap_us_low",
     "latency_gbps": "gbps of one swap on an idle stream, from wall_us",
     "execution_gbps": "gbps behind a delay that outlasted the submission in every sample, from gpu_us; else empty",
+    "sustained_gbps": "gbps of swaps one behind the other: the slope of wall_us over the number of swaps",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction, same run",
     "ceiling_share": "gbps / ceiling_gbps",
+    "limit_blocks_per_s": "the translation limit: scattered small blocks a second that SM copies reach in this "
+    "direction, same run; empty where the device has none in reach, or the run did not measure it",
+    "roof_gbps": "what this cell can reach: large SM copies (for a kernel) or ceiling_gbps, and no more than "
+    "limit_blocks_per_s blocks a second where they are scattered over 1 GiB or more",
+    "roof_share": "gbps / roof_gbps",
     "path": "effective path: what really ran; where visits differ, that of most comes first",
     "chosen": "what auto chose for the cell: a backend and its axes",
     "order_note": 'a mark on an access order that needs care ("any on d2h")',
     "state_held": "share of samples in which the stream was in the state asked for",
     "execution_only": "busy stream: share of samples whose gpu_us is execution only (pending_after)",
     "depth_held": "share of samples in which no queued swap had started at the submission; empty where none was queued",
-    "stopped_by": "what ended the visits: target (precision reached), max_samples, time",
+    "stopped_by": "what ended the visits: max_samples or time (cell_seconds)",
+    "repeated": "visits that were disturbed and made again; the last attempt counts",
+    "disturbed": "visits that count and were disturbed",
     "verified_bytes": "bytes compared after the copies, all visits together",
     "warnings": "what was odd about this cell",
     "command": "measures this cell alone",

@@ -1,9 +1,11 @@
 """One sweep under way: asks the worker cell by cell, journals every record, and ends in an orderly way."""
 
 import shlex
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -15,15 +17,21 @@ from kvbench.cells.facts import CEILING_BYTES
 from kvbench.cells.locality import region_bytes
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
-from kvbench.results import RunStatus, RunWriter, load_run
-from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Skip, Visit
-from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, Opened
+from kvbench.results import RunWriter, load_run
+from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Roof, RunStatus, Skip, Visit
+from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
 from kvbench.sweep.spec import SweepSpec
+from kvbench.tune.search import Search
 from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
+# Scattered throughput is nearly flat from here on.
+ROOF_POOL_BYTES: Final = 4 << 30
+# Of a visit that was disturbed.
+MAX_REPEATS: Final = 2
+LOG_FILE: Final = "worker.log"
 
 
 class Observer(Protocol):
@@ -55,8 +63,9 @@ class Progress:
     """What a run holds: visits, ceilings and controls by round; ids of the cells that failed or were skipped."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.visits: set[tuple[str, int]] = set()
+        self.visits: set[tuple[str, int, int]] = set()
         self.ceilings: set[tuple[str, int]] = set()
+        self.roofs: set[str] = set()
         self.controls: set[tuple[str, int]] = set()
         self.failed: set[str] = set()
         self.skipped: set[str] = set()
@@ -66,29 +75,32 @@ class Progress:
     def note(self, record: Record) -> None:
         match record:
             case Visit():
-                self.visits.add((record.cell.id, record.round))
+                self.visits.add((record.cell.id, record.round, record.attempt))
             case Failure():
                 self.failed.add(record.cell.id)
             case Skip():
                 self.skipped.add(record.cell.id)
             case Ceiling():
                 self.ceilings.add((record.direction, record.round))
+            case Roof():
+                self.roofs.add(record.direction)
             case Control():
                 self.controls.add((record.direction, record.round))
 
     def wants(self, visit: PlannedVisit) -> bool:
         """Whether `visit` is still to be made: a failed cell is not visited again."""
         cell_id = visit.cell.id
-        return cell_id not in self.failed and cell_id not in self.skipped and (cell_id, visit.round) not in self.visits
+        made = (cell_id, visit.round, visit.attempt) in self.visits
+        return not made and cell_id not in self.failed and cell_id not in self.skipped
 
     @property
     def measured(self) -> int:
-        return len({cell_id for cell_id, _ in self.visits} - self.failed)
+        return len({cell_id for cell_id, *_ in self.visits} - self.failed)
 
 
 @dataclass(frozen=True)
 class Execution:
-    """A planned sweep, its worker and its journal."""
+    """A planned sweep, its worker and its journal; a `search` decides from what was measured what is visited next."""
 
     spec: SweepSpec
     plan: Plan
@@ -97,6 +109,7 @@ class Execution:
     slot: WorkerSlot
     observer: Observer
     progress: Progress
+    search: Search | None = None
 
     def run(self) -> Outcome:
         """Measure what is missing. Ctrl-C, a full disk and a worker that cannot be replaced end it with data kept.
@@ -108,18 +121,20 @@ class Execution:
     def begin(self) -> None:
         """Record that the run begins, and its plan; raises StorageError."""
         self.writer.set_status("running")
-        self.slot.log_to(self.writer.path)
+        self.slot.log = self.writer.path / LOG_FILE
         for skip in self.plan.skipped:
             if skip.cell.id not in self.progress.skipped:
                 self._record(Skip(cell_text=skip.cell.as_strings(), reason=skip.reason))
         for note in self.opened.notes:
             self._record(Note(text=note))
 
-    def reserve(self, cells: Iterable[Cell]) -> None:
-        """Have the worker reserve the memory that `cells`, at least one, take; raises KvbenchError."""
-        most = submissions(self.spec.sampling)
-        largest = max(region_bytes(cell, most) for cell in cells)
-        self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
+    def reserve(self, cells: Iterable[Cell]) -> int:
+        """Make the memory pools that `cells`, at least one, take, and return their bytes; raises KvbenchError."""
+        sampling = self.spec.sampling
+        largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
+        pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
+        self.slot.reserve(pool_bytes)
+        return pool_bytes
 
     def finish(self, status: RunStatus, reason: str | None) -> Outcome:
         """Record how the run ended, and its summary."""
@@ -156,24 +171,48 @@ class Execution:
         return str(error)
 
     def _measure_missing(self) -> None:
+        if self.search is not None:
+            self._follow(self.search)
+            return
         every = list(visits(self.plan, self.spec.sampling, self.spec.seed))
         missing = [visit for visit in every if self.progress.wants(visit)]
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        self.reserve(visit.cell for visit in missing)
-        for visit in missing:
-            self.measure_ceilings(visit.round)
-            self.measure_controls(visit.round)
-            if visit is missing[0]:
-                # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
-                self.observe("start")
+        pool_bytes = self.reserve(visit.cell for visit in missing)
+        for number, planned in groupby(missing, key=lambda visit: visit.round):
+            first = number == missing[0].round
+            self._measure_round(number, planned, pool_bytes if first else None)
+
+    def _follow(self, search: Search) -> None:
+        """Measure what a search asks for, until it asks no more."""
+        self.observer.planned(self.plan, self.opened, 0, search.expected_visits)
+        pool_bytes = self.reserve(self.plan.cells)
+        for place, stage in enumerate(search.stages()):
+            number = stage[0][0]
+            planned = (PlannedVisit(number, cell) for _, cell in stage)
+            self._measure_round(number, planned, None if place else pool_bytes)
+
+    def _measure_round(self, number: int, planned: Iterable[PlannedVisit], roofs_in_bytes: int | None) -> None:
+        """Measure a round; the first one begins with the roofs, in a pool of so many bytes."""
+        self.measure_ceilings(number)
+        self.measure_controls(number)
+        if roofs_in_bytes is not None:
+            # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
+            self.observe("start")
+            self._measure_roofs(number, roofs_in_bytes)
+        waiting = deque(planned)
+        while waiting:
+            visit = waiting.popleft()
             if self.progress.wants(visit):
                 self.observer.visiting(visit)
-                self.visit(visit)
+                made = self.visit(visit)
+                if isinstance(made, Visit) and made.disturbed and visit.attempt < MAX_REPEATS:
+                    # Behind all others of the round: what disturbed it may be over by then.
+                    waiting.append(replace(visit, attempt=visit.attempt + 1))
 
     def measure_ceilings(self, number: int) -> None:
-        """Time the ceilings of a round, where that is still to be done."""
+        """Measure the ceilings of a round, where they are missing."""
         swapped = {cell.direction for cell in self.plan.cells}
         for direction in Direction:
             if direction in swapped and (direction, number) not in self.progress.ceilings:
@@ -181,12 +220,20 @@ class Execution:
                 self._record(self.slot.ask(ceiling, Ceiling, self.spec.sampling.deadline_s))
 
     def measure_controls(self, number: int) -> None:
-        """Time the controls of a round, where the sweep has some and that is still to be done."""
+        """Measure the controls of a round, where the sweep has some and they are missing."""
         sampling = self.spec.sampling
         for direction in Direction:
             if sampling.controls and (direction, number) not in self.progress.controls:
-                request = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
-                self._record(self.slot.ask(request, Control, sampling.deadline_s))
+                control = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
+                self._record(self.slot.ask(control, Control, sampling.deadline_s))
+
+    def _measure_roofs(self, number: int, pool_bytes: int) -> None:
+        """Measure what SM copies reach, once a run, where there are any and the pool is large enough to tell."""
+        has_kernels = any(backend.name == "sm" and not backend.unavailable for backend in self.opened.backends)
+        for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
+            if has_kernels and pool_bytes >= ROOF_POOL_BYTES and direction not in self.progress.roofs:
+                roof = MeasureRoof(direction=direction.value, round=number, samples=CEILING_SAMPLES)
+                self._record(self.slot.ask(roof, Roof, self.spec.sampling.deadline_s))
 
     def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
         """Make a visit and record it; raises KvbenchError where a worker that failed cannot be replaced."""
@@ -213,6 +260,7 @@ class Execution:
         request = MeasureCell(
             cell=visit.cell.as_strings(),
             round=visit.round,
+            attempt=visit.attempt,
             seed=self.spec.seed,
             sampling=self.spec.sampling,
             in_turn=in_turn,
@@ -241,6 +289,8 @@ class Execution:
     def _record(self, record: Record) -> None:
         self.writer.append(record)
         self.progress.note(record)
+        if self.search is not None and isinstance(record, Visit):
+            self.search.note(record)
         self.observer.recorded(record)
 
     def observe(self, at: Literal["start", "end"]) -> None:

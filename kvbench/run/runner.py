@@ -1,6 +1,6 @@
 """Runs a sweep: plans it, holds the worker, and finishes what an earlier run left."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kvbench._version import __version__
+from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import differences, identity_hash
 from kvbench.machine.observation import identity
@@ -18,6 +19,7 @@ from kvbench.run.protocol import Opened
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
+from kvbench.tune.search import Search
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
@@ -33,8 +35,17 @@ def survey(device: str) -> Opened:
         return slot.start()
 
 
-def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> Outcome:
-    """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured."""
+def start_sweep(
+    spec: SweepSpec,
+    path: Path,
+    command: Sequence[str],
+    observer: Observer,
+    searching: Callable[[Sequence[Cell]], Search] | None = None,
+) -> Outcome:
+    """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured.
+
+    `searching` makes a search of the plan's cells, which then says what of them is visited, and how often.
+    """
     with closing(WorkerSlot(spec)) as slot:
         opened = _fitting(spec, slot.start())
         plan = expand(spec, opened.device, opened.backends)
@@ -42,7 +53,8 @@ def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: O
             reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
             raise UsageError(f"nothing to measure: {reasons}")
         with RunWriter.create(path, run_info(spec, opened, command)) as writer:
-            return Execution(spec, plan, opened, writer, slot, observer, Progress()).run()
+            search = None if searching is None else searching(plan.cells)
+            return Execution(spec, plan, opened, writer, slot, observer, Progress(), search).run()
 
 
 def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
@@ -87,7 +99,7 @@ def _fitting(spec: SweepSpec, opened: Opened) -> Opened:
     if policy.device != opened.device.title:
         raise UsageError(
             f"policy: it was measured on {brief(policy.device)!r}, this is {opened.device.title!r}; make one here with "
-            "kvbench policy RUN -o FILE"
+            "kvbench tune RUN -p FILE"
         )
     driver = _identity(opened).get("driver_version") or ""
     if policy.driver == driver:

@@ -21,12 +21,11 @@ from kvbench.sweep.spec import SweepSpec
 
 OPEN_DEADLINE_S: Final = 120.0
 RESERVE_DEADLINE_S: Final = 300.0
-LOG_FILE: Final = "worker.log"
 _CHUNK_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 2000
 _LONGEST_BYTES: Final = 64 << 20
 
-T = TypeVar("T", bound=Answer)
+Kind = TypeVar("Kind", bound=Answer)
 
 
 class WorkerLostError(KvbenchError):
@@ -81,22 +80,11 @@ class WorkerProcess:
         self._answers = self._process.stdout
         self._received = bytearray()
 
-    def ask(self, request: Request, answer_type: type[T], deadline_s: float) -> T:
-        """Send `request`, return its answer. Raises WorkerLostError, UsageError or EngineRefusedError (for Refused)."""
-        answer = self.ask_any(request, deadline_s)
-        if isinstance(answer, Refused):
-            raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
-        return self.expect(answer, answer_type)
+    def ask(self, request: Request, deadline_s: float) -> Answer:
+        """Send `request`, return whatever answers it.
 
-    def expect(self, answer: Answer, answer_type: type[T]) -> T:
-        """Return `answer`; raises WorkerLostError, and kills the worker, where it is none to what was asked."""
-        if isinstance(answer, answer_type):
-            return answer
-        self.kill()
-        raise WorkerLostError(f"the worker's answer is none to what it was asked ({type(answer).__name__})")
-
-    def ask_any(self, request: Request, deadline_s: float) -> Answer:
-        """Send `request`, return whatever answers it; raises WorkerLostError after `deadline_s` seconds or a crash."""
+        Raises WorkerLostError after a crash, or after `deadline_s` seconds of silence.
+        """
         try:
             self._requests.write(encode(request))
             self._requests.flush()
@@ -151,7 +139,7 @@ class WorkerProcess:
 class WorkerSlot:
     """The place of a sweep's worker: whoever sits there was opened, and given memory, in the same way.
 
-    Use it in `contextlib.closing`.
+    What later workers print goes to `log`. Use it in `contextlib.closing`.
     """
 
     def __init__(self, spec: SweepSpec, interpreter: Interpreter | None = None) -> None:
@@ -159,7 +147,7 @@ class WorkerSlot:
         self._interpreter = interpreter or Interpreter()
         self._open = Open(device=spec.device, fault=spec.fault)
         self._reserve: Reserve | None = None
-        self._log: Path | None = None
+        self.log: Path | None = None
         self._worker: WorkerProcess | None = None
 
     @property
@@ -169,51 +157,55 @@ class WorkerSlot:
 
     def start(self) -> Opened:
         """Start a worker and open its device; raises UsageError, EngineRefusedError, WorkerLostError."""
-        self._worker = WorkerProcess(self._interpreter, self._log)
-        opened = self._worker.ask(self._open, Opened, OPEN_DEADLINE_S)
+        self._worker = WorkerProcess(self._interpreter, self.log)
+        opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
         # A replacement opens the very device that was found first.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
         return opened
-
-    def log_to(self, folder: Path) -> None:
-        """Keep what later workers print in `folder`."""
-        self._log = folder / LOG_FILE
 
     def reserve(self, pool_bytes: int) -> None:
         """Make the memory pools, now and in every replacement; raises UsageError when memory is short."""
         self._reserve = Reserve(
             pool_bytes=pool_bytes, busy_delay_us=self._spec.sampling.busy_delay_us, policy=self._spec.policy
         )
-        self._ask_to_reserve()
+        self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
 
-    def ask(self, request: Request, answer_type: type[T], deadline_s: float) -> T:
-        """Ask the worker, as `WorkerProcess.ask`."""
+    def ask(self, request: Request, kind: type[Kind], deadline_s: float) -> Kind:
+        """Ask the worker, as `WorkerProcess.ask`; raises UsageError or EngineRefusedError for Refused."""
         assert self._worker is not None
-        return self._worker.ask(request, answer_type, deadline_s)
+        answer = self._worker.ask(request, deadline_s)
+        if isinstance(answer, Refused):
+            raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
+        return self._expect(answer, kind)
 
     def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
         """Have a cell measured; raises WorkerLostError, also where the answer is of another visit."""
         assert self._worker is not None
-        answer = self._worker.ask_any(request, deadline_s)
+        answer = self._worker.ask(request, deadline_s)
         if isinstance(answer, Failure):
             return answer
-        visit = self._worker.expect(answer, Visit)
-        if (visit.cell_text, visit.round) != (request.cell, request.round):
+        visit = self._expect(answer, Visit)
+        if (visit.cell_text, visit.round, visit.attempt) != (request.cell, request.round, request.attempt):
             self._worker.kill()
             raise WorkerLostError("the worker's answer is of another visit")
         return visit
+
+    def _expect(self, answer: Answer, kind: type[Kind]) -> Kind:
+        """Return `answer`; raises WorkerLostError, and kills the worker, where it is none to what was asked."""
+        assert self._worker is not None
+        if isinstance(answer, kind):
+            return answer
+        self._worker.kill()
+        raise WorkerLostError(f"the worker's answer is none to what it was asked ({type(answer).__name__})")
 
     def replace(self) -> None:
         """Put a fresh worker in the place of one that failed."""
         self.close()
         self.start()
-        self._ask_to_reserve()
+        assert self._reserve is not None
+        self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
 
     def close(self) -> None:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-
-    def _ask_to_reserve(self) -> None:
-        if self._reserve is not None:
-            self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)

@@ -12,7 +12,8 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
-from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
+from kvbench.cells.kernel_shape import RULE
+from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes, sets_of
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
 from kvbench.tune.table import AUTO
@@ -23,16 +24,29 @@ ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
 # The first swap, which is checked; the audit behind the last sample; the check of the stream's order; twins.
 UNTIMED_SWAPS: Final = 6
+# Swaps of a sustained sample: those of a long and of a short chain.
+CHAIN: Final = 8
+SHORT_CHAIN: Final = 2
 # The share of the memory that is free which a sweep may use unless a limit says more.
 FREE_SHARE: Final = 0.9
 
-# For the estimate only, never a result: a slow swap, bound by its bytes or by its submissions, and what surrounds it.
-_EST_SWAP_BYTES_PER_S: Final = 20e9
-_EST_BLOCK_S: Final = 0.7e-6
-_EST_CALL_S: Final = 5e-6
-_EST_VERIFY_BYTES_PER_S: Final = {"cuda": 10e9, "cpu": 2e9}
-_EST_VISIT_S: Final = 0.006
-_EST_START_S: Final = {"cuda": 8.0, "cpu": 1.0}
+# For the estimate only, never a result: what visits took on an H200 and an H100 (driver 580.159), and on two CPUs.
+_EST_START_S: Final = {"cuda": 14.0, "cpu": 1.0}
+_EST_VISIT_S: Final = 0.007
+# In its first visit a cell's order in its stream is checked behind a delay.
+_EST_FIRST_VISIT_S: Final = 0.025
+_EST_SWAP_BYTES_PER_S: Final = {"cuda": 45e9, "cpu": 5e9}
+# A copy engine that copies on the CPU: up to 24 KiB a block on an idle stream.
+_EST_INLINE_BYTES_PER_S: Final = 5e9
+_EST_INLINE_BLOCK_BYTES: Final = 24 << 10
+_EST_BLOCK_S: Final = {"kernel": 0.04e-6, "copies": 0.5e-6}
+# Around a sample: other blocks are named.
+_EST_SAMPLE_S: Final = 50e-6
+_EST_NAMED_BLOCK_S: Final = 0.04e-6
+_EST_VERIFY_BYTES_PER_S: Final = {"cuda": 15e9, "cpu": 1.5e9}
+_EST_VERIFY_BLOCK_S: Final = 0.15e-6
+# Visits that are disturbed and made again.
+_EST_REPEATS: Final = 1.1
 
 _DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 
@@ -46,42 +60,30 @@ class PlannedSkip:
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
-    """The memory that measuring a cell takes on either side, in bytes."""
-
-    host_bytes: int
-    device_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What a sweep means on a device. Every cell asked for is in `cells` or `skipped`, or counted in `filtered`.
 
-    `host_bytes` and `device_bytes` are what its largest cell takes, `estimate_s` a rough upper guess of its time.
+    `side_bytes` is the memory that its largest cell takes on either side, `estimate_s` a rough upper guess of its time.
     """
 
     cells: tuple[Cell, ...]
     skipped: tuple[PlannedSkip, ...]
     filtered: int
-    host_bytes: int
-    device_bytes: int
+    side_bytes: int
     estimate_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """The cross product of one group for one backend: axis name -> values, in the order of AXES."""
-
-    backend: BackendFacts
-    values: Mapping[str, tuple[AxisValue | None, ...]]
+# The cross product of one group for one backend: axis name -> values, in the order of AXES.
+_Grid = tuple[BackendFacts, Mapping[str, tuple[AxisValue | None, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedVisit:
-    """One visit of a cell; `round` counts from 0."""
+    """One visit of a cell; `round` counts from 0, and so does `attempt`: a disturbed visit is made again."""
 
     round: int
     cell: Cell
+    attempt: int = 0
 
 
 def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts]) -> Plan:
@@ -94,7 +96,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     usual = tuple(name for name in known if name != AUTO or spec.policy is not None)
     usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec.limits))
     grids = [grid for group in spec.groups for grid in _grids(group.get("backend", usual), group, device, known)]
-    combinations = sum(math.prod(len(values) for values in grid.values.values()) for grid in grids)
+    combinations = sum(math.prod(map(len, values.values())) for _, values in grids)
     if combinations > MAX_COMBINATIONS:
         raise UsageError(
             f"the sweep has {combinations} combinations; at most {MAX_COMBINATIONS} can be planned: name fewer values"
@@ -103,33 +105,32 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
     reasons = {cell: _why_not(cell, device, known[cell.backend], spec) for cell in kept}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
-    sizes = [footprint(cell, spec.sampling, device.kind) for cell in cells]
     return Plan(
         cells=cells,
         skipped=tuple(PlannedSkip(cell, reason) for cell, reason in reasons.items() if reason is not None),
         filtered=len(asked) - len(kept),
-        host_bytes=max((size.host_bytes for size in sizes), default=0),
-        device_bytes=max((size.device_bytes for size in sizes), default=0),
+        side_bytes=max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0),
         estimate_s=estimate_seconds(cells, spec.sampling, device.kind),
     )
 
 
-def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> Footprint:
-    """Return what measuring `cell` takes: a pool on either side, which the ceiling uses too, and descriptors."""
-    size_bytes = max(region_bytes(cell, submissions(sampling)), CEILING_BYTES[device_kind])
-    size_bytes += cell.blocks * DESCRIPTOR_BYTES
-    return Footprint(host_bytes=size_bytes, device_bytes=size_bytes)
+def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
+    """Return the bytes that measuring `cell` takes on either side: a pool (the ceiling uses it too) and descriptors."""
+    pool_bytes = max(region_bytes(cell, submissions(sampling, cell.stream_state)), CEILING_BYTES[device_kind])
+    return pool_bytes + cell.blocks * DESCRIPTOR_BYTES
 
 
-def submissions(sampling: Sampling) -> int:
+def submissions(sampling: Sampling, state: StreamState) -> int:
     """Return how many swaps a visit submits at most: checks, warm-ups, twins and samples."""
-    return UNTIMED_SWAPS + sampling.warmups + sampling.max_samples
+    a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
+    return UNTIMED_SWAPS + (sampling.warmups + sampling.max_samples) * a_sample
 
 
 def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:
-    """Return a rough upper guess of the time that measuring `cells` takes, start-up included."""
+    """Return about how long measuring `cells` takes, start-up included."""
     visits_s = sum(_visit_seconds(cell, sampling, device_kind) for cell in cells)
-    return _EST_START_S[device_kind] + sampling.rounds * visits_s
+    first_s = len(cells) * _EST_FIRST_VISIT_S
+    return _EST_START_S[device_kind] + first_s + _EST_REPEATS * sampling.rounds * visits_s
 
 
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
@@ -141,14 +142,27 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
 
 
 def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
-    swap_s = max(cell.swap_bytes / _EST_SWAP_BYTES_PER_S, cell.blocks * _EST_BLOCK_S)
-    if cell.stream_state is StreamState.BUSY:
-        # Queued swaps are submitted behind a delay of twice as long, and then run.
-        swap_s += sampling.busy_delay_us / 1e6 + cell.queued * (swap_s + 2 * (_EST_CALL_S + cell.blocks * _EST_BLOCK_S))
-    longest = max(sampling.cell_seconds, sampling.min_samples * swap_s)
-    sampling_s = min(sampling.max_samples * swap_s, longest)
-    untimed_s = (1 + sampling.warmups) * swap_s + cell.swap_bytes / _EST_VERIFY_BYTES_PER_S[device_kind]
-    return _EST_VISIT_S + untimed_s + sampling_s
+    state = cell.stream_state
+    block_s = _EST_BLOCK_S["copies" if cell.sms is None else "kernel"]
+    swap_s = cell.swap_bytes / _EST_SWAP_BYTES_PER_S[device_kind] + cell.blocks * block_s
+    inline = cell.order is not None and state is StreamState.IDLE and cell.block_bytes <= _EST_INLINE_BLOCK_BYTES
+    if inline and device_kind == "cuda":
+        swap_s = max(swap_s, cell.swap_bytes / _EST_INLINE_BYTES_PER_S)
+    named_s = _EST_SAMPLE_S + cell.blocks * _EST_NAMED_BLOCK_S
+    sample_s = swap_s + named_s + cell.pause_us / 1e6
+    if state is StreamState.BUSY:
+        # behind a delay of twice the submission; queued swaps are submitted behind it, and then run
+        sample_s += sampling.busy_delay_us / 1e6 + 1e-3 + (2 + 2 * cell.queued) * cell.blocks * block_s
+        sample_s += cell.queued * swap_s
+    elif state is StreamState.SUSTAINED:
+        sample_s *= CHAIN + SHORT_CHAIN
+    count = max(sampling.min_samples, min(sampling.max_samples, sampling.cell_seconds / sample_s))
+    swaps = submissions(sampling, state) - sampling.max_samples + round(count)
+    sets = sets_of(cell, swaps) + 2  # the first swap and the audit's too
+    # The device's side is checked on the device.
+    checked_bytes = sets * cell.swap_bytes * (1 if cell.direction is Direction.D2H or device_kind == "cpu" else 0.1)
+    verify_s = checked_bytes / _EST_VERIFY_BYTES_PER_S[device_kind] + sets * cell.blocks * _EST_VERIFY_BLOCK_S
+    return _EST_VISIT_S + (count + sampling.warmups) * sample_s + 3 * swap_s + verify_s
 
 
 def _grids(
@@ -158,7 +172,7 @@ def _grids(
         backend = known.get(str(name))
         if backend is None:
             raise UsageError(f"unknown backend {name}; there are {', '.join(known)}")
-        yield _Grid(backend, {axis: _values(axis, group, device, backend) for axis in AXES})
+        yield backend, {axis: _values(axis, group, device, backend) for axis in AXES}
 
 
 def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts) -> tuple[AxisValue | None, ...]:
@@ -177,23 +191,22 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
 
 
 def _grid_cells(grid: _Grid, device: DeviceFacts, usual_pool_bytes: int) -> Iterator[Cell]:
-    heeded = grid.backend.axes
-    for values in itertools.product(*grid.values.values()):
-        chosen = {AXES[name].field: value for name, value in zip(grid.values, values, strict=True)}
+    backend, axes = grid
+    for values in itertools.product(*axes.values()):
+        chosen = {AXES[name].field: value for name, value in zip(axes, values, strict=True)}
         pool_is_named = chosen["pool_bytes"] is not None
         cell = Cell(**chosen | ({} if pool_is_named else {"pool_bytes": 0}))  # type: ignore[arg-type]  # as the axes read
         if not pool_is_named:
             cell = replace(cell, pool_bytes=max(usual_pool_bytes, 1 << (cell.dense_bytes - 1).bit_length()))
-        if cell.order is None and "order" in heeded:
+        if cell.order is None and "order" in backend.axes:
             cell = replace(cell, order=_DEFAULT_ORDER[cell.direction])
-        if cell.sms is None and "sms" in heeded:
-            usual = grid.backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
+        if cell.sms is None and "sms" in backend.axes:
+            usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
             cell = replace(cell, sms=min(usual, device.sm_count or usual))
         yield cell
 
 
 def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: SweepSpec) -> str | None:
-    """Return why `cell` cannot run, None when it can."""
     if backend.unavailable is not None:
         return backend.unavailable
     lacking = [
@@ -203,11 +216,14 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
     ]
     if lacking:
         return "; ".join(lacking)
+    kernel, _, _ = cell.kernel.partition("-")
+    if cell.kernel != RULE and kernel not in backend.kernels:
+        return f"{backend.name} has no kernel {cell.kernel}; its kernels are {', '.join((RULE, *backend.kernels))}"
     if cell.sms == ALL_SMS:
         return f"the number of SMs of {device.name} is not known"
     if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:
         return f"{cell.sms} SMs asked for; {device.name} has {device.sm_count}"
-    if cell.stream_state is StreamState.IDLE and (cell.queued > 0 or cell.streams > 1):
+    if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
         return "swaps wait in a queue on a busy stream only (stream_state=busy)"
     return cell.pattern.unfit(cell.blocks) or misfit(cell) or _does_not_fit(cell, device, spec)
 
@@ -218,22 +234,17 @@ def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
 
 
 def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | None:
-    needed, limits = footprint(cell, spec.sampling, device.kind), spec.limits
-    host_usable = _usable(limits.host_bytes, device.host_free_bytes)
-    device_usable = _usable(limits.device_bytes, device.device_free_bytes)
+    side_bytes, limits = footprint(cell, spec.sampling, device.kind), spec.limits
     # The cpu device takes both sides from the host's memory.
-    host_needed, kind = (
-        (needed.host_bytes + needed.device_bytes, "host memory for both sides")
-        if device.kind == "cpu"
-        else (needed.host_bytes, "pinned memory")
-    )
-    if host_needed > host_usable:
-        return f"needs {rough_size(host_needed)} of {kind}; {rough_size(host_usable)} may be used (--host-memory)"
-    if needed.device_bytes > device_usable:
-        return (
-            f"needs {rough_size(needed.device_bytes)} of memory on {device.name}; "
-            f"{rough_size(device_usable)} may be used (--device-memory)"
-        )
+    of_host = (2 * side_bytes, "host memory for both sides") if device.kind == "cpu" else (side_bytes, "pinned memory")
+    of_device = side_bytes, f"memory on {device.name}"
+    for (needed, what), limit_bytes, free_bytes, option in (
+        (of_host, limits.host_bytes, device.host_free_bytes, "--host-memory"),
+        (of_device, limits.device_bytes, device.device_free_bytes, "--device-memory"),
+    ):
+        usable = _usable(limit_bytes, free_bytes)
+        if needed > usable:
+            return f"needs {rough_size(needed)} of {what}; {rough_size(usable)} may be used ({option})"
     return None
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.machine import observation as environment
-from kvbench.machine.host import cpus_of_node
 from kvbench.machine.identity import differences, identity_hash
+from kvbench.machine.probes import cpus_of_node
 from kvbench.machine.sources import Nvml, Scalar, Sources
 
 BUS_ID = "00000000:1B:00.0"
@@ -38,12 +38,14 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetPowerUsage": 76543,
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=3),
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=1 * GIB, total=140 * GIB),
+    "nvmlDeviceGetUUID": "GPU-5ca1ab1e",
+    "nvmlDeviceGetEccMode": (1, 0),
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetComputeRunningProcesses": [
         SimpleNamespace(pid=4_000_001, usedGpuMemory=GIB),
         SimpleNamespace(pid=4_000_002, usedGpuMemory=None),
     ],
 }
-UUIDS = ("GPU-aaaa-1111", "GPU-bbbb-2222")
 
 
 class FakeNvml:
@@ -58,8 +60,6 @@ class FakeNvml:
             return arguments[0]
         if function == "nvmlDeviceGetHandleByPciBusId":
             return f"bus {arguments[0]}"
-        if function == "nvmlDeviceGetUUID":
-            return UUIDS[arguments[0]]
         if function not in self.answers:
             raise RuntimeError("Not Supported")
         if function == "nvmlDeviceGetCudaComputeCapability":
@@ -83,6 +83,14 @@ def root(tmp_path: Path) -> Path:
         "sys/devices/system/node/node1/cpulist": "4-6,15\n",
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n",
         "sys/bus/pci/devices/0000:1b:00.0/numa_node": "1\n",
+        "sys/bus/pci/devices/0000:1b:00.0/iommu_group/type": "DMA-FQ\n",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+        "sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
+        "proc/4000002/smaps": (
+            "7f00-7f10 rw-p 00000000 00:00 0 [heap]\nSize: 132 kB\nKernelPageSize: 4 kB\nAnonHugePages: 0 kB\n"
+            "7f20-8f20 rw-s 00000000 00:05 1 /dev/nvidiactl\nSize: 4096 kB\nKernelPageSize: 4 kB\nMMUPageSize: 4 kB\n"
+            "AnonHugePages: 2048 kB\nVmFlags: rd wr\n"
+        ),
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +146,13 @@ def test_observed_of_a_gpu_machine(root: Path) -> None:
         "gpu_memory_used_bytes": GIB,
         "gpu_memory_total_bytes": 140 * GIB,
         "other_processes": [{"pid": 4_000_001, "name": "python3", "bytes": GIB}],
+        "gpu_uuid": "GPU-5ca1ab1e",
+        "ecc": True,
+        "power_limit_w": 700.0,
+        "iommu": "DMA-FQ",
+        "pool_pages": {"page_bytes": 4096, "huge_bytes": 2 << 20},
+        "transparent_huge_pages": "madvise",
+        "clock_source": "tsc",
         "host_load_1min": 1.25,
         "host_available_bytes": 2000 * 1024,
         "cpu_governor": "performance",
@@ -215,18 +230,17 @@ def test_the_pci_bus_id_goes_before_the_ordinal(root: Path) -> None:
     ("device", "visible", "index"),
     [
         ("cuda:1", None, 1),
-        ("cuda:0", "1", 1),
-        ("cuda:1", "1, 0", 0),
-        ("cuda:0", "GPU-bbbb", 1),
+        ("cuda:0", None, 0),
         ("cuda:2", None, None),
-        ("cuda:1", "1", None),
+        ("cuda:0", "1", None),
+        ("cuda:1", "1, 0", None),
+        ("cuda:0", "GPU-bbbb", None),
         ("cuda:0", "", None),
-        ("cuda:0", "-1", None),
-        ("cuda:0", "7", None),
-        ("cuda:0", "GPU-", None),
     ],
 )
-def test_an_ordinal_is_mapped_as_cuda_maps_it(root: Path, device: str, visible: str | None, index: int | None) -> None:
+def test_an_ordinal_is_taken_only_where_it_is_certain(
+    root: Path, device: str, visible: str | None, index: int | None
+) -> None:
     nvml = FakeNvml(ANSWERS)
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     environment.identity(device, "", sources=sources(root, nvml, **environ))

@@ -125,8 +125,7 @@ def test_a_plan_keeps_within_the_memory_it_says(
     device, _ = machine
     plan = expand(spec, *machine)
     sizes = [footprint(cell, spec.sampling, device.kind) for cell in plan.cells]
-    assert plan.host_bytes == max((size.host_bytes for size in sizes), default=0) <= device.host_free_bytes
-    assert plan.device_bytes == max((size.device_bytes for size in sizes), default=0) <= device.device_free_bytes
+    assert plan.side_bytes == max(sizes, default=0) <= min(device.host_free_bytes, device.device_free_bytes)
 
 
 def test_axes_that_are_not_named_have_their_defaults() -> None:
@@ -291,7 +290,7 @@ def test_what_exceeds_a_limit_is_skipped_with_figures(limits: Limits, reason: st
 
 def test_without_limits_nine_tenths_of_what_is_free_may_be_used() -> None:
     cell = plan_of(backend="per_block", direction="h2d", blocks="1024", block_size="1MiB", **HOT).cells[0]
-    needed = footprint(cell, Sampling(), "cuda").host_bytes
+    needed = footprint(cell, Sampling(), "cuda")
     for free_bytes, fits in ((needed, False), (needed * 10 // 9 + 2, True)):
         device = replace(H200, host_free_bytes=free_bytes)
         plan = plan_of(device, backend="per_block", direction="h2d", blocks="1024", block_size="1MiB", **HOT)
@@ -329,8 +328,7 @@ def test_an_endless_product_is_refused() -> None:
     ids=["dense", "scattered", "smaller than the ceiling's copy"],
 )
 def test_a_footprint_is_a_pool_and_descriptors_on_either_side(cell: Cell, pool_bytes: int) -> None:
-    size = footprint(cell, Sampling(), "cuda")
-    assert size.host_bytes == size.device_bytes == pool_bytes + cell.blocks * 24
+    assert footprint(cell, Sampling(), "cuda") == pool_bytes + cell.blocks * 24
 
 
 # Which blocks a swap takes: pool, reuse and pause
@@ -429,20 +427,23 @@ def test_the_estimate_grows_with_rounds_and_warm_ups(rounds: int, warmups: int) 
 
 def test_the_estimate_of_one_visit_is_capped_by_its_time() -> None:
     capped = Sampling(rounds=1, warmups=0, min_samples=1, max_samples=100_000, cell_seconds=2.0)
-    assert 1 + 2.0 < estimate_seconds([CELL], capped, "cpu") < 1 + 2.0 + 0.1
+    longer = msgspec.structs.replace(capped, cell_seconds=4.0)
+    empty_s, capped_s, longer_s = (
+        estimate_seconds(*given, "cpu") for given in (([], capped), ([CELL], capped), ([CELL], longer))
+    )
+    assert 2.0 <= capped_s - empty_s < 2.5
+    assert 2.0 <= longer_s - capped_s < 2.5
 
 
 def test_a_busy_sample_takes_its_delay_longer() -> None:
     sampling = Sampling(rounds=1, warmups=0, min_samples=10, max_samples=10, busy_delay_us=100_000)
     busy_s = estimate_seconds([replace(CELL, stream_state=StreamState.BUSY)], sampling, "cuda")
-    assert busy_s - estimate_seconds([CELL], sampling, "cuda") == pytest.approx(
-        11 * 0.1
-    )  # one is the swap that is verified
+    assert 10 * 0.1 <= busy_s - estimate_seconds([CELL], sampling, "cuda") < 12 * 0.1
 
 
 def _plan_with(counts: dict[str, int]) -> Plan:
     cells = [replace(CELL, backend=name, blocks=n + 1) for name, count in counts.items() for n in range(count)]
-    return Plan(tuple(cells), (), 0, 0, 0, 0.0)
+    return Plan(tuple(cells), (), 0, 0, 0.0)
 
 
 counts = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 12), min_size=1)

@@ -42,7 +42,7 @@ specs = st.builds(
     device=st.sampled_from(["auto", "cpu", "cuda", "cuda:3"]),
     groups=st.lists(groups, min_size=1, max_size=3).map(tuple),
     filters=st.lists(conditions(), max_size=3).map(tuple),
-    sampling=st.builds(Sampling, rounds=st.integers(1, 9), target=st.floats(0, 1)),
+    sampling=st.builds(Sampling, rounds=st.integers(1, 9), cell_seconds=st.floats(0.001, 9)),
     limits=st.builds(Limits, host_bytes=st.none() | st.integers(1, 2**40)),
     seed=st.integers(0, 2**63 - 1),
     fault=st.none() | st.just("hang@3"),
@@ -150,7 +150,10 @@ def _drop(*path: str) -> Callable[[Any], None]:
         (_set("sede", value=1), 'spec: unknown key "sede"; did you mean seed?'),
         (_set("sampling", "round", value=1), 'spec.sampling: unknown key "round"; did you mean rounds?'),
         (_set("sampling", "rounds", value=True), "spec.sampling.rounds: true is not a whole number from 1 to 1000"),
-        (_set("sampling", "target", value="1"), 'spec.sampling.target: "1" is not a number from 0 to 1'),
+        (
+            _set("sampling", "cell_seconds", value="1"),
+            'spec.sampling.cell_seconds: "1" is not a number from 0.001 to 3600',
+        ),
         (_set("limits", "host_bytes", value=0), "spec.limits.host_bytes: 0 is not a whole number from 1"),
         (_set("limits", value=None), "spec.limits: null is not a table"),
         (_set("name", value="../up"), 'spec.name: "../up" is not 1 to 64 letters'),
@@ -193,8 +196,8 @@ def test_what_is_no_table_is_no_spec(plain: object) -> None:
         ({"warmups": -1}, "warmups: -1 is not a whole number from 0 to 10000"),
         ({"min_samples": 1.5}, "min_samples: 1.5 is not a whole number"),
         ({"min_samples": 20}, "max_samples: 15 is less than min_samples, 20"),
-        ({"target": True}, "target: true is not a number from 0 to 1"),
-        ({"target": float("nan")}, "target: NaN is not a number from 0 to 1"),
+        ({"cell_seconds": True}, "cell_seconds: true is not a number from 0.001 to 3600"),
+        ({"cell_seconds": float("nan")}, "cell_seconds: NaN is not a number from 0.001 to 3600"),
         ({"cell_seconds": float("inf")}, "cell_seconds: Infinity is not a number from 0.001 to 3600"),
         ({"cell_seconds": 10**400}, "cell_seconds: 1000"),
         ({"busy_delay_us": 100_001}, "busy_delay_us: 100001 is not a whole number from 1 to 100000"),
@@ -209,7 +212,7 @@ def test_impossible_sampling_is_refused(options: dict[str, Any], message: str) -
 
 
 def test_sampling_options_that_were_not_given_stay() -> None:
-    spec = SweepSpec(name="x", sampling=Sampling(rounds=7)).with_sampling({"rounds": None, "warmups": 0})
+    spec = SweepSpec(name="x", sampling=Sampling(rounds=7)).with_sampling({"warmups": 0})
     assert spec.sampling == Sampling(rounds=7, warmups=0)
 
 

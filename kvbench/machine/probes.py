@@ -1,0 +1,245 @@
+"""What the environment is read from: a probe for every field, of the GPU through NVML, of the host from its files."""
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import PurePosixPath
+from typing import Final
+
+from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError
+from kvbench.units import KIB
+
+_NODES: Final = "sys/devices/system/node"
+# Values of NVML's enumerations.
+_CLOCK_SM: Final = 1
+_CLOCK_MEMORY: Final = 2
+_SENSOR_GPU: Final = 0
+# Reasons why clocks are limited, from bit 0 on.
+_LIMITS: Final = (
+    "gpu_idle", "application_clocks", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown",
+    "hw_thermal_slowdown", "hw_power_brake", "display_clocks",
+)  # fmt: skip
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """Return the numbers in the kernel's list format ("0-3,8"); raises ValueError."""
+    numbers: set[int] = set()
+    for item in text.split(",") if text else ():
+        first, _, last = item.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def cpu_nodes(sources: Sources) -> set[int]:
+    """Return the NUMA nodes that have CPUs (a GPU's own memory can be a node without); raises OSError, ValueError."""
+    return parse_cpu_list(sources.text(f"{_NODES}/has_cpu"))
+
+
+def cpus_of_node(node: int, *, sources: Sources | None = None) -> set[int]:
+    """Return the CPUs of a NUMA node; empty where the kernel does not tell."""
+    try:
+        return parse_cpu_list((sources or Sources()).text(f"{_NODES}/node{node}/cpulist"))
+    except (OSError, ValueError):
+        return set()
+
+
+def _cpu_fields(sources: Sources) -> dict[str, str]:
+    """Return what /proc/cpuinfo says of the first CPU."""
+    first = sources.text("proc/cpuinfo").split("\n\n", 1)[0]
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def _cpu_model(machine: Machine) -> str:
+    fields = _cpu_fields(machine.sources)
+    if model := fields.get("model name"):
+        return model
+    if "CPU part" in fields:  # Arm names no model, only who made which part
+        return f"{platform.machine()} implementer {fields.get('CPU implementer')} part {fields['CPU part']}"
+    raise UnavailableError("/proc/cpuinfo names no model")
+
+
+def _hypervisor(machine: Machine) -> bool:
+    flags = _cpu_fields(machine.sources).get("flags")
+    if flags is None:
+        raise UnavailableError("/proc/cpuinfo has no flags that would tell")
+    return "hypervisor" in flags.split()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise UnavailableError(f"{package} is not installed") from None
+
+
+def _kib_fields(text: str) -> dict[str, int]:
+    lines = (line.replace(":", " ").split() for line in text.splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) >= 2}
+
+
+def _available_bytes(machine: Machine) -> int:
+    """Bytes that can still be pinned: what the kernel can free, at most what the control group leaves."""
+    sources = machine.sources
+    available = _kib_fields(sources.text("proc/meminfo"))["MemAvailable"] * KIB
+    try:
+        limit = int(sources.text("sys/fs/cgroup/memory.max"))
+        used = int(sources.text("sys/fs/cgroup/memory.current"))
+        reclaimable = _kib_fields(sources.text("sys/fs/cgroup/memory.stat"))["inactive_file"]
+    except (OSError, ValueError, KeyError):
+        return available  # no group of our own, or "max": no limit
+    return min(available, max(0, limit - used + reclaimable))
+
+
+def _bus_id(machine: Machine) -> str:
+    """Return the GPU's PCI address as sysfs spells it ("0000:1b:00.0"); raises."""
+    domain, _, place = str(machine.ask("nvmlDeviceGetPciInfo").busId).partition(":")
+    return f"{int(domain, 16):04x}:{place.lower()}"
+
+
+def _numa_node(machine: Machine) -> int:
+    """Return the NUMA node whose CPUs are nearest to the GPU; raises when the kernel does not say."""
+    node = int(machine.sources.text(f"sys/bus/pci/devices/{_bus_id(machine)}/numa_node"))
+    if node >= 0:
+        return node
+    nodes = cpu_nodes(machine.sources)
+    if len(nodes) == 1:
+        return nodes.pop()
+    raise UnavailableError("the kernel gives the GPU no NUMA node, and there are several")
+
+
+def _cuda_driver_api(machine: Machine) -> str:
+    version = int(machine.nvml("nvmlSystemGetCudaDriverVersion"))
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _link(machine: Machine) -> str:
+    # Only coherent parts answer this; an older driver or library that does not know the question has PCIe.
+    try:
+        return "c2c" if machine.ask("nvmlDeviceGetC2cModeInfoV").isC2cEnabled else "pcie"
+    except Exception:
+        _bus_id(machine)
+        return "pcie"
+
+
+def clock_limits(machine: Machine) -> list[Json]:
+    """Return the reasons that limit the GPU's clocks; raises."""
+    try:
+        bits = int(machine.ask("nvmlDeviceGetCurrentClocksEventReasons"))
+    except Exception:
+        bits = int(machine.ask("nvmlDeviceGetCurrentClocksThrottleReasons"))  # the name before driver 535
+    known: list[Json] = [word for bit, word in enumerate(_LIMITS) if bits >> bit & 1]
+    unknown = bits >> len(_LIMITS) << len(_LIMITS)
+    return [*known, f"bits_0x{unknown:x}"] if unknown else known
+
+
+def _other_processes(machine: Machine) -> list[Json]:
+    own = {*machine.own_pids, os.getpid()}
+    return [
+        {"pid": process.pid, "name": _process_name(machine, process.pid), "bytes": process.usedGpuMemory}
+        for process in machine.ask("nvmlDeviceGetComputeRunningProcesses")
+        if process.pid not in own
+    ]
+
+
+def _process_name(machine: Machine, pid: int) -> str | None:
+    try:
+        return PurePosixPath(machine.nvml("nvmlSystemGetProcessName", pid)).name
+    except Exception:
+        return None
+
+
+def _ecc(machine: Machine) -> bool:
+    current, _ = machine.ask("nvmlDeviceGetEccMode")
+    return bool(current)
+
+
+def _iommu(machine: Machine) -> str:
+    """Return the type of the GPU's IOMMU domain ("DMA-FQ", "identity"), "none" where it is in no group; raises."""
+    folder = f"sys/bus/pci/devices/{_bus_id(machine)}"
+    try:
+        return machine.sources.text(f"{folder}/iommu_group/type")
+    except FileNotFoundError:
+        machine.sources.text(f"{folder}/vendor")
+        return "none"
+
+
+def _pool_pages(machine: Machine) -> dict[str, Json]:
+    """Return the page size of the worker's largest mapping, its host pool, and its bytes in huge pages; raises."""
+    (pid,) = machine.own_pids
+    mappings: list[dict[str, int]] = []
+    for line in machine.sources.text(f"proc/{pid}/smaps").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "Size":
+            mappings.append({})
+        if mappings and rest.endswith(" kB"):
+            mappings[-1][name] = int(rest.split()[0]) * KIB
+    largest = max(mappings, key=lambda mapping: mapping["Size"])
+    huge = sum(largest.get(name, 0) for name in ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"))
+    return {"page_bytes": largest["KernelPageSize"], "huge_bytes": huge}
+
+
+def _huge_pages(machine: Machine) -> str:
+    words = machine.sources.text("sys/kernel/mm/transparent_hugepage/enabled")
+    return words.partition("[")[2].partition("]")[0]
+
+
+def _number(function: str, *arguments: int) -> Callable[[Machine], int]:
+    return lambda machine: int(machine.ask(function, *arguments))
+
+
+def _member(function: str, member: str) -> Callable[[Machine], int]:
+    return lambda machine: int(getattr(machine.ask(function), member))
+
+
+sm_clock_mhz: Final = _number("nvmlDeviceGetClockInfo", _CLOCK_SM)
+
+IDENTITY: Final[Mapping[str, Callable[[Machine], Scalar]]] = {
+    "gpu_name": lambda machine: str(machine.ask("nvmlDeviceGetName")),
+    "compute_capability": lambda machine: ".".join(map(str, machine.ask("nvmlDeviceGetCudaComputeCapability"))),
+    "driver_version": lambda machine: str(machine.nvml("nvmlSystemGetDriverVersion")),
+    "cuda_driver_api": _cuda_driver_api,
+    "link": _link,
+    "pcie_max_generation": _number("nvmlDeviceGetMaxPcieLinkGeneration"),
+    "pcie_max_width": _number("nvmlDeviceGetMaxPcieLinkWidth"),
+    "bar1_bytes": _member("nvmlDeviceGetBAR1MemoryInfo", "bar1Total"),
+    "gpu_numa_node": _numa_node,
+    "cpu_model": _cpu_model,
+    "logical_cpus": lambda machine: len(parse_cpu_list(machine.sources.text("sys/devices/system/cpu/online"))),
+    "numa_nodes": lambda machine: len(cpu_nodes(machine.sources)),
+    "hypervisor": _hypervisor,
+    "pinning": lambda machine: "none" if machine.device == "cpu" else "cuda",
+    "python": lambda _: f"{sys.version_info.major}.{sys.version_info.minor}",
+    "torch": lambda _: _version("torch"),
+    "triton": lambda _: _version("triton"),
+}
+
+OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
+    "sm_clock_mhz": sm_clock_mhz,
+    "sm_clock_max_mhz": _number("nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
+    "memory_clock_mhz": _number("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
+    "pcie_generation": _number("nvmlDeviceGetCurrPcieLinkGeneration"),
+    "pcie_width": _number("nvmlDeviceGetCurrPcieLinkWidth"),
+    "clock_limits": clock_limits,
+    "temperature_c": _number("nvmlDeviceGetTemperature", _SENSOR_GPU),
+    "power_w": lambda machine: int(machine.ask("nvmlDeviceGetPowerUsage")) / 1000,
+    "gpu_utilisation_percent": _member("nvmlDeviceGetUtilizationRates", "gpu"),
+    "gpu_memory_used_bytes": _member("nvmlDeviceGetMemoryInfo", "used"),
+    "gpu_memory_total_bytes": _member("nvmlDeviceGetMemoryInfo", "total"),
+    "other_processes": _other_processes,
+    "gpu_uuid": lambda machine: str(machine.ask("nvmlDeviceGetUUID")),
+    "ecc": _ecc,
+    "power_limit_w": lambda machine: int(machine.ask("nvmlDeviceGetEnforcedPowerLimit")) / 1000,
+    "iommu": _iommu,
+    "pool_pages": _pool_pages,
+    "transparent_huge_pages": _huge_pages,
+    "clock_source": lambda machine: machine.sources.text(
+        "sys/devices/system/clocksource/clocksource0/current_clocksource"
+    ),
+    "host_load_1min": lambda machine: float(machine.sources.text("proc/loadavg").split()[0]),
+    "host_available_bytes": _available_bytes,
+    "cpu_governor": lambda machine: machine.sources.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    "time_utc": lambda _: datetime.now(UTC).isoformat(timespec="seconds"),
+}
