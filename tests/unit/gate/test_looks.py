@@ -9,7 +9,6 @@ from kvbench.gate.disturbance import spoiled
 from kvbench.gate.looks import ONCE, PLAN, look_at
 
 MARGIN = 0.03
-CLOCKS = np.full((2, 20), 1980.0)
 
 
 def noise(pairs: int, centre: float = 0.0, scatter: float = 0.01) -> Floats:
@@ -53,47 +52,62 @@ def test_the_last_look_decides() -> None:
     assert look_at(wide, MARGIN, ONCE).pairs == PLAN[-1].pairs
 
 
-def calm_machine() -> tuple[Floats, dict[str, Floats]]:
-    rng = np.random.default_rng(1)
-    return rng.normal(300, 3, (2, 4, 20)), {"h2d": rng.normal(5000, 10, (2, 20)), "d2h": rng.normal(5000, 10, (2, 20))}
+class Machine:
+    """What is told of a machine beside the pairs of four cells in twenty rounds; it is calm."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(1)
+        self.disturbed = np.zeros((2, 4, 20), dtype=bool)
+        self.slowdowns = rng.normal(1.02, 0.01, (2, 4, 20))
+        self.clocks_mhz = np.full((2, 4, 20), 1980.0)
+        self.copies_us = {way: rng.normal(5000, 10, (2, 20)) for way in ("h2d", "d2h")}
+
+    def spoiled(self) -> dict[str, list[list[int]]]:
+        """Return cause -> places of the pairs that it spoiled."""
+        found = spoiled(self.disturbed, self.slowdowns, self.clocks_mhz, self.copies_us)
+        return {cause: np.argwhere(mark).tolist() for cause, mark in found.items() if mark.any()}
 
 
 def test_nothing_is_spoiled_on_a_calm_machine() -> None:
-    assert not any(mark.any() for mark in spoiled(*calm_machine(), CLOCKS).values())
+    assert not Machine().spoiled()
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_slow_cpu_spoils_its_pair_alone(side: int) -> None:
-    probes, copies = calm_machine()
-    probes[side, 2, 7] *= 1.6
-    found = spoiled(probes, copies, CLOCKS)
-    assert np.argwhere(found["CPU"]).tolist() == [[2, 7]]
-    assert not found["link"].any()
+def test_a_visit_that_was_disturbed_spoils_its_pair_alone(side: int) -> None:
+    machine = Machine()
+    machine.disturbed[side, 2, 7] = True
+    assert machine.spoiled() == {"visit": [[2, 7]]}
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> None:
+    machine = Machine()
+    machine.slowdowns[side, 2, 7] *= 1.3
+    assert machine.spoiled() == {"CPU": [[2, 7]]}
 
 
 @pytest.mark.parametrize("way", ["h2d", "d2h"])
 def test_a_slow_link_spoils_all_pairs_of_its_round(way: str) -> None:
-    probes, copies = calm_machine()
-    copies[way][1, 5] *= 1.07
-    found = spoiled(probes, copies, CLOCKS)
-    assert found["link"][:, 5].all()
-    assert found["link"].sum() == 4
+    machine = Machine()
+    machine.copies_us[way][1, 5] *= 1.07
+    assert machine.spoiled() == {"link": [[cell, 5] for cell in range(4)]}
 
 
 def test_a_link_that_is_slow_for_one_side_throughout_spoils_no_pair() -> None:
-    probes, copies = calm_machine()
-    copies["h2d"][1] *= 1.07
-    assert not spoiled(probes, copies, CLOCKS)["link"].any()
+    machine = Machine()
+    machine.copies_us["h2d"][1] *= 1.07
+    assert not machine.spoiled()
 
 
-def test_a_clock_that_was_limited_spoils_all_pairs_of_its_round() -> None:
-    clocks = CLOCKS.copy()
-    clocks[0, 3] = 1755
-    found = spoiled(*calm_machine(), clocks)
-    assert found["clock"][:, 3].all()
-    assert found["clock"].sum() == 4
+def test_a_clock_that_was_limited_spoils_its_pair_alone() -> None:
+    machine = Machine()
+    machine.clocks_mhz[:, 1] = 1755  # a cell that always runs at another clock
+    machine.clocks_mhz[0, 2, 3] = 1755
+    assert machine.spoiled() == {"clock": [[2, 3]]}
 
 
-def test_probes_and_copies_that_were_not_made_spoil_nothing() -> None:
-    unknown = np.full((2, 4, 20), np.nan)
-    assert not any(mark.any() for mark in spoiled(unknown, {}, np.full((2, 20), np.nan)).values())
+def test_what_was_not_told_spoils_nothing() -> None:
+    machine = Machine()
+    machine.slowdowns[:] = machine.clocks_mhz[:] = np.nan
+    machine.copies_us.clear()
+    assert not machine.spoiled()
