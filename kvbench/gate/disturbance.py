@@ -43,7 +43,7 @@ def spoiled(disturbed: Mask, slowdowns: Floats, clocks_mhz: Floats, copies_us: M
     apart = slowdowns[1] / slowdowns[0]
     limited = [outlying(1 / clocks_mhz[:, place], SLOW_CLOCK).any(axis=0) for place in range(disturbed.shape[1])]
     return {
-        "visit": np.asarray(disturbed.any(axis=0)),
+        "disturbed visit": np.asarray(disturbed.any(axis=0)),
         "CPU": outlying(apart, CPU_APART) | outlying(1 / apart, CPU_APART),
         "link": slow_link,
         "clock": np.reshape(limited, slow_link.shape),

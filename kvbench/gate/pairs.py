@@ -254,7 +254,7 @@ def _controls(slowdowns: Floats, copies_us: Mapping[str, Floats], marks: Mapping
         for logs in found.values():
             logs[marks["link"].any(axis=0)] = math.nan
     if "CPU" in marks:
-        logs = np.where(marks["CPU"] | marks["visit"], math.nan, np.log(slowdowns[1]) - np.log(slowdowns[0]))
+        logs = np.where(marks["CPU"] | marks["disturbed visit"], math.nan, np.log(slowdowns[1]) - np.log(slowdowns[0]))
         found["CPU"] = np.array([_middle(column) for column in logs.T])
     return found
 

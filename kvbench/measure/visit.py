@@ -104,20 +104,6 @@ def set_up(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed:
     return SetUp(cell, workload, [backend.create(request) for request in requests])
 
 
-def measure(
-    bench: Bench,
-    backend: Backend,
-    cell: Cell,
-    sampling: Sampling,
-    seed: int,
-    fault: Fault | None,
-    *,
-    is_first: bool = True,
-) -> Measurement:
-    """Set `cell` up and measure one visit of it; raises as `set_up` and `visit` do."""
-    return visit(bench, set_up(bench, backend, cell, sampling, seed), sampling, fault, is_first=is_first)
-
-
 def visit(
     bench: Bench,
     ready: SetUp,

@@ -14,10 +14,11 @@ from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.effective_path import EffectivePath
 from kvbench.measure.roof import LARGE, measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import DELAY_SPARE_US, Bench, Measurement, measure, measure_ceiling
+from kvbench.measure.visit import DELAY_SPARE_US, Bench, Measurement, measure_ceiling
 from kvbench.measure.workload import Pools
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
+from tests.visits import measure
 
 pytestmark = pytest.mark.gpu
 

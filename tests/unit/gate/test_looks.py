@@ -76,7 +76,7 @@ def test_nothing_is_spoiled_on_a_calm_machine() -> None:
 def test_a_visit_that_was_disturbed_spoils_its_pair_alone(side: int) -> None:
     machine = Machine()
     machine.disturbed[side, 2, 7] = True
-    assert machine.spoiled() == {"visit": [[2, 7]]}
+    assert machine.spoiled() == {"disturbed visit": [[2, 7]]}
 
 
 @pytest.mark.parametrize("side", [0, 1])
