@@ -29,18 +29,18 @@ def outlying(times_us: Floats, least: float) -> Mask:
     return np.asarray(np.nan_to_num(times_us) > middle + max(least * middle, OUTLIER_SIGMAS * sigma))
 
 
-def spoiled(disturbed: Mask, slowdowns: Floats, clocks_mhz: Floats, copies_us: Mapping[str, Floats]) -> dict[str, Mask]:
+def spoiled(disturbed: Mask, probes_us: Floats, clocks_mhz: Floats, copies_us: Mapping[str, Floats]) -> dict[str, Mask]:
     """Return cause -> mark for every pair, of shape (cells, rounds).
 
-    `disturbed` marks the visits that were, `slowdowns` are those of their CPUs and `clocks_mhz` their SM clocks, each
-    of shape (2, cells, rounds); `copies_us`, of shape (2, rounds), are the times of either side's large copies one way,
-    made at the begin of a round. A link that is slow for one side throughout is none of this: it shows as a control
-    that is not steady.
+    `disturbed` marks the visits that were, `probes_us` are the times of a fixed piece of work on their CPUs and
+    `clocks_mhz` their SM clocks, each of shape (2, cells, rounds); `copies_us`, of shape (2, rounds), are the times of
+    either side's large copies one way, made at the begin of a round. A link that is slow for one side throughout is
+    none of this: it shows as a control that is not steady.
     """
     slow_link = np.zeros(disturbed.shape[1:], dtype=bool)
     for sides in copies_us.values():
         slow_link |= outlying(sides[0], SLOW_LINK) | outlying(sides[1], SLOW_LINK)
-    apart = slowdowns[1] / slowdowns[0]
+    apart = probes_us[1] / probes_us[0]
     limited = [outlying(1 / clocks_mhz[:, place], SLOW_CLOCK).any(axis=0) for place in range(disturbed.shape[1])]
     return {
         "disturbed visit": np.asarray(disturbed.any(axis=0)),

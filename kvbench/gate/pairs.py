@@ -166,10 +166,10 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     def both(value: Callable[[Visit], float]) -> Floats:
         return np.array([ours.values(cells, value), theirs.values(names, value)])
 
-    times, slowdowns = both(visit_us), both(lambda visit: visit.slowdown or math.nan)
+    times, probes_us = both(visit_us), both(lambda visit: visit.probe_us or math.nan)
     disturbed = np.isfinite(both(lambda visit: len(visit.disturbed)))
     clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
-    marks = spoiled(disturbed, slowdowns, clocks, copies) if in_turn else {}
+    marks = spoiled(disturbed, probes_us, clocks, copies) if in_turn else {}
     times[:, [cell in failed for cell in cells]] = math.nan
     made = np.isfinite(times).all(axis=0)
     for mark in marks.values():
@@ -179,7 +179,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         times[0],
         times[1],
         order=np.nan_to_num(np.sign(np.subtract(theirs.begun_s(in_turn=in_turn), ours.begun_s(in_turn=in_turn)))),
-        controls=_controls(slowdowns, copies, marks),
+        controls=_controls(probes_us, copies, marks),
         failed=failed,
         faults=_unfinished([ours, theirs]) if not _stopped(base, cand) else [],
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
@@ -247,14 +247,14 @@ def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str
     return {way: np.array([ours[way], theirs[way]]) for way in sorted(ours.keys() & theirs.keys())}, notes
 
 
-def _controls(slowdowns: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
+def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
     """Return name -> log ratio of the candidate's time to the base's in every round that nothing spoiled."""
     found = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
     if "link" in marks:
         for logs in found.values():
             logs[marks["link"].any(axis=0)] = math.nan
     if "CPU" in marks:
-        logs = np.where(marks["CPU"] | marks["disturbed visit"], math.nan, np.log(slowdowns[1]) - np.log(slowdowns[0]))
+        logs = np.where(marks["CPU"] | marks["disturbed visit"], math.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
         found["CPU"] = np.array([_middle(column) for column in logs.T])
     return found
 

@@ -35,10 +35,14 @@ class SteadyCpu:
         finally:
             os.sched_setaffinity(0, self._allowed)
 
-    def slowdown(self) -> float:
-        """Return how many times as long as on the best CPU seen the fixed piece of work takes on the current one."""
+    def probe_us(self) -> float:
+        """Return how long the fixed piece of work takes on the current CPU."""
         took_us = median(self._probe() for _ in range(PROBES))
         self._best_us = min(self._best_us, took_us)
+        return took_us
+
+    def slowdown(self, took_us: float) -> float:
+        """Return how many times as long as on the best CPU seen that is."""
         return took_us / self._best_us
 
     def _settle(self, wanted: int | None) -> int:
@@ -50,10 +54,9 @@ class SteadyCpu:
             return self._cpu
         times_us = {cpu: self._time_on(cpu) for cpu in sorted(self._allowed)}
         self._cpu = min(times_us, key=lambda cpu: times_us[cpu])
-        self._best_us = min(self._best_us, times_us[self._cpu])
         os.sched_setaffinity(0, {self._cpu})
         return self._cpu
 
     def _time_on(self, cpu: int) -> float:
         os.sched_setaffinity(0, {cpu})
-        return median(self._probe() for _ in range(PROBES))
+        return self.probe_us()

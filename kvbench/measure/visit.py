@@ -67,7 +67,7 @@ class Bench:
 class Measurement:
     """The samples of one visit and what they rest on; `calls` are driver calls or launches in one swap.
 
-    `slowdown` is that of the CPU: how many times as long as at its best a fixed piece of work took, at worst.
+    `probe_us` is what a fixed piece of work took on the CPU at worst, `slowdown` how many times its best that is.
     """
 
     samples: Sequence[Sample]
@@ -78,6 +78,7 @@ class Measurement:
     verify_ms: float
     busy_cpu_us: float | None
     cpu: int
+    probe_us: float
     slowdown: float
     clocks: Clocks
     disturbed: Sequence[str]
@@ -135,7 +136,7 @@ def visit(
         if is_first:
             _check_order(bench, prepared, workload)
         with bench.cpu.held(cpu) as held_cpu:
-            slowdowns = [bench.cpu.slowdown()]
+            probes_us = [bench.cpu.probe_us()]
             take = _chain_sampler(bench.region, ready.swaps, workload)
             if state is not StreamState.SUSTAINED:
                 queue = _behind_a_delay(cell, take_busy) if state is StreamState.BUSY else Queue()
@@ -143,7 +144,8 @@ def visit(
             for _ in range(sampling.warmups):
                 take()
             samples, stopped_by = take_samples(take, sampling)
-            slowdowns.append(bench.cpu.slowdown())
+            probes_us.append(bench.cpu.probe_us())
+            slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
             clocks = bench.clocks.read()
             busy_cpu_us = None
             if prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY:
@@ -165,6 +167,7 @@ def visit(
         verify_ms=workload.verify_ms,
         busy_cpu_us=busy_cpu_us,
         cpu=held_cpu,
+        probe_us=max(probes_us),
         slowdown=max(slowdowns),
         clocks=clocks,
         disturbed=disturbances(slowdowns, clocks, times_us),

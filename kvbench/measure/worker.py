@@ -189,6 +189,7 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
         cpu=taken.cpu,
+        probe_us=round(taken.probe_us, 3),
         slowdown=round(taken.slowdown, 3),
         sm_clock_mhz=taken.clocks.sm_mhz,
         clock_limits=list(taken.clocks.limits),

@@ -58,13 +58,13 @@ class Machine:
     def __init__(self) -> None:
         rng = np.random.default_rng(1)
         self.disturbed = np.zeros((2, 4, 20), dtype=bool)
-        self.slowdowns = rng.normal(1.02, 0.01, (2, 4, 20))
+        self.probes_us = rng.normal(300, 3, (2, 4, 20))
         self.clocks_mhz = np.full((2, 4, 20), 1980.0)
         self.copies_us = {way: rng.normal(5000, 10, (2, 20)) for way in ("h2d", "d2h")}
 
     def spoiled(self) -> dict[str, list[list[int]]]:
         """Return cause -> places of the pairs that it spoiled."""
-        found = spoiled(self.disturbed, self.slowdowns, self.clocks_mhz, self.copies_us)
+        found = spoiled(self.disturbed, self.probes_us, self.clocks_mhz, self.copies_us)
         return {cause: np.argwhere(mark).tolist() for cause, mark in found.items() if mark.any()}
 
 
@@ -82,7 +82,7 @@ def test_a_visit_that_was_disturbed_spoils_its_pair_alone(side: int) -> None:
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> None:
     machine = Machine()
-    machine.slowdowns[side, 2, 7] *= 1.3
+    machine.probes_us[side, 2, 7] *= 1.3
     assert machine.spoiled() == {"CPU": [[2, 7]]}
 
 
@@ -108,6 +108,6 @@ def test_a_clock_that_was_limited_spoils_its_pair_alone() -> None:
 
 def test_what_was_not_told_spoils_nothing() -> None:
     machine = Machine()
-    machine.slowdowns[:] = machine.clocks_mhz[:] = np.nan
+    machine.probes_us[:] = machine.clocks_mhz[:] = np.nan
     machine.copies_us.clear()
     assert not machine.spoiled()

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -217,3 +218,29 @@ def test_a_missing_file_of_floors_is_said(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("/etc/hostname")
     with pytest.raises(RunDirectoryError, match="symbolic link"):
         read_floors(tmp_path / "link.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"disturbed": ["the GPU's clocks were limited: hw_slowdown"]}, "disturbed visit"),
+        ({"probe_us": 360.0}, "CPU"),
+        ({"sm_clock_mhz": 1500}, "clock"),
+    ],
+)
+def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
+    tmp_path: Path, changes: dict[str, object], cause: str
+) -> None:
+    calm: dict[str, object] = {"probe_us": 300.0, "sm_clock_mhz": 1980}
+    runs = []
+    for place, name in enumerate(("base", "cand")):
+        records: list[Record] = []
+        for made in synthetic.rounds(CELLS):
+            began_ns = 1000 * made.round + 100 * place
+            own = changes if (place, made.round, made.cell) == (1, 3, CELLS[0]) else {}
+            records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **{**calm, **own}))
+        runs.append(write(tmp_path / name, records))
+    found = pair([runs[0]], [runs[1]])
+    assert found.disturbed == {cause: 1}
+    place = list(found.cells).index(CELLS[0])
+    assert np.argwhere(np.isnan(found.base_us)).tolist() == [[place, 3]]
