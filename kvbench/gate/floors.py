@@ -49,7 +49,7 @@ def floors_of(judgement: Judgement, run: Run) -> FloorFile:
         if row.kind == "cell" and row.low > 0 and math.isfinite(row.high)
     }
     if not floors:
-        raise UsageError(f"no cell has a floor after {judgement.rounds} rounds: ask for more with --rounds")
+        raise UsageError(f"no cell has a floor after {judgement.rounds} rounds: give it more --minutes")
     return FloorFile(
         kvbench=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

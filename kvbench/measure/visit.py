@@ -67,7 +67,7 @@ class Bench:
 class Measurement:
     """The samples of one visit and what they rest on; `calls` are driver calls or launches in one swap.
 
-    `slowdown` is that of the CPU: how many times as long as at its best a fixed piece of work took, at worst.
+    `probe_us` is what a fixed piece of work took on the CPU at worst, `slowdown` how many times its best that is.
     """
 
     samples: Sequence[Sample]
@@ -78,6 +78,7 @@ class Measurement:
     verify_ms: float
     busy_cpu_us: float | None
     cpu: int
+    probe_us: float
     slowdown: float
     clocks: Clocks
     disturbed: Sequence[str]
@@ -85,52 +86,76 @@ class Measurement:
     warnings: Sequence[str]
 
 
-def measure(
-    bench: Bench,
-    backend: Backend,
-    cell: Cell,
-    sampling: Sampling,
-    seed: int,
-    fault: Fault | None,
-    *,
-    is_first: bool = True,
-) -> Measurement:
-    """Measure one visit of `cell`. Raises EngineError, VerificationError, and what a backend raises.
+@dataclass(frozen=True)
+class SetUp:
+    """A cell ready to be visited: its blocks, and the backend's swaps over them, one unless they are sustained."""
 
-    `seed` decides the blocks' places. The first swap is compared byte for byte before anything is timed, and in the
-    first visit of a cell a swap must keep to its stream. Every set of blocks that the samples used is compared behind
-    the last of them, and one more swap is made and compared, so that one that stopped copying is found.
-    """
+    cell: Cell
+    workload: Workload
+    swaps: Sequence[PreparedSwap]
+
+
+def set_up(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int) -> SetUp:
+    """Make `cell` ready; `seed` decides the blocks' places. Raises EngineError, and what a backend raises."""
     rng = np.random.default_rng(seed)
     state = cell.stream_state
     slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
     workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling, state), rng), rng, slots)
-    swaps = [backend.create(SwapRequest(bench.device, cell, memory, bench.policy)) for memory in workload.memories]
-    prepared = swaps[0]
+    requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
+    return SetUp(cell, workload, [backend.create(request) for request in requests])
+
+
+def visit(
+    bench: Bench,
+    ready: SetUp,
+    sampling: Sampling,
+    fault: Fault | None,
+    *,
+    is_first: bool = True,
+    verify: bool = True,
+    cpu: int | None = None,
+) -> Measurement:
+    """Measure one visit of a cell. Raises EngineError, VerificationError, and what a backend raises.
+
+    The submitting thread is kept on `cpu`, by default on one of full speed. The first swap is compared byte for byte
+    before anything is timed, and in the first visit of a cell a swap must keep to its stream. Every set of blocks that
+    the samples used is compared behind the last of them, and one more swap is made and compared, so that one that
+    stopped copying is found. Without `verify` nothing is compared, and the pools are left as the swaps leave them.
+    """
+    cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
+    state = cell.stream_state
+    verified_bytes = 0
+    workload.verify_ms = 0.0
     take_alone = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.IDLE), Queue())
     take_busy = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.BUSY), Queue())
     with bench.device.injecting(fault):
-        take_alone()
-        verified_bytes = workload.verify()
+        if verify:
+            bench.pools.rest()
+            take_alone()
+            verified_bytes += workload.verify()
         if is_first:
             _check_order(bench, prepared, workload)
-        with bench.cpu.held() as cpu:
-            slowdowns = [bench.cpu.slowdown()]
-            take = _chain_sampler(bench.region, swaps, workload)
+        with bench.cpu.held(cpu) as held_cpu:
+            probes_us = [bench.cpu.probe_us()]
+            take = _chain_sampler(bench.region, ready.swaps, workload)
             if state is not StreamState.SUSTAINED:
                 queue = _behind_a_delay(cell, take_busy) if state is StreamState.BUSY else Queue()
                 take = _sampler(bench.region, prepared, workload, cell, queue)
             for _ in range(sampling.warmups):
                 take()
             samples, stopped_by = take_samples(take, sampling)
-            slowdowns.append(bench.cpu.slowdown())
+            probes_us.append(bench.cpu.probe_us())
+            slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
             clocks = bench.clocks.read()
             busy_cpu_us = None
             if prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY:
                 busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
-        verified_bytes += workload.verify()
-        take_alone()
-        verified_bytes += workload.verify()
+        if verify:
+            verified_bytes += workload.verify()
+            take_alone()
+            verified_bytes += workload.verify()
+        else:
+            workload.leave()
     times_us = [getattr(sample, state.swap_clock) for sample in samples]
     _check_speed(bench, cell, times_us)
     return Measurement(
@@ -141,7 +166,8 @@ def measure(
         verified_bytes=verified_bytes,
         verify_ms=workload.verify_ms,
         busy_cpu_us=busy_cpu_us,
-        cpu=cpu,
+        cpu=held_cpu,
+        probe_us=max(probes_us),
         slowdown=max(slowdowns),
         clocks=clocks,
         disturbed=disturbances(slowdowns, clocks, times_us),

@@ -20,7 +20,7 @@ from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.roof import LARGE, SMALL, measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
+from kvbench.measure.visit import Bench, Measurement, SetUp, measure_ceiling, set_up, visit
 from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
@@ -40,6 +40,7 @@ class Worker:
         self._device: Device | None = None
         self._bench: Bench | None = None
         self._control: ControlCopies | None = None
+        self._kept: dict[Cell, SetUp] = {}
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
         """Do what `request` asks; a failure is an answer too."""
@@ -83,6 +84,7 @@ class Worker:
     def _reserve(self, request: protocol.Reserve) -> protocol.Reserved:
         assert self._device is not None
         self._bench = None  # what an earlier reservation holds is released first
+        self._kept.clear()
         stream = Stream(self._device.driver)
         region = TimedRegion(self._device.driver, stream.handle, request.busy_delay_us * 1000)
         try:
@@ -137,25 +139,38 @@ class Worker:
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
         assert self._bench is not None
         cell = Cell.from_strings(request.cell)
-        place = f"{request.seed}/{cell.id}/{request.round}" + "/again" * request.attempt
-        seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
-        began, start_s = int(time.time()), time.perf_counter()
+        in_turn = request.in_turn or protocol.InTurn(verify=True)
+        began, start_ns = int(time.time()), time.monotonic_ns()
         try:
-            backend = backend_named(cell.backend)
-            assert backend is not None  # the plan has described ones only
-            taken = measure(
+            taken = visit(
                 self._bench,
-                backend,
-                cell,
+                self._set_up(self._bench, cell, request),
                 request.sampling,
-                seed,
                 self._faults.for_cell(cell),
                 is_first=request.round == 0 and request.attempt == 0,
+                verify=in_turn.verify,
+                cpu=in_turn.cpu,
             )
         except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
             return _failure(request, error)
-        took_ms = round((time.perf_counter() - start_s) * 1e3, 3)
-        return msgspec.structs.replace(_visit(request, cell, taken), began=began, took_ms=took_ms)
+        end_ns = time.monotonic_ns()
+        took_ms, span_ns = round((end_ns - start_ns) / 1e6, 3), (start_ns, end_ns)
+        return msgspec.structs.replace(_visit(request, cell, taken), began=began, took_ms=took_ms, span_ns=span_ns)
+
+    def _set_up(self, bench: Bench, cell: Cell, request: protocol.MeasureCell) -> SetUp:
+        """Return the cell set up, as it was for an earlier visit where it is visited in turn."""
+        if not bench.pools.holds(cell.memory):
+            self._kept.clear()  # the pool that they lie in goes
+        if cell in self._kept:
+            return self._kept[cell]
+        place = f"{request.seed}/{cell.id}/{request.round}" + "/again" * request.attempt
+        seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
+        backend = backend_named(cell.backend)
+        assert backend is not None  # the plan has described ones only
+        ready = set_up(bench, backend, cell, request.sampling, seed)
+        if request.in_turn is not None:
+            self._kept[cell] = ready
+        return ready
 
 
 def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Visit:
@@ -179,6 +194,7 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
         cpu=taken.cpu,
+        probe_us=round(taken.probe_us, 3),
         slowdown=round(taken.slowdown, 3),
         sm_clock_mhz=taken.clocks.sm_mhz,
         clock_limits=list(taken.clocks.limits),

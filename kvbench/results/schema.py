@@ -162,10 +162,10 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
     submission made on a busy stream, where it only hands over to the copy engine. `cpu` is the CPU that the submitting
     thread was kept on, `chosen` what a backend that chooses among others chose. `began` is in seconds since 1970; of
-    the milliseconds that the visit took, comparing and putting back took `verify_ms`. `slowdown` is how many times as
-    long as at its best a fixed piece of work took on that CPU, at worst; `clock_limits` are NVML's reasons for a
-    limited clock. What `disturbed` the visit is in words; such a visit is made again, up to twice, and the last
-    `attempt` counts.
+    the milliseconds that the visit took, comparing and putting back took `verify_ms`. `span_ns` is its begin and end on
+    the host's monotonic clock. `probe_us` is what a fixed piece of work took on that CPU at worst, `slowdown` how many
+    times the best of its process that is; `clock_limits` are NVML's reasons for a limited clock. What `disturbed` the
+    visit is in words; such a visit is made again, up to twice, and the last `attempt` counts.
     """
 
     round: _Count
@@ -181,6 +181,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     began: _Positive | None = None
     took_ms: _TimeUs | None = None
     verify_ms: _TimeUs | None = None
+    span_ns: tuple[_Count, _Count] | None = None
+    probe_us: _TimeUs | None = None
     slowdown: _TimeUs | None = None
     sm_clock_mhz: _Count | None = None
     clock_limits: list[str] = []

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -19,7 +19,7 @@ from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
 from kvbench.results import RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Retry, Roof, RunStatus, Skip, Visit
-from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
+from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visit_deadline_s, visits
 from kvbench.sweep.spec import SweepSpec
@@ -123,9 +123,30 @@ class Execution:
 
         Raises UsageError when the memory that it needs is not to be had.
         """
-        status, reason = self._attempt()
+        return self.finish(*self._attempt())
+
+    def begin(self) -> None:
+        """Record that the run begins, and its plan; raises StorageError."""
+        self.writer.set_status("running")
+        self.slot.log = self.writer.path / LOG_FILE
+        for skip in self.plan.skipped:
+            if skip.cell.id not in self.progress.skipped:
+                self._record(Skip(cell_text=skip.cell.as_strings(), reason=skip.reason))
+        for note in self.opened.notes:
+            self._record(Note(text=note))
+
+    def reserve(self, cells: Iterable[Cell]) -> int:
+        """Make the memory pools that `cells`, at least one, take, and return their bytes; raises KvbenchError."""
+        sampling = self.spec.sampling
+        largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
+        pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
+        self.slot.reserve(pool_bytes)
+        return pool_bytes
+
+    def finish(self, status: RunStatus, reason: str | None) -> Outcome:
+        """Record how the run ended, and its summary."""
         try:
-            self._observe("end")
+            self.observe("end")
             self.writer.set_status(status, reason)
             load_run(self.writer.path).write_summary()
         except (KvbenchError, OSError) as error:
@@ -138,9 +159,7 @@ class Execution:
 
     def _attempt(self) -> tuple[RunStatus, str | None]:
         try:
-            self.writer.set_status("running")
-            self.slot.log = self.writer.path / LOG_FILE
-            self._record_plan()
+            self.begin()
             self._measure_missing()
         except KeyboardInterrupt as stop:
             return "interrupted", f"interrupted ({str(stop) or 'Ctrl-C'})"
@@ -159,13 +178,6 @@ class Execution:
             return f"{self.writer.path} cannot be written: {error.strerror}"
         return str(error)
 
-    def _record_plan(self) -> None:
-        for skip in self.plan.skipped:
-            if skip.cell.id not in self.progress.skipped:
-                self._record(Skip(cell_text=skip.cell.as_strings(), reason=skip.reason))
-        for note in self.opened.notes:
-            self._record(Note(text=note))
-
     def _measure_missing(self) -> None:
         if self.search is not None:
             self._follow(self.search)
@@ -175,7 +187,7 @@ class Execution:
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        pool_bytes = self._reserve(visit.cell for visit in missing)
+        pool_bytes = self.reserve(visit.cell for visit in missing)
         for number, planned in groupby(missing, key=lambda visit: visit.round):
             first = number == missing[0].round
             self._measure_round(number, planned, pool_bytes if first else None)
@@ -183,26 +195,19 @@ class Execution:
     def _follow(self, search: Search) -> None:
         """Measure what a search asks for, until it asks no more."""
         self.observer.planned(self.plan, self.opened, 0, search.expected_visits)
-        pool_bytes = self._reserve(self.plan.cells)
+        pool_bytes = self.reserve(self.plan.cells)
         for place, stage in enumerate(search.stages()):
             number = stage[0][0]
             planned = (PlannedVisit(number, cell) for _, cell in stage)
             self._measure_round(number, planned, None if place else pool_bytes)
 
-    def _reserve(self, cells: Iterable[Cell]) -> int:
-        """Make the memory pools that some cells take, and return their bytes."""
-        sampling = self.spec.sampling
-        largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
-        pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
-        self.slot.reserve(pool_bytes)
-        return pool_bytes
-
     def _measure_round(self, number: int, planned: Iterable[PlannedVisit], roofs_in_bytes: int | None) -> None:
         """Measure a round; the first one begins with the roofs, in a pool of so many bytes."""
-        self._measure_large_copies(number)
+        self.measure_ceilings(number)
+        self.measure_controls(number)
         if roofs_in_bytes is not None:
             # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
-            self._observe("start")
+            self.observe("start")
             self._measure_roofs(number, roofs_in_bytes)
         waiting = deque(planned)
         repeats = max(1, len(waiting) // VISITS_A_REPEAT)
@@ -210,17 +215,22 @@ class Execution:
             visit = waiting.popleft()
             if self.progress.wants(visit):
                 self.observer.visiting(visit)
-                if self._visit(visit) and visit.attempt < MAX_REPEATS and repeats > 0:
+                made = self.visit(visit)
+                if isinstance(made, Visit) and made.disturbed and visit.attempt < MAX_REPEATS and repeats > 0:
                     # Behind all others of the round: what disturbed it may be over by then.
                     waiting.append(replace(visit, attempt=visit.attempt + 1))
                     repeats -= 1
 
-    def _measure_large_copies(self, number: int) -> None:
-        """Measure the ceilings of a round, then its controls, where they are missing."""
-        swapped, sampling = {cell.direction for cell in self.plan.cells}, self.spec.sampling
+    def measure_ceilings(self, number: int) -> None:
+        """Measure the ceilings of a round, where they are missing."""
+        swapped = {cell.direction for cell in self.plan.cells}
         for direction in Direction:
             if direction in swapped and (direction, number) not in self.progress.ceilings:
                 self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling)
+
+    def measure_controls(self, number: int) -> None:
+        """Measure the controls of a round, where the sweep has some and they are missing."""
+        sampling = self.spec.sampling
         for direction in Direction:
             if sampling.controls and (direction, number) not in self.progress.controls:
                 self._copies(
@@ -257,22 +267,35 @@ class Execution:
                 roof = MeasureRoof(direction=direction.value, round=number, samples=CEILING_SAMPLES)
                 self._copies(roof, Roof)
 
-    def _visit(self, visit: PlannedVisit) -> bool:
-        """Make a visit, keep what came of it, and return whether it was disturbed."""
-        answer = self._measure(visit)
+    def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
+        """Make a visit and record it; raises KvbenchError where a worker that failed cannot be replaced."""
+        answer = self._measure(visit, in_turn)
         self._record(answer)
         if isinstance(answer, Failure) and answer.kind != "mismatch":
             self.slot.replace()
             self._record(Note(text=f"the worker process was replaced after {visit.cell.label} failed"))
-        return isinstance(answer, Visit) and bool(answer.disturbed)
+        return answer
 
-    def _measure(self, visit: PlannedVisit) -> Visit | Failure:
+    def fail(self, visit: PlannedVisit, message: str) -> Failure:
+        """Record that a visit cannot be made, or counts for nothing."""
+        failure = Failure(
+            cell_text=visit.cell.as_strings(),
+            round=visit.round,
+            kind="error",
+            message=message,
+            command=self._command(visit.cell),
+        )
+        self._record(failure)
+        return failure
+
+    def _measure(self, visit: PlannedVisit, in_turn: InTurn | None) -> Visit | Failure:
         request = MeasureCell(
             cell=visit.cell.as_strings(),
             round=visit.round,
             attempt=visit.attempt,
             seed=self.spec.seed,
             sampling=self.spec.sampling,
+            in_turn=in_turn,
         )
         self._revive()
         try:
@@ -281,7 +304,9 @@ class Execution:
         except WorkerLostError as lost:
             answer = Failure(cell_text=request.cell, round=visit.round, kind=lost.kind, message=str(lost), command="")
         if isinstance(answer, Failure):
-            return msgspec.structs.replace(answer, command=self._command(visit.cell))
+            return msgspec.structs.replace(
+                answer, cell_text=request.cell, round=visit.round, command=self._command(visit.cell)
+            )
         return answer
 
     def _command(self, cell: Cell) -> str:
@@ -302,6 +327,7 @@ class Execution:
             self.search.note(record)
         self.observer.recorded(record)
 
-    def _observe(self, at: str) -> None:
+    def observe(self, at: Literal["start", "end"]) -> None:
+        """Record what holds on the machine now."""
         found = observe(self.opened.device.name, self.opened.pci_bus_id, own_pids=self.slot.pids)
         self.writer.observe({"at": at, **found, "delay_us": self.opened.delay_us})

@@ -10,6 +10,9 @@ from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
 
+# Of what is said below. Two builds that are measured in turn have one parent, which speaks one of them.
+VERSION: Final = 3
+
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
     """A line either way."""
@@ -77,6 +80,16 @@ class MeasureControl(_MeasureCopies, tag="measure_control", frozen=True, kw_only
     """Time large copies one way without the engine; answered by a Control record or Refused."""
 
 
+class InTurn(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How to visit a cell in turn with another worker: it stays set up for the next visit.
+
+    With `verify` every byte is compared, as in any other visit; without, none is. `cpu` is that of the other's visit.
+    """
+
+    verify: bool
+    cpu: int | None = None
+
+
 class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
     """Visit a cell; answered by a Visit or a Failure record."""
 
@@ -85,6 +98,7 @@ class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
     attempt: int = 0
     seed: int
     sampling: Sampling
+    in_turn: InTurn | None = None
 
 
 class Refused(_Message, tag="refused", frozen=True, kw_only=True):

@@ -59,20 +59,24 @@ def start_sweep(
         plan = expand(spec, opened.device, opened.backends)
         if not plan.cells:  # a run of skips alone is most often a mistake
             raise nothing_to_measure(plan)
-        fields = _identity(opened)
-        info = RunInfo(
-            kvbench=__version__,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=list(command),
-            spec=spec.to_plain(),
-            device=asdict(opened.device),
-            backends=opened.backends,
-            identity=fields,
-            identity_hash=identity_hash(fields),
-        )
-        with RunWriter.create(path, info) as writer:
+        with RunWriter.create(path, run_info(spec, opened, command)) as writer:
             search = None if searching is None else searching(plan.cells)
             return Execution(spec, plan, opened, writer, slot, observer, Progress(), search).run()
+
+
+def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
+    """Return what a new run of `spec` says of itself."""
+    fields = _identity(opened)
+    return RunInfo(
+        kvbench=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=list(command),
+        spec=spec.to_plain(),
+        device=asdict(opened.device),
+        backends=opened.backends,
+        identity=fields,
+        identity_hash=identity_hash(fields),
+    )
 
 
 def nothing_to_measure(plan: Plan) -> UsageError:

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -35,8 +36,6 @@ from kvbench.run.protocol import (
 from kvbench.sweep.installed import Installed
 from kvbench.sweep.spec import SweepSpec
 
-# -P: a checkout in the working directory must not stand in for the installed package.
-COMMAND: Final = (sys.executable, "-P", "-m", "kvbench.measure.worker")
 OPEN_DEADLINE_S: Final = 120.0
 DESCRIBE_DEADLINE_S: Final = 60.0
 RESERVE_DEADLINE_S: Final = 300.0
@@ -48,6 +47,7 @@ _STEP_S: Final = 1.0
 _END_S: Final = 10.0
 # Streams beyond the driver's usual 8 hardware queues would wait for each other; 32 is the most there are.
 _ENVIRONMENT: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+_LONGEST_BYTES: Final = 64 << 20
 
 Kind = TypeVar("Kind", bound=Answer)
 
@@ -71,17 +71,30 @@ class EngineRefusedError(KvbenchError):
     exit_code = ExitCode.FAILED_CELLS
 
 
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """The python that workers run in, and its environment variables, None for this process's own."""
+
+    python: str = sys.executable
+    environment: Mapping[str, str] | None = None
+
+    def command(self, *arguments: str) -> Sequence[str]:
+        # -P: a checkout in the working directory must not stand in for the installed package.
+        return (self.python, "-P", *arguments)
+
+
 class WorkerProcess:
     """One worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, interpreter: Interpreter) -> None:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
+        environment = os.environ if interpreter.environment is None else interpreter.environment
         self._process = subprocess.Popen(
-            COMMAND,
+            interpreter.command("-m", "kvbench.measure.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,
-            env=_ENVIRONMENT | os.environ,
+            env={**_ENVIRONMENT, **environment},
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
         assert self._process.stdin is not None
@@ -92,7 +105,7 @@ class WorkerProcess:
         self._received = bytearray()
 
     def ask(self, request: Request, deadline_s: float) -> Answer:
-        """Send `request`, return its answer. Raises UsageError or EngineRefusedError for Refused.
+        """Send `request`, return whatever answers it.
 
         Raises WorkerLostError after a crash, or after `deadline_s` seconds of silence.
         """
@@ -103,13 +116,10 @@ class WorkerProcess:
             raise WorkerLostError(self._obituary()) from None
         line = self._read_line(deadline_s)
         try:
-            answer = ANSWERS.decode(line)
+            return ANSWERS.decode(line)
         except msgspec.DecodeError as error:
             self.kill()
             raise WorkerLostError(f"the worker's answer is not understood ({error})") from None
-        if isinstance(answer, Refused):
-            raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
-        return answer
 
     @property
     def ended(self) -> bool:
@@ -135,10 +145,11 @@ class WorkerProcess:
         self._words.close()
 
     def _read_line(self, deadline_s: float) -> bytes:
-        left_s = deadline_s
+        left_s, searched = deadline_s, 0
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
-            while b"\n" not in self._received:
+            while (end := self._received.find(b"\n", searched)) < 0:
+                searched = len(self._received)
                 step_s, begin_s = min(left_s, _STEP_S), time.monotonic()
                 if not selector.select(step_s):
                     left_s -= min(step_s, time.monotonic() - begin_s)
@@ -150,8 +161,12 @@ class WorkerProcess:
                 if not chunk:
                     raise WorkerLostError(self._obituary())
                 self._received += chunk
-        line, _, self._received = self._received.partition(b"\n")
-        return bytes(line)
+                if len(self._received) > _LONGEST_BYTES:
+                    self.kill()
+                    raise WorkerLostError(f"the worker's answer has no end within {_LONGEST_BYTES >> 20} MiB")
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return line
 
     def _obituary(self) -> str:
         try:
@@ -170,8 +185,11 @@ class WorkerSlot:
     What workers print goes to `log` when they end. Use it in `contextlib.closing`.
     """
 
-    def __init__(self, spec: SweepSpec, backends: Iterable[Installed] = ()) -> None:
+    def __init__(
+        self, spec: SweepSpec, backends: Iterable[Installed] = (), interpreter: Interpreter | None = None
+    ) -> None:
         self._spec = spec
+        self._interpreter = interpreter or Interpreter()
         self._backends = list(backends)
         self._lost: dict[str, str] = {}  # backends that took a worker with them, and how
         self._open = Open(device=spec.device, fault=spec.fault)
@@ -189,7 +207,7 @@ class WorkerSlot:
 
         A backend that takes the worker with it, or that does not return, is described as unavailable.
         """
-        self._worker = WorkerProcess()
+        self._worker = WorkerProcess(self._interpreter)
         opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
         # A replacement opens the very device that was found first.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
@@ -216,18 +234,32 @@ class WorkerSlot:
         self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
 
     def ask(self, request: Request, kind: type[Kind], deadline_s: float) -> Kind:
-        """Ask the worker, as `WorkerProcess.ask`."""
+        """Ask the worker, as `WorkerProcess.ask`; raises UsageError or EngineRefusedError for Refused."""
         assert self._worker is not None
         answer = self._worker.ask(request, deadline_s)
-        assert isinstance(answer, kind)
-        return answer
+        if isinstance(answer, Refused):
+            raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
+        return self._expect(answer, kind)
 
     def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
-        """Have a cell measured; raises WorkerLostError."""
+        """Have a cell measured; raises WorkerLostError, also where the answer is of another visit."""
         assert self._worker is not None
         answer = self._worker.ask(request, deadline_s)
-        assert isinstance(answer, Visit | Failure)
-        return answer
+        if isinstance(answer, Failure):
+            return answer
+        visit = self._expect(answer, Visit)
+        if (visit.cell_text, visit.round, visit.attempt) != (request.cell, request.round, request.attempt):
+            self._worker.kill()
+            raise WorkerLostError("the worker's answer is of another visit")
+        return visit
+
+    def _expect(self, answer: Answer, kind: type[Kind]) -> Kind:
+        """Return `answer`; raises WorkerLostError, and kills the worker, where it is none to what was asked."""
+        assert self._worker is not None
+        if isinstance(answer, kind):
+            return answer
+        self._worker.kill()
+        raise WorkerLostError(f"the worker's answer is none to what it was asked ({type(answer).__name__})")
 
     @property
     def ended(self) -> bool:

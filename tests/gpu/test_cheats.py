@@ -14,9 +14,10 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Device, Stream, TimedRegion, per_block
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, measure, measure_ceiling
+from kvbench.measure.visit import Bench, measure_ceiling
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.sweep.spec import Sampling
+from tests.visits import measure
 
 pytestmark = pytest.mark.gpu
 

@@ -13,11 +13,12 @@ from kvbench.measure.control import open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.roof import LARGE, measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import DELAY_SPARE_US, Bench, Measurement, measure, measure_ceiling
+from kvbench.measure.visit import DELAY_SPARE_US, Bench, Measurement, measure_ceiling
 from kvbench.measure.workload import Pools
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
+from tests.visits import measure
 
 pytestmark = pytest.mark.gpu
 

@@ -15,8 +15,8 @@ from kvbench.cells.cell import AXES
 from kvbench.cli.main import app
 from kvbench.engine.faults import KINDS, NO_BATCH
 from kvbench.errors import ExitCode
-from kvbench.gate.judgement import RowVerdict
-from kvbench.gate.pairs import QUANTITIES
+from kvbench.gate.judgement import GateVerdict
+from kvbench.gate.outcomes import QUANTITIES
 from kvbench.gate.rules import load_rules
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.schema import SAMPLE_COLUMNS, EffectivePath
@@ -147,7 +147,7 @@ def test_every_command_and_option_is_documented(name: tuple[str, ...]) -> None:
 
 
 def test_every_verdict_and_every_quantity_of_the_gate_is_documented() -> None:
-    assert names_in(rows_below(README, "verdict")) == list(RowVerdict)
+    assert names_in(rows_below(README, "verdict")) == list(GateVerdict)
     said = re.search(r"QUANTITY is (.*?), each", README.read_text(), re.DOTALL)
     assert said is not None
     assert set(re.findall("`(.*?)`", said[1])) == set(QUANTITIES)

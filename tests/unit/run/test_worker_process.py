@@ -12,7 +12,7 @@ import pytest
 from kvbench.cells.cell import Cell
 from kvbench.run import worker_process
 from kvbench.run.protocol import Open, Opened
-from kvbench.run.worker_process import WorkerHungError, WorkerLostError, WorkerProcess, WorkerSlot
+from kvbench.run.worker_process import Interpreter, WorkerHungError, WorkerLostError, WorkerProcess, WorkerSlot
 from kvbench.sweep.installed import Installed
 from kvbench.sweep.plan import visit_deadline_s
 from kvbench.sweep.spec import Sampling, SweepSpec
@@ -22,8 +22,12 @@ OPEN = Open(device="cpu", fault=None)
 
 def worker_that(monkeypatch: pytest.MonkeyPatch, code: str) -> WorkerProcess:
     """Start a worker process that runs `code` in place of a worker's."""
-    monkeypatch.setattr(worker_process, "COMMAND", (sys.executable, "-c", code))
-    return WorkerProcess()
+    run_instead(monkeypatch, code)
+    return WorkerProcess(Interpreter())
+
+
+def run_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr(Interpreter, "command", lambda *_: (sys.executable, "-c", code))
 
 
 def test_time_in_which_this_process_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +78,7 @@ def test_a_process_that_the_driver_holds_is_not_waited_for(monkeypatch: pytest.M
 
 
 def test_what_workers_print_is_in_the_log_which_is_no_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(worker_process, "COMMAND", (sys.executable, "-c", "import sys; sys.exit('words')"))
+    run_instead(monkeypatch, "import sys; sys.exit('words')")
     slot = WorkerSlot(SweepSpec(name="test", device="cpu"))
     slot.log = tmp_path / "worker.log"
     with pytest.raises(WorkerLostError):
