@@ -7,7 +7,7 @@ from typing import Final
 import typer
 
 from kvbench._version import __version__
-from kvbench.cli import doctor, gate, listing, report, sweep, tune
+from kvbench.cli import doctor, gate, listing, report, show, sweep, tune
 from kvbench.errors import ExitCode, KvbenchError, brief
 from kvbench.text import printable
 
@@ -36,6 +36,7 @@ def _root(
 
 
 app.command(epilog=sweep.EPILOG)(sweep.sweep)
+app.command()(show.show)
 app.command()(report.report)
 app.command()(tune.tune)
 app.add_typer(gate.gate)

@@ -15,8 +15,8 @@ from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
-from kvbench.report.build import report_of
 from kvbench.report.charts.palette import inks
+from kvbench.report.contents import report_of
 from kvbench.report.document import document
 from kvbench.report.html.page import html_page
 from kvbench.report.model import Report
