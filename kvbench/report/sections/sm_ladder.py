@@ -10,7 +10,7 @@ from kvbench.report.select import where
 from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, few_visits, grouped, rate, rows_of, shown
 from kvbench.report.view import View
 
-_WEIGHT = 0.5  # a sentence on what suffices tells no effect
+_WEIGHT = 0.2  # a sentence on what suffices tells no effect
 _BOLD = (
     Strong("Bold"),
     f": the knee, the first SM count that reaches the best of its column but {KNEE.fraction:.0%}, its interval "

@@ -31,7 +31,7 @@ from kvbench.report.view import View
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
-_WEIGHT: Final = 0.3  # the first lines of the first page say as much
+_WEIGHT: Final = 0.1  # the first lines of the first page say as much
 
 Times = Mapping[str, Mapping[int, Visits]]  # of swap_us, by backend and block bytes
 Winners = Mapping[int, str | None]  # by block bytes
