@@ -39,7 +39,7 @@ def two_digits(value: float) -> str:
 
 def faster_words(ratio: float) -> str:
     """Return how much less time something takes, from the other's time over its own: "4.2 times faster"."""
-    if ratio >= 2:
+    if ratio >= 1.95:
         return f"{two_digits(ratio)} times faster"
     return f"{two_digits(abs(ratio - 1) * 100)}% {'faster' if ratio >= 1 else 'slower'}"
 

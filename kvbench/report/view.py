@@ -78,7 +78,8 @@ class View:
         pool = str(self.measured["pool"].mode().iloc[0])
         if str(self.measured["reuse"].mode().iloc[0]) == Reuse.FRESH.value:
             return "fresh blocks at every swap, " + ("side by side" if pool == "dense" else f"out of {size(pool)}")
-        return "hot: the same blocks at every swap, " + ("side by side" if pool == "dense" else f"out of {size(pool)}")
+        place = "side by side" if pool == "dense" else f"out of {size(pool)}"
+        return f"{'hot: ' if pool == 'dense' else ''}the same blocks at every swap, {place}"
 
     @property
     def on_host(self) -> bool:
