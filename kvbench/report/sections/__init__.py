@@ -10,6 +10,7 @@ from kvbench.report.sections import (
     cliff,
     comparison,
     crossover_map,
+    locality,
     merging,
     models,
     queue_depth,
@@ -21,6 +22,7 @@ from kvbench.report.view import View
 
 SECTIONS: Final = (
     models.SECTION,
+    locality.SECTION,
     cliff.SECTION,
     sm_ladder.SECTION,
     threshold.SECTION,
