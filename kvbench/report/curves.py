@@ -171,7 +171,8 @@ def curve_line(
 
     `columns` of `points`, which are the curve's, hold what is drawn and the ends of its band.
     """
-    name = with_sms(points, curve.backend) if points["sms"].nunique() == 1 else curve.backend
+    is_ladder = points["sms"].fillna(0).tolist() == list(curve.x)
+    name = curve.backend if is_ladder else with_sms(points, curve.backend)
     label = f"{name}, {curve.state} stream"
     y, low, high = ([float(value) for value in points[name]] for name in columns)
     cells = list(points["cell_id"])
