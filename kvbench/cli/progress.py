@@ -112,9 +112,9 @@ class TerminalReporter(PlainReporter):
             TextColumn("{task.fields[left]}"),
             console=self._console,
         )
-        self._live = Live(console=self._console, get_renderable=self._screen, transient=True, refresh_per_second=4)
         self._task: TaskID | None = None
         self._rates: dict[tuple[str, str, str], dict[str, float]] = {}
+        self._live = Live(console=self._console, get_renderable=self._screen, transient=True, refresh_per_second=4)
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         super().planned(plan, opened, done, total)
