@@ -43,6 +43,7 @@ _NO_CLIFF = (
     f"No jump between neighbours that is larger than the ratio of their sizes by {CLIFF_MARGIN.fraction:.0%} or more, "
     f"its interval included: {CLIFF_MARGIN.reason}."
 )
+_CLIFF = "Cliff: GB/s of the larger size over those of the smaller, divided by the ratio of the two sizes"
 _INLINE = "CPU inline"  # an effective path
 _WAY = ["backend", "direction", "stream_state", "block_bytes"]
 
@@ -90,7 +91,7 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
         f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})",
         header,
         body,
-        [*few_visits(measured), *notes.lines, *blank],
+        [_CLIFF, *few_visits(measured), *notes.lines, *blank],
         caption(view, measured, INCLUDES[state], curves.pinned),
         large=backend != "batched",
     )
