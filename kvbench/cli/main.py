@@ -13,7 +13,7 @@ import typer
 
 from kvbench._version import __version__
 from kvbench.cells.cell import AXES
-from kvbench.cli import doctor, gate, listing, report, sweep, tune
+from kvbench.cli import doctor, gate, listing, report, show, sweep, tune
 from kvbench.errors import ExitCode, KvbenchError, StorageError, brief
 from kvbench.text import printable, short
 
@@ -46,6 +46,7 @@ def _root(
 
 
 app.command(epilog=sweep.EPILOG)(sweep.sweep)
+app.command()(show.show)
 app.command()(report.report)
 app.command()(tune.tune)
 app.add_typer(gate.gate)

@@ -10,10 +10,11 @@ from statistics import median
 from typing import TextIO
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from kvbench.cells.axes import StreamState
 from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Outcome
 from kvbench.run.protocol import Opened
@@ -127,7 +128,7 @@ class QuietReporter(PlainReporter):
 
 
 class TerminalReporter(PlainReporter):
-    """A progress bar with the cell under way, the last result and the time left."""
+    """A bar with the cell under way and the time left, below a table of what was measured so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,29 +140,40 @@ class TerminalReporter(PlainReporter):
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=self._console,
-            transient=True,
         )
-        self._task = self._bar.add_task("ceiling", left="")
+        self._task: TaskID | None = None
+        self._rates: dict[tuple[str, str, str], dict[str, float]] = {}
+        self._live = Live(console=self._console, get_renderable=self._screen, transient=True, refresh_per_second=4)
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         super().planned(plan, opened, done, total)
-        self._bar.reset(self._task, total=total, completed=done)
-        self._bar.start()
+        self._task = self._bar.add_task("ceiling", total=total, completed=done, left="")
+        self._live.start()
 
     def visiting(self, visit: PlannedVisit) -> None:
-        self._bar.update(self._task, description=printable(visit.cell.label[:70]))
+        if self._task is not None:
+            self._bar.update(self._task, description=printable(visit.cell.label[:70]))
 
     def finished(self, outcome: Outcome) -> None:
-        self._bar.stop()
+        self._live.stop()
         super().finished(outcome)
 
     def _advance(self, record: Visit | Failure) -> None:
-        self._bar.update(self._task, advance=1, left=f"{self._left()} left")
+        if self._task is not None:
+            self._bar.update(self._task, advance=1, left=f"{self._left()} left")
         if isinstance(record, Visit):
             cell = record.cell
-            swap_us = median(getattr(record.samples, StreamState(cell.stream_state).swap_clock))
-            gbps = gigabytes_per_second(cell.swap_bytes, swap_us)
-            self._say(f"{gbps:6.1f} GB/s {swap_us:12.1f} us  {cell.label}  [{record.path}]")
+            swap_us = median(getattr(record.samples, cell.stream_state.swap_clock))
+            own = self._rates.setdefault((cell.backend, cell.direction.value, cell.stream_state.quantity), {})
+            own[cell.id] = gigabytes_per_second(cell.swap_bytes, swap_us)
+
+    def _screen(self) -> Group:
+        """Return a row for every backend, direction and quantity: its cells, and GB/s from the least to the most."""
+        table = Table("backend", "", "", "cells", "least", "median", "most", box=None)
+        for names, rates in sorted(self._rates.items()):
+            figures = min(rates.values()), median(rates.values()), max(rates.values())
+            table.add_row(*names, str(len(rates)), *(f"{rate:.1f} GB/s" for rate in figures))
+        return Group(table, self._bar)
 
     def _say(self, line: str) -> None:
         self._console.print(printable(line), markup=False)

@@ -24,17 +24,28 @@ _Out = Annotated[
         "--output", "-o", metavar="DIR", help="Where the report goes; for a single run, by default RUN/report."
     ),
 ]
+_Snippet = Annotated[
+    str | None,
+    typer.Option(metavar="SECTION", help="Print one table of a section, as it pastes into a pull request: threshold."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the files and the warnings as JSON.")]
 
 
-def report(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
+def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _Snippet = None) -> None:
     """Write report.md, report.html, the charts (PNG, SVG) and the CSV behind each; needs neither GPU nor torch."""
     # pandas and matplotlib take a second to import, which --help should not wait for
+    progress = _Progress()
+    if snippet is not None:
+        from kvbench.report.contents import report_of
+        from kvbench.report.document import snippet as snippet_of
+
+        loaded, unread = _load(runs, progress)
+        typer.echo(snippet_of(report_of(loaded, unread), snippet), nl=False)
+        return
     from kvbench.report.build import write_report
     from kvbench.report.view import warnings_of
 
     out = output or _default_output(runs)
-    progress = _Progress()
     loaded, unread = _load(runs, progress)
     files = write_report(loaded, out, unread, progress)
     warnings = [f"{run.path}: {text}" for run in loaded for text in warnings_of(run)]

@@ -139,6 +139,8 @@ def sweep(
         spec = asked()
         outcome = start_sweep(spec, out or default_folder(spec.name), ["kvbench", *sys.argv[1:]], reporter)
     reporter.finished(outcome)
+    if outcome.measured and not as_json and not quiet:
+        _show(outcome.path)
     if outcome.status == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
     if outcome.failed or outcome.copies_failed or outcome.status != "complete":
@@ -147,6 +149,16 @@ def sweep(
 
 def terminated(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)  # as Ctrl-C ends it
+
+
+def _show(path: Path) -> None:
+    """Print the first page of the report of a run."""
+    from kvbench.cli.show import print_first_page
+    from kvbench.report.contents import report_of
+    from kvbench.results import load_run
+
+    typer.echo("")
+    print_first_page(report_of([load_run(path)]))
 
 
 def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:

@@ -200,10 +200,11 @@ def _no_telling(file: Path) -> None:
 def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
     """Print what to use where, the table that it rests on, and what is open."""
     from kvbench.cli.tables import print_rows
-    from kvbench.tune.answer import open_points, sentences
+    from kvbench.tune.answer import open_points, sentences, workload_of
 
     info = runs[0].info
-    typer.echo(f"{info.device.get('title')}, {info.created[:10]}\n")
+    host = "; every figure is of copies between two host buffers, no GPU" if info.device.get("kind") == "cpu" else ""
+    typer.echo(f"{info.device.get('title')}, {info.created[:10]}; {workload_of(runs[0])}{host}\n")
     for line in sentences(answers):
         typer.echo(line)
     typer.echo("")

@@ -4,18 +4,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+import pandas as pd
+
 from kvbench.errors import UsageError
 from kvbench.files import write_whole
-from kvbench.report import front
 from kvbench.report.charts.heatmap import draw_map
 from kvbench.report.charts.lines import draw_lines
 from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
+from kvbench.report.contents import report_of
 from kvbench.report.document import PAGE_FILE, document
 from kvbench.report.html.page import html_page
-from kvbench.report.model import Chapter, Code, Part, Report, Text
-from kvbench.report.sections import sections_of
-from kvbench.report.view import views_of
+from kvbench.report.model import DataTable, plain
 from kvbench.results import Run
 from kvbench.results.frame import as_csv
 
@@ -58,31 +58,10 @@ def report_files(
         drawn = draw_lines(plot, words, colours) if isinstance(plot, LinePlot) else draw_map(plot, words)
         files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn.items()}
         files[f"{chart.stem}.csv"] = as_csv(chart.points)
+    files |= {f"{stem}.csv": _csv(table) for stem, table in report.tables.items()}
     return files | {name: data for part in report.parts for name, data in part.files.items()}
 
 
-def report_of(runs: Sequence[Run], unread: Sequence[str] = ()) -> Report:
-    """Return the report of `runs` as data; `unread` says of other runs why they could not be read."""
-    views = views_of(runs)
-    chapters: list[Chapter] = []
-    missing: list[Text] = [f"A run: {why}" for why in unread]
-    for section in sections_of(views):
-        made = [(view, section.make(view)) for view in views]
-        parts = [(view, part) for view, part in made if isinstance(part, Part)]
-        if parts:
-            chapters.append(Chapter(section, parts))
-        for why in dict.fromkeys(why for _, why in made if isinstance(why, str) and why):
-            labels = ", ".join(view.label for view, reason in made if reason == why)
-            missing.append(f"{section.short_title}: {why} ({labels})")
-    return Report(
-        views=views,
-        host_note=front.host_note(views),
-        runs=front.run_table(views),
-        commands=[(f"{view.label}: ", Code(view.command)) for view in views],
-        warnings=front.warnings(views),
-        chapters=chapters,
-        missing=missing,
-        skipped=front.skipped(views),
-        failed=front.failed(views),
-        definitions=front.definitions(),
-    )
+def _csv(table: DataTable) -> bytes:
+    rows = [[plain(cell) for cell in row] for row in table.rows]
+    return as_csv(pd.DataFrame(rows, columns=[plain(head) for head in table.header]))

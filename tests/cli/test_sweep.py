@@ -198,16 +198,17 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     done = kvbench("sweep", *tiny(backend="per_block,triton"), *BRIEF, "--out", "run", cwd=tmp_path)
     assert not done.stderr
     assert "\x1b" not in done.stdout
-    assert done.stdout.splitlines()[1:] == [
+    assert done.stdout.splitlines()[1:5] == [
         done.stdout.splitlines()[1],
         "skipped 1 cell of triton: Triton kernels need a GPU; the cpu device has no SMs",
         "1 cell measured, 0 failed, 1 skipped: run",
         "kvbench report run makes tables and charts of it",
     ]
     assert done.stdout.splitlines()[1].startswith("1 cell in 1 visit; about ")
+    assert "How sure: 1 visit a cell" in done.stdout.splitlines()[-1]  # it ends with the first page
 
 
-def test_on_a_terminal_every_visit_has_its_line(tmp_path: Path) -> None:
+def test_on_a_terminal_a_table_grows_with_every_backend(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [str(KVBENCH), "sweep", *tiny(), *BRIEF, "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs) as process:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from kvbench.report.build import report_of
 from kvbench.report.charts.palette import inks
+from kvbench.report.contents import report_of
 from kvbench.report.html.data import rounded, samples_json, script_json
 from kvbench.report.html.page import html_page, rich
 from kvbench.report.model import Code, Strong
@@ -87,7 +87,7 @@ def test_it_says_what_the_report_says(cliff: Run, page: str) -> None:
     for chapter in report.chapters:
         assert chapter.section.title in outline.text
         assert {"id": chapter.section.name} in outline.named("h2")
-    assert "jumps up between" in outline.text
+    assert "times more GB/s than blocks of" in outline.text
 
 
 def test_it_is_one_file(page: str) -> None:
