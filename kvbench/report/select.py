@@ -39,7 +39,7 @@ class Pinned:
 def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     """Keep, per backend and direction, one value of every side axis that is not shown: the one with most cells.
 
-    SMs are the exception that a rule makes: a swap measured with one other count alone stays.
+    SMs are the exception that a rule makes: a swap keeps the count that swaps of its size have elsewhere.
     Where a backend was measured without an axis, cells that were skipped for a value on it go. Cells with a queue have
     a section of their own: they stay only where `QUEUE` is shown. `cells` are rows of a view, which are `spelled_out`.
     """
@@ -61,7 +61,7 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
                 values = group[axis].astype("string")
                 hidden[axis] |= set(values.dropna()) - {chosen}
                 keep = (values == chosen).fillna(value=True)
-                group = group[keep | _by_rule(group, keep) if axis == "sms" else keep]
+                group = group[_usual_sms(group, keep) if axis == "sms" and values.notna().any() else keep]
         kept.append(group)
     return Pinned(cells.loc[pd.concat(kept).index].reset_index(drop=True) if kept else cells, hidden)
 
@@ -90,11 +90,18 @@ def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
     return int(max(numbers[numbers == numbers.max()].index))
 
 
-def _by_rule(group: pd.DataFrame, keep: "pd.Series[bool]") -> "pd.Series[bool]":
-    """Return which cells of other SM counts stand where the usual one was not measured: a backend's rule chose them."""
+def _usual_sms(group: pd.DataFrame, keep: "pd.Series[bool]") -> "pd.Series[bool]":
+    """Return which cells of a kernel have the SM count that its rule takes, as far as the cells tell.
+
+    A swap measured with one count alone has it. Where a ladder measured several, it is that of other swaps of the same
+    block size; `keep` has those of the count that most cells have, for what is left.
+    """
     shape = [group[name] for name in _SHAPE]
     alone = group["sms"].groupby(shape).transform("nunique") == 1
-    return alone & ~keep.groupby(shape).transform("any")
+    usual = group[alone].groupby("block_bytes")["sms"].agg(lambda counts: counts.mode().iloc[-1])
+    of_its_size = group["block_bytes"].map(usual)
+    told = alone | (group["sms"] == of_its_size).fillna(value=False)
+    return told | (keep & ~told.groupby(shape).transform("any"))
 
 
 def _of_an_engine(values: "pd.Series[str]") -> "pd.Series[str]":

@@ -6,6 +6,7 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Reuse
 from kvbench.report.charts.plot import PlotAxis
 from kvbench.report.curves import CurveKind, RateCurves, curve_chart, curves_over
@@ -99,7 +100,7 @@ def _rate(row: Row) -> str:
 
 
 def _findings(view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]]) -> list[Finding]:
-    """Return which backend pays most and least for scattered blocks, of those with a figure."""
+    """Return which backend pays most for scattered blocks, and which pay nothing."""
     costs = {
         shape: view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"]))
         for shape, arms in swaps.items()
@@ -107,10 +108,14 @@ def _findings(view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]]) ->
     }
     if not costs:
         return []
-    ends = (max(costs, key=lambda shape: costs[shape].ratio), min(costs, key=lambda shape: costs[shape].ratio))
-    told = (f"{_name(shape)} takes {two_digits(costs[shape].ratio)} times as long" for shape in dict.fromkeys(ends))
-    text = f"{way} out of a large pool, fresh blocks against hot ones on {a_stream('idle')}: {', '.join(told)}."
-    return [Finding(text, math.log(costs[ends[0]].ratio))]
+    worst = max(costs, key=lambda shape: costs[shape].ratio)
+    slower = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.SLOWER}
+    unharmed = sorted({shape[1] for shape in costs} - slower)
+    text = f"{way}, fresh blocks out of a large pool against hot ones on {a_stream('idle')}: "
+    if worst[1] in slower:
+        text += f"{_name(worst)} takes {two_digits(costs[worst].ratio)} times as long"
+    rest = f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower" if unharmed else ""
+    return [Finding(f"{text}{', ' if slower and rest else ''}{rest}.", math.log(costs[worst].ratio))]
 
 
 def _name(shape: Shape) -> str:

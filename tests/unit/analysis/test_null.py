@@ -1,34 +1,53 @@
-"""Real null data: the visits of one cell of a committed run, split in two, differ by nothing but chance."""
+"""Real null data: two committed runs of one build. Their cells differ by nothing but chance and what a host does."""
 
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from kvbench.analysis.compare import Verdict, compare_apart, compare_pairs
+from kvbench.analysis.compare import Verdict, Visits, compare_apart, compare_pairs
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
-from kvbench.results import load_run
+from kvbench.results import Run, load_run
 
-RUNS = sorted(Path(__file__, "../../../../reports").resolve().glob("*/runs/*"))
-VISITS = 12
+RUNS = Path(__file__, "../../../../reports/nvidia-h200-2026-11-22/runs").resolve()
 FALSE = (Verdict.FASTER, Verdict.SLOWER)
 
 
-def _cells() -> list[list[float]]:
-    found = [list(visits.values()) for path in RUNS for visits in load_run(path).visit_times().values()]
-    return [times for times in found if len(times) >= VISITS]
+@pytest.fixture(scope="module")
+def runs() -> tuple[Run, Run]:
+    first, second = (load_run(RUNS / name) for name in ("quick", "quick-again"))
+    return first, second
 
 
 @pytest.fixture(scope="module")
-def cells() -> list[list[float]]:
-    found = _cells()
-    assert len(found) >= 100, "the committed runs hold too few cells with many visits to say anything"
-    return found
+def cells(runs: tuple[Run, Run]) -> list[tuple[Visits, Visits]]:
+    first, second = (run.visit_times() for run in runs)
+    assert len(first) > 100
+    assert first.keys() == second.keys()
+    return [(first[cell], second[cell]) for cell in first]
 
 
-def test_equal_cells_are_rarely_told_apart(cells: list[list[float]]) -> None:
-    paired = Counter(compare_pairs(times[0::2][:6], times[1::2][:6], IN_TURN).verdict for times in cells)
-    apart = Counter(compare_apart(times[:6], times[-6:], BETWEEN_RUNS).verdict for times in cells)
-    for verdicts in (paired, apart):
-        assert sum(verdicts[verdict] for verdict in FALSE) <= 0.05 * len(cells)
-        assert verdicts[Verdict.SAME] > 0
+def test_visits_of_one_run_are_rarely_told_apart(cells: list[tuple[Visits, Visits]]) -> None:
+    """Each visit against the next, in both runs: six pairs of the same cell."""
+    verdicts: Counter[Verdict] = Counter()
+    for both in cells:
+        ones, others = ([times[number + place] for times in both for number in (0, 2, 4)] for place in (0, 1))
+        verdicts[compare_pairs(ones, others, IN_TURN).verdict] += 1
+    assert sum(verdicts[verdict] for verdict in FALSE) <= 0.05 * len(cells)
+    assert verdicts[Verdict.SAME] > 0
+
+
+def test_two_runs_of_one_build_are_rarely_told_apart(cells: list[tuple[Visits, Visits]]) -> None:
+    verdicts = Counter(
+        compare_apart(list(first.values()), list(second.values()), BETWEEN_RUNS).verdict for first, second in cells
+    )
+    assert sum(verdicts[verdict] for verdict in FALSE) <= 0.05 * len(cells)
+    assert verdicts[Verdict.SAME] > len(cells) / 2
+
+
+def test_another_run_lies_where_a_run_says_it_may(runs: tuple[Run, Run]) -> None:
+    first, second = (run.frame().set_index("cell_id") for run in runs)
+    for one, other in ((first, second), (second, first)):
+        figures = other.loc[one.index, "swap_us_median"]
+        inside = (one["repeat_us_low"] <= figures) & (figures <= one["repeat_us_high"])
+        assert inside.mean() >= 0.9

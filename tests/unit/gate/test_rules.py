@@ -291,8 +291,8 @@ def test_a_missing_file_of_rules_is_named(tmp_path: Path) -> None:
         load_rules(tmp_path / "none.toml")
 
 
-def test_the_shipped_rules_hold_on_the_committed_cliff_runs() -> None:
-    runs = sorted(REPORTS.glob("*/runs/cliff"))
+def test_the_shipped_rules_hold_on_the_committed_runs() -> None:
+    runs = sorted(REPORTS.glob("*/runs/engine"))
     assert runs
     for path in runs:
         report = check_rules(load_run(path), load_rules(shipped_rules()))
