@@ -79,7 +79,8 @@ def _output_errors() -> Iterator[None]:
 def main() -> None:
     """Run the command line in this process, and end it."""
     _fill_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    # What stands in place of the process's own standard output knows best how it is written.
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
         shown = sys.stdout.isatty()
         sys.stdout = _Output(sys.stdout.detach(), encoding="utf-8", errors="replace", line_buffering=shown)
     code = run(sys.argv[1:])
