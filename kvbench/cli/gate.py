@@ -231,6 +231,7 @@ class _DisturbedError(KvbenchError):
 
 def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence[Run]", "Sequence[Run]"]:
     """Return both sides' rounds. Raises UsageError and RunDirectoryError."""
+    from kvbench.gate.pairs import check_two
     from kvbench.results import load_run
 
     if after_dashes is None or not 0 < after_dashes < len(paths):
@@ -242,7 +243,9 @@ def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence
     if late is not None:
         raise UsageError(f"{brief(str(late))} stands after --, where only runs stand: put options before the runs")
     runs = [load_run(path) for path in paths]
-    return runs[:-after_dashes], runs[-after_dashes:]
+    base, cand = runs[:-after_dashes], runs[-after_dashes:]
+    check_two(base, cand)
+    return base, cand
 
 
 def _deadline(measuring: Mapping[str, Any]) -> tuple[float, Measuring]:

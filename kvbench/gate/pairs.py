@@ -14,7 +14,7 @@ import numpy as np
 from kvbench.analysis.intervals import Floats
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import AXES, Cell
-from kvbench.errors import MismatchError, UsageError
+from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.gate.disturbance import Mask, spoiled
 from kvbench.machine.identity import OF_THE_BUILD, differences
 from kvbench.results import Ceiling, Control, Failure, Run, Skip, Visit
@@ -215,6 +215,16 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
     ]
     found = _by_values(theirs, fields)
     return {cell: found[values] for values, cell in _by_values(ours, fields).items() if values in found}
+
+
+def check_two(base: Sequence[Run], cand: Sequence[Run]) -> None:
+    """Raise UsageError that names a run which stands on both sides: its directory does, or a copy with its journal."""
+    for ours in base:
+        for theirs in cand:
+            copied = bool(ours.records) and ours.records == theirs.records
+            if copied or ours.path.resolve() == theirs.path.resolve():
+                names = " and ".join(dict.fromkeys(brief(str(run.path)) for run in (ours, theirs)))
+                raise UsageError(f"the same run stands on both sides of --: {names}; name another run on one side")
 
 
 def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) -> list[str]:
