@@ -143,6 +143,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     """Pair the rounds of `base` with those of `cand`; raises UsageError unless there are as many of either, and some.
 
     A round may measure fewer cells than another. Where the sides are two backends, cells are paired by all other axes.
+    Raises MismatchError where both sides measured something and no cell is in common.
     """
     ours, theirs = _Side("base", base), _Side("cand", cand)
     in_turn = _in_turn(ours.span_ns, theirs.span_ns)
@@ -154,6 +155,11 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
             "of either, at least one, in the order of their rounds"
         )
     partner = partners(ours.measured, theirs.measured)
+    if ours.measured and theirs.measured and not partner:
+        raise MismatchError(
+            f"these runs have no cell in common: {ours.measured[0].label} is one of the base's, "
+            f"{theirs.measured[0].label} of the candidate's; compare runs of one suite"
+        )
     back = {there: here for here, there in partner.items()}
     every = dict.fromkeys([*ours.measured, *(back.get(cell, cell) for cell in theirs.measured)])
     cells = sorted(every, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
