@@ -233,7 +233,10 @@ def test_a_folder_in_use_is_not_written_to(folder: Path) -> None:
     assert "is not empty" in error_line(done)
 
 
-def test_after_ctrl_c_what_both_sides_have_can_be_judged(folder: Path) -> None:
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_after_ctrl_c_or_sigterm_what_both_sides_have_can_be_judged(
+    folder: Path, number: signal.Signals, name: str
+) -> None:
     # Nothing is ever settled, so that it goes on until it is stopped.
     options = ("--base=here", "--cand=here", "--suite=suite.toml", "--device=cpu", "--out=gate", "--control-margin=0")
     with kvbench_started("gate", "compare", *options, cwd=folder) as process:
@@ -241,9 +244,11 @@ def test_after_ctrl_c_what_both_sides_have_can_be_judged(folder: Path) -> None:
         for line in process.stdout:
             if line.startswith("12 pairs"):
                 break
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         assert process.wait(60) == 130
-    assert {load_run(folder / "gate" / side).info.status for side in ("base", "cand")} == {"interrupted"}
+    infos = [load_run(folder / "gate" / side).info for side in ("base", "cand")]
+    ended = {(info.status, info.status_reason) for info in infos}
+    assert ended == {("interrupted", f"interrupted ({name})")}
     judged = kvbench("gate", "compare", *WIDE, "gate/base", "--", "gate/cand", cwd=folder)
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert "both sides were interrupted" in judged.stdout
