@@ -106,6 +106,16 @@ def test_a_cell_that_fails_on_one_side_fails_the_gate_and_the_others_are_judged(
     assert len([visit for visit in visits_of(folder, "base") if visit.cell.blocks == 16]) <= 1
 
 
+def test_a_side_that_crashes_in_every_cell_is_told_once_with_a_count(folder: Path) -> None:
+    suite = folder / "suite.toml"
+    suite.write_text(suite.read_text().replace("[4, 16]", "[4, 8, 16]"))
+    done = compare(folder, "--cand-fault=crash@call=0")
+    assert done.returncode == 5, done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("FAILED (crash)")]
+    assert len(told) == 2, told
+    assert "FAILED (crash) 2 more cells of cand: " in told[1]
+
+
 # What stands in for an environment's python: kvbench's own worker, behind something that spoils its lines.
 LIAR = """#!{python}
 import os, subprocess, sys
