@@ -17,7 +17,7 @@ import typer
 import typer.core
 
 from kvbench.cli.options import FromStruct, with_struct_options
-from kvbench.cli.sweep import NO_OPTIONS, Axis, Filters, default_folder
+from kvbench.cli.sweep import NO_OPTIONS, Axis, Filters, default_folder, terminated
 from kvbench.errors import ExitCode, KvbenchError, UsageError, brief
 from kvbench.gate.judgement import Margins
 from kvbench.text import convert, printable
@@ -231,6 +231,7 @@ class _DisturbedError(KvbenchError):
 
 def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence[Run]", "Sequence[Run]"]:
     """Return both sides' rounds. Raises UsageError and RunDirectoryError."""
+    from kvbench.gate.pairs import check_two
     from kvbench.results import load_run
 
     if after_dashes is None or not 0 < after_dashes < len(paths):
@@ -242,7 +243,9 @@ def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence
     if late is not None:
         raise UsageError(f"{brief(str(late))} stands after --, where only runs stand: put options before the runs")
     runs = [load_run(path) for path in paths]
-    return runs[:-after_dashes], runs[-after_dashes:]
+    base, cand = runs[:-after_dashes], runs[-after_dashes:]
+    check_two(base, cand)
+    return base, cand
 
 
 def _deadline(measuring: Mapping[str, Any]) -> tuple[float, Measuring]:
@@ -274,19 +277,20 @@ def _measured(
     def say(line: str) -> None:
         print(printable(line), file=sys.stderr if as_json else sys.stdout, flush=True)
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, terminated)
     try:
         with opened(*sides, spec, folder, say, forced=forced) as both:
             try:
                 yield both
-            except KeyboardInterrupt:
-                both.finish("interrupted", "interrupted (Ctrl-C)")
+            except KeyboardInterrupt as stop:
+                both.finish("interrupted", f"interrupted ({str(stop) or 'Ctrl-C'})")
                 raise
             except KvbenchError as error:
                 both.finish("stopped", str(error))
                 raise
             both.finish("complete")
-    except KeyboardInterrupt:
-        how = f"kvbench gate compare {folder}/base -- {folder}/cand judges it"
-        typer.echo(f"interrupted; everything measured is kept; {how}", err=True)
+    except KeyboardInterrupt as stop:
+        sides_made = shlex.quote(f"{folder}/base"), shlex.quote(f"{folder}/cand")
+        how = f"kvbench gate compare {' -- '.join(sides_made)} judges it"
+        typer.echo(f"interrupted ({str(stop) or 'Ctrl-C'}); everything measured is kept; {how}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None

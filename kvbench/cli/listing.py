@@ -34,17 +34,21 @@ def _axes() -> list[dict[str, str]]:
 
 
 def _configs() -> list[dict[str, str]]:
-    from kvbench.run.runner import survey
+    """Describe the configs with the time that each takes on a usual GPU: no worker starts, and none is needed."""
+    from kvbench.backends.base import facts_of
+    from kvbench.cells.facts import DeviceFacts
     from kvbench.sweep.config import load_config, shipped_configs
+    from kvbench.sweep.installed import installed
     from kvbench.sweep.plan import expand
     from kvbench.units import format_duration
 
-    opened = survey("auto", backends=True)
+    usual = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
+    backends = [facts_of(name, usual) for name, found in installed()[0].items() if found.own]
     rows = []
     for name, path in shipped_configs().items():
         spec = load_config(path)
-        about = format_duration(expand(spec, opened.device, opened.backends).estimate_s)
-        rows.append({"config": name, "question": spec.question, "time": f"about {about} on {opened.device.name}"})
+        about = format_duration(expand(spec, usual, backends).estimate_s)
+        rows.append({"config": name, "question": spec.question, "time": f"about {about} on a GPU such as an H100"})
     return rows
 
 

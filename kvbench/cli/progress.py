@@ -17,6 +17,7 @@ from rich.table import Table
 
 from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Outcome
+from kvbench.run.failures import FailuresTold
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.text import counted, printable
@@ -36,7 +37,7 @@ class PlainReporter:
         self._total = 0
         self._started_s = 0.0
         self._last_line_s = 0.0
-        self._failed: Counter[tuple[str, str, str]] = Counter()  # the first of a kind is told
+        self._failures = FailuresTold()
 
     def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(device_line(opened))
@@ -68,9 +69,7 @@ class PlainReporter:
 
     def recorded(self, record: Record) -> None:
         if isinstance(record, Failure):
-            kind = record.cell.backend, record.kind, record.message
-            self._failed[kind] += 1
-            if self._failed[kind] == 1:
+            if self._failures.first(record.cell.backend, record):
                 self._say(f"FAILED ({record.kind}) {record.cell.label}: {record.message}")
                 self._say(f"  again: {record.command}")
         elif isinstance(record, Note):
@@ -80,9 +79,8 @@ class PlainReporter:
             self._advance(record)
 
     def finished(self, outcome: Outcome) -> None:
-        for (backend, kind, message), count in self._failed.items():
-            if count > 1:
-                self._say(f"FAILED ({kind}) {counted(count - 1, 'more cell')} of {backend}: {message}")
+        for line in self._failures.others():
+            self._say(line)
         cells = f"{counted(outcome.measured, 'cell')} measured, {outcome.failed} failed, {outcome.skipped} skipped"
         path = shlex.quote(str(outcome.path))
         self._say(f"{cells}: {outcome.path}")

@@ -1,6 +1,7 @@
 """A/A floors: how far a cell of a build differs from itself on a machine, from `kvbench gate calibrate`, in a file."""
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -8,11 +9,13 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from kvbench._version import __version__
+from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.files import read_capped, write_output
 from kvbench.gate.judgement import Judgement
 from kvbench.machine.identity import machine_differences
 from kvbench.results import Run, Scalar
+from kvbench.text import counted
 
 FLOOR_FILE: Final = "floor.json"
 _CAP_BYTES: Final = 64 << 20
@@ -76,10 +79,22 @@ def read_floors(path: Path) -> FloorFile:
         raise RunDirectoryError(f"--floor {path} is no file of floors: {error}") from None
 
 
-def check_floors(file: FloorFile, run: Run, *, forced: bool) -> list[str]:
-    """Return warnings about floors of another machine than that of `run`; raises MismatchError unless `forced`."""
+def check_floors(file: FloorFile, run: Run, cells: Sequence[Cell], *, forced: bool) -> list[str]:
+    """Return warnings about floors of another machine than that of `run`, and of `cells` without one.
+
+    Raises MismatchError for another machine unless `forced`, and for floors of none of `cells`.
+    """
     found = machine_differences(file.identity, run.info.identity)
     text = f"the floors are of another machine: {'; '.join(found)}"
     if found and not forced:
         raise MismatchError(f"--floor: {text}; calibrate here, or --force takes them anyway")
-    return [f"forced: {text}"] if found else []
+    without = [cell.label for cell in cells if cell.id not in file.floors]
+    if cells and len(without) == len(cells):
+        raise MismatchError(
+            f"--floor: none of its {counted(len(file.floors), 'floor')} is of a cell of this comparison, such as "
+            f"{without[0]}; calibrate with the same suite, -a and --filter"
+        )
+    warnings = [f"forced: {text}"] if found else []
+    if without:
+        warnings.append(f"{counted(len(without), 'cell')} of {len(cells)} without a floor, such as {without[0]}")
+    return warnings

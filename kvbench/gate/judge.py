@@ -38,12 +38,12 @@ class Judge:
     def judge(self, base: Sequence[Run], cand: Sequence[Run], earlier: Judgement | None = None) -> Judgement:
         """Compare the rounds of `cand` with those of `base`; what was settled in an `earlier` judgement stays.
 
-        Raises UsageError for runs that do not pair, MismatchError for runs or floors of different machines.
+        Raises UsageError for runs that do not pair, MismatchError for runs or floors of other machines or other cells.
         """
         pairs = pair(base, cand)
         warnings = [*pairs.notes, *check_identity(base, cand, forced=self.forced)]
         if self.floors is not None:
-            warnings += check_floors(self.floors, base[0], forced=self.forced)
+            warnings += check_floors(self.floors, base[0], pairs.cells, forced=self.forced)
         return self.assess(pairs, earlier, warnings)
 
     def assess(self, pairs: Pairs, earlier: Judgement | None = None, warnings: Sequence[str] = ()) -> Judgement:

@@ -14,7 +14,7 @@ import numpy as np
 from kvbench.analysis.intervals import Floats
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import AXES, Cell
-from kvbench.errors import MismatchError, UsageError
+from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.gate.disturbance import Mask, spoiled
 from kvbench.machine.identity import OF_THE_BUILD, differences
 from kvbench.results import Ceiling, Control, Failure, Run, Skip, Visit
@@ -143,6 +143,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     """Pair the rounds of `base` with those of `cand`; raises UsageError unless there are as many of either, and some.
 
     A round may measure fewer cells than another. Where the sides are two backends, cells are paired by all other axes.
+    Raises MismatchError where both sides measured something and no cell is in common.
     """
     ours, theirs = _Side("base", base), _Side("cand", cand)
     in_turn = _in_turn(ours.span_ns, theirs.span_ns)
@@ -154,6 +155,11 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
             "of either, at least one, in the order of their rounds"
         )
     partner = partners(ours.measured, theirs.measured)
+    if ours.measured and theirs.measured and not partner:
+        raise MismatchError(
+            f"these runs have no cell in common: {ours.measured[0].label} is one of the base's, "
+            f"{theirs.measured[0].label} of the candidate's; compare runs of one suite"
+        )
     back = {there: here for here, there in partner.items()}
     every = dict.fromkeys([*ours.measured, *(back.get(cell, cell) for cell in theirs.measured)])
     cells = sorted(every, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
@@ -215,6 +221,16 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
     ]
     found = _by_values(theirs, fields)
     return {cell: found[values] for values, cell in _by_values(ours, fields).items() if values in found}
+
+
+def check_two(base: Sequence[Run], cand: Sequence[Run]) -> None:
+    """Raise UsageError that names a run which stands on both sides: its directory does, or a copy with its journal."""
+    for ours in base:
+        for theirs in cand:
+            copied = bool(ours.records) and ours.records == theirs.records
+            if copied or ours.path.resolve() == theirs.path.resolve():
+                names = " and ".join(dict.fromkeys(brief(str(run.path)) for run in (ours, theirs)))
+                raise UsageError(f"the same run stands on both sides of --: {names}; name another run on one side")
 
 
 def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) -> list[str]:

@@ -13,6 +13,7 @@ from kvbench.analysis.curves import MIN_HEIGHT, crossovers, find_cliff
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter
+from kvbench.errors import MismatchError, brief
 from kvbench.gate.judgement import GateVerdict, Row, worst
 from kvbench.gate.outcomes import QUANTITIES, CellOutcome, Outcomes, outcomes
 from kvbench.gate.shape import MIN_SIZES, curves_of, of_the_swap
@@ -286,15 +287,18 @@ class RuleSet:
 
 
 def check_rules(run: Run, rules: RuleSet) -> RulesReport:
-    """Judge every rule by the medians of `run`."""
+    """Judge every rule by the medians of `run`; raises MismatchError for rules of another config."""
+    config = run.info.spec.get("name", "")
+    if rules.config not in (None, config):
+        raise MismatchError(
+            f"the rules are for runs of the config {rules.config}; {brief(str(run.path))} is of "
+            f"{brief(str(config)) or 'no config'}: measure that config, or name other rules with --rules"
+        )
     found = outcomes(run)
     rows = sorted((rule.check(found) for rule in rules.rules), key=lambda row: row.verdict.badness)
     warnings = [*run.warnings]
     if run.info.status != "complete":
         warnings.append(f"the run is {run.info.status}, not complete")
-    config = run.info.spec.get("name", "")
-    if rules.config not in (None, config):
-        warnings.append(f"the rules are for runs of the config {rules.config}; this run is of {config or 'no config'}")
     return RulesReport(run.path.name, rules.config, rows, warnings)
 
 

@@ -22,6 +22,7 @@ from kvbench.gate.sides import Side
 from kvbench.results import Failure, Record, Run, RunWriter, Visit
 from kvbench.results.schema import RunStatus
 from kvbench.run.execution import Execution, Progress
+from kvbench.run.failures import FailuresTold
 from kvbench.run.protocol import InTurn, Opened
 from kvbench.run.runner import run_info
 from kvbench.run.worker_process import WorkerSlot
@@ -56,8 +57,8 @@ class RunningSide:
 class _Watching:
     """Keeps what an execution records, and tells of failures."""
 
-    def __init__(self, name: str, records: list[Record], say: Say) -> None:
-        self._name, self._records, self._say = name, records, say
+    def __init__(self, name: str, records: list[Record], failures: FailuresTold, say: Say) -> None:
+        self._name, self._records, self._failures, self._say = name, records, failures, say
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         """Nothing to tell: both sides have one plan, which `SideBySide` tells of."""
@@ -67,7 +68,7 @@ class _Watching:
 
     def recorded(self, record: Record) -> None:
         self._records.append(record)
-        if isinstance(record, Failure):
+        if isinstance(record, Failure) and self._failures.first(self._name, record):
             self._say(f"FAILED ({record.kind}) {self._name}: {record.cell.label}: {record.message}")
             self._say(f"  again: {record.command}")
 
@@ -217,11 +218,11 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
         check_identity(empty[BASE], empty[CAND], forced=forced)
         _make(folder)
         names = {BASE: {cell: cell for cell in paired}, CAND: paired}
-        running = {}
+        running, failures = {}, FailuresTold()
         for name, info in infos.items():
             writer = stack.enter_context(RunWriter.create(folder / name, info))
             records: list[Record] = []
-            watching = _Watching(name, records, say)
+            watching = _Watching(name, records, failures, say)
             execution = Execution(half[name], plans[name], found[name], writer, slots[name], watching, Progress())
             running[name] = RunningSide(name, execution, names[name], records)
             execution.begin()
@@ -232,6 +233,8 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
             for done in [pool.submit(arm.execution.reserve, arm.names.values()) for arm in running.values()]:
                 done.result()
         yield SideBySide(running[BASE], running[CAND], say)
+        for line in failures.others():
+            say(line)
 
 
 def _remarks(base: Side, cand: Side, found: Mapping[str, Opened]) -> list[str]:

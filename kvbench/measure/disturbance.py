@@ -1,5 +1,6 @@
 """Tells visits that the machine disturbed: a slow CPU, a GPU whose clocks are limited, a step in the times."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -55,7 +56,8 @@ def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[
     if len(times_us) >= _MIN_STEPPING:
         first, second = times_us[:half], times_us[-half:]
         apart = max(first) < min(second) or max(second) < min(first)
-        step = median(second) / median(first)
+        before = median(first)
+        step = median(second) / before if before else math.inf
         if apart and not 1 / STEP <= step <= STEP:
             found.append(f"its second half took {step:.2f} times as long as its first")
     return found

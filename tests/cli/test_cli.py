@@ -1,6 +1,7 @@
 """The command line: whatever is wrong with the input is one line that names it and says what would be right."""
 
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.cells.cell import AXES
-from kvbench.cli.main import main
+from kvbench.cli.main import main, run
 from kvbench.sweep.config import shipped_configs
 from tests.command import KVBENCH, error_line, events, kvbench, only_line
 
@@ -205,6 +206,18 @@ def test_the_configs_are_listed_each_with_its_question(tmp_path: Path) -> None:
     rows = listed(tmp_path, "configs")
     assert [row["config"] for row in rows] == list(shipped_configs())
     assert all(row["question"].endswith("?") for row in rows)
+    assert all(re.fullmatch(r"about [\d.]+ .*on a GPU such as an H100", row["time"]) for row in rows)
+
+
+def test_the_configs_are_listed_without_a_worker(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    assert run(["list", "configs", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(shipped_configs())
 
 
 def test_the_backends_are_listed_and_whether_they_run_here(tmp_path: Path) -> None:

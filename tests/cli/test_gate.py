@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,18 @@ def test_as_many_runs_of_either_are_wanted(tmp_path: Path) -> None:
     done = kvbench("gate", "compare", *before, "--", after[0], cwd=tmp_path)
     assert done.returncode == 2
     assert "2 rounds of the base and 1 of the candidate" in error_line(done)
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    base, cand = compared(Side(), Side(), rounds=2, cells=CELLS[:1])
+    before, after = written(tmp_path / "runs", base), written(tmp_path / "runs", cand)
+    (tmp_path / "link").symlink_to(before[1])
+    shutil.copytree(before[1], tmp_path / "copy")
+    for twice in (before[1], Path("link"), Path("copy")):
+        done = kvbench("gate", "compare", *before, "--", after[0], twice, cwd=tmp_path)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "the same run stands on both sides" in error_line(done)
+        assert twice.name in error_line(done)
 
 
 @pytest.mark.parametrize(

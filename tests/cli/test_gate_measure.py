@@ -106,6 +106,16 @@ def test_a_cell_that_fails_on_one_side_fails_the_gate_and_the_others_are_judged(
     assert len([visit for visit in visits_of(folder, "base") if visit.cell.blocks == 16]) <= 1
 
 
+def test_a_side_that_crashes_in_every_cell_is_told_once_with_a_count(folder: Path) -> None:
+    suite = folder / "suite.toml"
+    suite.write_text(suite.read_text().replace("[4, 16]", "[4, 8, 16]"))
+    done = compare(folder, "--cand-fault=crash@call=0")
+    assert done.returncode == 5, done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("FAILED (crash)")]
+    assert len(told) == 2, told
+    assert "FAILED (crash) 2 more cells of cand: " in told[1]
+
+
 # What stands in for an environment's python: kvbench's own worker, behind something that spoils its lines.
 LIAR = """#!{python}
 import os, subprocess, sys
@@ -233,7 +243,10 @@ def test_a_folder_in_use_is_not_written_to(folder: Path) -> None:
     assert "is not empty" in error_line(done)
 
 
-def test_after_ctrl_c_what_both_sides_have_can_be_judged(folder: Path) -> None:
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_after_ctrl_c_or_sigterm_what_both_sides_have_can_be_judged(
+    folder: Path, number: signal.Signals, name: str
+) -> None:
     # Nothing is ever settled, so that it goes on until it is stopped.
     options = ("--base=here", "--cand=here", "--suite=suite.toml", "--device=cpu", "--out=gate", "--control-margin=0")
     with kvbench_started("gate", "compare", *options, cwd=folder) as process:
@@ -241,9 +254,11 @@ def test_after_ctrl_c_what_both_sides_have_can_be_judged(folder: Path) -> None:
         for line in process.stdout:
             if line.startswith("12 pairs"):
                 break
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, number)
         assert process.wait(60) == 130
-    assert {load_run(folder / "gate" / side).info.status for side in ("base", "cand")} == {"interrupted"}
+    infos = [load_run(folder / "gate" / side).info for side in ("base", "cand")]
+    ended = {(info.status, info.status_reason) for info in infos}
+    assert ended == {("interrupted", f"interrupted ({name})")}
     judged = kvbench("gate", "compare", *WIDE, "gate/base", "--", "gate/cand", cwd=folder)
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert "both sides were interrupted" in judged.stdout

@@ -77,6 +77,25 @@ def test_a_cell_may_differ_by_its_own_floor() -> None:
     assert judge(*runs, floors=floors(VICTIM, 0.01, runs[0][0])).verdict is GateVerdict.SLOWER
 
 
+def test_cells_without_a_floor_are_told_and_floors_of_no_cell_are_refused() -> None:
+    base, cand = compared(Side(), Side(), cells=CELLS[:3])
+    (warning,) = (text for text in judge(base, cand, floors=floors(CELLS[1], 0.1, base[0])).warnings if "floor" in text)
+    assert "2 cells of 3 without a floor" in warning
+    assert CELLS[0].label in warning
+    for forced in (False, True):
+        with pytest.raises(MismatchError, match="none of its 1 floor is of a cell of this comparison"):
+            judge(base, cand, floors=floors(CELLS[5], 0.1, base[0]), forced=forced)
+
+
+def test_runs_without_a_cell_in_common_are_no_comparison() -> None:
+    base, _ = compared(Side(), Side(), cells=CELLS[:2])
+    _, cand = compared(Side(), Side(), cells=CELLS[2:4])
+    with pytest.raises(MismatchError, match="no cell in common") as caught:
+        judge(base, cand)
+    assert CELLS[0].label in str(caught.value)
+    assert CELLS[2].label in str(caught.value)
+
+
 def test_a_difference_below_the_absolute_floor_is_none() -> None:
     runs = compared(Side(), only_victim(1.2), time_us=lambda cell: 9.0 + cell.block_bytes / 1e9)
     assert judge(*runs).verdict is GateVerdict.SAME

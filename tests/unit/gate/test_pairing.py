@@ -203,11 +203,11 @@ def test_floors_hold_for_another_build_and_not_for_another_machine(tmp_path: Pat
     floors = floors_of(judge(base, cand), base[0])
     identity = dict(base[0].info.identity)
     build = write(tmp_path / "build", [], identity=identity | {"engine_hash": "another"})
-    assert check_floors(floors, build, forced=False) == []
+    assert check_floors(floors, build, CELLS, forced=False) == []
     other = write(tmp_path / "other", [], identity=identity | {"gpu_name": "another \x1b[31m"})
     with pytest.raises(MismatchError, match="gpu_name"):
-        check_floors(floors, other, forced=False)
-    (warning,) = check_floors(floors, other, forced=True)
+        check_floors(floors, other, CELLS, forced=False)
+    (warning,) = check_floors(floors, other, CELLS, forced=True)
     assert warning.startswith("forced: ")
     assert warning.isprintable()
 

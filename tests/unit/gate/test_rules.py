@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.errors import ExitCode, UsageError
+from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.judgement import GateVerdict, Row
 from kvbench.gate.outcomes import QUANTITIES
 from kvbench.gate.rule_check import RuleSet, RulesReport, check_rules
@@ -251,13 +251,19 @@ def test_the_worst_rule_decides_and_comes_first() -> None:
     assert any("interrupted, not complete" in text for text in report(0).warnings)
 
 
-def test_rules_for_another_config_say_so() -> None:
+def test_rules_for_another_config_are_refused() -> None:
     rule = read_rule(bound("backend=triton", "0.1 ceiling"))
     run = run_of([*visits(cliff_cells()), *ceilings()], spec={"name": "mine"})
     assert check_rules(run, RuleSet([rule], "mine")).warnings == []
     assert check_rules(run, RuleSet([rule])).warnings == []
-    (warning,) = check_rules(run, RuleSet([rule], "cliff")).warnings
-    assert "the config cliff; this run is of mine" in warning
+    with pytest.raises(MismatchError, match=r"the config cliff; .* is of mine"):
+        check_rules(run, RuleSet([rule], "cliff"))
+
+
+def test_the_shipped_rules_are_refused_for_the_committed_quick_run() -> None:
+    for path in REPORTS.glob("*/runs/quick"):
+        with pytest.raises(MismatchError, match=r"the config cliff; .* is of quick"):
+            check_rules(load_run(path), load_rules(shipped_rules()))
 
 
 GOOD = '[[rule]]\ncells = "backend=sm"\nat_least = 1\n'

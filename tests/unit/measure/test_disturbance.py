@@ -21,6 +21,7 @@ def test_a_quiet_visit_is_not_marked() -> None:
         ([1.7, 1.0], Clocks(), QUIET),
         ([1.0], Clocks(1200, ["hw_thermal_slowdown"]), QUIET),
         ([1.0], Clocks(), [10.0, 10.1, 10.2, 15.0, 15.1, 15.2]),
+        ([1.0], Clocks(), [0.0, 0.0, 0.0, 10.0, 10.1, 10.2]),
         ([1.0], Clocks(), [15.0, 15.1, 15.2, 10.0, 10.1, 10.2]),
     ],
 )
@@ -31,6 +32,7 @@ def test_what_the_machine_did_is_told_once(slowdowns: list[float], clocks: Clock
 def test_scatter_is_not_a_step() -> None:
     assert disturbances([1.0], Clocks(), [10.0, 30.0, 10.0, 30.0, 10.0, 30.0]) == []
     assert disturbances([1.0], Clocks(), [10.0, 20.0]) == []  # too few to tell
+    assert disturbances([1.0], Clocks(), [0.0] * 6) == []
 
 
 def test_clocks_are_read_where_there_are_any() -> None:
