@@ -47,7 +47,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--model=llama-3-8b", "-a", "pattern=shuffled"], ["-a pattern", "the model decides", "leave it out"]),
     (["sweep", "--tokens=64"], ["tokens: 64", "choose one with --model"]),
     # axes
-    (["sweep", "-a", "blokcs=4"], ["unknown axis 'blokcs'", "the axes are backend, direction, blocks, block_size"]),
+    (["sweep", "-a", "blokcs=4"], ["unknown axis 'blokcs'", "did you mean blocks?"]),
     (["sweep", "-a", "blocks"], ["-a blocks", "for example -a blocks=16,64,256"]),
     (["sweep", "-a", "blocks="], ["-a blocks=", "for example -a blocks=16,64,256"]),
     (["sweep", "-a", "=4"], ["-a =4", "for example -a blocks=16,64,256"]),
@@ -73,12 +73,12 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "-a", "sms=0"], ["sms=0", "from 1 to 4096 or all"]),
     (["sweep", "-a", "coalesce=yes"], ["coalesce=yes", "on or off"]),
     (["sweep", "-a", "backend=a b"], ["backend=a b", "not a backend's name"]),
-    (["sweep", "-a", "backend=per-block"], ["unknown backend per-block", "there are auto, batched, per_block, "]),
+    (["sweep", "-a", "backend=per-block"], ["unknown backend per-block", "did you mean per_block?"]),
     (["sweep", "-a", "blocks=1:9000:+1", "-a", "block_size=1:200:+1"], ["combinations", "at most 200000"]),
     (["sweep", "-a", "blocks=4\n5"], [r"blocks='4\n5'", "a whole number from 1"]),
     # filters
     (["sweep", "-f", "blocks~3"], ["filter 'blocks~3'", "axis OP value", "block_size<=24KiB"]),
-    (["sweep", "-f", "blokcs=3"], ["filter 'blokcs=3'", "unknown axis 'blokcs'", "there are backend, direction"]),
+    (["sweep", "-f", "blokcs=3"], ["filter 'blokcs=3'", "unknown axis 'blokcs'", "did you mean blocks?"]),
     (["sweep", "-f", "backend<3"], ["filter 'backend<3'", "has no order", "= or !="]),
     (["sweep", "-f", "blocks<some"], ["filter 'blocks<some'", "a whole number from 1"]),
     (["sweep", "-f", ""], ["filter ''", "axis OP value"]),
