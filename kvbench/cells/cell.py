@@ -43,224 +43,62 @@ class Cell:
     with it over `streams` in turn. `kernel` is a KernelShape as text, or the word that leaves it to the backend.
     """
 
-    backend: Annotated[
-        str,
-        Axis("who copies (kvbench list backends)", "per_block,batched", word, role=Role.SERIES),
-    ]
-    direction: Annotated[
-        Direction,
-        Axis(
-            "h2d (onload) or d2h (offload)",
-            "h2d,d2h",
-            choice(Direction),
-            default=tuple(Direction),
-            role=Role.SERIES,
-        ),
-    ]
-    blocks: Annotated[
-        int,
-        Axis(
-            "descriptors in one swap",
-            "16,64,256",
-            whole(1, 10**8),
-            default=(256,),
-            role=Role.SHAPE,
-            ranged=True,
-            number=True,
-        ),
-    ]
-    block_bytes: Annotated[
-        int,
-        Axis(
-            "bytes of one descriptor",
-            "1KiB:256KiB:x2",
-            block_size,
-            size,
-            default=(16 * KIB,),
-            role=Role.SHAPE,
-            ranged=True,
-            number=True,
-            name="block_size",
-        ),
-    ]
-    stream_state: Annotated[
-        StreamState,
-        Axis(
-            "is work pending on the stream when the swap is submitted",
-            "idle,busy",
-            choice(StreamState),
-            default=(StreamState.IDLE,),
-            role=Role.SERIES,
-        ),
-    ] = StreamState.IDLE
-    pattern: Annotated[
-        Pattern,
-        Axis(
-            "how blocks lie in memory: shuffled, contiguous, reversed, runs-R, tensors-T, tensors-TxK+TxK",
-            "shuffled,runs-16,tensors-64",
-            Pattern.parse,
-            default=(SHUFFLED,),
-            usual=str(SHUFFLED),
-        ),
-    ] = SHUFFLED
-    memory: Annotated[
-        Memory | None,
-        Axis(
-            "how host memory is pinned",
-            "allocated,registered",
-            choice(Memory),
-            default=(Memory.ALLOCATED,),
-            optional=True,
-            noun="choice of host memory",
-            usual=Memory.ALLOCATED,
-        ),
-    ] = Memory.ALLOCATED
-    order: Annotated[
-        Order | None,
-        Axis(
-            "source access order of batched copies (default: any for h2d, stream for d2h)",
-            "stream,any",
-            choice(Order),
-            optional=True,
-            noun="access order",
-            cuda_only=True,
-            chosen=True,
-        ),
-    ] = None
-    sms: Annotated[
-        int | None,
-        Axis(
-            "SMs that a kernel may use (its grid); all is the device's number",
-            "1:32:x2",
-            whole(1, 4096, {"all": 0}),
-            number_or_all,
-            ranged=True,
-            optional=True,
-            noun="SMs to choose",
-            cuda_only=True,
-            chosen=True,
-            number=True,
-        ),
-    ] = None
-    descriptors_per_call: Annotated[
-        int | None,
-        Axis(
-            "maximum descriptors per batched call",
-            "all,8192",
-            whole(1, 10**8, {"all": 0}),
-            number_or_all,
-            default=(0,),
-            ranged=True,
-            optional=True,
-            noun="descriptors per call",
-            chosen=True,
-            usual="all",
-        ),
-    ] = None
-    coalesce: Annotated[
-        bool | None,
-        Axis(
-            "merge descriptors adjacent on both sides before the call",
-            "off,on",
-            on_off,
-            switch,
-            default=(False,),
-            optional=True,
-            noun="coalescing",
-            chosen=True,
-            usual="off",
-        ),
-    ] = None
-    overlap: Annotated[
-        bool | None,
-        Axis(
-            "CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE of batched copies",
-            "off,on",
-            on_off,
-            switch,
-            default=(False,),
-            optional=True,
-            noun="overlap flag",
-            cuda_only=True,
-            chosen=True,
-            usual="off",
-        ),
-    ] = None
-    queued: Annotated[
-        int,
-        Axis(
-            "swaps that wait on a busy stream in front of the measured one",
-            "0,1:4096:x4",
-            whole(0, 100_000),
-            role=Role.QUEUE,
-            ranged=True,
-            unused=0,
-            noun="queue of swaps",
-            number=True,
-        ),
-    ] = 0
-    streams: Annotated[
-        int,
-        Axis(
-            "streams over which these and the measured one are dealt in turn",
-            "1,8",
-            whole(1, 64),
-            role=Role.QUEUE,
-            ranged=True,
-            unused=1,
-            noun="pool of streams",
-            number=True,
-        ),
-    ] = 1
-    kernel: Annotated[
-        str,
-        Axis(
-            "shape of the sm kernel: bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, or rule for its own choice",
-            "rule,bulk-8x6x4KiB,lanes-16x8x4KiB",
-            KernelShape.canonical,
-            unused=RULE,
-            noun="kernel to shape",
-            chosen=True,
-        ),
-    ] = RULE
-
-    pool_bytes: Annotated[
-        int,
-        Axis(
-            "memory that the blocks are scattered over on either side: a size, or dense (side by side)",
-            "dense,16GiB",
-            pool,
-            pool_words,
-            default=(0,),
-            ranged=True,
-            unused=0,
-            number=True,
-            name="pool",
-        ),
-    ] = 0
-    reuse: Annotated[
-        Reuse,
-        Axis(
-            "fresh: other blocks at every swap; same: the same blocks again",
-            "fresh,same",
-            choice(Reuse),
-            default=(Reuse.FRESH,),
-            unused=Reuse.SAME,
-        ),
-    ] = Reuse.SAME
-    pause_us: Annotated[
-        int,
-        Axis(
-            "other CPU work before every swap, as between decode steps",
-            "0,200us",
-            pause,
-            pause_words,
-            ranged=True,
-            unused=0,
-            number=True,
-            name="pause",
-        ),
-    ] = 0
+    # fmt: off
+    backend: Annotated[str, Axis(
+        "who copies (kvbench list backends)", "per_block,batched", word, role=Role.SERIES)]
+    direction: Annotated[Direction, Axis(
+        "h2d (onload) or d2h (offload)", "h2d,d2h", choice(Direction), role=Role.SERIES, default=tuple(Direction))]
+    blocks: Annotated[int, Axis(
+        "descriptors in one swap", "16,64,256", whole(1, 10**8),
+        role=Role.SHAPE, default=(256,), ranged=True, number=True)]
+    block_bytes: Annotated[int, Axis(
+        "bytes of one descriptor", "1KiB:256KiB:x2", block_size, size,
+        role=Role.SHAPE, default=(16 * KIB,), ranged=True, number=True, name="block_size")]
+    stream_state: Annotated[StreamState, Axis(
+        "is work pending on the stream when the swap is submitted", "idle,busy", choice(StreamState),
+        role=Role.SERIES, default=(StreamState.IDLE,))] = StreamState.IDLE
+    pattern: Annotated[Pattern, Axis(
+        "how blocks lie in memory: shuffled, contiguous, reversed, runs-R, tensors-T, tensors-TxK+TxK",
+        "shuffled,runs-16,tensors-64", Pattern.parse, default=(SHUFFLED,), usual=str(SHUFFLED))] = SHUFFLED
+    memory: Annotated[Memory | None, Axis(
+        "how host memory is pinned", "allocated,registered", choice(Memory), default=(Memory.ALLOCATED,),
+        optional=True, noun="choice of host memory", usual=Memory.ALLOCATED)] = Memory.ALLOCATED
+    order: Annotated[Order | None, Axis(
+        "source access order of batched copies (default: any for h2d, stream for d2h)", "stream,any", choice(Order),
+        optional=True, noun="access order", cuda_only=True, chosen=True)] = None
+    sms: Annotated[int | None, Axis(
+        "SMs that a kernel may use (its grid); all is the device's number",
+        "1:32:x2", whole(1, 4096, {"all": 0}), number_or_all,
+        ranged=True, optional=True, noun="SMs to choose", cuda_only=True, chosen=True, number=True)] = None
+    descriptors_per_call: Annotated[int | None, Axis(
+        "maximum descriptors per batched call", "all,8192", whole(1, 10**8, {"all": 0}), number_or_all, default=(0,),
+        ranged=True, optional=True, noun="descriptors per call", chosen=True, usual="all")] = None
+    coalesce: Annotated[bool | None, Axis(
+        "merge descriptors adjacent on both sides before the call", "off,on", on_off, switch, default=(False,),
+        optional=True, noun="coalescing", chosen=True, usual="off")] = None
+    overlap: Annotated[bool | None, Axis(
+        "CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE of batched copies", "off,on", on_off, switch, default=(False,),
+        optional=True, noun="overlap flag", cuda_only=True, chosen=True, usual="off")] = None
+    queued: Annotated[int, Axis(
+        "swaps that wait on a busy stream in front of the measured one", "0,1:4096:x4", whole(0, 100_000),
+        role=Role.QUEUE, ranged=True, unused=0, noun="queue of swaps", number=True)] = 0
+    streams: Annotated[int, Axis(
+        "streams over which these and the measured one are dealt in turn", "1,8", whole(1, 64),
+        role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", number=True)] = 1
+    kernel: Annotated[str, Axis(
+        "shape of the sm kernel: bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, or rule for its own choice",
+        "rule,bulk-8x6x4KiB,lanes-16x8x4KiB", KernelShape.canonical,
+        unused=RULE, noun="kernel to shape", chosen=True)] = RULE
+    pool_bytes: Annotated[int, Axis(
+        "memory that the blocks are scattered over on either side: a size, or dense (side by side)",
+        "dense,16GiB", pool, pool_words, default=(0,), ranged=True, unused=0, number=True, name="pool")] = 0
+    reuse: Annotated[Reuse, Axis(
+        "fresh: other blocks at every swap; same: the same blocks again", "fresh,same", choice(Reuse),
+        default=(Reuse.FRESH,), unused=Reuse.SAME)] = Reuse.SAME
+    pause_us: Annotated[int, Axis(
+        "other CPU work before every swap, as between decode steps", "0,200us", pause, pause_words,
+        ranged=True, unused=0, number=True, name="pause")] = 0
+    # fmt: on
 
     @property
     def swap_bytes(self) -> int:
