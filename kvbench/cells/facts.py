@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, Neighbour
 
 # One plain copy of this size gives a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
+# What neighbours that run through torch take of a GPU's memory, its own included, generously.
+TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.MEMORY: 3 << 30, Neighbour.DECODE: 22 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class DeviceFacts:
     device_free_bytes: int
     host_free_bytes: int
     batch_entry: str | None
+    has_torch: bool = True
 
 
 def pool_rows(blocks: int) -> int:

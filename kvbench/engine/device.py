@@ -1,6 +1,7 @@
 """The compiled swap engine as the rest of the package sees it: a device, its memory, its streams, its clocks."""
 
 import ctypes
+import importlib.util
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ ACCESS_ORDERS: Final = {
     Order.DURING_API_CALL: kvbench._engine.AccessOrder.during_api_call,
     Order.ANY: kvbench._engine.AccessOrder.any,
 }
+NORMAL_PRIORITY: Final = kvbench._engine.Priority.normal
+HIGH_PRIORITY: Final = kvbench._engine.Priority.high
 _BATCH_ENTRIES: Final = {
     kvbench._engine.BatchEntry.none: None,
     kvbench._engine.BatchEntry.cuda_12_8: "cuMemcpyBatchAsync (CUDA 12.8 signature, 9 arguments)",
@@ -109,6 +112,7 @@ class Device:
             device_free_bytes=device_free,
             host_free_bytes=host_free,
             batch_entry=self.batch_entry,
+            has_torch=importlib.util.find_spec("torch") is not None,
         )
 
     @contextmanager

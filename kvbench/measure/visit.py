@@ -1,7 +1,8 @@
 """Measures one cell: fill and poison, check one swap, warm up, sample until it is known well enough, check again."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
@@ -10,7 +11,8 @@ import numpy as np
 
 from kvbench.analysis.intervals import relative_half_width
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.axes import Direction, Memory, StreamState
+from kvbench.backends.split import create_launches, joined
+from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CEILING_BYTES
 from kvbench.engine.device import (
@@ -26,11 +28,13 @@ from kvbench.engine.device import (
     per_block,
 )
 from kvbench.engine.faults import Fault
+from kvbench.measure.beside import Flow, FlowSample, measure_beside
 from kvbench.measure.effective_path import EffectivePath, effective_path
 from kvbench.measure.layout import lay_out
+from kvbench.measure.neighbour import RunningNeighbour, open_neighbour
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError, Workload
-from kvbench.results.schema import StopReason
+from kvbench.results.schema import Beside, StopReason
 from kvbench.sweep.plan import submissions
 from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
@@ -51,7 +55,10 @@ SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Bench:
-    """What every measurement shares: device, memory, the measured stream, its timed region, the best large copies."""
+    """What every measurement shares: device, memory, the measured stream, its timed region, the best large copies.
+
+    `urgent` are a stream of high priority and its region; `neighbours` those that later visits take again.
+    """
 
     device: Device
     stream: Stream
@@ -60,13 +67,35 @@ class Bench:
     cpu: SteadyCpu
     policy: Policy | None = None
     best_gbps: dict[Direction, float] = field(default_factory=dict)
+    urgent: tuple[Stream, TimedRegion] | None = None
+    neighbours: dict[tuple[Neighbour, bool], RunningNeighbour] = field(default_factory=dict)
+
+    def at(self, priority: Priority) -> "Bench":
+        """Return the bench with the measured stream at `priority`."""
+        if priority is not Priority.HIGH or self.urgent is None:
+            return self
+        return replace(self, stream=self.urgent[0], region=self.urgent[1])
+
+    @contextmanager
+    def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour | None]:
+        """Have the neighbour of `cell` ready meanwhile, if it has one. Raises NeighbourError, EngineError."""
+        if cell.neighbour is Neighbour.NONE:
+            yield None
+        elif cell.neighbour is Neighbour.SWAP:  # depends on the cell
+            with closing(open_neighbour(self.device, backend, cell)) as own:
+                yield own
+        else:
+            key = cell.neighbour, cell.priority is Priority.LOW
+            if key not in self.neighbours:
+                self.neighbours[key] = open_neighbour(self.device, backend, cell)
+            yield self.neighbours[key]
 
 
 @dataclass(frozen=True)
 class Measurement:
     """The samples of one visit and what they rest on; `calls` are driver calls or launches in one sample."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[Sample | FlowSample]
     stopped_by: StopReason
     path: EffectivePath
     calls: int
@@ -76,6 +105,7 @@ class Measurement:
     cpu: int
     chosen: str | None
     warnings: Sequence[str]
+    beside: Beside | None = None
 
 
 def measure(
@@ -94,12 +124,16 @@ def measure(
     first visit of a cell a swap must keep to its stream. Every set of blocks that the samples used is compared behind
     the last of them, and one more swap is made and compared, so that one that stopped copying is found.
     """
+    bench = bench.at(cell.priority)
     rng = np.random.default_rng(seed)
     workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling), rng), rng)
-    prepared = backend.create(SwapRequest(bench.device, cell, workload.memory, bench.policy))
+    request = SwapRequest(bench.device, cell, workload.memory, bench.policy)
+    prepared = joined(create_launches(backend, request))
     take = _sampler(bench.region, prepared, workload, cell, Queue(cell.queued, cell.streams))
     take_busy = _sampler(bench.region, prepared, workload, _on_a_busy_stream(cell), Queue())
-    with bench.device.injecting(fault):
+    samples: Sequence[Sample | FlowSample]
+    beside: Beside | None = None
+    with bench.device.injecting(fault), bench.neighbour(backend, cell) as neighbour:
         take()
         verified_bytes = workload.verify()
         if is_first:
@@ -112,7 +146,11 @@ def measure(
             busy_cpu_us = None
             if prepared.mechanism is Mechanism.BATCHED_COPY and cell.stream_state is StreamState.IDLE:
                 busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
-            samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
+            if neighbour is None:
+                samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
+            else:
+                samples, beside = _sample_beside(bench, backend, request, workload, neighbour, sampling)
+                stopped_by = "time"
         verified_bytes += workload.verify()
         take()
         verified_bytes += workload.verify()
@@ -127,7 +165,8 @@ def measure(
         busy_cpu_us=busy_cpu_us,
         cpu=cpu,
         chosen=prepared.chosen,
-        warnings=[*_warnings(samples, cell), *prepared.warnings],
+        warnings=[*_warnings(samples, cell), *_warnings_beside(beside), *prepared.warnings],
+        beside=beside,
     )
 
 
@@ -182,6 +221,32 @@ def _sampler(
     return take
 
 
+def _sample_beside(
+    bench: Bench,
+    backend: Backend,
+    request: SwapRequest,
+    workload: Workload,
+    neighbour: RunningNeighbour,
+    sampling: Sampling,
+) -> tuple[Sequence[FlowSample], Beside]:
+    twins = [create_launches(backend, request) for _ in range(2)]
+    flow = Flow(bench.device, bench.stream, workload, request.cell, twins)
+    return measure_beside(flow, neighbour, _one_block(bench.region, backend, request), sampling.cell_seconds)
+
+
+def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> Callable[[], float]:
+    """Return what swaps the first block of the current swap once more and returns its wall time in microseconds."""
+    swap, idle = backend.create(replace(request, memory=request.memory.part(0, 1))), STREAM_STATES[StreamState.IDLE]
+
+    def take_us() -> float:
+        swap.retarget()
+        if isinstance(swap.swap, Swap):
+            return region.measure(swap.swap, idle).wall_us
+        return region.measure_python(swap.swap.prepare, swap.swap.submit, idle).wall_us
+
+    return take_us
+
+
 def _on_a_busy_stream(cell: Cell) -> Cell:
     return replace(cell, stream_state=StreamState.BUSY, queued=0, streams=1, pause_us=0)
 
@@ -220,7 +285,7 @@ def _check_order(bench: Bench, prepared: PreparedSwap, workload: Workload) -> No
         raise VerificationError("the swap did not wait for the work in front of it: it is not ordered in its stream")
 
 
-def _check_speed(bench: Bench, cell: Cell, samples: Sequence[Sample]) -> None:
+def _check_speed(bench: Bench, cell: Cell, samples: Sequence[Sample | FlowSample]) -> None:
     """Raise VerificationError for samples that are faster than the link: whatever they timed was no swap."""
     best_gbps = bench.best_gbps.get(cell.direction)
     if best_gbps is None or not bench.device.is_cuda or cell.swap_bytes < SPEED_CHECKED_FROM_BYTES:
@@ -231,7 +296,17 @@ def _check_speed(bench: Bench, cell: Cell, samples: Sequence[Sample]) -> None:
         raise VerificationError(f"{gbps:.0f} GB/s, and large copies reach {best_gbps:.1f}: a swap cannot be as fast")
 
 
-def _warnings(samples: Sequence[Sample], cell: Cell) -> list[str]:
+def _warnings_beside(beside: Beside | None) -> list[str]:
+    if beside is None:
+        return []
+    short = not beside.neighbour_alone_us or not beside.neighbour_beside_us
+    return [
+        *(["no whole iteration of the neighbour in a turn (cell_seconds too short?)"] if short else []),
+        *([f"the neighbour's stream ran out of work {beside.dry} times"] if beside.dry else []),
+    ]
+
+
+def _warnings(samples: Sequence[Sample | FlowSample], cell: Cell) -> list[str]:
     state = cell.stream_state
     strayed = sum(sample.pending_before is not (state is StreamState.BUSY) for sample in samples)
     if not strayed:

@@ -13,6 +13,7 @@ from kvbench.backends.base import Backend, facts_of, load_backends
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import (
+    HIGH_PRIORITY,
     Device,
     EngineError,
     Stream,
@@ -29,7 +30,7 @@ from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
 from kvbench.measure.what_runs import hash_of_what_runs, is_claimed
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Samples, Visit
+from kvbench.results.schema import Beside, Ceiling, Control, Failure, FailureKind, Samples, Visit
 from kvbench.run import protocol
 from kvbench.units import rough_size
 
@@ -85,8 +86,9 @@ class Worker:
     def _reserve(self, request: protocol.Reserve) -> protocol.Reserved:
         assert self._device is not None
         self._bench = None  # what an earlier reservation holds is released first
-        stream = Stream(self._device.driver)
-        region = TimedRegion(self._device.driver, stream.handle, request.busy_delay_us * 1000)
+        driver, delay_ns = self._device.driver, request.busy_delay_us * 1000
+        stream, urgent = Stream(driver), Stream(driver, HIGH_PRIORITY)
+        region, urgent_region = (TimedRegion(driver, each.handle, delay_ns) for each in (stream, urgent))
         try:
             pools = Pools(self._device, stream, request.pool_bytes)
             pools.host_pool(None)
@@ -96,7 +98,9 @@ class Worker:
                 f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
                 "ask for smaller swaps, or lower --host-memory and --device-memory"
             ) from None
-        self._bench = Bench(self._device, stream, region, pools, SteadyCpu(), request.policy)
+        self._bench = Bench(
+            self._device, stream, region, pools, SteadyCpu(), request.policy, urgent=(urgent, urgent_region)
+        )
         return protocol.Reserved()
 
     def _measure_ceiling(self, request: protocol.MeasureCeiling) -> Ceiling:
@@ -167,7 +171,13 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
         busy_cpu_us=None if taken.busy_cpu_us is None else round(taken.busy_cpu_us, 3),
         warnings=list(taken.warnings),
         verify_ms=round(taken.verify_ms, 3),
+        beside=None if taken.beside is None else _rounded(taken.beside),
     )
+
+
+def _rounded(beside: Beside) -> Beside:
+    lists = {name: value for name, value in msgspec.structs.asdict(beside).items() if isinstance(value, list)}
+    return msgspec.structs.replace(beside, **{name: _to_nanoseconds(values) for name, values in lists.items()})
 
 
 def _failure(request: protocol.MeasureCell, error: Exception) -> Failure:

@@ -4,6 +4,7 @@ from kvbench.results.rundir import Run, RunWriter, device_label, load_run
 from kvbench.results.schema import (
     COLUMNS,
     SCHEMA,
+    Beside,
     Ceiling,
     CellRecord,
     Control,
@@ -23,6 +24,7 @@ from kvbench.results.schema import (
 __all__ = [
     "COLUMNS",
     "SCHEMA",
+    "Beside",
     "Ceiling",
     "CellRecord",
     "Control",

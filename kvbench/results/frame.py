@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from kvbench.analysis.compare import compare_pairs
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
-from kvbench.results.schema import SAMPLE_COLUMNS, CellRecord, Failure, Record, Samples, Skip, Visit
+from kvbench.results.schema import COLUMNS, SAMPLE_COLUMNS, Beside, CellRecord, Failure, Record, Samples, Skip, Visit
 
 TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
 _RAW: Final = Samples.__struct_fields__
@@ -25,16 +27,20 @@ NO_FIGURE: Final = "the delay did not outlast the submission in every sample, so
 # Stands between the texts of one column that differ from visit to visit; of paths, that of most visits comes first.
 BETWEEN: Final = "; "
 _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
+_BESIDE: Final = tuple(name for name in COLUMNS if name.startswith(("neighbour_", "exposure_", "swaps_", "one_block_")))
 _COLUMNS: Final = (
     "device",
     *_AXIS_COLUMNS,
     "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "swap_us_low", "swap_us_high",
     "gbps", "gbps_q1", "gbps_q3", "gbps_low", "gbps_high", "latency_gbps", "execution_gbps",
-    "ceiling_gbps", "ceiling_share", "path", "chosen", "order_note", "state_held", "execution_only", "depth_held",
+    *_BESIDE, "ceiling_gbps", "ceiling_share", "path", "chosen", "order_note", "state_held", "execution_only",
+    "depth_held",
     "stopped_by", "verified_bytes", "warnings", "cell_id", "command",
 )  # fmt: skip
 _ORDER: Final = tuple(
-    AXES[name].columns[-1] for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE) for name in axes_of(role)
+    AXES[name].columns[-1]
+    for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE, Role.BESIDE)
+    for name in axes_of(role)
 )
 
 
@@ -95,8 +101,9 @@ def summarize(
 
 
 def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the cells whose swaps had no queue in front of them and no pool of streams."""
-    return frame[(frame["queued"] == 0) & (frame["streams"] == 1)]
+    """Keep the cells whose swaps had no queue in front of them, no pool of streams and no neighbour."""
+    lonely = frame["neighbour"].isna() | (frame["neighbour"] == Neighbour.NONE.value)
+    return frame[(frame["queued"] == 0) & (frame["streams"] == 1) & lonely]
 
 
 def visit_times(frame: pd.DataFrame, samples: pd.DataFrame) -> dict[str, dict[int, float]]:
@@ -148,6 +155,7 @@ def _words(cell: Cell, story: _History, ceilings: Mapping[str, float]) -> dict[s
         cell.spelled_out()
         | {name: getattr(cell, name) for name in _NUMBERS}
         | {
+            **_beside([visit.beside for visit in visits if visit.beside is not None]),
             "swap_bytes": cell.swap_bytes,
             "status": story.status,
             "reason": None if story.status == "ok" else _joined(reasons) or "no reason recorded",
@@ -163,6 +171,43 @@ def _words(cell: Cell, story: _History, ceilings: Mapping[str, float]) -> dict[s
             "command": next((failure.command for failure in story.failures), cell.command()),
         }
     )
+
+
+def _beside(turns: Sequence[Beside]) -> dict[str, float]:
+    """Return what the visits of a cell say of its neighbour; nan where none of them does."""
+    nothing = dict.fromkeys(_BESIDE, math.nan)
+    pairs = [turn for turn in turns if turn.neighbour_alone_us and turn.neighbour_beside_us]
+    if not pairs:
+        return nothing
+    alone, beside = [turn.neighbour_alone_us for turn in pairs], [turn.neighbour_beside_us for turn in pairs]
+    all_alone, all_beside = np.concatenate(alone), np.concatenate(beside)
+    medians = [np.array([np.median(times) for times in side]) for side in (alone, beside)]
+    slowdown = compare_pairs(medians[0], medians[1], IN_TURN)
+    known = math.isfinite(slowdown.high)
+    gbps = _median_of(turns, "swaps_beside_gbps")
+    lost_us_per_s = 1e6 * (1 - all_alone.mean() / all_beside.mean())
+    p99_alone_us, p99_us = (float(np.quantile(times, 0.99)) for times in (all_alone, all_beside))
+    return {
+        "neighbour_alone_us": float(np.median(medians[0])),
+        "neighbour_beside_us": float(np.median(medians[1])),
+        "neighbour_p99_us": p99_us,
+        "neighbour_worst_us": float(all_beside.max()),
+        "neighbour_slowdown": slowdown.ratio,
+        "neighbour_slowdown_low": slowdown.low if known else math.nan,
+        "neighbour_slowdown_high": slowdown.high if known else math.nan,
+        "neighbour_slowdown_p99": p99_us / p99_alone_us,
+        "neighbour_slowdown_worst": float(all_beside.max() / all_alone.max()),
+        "exposure_us_per_gb": lost_us_per_s / gbps,
+        "swaps_alone_gbps": _median_of(turns, "swaps_alone_gbps"),
+        "swaps_beside_gbps": gbps,
+        "one_block_alone_us": _median_of(turns, "one_block_alone_us"),
+        "one_block_beside_us": _median_of(turns, "one_block_beside_us"),
+    }
+
+
+def _median_of(turns: Sequence[Beside], name: str) -> float:
+    """Return the median of the visits' medians."""
+    return float(np.median([np.median(values) for turn in turns if (values := getattr(turn, name))] or [math.nan]))
 
 
 def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:

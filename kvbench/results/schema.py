@@ -71,6 +71,23 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
         return len(self.gpu_us)
 
 
+class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Swaps and their neighbour in one visit: each alone and beside the other, measured in turn.
+
+    `neighbour_…_us` are its iterations, `swaps_…_gbps` what each turn of swaps moved a second, gaps included, and
+    `one_block_…_us` swaps of one block, from submission to completion. `dry` counts how often the neighbour's stream
+    ran out of work.
+    """
+
+    neighbour_alone_us: list[_TimeUs] = []
+    neighbour_beside_us: list[_TimeUs] = []
+    swaps_alone_gbps: list[_TimeUs] = []
+    swaps_beside_gbps: list[_TimeUs] = []
+    one_block_alone_us: list[_TimeUs] = []
+    one_block_beside_us: list[_TimeUs] = []
+    dry: _Count = 0
+
+
 class _Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
     """A line of the journal."""
 
@@ -124,7 +141,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
     submission made on a busy stream, where it only hands over to the copy engine. `cpu` is the CPU that the submitting
     thread was kept on, `chosen` what a backend that chooses among others chose. `began` is in seconds since 1970; of
-    the milliseconds that the visit took, comparing and putting back took `verify_ms`.
+    the milliseconds that the visit took, comparing and putting back took `verify_ms`. Where the swaps had a neighbour,
+    `samples` are those beside it, and `beside` has the rest.
     """
 
     round: _Count
@@ -140,6 +158,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     began: _Positive | None = None
     took_ms: _TimeUs | None = None
     verify_ms: _TimeUs | None = None
+    beside: Beside | None = None
 
 
 class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):
@@ -212,6 +231,20 @@ COLUMNS: Final[dict[str, str]] = {
     "gbps_high": "GB/s at swap_us_low",
     "latency_gbps": "gbps of one swap on an idle stream, from wall_us",
     "execution_gbps": "gbps behind a delay that outlasted the submission in every sample, from gpu_us; else empty",
+    "neighbour_alone_us": "median of the visits' medians of the neighbour's iterations, without swaps",
+    "neighbour_beside_us": "the same beside swaps",
+    "neighbour_p99_us": "99th percentile of its iterations beside swaps, all visits together",
+    "neighbour_worst_us": "the longest of them",
+    "neighbour_slowdown": "neighbour_beside_us / neighbour_alone_us, visit by visit: the centre of these pairs",
+    "neighbour_slowdown_low": "lower end of its 95% interval, from the visits; empty with fewer than six",
+    "neighbour_slowdown_high": "upper end of that interval",
+    "neighbour_slowdown_p99": "neighbour_p99_us over the 99th percentile without swaps",
+    "neighbour_slowdown_worst": "neighbour_worst_us over the longest iteration without swaps",
+    "exposure_us_per_gb": "time that the neighbour lost, in microseconds for each GB (10^9 bytes) swapped beside it",
+    "swaps_alone_gbps": "GB/s of swaps without the neighbour over whole turns, gaps between swaps included; median",
+    "swaps_beside_gbps": "the same beside the neighbour",
+    "one_block_alone_us": "wall time of a swap of one block without the neighbour, median: what a swap takes to start",
+    "one_block_beside_us": "the same beside the neighbour",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction, same run",
     "ceiling_share": "gbps / ceiling_gbps",
     "path": "effective path: what really ran; where visits differ, that of most comes first",

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Order, Priority, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
+from kvbench.cells.facts import CEILING_BYTES, TORCH_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
@@ -32,6 +32,7 @@ _EST_BLOCK_S: Final = 0.7e-6
 _EST_CALL_S: Final = 5e-6
 _EST_VERIFY_BYTES_PER_S: Final = {"cuda": 10e9, "cpu": 2e9}
 _EST_VISIT_S: Final = 0.006
+_EST_NEIGHBOUR_S: Final = 0.4
 _EST_START_S: Final = {"cuda": 8.0, "cpu": 1.0}
 
 _DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
@@ -141,6 +142,8 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
 
 
 def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
+    if cell.neighbour is not Neighbour.NONE:
+        return _EST_NEIGHBOUR_S + sampling.cell_seconds
     swap_s = max(cell.swap_bytes / _EST_SWAP_BYTES_PER_S, cell.blocks * _EST_BLOCK_S)
     if cell.stream_state is StreamState.BUSY:
         # Queued swaps are submitted behind a delay of twice as long, and then run.
@@ -209,7 +212,33 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
         return f"{cell.sms} SMs asked for; {device.name} has {device.sm_count}"
     if cell.stream_state is StreamState.IDLE and (cell.queued > 0 or cell.streams > 1):
         return "swaps wait in a queue on a busy stream only (stream_state=busy)"
-    return cell.pattern.unfit(cell.blocks) or misfit(cell) or _does_not_fit(cell, device, spec)
+    return (
+        _unfit_beside(cell, device)
+        or cell.pattern.unfit(cell.blocks)
+        or misfit(cell)
+        or _does_not_fit(cell, device, spec)
+    )
+
+
+def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
+    """Return why `cell` cannot have its neighbour, its priority or its pace, None when it can."""
+    if cell.priority is not Priority.NORMAL and device.kind == "cpu":
+        return "the cpu device has no stream priorities"
+    if cell.neighbour is Neighbour.NONE:
+        paced = cell.rate_cap or cell.burst != "none"
+        return "only swaps beside a neighbour are paced (neighbour=...)" if paced else None
+    if cell.stream_state is StreamState.BUSY:
+        return "swaps beside a neighbour are submitted to an idle stream (stream_state=idle)"
+    if cell.pause_us:
+        return "swaps beside a neighbour are paced by burst, not by pause"
+    if device.kind == "cpu":
+        on_gpu = cell.neighbour in (Neighbour.GEMM, Neighbour.DECODE)
+        return (
+            f"the neighbour {cell.neighbour} needs a GPU; the device cpu has idle, memory and swap" if on_gpu else None
+        )
+    if cell.neighbour in TORCH_BYTES and not device.has_torch:
+        return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
+    return None
 
 
 def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
@@ -219,6 +248,7 @@ def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
 
 def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | None:
     needed, limits = footprint(cell, spec.sampling, device.kind), spec.limits
+    beside_bytes = _neighbour_bytes(cell, device)
     host_usable = _usable(limits.host_bytes, device.host_free_bytes)
     device_usable = _usable(limits.device_bytes, device.device_free_bytes)
     # The cpu device takes both sides from the host's memory.
@@ -229,12 +259,19 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | Non
     )
     if host_needed > host_usable:
         return f"needs {rough_size(host_needed)} of {kind}; {rough_size(host_usable)} may be used (--host-memory)"
-    if needed.device_bytes > device_usable:
+    if needed.device_bytes + beside_bytes > device_usable:
         return (
-            f"needs {rough_size(needed.device_bytes)} of memory on {device.name}; "
+            f"needs {rough_size(needed.device_bytes + beside_bytes)} of memory on {device.name}; "
             f"{rough_size(device_usable)} may be used (--device-memory)"
         )
     return None
+
+
+def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
+    """Return what the neighbour of `cell` takes of the device's memory."""
+    if cell.neighbour is Neighbour.SWAP:
+        return cell.dense_bytes
+    return TORCH_BYTES.get(cell.neighbour, 0) if device.kind == "cuda" else 0
 
 
 def _free_for_a_pool(device: DeviceFacts, limits: Limits) -> int:
