@@ -91,8 +91,9 @@ class CudaDriver final : public Driver, public std::enable_shared_from_this<Cuda
     int greatest = 0;
     check(api_.ctx_get_stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
     cuda::StreamHandle stream = nullptr;
-    check(api_.stream_create_with_priority(&stream, cuda::kStreamNonBlocking, priority == Priority::high ? greatest : 0),
-          "cuStreamCreateWithPriority");
+    check(
+        api_.stream_create_with_priority(&stream, cuda::kStreamNonBlocking, priority == Priority::high ? greatest : 0),
+        "cuStreamCreateWithPriority");
     return reinterpret_cast<Stream>(stream);
   }
   void destroy_stream(Stream stream) noexcept override { api_.stream_destroy(handle(stream)); }
