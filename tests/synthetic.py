@@ -52,7 +52,7 @@ def visit(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, roun
         cell_text=cell.as_strings(),
         round=round_,
         samples=samples(cell, swap_us, count, noise, seed),
-        stopped_by="target",
+        stopped_by="time",
         path="copy engine",
         calls=1,
         verified_bytes=cell.swap_bytes,

@@ -1,3 +1,4 @@
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 #include <nanobind/typing.h>
@@ -34,26 +35,23 @@ void timing(nb::module_& m) {
             new (self) Queue{depth, streams, delay_ns};
           },
           "depth"_a = 0, "streams"_a = 1, "delay_ns"_a = 0);
-  nb::class_<Sustained>(m, "Sustained", "Swaps submitted one behind the other, in microseconds of all together.")
-      .def_ro("wall_us", &Sustained::wall_us)
-      .def_ro("submit_us", &Sustained::submit_us)
-      .def_ro("cpu_us", &Sustained::cpu_us);
   nb::class_<TimedRegion>(m, "TimedRegion", "Stream state, queue, events and clocks around one submission.")
       .def(nb::init<std::shared_ptr<Driver>, Stream, std::uint64_t>(), "driver"_a, "stream"_a, "busy_delay_ns"_a)
       .def("measure", nb::overload_cast<Swap&, StreamState, const Queue&>(&TimedRegion::measure), "swap"_a, "state"_a,
            "queue"_a = Queue{}, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "sustained",
-          [](TimedRegion& region, const std::vector<Swap*>& swaps, std::size_t count) {
-            for (const Swap* swap : swaps) {
+          [](TimedRegion& region, const std::vector<Swap*>& swaps, std::size_t few) {
+            std::vector<Submission> chain;
+            for (Swap* swap : swaps) {
               if (swap == nullptr) throw nb::value_error("sustained: a swap is None");
+              chain.push_back({[swap] { swap->prepare(); }, [swap](Stream stream) { swap->submit(stream); }});
             }
-            return region.sustained(swaps, count);
+            return region.sustained(chain, few);
           },
-          "swaps"_a, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "Prepare and submit `count` swaps, the given ones in turn, one behind the other on the idle stream. Each "
-          "swap "
-          "stays the caller's. ValueError where there is nothing to submit.")
+          "swaps"_a, "few"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "What one more swap takes in a chain, one behind the other on an idle stream: the first `few` of `swaps` "
+          "against all others. ValueError unless those are more.")
       .def("measure_delay_us", &TimedRegion::measure_delay_us, "delay_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
            "How long the stream is really busy when a delay of `delay_ns` is asked for, between two events.")
       .def(
@@ -62,7 +60,17 @@ void timing(nb::module_& m) {
             // `submit` is called from here, so that its launch and little else of Python is timed.
             return region.measure([&] { prepare(); }, [&](Stream stream) { submit(stream); }, state, queue);
           },
-          "prepare"_a, "submit"_a, "state"_a, "queue"_a = Queue{});
+          "prepare"_a, "submit"_a, "state"_a, "queue"_a = Queue{})
+      .def(
+          "sustained_python",
+          [](TimedRegion& region, const std::vector<std::pair<Prepare, Submit>>& swaps, std::size_t few) {
+            std::vector<Submission> chain;
+            for (const auto& [prepare, submit] : swaps) {
+              chain.push_back({[&] { prepare(); }, [&](Stream stream) { submit(stream); }});
+            }
+            return region.sustained(chain, few);
+          },
+          "swaps"_a, "few"_a, "The same of (prepare, submit) pairs.");
 
   m.def("probe_cpu_us", &probe_cpu_us, "Microseconds that a fixed piece of work takes on this thread's CPU.");
 }

@@ -4,59 +4,62 @@
 #include <array>
 #include <cstring>
 
-#include "driver/resources.hpp"
-
 namespace kvbench {
 namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr std::size_t kMostBlocks = 4096;
 
-/// The stretches in pinned memory, where a kernel reads each once.
-struct Table {
-  Table(const std::shared_ptr<Driver>& driver, std::span<const Stretch> stretches)
-      : pinned(driver, MemoryKind::allocated, stretches.size_bytes()) {
-    std::memcpy(reinterpret_cast<void*>(pinned.address()), stretches.data(), stretches.size_bytes());
-  }
-
-  Buffer pinned;
-};
-
-Grid grid_for(std::size_t stretches) { return {static_cast<unsigned>(std::min(stretches, kMostBlocks)), kThreads, 0}; }
-
 }  // namespace
 
-ContentKernels::ContentKernels(Driver& driver, std::span<const std::byte> cubin)
-    : write_(driver.load_kernel(cubin, "kvbench_write_content", 0)),
-      audit_(driver.load_kernel(cubin, "kvbench_audit_content", 0)) {}
-
-void ContentKernels::write(const std::shared_ptr<Driver>& driver, std::span<const Stretch> stretches,
-                           const Content& content, Stream stream) const {
-  if (stretches.empty()) return;
-  const Table table(driver, stretches);
-  PoolWork work{table.pinned.device_address(), stretches.size(), 0, content};
-  std::array<void*, 1> arguments{&work};
-  driver->launch(write_, grid_for(stretches.size()), arguments.data(), stream);
-  driver->synchronize(stream);
+const Memory& Scratch::of(std::size_t bytes) {
+  if (bytes > bytes_) {
+    release();
+    memory_ = driver_.allocate(kind_, bytes);
+    bytes_ = bytes;
+  }
+  return memory_;
 }
 
-AuditCount ContentKernels::audit(const std::shared_ptr<Driver>& driver, std::span<const Stretch> stretches,
-                                 const Content& content, Stream stream) const {
+void Scratch::release() noexcept {
+  if (bytes_ > 0) driver_.release(kind_, memory_, bytes_);
+  bytes_ = 0;
+}
+
+ContentKernels::ContentKernels(Driver& driver, std::span<const std::byte> cubin)
+    : driver_(driver),
+      write_(driver.load_kernel(cubin, "kvbench_write_content", 0)),
+      audit_(driver.load_kernel(cubin, "kvbench_audit_content", 0)) {}
+
+void ContentKernels::write(std::span<const Stretch> stretches, const Content& content, Stream stream) {
+  if (stretches.empty()) return;
+  launch(write_, stretches, 0, content, stream);
+  driver_.synchronize(stream);
+}
+
+AuditCount ContentKernels::audit(std::span<const Stretch> stretches, const Content& content, Stream stream) {
   AuditCount found{0, kNowhere};
   if (stretches.empty()) return found;
-  const Table table(driver, stretches);
-  const Buffer counted(driver, MemoryKind::device, sizeof(AuditCount));
-  const Buffer staged(driver, MemoryKind::allocated, sizeof(AuditCount));
-  auto* host = reinterpret_cast<void*>(staged.address());
+  const Memory& counted = counted_.of(sizeof(found));
+  const Memory& staged = staged_.of(sizeof(found));
+  auto* host = reinterpret_cast<void*>(staged.address);
   std::memcpy(host, &found, sizeof(found));
-  driver->transfer(counted.address(), staged.address(), sizeof(found), Direction::h2d, stream);
-  PoolWork work{table.pinned.device_address(), stretches.size(), counted.address(), content};
-  std::array<void*, 1> arguments{&work};
-  driver->launch(audit_, grid_for(stretches.size()), arguments.data(), stream);
-  driver->transfer(staged.address(), counted.address(), sizeof(found), Direction::d2h, stream);
-  driver->synchronize(stream);
+  driver_.transfer(counted.address, staged.address, sizeof(found), Direction::h2d, stream);
+  launch(audit_, stretches, counted.address, content, stream);
+  driver_.transfer(staged.address, counted.address, sizeof(found), Direction::d2h, stream);
+  driver_.synchronize(stream);
   std::memcpy(&found, host, sizeof(found));
   return found;
+}
+
+void ContentKernels::launch(Kernel kernel, std::span<const Stretch> stretches, Address found, const Content& content,
+                            Stream stream) {
+  const Memory& table = table_.of(stretches.size_bytes());
+  std::memcpy(reinterpret_cast<void*>(table.address), stretches.data(), stretches.size_bytes());
+  PoolWork work{table.device_address, stretches.size(), found, content};
+  std::array<void*, 1> arguments{&work};
+  const Grid grid{static_cast<unsigned>(std::min(stretches.size(), kMostBlocks)), kThreads, 0};
+  driver_.launch(kernel, grid, arguments.data(), stream);
 }
 
 }  // namespace kvbench

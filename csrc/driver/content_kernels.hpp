@@ -1,29 +1,51 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <span>
 
 #include "driver/driver.hpp"
 
 namespace kvbench {
 
-/// The kernels of kernels/audit.cu, loaded on one device; they work on stretches of its memory.
+/// Memory that grows to what was asked for last, and is kept: to pin a page takes longer than to compare a swap.
+class Scratch {
+ public:
+  Scratch(Driver& driver, MemoryKind kind) : driver_(driver), kind_(kind) {}
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { release(); }
+
+  const Memory& of(std::size_t bytes);
+
+ private:
+  void release() noexcept;
+
+  Driver& driver_;
+  MemoryKind kind_;
+  Memory memory_{};
+  std::size_t bytes_ = 0;
+};
+
+/// The kernels of kernels/audit.cu, loaded on one device; they work on stretches of its memory. One thread at a time.
 class ContentKernels {
  public:
-  /// `cubin` is that source, compiled for the device of `driver`.
+  /// `cubin` is that source, compiled for the device of `driver`, which outlives this.
   ContentKernels(Driver& driver, std::span<const std::byte> cubin);
 
   /// Writes the stretches, which do not overlap, behind what is on `stream`, and returns once they are written.
-  void write(const std::shared_ptr<Driver>& driver, std::span<const Stretch> stretches, const Content& content,
-             Stream stream) const;
+  void write(std::span<const Stretch> stretches, const Content& content, Stream stream);
   /// Compares the stretches behind what is on `stream`.
-  AuditCount audit(const std::shared_ptr<Driver>& driver, std::span<const Stretch> stretches, const Content& content,
-                   Stream stream) const;
+  AuditCount audit(std::span<const Stretch> stretches, const Content& content, Stream stream);
 
  private:
+  void launch(Kernel kernel, std::span<const Stretch> stretches, Address found, const Content& content, Stream stream);
+
+  Driver& driver_;
   Kernel write_;
   Kernel audit_;
+  Scratch table_{driver_, MemoryKind::allocated};  ///< the stretches, which a kernel reads once each
+  Scratch counted_{driver_, MemoryKind::device};
+  Scratch staged_{driver_, MemoryKind::allocated};
 };
 
 }  // namespace kvbench

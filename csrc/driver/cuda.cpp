@@ -17,7 +17,7 @@ namespace {
 using cuda::Api;
 using cuda::Result;
 
-class CudaDriver final : public Driver, public std::enable_shared_from_this<CudaDriver> {
+class CudaDriver final : public Driver {
  public:
   CudaDriver(int ordinal, const std::string& library) : api_(cuda::load_api(library)) {
     check(api_.init(0), "cuInit");
@@ -33,6 +33,7 @@ class CudaDriver final : public Driver, public std::enable_shared_from_this<Cuda
   }
 
   ~CudaDriver() override {
+    content_kernels_.reset();  // while there is a context to release its memory in
     for (const cuda::Module module : modules_) api_.module_unload(module);
     api_.primary_ctx_release(device_);
   }
@@ -169,12 +170,12 @@ class CudaDriver final : public Driver, public std::enable_shared_from_this<Cuda
 
   void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
     if (!content_kernels_) throw DriverError("write_content", "its kernel was not loaded");
-    content_kernels_->write(shared_from_this(), stretches, content, stream);
+    content_kernels_->write(stretches, content, stream);
   }
 
   AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
     if (!content_kernels_) throw DriverError("audit_content", "its kernel was not loaded");
-    return content_kernels_->audit(shared_from_this(), stretches, content, stream);
+    return content_kernels_->audit(stretches, content, stream);
   }
 
   void load_content_kernels(std::span<const std::byte> cubin) override { content_kernels_.emplace(*this, cubin); }

@@ -28,7 +28,7 @@ namespace {
 using Offsets = std::vector<std::uint64_t>;
 
 /// A device whose content is written and compared by the kernels.
-class KernelDriver final : public ForwardingDriver, public std::enable_shared_from_this<KernelDriver> {
+class KernelDriver final : public ForwardingDriver {
  public:
   Kernel load_kernel(std::span<const std::byte>, const char* name, std::size_t) override {
     return std::string(name) == "kvbench_write_content" ? 1 : 2;
@@ -45,10 +45,10 @@ class KernelDriver final : public ForwardingDriver, public std::enable_shared_fr
     }
   }
   void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
-    kernels_.write(shared_from_this(), stretches, content, stream);
+    kernels_.write(stretches, content, stream);
   }
   AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
-    return kernels_.audit(shared_from_this(), stretches, content, stream);
+    return kernels_.audit(stretches, content, stream);
   }
 
  private:

@@ -39,11 +39,10 @@ struct Sample {
   bool depth_held = true;       ///< no queued swap had started when the submission began
 };
 
-/// Swaps that were submitted one behind the other, in microseconds, from just before the first was prepared.
-struct Sustained {
-  double wall_us = 0;    ///< until the host sees the last one complete
-  double submit_us = 0;  ///< until the last submission returned: every prepare() and every submission
-  double cpu_us = 0;     ///< CPU time of the submitting thread in submit_us, no more than this; as of an idle sample
+/// One swap of a chain: what prepares it, and what submits it on the stream that it is given, without waiting.
+struct Submission {
+  std::function<void()> prepare;
+  std::function<void(Stream)> submit;
 };
 
 /// The timed region of a swap: stream state, queue, events and clocks in one place.
@@ -62,9 +61,12 @@ class TimedRegion {
   Sample measure(const std::function<void()>& prepare, const Submit& submit, StreamState state,
                  const Queue& queue = {});
 
-  /// Prepares and submits `count` swaps on an idle stream without a delay or a wait between them, the given ones in
-  /// turn, and waits for the last. Throws std::invalid_argument where there is nothing to submit.
-  Sustained sustained(std::span<Swap* const> swaps, std::size_t count);
+  /// Times what one more swap takes where swaps follow each other without a delay or a wait: a chain of the first `few`
+  /// of `swaps` against one of all others, each prepared before its chain begins and waited for at its end. Every time
+  /// is the difference of the two over the difference in swaps, prepare_us the mean; the first swaps of either chain,
+  /// which meet an idle stream, cancel. Throws std::invalid_argument unless the second chain is the longer one, and
+  /// std::runtime_error where it keeps ending sooner.
+  Sample sustained(std::span<const Submission> swaps, std::size_t few);
 
   /// How long the stream is really busy, in microseconds between two events, when a delay of `delay_ns` is asked for.
   double measure_delay_us(std::uint64_t delay_ns);
@@ -74,6 +76,8 @@ class TimedRegion {
   std::span<const Stream> lanes(std::size_t count);
   Sample timed(const std::function<void()>& prepare, const Submit& submit, StreamState state, const Queue& queue,
                std::span<const Stream> lanes);
+  /// Submits `swaps` one behind the other on the idle stream; the times are of all together, until the last completed.
+  Sample chain(std::span<const Submission> swaps, Stream stream);
   /// Submits the queue behind a delay on every lane, then the start event on the lane of the measured swap; returns
   /// what the sample knows before its submission.
   Sample open_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes, Stream measured);

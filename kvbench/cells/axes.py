@@ -19,15 +19,25 @@ class Order(StrEnum):
 
 
 class StreamState(StrEnum):
-    """Whether work is pending on the stream at the moment when a swap is submitted."""
+    """What the stream is at when a swap is submitted, and with it the quantity that GB/s are of.
+
+    idle: nothing is pending; latency. busy: a delay that outlasts the submission; execution. sustained: the swaps
+    before it, one behind the other without a wait.
+    """
 
     IDLE = "idle"
     BUSY = "busy"
+    SUSTAINED = "sustained"
 
     @property
     def swap_clock(self) -> str:
         """The sample's time that GB/s come from: on a busy stream wall_us would include the rest of the delay."""
-        return "wall_us" if self is StreamState.IDLE else "gpu_us"
+        return "gpu_us" if self is StreamState.BUSY else "wall_us"
+
+    @property
+    def quantity(self) -> str:
+        """The name of what GB/s are of."""
+        return {"idle": "latency", "busy": "execution", "sustained": "sustained"}[self.value]
 
 
 class Reuse(StrEnum):

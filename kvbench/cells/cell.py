@@ -59,8 +59,8 @@ class Cell:
         "bytes of one descriptor", "1KiB:256KiB:x2", block_size, size,
         role=Role.SHAPE, default=(16 * KIB,), ranged=True, number=True, name="block_size")]
     stream_state: Annotated[StreamState, Axis(
-        "is work pending on the stream when the swap is submitted", "idle,busy", choice(StreamState),
-        role=Role.SERIES, default=(StreamState.IDLE,))] = StreamState.IDLE
+        "what is pending on the stream when the swap is submitted: nothing, a delay, or the swaps before it",
+        "idle,busy,sustained", choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,))] = StreamState.IDLE
     pattern: Annotated[Pattern, Axis(
         "how blocks lie in memory: shuffled, contiguous, reversed, runs-R, tensors-T, tensors-TxK+TxK",
         "shuffled,runs-16,tensors-64", Pattern.parse, default=(SHUFFLED,), usual=str(SHUFFLED))] = SHUFFLED

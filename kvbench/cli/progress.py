@@ -62,7 +62,7 @@ class PlainReporter:
             self._say(f"FAILED ({record.kind}) {record.cell.label}: {record.message}\n  again: {record.command}")
         elif isinstance(record, Note):
             self._say(f"note: {record.text}")
-        if isinstance(record, Visit | Failure):
+        if isinstance(record, Failure) or (isinstance(record, Visit) and not record.attempt):
             self._made += 1
             self._advance(record)
 

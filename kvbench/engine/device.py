@@ -23,7 +23,6 @@ from kvbench._engine import Sample as Sample
 from kvbench._engine import SmKernel as SmKernel
 from kvbench._engine import SmMethod as SmMethod
 from kvbench._engine import Stream as Stream
-from kvbench._engine import Sustained as Sustained
 from kvbench._engine import Swap as Swap
 from kvbench._engine import TimedRegion as TimedRegion
 from kvbench._engine import audit_value as audit_value
@@ -46,6 +45,7 @@ from kvbench.errors import UsageError
 Addresses = NDArray[np.uint64]
 SOURCE_HASH: Final = kvbench._engine.SOURCE_HASH
 DIRECTIONS: Final = {Direction.H2D: kvbench._engine.Direction.h2d, Direction.D2H: kvbench._engine.Direction.d2h}
+# Of the states that one submission can be timed in.
 STREAM_STATES: Final = {
     StreamState.IDLE: kvbench._engine.StreamState.idle,
     StreamState.BUSY: kvbench._engine.StreamState.busy,

@@ -50,7 +50,8 @@ def _link(machine: Machine) -> str:
         return "pcie"
 
 
-def _limits(machine: Machine) -> list[Json]:
+def clock_limits(machine: Machine) -> list[Json]:
+    """Return the reasons that limit the GPU's clocks; raises."""
     try:
         bits = int(machine.ask("nvmlDeviceGetCurrentClocksEventReasons"))
     except Exception:
@@ -84,6 +85,8 @@ def _member(function: str, member: str) -> Callable[[Machine], int]:
     return lambda machine: int(getattr(machine.ask(function), member))
 
 
+sm_clock_mhz: Final = _number("nvmlDeviceGetClockInfo", _CLOCK_SM)
+
 IDENTITY: Final[Mapping[str, Callable[[Machine], Scalar]]] = {
     "gpu_name": lambda machine: str(machine.ask("nvmlDeviceGetName")),
     "compute_capability": lambda machine: ".".join(map(str, machine.ask("nvmlDeviceGetCudaComputeCapability"))),
@@ -97,12 +100,12 @@ IDENTITY: Final[Mapping[str, Callable[[Machine], Scalar]]] = {
 }
 
 OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
-    "sm_clock_mhz": _number("nvmlDeviceGetClockInfo", _CLOCK_SM),
+    "sm_clock_mhz": sm_clock_mhz,
     "sm_clock_max_mhz": _number("nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
     "memory_clock_mhz": _number("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
     "pcie_generation": _number("nvmlDeviceGetCurrPcieLinkGeneration"),
     "pcie_width": _number("nvmlDeviceGetCurrPcieLinkWidth"),
-    "clock_limits": _limits,
+    "clock_limits": clock_limits,
     "temperature_c": _number("nvmlDeviceGetTemperature", _SENSOR_GPU),
     "power_w": lambda machine: int(machine.ask("nvmlDeviceGetPowerUsage")) / 1000,
     "gpu_utilisation_percent": _member("nvmlDeviceGetUtilizationRates", "gpu"),

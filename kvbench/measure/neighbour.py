@@ -88,7 +88,7 @@ class SwapsBack:
         own = replace(cell, direction=back, order=order, pool_bytes=0, reuse=Reuse.SAME)
         rng = np.random.default_rng(0)
         self._pools = Pools(device, stream, own.dense_bytes)
-        memory = Workload(self._pools, own, lay_out(own, 1, rng), rng).memory
+        (memory,) = Workload(self._pools, own, lay_out(own, 1, rng), rng).memories
         self._swaps = [backend.create(SwapRequest(device, own, memory)).swap for _ in range(SWAPS_AHEAD)]
         self._done = [Event(device.driver) for _ in self._swaps]
         self._next = 0

@@ -35,6 +35,12 @@ class SteadyCpu:
         finally:
             os.sched_setaffinity(0, self._allowed)
 
+    def slowdown(self) -> float:
+        """Return how many times as long as on the best CPU seen the fixed piece of work takes on the current one."""
+        took_us = median(self._probe() for _ in range(PROBES))
+        self._best_us = min(self._best_us, took_us)
+        return took_us / self._best_us
+
     def _settle(self) -> int:
         if self._cpu is not None and self._time_on(self._cpu) <= TOLERANCE * self._best_us:
             return self._cpu

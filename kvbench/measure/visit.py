@@ -1,4 +1,4 @@
-"""Measures one cell: fill and poison, check one swap, warm up, sample until it is known well enough, check again."""
+"""Measures one cell: check one swap, warm up, sample, check again."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.intervals import relative_half_width
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.split import create_launches, joined
 from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
@@ -29,13 +28,14 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.faults import Fault
 from kvbench.measure.beside import Flow, FlowSample, measure_beside
+from kvbench.measure.disturbance import Clocks, GpuClocks, disturbances
 from kvbench.measure.effective_path import EffectivePath, effective_path
 from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import RunningNeighbour, open_neighbour
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError, Workload
 from kvbench.results.schema import Beside, StopReason
-from kvbench.sweep.plan import submissions
+from kvbench.sweep.plan import CHAIN, SHORT_CHAIN, submissions
 from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
 from kvbench.units import gigabytes_per_second
@@ -65,6 +65,7 @@ class Bench:
     region: TimedRegion
     pools: Pools
     cpu: SteadyCpu
+    clocks: GpuClocks
     policy: Policy | None = None
     best_gbps: dict[Direction, float] = field(default_factory=dict)
     urgent: tuple[Stream, TimedRegion] | None = None
@@ -93,7 +94,10 @@ class Bench:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The samples of one visit and what they rest on; `calls` are driver calls or launches in one sample."""
+    """The samples of one visit and what they rest on; `calls` are driver calls or launches in one swap.
+
+    `slowdown` is that of the CPU: how many times as long as at its best a fixed piece of work took, at worst.
+    """
 
     samples: Sequence[Sample | FlowSample]
     stopped_by: StopReason
@@ -103,6 +107,9 @@ class Measurement:
     verify_ms: float
     busy_cpu_us: float | None
     cpu: int
+    slowdown: float
+    clocks: Clocks
+    disturbed: Sequence[str]
     chosen: str | None
     warnings: Sequence[str]
     beside: Beside | None = None
@@ -126,35 +133,41 @@ def measure(
     """
     bench = bench.at(cell.priority)
     rng = np.random.default_rng(seed)
-    workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling), rng), rng)
-    request = SwapRequest(bench.device, cell, workload.memory, bench.policy)
-    prepared = joined(create_launches(backend, request))
-    take = _sampler(bench.region, prepared, workload, cell, Queue(cell.queued, cell.streams))
-    take_busy = _sampler(bench.region, prepared, workload, _on_a_busy_stream(cell), Queue())
+    state = cell.stream_state
+    slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
+    workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling, state), rng), rng, slots)
+    requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
+    swaps = [joined(create_launches(backend, request)) for request in requests]
+    prepared = swaps[0]
+    take_alone = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.IDLE), Queue())
+    take_busy = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.BUSY), Queue())
     samples: Sequence[Sample | FlowSample]
+    stopped_by: StopReason = "time"
     beside: Beside | None = None
     with bench.device.injecting(fault), bench.neighbour(backend, cell) as neighbour:
-        take()
+        take_alone()
         verified_bytes = workload.verify()
         if is_first:
             _check_order(bench, prepared, workload)
         with bench.cpu.held() as cpu:
-            if cell.stream_state is StreamState.BUSY:
-                take = _sampler(bench.region, prepared, workload, cell, _behind_a_delay(cell, take_busy))
+            slowdowns = [bench.cpu.slowdown()]
+            take = _taker(bench, cell, swaps, workload, take_busy)
             for _ in range(sampling.warmups):
                 take()
-            busy_cpu_us = None
-            if prepared.mechanism is Mechanism.BATCHED_COPY and cell.stream_state is StreamState.IDLE:
-                busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
             if neighbour is None:
-                samples, stopped_by = sample_until_known(take, cell.stream_state, sampling)
+                samples, stopped_by = take_samples(take, sampling)
             else:
-                samples, beside = _sample_beside(bench, backend, request, workload, neighbour, sampling)
-                stopped_by = "time"
+                samples, beside = _sample_beside(bench, backend, requests[0], workload, neighbour, sampling)
+            slowdowns.append(bench.cpu.slowdown())
+            clocks = bench.clocks.read()
+            busy_cpu_us = None
+            if prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY:
+                busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
         verified_bytes += workload.verify()
-        take()
+        take_alone()
         verified_bytes += workload.verify()
-    _check_speed(bench, cell, samples)
+    times_us = [getattr(sample, state.swap_clock) for sample in samples]
+    _check_speed(bench, cell, times_us)
     return Measurement(
         samples=samples,
         stopped_by=stopped_by,
@@ -164,6 +177,9 @@ def measure(
         verify_ms=workload.verify_ms,
         busy_cpu_us=busy_cpu_us,
         cpu=cpu,
+        slowdown=max(slowdowns),
+        clocks=clocks,
+        disturbed=disturbances(slowdowns, clocks, times_us),
         chosen=prepared.chosen,
         warnings=[*_warnings(samples, cell), *_warnings_beside(beside), *prepared.warnings],
         beside=beside,
@@ -183,22 +199,13 @@ def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[i
     return copy_bytes, times_us[CEILING_WARMUPS:]
 
 
-def sample_until_known(
-    take: Callable[[], Sample], state: StreamState, sampling: Sampling
-) -> tuple[list[Sample], StopReason]:
-    """Sample until the median's interval is narrow enough, the cap is reached or the time is up; say which."""
+def take_samples(take: Callable[[], Sample], sampling: Sampling) -> tuple[list[Sample], StopReason]:
+    """Sample until the cap is reached or the time is up, and say which."""
     deadline_s = time.monotonic() + sampling.cell_seconds
     samples: list[Sample] = []
-    times_us: list[float] = []
     while len(samples) < sampling.max_samples:
-        sample = take()
-        samples.append(sample)
-        times_us.append(getattr(sample, state.swap_clock))
-        if len(samples) < sampling.min_samples:
-            continue
-        if relative_half_width(times_us) <= sampling.target:
-            return samples, "target"
-        if time.monotonic() >= deadline_s:
+        samples.append(take())
+        if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
             return samples, "time"
     return samples, "max_samples"
 
@@ -247,8 +254,37 @@ def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> C
     return take_us
 
 
-def _on_a_busy_stream(cell: Cell) -> Cell:
-    return replace(cell, stream_state=StreamState.BUSY, queued=0, streams=1, pause_us=0)
+def _taker(
+    bench: Bench,
+    cell: Cell,
+    swaps: Sequence[PreparedSwap],
+    workload: Workload,
+    take_busy: Callable[[], Sample],
+) -> Callable[[], Sample]:
+    """Return what takes a sample in the stream state of `cell`."""
+    if cell.stream_state is StreamState.SUSTAINED:
+        return _chain_sampler(bench.region, swaps, workload)
+    queue = _behind_a_delay(cell, take_busy) if cell.stream_state is StreamState.BUSY else Queue()
+    return _sampler(bench.region, swaps[0], workload, cell, queue)
+
+
+def _chain_sampler(region: TimedRegion, swaps: Sequence[PreparedSwap], workload: Workload) -> Callable[[], Sample]:
+    """Return what takes a sustained sample: a short and a long chain of other blocks."""
+    compiled = [one.swap for one in swaps if isinstance(one.swap, Swap)]
+
+    def take() -> Sample:
+        for slot, prepared in enumerate(swaps):
+            workload.advance(slot)
+            prepared.retarget()
+        if len(compiled) == len(swaps):
+            return region.sustained(compiled, SHORT_CHAIN)
+        return region.sustained_python([(one.swap.prepare, one.swap.submit) for one in swaps], SHORT_CHAIN)
+
+    return take
+
+
+def _on_its_own(cell: Cell, state: StreamState) -> Cell:
+    return replace(cell, stream_state=state, queued=0, streams=1, pause_us=0)
 
 
 def _work_for(pause_us: int) -> None:
@@ -285,13 +321,12 @@ def _check_order(bench: Bench, prepared: PreparedSwap, workload: Workload) -> No
         raise VerificationError("the swap did not wait for the work in front of it: it is not ordered in its stream")
 
 
-def _check_speed(bench: Bench, cell: Cell, samples: Sequence[Sample | FlowSample]) -> None:
-    """Raise VerificationError for samples that are faster than the link: whatever they timed was no swap."""
+def _check_speed(bench: Bench, cell: Cell, times_us: Sequence[float]) -> None:
+    """Raise VerificationError for a visit that is faster than the link: whatever it timed was not a swap."""
     best_gbps = bench.best_gbps.get(cell.direction)
     if best_gbps is None or not bench.device.is_cuda or cell.swap_bytes < SPEED_CHECKED_FROM_BYTES:
         return
-    fastest_us = min(getattr(sample, cell.stream_state.swap_clock) for sample in samples)
-    gbps = gigabytes_per_second(cell.swap_bytes, fastest_us)
+    gbps = gigabytes_per_second(cell.swap_bytes, median(times_us))
     if gbps > FASTER_THAN_THE_LINK * best_gbps:
         raise VerificationError(f"{gbps:.0f} GB/s, and large copies reach {best_gbps:.1f}: a swap cannot be as fast")
 
@@ -308,6 +343,8 @@ def _warnings_beside(beside: Beside | None) -> list[str]:
 
 def _warnings(samples: Sequence[Sample | FlowSample], cell: Cell) -> list[str]:
     state = cell.stream_state
+    if state is StreamState.SUSTAINED:
+        return []
     strayed = sum(sample.pending_before is not (state is StreamState.BUSY) for sample in samples)
     if not strayed:
         return []

@@ -26,6 +26,7 @@ from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.errors import KvbenchError
 from kvbench.machine.host import cpus_of_node
 from kvbench.measure.control import ControlCopies, open_control, time_copies
+from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
 from kvbench.measure.what_runs import hash_of_what_runs, is_claimed
@@ -72,6 +73,7 @@ class Worker:
     def _open(self, request: protocol.Open) -> protocol.Opened:
         self._faults = parse_faults(request.fault)
         self._device = device = open_device(resolve_device(request.device), self._faults)
+        self._clocks = GpuClocks(device.name, device.driver.info.pci_bus_id or None)
         notes = _stay_near(device.driver.info.numa_node)
         facts = device.facts()
         return protocol.Opened(
@@ -98,9 +100,8 @@ class Worker:
                 f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
                 "ask for smaller swaps, or lower --host-memory and --device-memory"
             ) from None
-        self._bench = Bench(
-            self._device, stream, region, pools, SteadyCpu(), request.policy, urgent=(urgent, urgent_region)
-        )
+        cpu, urgent_lane = SteadyCpu(), (urgent, urgent_region)
+        self._bench = Bench(self._device, stream, region, pools, cpu, self._clocks, request.policy, urgent=urgent_lane)
         return protocol.Reserved()
 
     def _measure_ceiling(self, request: protocol.MeasureCeiling) -> Ceiling:
@@ -126,7 +127,7 @@ class Worker:
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
         assert self._bench is not None
         cell = Cell.from_strings(request.cell)
-        place = f"{request.seed}/{cell.id}/{request.round}"
+        place = f"{request.seed}/{cell.id}/{request.round}" + "/again" * request.attempt
         seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
         began, start_s = int(time.time()), time.perf_counter()
         try:
@@ -138,7 +139,7 @@ class Worker:
                 request.sampling,
                 seed,
                 self._faults.for_cell(cell),
-                is_first=request.round == 0,
+                is_first=request.round == 0 and request.attempt == 0,
             )
         except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
             return _failure(request, error)
@@ -167,6 +168,11 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
         cpu=taken.cpu,
+        slowdown=round(taken.slowdown, 3),
+        sm_clock_mhz=taken.clocks.sm_mhz,
+        clock_limits=list(taken.clocks.limits),
+        attempt=request.attempt,
+        disturbed=list(taken.disturbed),
         chosen=taken.chosen,
         busy_cpu_us=None if taken.busy_cpu_us is None else round(taken.busy_cpu_us, 3),
         warnings=list(taken.warnings),

@@ -105,9 +105,14 @@ class Pools:
 
 
 class Workload:
-    """The swaps of one visit: `memory` holds the descriptors of the next one and is written in place by `advance`."""
+    """The swaps of one visit, `slots` at a time: each of `memories` holds the descriptors of one, written in place.
 
-    def __init__(self, pools: Pools, cell: Cell, layouts: Sequence[Layout], rng: np.random.Generator) -> None:
+    `advance` names the next set of blocks in one of them.
+    """
+
+    def __init__(
+        self, pools: Pools, cell: Cell, layouts: Sequence[Layout], rng: np.random.Generator, slots: int = 1
+    ) -> None:
         self._pools = pools
         self._cell = cell
         self._rng = rng
@@ -116,14 +121,14 @@ class Workload:
         self._used: set[int] = set()
         self._sizes = np.full(cell.blocks, np.uint64(cell.block_bytes))
         self.verify_ms = 0.0
-        self.memory = _memory_of(pools, cell, layouts[0], self._sizes)
+        self.memories = [_memory_of(pools, cell, layouts[0], self._sizes) for _ in range(slots)]
 
-    def advance(self) -> None:
-        """Let `memory` name the next set of blocks; the first call names the first."""
+    def advance(self, slot: int = 0) -> None:
+        """Let the memory of `slot` name the next set of blocks; the first call names the first."""
         self._place = (self._place + 1) % len(self._layouts)
         self._used.add(self._place)
         if len(self._layouts) > 1:
-            self._write(self._layouts[self._place])
+            self._write(self.memories[slot], self._layouts[self._place])
 
     def current(self) -> tuple[Addresses, Addresses]:
         """Return the offsets of the current blocks in the source and in the destination, in bytes."""
@@ -180,11 +185,11 @@ class Workload:
         some = np.unique(self._rng.choice(rows, min(len(rows), SPOT_CHECKS))) * np.uint64(self._cell.block_bytes)
         return some, np.full(len(some), np.uint64(min(self._cell.block_bytes, EDGE_BYTES)))
 
-    def _write(self, layout: Layout) -> None:
+    def _write(self, memory: SwapMemory, layout: Layout) -> None:
         fresh = _memory_of(self._pools, self._cell, layout, self._sizes)
         for name in ("sources", "destinations", "kernel_sources", "kernel_destinations"):
-            getattr(self.memory, name)[:] = getattr(fresh, name)
-        for grid, new in zip(self.memory.grids, fresh.grids, strict=True):
+            getattr(memory, name)[:] = getattr(fresh, name)
+        for grid, new in zip(memory.grids, fresh.grids, strict=True):
             for name in ("source_ids", "destination_ids"):
                 getattr(grid, name)[:] = getattr(new, name)
 

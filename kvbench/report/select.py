@@ -6,12 +6,13 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.cells.axes import StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.results.frame import unqueued
 
 SERIES: Final = axes_of(Role.SERIES)
-STATES: Final = ("idle", "busy")
+STATES: Final = tuple(state.value for state in StreamState)
 DIRECTIONS: Final = ("h2d", "d2h")
 _SHAPE: Final = ("stream_state", "blocks", "block_bytes")
 QUEUE: Final = axes_of(Role.QUEUE)

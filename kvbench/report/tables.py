@@ -18,6 +18,8 @@ INCLUDES: Final = {
     "descriptor upload, submission and execution included, preparation not",
     "busy": "GB/s from gpu_us on a busy stream: between the events around the submission, descriptor upload included; "
     "submission only as far as it is not hidden behind the work that was pending, preparation not",
+    "sustained": "GB/s from the wall_us that one more swap adds to a chain of them, one behind the other: descriptor "
+    "upload, submission and execution included, preparation not",
     "gpu_us": "GPU time between the events around the submission: descriptor upload included, on an idle stream also "
     "the gap between the start event's retirement and the call",
     "submit_us": "Host time inside the submission call or calls, preparation not included",
@@ -128,4 +130,4 @@ def chart_words(view: View, title: str, samples: str, footer: Sequence[str]) -> 
 
 
 def a_stream(state: str) -> str:
-    return "an idle stream" if state == "idle" else "a busy stream"
+    return {"idle": "an idle stream", "busy": "a busy stream"}.get(state, "a stream of swaps one behind the other")

@@ -32,10 +32,10 @@ _COLUMNS: Final = (
     "device",
     *_AXIS_COLUMNS,
     "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "swap_us_low", "swap_us_high",
-    "gbps", "gbps_q1", "gbps_q3", "gbps_low", "gbps_high", "latency_gbps", "execution_gbps",
+    "gbps", "gbps_q1", "gbps_q3", "gbps_low", "gbps_high", "latency_gbps", "execution_gbps", "sustained_gbps",
     *_BESIDE, "ceiling_gbps", "ceiling_share", "path", "chosen", "order_note", "state_held", "execution_only",
     "depth_held",
-    "stopped_by", "verified_bytes", "warnings", "cell_id", "command",
+    "stopped_by", "repeated", "disturbed", "verified_bytes", "warnings", "cell_id", "command",
 )  # fmt: skip
 _ORDER: Final = tuple(
     AXES[name].columns[-1]
@@ -93,9 +93,8 @@ def summarize(
     frame["gbps_q3"] = frame["swap_bytes"] / frame["swap_us_q1"] / 1e3
     frame["gbps_low"] = frame["swap_bytes"] / frame["swap_us_high"] / 1e3
     frame["gbps_high"] = frame["swap_bytes"] / frame["swap_us_low"] / 1e3
-    idle = frame["stream_state"] == StreamState.IDLE.value
-    frame["latency_gbps"] = frame["gbps"].where(idle)
-    frame["execution_gbps"] = frame["gbps"].where(~idle)
+    for state in StreamState:
+        frame[f"{state.quantity}_gbps"] = frame["gbps"].where(frame["stream_state"] == state.value)
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     return _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
 
@@ -117,9 +116,18 @@ def visit_times(frame: pd.DataFrame, samples: pd.DataFrame) -> dict[str, dict[in
     return {str(cell): dict(zip(own.index.get_level_values("round"), own, strict=True)) for cell, own in by_cell}
 
 
-def long_samples(records: Sequence[Record]) -> pd.DataFrame:
-    """Return a row per raw sample, in the journal's order: cell_id, round, sample, then `SAMPLE_COLUMNS`."""
+def visits_that_count(records: Sequence[Record]) -> list[Visit]:
+    """Return the last attempt of every visit, in the journal's order."""
     visits = [record for record in records if isinstance(record, Visit)]
+    last = {(visit.cell.id, visit.round): visit.attempt for visit in visits}
+    return [visit for visit in visits if visit.attempt == last[visit.cell.id, visit.round]]
+
+
+def long_samples(records: Sequence[Record]) -> pd.DataFrame:
+    """Return a row per raw sample of the visits that count, in the journal's order: cell_id, round, sample, then
+    `SAMPLE_COLUMNS`.
+    """
+    visits = visits_that_count(records)
     counts = [len(visit.samples) for visit in visits]
     owner = np.repeat(np.arange(len(visits)), counts)
     first = np.cumsum([0, *counts])[:-1]
@@ -131,8 +139,8 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
         "sample": np.arange(len(owner)) - first[owner],
     }
     raw = {name: _gather(visits, name) for name in _RAW}
-    idle = np.array([visit.cell.stream_state is StreamState.IDLE for visit in visits], dtype=bool)
-    raw["swap_us"] = _swap_us(raw, idle[owner])
+    clocks = np.array([visit.cell.stream_state.swap_clock for visit in visits], dtype=str)[owner]
+    raw["swap_us"] = np.where(clocks == "wall_us", raw["wall_us"], raw["gpu_us"])
     frame = pd.DataFrame(columns | {name: raw[name] for name in SAMPLE_COLUMNS})
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
@@ -140,9 +148,9 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
 def _histories(records: Sequence[Record]) -> dict[Cell, _History]:
     """Return the cells in the order of their status: those with figures first, as `_figures` numbers them."""
     found: dict[Cell, _History] = {}
-    for record in records:
-        if isinstance(record, CellRecord):
-            found.setdefault(record.cell, _History()).add(record)
+    others = (record for record in records if isinstance(record, Failure | Skip))
+    for record in (*visits_that_count(records), *others):
+        found.setdefault(record.cell, _History()).add(record)
     return dict(sorted(found.items(), key=lambda story: story[1].status != "ok"))
 
 
@@ -165,6 +173,8 @@ def _words(cell: Cell, story: _History, ceilings: Mapping[str, float]) -> dict[s
             "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
             "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
             "stopped_by": _joined(visit.stopped_by for visit in visits),
+            "repeated": sum(visit.attempt for visit in visits),
+            "disturbed": sum(bool(visit.disturbed) for visit in visits),
             "verified_bytes": sum(visit.verified_bytes for visit in visits),
             "warnings": _joined(text for visit in visits for text in visit.warnings),
             "cell_id": cell.id,
@@ -237,21 +247,18 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
             ends = [median_interval(medians) for medians in by_cell if len(medians)]
             known = np.array([end if np.isfinite(end).all() else (np.nan, np.nan) for end in ends]).reshape(-1, 2)
             columns |= {"swap_us_low": known[:, 0], "swap_us_high": known[:, 1]}
-    idle = np.array([cell.stream_state is StreamState.IDLE for cell in measured], dtype=bool)
+    states = np.array([cell.stream_state.value for cell in measured], dtype=str)
     before = _grouped_mean(raw["pending_before"], owner, per_cell)
     after = _grouped_mean(raw["pending_after"], owner, per_cell)
-    columns["state_held"] = np.where(idle, 1 - before, before)
-    columns["execution_only"] = np.where(idle, np.nan, after)
-    given_away = ~idle & (after < 1)
+    busy = states == StreamState.BUSY.value
+    columns["state_held"] = np.select([busy, states == StreamState.IDLE.value], [before, 1 - before], np.nan)
+    columns["execution_only"] = np.where(busy, after, np.nan)
+    given_away = busy & (after < 1)
     for name in columns:
         if name.startswith("swap_us_"):
             columns[name] = np.where(given_away, np.nan, columns[name])
     columns["depth_held"] = _grouped_mean(raw["depth_held"], owner, per_cell)
     return pd.DataFrame(columns)
-
-
-def _swap_us(raw: dict[str, Floats], idle: npt.NDArray[np.bool_]) -> Floats:
-    return np.where(idle, raw[StreamState.IDLE.swap_clock], raw[StreamState.BUSY.swap_clock])
 
 
 def _gather(visits: Sequence[Visit], name: str) -> Floats:
@@ -273,7 +280,7 @@ def _joined(texts: Any) -> str | None:
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     """Give every column one type, whatever the run held: text, Int64, or float64."""
-    whole = (*_NUMBERS, "swap_bytes", "samples", "rounds", "outliers", "verified_bytes")
+    whole = (*_NUMBERS, "swap_bytes", "samples", "rounds", "outliers", "repeated", "disturbed", "verified_bytes")
     text = (
         *(name for name in _AXIS_COLUMNS if name not in _NUMBERS),
         "device",

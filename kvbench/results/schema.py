@@ -136,13 +136,15 @@ class Control(_Record, tag="control", frozen=True, kw_only=True):
 
 
 class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
-    """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per sample.
+    """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per swap.
 
     `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
     submission made on a busy stream, where it only hands over to the copy engine. `cpu` is the CPU that the submitting
     thread was kept on, `chosen` what a backend that chooses among others chose. `began` is in seconds since 1970; of
-    the milliseconds that the visit took, comparing and putting back took `verify_ms`. Where the swaps had a neighbour,
-    `samples` are those beside it, and `beside` has the rest.
+    the milliseconds that the visit took, comparing and putting back took `verify_ms`. `slowdown` is how many times as
+    long as at its best a fixed piece of work took on that CPU, at worst; `clock_limits` are NVML's reasons for a
+    limited clock. What `disturbed` the visit is in words; such a visit is made again, up to twice, and the last
+    `attempt` counts. Where the swaps had a neighbour, `samples` are those beside it, and `beside` has the rest.
     """
 
     round: _Count
@@ -158,6 +160,11 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     began: _Positive | None = None
     took_ms: _TimeUs | None = None
     verify_ms: _TimeUs | None = None
+    slowdown: _TimeUs | None = None
+    sm_clock_mhz: _Count | None = None
+    clock_limits: list[str] = []
+    attempt: _Count = 0
+    disturbed: list[str] = []
     beside: Beside | None = None
 
 
@@ -188,11 +195,13 @@ _TIMES: Final = {
     "gpu": "between the CUDA events around the submission: descriptor upload included, and on an idle stream also the "
     "gap between the start event's retirement and the call (gap_us)",
     "wall": "host clock from just before the submission until the host sees completion; on a busy stream with what is "
-    "left of the delay kernel and of queued swaps",
+    "left of the delay kernel and of queued swaps; of sustained swaps, as every time but prepare_us, what one more "
+    "swap in a chain adds",
     "cpu": "CPU time of the submitting thread inside the submission; on an idle stream the lesser of submit_us "
     "and the thread's CPU time until completion",
-    "swap": "the time that GB/s come from: wall_us on an idle stream (latency), gpu_us on a busy one (execution); on a "
-    "busy stream empty unless the delay outlasted the submission in every sample",
+    "swap": "the time that GB/s come from: wall_us on an idle stream (latency), gpu_us on a busy one (execution), the "
+    "wall_us of one more swap in a chain (sustained); on a busy stream empty unless the delay outlasted the submission "
+    "in every sample",
 }
 
 SAMPLE_COLUMNS: Final[dict[str, str]] = {f"{name}_us": text for name, text in _TIMES.items()} | {
@@ -231,6 +240,7 @@ COLUMNS: Final[dict[str, str]] = {
     "gbps_high": "GB/s at swap_us_low",
     "latency_gbps": "gbps of one swap on an idle stream, from wall_us",
     "execution_gbps": "gbps behind a delay that outlasted the submission in every sample, from gpu_us; else empty",
+    "sustained_gbps": "gbps of swaps one behind the other: the slope of wall_us over the number of swaps",
     "neighbour_alone_us": "median of the visits' medians of the neighbour's iterations, without swaps",
     "neighbour_beside_us": "the same beside swaps",
     "neighbour_p99_us": "99th percentile of its iterations beside swaps, all visits together",
@@ -253,7 +263,9 @@ COLUMNS: Final[dict[str, str]] = {
     "state_held": "share of samples in which the stream was in the state asked for",
     "execution_only": "busy stream: share of samples whose gpu_us is execution only (pending_after)",
     "depth_held": "share of samples in which no queued swap had started at the submission; empty where none was queued",
-    "stopped_by": "what ended the visits: target (precision reached), max_samples, time",
+    "stopped_by": "what ended the visits: max_samples or time (cell_seconds)",
+    "repeated": "visits that were disturbed and made again; the last attempt counts",
+    "disturbed": "visits that count and were disturbed",
     "verified_bytes": "bytes compared after the copies, all visits together",
     "warnings": "what was odd about this cell",
     "command": "measures this cell alone",

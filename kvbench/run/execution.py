@@ -1,9 +1,11 @@
 """One sweep under way: asks the worker cell by cell, journals every record, and ends in an orderly way."""
 
 import shlex
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -24,6 +26,8 @@ from kvbench.sweep.spec import SweepSpec
 from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
+# Of a visit that was disturbed.
+MAX_REPEATS: Final = 2
 
 
 class Observer(Protocol):
@@ -55,7 +59,7 @@ class Progress:
     """What a run holds: visits, ceilings and controls by round; ids of the cells that failed or were skipped."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.visits: set[tuple[str, int]] = set()
+        self.visits: set[tuple[str, int, int]] = set()
         self.ceilings: set[tuple[str, int]] = set()
         self.controls: set[tuple[str, int]] = set()
         self.failed: set[str] = set()
@@ -66,7 +70,7 @@ class Progress:
     def note(self, record: Record) -> None:
         match record:
             case Visit():
-                self.visits.add((record.cell.id, record.round))
+                self.visits.add((record.cell.id, record.round, record.attempt))
             case Failure():
                 self.failed.add(record.cell.id)
             case Skip():
@@ -79,11 +83,12 @@ class Progress:
     def wants(self, visit: PlannedVisit) -> bool:
         """Whether `visit` is still to be made: a failed cell is not visited again."""
         cell_id = visit.cell.id
-        return cell_id not in self.failed and cell_id not in self.skipped and (cell_id, visit.round) not in self.visits
+        made = (cell_id, visit.round, visit.attempt) in self.visits
+        return not made and cell_id not in self.failed and cell_id not in self.skipped
 
     @property
     def measured(self) -> int:
-        return len({cell_id for cell_id, _ in self.visits} - self.failed)
+        return len({cell_id for cell_id, *_ in self.visits} - self.failed)
 
 
 @dataclass(frozen=True)
@@ -151,18 +156,23 @@ class Execution:
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        most = submissions(self.spec.sampling)
-        largest = max(region_bytes(visit.cell, most) for visit in missing)
+        sampling = self.spec.sampling
+        largest = max(region_bytes(one.cell, submissions(sampling, one.cell.stream_state)) for one in missing)
         self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
-        for visit in missing:
-            self._measure_ceilings(visit.round)
-            self._measure_controls(visit.round)
-            if visit is missing[0]:
+        for number, planned in groupby(missing, key=lambda visit: visit.round):
+            self._measure_ceilings(number)
+            self._measure_controls(number)
+            if number == missing[0].round:
                 # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
                 self._observe("start")
-            if self.progress.wants(visit):
-                self.observer.visiting(visit)
-                self._visit(visit)
+            waiting = deque(planned)
+            while waiting:
+                visit = waiting.popleft()
+                if self.progress.wants(visit):
+                    self.observer.visiting(visit)
+                    if self._visit(visit) and visit.attempt < MAX_REPEATS:
+                        # Behind all others of the round: what disturbed it may be over by then.
+                        waiting.append(replace(visit, attempt=visit.attempt + 1))
 
     def _measure_ceilings(self, number: int) -> None:
         swapped = {cell.direction for cell in self.plan.cells}
@@ -178,16 +188,22 @@ class Execution:
                 request = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
                 self._record(self.slot.ask(request, Control, sampling.deadline_s))
 
-    def _visit(self, visit: PlannedVisit) -> None:
+    def _visit(self, visit: PlannedVisit) -> bool:
+        """Make a visit, keep what came of it, and return whether it was disturbed."""
         answer = self._measure(visit)
         self._record(answer)
         if isinstance(answer, Failure) and answer.kind != "mismatch":
             self.slot.replace()
             self._record(Note(text=f"the worker process was replaced after {visit.cell.label} failed"))
+        return isinstance(answer, Visit) and bool(answer.disturbed)
 
     def _measure(self, visit: PlannedVisit) -> Visit | Failure:
         request = MeasureCell(
-            cell=visit.cell.as_strings(), round=visit.round, seed=self.spec.seed, sampling=self.spec.sampling
+            cell=visit.cell.as_strings(),
+            round=visit.round,
+            attempt=visit.attempt,
+            seed=self.spec.seed,
+            sampling=self.spec.sampling,
         )
         try:
             answer = self.slot.visit(request, self.spec.sampling.deadline_s)

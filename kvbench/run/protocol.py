@@ -64,6 +64,7 @@ class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
 
     cell: AxisTexts
     round: int
+    attempt: int = 0
     seed: int
     sampling: Sampling
 

@@ -23,6 +23,9 @@ ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
 # The first swap, which is checked; the audit behind the last sample; the check of the stream's order; twins.
 UNTIMED_SWAPS: Final = 6
+# Swaps of a sustained sample: those of a long and of a short chain.
+CHAIN: Final = 8
+SHORT_CHAIN: Final = 2
 # The share of the memory that is free which a sweep may use unless a limit says more.
 FREE_SHARE: Final = 0.9
 
@@ -79,10 +82,11 @@ class _Grid:
 
 @dataclass(frozen=True, slots=True)
 class PlannedVisit:
-    """One visit of a cell; `round` counts from 0."""
+    """One visit of a cell; `round` counts from 0, and so does `attempt`: a disturbed visit is made again."""
 
     round: int
     cell: Cell
+    attempt: int = 0
 
 
 def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts]) -> Plan:
@@ -117,14 +121,15 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
 
 def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> Footprint:
     """Return what measuring `cell` takes: a pool on either side, which the ceiling uses too, and descriptors."""
-    size_bytes = max(region_bytes(cell, submissions(sampling)), CEILING_BYTES[device_kind])
+    size_bytes = max(region_bytes(cell, submissions(sampling, cell.stream_state)), CEILING_BYTES[device_kind])
     size_bytes += cell.blocks * DESCRIPTOR_BYTES
     return Footprint(host_bytes=size_bytes, device_bytes=size_bytes)
 
 
-def submissions(sampling: Sampling) -> int:
+def submissions(sampling: Sampling, state: StreamState) -> int:
     """Return how many swaps a visit submits at most: checks, warm-ups, twins and samples."""
-    return UNTIMED_SWAPS + sampling.warmups + sampling.max_samples
+    a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
+    return UNTIMED_SWAPS + (sampling.warmups + sampling.max_samples) * a_sample
 
 
 def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:
@@ -148,6 +153,8 @@ def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     if cell.stream_state is StreamState.BUSY:
         # Queued swaps are submitted behind a delay of twice as long, and then run.
         swap_s += sampling.busy_delay_us / 1e6 + cell.queued * (swap_s + 2 * (_EST_CALL_S + cell.blocks * _EST_BLOCK_S))
+    elif cell.stream_state is StreamState.SUSTAINED:
+        swap_s *= CHAIN + SHORT_CHAIN
     longest = max(sampling.cell_seconds, sampling.min_samples * swap_s)
     sampling_s = min(sampling.max_samples * swap_s, longest)
     untimed_s = (1 + sampling.warmups) * swap_s + cell.swap_bytes / _EST_VERIFY_BYTES_PER_S[device_kind]
@@ -210,7 +217,7 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
         return f"the number of SMs of {device.name} is not known"
     if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:
         return f"{cell.sms} SMs asked for; {device.name} has {device.sm_count}"
-    if cell.stream_state is StreamState.IDLE and (cell.queued > 0 or cell.streams > 1):
+    if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
         return "swaps wait in a queue on a busy stream only (stream_state=busy)"
     return (
         _unfit_beside(cell, device)
@@ -227,7 +234,7 @@ def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
     if cell.neighbour is Neighbour.NONE:
         paced = cell.rate_cap or cell.burst != "none"
         return "only swaps beside a neighbour are paced (neighbour=...)" if paced else None
-    if cell.stream_state is StreamState.BUSY:
+    if cell.stream_state is not StreamState.IDLE:
         return "swaps beside a neighbour are submitted to an idle stream (stream_state=idle)"
     if cell.pause_us:
         return "swaps beside a neighbour are paced by burst, not by pause"

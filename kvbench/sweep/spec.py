@@ -31,16 +31,10 @@ Bytes = Annotated[int, msgspec.Meta(ge=1, le=_MAX_BYTES)]
 class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """How a cell is sampled. A field is an option: the command line, TOML, run.json and the docs take it from here."""
 
-    rounds: Annotated[int, msgspec.Meta(ge=1, le=1000, description="visits of every cell")] = 3
+    rounds: Annotated[int, msgspec.Meta(ge=1, le=1000, description="visits of every cell")] = 6
     warmups: Annotated[int, msgspec.Meta(ge=0, le=10_000, description="swaps before the samples of a visit")] = 2
     min_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="minimum samples of a visit")] = 5
     max_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="maximum samples of a visit")] = 15
-    target: Annotated[
-        float,
-        msgspec.Meta(
-            ge=0, le=1, description="relative half-width of the median's interval at which a visit stops (0: never)"
-        ),
-    ] = 0.01
     cell_seconds: Annotated[
         float, msgspec.Meta(ge=0.001, le=3600, description="seconds after which a visit takes no further sample")
     ] = 1.0

@@ -7,6 +7,7 @@ from kvbench.cells.axes import Direction, Memory, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device, Stream, TimedRegion
+from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, measure
 from kvbench.measure.workload import Pools
@@ -26,7 +27,7 @@ KERNELS = [
 def bench(gpu: Device) -> Bench:
     stream = Stream(gpu.driver)
     region = TimedRegion(gpu.driver, stream.handle, SAMPLING.busy_delay_us * 1000)
-    return Bench(gpu, stream, region, Pools(gpu, stream, 64 << 20), SteadyCpu())
+    return Bench(gpu, stream, region, Pools(gpu, stream, 64 << 20), SteadyCpu(), GpuClocks(gpu.name, None))
 
 
 def verified_bytes(bench: Bench, cell: Cell) -> int:

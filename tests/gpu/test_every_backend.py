@@ -4,7 +4,7 @@ import pytest
 
 from kvbench.backends.base import Backend, load_backends
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.engine.device import Device, MemoryKind
+from kvbench.engine.device import STREAM_STATES, Device, MemoryKind
 from tests.swaps import aligned_swap, mixed_swap, run_and_compare
 
 pytestmark = pytest.mark.gpu
@@ -42,7 +42,7 @@ def test_aligned_swaps_arrive(gpu: Device, backend: Backend, direction: Directio
 
 @pytest.mark.parametrize("backend", backends(), ids=lambda backend: backend.name)
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("state", StreamState)
+@pytest.mark.parametrize("state", STREAM_STATES)
 def test_repeated_swaps_in_either_stream_state_arrive(
     gpu: Device, backend: Backend, direction: Direction, state: StreamState
 ) -> None:

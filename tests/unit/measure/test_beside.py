@@ -15,6 +15,7 @@ from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream, TimedRegion, open_device
 from kvbench.engine.faults import FaultPlan
+from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, measure
@@ -31,7 +32,7 @@ def bench() -> Iterator[Bench]:
     device = open_device("cpu", FaultPlan())
     stream = Stream(device.driver)
     region = TimedRegion(device.driver, stream.handle, 200_000)
-    made = Bench(device, stream, region, Pools(device, stream, 4 << 20), SteadyCpu())
+    made = Bench(device, stream, region, Pools(device, stream, 4 << 20), SteadyCpu(), GpuClocks("cpu", None))
     yield made
     for neighbour in made.neighbours.values():
         neighbour.close()

@@ -43,7 +43,7 @@ class Bench:
 
     def swap(self, workload: Workload, direction: Direction, leave_out: int | None = None) -> None:
         """Copy every block of the current set, or all but one."""
-        memory = workload.memory
+        memory = workload.memories[0]
         keep = np.arange(len(memory.sizes)) != (-1 if leave_out is None else leave_out)
         lists = (memory.sources[keep], memory.destinations[keep], memory.sizes[keep])
         per_block(self.device.driver, *lists, DIRECTIONS[direction]).submit(self.stream.handle)
@@ -172,7 +172,7 @@ def test_a_swap_the_wrong_way_is_found(bench: Bench, direction: Direction) -> No
     """It leaves both sides equal: what was put in the source counts, not what stands there now."""
     workload = bench.workload(Cell("any", direction, 16, 100))
     workload.advance()
-    there = workload.memory
+    there = workload.memories[0]
     swap = per_block(bench.device.driver, there.destinations, there.sources, there.sizes, DIRECTIONS[direction])
     swap.submit(bench.stream.handle)
     bench.stream.synchronize()
@@ -230,17 +230,17 @@ def arrays(memory: SwapMemory) -> list[NDArray[np.uint64]]:
 def test_fresh_blocks_are_named_in_place_and_come_again_in_turn(bench: Bench, pattern: str, pool_bytes: int) -> None:
     cell = Cell("any", Direction.H2D, 32, 100, pattern=Pattern.parse(pattern), reuse=Reuse.FRESH, pool_bytes=pool_bytes)
     workload = bench.workload(cell, submissions=3)
-    before, sizes = arrays(workload.memory), workload.memory.sizes.copy()
+    before, sizes = arrays(workload.memories[0]), workload.memories[0].sizes.copy()
     named = []
     for _ in range(4):
         workload.advance()
-        assert all(now is then for now, then in zip(arrays(workload.memory), before, strict=True))
-        assert np.array_equal(workload.memory.sizes, sizes)
+        assert all(now is then for now, then in zip(arrays(workload.memories[0]), before, strict=True))
+        assert np.array_equal(workload.memories[0].sizes, sizes)
         named.append([array.copy() for array in before])
         source, destination = (side.address for side in bench.pools.sides(cell.direction, cell.memory))
         offsets = workload.current()
-        assert np.array_equal(workload.memory.sources, offsets[0] + np.uint64(source))
-        assert np.array_equal(workload.memory.destinations, offsets[1] + np.uint64(destination))
+        assert np.array_equal(workload.memories[0].sources, offsets[0] + np.uint64(source))
+        assert np.array_equal(workload.memories[0].destinations, offsets[1] + np.uint64(destination))
     for one, two in ((0, 1), (1, 2), (0, 2)):
         assert not set(named[one][0].tolist()) & set(named[two][0].tolist())
         assert not set(named[one][1].tolist()) & set(named[two][1].tolist())
@@ -249,10 +249,10 @@ def test_fresh_blocks_are_named_in_place_and_come_again_in_turn(bench: Bench, pa
 
 def test_the_same_dense_blocks_stay_one_set(bench: Bench) -> None:
     workload = bench.workload(Cell("any", Direction.H2D, 16, 100))
-    before = [array.copy() for array in arrays(workload.memory)]
+    before = [array.copy() for array in arrays(workload.memories[0])]
     for _ in range(5):
         workload.advance()
-        assert all(np.array_equal(now, then) for now, then in zip(arrays(workload.memory), before, strict=True))
+        assert all(np.array_equal(now, then) for now, then in zip(arrays(workload.memories[0]), before, strict=True))
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -271,7 +271,7 @@ def test_bases_and_ids_say_the_same_as_the_descriptors(bench: Bench, cell: Cell,
     workload = bench.workload(cell, seed=seed)
     for _ in range(3):
         workload.advance()
-        memory = workload.memory
+        memory = workload.memories[0]
         copies = [
             (int(source) + int(from_) * grid.row_bytes, int(destination) + int(to) * grid.row_bytes, grid.row_bytes)
             for grid in memory.grids

@@ -1,0 +1,68 @@
+"""Tells visits that the machine disturbed: a slow CPU, a GPU whose clocks are limited, a step in the times."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, TypeVar
+
+from kvbench.machine.gpu import clock_limits, sm_clock_mhz
+from kvbench.machine.sources import Machine, Sources, open_machine
+
+Value = TypeVar("Value")
+
+# The fixed piece of work that probes a CPU takes up to 1.1 times its best time on a quiet host, and twice on a core
+# whose other thread works.
+SLOW_CPU: Final = 1.3
+# Between the first and the second half of a visit; samples of one visit scatter by less on a quiet machine.
+STEP: Final = 1.3
+_MIN_STEPPING: Final = 6
+# What lowers the SM clock under a load that no swap is: the swaps of an idle GPU come with "gpu_idle".
+_LIMITS: Final = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"})
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """A GPU's SM clock in MHz and the reasons that limit it; None and none where the machine does not tell."""
+
+    sm_mhz: int | None = None
+    limits: Sequence[str] = ()
+
+
+class GpuClocks:
+    """Reads the clocks of one GPU through NVML, opened once; for "cpu" there are none."""
+
+    def __init__(self, device: str, pci_bus_id: str | None, sources: Sources | None = None) -> None:
+        self._open = ExitStack()
+        self._machine = self._open.enter_context(open_machine(device, pci_bus_id, sources or Sources()))
+
+    def read(self) -> Clocks:
+        limits = _told(clock_limits, self._machine) or []
+        return Clocks(_told(sm_clock_mhz, self._machine), [str(limit) for limit in limits])
+
+
+def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[float]) -> list[str]:
+    """Return what disturbed a visit, in words; none of a quiet one.
+
+    `slowdowns` are of the CPU, before and behind the samples; `times_us` the samples in their order.
+    """
+    found = []
+    if (slowest := max(slowdowns)) > SLOW_CPU:
+        found.append(f"the CPU took {slowest:.1f} times as long as at its best")
+    if limits := sorted(_LIMITS.intersection(clocks.limits)):
+        found.append(f"the GPU's clocks were limited: {', '.join(limits)}")
+    half = len(times_us) // 2
+    if len(times_us) >= _MIN_STEPPING:
+        first, second = times_us[:half], times_us[-half:]
+        apart = max(first) < min(second) or max(second) < min(first)
+        step = median(second) / median(first)
+        if apart and not 1 / STEP <= step <= STEP:
+            found.append(f"its second half took {step:.2f} times as long as its first")
+    return found
+
+
+def _told(probe: Callable[[Machine], Value], machine: Machine) -> Value | None:
+    try:
+        return probe(machine)
+    except Exception:  # as a probe may fail: no NVML, no such question
+        return None
