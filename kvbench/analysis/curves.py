@@ -129,3 +129,12 @@ def find_queue_knee(times: Mapping[int, Quartiles]) -> QueueKnee | None:
         if times[depth].low > max(RISE * shallow_us, noise_us):
             return QueueKnee(depth, times[depth].median, shallow_us)
     return None
+
+
+def pareto_edge(gains: Sequence[float], costs: Sequence[float]) -> list[bool]:
+    """Return for each of several things whether no other gains as much at a lower cost, or more at no higher one."""
+    both = list(zip(gains, costs, strict=True))
+    return [
+        not any(other >= gain and price <= cost and (other, price) != (gain, cost) for other, price in both)
+        for gain, cost in both
+    ]
