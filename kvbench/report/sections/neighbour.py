@@ -78,9 +78,10 @@ def _way(row: Row, apart: Sequence[str]) -> str:
 
 def _told(name: str, value: object) -> str:
     """Return the value of a cell on an axis in words, "" where the cell does not use the axis."""
-    if isinstance(value, int):
-        value = AXES[name].show(value)
-    return f"{name} {size(value)}" if isinstance(value, str) else ""
+    axis = AXES[name]
+    text = axis.show(value) if isinstance(value, int) else value
+    used = isinstance(text, str) and text != axis.show(axis.unused)
+    return f"{name} {size(str(text))}" if used else ""
 
 
 def _sms(row: Row) -> int:
