@@ -16,16 +16,8 @@ if TYPE_CHECKING:
     from kvbench.results import Run, load_run
 
 __all__ = [
-    "Backend",
-    "Cell",
-    "DeviceFacts",
-    "Mechanism",
-    "PreparedSwap",
-    "Run",
-    "SwapRequest",
-    "__version__",
-    "load_run",
-]
+    "Backend", "Cell", "DeviceFacts", "Mechanism", "PreparedSwap", "Run", "SwapRequest", "__version__", "load_run",
+]  # fmt: skip
 
 _HOMES: Final = {
     "kvbench.backends.base": ("Backend", "Mechanism", "PreparedSwap", "SwapRequest"),

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvbench.cells.cell import Cell
 from kvbench.results import Failure, Record, Skip, Visit, load_run
+from kvbench.results.frame import visits_that_count
 
 KVBENCH = Path(sys.executable).with_name("kvbench")
 TIMEOUT_S = 120.0
@@ -165,9 +166,8 @@ def records(run: Path) -> list[Record]:
 
 
 def visit_counts(run: Path) -> Counter[tuple[str, int]]:
-    """Return how often the journal of `run` holds each visit: (cell id, round) -> count."""
-    visits = (record for record in records(run) if isinstance(record, Visit))
-    return Counter((cell_of(visit).id, visit.round) for visit in visits)
+    """Return how often the journal of `run` holds each visit that counts: (cell id, round) -> count."""
+    return Counter((cell_of(visit).id, visit.round) for visit in visits_that_count(records(run)))
 
 
 def failures(run: Path) -> list[Failure]:

@@ -13,8 +13,10 @@ KVBENCH_BOTH u64 splitmix64(u64 state) {
   return state ^ (state >> 31);
 }
 
-/// Word `index` of a pool that was filled with `seed`, in little-endian order. Any two seeds give unrelated words.
-KVBENCH_BOTH u64 pool_word(u64 seed, u64 index) { return splitmix64(splitmix64(seed) + index); }
+/// Word `index` of a pool that was filled with `seed` is splitmix64(pool_start(seed) + index), in little-endian order.
+/// Any two seeds give unrelated words.
+KVBENCH_BOTH u64 pool_start(u64 seed) { return splitmix64(seed); }
+KVBENCH_BOTH u64 pool_word(u64 seed, u64 index) { return splitmix64(pool_start(seed) + index); }
 
 /// Eight bytes of that pool from byte `offset` on.
 KVBENCH_BOTH u64 pool_bytes(u64 seed, u64 offset) {

@@ -98,10 +98,10 @@ class Backend(Protocol):
     def summary(self) -> str:
         """One line for `kvbench list backends`."""
 
-    def axes(self, device: DeviceFacts) -> frozenset[str]:
+    def axes(self, device: DeviceFacts, /) -> frozenset[str]:
         """Return the optional axes that this backend supports on `device`."""
 
-    def unavailable(self, device: DeviceFacts) -> str | None:
+    def unavailable(self, device: DeviceFacts, /) -> str | None:
         """Return why it cannot run on `device`, None when it can."""
 
     def create(self, request: SwapRequest) -> PreparedSwap:
@@ -116,12 +116,10 @@ class BrokenBackend:
     reason: str
     summary: str = "does not load"
 
-    def axes(self, device: DeviceFacts) -> frozenset[str]:
-        del device
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset()
 
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        del device
+    def unavailable(self, _device: DeviceFacts) -> str | None:
         return self.reason
 
     def create(self, request: SwapRequest) -> PreparedSwap:

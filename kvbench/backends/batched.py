@@ -36,8 +36,7 @@ class Batched:
         everywhere = QUEUE_AXES | {"descriptors_per_call", "coalesce"}
         return everywhere | {"memory", "order", "overlap"} if device.kind == "cuda" else everywhere
 
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        del device
+    def unavailable(self, _device: DeviceFacts) -> str | None:
         return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:

@@ -14,18 +14,13 @@ class PerBlock:
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return QUEUE_AXES | ({"memory"} if device.kind == "cuda" else set())
 
-    def unavailable(self, device: DeviceFacts) -> str | None:
-        del device
+    def unavailable(self, _device: DeviceFacts) -> str | None:
         return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         memory = request.memory
         swap = per_block(
-            request.device.driver,
-            memory.sources,
-            memory.destinations,
-            memory.sizes,
-            DIRECTIONS[request.cell.direction],
+            request.device.driver, memory.sources, memory.destinations, memory.sizes, DIRECTIONS[request.cell.direction]
         )
         return PreparedSwap(
             swap,

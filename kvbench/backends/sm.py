@@ -86,8 +86,7 @@ class Sm:
         self._device: Device | None = None
         self._kernels: dict[KernelShape, SmKernel] = {}
 
-    def axes(self, device: DeviceFacts) -> frozenset[str]:
-        del device
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory", "sms", "kernel"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:
@@ -142,9 +141,7 @@ def _prepared(request: SwapRequest, kernel: SmKernel) -> PreparedSwap:
         inline_up_to=INLINE_UP_TO_BYTES,
     )
     return PreparedSwap(
-        swap,
-        Mechanism.SM_KERNEL,
-        retarget=lambda: swap.retarget(memory.kernel_sources, memory.kernel_destinations),
+        swap, Mechanism.SM_KERNEL, retarget=lambda: swap.retarget(memory.kernel_sources, memory.kernel_destinations)
     )
 
 

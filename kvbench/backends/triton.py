@@ -22,8 +22,7 @@ class Triton:
     name = "triton"
     summary = "Triton copy kernel on a chosen number of SMs"
 
-    def axes(self, device: DeviceFacts) -> frozenset[str]:
-        del device
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory", "sms"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:

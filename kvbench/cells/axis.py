@@ -65,11 +65,6 @@ class Axis:
         return self.unused is not None
 
     @property
-    def told(self) -> bool:
-        """Whether a command names the axis though the cell does not use it, since by default a cell does."""
-        return self.later and bool(self.default)
-
-    @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the summary: the value as text, and as a number where that is another column."""
         return (self.name,) if self.name == self.field else (self.name, self.field)
@@ -79,7 +74,7 @@ class Axis:
         try:
             return self.read(text)
         except ValueError as error:
-            raise UsageError(f"axis {self.name}={brief(text)}: {error}") from None
+            raise self._refusal(text, str(error)) from None
 
     def show(self, value: AxisValue | None) -> str | None:
         return None if value is None else self.write(value)
@@ -92,11 +87,11 @@ class Axis:
         values: dict[AxisValue, None] = {}
         for item in text.split(","):
             if not item.strip():
-                raise UsageError(f"axis {self.name}={brief(text)}: an empty value; {self._hint()}")
+                raise self._refusal(text, f"an empty value; {self._hint()}")
             for value in self._item(item.strip()):
                 values[value] = None
             if len(values) > MAX_AXIS_VALUES:
-                raise UsageError(f"axis {self.name}={brief(text)}: more than {MAX_AXIS_VALUES} values")
+                raise self._refusal(text, f"more than {MAX_AXIS_VALUES} values")
         return tuple(values)
 
     def _item(self, item: str) -> Sequence[AxisValue]:
@@ -104,29 +99,28 @@ class Axis:
             return (self.parse_one(item),)
         parts = item.split(":")
         if len(parts) != 3 or parts[2][:1] not in ("x", "+"):
-            raise UsageError(f"axis {self.name}={brief(item)}: a range is lo:hi:xK or lo:hi:+K; {self._hint()}")
+            raise self._refusal(item, f"a range is lo:hi:xK or lo:hi:+K; {self._hint()}")
         low, high = self.parse_one(parts[0]), self.parse_one(parts[1])
         assert isinstance(low, int)
         assert isinstance(high, int)
         if any(end.strip()[0].isalpha() for end in parts[:2]):
-            raise UsageError(f"axis {self.name}={brief(item)}: a range goes from a number to a number; {self._hint()}")
+            raise self._refusal(item, f"a range goes from a number to a number; {self._hint()}")
         geometric = parts[2][0] == "x"
         try:
             step = int(parts[2][1:]) if geometric else parse_size(parts[2][1:])
         except ValueError:
-            raise UsageError(
-                f"axis {self.name}={brief(item)}: the step {brief(parts[2])} is no whole number; {self._hint()}"
-            ) from None
+            raise self._refusal(item, f"the step {brief(parts[2])} is no whole number; {self._hint()}") from None
         if low > high or step < (2 if geometric else 1) or (geometric and low == 0):
-            raise UsageError(
-                f"axis {self.name}={brief(item)}: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"
-            )
+            raise self._refusal(item, "a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)")
         values = [low]
         while (following := values[-1] * step if geometric else values[-1] + step) <= high:
             values.append(following)
             if len(values) > MAX_AXIS_VALUES:
-                raise UsageError(f"axis {self.name}={brief(item)}: more than {MAX_AXIS_VALUES} values")
+                raise self._refusal(item, f"more than {MAX_AXIS_VALUES} values")
         return values
+
+    def _refusal(self, text: str, why: str) -> UsageError:
+        return UsageError(f"axis {self.name}={brief(text)}: {why}")
 
     def _hint(self) -> str:
         return f"for example {self.name}={self.example}"

@@ -59,8 +59,8 @@ class Cell:
         "bytes of one descriptor", "1KiB:256KiB:x2", block_size, size,
         role=Role.SHAPE, default=(16 * KIB,), ranged=True, number=True, name="block_size")]
     stream_state: Annotated[StreamState, Axis(
-        "what is pending on the stream when the swap is submitted: nothing, a delay, or the swaps before it",
-        "idle,busy,sustained", choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,))] = StreamState.IDLE
+        "what is pending on the stream at the submission: nothing, a delay, or the swaps before", "idle,busy,sustained",
+        choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,))] = StreamState.IDLE
     pattern: Annotated[Pattern, Axis(
         "how blocks lie in memory: shuffled, contiguous, reversed, runs-R, tensors-T, tensors-TxK+TxK",
         "shuffled,runs-16,tensors-64", Pattern.parse, default=(SHUFFLED,), usual=str(SHUFFLED))] = SHUFFLED
@@ -116,7 +116,7 @@ class Cell:
         whole(1, 10_000, {"none": 0}), number_or_none,
         role=Role.BESIDE, ranged=True, unused=0, number=True)] = 0
     burst: Annotated[str, Axis(
-        "how swaps beside a neighbour arrive: none is without a gap, 64MiB/50ms that size every 50 ms",
+        "how swaps beside a neighbour arrive: without a gap (none), or in bursts of a size every so many ms",
         "none,64MiB/50ms", arrival, role=Role.BESIDE, unused="none")] = "none"
     # fmt: on
 
@@ -187,8 +187,8 @@ class Cell:
 
     def spelled_out(self) -> AxisTexts:
         """Return `as_strings`, with the axes that by default a cell uses and this one does not."""
-        told = {name: axis.show(getattr(self, axis.field)) for name, axis in AXES.items() if axis.told}
-        return self.as_strings() | told
+        used_by_default = (axis for axis in AXES.values() if axis.later and axis.default)
+        return self.as_strings() | {axis.name: axis.show(getattr(self, axis.field)) for axis in used_by_default}
 
 
 def _entries(kind: type) -> dict[str, Axis]:

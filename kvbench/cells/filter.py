@@ -10,6 +10,7 @@ from typing import Any, Final
 from kvbench.cells.axis import Axis, AxisValue, size
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
+from kvbench.text import located
 from kvbench.units import parse_size
 
 SWAP_BYTES: Final = Axis(
@@ -60,23 +61,21 @@ class Filter:
     @classmethod
     def parse(cls, text: str) -> "Filter":
         """Read one condition as `str` writes it; raises UsageError."""
-        match = _CONDITION.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(f"filter {brief(text)!r}: {_GRAMMAR}")
-        name, sign, alternatives = match.groups()
-        axis = _FILTERED.get(name)
-        if axis is None:
-            raise UsageError(f"filter {brief(text)!r}: unknown axis {brief(name)!r}; there are {', '.join(_FILTERED)}")
-        if sign in _COMPARISONS and not axis.ranged:
-            raise UsageError(f"filter {brief(text)!r}: axis {name} has no order; compare it with = or !=")
-        if sign in _COMPARISONS and "|" in alternatives:
-            raise UsageError(f"filter {brief(text)!r}: alternatives with | go with = and != only")
-        try:
+        with located(f"filter {brief(text)!r}"):
+            match = _CONDITION.fullmatch(text.strip())
+            if match is None:
+                raise UsageError(_GRAMMAR)
+            name, sign, alternatives = match.groups()
+            axis = _FILTERED.get(name)
+            if axis is None:
+                raise UsageError(f"unknown axis {brief(name)!r}; there are {', '.join(_FILTERED)}")
+            if sign in _COMPARISONS and not axis.ranged:
+                raise UsageError(f"axis {name} has no order; compare it with = or !=")
+            if sign in _COMPARISONS and "|" in alternatives:
+                raise UsageError("alternatives with | go with = and != only")
             values = tuple(dict.fromkeys(axis.parse_one(item.strip()) for item in alternatives.split("|")))
-        except UsageError as error:
-            raise UsageError(f"filter {brief(text)!r}: {error}") from None
-        if name == "sms" and 0 in values:
-            raise UsageError(f"filter {brief(text)!r}: cells hold the number of SMs, never 'all'; write the number")
+            if name == "sms" and 0 in values:
+                raise UsageError("cells hold the number of SMs, never 'all'; write the number")
         return cls(name, sign, values)
 
     def holds(self, cell: Cell) -> bool:

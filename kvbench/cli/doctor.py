@@ -4,7 +4,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -13,44 +13,34 @@ import typer
 from kvbench.errors import ExitCode
 from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose, resolve_device
 
-Describe = Callable[[], EngineReport]
-ProbeUnderLoad = Callable[[str], Mapping[str, Any]]
+
+def doctor(
+    device: Annotated[str, typer.Option(help="auto (the first GPU, else the host), cpu or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
+) -> None:
+    """Say what stands in the way of good measurements on this machine, and the remedy."""
+    findings = gather(device)
+    checks = diagnose(findings)
+    if as_json:
+        rows = [{**asdict(check), "remedy": check.remedy or None} for check in checks]
+        print(json.dumps({"device": findings.device, "checks": rows}, indent=2))
+    elif sys.stdout.isatty():
+        _write_table(findings.device, checks)
+    else:
+        _write_lines(checks)
+    if any(check.status is Status.FAIL for check in checks):
+        sys.exit(ExitCode.FAILED_CELLS)
 
 
-def register(app: typer.Typer, describe: Describe, probe_under_load: ProbeUnderLoad | None = None) -> None:
-    """Add the command to `app`.
-
-    `describe()` asks a process of its own to load everything, so that a driver's crash ends that process and is an
-    answer. `probe_under_load(device)` returns what `observe` says of a device that copies meanwhile. What either raises
-    becomes part of the checks.
-    """
-
-    @app.command(help="Say what stands in the way of good measurements on this machine, and the remedy.")
-    def doctor(
-        device: Annotated[str, typer.Option(help="auto (the first GPU, else the host), cpu or cuda:N.")] = "auto",
-        as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
-    ) -> None:
-        findings = gather(device, describe, probe_under_load)
-        checks = diagnose(findings)
-        if as_json:
-            rows = [{**asdict(check), "remedy": check.remedy or None} for check in checks]
-            print(json.dumps({"device": findings.device, "checks": rows}, indent=2))
-        elif sys.stdout.isatty():
-            _write_table(findings.device, checks)
-        else:
-            _write_lines(checks)
-        if any(check.status is Status.FAIL for check in checks):
-            sys.exit(ExitCode.FAILED_CELLS)
-
-
-def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | None) -> Findings:
-    """Return the facts for the device that `asked` means; raises UsageError for no device's name."""
-    from kvbench.machine.host import cpus_of_node
+def gather(asked: str) -> Findings:
+    """Return the facts for the device that `asked` means, errors among them; raises UsageError for no device's name."""
     from kvbench.machine.observation import identity, observe
+    from kvbench.machine.probes import cpus_of_node
+    from kvbench.run import inspection
 
     resolve_device(asked, EngineReport(engine_error=None))  # a misspelt device costs no wait
     try:
-        engine = describe()
+        engine = inspection.describe()
     except Exception as error:
         engine = EngineReport(engine_error=f"{type(error).__name__}: {error}")
     device = resolve_device(asked, engine)
@@ -64,18 +54,18 @@ def gather(asked: str, describe: Describe, probe_under_load: ProbeUnderLoad | No
         engine=engine,
         identity=known,
         observed=observe(device, bus_id, own_pids=engine.pids),
-        under_load=_loaded(device, probe_under_load if facts and facts.kind == "cuda" else None),
+        under_load=_under_load(device) if facts and facts.kind == "cuda" else "no copies were running",
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
         gpu_cpus=frozenset(cpus_of_node(node)) if isinstance(node, int) else frozenset(),
         memlock_bytes=None if memlock_bytes == resource.RLIM_INFINITY else memlock_bytes,
     )
 
 
-def _loaded(device: str, probe_under_load: ProbeUnderLoad | None) -> Mapping[str, Any] | str:
-    if probe_under_load is None:
-        return "no copies were running"
+def _under_load(device: str) -> Mapping[str, Any] | str:
+    from kvbench.run import inspection
+
     try:
-        return probe_under_load(device)
+        return inspection.observe_under_load(device)
     except Exception as error:
         return f"copies failed: {type(error).__name__}: {error}"
 

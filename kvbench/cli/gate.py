@@ -80,11 +80,6 @@ _Runs = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the sub-app to `app`."""
-    app.add_typer(gate)
-
-
 @gate.command()
 def rules(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)],

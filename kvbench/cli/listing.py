@@ -9,10 +9,6 @@ import typer
 What = StrEnum("What", ["AXES", "BACKENDS", "CONFIGS", "DEVICES", "MODELS"])  # each the word in lower case
 
 
-def register(app: typer.Typer) -> None:
-    app.command("list")(listing)
-
-
 def listing(
     what: Annotated[What, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -2,15 +2,13 @@
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import typer
 
 from kvbench._version import __version__
 from kvbench.cli import doctor, gate, listing, policy, report, sweep
 from kvbench.errors import ExitCode, KvbenchError, brief
-from kvbench.machine.doctor import EngineReport
 from kvbench.text import printable
 
 # The parser's error for any bad option: typer exports only a subclass of it, and from 0.26 on it is no longer click's.
@@ -37,24 +35,12 @@ def _root(
     del version
 
 
-def _describe() -> EngineReport:
-    from kvbench.run.inspection import describe
-
-    return describe()
-
-
-def _observe_under_load(device: str) -> Mapping[str, Any]:
-    from kvbench.run.inspection import observe_under_load
-
-    return observe_under_load(device)
-
-
-sweep.register(app)
-report.register(app)
-policy.register(app)
-gate.register(app)
-listing.register(app)
-doctor.register(app, _describe, _observe_under_load)
+app.command(epilog=sweep.EPILOG)(sweep.sweep)
+app.command()(report.report)
+app.command()(policy.policy)
+app.add_typer(gate.gate)
+app.command("list")(listing.listing)
+app.command()(doctor.doctor)
 
 
 def main() -> None:

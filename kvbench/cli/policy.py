@@ -17,11 +17,6 @@ _Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", hel
 _Json = Annotated[bool, typer.Option("--json", help="Print the policy as JSON.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("policy")(policy)
-
-
 def policy(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
     """Say which backend was fastest where, and write it down for the backend auto; needs neither GPU nor torch."""
     # pandas takes a second to import, which --help should not wait for

@@ -9,7 +9,7 @@ from statistics import median
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvbench.cells.axes import StreamState
 from kvbench.results import Failure, Note, Record, Visit
@@ -35,8 +35,8 @@ class PlainReporter:
     def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(device_line(opened))
         self._say(
-            f"{len(plan.cells)} cells; at most {rough_size(plan.host_bytes)} of pinned host memory and "
-            f"{rough_size(plan.device_bytes)} on the device; about {format_duration(plan.estimate_s)}"
+            f"{len(plan.cells)} cells; at most {rough_size(plan.side_bytes)} of pinned host memory and "
+            f"{rough_size(plan.side_bytes)} on the device; about {format_duration(plan.estimate_s)}"
         )
         for cell in plan.cells[:SHOWN_CELLS]:
             self._say(f"  {cell.label}")
@@ -110,24 +110,22 @@ class TerminalReporter(PlainReporter):
             console=self._console,
             transient=True,
         )
-        self._task: TaskID | None = None
+        self._task = self._bar.add_task("ceiling", left="")
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         super().planned(plan, opened, done, total)
-        self._task = self._bar.add_task("ceiling", total=total, completed=done, left="")
+        self._bar.reset(self._task, total=total, completed=done)
         self._bar.start()
 
     def visiting(self, visit: PlannedVisit) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, description=visit.cell.label[:70])
+        self._bar.update(self._task, description=visit.cell.label[:70])
 
     def finished(self, outcome: Outcome) -> None:
         self._bar.stop()
         super().finished(outcome)
 
     def _advance(self, record: Visit | Failure) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, advance=1, left=f"{self._left()} left")
+        self._bar.update(self._task, advance=1, left=f"{self._left()} left")
         if isinstance(record, Visit):
             cell = record.cell
             swap_us = median(getattr(record.samples, StreamState(cell.stream_state).swap_clock))
@@ -148,8 +146,8 @@ class JsonReporter:
             cells=[cell.as_strings() for cell in plan.cells],
             skipped=[{"cell": skip.cell.as_strings(), "reason": skip.reason} for skip in plan.skipped],
             filtered=plan.filtered,
-            host_bytes=plan.host_bytes,
-            device_bytes=plan.device_bytes,
+            host_bytes=plan.side_bytes,
+            device_bytes=plan.side_bytes,
             estimate_s=round(plan.estimate_s, 1),
         )
 

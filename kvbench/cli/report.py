@@ -21,11 +21,6 @@ _Out = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print the files and the warnings as JSON.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("report")(report)
-
-
 def report(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
     """Write report.md, report.html, the charts (PNG, SVG) and the CSV behind each; needs neither GPU nor torch."""
     # pandas and matplotlib take a second to import, which --help should not wait for

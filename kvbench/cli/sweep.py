@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +38,7 @@ Axis = Annotated[
         "-a",
         metavar="NAME=VALUES",
         help="Set an axis: -a block_size=4KiB,16KiB. Repeatable.",
-        autocompletion=lambda incomplete: _beginning_with(incomplete, [f"{name}=" for name in AXES]),
+        autocompletion=lambda: [f"{name}=" for name in AXES],
     ),
 ]
 Filters = Annotated[
@@ -57,15 +57,11 @@ class WhereOptions(msgspec.Struct):
     fault: Annotated[str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)")] = None
 
 
-def _beginning_with(incomplete: str, words: Iterable[str]) -> list[str]:
-    return [word for word in words if word.startswith(incomplete)]
-
-
 _Config = Annotated[
     str | None,
     typer.Argument(
         help=f"A config's name or a TOML file.  [default: {DEFAULT_CONFIG}; with --model {MODELS_CONFIG}]",
-        autocompletion=lambda incomplete: _beginning_with(incomplete, shipped_configs()),
+        autocompletion=shipped_configs,
     ),
 ]
 _Models = Annotated[
@@ -73,11 +69,12 @@ _Models = Annotated[
     typer.Option(
         metavar="MODEL",
         help="Swap what a model's offload swaps: a name (kvbench list models) or a config.json. Repeatable.",
-        autocompletion=lambda incomplete: _beginning_with(incomplete, presets()),
+        autocompletion=presets,
     ),
 ]
-_OUT_HELP: Final = "The run directory to make.  [default: runs/CONFIG-TIME]"
-_Out = Annotated[Path | None, typer.Option("--out", "-o", help=_OUT_HELP)]
+_Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The run directory to make.  [default: runs/CONFIG-TIME]")
+]
 _Resume = Annotated[Path | None, typer.Option(help="Finish what is missing in this run directory.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show cells, skips, memory and time; measure nothing.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")]
@@ -85,10 +82,7 @@ _POLICY_HELP: Final = f"What the backend auto goes by: a policy's file or a run'
 _Policy = Annotated[Path | None, typer.Option(help=_POLICY_HELP)]
 
 
-def register(app: typer.Typer) -> None:
-    app.command(epilog=EPILOG)(with_struct_options(sweep))
-
-
+@with_struct_options
 def sweep(
     config: _Config = None,
     axis: Axis = None,

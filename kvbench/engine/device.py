@@ -44,17 +44,10 @@ from kvbench.errors import UsageError
 
 Addresses = NDArray[np.uint64]
 SOURCE_HASH: Final = kvbench._engine.SOURCE_HASH
-DIRECTIONS: Final = {Direction.H2D: kvbench._engine.Direction.h2d, Direction.D2H: kvbench._engine.Direction.d2h}
+DIRECTIONS: Final = {way: kvbench._engine.Direction[way] for way in Direction}
 # Of the states that one submission can be timed in.
-STREAM_STATES: Final = {
-    StreamState.IDLE: kvbench._engine.StreamState.idle,
-    StreamState.BUSY: kvbench._engine.StreamState.busy,
-}
-ACCESS_ORDERS: Final = {
-    Order.STREAM: kvbench._engine.AccessOrder.stream,
-    Order.DURING_API_CALL: kvbench._engine.AccessOrder.during_api_call,
-    Order.ANY: kvbench._engine.AccessOrder.any,
-}
+STREAM_STATES: Final = {state: kvbench._engine.StreamState[state] for state in (StreamState.IDLE, StreamState.BUSY)}
+ACCESS_ORDERS: Final = {order: kvbench._engine.AccessOrder[order] for order in Order}
 NORMAL_PRIORITY: Final = kvbench._engine.Priority.normal
 HIGH_PRIORITY: Final = kvbench._engine.Priority.high
 _BATCH_ENTRIES: Final = {
@@ -127,10 +120,8 @@ class Device:
     def arm(self, fault: Fault | None) -> None:
         """Inject `fault` from now on (None: nothing more); the cpu device only."""
         if isinstance(self.driver, kvbench._engine.HostDriver):
-            if fault is None:
-                self.driver.arm(kvbench._engine.FaultKind.none)
-            else:
-                self.driver.arm(_FAULT_KINDS[fault.kind], at=fault.number, delay_us=fault.number)
+            kind, number = (_FAULT_KINDS[fault.kind], fault.number) if fault else (kvbench._engine.FaultKind.none, 0)
+            self.driver.arm(kind, at=number, delay_us=number)
 
 
 def resolve_device(name: str) -> str:

@@ -6,7 +6,7 @@ No probe raises: a field that this machine does not tell is None, and `observe` 
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
-from kvbench.machine import gpu, host
+from kvbench.machine.probes import IDENTITY, OBSERVED
 from kvbench.machine.sources import Json, Machine, Scalar, Sources, open_machine, reason_of
 
 Value = TypeVar("Value", bound=Json)
@@ -23,10 +23,10 @@ def identity(
     """Return what makes two machines the same kind; nothing in it changes while a machine runs.
 
     `device` is "cpu" or "cuda:N". The engine knows the rest: the hash of its sources, the PCI bus id of the device
-    (without it the ordinal is mapped as CUDA_VISIBLE_DEVICES says) and the SM count, which NVML does not tell.
+    (without it the ordinal is NVML's, where that is certain) and the SM count, which NVML does not tell.
     """
     with open_machine(device, pci_bus_id, sources or Sources()) as machine:
-        fields, _ = _read_all({**gpu.IDENTITY, **host.IDENTITY}, machine)
+        fields, _ = _read_all(IDENTITY, machine)
     return {"device_kind": device.partition(":")[0], **fields, "sm_count": sm_count, "engine_hash": engine_hash}
 
 
@@ -39,8 +39,8 @@ def observe(
     not counted among the others.
     """
     with open_machine(device, pci_bus_id, sources or Sources(), own_pids) as machine:
-        fields, unavailable = _read_all({**gpu.OBSERVED, **host.OBSERVED}, machine)
-        _, unknown = _read_all({**gpu.IDENTITY, **host.IDENTITY}, machine)
+        fields, unavailable = _read_all(OBSERVED, machine)
+        _, unknown = _read_all(IDENTITY, machine)
     return {**fields, "unavailable": {**unknown, **unavailable}}
 
 

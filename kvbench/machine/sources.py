@@ -92,34 +92,19 @@ def _out_of_reach(reason: str) -> Nvml:
 
 
 def _handle_of_ordinal(nvml: Nvml, ordinal: int, environ: Mapping[str, str]) -> Any:
-    """Return the handle of CUDA's device `ordinal`; raises UnavailableError when the mapping would be a guess.
+    """Return the handle of CUDA's device `ordinal`, for which the engine, which did not load, told no PCI bus id.
 
-    CUDA numbers the devices that CUDA_VISIBLE_DEVICES leaves, the fastest first unless CUDA_DEVICE_ORDER says PCI bus
-    order, which is NVML's. GPUs of one kind are in PCI bus order either way.
+    Raises UnavailableError where CUDA may number the GPUs otherwise than NVML, which goes by the PCI bus.
     """
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        raise UnavailableError("CUDA_VISIBLE_DEVICES numbers the GPUs anew, and no PCI bus id is known")
     handles = [nvml("nvmlDeviceGetHandleByIndex", index) for index in range(nvml("nvmlDeviceGetCount"))]
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index) for index in range(len(handles))] if visible is None else visible.replace(" ", "").split(",")
-    if not 0 <= ordinal < len(names):
-        raise UnavailableError(f"CUDA sees {len(names)} of {len(handles)} GPUs")
-    name = names[ordinal]
-    if not name.isdecimal():
-        return _handle_of_uuid(nvml, handles, name)
-    if int(name) >= len(handles):
-        raise UnavailableError(f"CUDA_VISIBLE_DEVICES={visible} names a GPU that is not there")
+    if not 0 <= ordinal < len(handles):
+        raise UnavailableError(f"there are {len(handles)} GPUs")
     kinds = {str(nvml("nvmlDeviceGetName", handle)) for handle in handles}
     if len(kinds) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise UnavailableError("GPUs of several kinds and no PCI bus id; set CUDA_DEVICE_ORDER=PCI_BUS_ID")
-    return handles[int(name)]
-
-
-def _handle_of_uuid(nvml: Nvml, handles: list[Any], name: str) -> Any:
-    if name.startswith("MIG-"):
-        return nvml("nvmlDeviceGetHandleByUUID", name)
-    found = [handle for handle in handles if name and str(nvml("nvmlDeviceGetUUID", handle)).startswith(name)]
-    if len(found) != 1:
-        raise UnavailableError(f"CUDA_VISIBLE_DEVICES names {name!r}, which fits {len(found)} GPUs")
-    return found[0]
+    return handles[ordinal]
 
 
 def reason_of(error: Exception) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, TypeVar
 
-from kvbench.machine.gpu import clock_limits, sm_clock_mhz
+from kvbench.machine.probes import clock_limits, sm_clock_mhz
 from kvbench.machine.sources import Machine, Sources, open_machine
 
 Value = TypeVar("Value")

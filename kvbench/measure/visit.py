@@ -13,7 +13,7 @@ from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.split import create_launches, joined
 from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import CEILING_BYTES
+from kvbench.cells.facts import CEILING_BYTES, LEAST_BESIDE_S
 from kvbench.engine.device import (
     DIRECTIONS,
     STREAM_STATES,
@@ -238,7 +238,8 @@ def _sample_beside(
 ) -> tuple[Sequence[FlowSample], Beside]:
     twins = [create_launches(backend, request) for _ in range(2)]
     flow = Flow(bench.device, bench.stream, workload, request.cell, twins)
-    return measure_beside(flow, neighbour, _one_block(bench.region, backend, request), sampling.cell_seconds)
+    seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
+    return measure_beside(flow, neighbour, _one_block(bench.region, backend, request), seconds)
 
 
 def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> Callable[[], float]:

@@ -1,6 +1,7 @@
 """What shapes a measurement, as it runs here and now: sources of the engine and its kernels, Python, plug-ins."""
 
 import hashlib
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,7 @@ def plug_ins() -> list[str]:
     return sorted(f"{entry.name} {_package(entry)}" for entry in entry_points(group=GROUP) if not _is_our_own(entry))
 
 
+@cache
 def is_claimed(backend: str) -> bool:
     """Whether the backend comes from another package, whose word for its path is all there is."""
     return not any(_is_our_own(entry) for entry in entry_points(group=GROUP) if entry.name == backend)

@@ -24,7 +24,7 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.errors import KvbenchError
-from kvbench.machine.host import cpus_of_node
+from kvbench.machine.probes import cpus_of_node
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu

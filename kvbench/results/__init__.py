@@ -1,6 +1,6 @@
 """A run on disk: what is written (schema), how it is appended (journal), the folder (rundir), the DataFrame (frame)."""
 
-from kvbench.results.rundir import Run, RunWriter, device_label, load_run
+from kvbench.results.rundir import Run, RunWriter, load_run
 from kvbench.results.schema import (
     COLUMNS,
     SCHEMA,
@@ -9,38 +9,16 @@ from kvbench.results.schema import (
     CellRecord,
     Control,
     Failure,
-    FailureKind,
     Note,
     Record,
     RunInfo,
-    RunStatus,
     Samples,
     Scalar,
     Skip,
-    StopReason,
     Visit,
 )
 
 __all__ = [
-    "COLUMNS",
-    "SCHEMA",
-    "Beside",
-    "Ceiling",
-    "CellRecord",
-    "Control",
-    "Failure",
-    "FailureKind",
-    "Note",
-    "Record",
-    "Run",
-    "RunInfo",
-    "RunStatus",
-    "RunWriter",
-    "Samples",
-    "Scalar",
-    "Skip",
-    "StopReason",
-    "Visit",
-    "device_label",
-    "load_run",
-]
+    "COLUMNS", "SCHEMA", "Beside", "Ceiling", "CellRecord", "Control", "Failure", "Note", "Record", "Run", "RunInfo",
+    "RunWriter", "Samples", "Scalar", "Skip", "Visit", "load_run",
+]  # fmt: skip

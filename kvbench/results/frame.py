@@ -283,17 +283,8 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     whole = (*_NUMBERS, "swap_bytes", "samples", "rounds", "outliers", "repeated", "disturbed", "verified_bytes")
     text = (
         *(name for name in _AXIS_COLUMNS if name not in _NUMBERS),
-        "device",
-        "status",
-        "reason",
-        "path",
-        "chosen",
-        "order_note",
-        "stopped_by",
-        "warnings",
-        "cell_id",
-        "command",
-    )
+        "device", "status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id", "command",
+    )  # fmt: skip
     frame["samples"] = frame["samples"].fillna(0)
     kinds: dict[str, Any] = dict.fromkeys(_COLUMNS, "float64") | dict.fromkeys(whole, "Int64")
     return frame.astype(kinds | dict.fromkeys(text, "str"))

@@ -17,8 +17,8 @@ from kvbench.cells.facts import CEILING_BYTES
 from kvbench.cells.locality import region_bytes
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
-from kvbench.results import RunStatus, RunWriter, load_run
-from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Skip, Visit
+from kvbench.results import RunWriter, load_run
+from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, RunStatus, Skip, Visit
 from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
@@ -28,6 +28,7 @@ from kvbench.tune.table import AUTO
 CEILING_SAMPLES: Final = 4
 # Of a visit that was disturbed.
 MAX_REPEATS: Final = 2
+LOG_FILE: Final = "worker.log"
 
 
 class Observer(Protocol):
@@ -123,7 +124,7 @@ class Execution:
     def _attempt(self) -> tuple[RunStatus, str | None]:
         try:
             self.writer.set_status("running")
-            self.slot.log_to(self.writer.path)
+            self.slot.log = self.writer.path / LOG_FILE
             self._record_plan()
             self._measure_missing()
         except KeyboardInterrupt:
@@ -160,8 +161,7 @@ class Execution:
         largest = max(region_bytes(one.cell, submissions(sampling, one.cell.stream_state)) for one in missing)
         self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
         for number, planned in groupby(missing, key=lambda visit: visit.round):
-            self._measure_ceilings(number)
-            self._measure_controls(number)
+            self._measure_large_copies(number)
             if number == missing[0].round:
                 # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
                 self._observe("start")
@@ -174,19 +174,17 @@ class Execution:
                         # Behind all others of the round: what disturbed it may be over by then.
                         waiting.append(replace(visit, attempt=visit.attempt + 1))
 
-    def _measure_ceilings(self, number: int) -> None:
-        swapped = {cell.direction for cell in self.plan.cells}
+    def _measure_large_copies(self, number: int) -> None:
+        """Measure the ceilings of a round, then its controls, where they are missing."""
+        swapped, sampling = {cell.direction for cell in self.plan.cells}, self.spec.sampling
         for direction in Direction:
             if direction in swapped and (direction, number) not in self.progress.ceilings:
                 ceiling = MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES)
-                self._record(self.slot.ask(ceiling, Ceiling, self.spec.sampling.deadline_s))
-
-    def _measure_controls(self, number: int) -> None:
-        sampling = self.spec.sampling
+                self._record(self.slot.ask(ceiling, Ceiling, sampling.deadline_s))
         for direction in Direction:
             if sampling.controls and (direction, number) not in self.progress.controls:
-                request = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
-                self._record(self.slot.ask(request, Control, sampling.deadline_s))
+                control = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
+                self._record(self.slot.ask(control, Control, sampling.deadline_s))
 
     def _visit(self, visit: PlannedVisit) -> bool:
         """Make a visit, keep what came of it, and return whether it was disturbed."""

@@ -21,11 +21,10 @@ from kvbench.sweep.spec import SweepSpec
 COMMAND: Final = (sys.executable, "-P", "-m", "kvbench.measure.worker")
 OPEN_DEADLINE_S: Final = 120.0
 RESERVE_DEADLINE_S: Final = 300.0
-LOG_FILE: Final = "worker.log"
 _CHUNK_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 2000
 
-T = TypeVar("T", bound=Answer)
+Kind = TypeVar("Kind", bound=Answer)
 
 
 class WorkerLostError(KvbenchError):
@@ -67,16 +66,11 @@ class WorkerProcess:
         self._answers = self._process.stdout
         self._received = bytearray()
 
-    def ask(self, request: Request, answer_type: type[T], deadline_s: float) -> T:
-        """Send `request`, return its answer. Raises WorkerLostError, UsageError or EngineRefusedError (for Refused)."""
-        answer = self.ask_any(request, deadline_s)
-        if isinstance(answer, Refused):
-            raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
-        assert isinstance(answer, answer_type)
-        return answer
+    def ask(self, request: Request, deadline_s: float) -> Answer:
+        """Send `request`, return its answer. Raises UsageError or EngineRefusedError for Refused.
 
-    def ask_any(self, request: Request, deadline_s: float) -> Answer:
-        """Send `request`, return whatever answers it; raises WorkerLostError after `deadline_s` seconds or a crash."""
+        Raises WorkerLostError after a crash, or after `deadline_s` seconds of silence.
+        """
         try:
             self._requests.write(encode(request))
             self._requests.flush()
@@ -84,10 +78,13 @@ class WorkerProcess:
             raise WorkerLostError(self._obituary()) from None
         line = self._read_line(deadline_s)
         try:
-            return ANSWERS.decode(line)
+            answer = ANSWERS.decode(line)
         except msgspec.DecodeError as error:
             self.kill()
             raise WorkerLostError(f"the worker's answer is not understood ({error})") from None
+        if isinstance(answer, Refused):
+            raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
+        return answer
 
     def kill(self) -> None:
         self._process.kill()
@@ -126,14 +123,14 @@ class WorkerProcess:
 class WorkerSlot:
     """The place of a sweep's worker: whoever sits there was opened, and given memory, in the same way.
 
-    Use it in `contextlib.closing`.
+    What later workers print goes to `log`. Use it in `contextlib.closing`.
     """
 
     def __init__(self, spec: SweepSpec) -> None:
         self._spec = spec
         self._open = Open(device=spec.device, fault=spec.fault)
         self._reserve: Reserve | None = None
-        self._log: Path | None = None
+        self.log: Path | None = None
         self._worker: WorkerProcess | None = None
 
     @property
@@ -143,32 +140,30 @@ class WorkerSlot:
 
     def start(self) -> Opened:
         """Start a worker and open its device; raises UsageError, EngineRefusedError, WorkerLostError."""
-        self._worker = WorkerProcess(self._log)
-        opened = self._worker.ask(self._open, Opened, OPEN_DEADLINE_S)
+        self._worker = WorkerProcess(self.log)
+        opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
         # A replacement opens the very device that was found first.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
         return opened
-
-    def log_to(self, folder: Path) -> None:
-        """Keep what later workers print in `folder`."""
-        self._log = folder / LOG_FILE
 
     def reserve(self, pool_bytes: int) -> None:
         """Make the memory pools, now and in every replacement; raises UsageError when memory is short."""
         self._reserve = Reserve(
             pool_bytes=pool_bytes, busy_delay_us=self._spec.sampling.busy_delay_us, policy=self._spec.policy
         )
-        self._ask_to_reserve()
+        self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
 
-    def ask(self, request: Request, answer_type: type[T], deadline_s: float) -> T:
+    def ask(self, request: Request, kind: type[Kind], deadline_s: float) -> Kind:
         """Ask the worker, as `WorkerProcess.ask`."""
         assert self._worker is not None
-        return self._worker.ask(request, answer_type, deadline_s)
+        answer = self._worker.ask(request, deadline_s)
+        assert isinstance(answer, kind)
+        return answer
 
     def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
         """Have a cell measured; raises WorkerLostError."""
         assert self._worker is not None
-        answer = self._worker.ask_any(request, deadline_s)
+        answer = self._worker.ask(request, deadline_s)
         assert isinstance(answer, Visit | Failure)
         return answer
 
@@ -176,13 +171,10 @@ class WorkerSlot:
         """Put a fresh worker in the place of one that failed."""
         self.close()
         self.start()
-        self._ask_to_reserve()
+        assert self._reserve is not None
+        self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
 
     def close(self) -> None:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-
-    def _ask_to_reserve(self) -> None:
-        if self._reserve is not None:
-            self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)

@@ -11,7 +11,7 @@ from typing import Final
 from kvbench.cells.axes import Direction, Neighbour, Order, Priority, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import CEILING_BYTES, TORCH_BYTES, BackendFacts, DeviceFacts
+from kvbench.cells.facts import CEILING_BYTES, LEAST_BESIDE_S, TORCH_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
@@ -50,34 +50,21 @@ class PlannedSkip:
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
-    """The memory that measuring a cell takes on either side, in bytes."""
-
-    host_bytes: int
-    device_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What a sweep means on a device. Every cell asked for is in `cells` or `skipped`, or counted in `filtered`.
 
-    `host_bytes` and `device_bytes` are what its largest cell takes, `estimate_s` a rough upper guess of its time.
+    `side_bytes` is the memory that its largest cell takes on either side, `estimate_s` a rough upper guess of its time.
     """
 
     cells: tuple[Cell, ...]
     skipped: tuple[PlannedSkip, ...]
     filtered: int
-    host_bytes: int
-    device_bytes: int
+    side_bytes: int
     estimate_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """The cross product of one group for one backend: axis name -> values, in the order of AXES."""
-
-    backend: BackendFacts
-    values: Mapping[str, tuple[AxisValue | None, ...]]
+# The cross product of one group for one backend: axis name -> values, in the order of AXES.
+_Grid = tuple[BackendFacts, Mapping[str, tuple[AxisValue | None, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +86,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     usual = tuple(name for name in known if name != AUTO or spec.policy is not None)
     usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec.limits))
     grids = [grid for group in spec.groups for grid in _grids(group.get("backend", usual), group, device, known)]
-    combinations = sum(math.prod(len(values) for values in grid.values.values()) for grid in grids)
+    combinations = sum(math.prod(map(len, values.values())) for _, values in grids)
     if combinations > MAX_COMBINATIONS:
         raise UsageError(
             f"the sweep has {combinations} combinations; at most {MAX_COMBINATIONS} can be planned: name fewer values"
@@ -108,22 +95,19 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
     reasons = {cell: _why_not(cell, device, known[cell.backend], spec) for cell in kept}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
-    sizes = [footprint(cell, spec.sampling, device.kind) for cell in cells]
     return Plan(
         cells=cells,
         skipped=tuple(PlannedSkip(cell, reason) for cell, reason in reasons.items() if reason is not None),
         filtered=len(asked) - len(kept),
-        host_bytes=max((size.host_bytes for size in sizes), default=0),
-        device_bytes=max((size.device_bytes for size in sizes), default=0),
+        side_bytes=max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0),
         estimate_s=estimate_seconds(cells, spec.sampling, device.kind),
     )
 
 
-def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> Footprint:
-    """Return what measuring `cell` takes: a pool on either side, which the ceiling uses too, and descriptors."""
-    size_bytes = max(region_bytes(cell, submissions(sampling, cell.stream_state)), CEILING_BYTES[device_kind])
-    size_bytes += cell.blocks * DESCRIPTOR_BYTES
-    return Footprint(host_bytes=size_bytes, device_bytes=size_bytes)
+def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
+    """Return the bytes that measuring `cell` takes on either side: a pool (the ceiling uses it too) and descriptors."""
+    pool_bytes = max(region_bytes(cell, submissions(sampling, cell.stream_state)), CEILING_BYTES[device_kind])
+    return pool_bytes + cell.blocks * DESCRIPTOR_BYTES
 
 
 def submissions(sampling: Sampling, state: StreamState) -> int:
@@ -148,7 +132,7 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
 
 def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     if cell.neighbour is not Neighbour.NONE:
-        return _EST_NEIGHBOUR_S + sampling.cell_seconds
+        return _EST_NEIGHBOUR_S + max(LEAST_BESIDE_S, sampling.cell_seconds)
     swap_s = max(cell.swap_bytes / _EST_SWAP_BYTES_PER_S, cell.blocks * _EST_BLOCK_S)
     if cell.stream_state is StreamState.BUSY:
         # Queued swaps are submitted behind a delay of twice as long, and then run.
@@ -168,7 +152,7 @@ def _grids(
         backend = known.get(str(name))
         if backend is None:
             raise UsageError(f"unknown backend {name}; there are {', '.join(known)}")
-        yield _Grid(backend, {axis: _values(axis, group, device, backend) for axis in AXES})
+        yield backend, {axis: _values(axis, group, device, backend) for axis in AXES}
 
 
 def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts) -> tuple[AxisValue | None, ...]:
@@ -187,23 +171,22 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
 
 
 def _grid_cells(grid: _Grid, device: DeviceFacts, usual_pool_bytes: int) -> Iterator[Cell]:
-    heeded = grid.backend.axes
-    for values in itertools.product(*grid.values.values()):
-        chosen = {AXES[name].field: value for name, value in zip(grid.values, values, strict=True)}
+    backend, axes = grid
+    for values in itertools.product(*axes.values()):
+        chosen = {AXES[name].field: value for name, value in zip(axes, values, strict=True)}
         pool_is_named = chosen["pool_bytes"] is not None
         cell = Cell(**chosen | ({} if pool_is_named else {"pool_bytes": 0}))  # type: ignore[arg-type]  # as the axes read
         if not pool_is_named:
             cell = replace(cell, pool_bytes=max(usual_pool_bytes, 1 << (cell.dense_bytes - 1).bit_length()))
-        if cell.order is None and "order" in heeded:
+        if cell.order is None and "order" in backend.axes:
             cell = replace(cell, order=_DEFAULT_ORDER[cell.direction])
-        if cell.sms is None and "sms" in heeded:
-            usual = grid.backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
+        if cell.sms is None and "sms" in backend.axes:
+            usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
             cell = replace(cell, sms=min(usual, device.sm_count or usual))
         yield cell
 
 
 def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: SweepSpec) -> str | None:
-    """Return why `cell` cannot run, None when it can."""
     if backend.unavailable is not None:
         return backend.unavailable
     lacking = [
@@ -254,23 +237,17 @@ def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
 
 
 def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | None:
-    needed, limits = footprint(cell, spec.sampling, device.kind), spec.limits
-    beside_bytes = _neighbour_bytes(cell, device)
-    host_usable = _usable(limits.host_bytes, device.host_free_bytes)
-    device_usable = _usable(limits.device_bytes, device.device_free_bytes)
+    side_bytes, limits = footprint(cell, spec.sampling, device.kind), spec.limits
     # The cpu device takes both sides from the host's memory.
-    host_needed, kind = (
-        (needed.host_bytes + needed.device_bytes, "host memory for both sides")
-        if device.kind == "cpu"
-        else (needed.host_bytes, "pinned memory")
-    )
-    if host_needed > host_usable:
-        return f"needs {rough_size(host_needed)} of {kind}; {rough_size(host_usable)} may be used (--host-memory)"
-    if needed.device_bytes + beside_bytes > device_usable:
-        return (
-            f"needs {rough_size(needed.device_bytes + beside_bytes)} of memory on {device.name}; "
-            f"{rough_size(device_usable)} may be used (--device-memory)"
-        )
+    of_host = (2 * side_bytes, "host memory for both sides") if device.kind == "cpu" else (side_bytes, "pinned memory")
+    of_device = side_bytes + _neighbour_bytes(cell, device), f"memory on {device.name}"
+    for (needed, what), limit_bytes, free_bytes, option in (
+        (of_host, limits.host_bytes, device.host_free_bytes, "--host-memory"),
+        (of_device, limits.device_bytes, device.device_free_bytes, "--device-memory"),
+    ):
+        usable = _usable(limit_bytes, free_bytes)
+        if needed > usable:
+            return f"needs {rough_size(needed)} of {what}; {rough_size(usable)} may be used ({option})"
     return None
 
 

@@ -31,23 +31,20 @@ Bytes = Annotated[int, msgspec.Meta(ge=1, le=_MAX_BYTES)]
 class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """How a cell is sampled. A field is an option: the command line, TOML, run.json and the docs take it from here."""
 
+    # fmt: off
     rounds: Annotated[int, msgspec.Meta(ge=1, le=1000, description="visits of every cell")] = 6
     warmups: Annotated[int, msgspec.Meta(ge=0, le=10_000, description="swaps before the samples of a visit")] = 2
     min_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="minimum samples of a visit")] = 5
     max_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="maximum samples of a visit")] = 15
-    cell_seconds: Annotated[
-        float, msgspec.Meta(ge=0.001, le=3600, description="seconds after which a visit takes no further sample")
-    ] = 1.0
-    busy_delay_us: Annotated[
-        int, msgspec.Meta(ge=1, le=100_000, description="length of the delay kernel in front of a busy sample")
-    ] = 200
-    deadline_s: Annotated[
-        float, msgspec.Meta(ge=0.1, le=86_400, description="seconds of silence after which a visit counts as hung")
-    ] = 60.0
-    controls: Annotated[
-        int,
-        msgspec.Meta(ge=0, le=1000, description="large copies without the engine, each way and round, for the gate"),
-    ] = 0
+    cell_seconds: Annotated[float, msgspec.Meta(ge=0.001, le=3600,
+        description="seconds after which a visit takes no further sample")] = 1.0
+    busy_delay_us: Annotated[int, msgspec.Meta(ge=1, le=100_000,
+        description="length of the delay kernel in front of a busy sample")] = 200
+    deadline_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400,
+        description="seconds of silence after which a visit counts as hung")] = 60.0
+    controls: Annotated[int, msgspec.Meta(ge=0, le=1000,
+        description="large copies without the engine, each way and round, for the gate")] = 0
+    # fmt: on
 
     def __post_init__(self) -> None:
         if self.max_samples < self.min_samples:
@@ -125,9 +122,8 @@ class SweepSpec:
         return replace(self, filters=tuple(dict.fromkeys((*self.filters, *added))))
 
     def with_sampling(self, changes: Mapping[str, object]) -> "SweepSpec":
-        """Return the sweep with these fields of its sampling changed; None leaves a field as it is."""
-        given = {name: value for name, value in changes.items() if value is not None}
-        return replace(self, sampling=convert({**msgspec.structs.asdict(self.sampling), **given}, Sampling))
+        """Return the sweep with these fields of its sampling changed."""
+        return replace(self, sampling=convert({**msgspec.structs.asdict(self.sampling), **changes}, Sampling))
 
     def with_options(
         self,

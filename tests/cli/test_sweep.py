@@ -16,6 +16,7 @@ import pytest
 from kvbench.cells.cell import AXES
 from kvbench.machine.identity import identity_hash
 from kvbench.results import COLUMNS, Ceiling, Note, Visit, load_run
+from kvbench.results.frame import visits_that_count
 from tests.command import (
     BRIEF,
     HOT,
@@ -105,7 +106,7 @@ def test_the_summary_is_read_by_pandas_in_one_line(whole: Path) -> None:
 
 def test_every_cell_is_visited_and_verified_in_every_round(whole: Path) -> None:
     assert set(visit_counts(whole).values()) == {1}
-    visits = [record for record in records(whole) if isinstance(record, Visit)]
+    visits = visits_that_count(records(whole))
     assert Counter((cell_of(visit).backend, visit.round) for visit in visits) == Counter(
         (backend, number) for backend in ("batched", "per_block") for number in (0, 1)
     )
@@ -367,7 +368,7 @@ def check_that_the_rest_is_finished(run: Path, kept: Counter[tuple[str, int]]) -
     assert set(counts.values()) == {1}
     preview = events(kvbench(*SLOW, "--dry-run", "--json", cwd=run.parent))[0]
     assert len(preview["cells"]) == SLOW_CELLS
-    visits = [record for record in records(run) if isinstance(record, Visit)]
+    visits = visits_that_count(records(run))
     for number in range(2):
         made = [record.cell_text for record in visits if record.round == number]
         assert sorted(map(str, made)) == sorted(map(str, preview["cells"]))

@@ -52,7 +52,7 @@ def test_the_delay_is_part_of_the_swap(site: Path, monkeypatch: pytest.MonkeyPat
     cell = Cell("sm_same", Direction.H2D, 4, 1024)
     rng = np.random.default_rng(0)
     workload = Workload(Pools(device, stream, 1 << 20), cell, lay_out(cell, 1, rng), rng)
-    request = SwapRequest(device, cell, workload.memory)
+    request = SwapRequest(device, cell, workload.memories[0])
     inner = Same().create(request).swap
     slow = Delayed(request, Same().create(request), share=1000.0)
     region = TimedRegion(device.driver, stream.handle, 1000)

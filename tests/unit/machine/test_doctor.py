@@ -2,6 +2,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 import typer
@@ -184,16 +185,16 @@ def test_devices_are_resolved() -> None:
             resolve_device(wrong, ENGINE)
 
 
-def run(engine: EngineReport | Exception, *arguments: str, probe: command.ProbeUnderLoad | None = None) -> Any:
-    def describe() -> EngineReport:
-        if isinstance(engine, Exception):
-            raise engine
-        return engine
-
+def run(engine: EngineReport | Exception, *arguments: str, probe: Mock | None = None) -> Any:
     app = typer.Typer()
     app.callback()(lambda: None)
-    command.register(app, describe, probe)
-    return CliRunner().invoke(app, ["doctor", *arguments])
+    app.command()(command.doctor)
+    outcome = {"side_effect": engine} if isinstance(engine, Exception) else {"return_value": engine}
+    with (
+        patch("kvbench.run.inspection.describe", **outcome),
+        patch("kvbench.run.inspection.observe_under_load", probe or Mock(side_effect=RuntimeError("no copies"))),
+    ):
+        return CliRunner().invoke(app, ["doctor", *arguments])
 
 
 def test_the_command_succeeds_where_only_warnings_are_found() -> None:
@@ -217,15 +218,10 @@ def test_the_command_fails_where_a_check_fails() -> None:
 
 
 def test_the_link_is_read_while_copies_run() -> None:
-    asked: list[str] = []
-
-    def probe(device: str) -> Mapping[str, Any]:
-        asked.append(device)
-        raise RuntimeError("copies stopped")
-
+    probe = Mock(side_effect=RuntimeError("copies stopped"))
     assert run(ENGINE, probe=probe).exit_code == ExitCode.DONE
     assert run(ENGINE, "--device", "cpu", probe=probe).exit_code == ExitCode.DONE
-    assert asked == ["cuda:0"]
+    probe.assert_called_once_with("cuda:0")
 
 
 def test_a_misspelt_device_is_refused_before_any_work() -> None:

@@ -509,10 +509,10 @@ def test_a_report_needs_neither_torch_nor_the_engine(cliff_run: Run, tmp_path: P
         for name in ("torch", "triton", "pynvml", "kvbench._engine"):
             sys.modules[name] = None
         import typer
-        from kvbench.cli.report import register
+        from kvbench.cli.report import report
         app = typer.Typer()
         app.callback()(lambda: None)
-        register(app)
+        app.command()(report)
         assert not {"pandas", "matplotlib"} & set(sys.modules)
         app()
     """

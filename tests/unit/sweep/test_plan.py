@@ -125,8 +125,7 @@ def test_a_plan_keeps_within_the_memory_it_says(
     device, _ = machine
     plan = expand(spec, *machine)
     sizes = [footprint(cell, spec.sampling, device.kind) for cell in plan.cells]
-    assert plan.host_bytes == max((size.host_bytes for size in sizes), default=0) <= device.host_free_bytes
-    assert plan.device_bytes == max((size.device_bytes for size in sizes), default=0) <= device.device_free_bytes
+    assert plan.side_bytes == max(sizes, default=0) <= min(device.host_free_bytes, device.device_free_bytes)
 
 
 def test_axes_that_are_not_named_have_their_defaults() -> None:
@@ -291,7 +290,7 @@ def test_what_exceeds_a_limit_is_skipped_with_figures(limits: Limits, reason: st
 
 def test_without_limits_nine_tenths_of_what_is_free_may_be_used() -> None:
     cell = plan_of(backend="per_block", direction="h2d", blocks="1024", block_size="1MiB", **HOT).cells[0]
-    needed = footprint(cell, Sampling(), "cuda").host_bytes
+    needed = footprint(cell, Sampling(), "cuda")
     for free_bytes, fits in ((needed, False), (needed * 10 // 9 + 2, True)):
         device = replace(H200, host_free_bytes=free_bytes)
         plan = plan_of(device, backend="per_block", direction="h2d", blocks="1024", block_size="1MiB", **HOT)
@@ -329,8 +328,7 @@ def test_an_endless_product_is_refused() -> None:
     ids=["dense", "scattered", "smaller than the ceiling's copy"],
 )
 def test_a_footprint_is_a_pool_and_descriptors_on_either_side(cell: Cell, pool_bytes: int) -> None:
-    size = footprint(cell, Sampling(), "cuda")
-    assert size.host_bytes == size.device_bytes == pool_bytes + cell.blocks * 24
+    assert footprint(cell, Sampling(), "cuda") == pool_bytes + cell.blocks * 24
 
 
 # Which blocks a swap takes: pool, reuse and pause
@@ -442,7 +440,7 @@ def test_a_busy_sample_takes_its_delay_longer() -> None:
 
 def _plan_with(counts: dict[str, int]) -> Plan:
     cells = [replace(CELL, backend=name, blocks=n + 1) for name, count in counts.items() for n in range(count)]
-    return Plan(tuple(cells), (), 0, 0, 0, 0.0)
+    return Plan(tuple(cells), (), 0, 0, 0.0)
 
 
 counts = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 12), min_size=1)
@@ -479,3 +477,42 @@ def test_seed_and_round_change_the_order() -> None:
     other = [visit.cell for visit in visits(plan, Sampling(rounds=2), 2)]
     assert one[:40] != other[:40]
     assert one[:40] != one[40:]
+
+
+@pytest.mark.parametrize(
+    ("device", "axes", "reason"),
+    [
+        (CPU, {"neighbour": "gemm"}, "the neighbour gemm needs a GPU; the device cpu has idle, memory and swap"),
+        (CPU, {"neighbour": "decode"}, "the neighbour decode needs a GPU; the device cpu has idle, memory and swap"),
+        (CPU, {"priority": "high"}, "the cpu device has no stream priorities"),
+        (
+            replace(H200, has_torch=False),
+            {"neighbour": "gemm"},
+            "the neighbour gemm needs torch; install kvbench[cuda]",
+        ),
+        (H200, {"rate_cap": "20"}, "only swaps beside a neighbour are paced (neighbour=...)"),
+        (H200, {"burst": "64MiB/50ms"}, "only swaps beside a neighbour are paced (neighbour=...)"),
+        (
+            H200,
+            {"neighbour": "gemm", "stream_state": "busy"},
+            "swaps beside a neighbour are submitted to an idle stream (stream_state=idle)",
+        ),
+        (H200, {"neighbour": "gemm", "pause": "5ms"}, "swaps beside a neighbour are paced by burst, not by pause"),
+    ],
+    ids=lambda value: value.name if isinstance(value, DeviceFacts) else str(value),
+)
+def test_a_neighbour_that_cannot_be_had_is_a_skip(device: DeviceFacts, axes: dict[str, str], reason: str) -> None:
+    plan = plan_of(device, H200_BACKENDS if device.kind == "cuda" else CPU_BACKENDS, backend="batched", **axes)
+    assert not plan.cells
+    assert set(reasons(plan)) == {reason}
+
+
+def test_the_memory_of_a_neighbour_counts() -> None:
+    small = replace(H200, device_free_bytes=24 * GIB)
+    assert plan_of(small, backend="batched", neighbour="gemm", pool="4GiB").cells
+    assert not plan_of(small, backend="batched", neighbour="decode", pool="4GiB").cells
+
+
+def test_every_backend_has_neighbours() -> None:
+    plan = plan_of(neighbour="none,gemm", launch_bytes="whole,1MiB", priority="normal,high")
+    assert len(plan.cells) == 8 * len({cell.backend for cell in plan.cells}) * len(Direction)

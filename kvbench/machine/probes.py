@@ -1,13 +1,18 @@
-"""Probes of the GPU, through NVML."""
+"""What the environment is read from: a probe for every field, of the GPU through NVML, of the host from its files."""
 
 import os
+import platform
+import sys
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import PurePosixPath
 from typing import Final
 
-from kvbench.machine.host import cpu_nodes
-from kvbench.machine.sources import Json, Machine, Scalar, UnavailableError
+from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError
+from kvbench.units import KIB
 
+_NODES: Final = "sys/devices/system/node"
 # Values of NVML's enumerations.
 _CLOCK_SM: Final = 1
 _CLOCK_MEMORY: Final = 2
@@ -17,6 +22,75 @@ _LIMITS: Final = (
     "gpu_idle", "application_clocks", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown",
     "hw_thermal_slowdown", "hw_power_brake", "display_clocks",
 )  # fmt: skip
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """Return the numbers in the kernel's list format ("0-3,8"); raises ValueError."""
+    numbers: set[int] = set()
+    for item in text.split(",") if text else ():
+        first, _, last = item.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def cpu_nodes(sources: Sources) -> set[int]:
+    """Return the NUMA nodes that have CPUs (a GPU's own memory can be a node without); raises OSError, ValueError."""
+    return parse_cpu_list(sources.text(f"{_NODES}/has_cpu"))
+
+
+def cpus_of_node(node: int, *, sources: Sources | None = None) -> set[int]:
+    """Return the CPUs of a NUMA node; empty where the kernel does not tell."""
+    try:
+        return parse_cpu_list((sources or Sources()).text(f"{_NODES}/node{node}/cpulist"))
+    except (OSError, ValueError):
+        return set()
+
+
+def _cpu_fields(sources: Sources) -> dict[str, str]:
+    """Return what /proc/cpuinfo says of the first CPU."""
+    first = sources.text("proc/cpuinfo").split("\n\n", 1)[0]
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+
+
+def _cpu_model(machine: Machine) -> str:
+    fields = _cpu_fields(machine.sources)
+    if model := fields.get("model name"):
+        return model
+    if "CPU part" in fields:  # Arm names no model, only who made which part
+        return f"{platform.machine()} implementer {fields.get('CPU implementer')} part {fields['CPU part']}"
+    raise UnavailableError("/proc/cpuinfo names no model")
+
+
+def _hypervisor(machine: Machine) -> bool:
+    flags = _cpu_fields(machine.sources).get("flags")
+    if flags is None:
+        raise UnavailableError("/proc/cpuinfo has no flags that would tell")
+    return "hypervisor" in flags.split()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise UnavailableError(f"{package} is not installed") from None
+
+
+def _kib_fields(text: str) -> dict[str, int]:
+    lines = (line.replace(":", " ").split() for line in text.splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) >= 2}
+
+
+def _available_bytes(machine: Machine) -> int:
+    """Bytes that can still be pinned: what the kernel can free, at most what the control group leaves."""
+    sources = machine.sources
+    available = _kib_fields(sources.text("proc/meminfo"))["MemAvailable"] * KIB
+    try:
+        limit = int(sources.text("sys/fs/cgroup/memory.max"))
+        used = int(sources.text("sys/fs/cgroup/memory.current"))
+        reclaimable = _kib_fields(sources.text("sys/fs/cgroup/memory.stat"))["inactive_file"]
+    except (OSError, ValueError, KeyError):
+        return available  # no group of our own, or "max": no limit
+    return min(available, max(0, limit - used + reclaimable))
 
 
 def _bus_id(machine: Machine) -> str:
@@ -97,6 +171,14 @@ IDENTITY: Final[Mapping[str, Callable[[Machine], Scalar]]] = {
     "pcie_max_width": _number("nvmlDeviceGetMaxPcieLinkWidth"),
     "bar1_bytes": _member("nvmlDeviceGetBAR1MemoryInfo", "bar1Total"),
     "gpu_numa_node": _numa_node,
+    "cpu_model": _cpu_model,
+    "logical_cpus": lambda machine: len(parse_cpu_list(machine.sources.text("sys/devices/system/cpu/online"))),
+    "numa_nodes": lambda machine: len(cpu_nodes(machine.sources)),
+    "hypervisor": _hypervisor,
+    "pinning": lambda machine: "none" if machine.device == "cpu" else "cuda",
+    "python": lambda _: f"{sys.version_info.major}.{sys.version_info.minor}",
+    "torch": lambda _: _version("torch"),
+    "triton": lambda _: _version("triton"),
 }
 
 OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
@@ -112,4 +194,8 @@ OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
     "gpu_memory_used_bytes": _member("nvmlDeviceGetMemoryInfo", "used"),
     "gpu_memory_total_bytes": _member("nvmlDeviceGetMemoryInfo", "total"),
     "other_processes": _other_processes,
+    "host_load_1min": lambda machine: float(machine.sources.text("proc/loadavg").split()[0]),
+    "host_available_bytes": _available_bytes,
+    "cpu_governor": lambda machine: machine.sources.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    "time_utc": lambda _: datetime.now(UTC).isoformat(timespec="seconds"),
 }
