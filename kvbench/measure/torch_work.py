@@ -26,6 +26,7 @@ class TorchWork:
 
     def __init__(self, kind: Neighbour, ordinal: int, handle: int) -> None:
         import torch
+        import torch.nn.attention
 
         self._torch: Any = torch
         self._ordinal = ordinal

@@ -1,4 +1,4 @@
-"""Swaps beside every neighbour on a GPU: its stream never runs dry, the bytes are right, and doing nothing costs nothing."""
+"""Swaps beside every neighbour on a GPU: its stream never runs dry, bytes are right, doing nothing costs nothing."""
 
 from collections.abc import Iterator
 from dataclasses import replace
