@@ -118,6 +118,9 @@ class Cell:
     burst: Annotated[str, Axis(
         "how swaps beside a neighbour arrive: without a gap (none), or in bursts of a size every so many ms",
         "none,64MiB/50ms", arrival, role=Role.BESIDE, unused="none")] = "none"
+    devices: Annotated[int, Axis(
+        "devices of one host that swap at once, each its own blocks (--device cuda:all sets it)", "1,2", whole(1, 64),
+        role=Role.BESIDE, ranged=True, unused=1, number=True)] = 1
     # fmt: on
 
     @property

@@ -44,10 +44,11 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
 def _load(paths: list[Path]) -> "tuple[list[Run], list[str]]":
     """Return the runs that can be read and why the others cannot; raises RunDirectoryError where none can."""
     from kvbench.results import load_run
+    from kvbench.results.rundir import runs_in
 
     loaded: list[Run] = []
     errors: list[RunDirectoryError] = []
-    for path in paths:
+    for path in (run for given in paths for run in runs_in(given)):
         try:
             loaded.append(load_run(path))
         except RunDirectoryError as error:

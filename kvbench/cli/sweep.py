@@ -50,7 +50,10 @@ Filters = Annotated[
 class WhereOptions(msgspec.Struct):
     """What a sweep runs on, and with what."""
 
-    device: Annotated[str | None, msgspec.Meta(description="device: auto, cpu, cuda or cuda:N (default: auto)")] = None
+    device: Annotated[
+        str | None,
+        msgspec.Meta(description="auto, cpu, cuda, cuda:N; cuda:all or a list swap at once"),
+    ] = None
     host_memory: Annotated[str | None, msgspec.Meta(description="pinned memory that may be used: 8GiB")] = None
     device_memory: Annotated[str | None, msgspec.Meta(description="GPU memory that may be used: 40GiB")] = None
     seed: Annotated[int | None, msgspec.Meta(description="seed of bytes, places and order")] = None
@@ -100,6 +103,7 @@ def sweep(
     """Measure KV block swaps over every axis, into a run directory."""
     from kvbench.cli.progress import make_reporter
     from kvbench.run.runner import preview, resume_sweep, start_sweep
+    from kvbench.run.together import start_together
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     reporter = make_reporter(as_json)
@@ -119,17 +123,22 @@ def sweep(
         if dry_run or out is not None:
             raise UsageError("--resume goes on with a run as it is: leave out --dry-run and --out")
         told = any((config, axis, filters, policy, sampling, where)) or choice != ModelChoice()
-        outcome = resume_sweep(resume, asked() if told else None, reporter)
+        outcomes = [resume_sweep(resume, asked() if told else None, reporter)]
     elif dry_run:
         reporter.preview(*preview(asked()))
         return
     else:
         spec = asked()
-        outcome = start_sweep(spec, out or default_folder(spec.name), ["kvbench", *sys.argv[1:]], reporter)
-    reporter.finished(outcome)
-    if outcome.status == "interrupted":
+        folder, command = out or default_folder(spec.name), ["kvbench", *sys.argv[1:]]
+        if len(spec.devices) > 1:
+            outcomes = start_together(spec, folder, command, reporter)
+        else:
+            outcomes = [start_sweep(spec, folder, command, reporter)]
+    for outcome in outcomes:
+        reporter.finished(outcome)
+    if any(outcome.status == "interrupted" for outcome in outcomes):
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if outcome.failed or outcome.status != "complete":
+    if any(outcome.failed or outcome.status != "complete" for outcome in outcomes):
         raise typer.Exit(ExitCode.FAILED_CELLS)
 
 

@@ -124,12 +124,14 @@ def measure(
     fault: Fault | None,
     *,
     is_first: bool = True,
+    begin: Callable[[], None] | None = None,
 ) -> Measurement:
     """Measure one visit of `cell`. Raises EngineError, VerificationError, and what a backend raises.
 
     `seed` decides the blocks' places. The first swap is compared byte for byte before anything is timed, and in the
     first visit of a cell a swap must keep to its stream. Every set of blocks that the samples used is compared behind
-    the last of them, and one more swap is made and compared, so that one that stopped copying is found.
+    the last of them, and one more swap is made and compared, so that one that stopped copying is found. `begin` returns
+    once other devices are ready to swap too: then samples are taken until the time is up.
     """
     bench = bench.at(cell.priority)
     rng = np.random.default_rng(seed)
@@ -154,8 +156,10 @@ def measure(
             take = _taker(bench, cell, swaps, workload, take_busy)
             for _ in range(sampling.warmups):
                 take()
+            if begin is not None:
+                begin()
             if neighbour is None:
-                samples, stopped_by = take_samples(take, sampling)
+                samples, stopped_by = take_samples(take, sampling, to_the_end=begin is not None)
             else:
                 samples, beside = _sample_beside(bench, backend, requests[0], workload, neighbour, sampling)
             slowdowns.append(bench.cpu.slowdown())
@@ -199,11 +203,13 @@ def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[i
     return copy_bytes, times_us[CEILING_WARMUPS:]
 
 
-def take_samples(take: Callable[[], Sample], sampling: Sampling) -> tuple[list[Sample], StopReason]:
-    """Sample until the cap is reached or the time is up, and say which."""
+def take_samples(
+    take: Callable[[], Sample], sampling: Sampling, *, to_the_end: bool = False
+) -> tuple[list[Sample], StopReason]:
+    """Sample until the cap is reached (`to_the_end`: there is none) or the time is up, and say which."""
     deadline_s = time.monotonic() + sampling.cell_seconds
     samples: list[Sample] = []
-    while len(samples) < sampling.max_samples:
+    while to_the_end or len(samples) < sampling.max_samples:
         samples.append(take())
         if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
             return samples, "time"

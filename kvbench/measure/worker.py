@@ -5,9 +5,11 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from kvbench.backends.base import Backend, facts_of, load_backends
 from kvbench.cells.axes import Direction
@@ -37,6 +39,8 @@ from kvbench.units import rough_size
 
 # Lengths of the delay kernel that are tried when a device is opened: that in front of `primed`, and a long one.
 DELAYS_US: Final = (0, 2, 200)
+# How long a device waits for others that begin a visit with it.
+START_DEADLINE_S: Final = 20
 # Behind the path of a backend of another package, which nobody but that package can vouch for.
 CLAIMED: Final = " (claimed)"
 
@@ -140,6 +144,7 @@ class Worker:
                 seed,
                 self._faults.for_cell(cell),
                 is_first=request.round == 0 and request.attempt == 0,
+                begin=None if request.start is None else partial(_wait_for_others, request.start),
             )
         except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
             return _failure(request, error)
@@ -179,6 +184,16 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
         verify_ms=round(taken.verify_ms, 3),
         beside=None if taken.beside is None else _rounded(taken.beside),
     )
+
+
+def _wait_for_others(start: protocol.Start) -> None:
+    """Return once every device is ready for the same visit; raises KvbenchError if one is not in time."""
+    ready = np.memmap(start.path, dtype=np.int64, mode="r+")
+    ready[start.place] = start.number
+    until_s = time.monotonic() + START_DEADLINE_S
+    while (ready < start.number).any():
+        if time.monotonic() > until_s:
+            raise KvbenchError(f"another device was not ready within {START_DEADLINE_S} s")
 
 
 def _rounded(beside: Beside) -> Beside:

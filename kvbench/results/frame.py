@@ -100,8 +100,8 @@ def summarize(
 
 
 def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the cells whose swaps had no queue in front of them, no pool of streams and no neighbour."""
-    lonely = frame["neighbour"].isna() | (frame["neighbour"] == Neighbour.NONE.value)
+    """Keep the cells whose swaps had no queue in front of them, no pool of streams, and nothing beside them."""
+    lonely = (frame["devices"] == 1) & (frame["neighbour"].isna() | (frame["neighbour"] == Neighbour.NONE.value))
     return frame[(frame["queued"] == 0) & (frame["streams"] == 1) & lonely]
 
 

@@ -120,6 +120,12 @@ def load_run(path: Path) -> Run:
     return Run(path, info, records, warnings)
 
 
+def runs_in(path: Path) -> list[Path]:
+    """Return the runs in a folder: those of a sweep on several devices, or by several ranks; else `path` itself."""
+    inner = [] if (path / RUN_FILE).exists() else sorted(file.parent for file in path.glob(f"*/{RUN_FILE}"))
+    return inner or [path]
+
+
 class RunWriter:
     """The one writer of a run directory; closes its journal when used as a context manager."""
 

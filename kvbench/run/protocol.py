@@ -59,6 +59,17 @@ class MeasureControl(_MeasureCopies, tag="measure_control", frozen=True, kw_only
     """Time large copies one way without the engine; answered by a Control record or Refused."""
 
 
+class Start(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Where workers meet to begin at once: a file of one 64-bit number a worker, the visit that it is ready for.
+
+    `place` is this worker's number in the file, `number` the visit's; later visits have higher ones.
+    """
+
+    path: str
+    place: int
+    number: int
+
+
 class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
     """Visit a cell; answered by a Visit or a Failure record."""
 
@@ -67,6 +78,7 @@ class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
     attempt: int = 0
     seed: int
     sampling: Sampling
+    start: Start | None = None
 
 
 class Refused(_Message, tag="refused", frozen=True, kw_only=True):

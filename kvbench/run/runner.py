@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from kvbench.sweep.spec import SweepSpec
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
     """Plan `spec` without measuring; return the plan and the device that would run it. Raises KvbenchError."""
-    with closing(WorkerSlot(spec)) as slot:
-        opened = _fitting(spec, slot.start())
+    with closing(WorkerSlot(replace(spec, device=spec.devices[0]))) as slot:
+        opened = fitting(spec, slot.start())
     return expand(spec, opened.device, opened.backends), opened
 
 
@@ -36,23 +36,34 @@ def survey(device: str) -> Opened:
 def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> Outcome:
     """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured."""
     with closing(WorkerSlot(spec)) as slot:
-        opened = _fitting(spec, slot.start())
-        plan = expand(spec, opened.device, opened.backends)
-        if not plan.cells:  # a run of skips alone is most often a mistake
-            reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
-            raise UsageError(f"nothing to measure: {reasons}")
-        fields = _identity(opened)
-        info = RunInfo(
-            kvbench=__version__,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=list(command),
-            spec=spec.to_plain(),
-            device=asdict(opened.device),
-            identity=fields,
-            identity_hash=identity_hash(fields),
-        )
+        opened = fitting(spec, slot.start())
+        plan = planned(spec, opened)
+        info = info_of(spec, opened, command)
         with RunWriter.create(path, info) as writer:
             return Execution(spec, plan, opened, writer, slot, observer, Progress()).run()
+
+
+def planned(spec: SweepSpec, opened: Opened) -> Plan:
+    """Return the plan of `spec` on an opened device; raises UsageError where it holds no cell."""
+    plan = expand(spec, opened.device, opened.backends)
+    if not plan.cells:  # a run of skips alone is most often a mistake
+        reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
+        raise UsageError(f"nothing to measure: {reasons}")
+    return plan
+
+
+def info_of(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
+    """Return what a new run on an opened device says of itself."""
+    fields = _identity(opened)
+    return RunInfo(
+        kvbench=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=list(command),
+        spec=spec.to_plain(),
+        device=asdict(opened.device),
+        identity=fields,
+        identity_hash=identity_hash(fields),
+    )
 
 
 def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer) -> Outcome:
@@ -62,7 +73,7 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer) -> Out
     if asked is not None and asked.to_plain() != spec.to_plain():
         raise MismatchError(f"--resume {path}: that run is of another sweep; give no other options to go on with it")
     with closing(WorkerSlot(spec)) as slot:
-        opened = _fitting(spec, slot.start())
+        opened = fitting(spec, slot.start())
         here = _identity(opened)
         if identity_hash(here) != run.info.identity_hash:
             changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"
@@ -72,7 +83,7 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer) -> Out
             return Execution(spec, plan, opened, writer, slot, observer, Progress(run.records)).run()
 
 
-def _fitting(spec: SweepSpec, opened: Opened) -> Opened:
+def fitting(spec: SweepSpec, opened: Opened) -> Opened:
     """Return `opened` with a note where the policy is of another driver; raises UsageError for one of another device.
 
     What is fastest where differs from device to device: such a policy would be no better than none.

@@ -204,10 +204,17 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
         return "swaps wait in a queue on a busy stream only (stream_state=busy)"
     return (
         _unfit_beside(cell, device)
+        or _lacks_devices(cell, spec)
         or cell.pattern.unfit(cell.blocks)
         or misfit(cell)
         or _does_not_fit(cell, device, spec)
     )
+
+
+def _lacks_devices(cell: Cell, spec: SweepSpec) -> str | None:
+    if cell.devices in (1, len(spec.devices)):
+        return None
+    return f"{cell.devices} devices swap at once where --device names as many"
 
 
 def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
