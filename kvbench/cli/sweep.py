@@ -102,6 +102,7 @@ def sweep(
 ) -> None:
     """Measure KV block swaps over every axis, into a run directory."""
     from kvbench.cli.progress import make_reporter
+    from kvbench.run.ranks import rank_of
     from kvbench.run.runner import preview, resume_sweep, start_sweep
     from kvbench.run.together import start_together
 
@@ -129,8 +130,13 @@ def sweep(
         return
     else:
         spec = asked()
+        rank = rank_of(os.environ)
         folder, command = out or default_folder(spec.name), ["kvbench", *sys.argv[1:]]
-        if len(spec.devices) > 1:
+        if rank is not None:
+            if out is None:
+                raise UsageError(f"{rank.count} ranks: say where their runs go, --out DIR")
+            outcomes = [start_sweep(spec, out / f"rank-{rank.number}", command, reporter, rank)]
+        elif len(spec.devices) > 1:
             outcomes = start_together(spec, folder, command, reporter)
         else:
             outcomes = [start_sweep(spec, folder, command, reporter)]

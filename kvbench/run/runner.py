@@ -15,6 +15,7 @@ from kvbench.machine.observation import identity
 from kvbench.results import RunInfo, RunWriter, Scalar, load_run
 from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.protocol import Opened
+from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
@@ -33,9 +34,14 @@ def survey(device: str) -> Opened:
         return slot.start()
 
 
-def start_sweep(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> Outcome:
-    """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured."""
-    with closing(WorkerSlot(spec)) as slot:
+def start_sweep(
+    spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer, rank: Rank | None = None
+) -> Outcome:
+    """Run `spec`, as one of several ranks or alone, into the new run directory `path`.
+
+    Raises KvbenchError before anything was measured.
+    """
+    with closing(WorkerSlot(spec) if rank is None else RankSlot(spec, rank)) as slot:
         opened = fitting(spec, slot.start())
         plan = planned(spec, opened)
         info = info_of(spec, opened, command)
