@@ -12,7 +12,7 @@ from kvbench.cells.cell import Cell
 from kvbench.report.build import report_files, report_of
 from kvbench.report.model import Report
 from kvbench.report.numbers import TIMES
-from kvbench.results import Beside, Record, Visit
+from kvbench.results import Beside, Record
 from tests import synthetic
 from tests.reports import chart_of, is_bold, lines_of, made_report, made_run, part_of, rows_of, sections_of
 
@@ -21,24 +21,11 @@ SM = Cell("sm", Direction.D2H, 4096, 16384, neighbour=Neighbour.GEMM)
 WAYS = {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}
 
 
-def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Visit]:
-    turns = Beside(
-        neighbour_alone_us=[200.0] * 100,
-        neighbour_beside_us=[200.0 * slowdown] * 98 + [1000.0] * 2,
-        swaps_alone_gbps=[50.0, 50.0],
-        swaps_beside_gbps=[gbps, gbps],
-        one_block_alone_us=[10.0] * 8,
-        one_block_beside_us=[12.0] * 8,
-    )
-    visits = (synthetic.visit(cell, cell.swap_bytes / gbps / 1e3, round_=number) for number in range(rounds))
-    return [msgspec.structs.replace(visit, beside=turns) for visit in visits]
-
-
 def ladder(rounds: int = 6) -> list[Record]:
     return [
         record
         for sms, (slowdown, gbps) in WAYS.items()
-        for record in beside(replace(SM, sms=sms), slowdown, gbps, rounds)
+        for record in synthetic.beside(replace(SM, sms=sms), slowdown, gbps, rounds)
     ]
 
 
@@ -81,7 +68,7 @@ def test_fewer_than_six_visits_settle_nothing(tmp_path: Path) -> None:
 
 def test_ways_that_differ_in_another_axis_are_lines_of_their_own(tmp_path: Path) -> None:
     capped = replace(SM, sms=2, rate_cap=20, launch_bytes=4 << 20)
-    report = made_report(tmp_path, [*ladder(), *beside(capped, 1.05, 19.0)])
+    report = made_report(tmp_path, [*ladder(), *synthetic.beside(capped, 1.05, 19.0)])
     plot = chart_of(report, "neighbour-run").plot
     labels = lines_of([line.label for line in plot.lines])  # type: ignore[union-attr]
     assert labels == ["sm", "sm, launch_bytes 4 MiB, rate_cap 20"]
@@ -106,7 +93,9 @@ def test_the_chart_is_the_same_every_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turns", [Beside(), Beside(neighbour_alone_us=[200.0])])
 def test_a_visit_without_a_whole_iteration_has_no_slowdown(tmp_path: Path, turns: Beside) -> None:
-    records: Sequence[Record] = [msgspec.structs.replace(visit, beside=turns) for visit in beside(SM, 1.0, 20.0)]
+    records: Sequence[Record] = [
+        msgspec.structs.replace(visit, beside=turns) for visit in synthetic.beside(SM, 1.0, 20.0)
+    ]
     run = made_run(tmp_path, records)
     assert run.frame()["neighbour_slowdown"].isna().all()
     assert "neighbour" not in sections_of(report_of([run]))
