@@ -96,7 +96,8 @@ def summarize(
     for state in StreamState:
         frame[f"{state.quantity}_gbps"] = frame["gbps"].where(frame["stream_state"] == state.value)
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
-    return _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
+    typed = _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
+    return typed.copy()  # columns of one type side by side: pandas warns of more than a hundred blocks
 
 
 def unqueued(frame: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
 from kvbench.report.select import DIRECTIONS
-from kvbench.report.tables import Footnotes, Row, caption, chart_words, grouped, rows_of, shown, undecided
+from kvbench.report.tables import Footnotes, Row, caption, chart_words, grouped, rows_of, shown
 from kvbench.report.view import View, sample_words
 
 # GB/s at which the cheapest ways to swap are held against each other.
@@ -26,9 +26,13 @@ _INCLUDES: Final = (
     "swaps included. Lost: time that the neighbour lost for each GB swapped. One block: wall time of a swap of one "
     "block, without and with the neighbour"
 )
-_EDGE: Final = (Strong("Bold"), ": nothing else that was measured moves as much at a lower slowdown")
+_EDGE: Final = (
+    Strong("Bold"),
+    ": nothing else that was measured moves as much at a lower slowdown; ≈: the visits leave open on which side of "
+    f"{1 + IN_TURN.fraction:.2f} it lies",
+)
 _HEADER: Final = (
-    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "p99", "Worst, us", "Lost, us a GB", "One block, us",
+    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Slowdown p99", "Worst, us", "Lost, us a GB", "One block, us",
 )  # fmt: skip
 _POINT_COLUMNS: Final = (
     "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms", "launch_bytes", "priority",
@@ -128,13 +132,13 @@ def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row], apa
     return DataTable(title, _HEADER, body, [_EDGE, *notes.lines], caption(view, own, _INCLUDES))
 
 
-def _slowdown(row: Row) -> Text:
+def _slowdown(row: Row) -> str:
     """Return the slowdown, marked where the visits do not settle on which side of the margin it lies."""
     low, high = row["neighbour_slowdown_low"], row["neighbour_slowdown_high"]
     known = low > 0 and math.isfinite(high)
     verdict = verdict_of(math.log(low), math.log(high), math.log1p(IN_TURN.fraction)) if known else Verdict.UNDECIDED
     text = f"{row['neighbour_slowdown']:.2f}"
-    return undecided(text) if verdict is Verdict.UNDECIDED else text
+    return f"≈ {text}" if verdict is Verdict.UNDECIDED else text
 
 
 def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> str:
