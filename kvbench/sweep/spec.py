@@ -25,7 +25,7 @@ DeviceName = Annotated[
     str,
     msgspec.Meta(
         pattern="^(auto|cuda|(cpu|cuda:[0-9]{1,3})(,(cpu|cuda:[0-9]{1,3})){0,63}|cuda:all)$",
-        extra={"meaning": "auto, cpu, cuda, cuda:N, several of these with commas, or cuda:all"},
+        extra={"meaning": "auto, cpu, cuda or cuda:N, a list of these, or cuda:all"},
     ),
 ]
 EVERY_GPU: Final = "cuda:all"
