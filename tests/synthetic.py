@@ -11,6 +11,7 @@ from kvbench.cells.cell import Cell
 from kvbench.results import Beside, Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
 
 CEILING_GBPS = 55.5
+STATES = (StreamState.IDLE, StreamState.BUSY)
 FULL_CHANNEL = 1024
 
 
@@ -90,6 +91,14 @@ def visits(cells: Iterable[Cell], rate: Callable[[Cell], float] = gbps_of, **opt
     return [visit(cell, cell.swap_bytes / rate(cell) / 1e3, **options) for cell in cells]  # type: ignore[arg-type]
 
 
+def rounds(
+    cells: Iterable[Cell], rate: Callable[[Cell], float] = gbps_of, count: int = 5, **options: object
+) -> list[Visit]:
+    """Return as many visits of every cell as a verdict needs."""
+    own = list(cells)
+    return [visit for number in range(6) for visit in visits(own, rate, count=count, round_=number, **options)]
+
+
 def ceilings() -> list[Ceiling]:
     size = 1 << 30
     return [
@@ -100,7 +109,7 @@ def ceilings() -> list[Ceiling]:
 
 def cliff_cells(counts: tuple[int, ...] = (256, 10_000)) -> list[Cell]:
     sizes = [kib * 1024 for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)]
-    shapes = [(way, n, size, state) for way in Direction for n in counts for size in sizes for state in StreamState]
+    shapes = [(way, n, size, state) for way in Direction for n in counts for size in sizes for state in STATES]
     return [
         cell
         for way, n, size, state in shapes
@@ -124,7 +133,7 @@ def ladder_cells() -> list[Cell]:
         for way in Direction
         for kib in (4, 8, 16)
         for count in counts
-        for state in StreamState
+        for state in STATES
     ]
 
 

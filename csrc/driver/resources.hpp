@@ -34,10 +34,8 @@ class Buffer {
   /// Writes `content` into ranges, which do not overlap, behind what is on `stream`; returns once it is written.
   /// Throws std::invalid_argument for a range that leaves the buffer.
   void write(const Ranges& ranges, const Content& content, Stream stream) {
-    const auto stretches = stretches_of(address(), bytes_, ranges);
-    if (kind_ == MemoryKind::device) return driver_->write_content(stretches, content, stream);
-    driver_->synchronize(stream);
-    write_stretches(stretches, content);
+    // By the device, pinned memory too: over the link it is faster than the CPUs are.
+    driver_->write_content(stretches_of(device_address(), bytes_, ranges), content, stream);
   }
 
   /// Compares ranges with `content` behind what is on `stream`, on the side where the buffer lies; throws as write().

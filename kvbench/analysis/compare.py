@@ -7,10 +7,12 @@ Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, chapters 3 and 
 """
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -49,6 +51,10 @@ class Comparison:
     high: float
     verdict: Verdict
 
+    @property
+    def told_apart(self) -> bool:
+        return self.verdict in (Verdict.FASTER, Verdict.SLOWER)
+
 
 def compare_pairs(base: Samples, other: Samples, margin: Margin, confidence: float = CONFIDENCE) -> Comparison:
     """Compare medians of visits where `other[i]` was measured in turn with `base[i]`.
@@ -62,8 +68,14 @@ def compare_pairs(base: Samples, other: Samples, margin: Margin, confidence: flo
 
 
 def compare_visits(base: Visits, other: Visits, margin: Margin) -> Comparison:
-    """Compare two cells of one run by the rounds that measured both; raises ValueError where there is none."""
+    """Compare two cells of one run by the rounds that measured both.
+
+    Where none did, the ratio is that of the medians, and UNDECIDED.
+    """
     rounds = sorted(base.keys() & other.keys())
+    if not rounds:
+        medians = (median(visits.values()) if visits else math.nan for visits in (other, base))
+        return Comparison(operator.truediv(*medians), 0.0, math.inf, Verdict.UNDECIDED)
     return compare_pairs([base[number] for number in rounds], [other[number] for number in rounds], margin)
 
 
@@ -103,9 +115,9 @@ def verdict_of(low: float, high: float, margin: float) -> Verdict:
 def leaders(arms: Mapping[str, Visits], margin: Margin) -> dict[str, Verdict]:
     """Return the arm with the smallest median, and those that are not SLOWER than it, each with its verdict.
 
-    The first is the fastest, SAME as itself. Raises ValueError as `compare_pairs` does, and for no arms.
+    The first is the fastest, SAME as itself. Raises ValueError for times that are not positive; no arm is empty.
     """
-    ordered = sorted(arms, key=lambda name: (float(np.median(list(arms[name].values()))), name))
+    ordered = sorted(arms, key=lambda name: (median(arms[name].values()), name))
     found = {name: compare_visits(arms[ordered[0]], arms[name], margin).verdict for name in ordered[1:]}
     return {ordered[0]: Verdict.SAME} | {name: said for name, said in found.items() if said is not Verdict.SLOWER}
 

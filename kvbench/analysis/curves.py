@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
+from kvbench.analysis.compare import Verdict, Visits, compare_visits
 from kvbench.analysis.intervals import Quartiles
+from kvbench.analysis.margins import KNEE, QUEUE_KNEE
 
 MIN_HEIGHT: Final = 1.5
-KNEE_SHARE: Final = 0.95
 SHALLOW: Final = 3
-RISE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,15 @@ def find_cliff(
     return max(found, key=lambda cliff: cliff.height, default=None)
 
 
-def knee(sm_counts: Sequence[int], gbps: Sequence[float]) -> int | None:
-    """Return the smallest SM count within 5% of the best GB/s; None without a finite value."""
-    finite = [(count, rate) for count, rate in zip(sm_counts, gbps, strict=True) if np.isfinite(rate)]
-    best = max((rate for _, rate in finite), default=0.0)
-    return min((count for count, rate in finite if rate >= KNEE_SHARE * best), default=None)
+def knee(sm_counts: Sequence[int], gbps: Sequence[float], low: Sequence[float]) -> int | None:
+    """Return the smallest SM count that is within `KNEE` of the best GB/s; None where GB/s still rise at the end.
+
+    `low` are the lower ends of the intervals of `gbps`: a count whose interval reaches further down does not count.
+    """
+    points = [point for point in zip(sm_counts, gbps, low, strict=True) if np.isfinite(point[1])]
+    enough = (1 - KNEE.fraction) * max((rate for _, rate, _ in points), default=0.0)
+    found = min((count for count, _, least in points if least >= enough), default=None)
+    return None if found == max((count for count, _, _ in points), default=None) else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +78,19 @@ class Crossover:
     after: str
 
 
-def leaders(times: Mapping[str, Quartiles]) -> list[str]:
-    """Return the names that this noise does not tell apart from the fastest, by their medians: one where it is decided.
-
-    An arm is told apart when its lower quartile lies above the upper quartile of the arm with the smallest median.
-    """
-    ordered = sorted(times, key=lambda name: (times[name].median, name))
-    return [name for name in ordered if times[name].low <= times[ordered[0]].high]
-
-
 def winners(arms: Mapping[str, Mapping[int, Quartiles]]) -> dict[int, str | None]:
-    """Return the fastest arm at every size that all arms have, ascending; None where it is undecided."""
+    """Return the arm whose upper quartile lies below all others' lower ones, at every size that all arms have."""
     common = sorted(set[int].intersection(*(set(times) for times in arms.values()))) if arms else []
     found: dict[int, str | None] = {}
     for size in common:
-        first, *others = leaders({name: times[size] for name, times in arms.items()})
-        found[size] = None if others else first
+        first, *others = sorted(arms, key=lambda name: (arms[name][size].median, name))
+        apart = all(arms[name][size].low > arms[first][size].high for name in others)
+        found[size] = first if apart else None
     return found
 
 
 def crossovers(fastest: Mapping[int, str | None]) -> Sequence[Crossover]:
-    """Return where the winner changes, from `winners`; sizes in any order."""
+    """Return where the winner changes, from `compare.winners`; sizes in any order."""
     decided = [(size, name) for size, name in sorted(fastest.items()) if name is not None]
     pairs = pairwise(decided)
     return [Crossover(below, above, before, after) for (below, before), (above, after) in pairs if before != after]
@@ -113,21 +109,21 @@ class QueueKnee:
         return self.submit_us / self.shallow_us
 
 
-def find_queue_knee(times: Mapping[int, Quartiles]) -> QueueKnee | None:
-    """Return the first depth at which a submission takes more than `RISE` times as long as on a shallow queue, or None.
+def find_queue_knee(times: Mapping[int, Visits]) -> QueueKnee | None:
+    """Return the first depth at which a submission is slower than on a shallow queue by `QUEUE_KNEE`, or None.
 
-    `times` are the quartiles of the submission's time, by the number of swaps that were queued before it. The
-    `SHALLOW` smallest depths are the shallow queue: its time is the median of their medians. A depth counts when its
-    lower quartile is beyond that and above the upper quartile of every shallow depth.
+    `times` are those of the submission, by the number of swaps that were queued before it. The `SHALLOW` smallest
+    depths are the shallow queue: its time in a round is the median of theirs.
     """
     depths = sorted(times)
-    shallow = [times[depth] for depth in depths[:SHALLOW]]
-    if len(depths) <= SHALLOW or (shallow_us := median(part.median for part in shallow)) <= 0:
+    if len(depths) <= SHALLOW:
         return None
-    noise_us = max(part.high for part in shallow)
+    first = [times[depth] for depth in depths[:SHALLOW]]
+    rounds = first[0].keys() & first[1].keys() & first[2].keys()
+    shallow = {number: median(visits[number] for visits in first) for number in rounds}
     for depth in depths[SHALLOW:]:
-        if times[depth].low > max(RISE * shallow_us, noise_us):
-            return QueueKnee(depth, times[depth].median, shallow_us)
+        if shallow and compare_visits(shallow, times[depth], QUEUE_KNEE).verdict is Verdict.SLOWER:
+            return QueueKnee(depth, median(times[depth].values()), median(shallow.values()))
     return None
 
 

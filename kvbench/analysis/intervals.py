@@ -22,7 +22,6 @@ CONFIDENCE: Final = 0.95
 OUTLIER_SIGMAS: Final = 5.0
 _MIN_SPREAD: Final = 6
 _EXACT_UP_TO: Final = 500
-_EXACT_RANKS: Final = 400
 _MAD_TO_SIGMA: Final = 1.4826
 # How far two runs of one build may lie apart on one machine, measured one after the other: what is bound by the CPU
 # moves with whatever else a host does, and no control says by how much.
@@ -38,19 +37,6 @@ class Quartiles:
     low: float
     median: float
     high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """b / a with its interval; `decided` when the interval excludes 1."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def decided(self) -> bool:
-        return self.low > 1 or self.high < 1
 
 
 def quartiles(samples: Samples) -> Quartiles:
@@ -69,18 +55,6 @@ def median_interval(samples: Samples) -> tuple[float, float]:
     if rank is None:
         return -math.inf, math.inf
     return float(values[rank]), float(values[-1 - rank])
-
-
-def relative_half_width(samples: Samples) -> float:
-    """Return half the median's interval over the median, 0.01 = known to 1%; inf with fewer than 6 samples.
-
-    Raises ValueError for no samples.
-    """
-    low, high = median_interval(samples)
-    if low == high:
-        return 0.0
-    median = float(np.median(samples))
-    return (high - low) / 2 / abs(median) if median and math.isfinite(high) else math.inf
 
 
 def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
@@ -106,56 +80,6 @@ def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, F
         found[:, alike] = np.quantile(values[first[alike][:, None] + np.arange(count)], (0.25, 0.5, 0.75), axis=1)
     low, middle, high = found
     return low, middle, high
-
-
-def paired_ratio(a: Samples, b: Samples) -> Ratio:
-    """Return the median of b[i] / a[i] with its interval; pair i was measured close together in time.
-
-    Samples of one visit share what disturbed the machine meanwhile and are not independent; visits, one of each arm a
-    round, nearly are. So pass the medians of the visits, one a round. The interval is that of the median of the pairs'
-    log ratios (see `median_interval`) and says nothing with fewer than six. Raises ValueError unless there are as many
-    of a as of b, and all positive.
-    """
-    first, second = checked(a), checked(b)
-    if len(first) != len(second):
-        raise ValueError("pairs need as many of one as of the other")
-    if min(first.min(), second.min()) <= 0:
-        raise ValueError("a ratio needs positive samples")
-    logs = np.log(second / first)
-    low, high = median_interval(logs)
-    return Ratio(math.exp(float(np.median(logs))), math.exp(low), math.exp(high))
-
-
-def rank_sum_probability(a: Samples, b: Samples) -> float:
-    """Return how likely samples of one origin are to lie as far apart as a and b, or further (Mann-Whitney, two-sided).
-
-    It rests on order alone and assumes no distribution; a tie counts half. Exact for few samples, from `_EXACT_RANKS`
-    pairs on by the normal limit. With fewer than four of each it never falls to 0.05. Raises ValueError for no samples.
-    """
-    first, second = checked(a), checked(b)
-    pairs = len(first) * len(second)
-    above = float((first[:, None] < second).sum() + (first[:, None] == second).sum() / 2)
-    nearer = math.floor(min(above, pairs - above) + 0.5)
-    if pairs > _EXACT_RANKS:
-        spread = math.sqrt(pairs * (len(first) + len(second) + 1) / 12)
-        return min(1.0, math.erfc((pairs / 2 - nearer - 0.5) / spread / math.sqrt(2)))
-    ways = _rank_sum_ways(len(first), len(second))
-    return min(1.0, 2 * sum(ways[: nearer + 1]) / sum(ways))
-
-
-@lru_cache(maxsize=4096)
-def _rank_sum_ways(m: int, n: int) -> tuple[int, ...]:
-    """Return in how many orders of m and n samples u pairs of m x n are in order, for u = 0, 1, ..., m n.
-
-    They are the coefficients of the Gaussian binomial (m + n over m).
-    """
-    ways = [1] + [0] * (m * n)
-    for k in range(1, m + 1):
-        for u in range(m * n, n + k - 1, -1):  # times 1 - q^(n + k)
-            ways[u] -= ways[u - n - k]
-        for u in range(k, m * n + 1):  # over 1 - q^k
-            ways[u] += ways[u - k]
-    return tuple(ways)
 
 
 @lru_cache(maxsize=4096)

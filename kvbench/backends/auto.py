@@ -34,7 +34,7 @@ DEFAULTS: Final = Policy(
         for state, choices in _BY_DEFAULT.items()
     ),
 )
-NO_POLICY: Final = "auto had no policy and chose by built-in defaults; kvbench policy makes one for --policy"
+NO_POLICY: Final = "auto had no policy and chose by built-in defaults; kvbench tune -p FILE makes one"
 
 
 class Auto:

@@ -87,7 +87,7 @@ class Backend(Protocol):
     """A way of running swaps.
 
     One that runs on SMs may say with `default_sms` how many it takes when none are named: a number, or a rule as in
-    `kvbench.cells.facts`.
+    `kvbench.cells.facts`; one with the axis kernel says with `kernels` which there are.
     """
 
     @property
@@ -155,6 +155,7 @@ def facts_of(backend: Backend, device: DeviceFacts) -> BackendFacts:
             backend.axes(device),
             backend.unavailable(device),
             (SmsRow(usual),) if isinstance(usual, int) else usual,
+            getattr(backend, "kernels", ()),
         )
     except Exception as error:  # as in _load
         return BackendFacts(backend.name, "does not describe itself", frozenset(), _line(error))

@@ -80,6 +80,7 @@ class Sm:
 
     name = "sm"
     summary = "our copy kernel on a chosen number of SMs"
+    kernels = ("bulk", "lanes")
     default_sms = DEFAULT_SMS
 
     def __init__(self) -> None:

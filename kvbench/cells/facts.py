@@ -46,7 +46,8 @@ class BackendFacts:
 
     `axes` are the optional axes that it supports on this device (of memory, order, sms, descriptors_per_call, coalesce,
     overlap, queued, streams, kernel); `unavailable` is the reason why it cannot run there, None where it can;
-    `default_sms` is the rule for its SM count when none is asked for.
+    `default_sms` is the rule for its SM count when none is asked for. `kernels` are the first words of the kernels that
+    it can be asked for.
     """
 
     name: str
@@ -54,6 +55,7 @@ class BackendFacts:
     axes: frozenset[str]
     unavailable: str | None = None
     default_sms: SmsRule = DEFAULT_SMS
+    kernels: tuple[str, ...] = ()
 
     def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: float) -> int:
         """Return the SMs that a swap takes when none are named; `pool_bytes` is what its blocks are spread over."""

@@ -7,6 +7,8 @@ from typing import Final
 from kvbench.units import format_size, parse_size
 
 RULE: Final = "rule"
+# The launch shape of vLLM's Triton path.
+VLLM: Final = "vllm"
 _MAX_DEPTH: Final = 32
 _LINE_BYTES: Final = 128
 # What a block of threads may use on sm_90 less what the kernel keeps beside its stages.
@@ -46,13 +48,15 @@ class KernelShape:
         """Read a shape as `str` writes it; raises ValueError."""
         match = re.fullmatch(r"(bulk|lanes)-(\d{1,2})x(\d{1,2})x(\d{1,6}[A-Za-z]*)", text)
         if match is None:
-            raise ValueError(f"{text!r} is no kernel; write bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE or {RULE}")
+            raise ValueError(
+                f"{text!r} is not a kernel; write bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, {VLLM} or {RULE}"
+            )
         return cls(match[1], int(match[2]), int(match[3]), parse_size(match[4]))
 
     @classmethod
     def canonical(cls, text: str) -> str:
-        """Return a shape, or the word for the rule, as a cell holds it; raises ValueError."""
-        return text if text == RULE else str(cls.parse(text))
+        """Return a shape, or a word that stands for one, as a cell holds it; raises ValueError."""
+        return text if text in (RULE, VLLM) else str(cls.parse(text))
 
     @property
     def defines(self) -> tuple[str, ...]:

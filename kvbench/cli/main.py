@@ -7,7 +7,7 @@ from typing import Final
 import typer
 
 from kvbench._version import __version__
-from kvbench.cli import doctor, gate, listing, policy, report, sweep
+from kvbench.cli import doctor, gate, listing, report, sweep, tune
 from kvbench.errors import ExitCode, KvbenchError, brief
 from kvbench.text import printable
 
@@ -37,7 +37,7 @@ def _root(
 
 app.command(epilog=sweep.EPILOG)(sweep.sweep)
 app.command()(report.report)
-app.command()(policy.policy)
+app.command()(tune.tune)
 app.add_typer(gate.gate)
 app.command("list")(listing.listing)
 app.command()(doctor.doctor)

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from statistics import median
+from typing import TextIO
 
 import msgspec
 from rich.console import Console
@@ -23,9 +24,10 @@ SHOWN_CELLS = 20
 
 
 class PlainReporter:
-    """A line at the start, one every ten seconds, one for each failure, one at the end."""
+    """A line at the start, one every ten seconds, one for each failure, one at the end, to `file`."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file
         self._made = 0
         self._done_before = 0
         self._total = 0
@@ -92,7 +94,7 @@ class PlainReporter:
             self._say(f"skipped {count} cells: {reason}")
 
     def _say(self, line: str) -> None:
-        print(line, flush=True)
+        print(line, flush=True, file=self._file)
 
 
 class TerminalReporter(PlainReporter):
@@ -176,11 +178,11 @@ class JsonReporter:
         print(json.dumps({"event": event, **fields}), flush=True)
 
 
-def make_reporter(as_json: bool) -> JsonReporter | PlainReporter:
-    """Return the reporter that fits stdout."""
+def make_reporter(as_json: bool, file: TextIO | None = None) -> JsonReporter | PlainReporter:
+    """Return the reporter that fits stdout, or plain lines for another `file`."""
     if as_json:
         return JsonReporter()
-    return TerminalReporter() if sys.stdout.isatty() else PlainReporter()
+    return TerminalReporter() if file is None and sys.stdout.isatty() else PlainReporter(file)
 
 
 def device_line(opened: Opened) -> str:

@@ -135,7 +135,7 @@ def sweep(
         if rank is not None:
             if out is None:
                 raise UsageError(f"{rank.count} ranks: say where their runs go, --out DIR")
-            outcomes = [start_sweep(spec, out / f"rank-{rank.number}", command, reporter, rank)]
+            outcomes = [start_sweep(spec, out / f"rank-{rank.number}", command, reporter, rank=rank)]
         elif len(spec.devices) > 1:
             outcomes = start_together(spec, folder, command, reporter)
         else:
@@ -166,7 +166,7 @@ def _policy_at(path: Path) -> Policy:
 
     policy = SweepSpec.from_plain(load_run(path).info.spec).policy
     if policy is None:
-        raise UsageError(f"--policy {path}: this run went by none; kvbench policy {path} -o FILE makes one of it")
+        raise UsageError(f"--policy {path}: this run went by none; kvbench tune {path} -p FILE makes one of it")
     return policy
 
 

@@ -151,6 +151,41 @@ def _process_name(machine: Machine, pid: int) -> str | None:
         return None
 
 
+def _ecc(machine: Machine) -> bool:
+    current, _ = machine.ask("nvmlDeviceGetEccMode")
+    return bool(current)
+
+
+def _iommu(machine: Machine) -> str:
+    """Return the type of the GPU's IOMMU domain ("DMA-FQ", "identity"), "none" where it is in no group; raises."""
+    folder = f"sys/bus/pci/devices/{_bus_id(machine)}"
+    try:
+        return machine.sources.text(f"{folder}/iommu_group/type")
+    except FileNotFoundError:
+        machine.sources.text(f"{folder}/vendor")
+        return "none"
+
+
+def _pool_pages(machine: Machine) -> dict[str, Json]:
+    """Return the page size of the worker's largest mapping, its host pool, and its bytes in huge pages; raises."""
+    (pid,) = machine.own_pids
+    mappings: list[dict[str, int]] = []
+    for line in machine.sources.text(f"proc/{pid}/smaps").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "Size":
+            mappings.append({})
+        if mappings and rest.endswith(" kB"):
+            mappings[-1][name] = int(rest.split()[0]) * KIB
+    largest = max(mappings, key=lambda mapping: mapping["Size"])
+    huge = sum(largest.get(name, 0) for name in ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped"))
+    return {"page_bytes": largest["KernelPageSize"], "huge_bytes": huge}
+
+
+def _huge_pages(machine: Machine) -> str:
+    words = machine.sources.text("sys/kernel/mm/transparent_hugepage/enabled")
+    return words.partition("[")[2].partition("]")[0]
+
+
 def _number(function: str, *arguments: int) -> Callable[[Machine], int]:
     return lambda machine: int(machine.ask(function, *arguments))
 
@@ -194,6 +229,15 @@ OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
     "gpu_memory_used_bytes": _member("nvmlDeviceGetMemoryInfo", "used"),
     "gpu_memory_total_bytes": _member("nvmlDeviceGetMemoryInfo", "total"),
     "other_processes": _other_processes,
+    "gpu_uuid": lambda machine: str(machine.ask("nvmlDeviceGetUUID")),
+    "ecc": _ecc,
+    "power_limit_w": lambda machine: int(machine.ask("nvmlDeviceGetEnforcedPowerLimit")) / 1000,
+    "iommu": _iommu,
+    "pool_pages": _pool_pages,
+    "transparent_huge_pages": _huge_pages,
+    "clock_source": lambda machine: machine.sources.text(
+        "sys/devices/system/clocksource/clocksource0/current_clocksource"
+    ),
     "host_load_1min": lambda machine: float(machine.sources.text("proc/loadavg").split()[0]),
     "host_available_bytes": _available_bytes,
     "cpu_governor": lambda machine: machine.sources.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),

@@ -11,9 +11,9 @@ from kvbench.machine.sources import Machine, Sources, open_machine
 
 Value = TypeVar("Value")
 
-# The fixed piece of work that probes a CPU takes up to 1.1 times its best time on a quiet host, and twice on a core
+# The fixed piece of work that probes a CPU takes up to 1.2 times its best time on a quiet host, and twice on a core
 # whose other thread works.
-SLOW_CPU: Final = 1.3
+SLOW_CPU: Final = 1.5
 # Between the first and the second half of a visit; samples of one visit scatter by less on a quiet machine.
 STEP: Final = 1.3
 _MIN_STEPPING: Final = 6
@@ -38,7 +38,7 @@ class GpuClocks:
 
     def read(self) -> Clocks:
         limits = _told(clock_limits, self._machine) or []
-        return Clocks(_told(sm_clock_mhz, self._machine), [str(limit) for limit in limits])
+        return Clocks(_told(sm_clock_mhz, self._machine), tuple(str(limit) for limit in limits))
 
 
 def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[float]) -> list[str]:

@@ -29,11 +29,12 @@ from kvbench.errors import KvbenchError
 from kvbench.machine.probes import cpus_of_node
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.roof import LARGE, SMALL, measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
 from kvbench.measure.what_runs import hash_of_what_runs, is_claimed
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import Beside, Ceiling, Control, Failure, FailureKind, Samples, Visit
+from kvbench.results.schema import Beside, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
 from kvbench.run import protocol
 from kvbench.units import rough_size
 
@@ -65,6 +66,8 @@ class Worker:
                     return self._reserve(request)
                 case protocol.MeasureCeiling():
                     return self._measure_ceiling(request)
+                case protocol.MeasureRoof():
+                    return self._measure_roof(request)
                 case protocol.MeasureControl():
                     return self._measure_control(request)
                 case protocol.MeasureCell():
@@ -113,6 +116,21 @@ class Worker:
         swap_bytes, gpu_us = measure_ceiling(self._bench, Direction(request.direction), request.samples)
         return Ceiling(
             direction=request.direction, round=request.round, swap_bytes=swap_bytes, gpu_us=_to_nanoseconds(gpu_us)
+        )
+
+    def _measure_roof(self, request: protocol.MeasureRoof) -> Roof:
+        assert self._bench is not None
+        times = measure_roof(self._bench, self._backends["sm"], Direction(request.direction), request.samples)
+        return Roof(
+            direction=request.direction,
+            round=request.round,
+            pool_bytes=self._bench.pools.pool_bytes,
+            copy_bytes=LARGE[0] * LARGE[1],
+            copy_us=_to_nanoseconds(times.large_us),
+            blocks=SMALL[0],
+            block_bytes=SMALL[1],
+            scattered_us=_to_nanoseconds(times.scattered_us),
+            dense_us=_to_nanoseconds(times.dense_us),
         )
 
     def _measure_control(self, request: protocol.MeasureControl) -> Control:

@@ -41,7 +41,7 @@ class Pools:
         self._device = device
         self._stream = stream
         self._beside = Stream(device.driver)
-        self._pool_bytes = pool_bytes
+        self.pool_bytes = pool_bytes
         self._device_pool = self._filled(MemoryKind.device, DEVICE_SEED)
         self._host_pools: dict[Memory, Buffer] = {}
 
@@ -96,12 +96,12 @@ class Pools:
             self._fill(buffer, seed)
 
     def _filled(self, kind: MemoryKind, seed: int) -> Buffer:
-        buffer = Buffer(self._device.driver, kind, self._pool_bytes)
+        buffer = Buffer(self._device.driver, kind, self.pool_bytes)
         self._fill(buffer, seed)
         return buffer
 
     def _fill(self, buffer: Buffer, seed: int) -> None:
-        write_words(buffer, _words(0), _words(self._pool_bytes), _words(0), seed, self._stream.handle)
+        write_words(buffer, _words(0), _words(self.pool_bytes), _words(0), seed, self._stream.handle)
 
 
 class Workload:
@@ -173,16 +173,16 @@ class Workload:
         copied = np.zeros(end, dtype=bool)
         copied[rows] = True
         before, behind = rows[~copied[rows - np.uint64(1)]], rows[~copied[rows + np.uint64(1)]]
-        spots = np.unique(self._rng.integers(0, end, SPOT_CHECKS, dtype=np.uint64))
+        spots = self._rng.integers(0, end, SPOT_CHECKS, dtype=np.uint64)
         spots = spots[~copied[spots]]
         ends = before * np.uint64(stride) - np.uint64(edge)
-        starts = np.unique(np.concatenate([(behind + np.uint64(1)), spots])) * np.uint64(stride)
-        offsets = np.concatenate([ends, starts]) if edge < stride else np.unique(np.concatenate([ends, starts]))
+        starts = np.concatenate([behind + np.uint64(1), spots]) * np.uint64(stride)
+        offsets = np.concatenate([ends, starts])
         return offsets, np.full(len(offsets), np.uint64(edge))
 
     def _spots(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
         """Return (offsets, sizes) of the beginnings of some of `rows`."""
-        some = np.unique(self._rng.choice(rows, min(len(rows), SPOT_CHECKS))) * np.uint64(self._cell.block_bytes)
+        some = self._rng.choice(rows, min(len(rows), SPOT_CHECKS)) * np.uint64(self._cell.block_bytes)
         return some, np.full(len(some), np.uint64(min(self._cell.block_bytes, EDGE_BYTES)))
 
     def _write(self, memory: SwapMemory, layout: Layout) -> None:

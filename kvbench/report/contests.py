@@ -7,44 +7,22 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.analysis.curves import leaders
-from kvbench.analysis.intervals import Quartiles
-from kvbench.report.numbers import TIMES, figure
+from kvbench.analysis.compare import Visits
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
-from kvbench.report.tables import rows_of, swap_quartiles
+from kvbench.report.tables import rows_of
 from kvbench.report.view import View
-from kvbench.tune.fit import timed
 
 BATCHED: Final = "batched"
-Shape = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class TimeRatio:
-    """One time over another; `decided` where their quartiles lie apart."""
-
-    value: float
-    decided: bool
-
-    def __str__(self) -> str:
-        return f"{'' if self.decided else '≈ '}{TIMES}{figure(self.value)}"
-
-
-def time_ratio(first: Quartiles, second: Quartiles) -> TimeRatio:
-    decided = len(leaders({"first": first, "second": second})) == 1
-    return TimeRatio(first.median / second.median, decided)
+Shape = tuple[int, int]  # block bytes, blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A backend's cells in one direction and stream state, failed and skipped ones too.
-
-    `times` are the quartiles of `swap_us` in us of those measured, by block bytes and number of blocks.
-    """
+    """A backend's cells in one direction and stream state, failed and skipped ones too; `times` of those measured."""
 
     backend: str
     cells: pd.DataFrame
-    times: Mapping[Shape, Quartiles]
+    times: Mapping[Shape, Visits]
 
     @property
     def is_kernel(self) -> bool:
@@ -70,14 +48,13 @@ def backend_contests(view: View) -> tuple[list[BackendContest], Pinned]:
     for direction, state in product(DIRECTIONS, STATES):
         cells = where(pinned.cells, direction=direction, stream_state=state)
         others = sorted(set(cells["backend"]) - {BATCHED})
-        arms = [arm for name in (BATCHED, *others) if (arm := arm_of(cells, name))]
+        arms = [arm for name in (BATCHED, *others) if (arm := _arm(view, where(cells, backend=name))).times]
         if len(arms) > 1 and arms[0].backend == BATCHED:
             found.append(BackendContest(direction, state, arms))
     return found, pinned
 
 
-def arm_of(cells: pd.DataFrame, backend: str) -> Arm | None:
-    """Return the arm of `backend` among cells of one direction and state, None where none of them has a time."""
-    own = where(cells, backend=backend)
-    times = {(int(row["block_bytes"]), int(row["blocks"])): swap_quartiles(row) for row in rows_of(timed(own))}
-    return Arm(backend, own, times) if times else None
+def _arm(view: View, cells: pd.DataFrame) -> Arm:
+    rows = [row for row in rows_of(cells) if row["cell_id"] in view.visits]
+    times = {(int(row["block_bytes"]), int(row["blocks"])): view.visits[row["cell_id"]] for row in rows}
+    return Arm(str(rows[0]["backend"]) if rows else "", cells, times)

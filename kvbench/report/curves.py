@@ -1,7 +1,8 @@
-"""GB/s over block sizes and over SM counts: the curves of a run, and the charts of such curves."""
+"""Curves of a run (GB/s over block sizes or SM counts, submission times over queued swaps) and charts of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import pandas as pd
@@ -19,18 +20,17 @@ MIN_COUNTS: Final = 3
 # More rows of panels than these take longer to draw than to read: the tables have them all.
 MOST_ROWS: Final = 4
 GBPS: Final = PlotAxis("GB/s", "figure", "linear")
+_RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
 POINT_COLUMNS: Final = (
-    "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_q1",
-    "gbps_q3", "ceiling_gbps", "ceiling_share", "swap_us_median", "samples", "rounds", "cell_id",
+    "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_low",
+    "gbps_high", "gbps_q1", "gbps_q3", "ceiling_gbps", "ceiling_share", "swap_us_median", "samples", "rounds",
+    "cell_id",
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RateCurve:
-    """Measured points ascending in `x` (block bytes or SMs); `panel` is N or the block bytes.
-
-    Where runs are compared, `run` is the place of its run among them and that run's label.
-    """
+    """Measured points ascending in `x` (block bytes or SMs); `panel` is N or the block bytes."""
 
     backend: str
     direction: str
@@ -38,39 +38,18 @@ class RateCurve:
     panel: int
     x: Sequence[int]
     points: pd.DataFrame
-    run: tuple[int, str] | None = None
 
-    @property
-    def gbps(self) -> Sequence[float]:
-        return self._column("gbps")
-
-    @property
+    @cached_property
     def cliff(self) -> Cliff | None:
         """The largest jump beyond noise, where `x` are block bytes."""
-        return find_cliff(self.x, self.gbps, self._column("gbps_q1"), self._column("gbps_q3"))
+        return find_cliff(self.x, self.column("gbps"), self.column("gbps_low"), self.column("gbps_high"))
 
-    @property
+    @cached_property
     def knee(self) -> int | None:
-        """The first SM count within 5% of the best, where `x` are SMs."""
-        return knee(self.x, self.gbps)
+        """The SM count from which more do not help, where `x` are SMs."""
+        return knee(self.x, self.column("gbps"), self.column("gbps_low"))
 
-    def line(self, run: str, marks: Sequence[PlotMark]) -> PlotLine:
-        """Return the line of a chart; those of one backend are told apart by the stream's state, or by their run."""
-        place, label = self.run or (STATES.index(self.state), run)
-        return PlotLine(
-            run=label,
-            label=f"{self.backend}, run {label}" if self.run else f"{self.backend}, {self.state} stream",
-            backend=self.backend,
-            dashed=place > 0,
-            x=self.x,
-            y=self.gbps,
-            low=self._column("gbps_q1"),
-            high=self._column("gbps_q3"),
-            cell_ids=list(self.points["cell_id"]),
-            marks=marks,
-        )
-
-    def _column(self, name: str) -> list[float]:
+    def column(self, name: str) -> list[float]:
         return [float(value) for value in self.points[name]]
 
 
@@ -151,27 +130,46 @@ def curve_chart(
 
     `stem` is for a chart besides the one that is called like its kind.
     """
-    by_way = {way: where(curves.cells, status="ok", direction=way) for way in DIRECTIONS}
-    grid = [
-        [
-            plot_panel(kind, f"{way}{words}", curves.at(panel, way), view.label, ceiling_of(cells))
-            for way, cells in by_way.items()
-            if not cells.empty
-        ]
-        for panel, words in rows.items()
-    ]
-    points = pd.concat([curve.points for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)])
+    shown = [curve for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)]
+    points = pd.concat([curve.points for curve in shown])
+    ceilings = {way: ceiling_of(where(curves.cells, status="ok", direction=way)) for way in DIRECTIONS}
+    panels = curve_panels(
+        curves, rows, lambda curve: curve_line(view.label, curve, curve.points, _RATES, kind.marks(curve)), ceilings
+    )
     footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.words(points)]
     words = chart_words(view, title, f"{sample_words(points)} · band: quartiles", footer)
-    plot = LinePlot(kind.x, GBPS, grid)
+    plot = LinePlot(kind.x, GBPS, panels)
     return Chart(f"{stem or kind.name}-{view.label}", words, plot, points[list(POINT_COLUMNS)])
 
 
-def plot_panel(
-    kind: CurveKind, title: str, curves: Sequence[RateCurve], run: str, ceiling_gbps: float | None = None
-) -> PlotPanel:
-    """Return what is drawn of `curves`; `run` is the label of the run of those that do not name theirs."""
-    return PlotPanel(title, [curve.line(run, kind.marks(curve)) for curve in curves], ceiling_gbps)
+def curve_panels(
+    curves: RateCurves,
+    rows: Mapping[int, str],
+    line: Callable[[RateCurve], PlotLine],
+    ceilings: Mapping[str, float | None],
+) -> list[list[PlotPanel]]:
+    """Return a row of panels for each of `rows`, one a direction; `ceilings` are in the unit of the lines."""
+    ways = [way for way in DIRECTIONS if way in set(where(curves.cells, status="ok")["direction"])]
+    return [
+        [
+            PlotPanel(f"{way}{words}", [line(curve) for curve in curves.at(panel, way)], ceilings.get(way))
+            for way in ways
+        ]
+        for panel, words in rows.items()
+    ]
+
+
+def curve_line(
+    run: str, curve: RateCurve, points: pd.DataFrame, columns: Sequence[str], marks: Sequence[PlotMark] = ()
+) -> PlotLine:
+    """Return the line of a curve in a chart; those of one backend are told apart by the stream's state.
+
+    `columns` of `points`, which are the curve's, hold what is drawn and the ends of its band.
+    """
+    label = f"{curve.backend}, {curve.state} stream"
+    y, low, high = ([float(value) for value in points[name]] for name in columns)
+    cells = list(points["cell_id"])
+    return PlotLine(run, label, curve.backend, curve.state != STATES[0], curve.x, y, low, high, cells, marks)
 
 
 def spread(values: Sequence[int]) -> list[int]:

@@ -92,7 +92,11 @@ def definitions() -> list[Text]:
     rate = "GB/s: 10^9 bytes a second, bytes of one swap over the median of "
     return [
         *((Code(name.removesuffix("_median")), f": {COLUMNS[name].partition(': ')[2]}") for name in medians),
-        (rate, Code("swap_us"), "; bands are its quartiles"),
+        (
+            rate,
+            Code("swap_us"),
+            " of the visits; bands are the quartiles of all samples, a spread that decides nothing",
+        ),
         "ceiling: median GB/s of large plain copies in the same run and direction",
     ]
 

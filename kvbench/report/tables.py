@@ -5,10 +5,10 @@ from typing import Any, Final, TypeVar
 
 import pandas as pd
 
-from kvbench.analysis.curves import leaders
-from kvbench.analysis.intervals import Quartiles
-from kvbench.report.model import ChartWords, Code, Span, Strong, Text, spans
-from kvbench.report.numbers import ABSENT, figure, superscript
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, by_chance, leaders
+from kvbench.analysis.margins import IN_TURN
+from kvbench.report.model import ChartWords, Code, Span, Strong, Text
+from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, superscript
 from kvbench.report.select import STATES, Pinned
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.text import short
@@ -25,9 +25,16 @@ INCLUDES: Final = {
     "submit_us": "Host time inside the submission call or calls, preparation not included",
 }
 
+SAME: Final = f"the same within {IN_TURN.fraction:.0%}, because {IN_TURN.reason}"
+MARKS: Final[Text] = (
+    Strong("Bold"),
+    f": faster than all others of its row. ≈: not told apart from the fastest: {SAME}; or undecided",
+)
+
 Row = dict[str, Any]
 Item = TypeVar("Item")
 Key = TypeVar("Key")
+Shown = TypeVar("Shown", str, Text)
 
 
 class Footnotes:
@@ -51,12 +58,7 @@ def rows_of(cells: pd.DataFrame) -> list[Row]:
     return [dict(zip(names, row, strict=True)) for row in zip(*(cells[name].tolist() for name in names), strict=True)]
 
 
-def swap_quartiles(row: Row, suffix: str = "") -> Quartiles:
-    """Return the quartiles of a cell's swap_us; `suffix` is that of its columns in a table of pairs."""
-    return Quartiles(*(float(row[f"swap_us_{part}{suffix}"]) for part in ("q1", "median", "q3")))
-
-
-def shown(row: Row | None, notes: Footnotes, show: Callable[[Row], str]) -> str:
+def shown(row: Row | None, notes: Footnotes, show: Callable[[Row], Shown]) -> Shown | str:
     """Return a cell of a table: its figure, a footnote's mark where it has none, blank where the run never asked."""
     if row is None:
         return ""
@@ -73,16 +75,46 @@ def milliseconds(row: Row) -> str:
     return figure(float(row["swap_us_median"]) / 1e3)
 
 
-def undecided(text: Text) -> Text:
-    """Return `text` with the mark of what noise hides."""
-    return f"≈ {text}" if isinstance(text, str) else ("≈ ", *spans(text))
+def mark_fastest(texts: Mapping[str, str], arms: Mapping[str, Visits]) -> dict[str, Text]:
+    """Return `texts` with the fastest of `arms` in bold, or "≈" before all that it is not told apart from.
 
-
-def mark_fastest(texts: Mapping[str, str], times: Mapping[str, Quartiles]) -> dict[str, Text]:
-    """Return `texts` with the fastest of `times` in bold, or "≈" before all that it is not told apart from."""
-    first = leaders(times) if len(times) > 1 else []
-    marked = {name: Strong(texts[name]) if len(first) == 1 else undecided(texts[name]) for name in first}
+    Where an arm has too few visits to tell, nothing is marked; `few_visits` says so.
+    """
+    if len(arms) < 2 or min(map(len, arms.values())) < MIN_PAIRS:
+        return dict(texts)
+    first = leaders(arms, IN_TURN)
+    marked = {name: Strong(texts[name]) if len(first) == 1 else f"≈ {texts[name]}" for name in first}
     return {**texts, **marked}
+
+
+def ratio_words(found: Comparison) -> str:
+    """Return a ratio of times, with "≈" where the two are not told apart."""
+    return f"{'' if found.told_apart else '≈ '}{TIMES}{figure(found.ratio)}"
+
+
+def few_visits(cells: pd.DataFrame) -> list[Text]:
+    """Return the note of a table in which some cells have too few visits for any verdict."""
+    fewest = int(cells["rounds"].min())
+    said = f"Undecided for too few visits: some cells have {fewest}, and {MIN_PAIRS} of each are needed to compare two"
+    return [said] if fewest < MIN_PAIRS else []
+
+
+def family(comparisons: int) -> list[Text]:
+    """Return the note of a table with as many comparisons: how many differences chance alone would show."""
+    found = (
+        f"Of {count(comparisons)} comparisons of equal things chance alone shows {by_chance(comparisons)} as different"
+    )
+    return [f"{found}, at most"] if comparisons > 1 else []
+
+
+def grid_table(
+    cells: pd.DataFrame, notes: "Footnotes", show: Callable[[Row], Text]
+) -> tuple[list[str], list[list[Text]]]:
+    """Return the header and the rows of a table of `cells`: block sizes down, numbers of blocks to the right."""
+    grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in rows_of(cells)}
+    sizes, counts = (sorted({point[place] for point in grid}) for place in (0, 1))
+    body = [[bytes_size(size), *(shown(grid.get((size, n)), notes, show) for n in counts)] for size in sizes]
+    return ["Block size", *(f"N = {count(n)}" for n in counts)], body
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -12,14 +12,15 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.analysis.compare import Comparison, Visits, compare_visits
+from kvbench.analysis.margins import IN_TURN, STEADY_CEILING
 from kvbench.report.numbers import noun
 from kvbench.report.select import spelled_out
 from kvbench.results import Ceiling, Failure, Run, Visit
+from kvbench.results.frame import visit_times
 from kvbench.text import short
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
-# Large copies on a quiet machine repeat within this share.
-STEADY_CEILING: Final = 0.02
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,18 @@ class View:
         """Every raw sample, failed cells' too, in the order of the journal."""
         return self.run.samples()
 
-    def samples(self, cell_ids: Collection[str]) -> dict[str, pd.DataFrame]:
-        """Return the raw samples of some cells, by cell id."""
-        own = self.all_samples[self.all_samples["cell_id"].isin(cell_ids)]
-        return {str(cell_id): samples for cell_id, samples in own.groupby("cell_id")}
+    @cached_property
+    def visits(self) -> Mapping[str, Visits]:
+        """What is compared: the median of swap_us in every visit, by cell id."""
+        return self.visits_of("swap_us")
+
+    def visits_of(self, time: str) -> Mapping[str, Visits]:
+        """Return the median of a time of `kvbench.results.frame.TIMES` in every visit, by cell id."""
+        return visit_times(self.frame, self.all_samples, time)
+
+    def compare(self, base: str, other: str) -> Comparison:
+        """Compare the times of a swap of two cells of this run, which stand there by their ids."""
+        return compare_visits(self.visits.get(base, {}), self.visits.get(other, {}), IN_TURN)
 
     @property
     def on_host(self) -> bool:
@@ -119,7 +128,7 @@ def _moving_ceilings(run: Run) -> list[str]:
         f"the {direction} ceiling moved between {min(seen):.1f} and {max(seen):.1f} GB/s from round to round: "
         "something else used the link or the host's memory, and other figures moved with it"
         for direction, seen in rates.items()
-        if max(seen) > (1 + STEADY_CEILING) * min(seen)
+        if max(seen) > (1 + STEADY_CEILING.fraction) * min(seen)
     ]
 
 

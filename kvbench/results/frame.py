@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,11 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
+from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.schema import COLUMNS, SAMPLE_COLUMNS, Beside, CellRecord, Failure, Record, Samples, Skip, Visit
+
+if TYPE_CHECKING:
+    from kvbench.results.rundir import Reach
 
 TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
 _RAW: Final = Samples.__struct_fields__
@@ -33,8 +37,9 @@ _COLUMNS: Final = (
     *_AXIS_COLUMNS,
     "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "swap_us_low", "swap_us_high",
     "gbps", "gbps_q1", "gbps_q3", "gbps_low", "gbps_high", "latency_gbps", "execution_gbps", "sustained_gbps",
-    *_BESIDE, "ceiling_gbps", "ceiling_share", "path", "chosen", "order_note", "state_held", "execution_only",
-    "depth_held",
+    *_BESIDE,
+    "ceiling_gbps", "ceiling_share", "limit_blocks_per_s", "roof_gbps", "roof_share",
+    "path", "chosen", "order_note", "state_held", "execution_only", "depth_held",
     "stopped_by", "repeated", "disturbed", "verified_bytes", "warnings", "cell_id", "command",
 )  # fmt: skip
 _ORDER: Final = tuple(
@@ -69,16 +74,21 @@ class _History:
 
 
 def summarize(
-    records: Sequence[Record], ceilings: Mapping[str, float], device: str, samples: pd.DataFrame
+    records: Sequence[Record],
+    ceilings: Mapping[str, float],
+    roofs: "Mapping[str, Reach]",
+    device: str,
+    samples: pd.DataFrame,
 ) -> pd.DataFrame:
     """Return a row per cell; a failed or skipped cell has its reason and no figures.
 
-    `ceilings` are direction -> GB/s; `device` stands in every row; `samples` are those of `long_samples`.
+    `ceilings` are direction -> GB/s, `roofs` as of `Run.roofs`; `device` stands in every row; `samples` are those of
+    `long_samples`.
     """
     histories = _histories(records)
     measured = [cell for cell, story in histories.items() if story.status == "ok"]
     frame = pd.DataFrame(
-        [_words(cell, story, ceilings) for cell, story in histories.items()],
+        [_words(cell, story) | _limits(cell, ceilings, roofs) for cell, story in histories.items()],
         columns=[name for name in _COLUMNS if name not in _FIGURES],
     )
     figures = _figures(measured, samples).reindex(range(len(frame)))
@@ -95,6 +105,7 @@ def summarize(
     frame["gbps_high"] = frame["swap_bytes"] / frame["swap_us_low"] / 1e3
     for state in StreamState:
         frame[f"{state.quantity}_gbps"] = frame["gbps"].where(frame["stream_state"] == state.value)
+    frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     typed = _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
     return typed.copy()  # columns of one type side by side: pandas warns of more than a hundred blocks
@@ -106,13 +117,14 @@ def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[(frame["queued"] == 0) & (frame["streams"] == 1) & lonely]
 
 
-def visit_times(frame: pd.DataFrame, samples: pd.DataFrame) -> dict[str, dict[int, float]]:
-    """Return cell id -> round -> median of swap_us of that visit, for the cells of `frame` that have a figure.
+def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us") -> dict[str, dict[int, float]]:
+    """Return cell id -> round -> median of one of `TIMES` in that visit, for the cells of `frame` that have a figure.
 
-    `frame` is of `summarize`, `samples` of `long_samples`.
+    `frame` is of `summarize`, `samples` of `long_samples`; a visit without a positive time is left out.
     """
-    told = frame.loc[frame["swap_us_median"] > 0, "cell_id"]
-    medians = samples[samples["cell_id"].isin(told)].groupby(["cell_id", "round"], sort=False)["swap_us"].median()
+    told = frame.loc[frame[f"{time}_median"] > 0, "cell_id"]
+    medians = samples[samples["cell_id"].isin(told)].groupby(["cell_id", "round"], sort=False)[time].median()
+    medians = medians[(medians > 0) & np.isfinite(medians)]
     by_cell = medians.groupby(level="cell_id", sort=False)
     return {str(cell): dict(zip(own.index.get_level_values("round"), own, strict=True)) for cell, own in by_cell}
 
@@ -155,7 +167,19 @@ def _histories(records: Sequence[Record]) -> dict[Cell, _History]:
     return dict(sorted(found.items(), key=lambda story: story[1].status != "ok"))
 
 
-def _words(cell: Cell, story: _History, ceilings: Mapping[str, float]) -> dict[str, Any]:
+def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: "Mapping[str, Reach]") -> dict[str, float]:
+    """Return what the cell can reach; NaN where the run does not tell."""
+    ceiling, reach = ceilings.get(cell.direction, math.nan), roofs.get(cell.direction)
+    if reach is None:
+        return {"ceiling_gbps": ceiling, "limit_blocks_per_s": math.nan, "roof_gbps": math.nan}
+    limit = reach.limit_blocks_per_s or math.nan
+    roof = ceiling if cell.sms is None else reach.sm_gbps
+    if cell.pool_bytes >= SCATTERED_FROM_BYTES and math.isfinite(limit):
+        roof = min(roof, limit * cell.block_bytes / 1e9)
+    return {"ceiling_gbps": ceiling, "limit_blocks_per_s": limit, "roof_gbps": roof}
+
+
+def _words(cell: Cell, story: _History) -> dict[str, Any]:
     visits = story.visits
     reasons = [f"{failure.kind}: {failure.message}" for failure in story.failures] or [
         skip.reason for skip in story.skips
@@ -169,7 +193,6 @@ def _words(cell: Cell, story: _History, ceilings: Mapping[str, float]) -> dict[s
             "status": story.status,
             "reason": None if story.status == "ok" else _joined(reasons) or "no reason recorded",
             "rounds": len(visits),
-            "ceiling_gbps": ceilings.get(cell.direction, float("nan")),
             "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
             "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
             "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,

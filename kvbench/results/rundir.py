@@ -19,7 +19,7 @@ import msgspec
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.files import open_regular, raise_if_no_room, read_capped, write_whole
 from kvbench.results.journal import JournalWriter, Position, read_lines
-from kvbench.results.schema import SCHEMA, Ceiling, Control, Record, RunInfo, RunStatus
+from kvbench.results.schema import SCHEMA, Ceiling, Control, Record, Roof, RunInfo, RunStatus
 from kvbench.text import printable, printable_tree
 from kvbench.units import gigabytes_per_second
 
@@ -37,6 +37,30 @@ _LINE_CAP_BYTES: Final = 64 << 20
 
 class _Version(msgspec.Struct):
     schema: int
+
+
+# Scattered small blocks that take no longer than this many times what the same blocks take side by side do not meet a
+# limit of address translation.
+_LIMITED: Final = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What SM copies reach one way: GB/s in large blocks, and scattered blocks a second (None: no limit in reach)."""
+
+    sm_gbps: float
+    limit_blocks_per_s: float | None
+
+    @classmethod
+    def of(cls, roofs: "Sequence[Roof]") -> Self:
+        """Return the medians of `roofs`, of one direction and at least one."""
+        scattered_us, dense_us, copy_us = (
+            median(time for roof in roofs for time in getattr(roof, name))
+            for name in ("scattered_us", "dense_us", "copy_us")
+        )
+        limited = scattered_us > _LIMITED * dense_us
+        limit = roofs[0].blocks / scattered_us * 1e6 if limited else None
+        return cls(gigabytes_per_second(roofs[0].copy_bytes, copy_us), limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +81,7 @@ class Run:
 
         raw = self.samples() if samples is None else samples
         ceilings = {way: median(rates) for way, rates in self.ceilings().items() if rates}
-        return summarize(self.records, ceilings, device_label(self.info), raw)
+        return summarize(self.records, ceilings, self.roofs(), device_label(self.info), raw)
 
     def samples(self) -> "pd.DataFrame":
         """Return every raw sample, failed cells' too: cell_id, round, sample, and the times in microseconds."""
@@ -78,6 +102,14 @@ class Run:
     def ceilings(self) -> dict[str, list[float]]:
         """Return direction -> GB/s of every large copy for the ceiling, in the journal's order."""
         return _rates((r.direction, r.swap_bytes, r.gpu_us) for r in self.records if isinstance(r, Ceiling))
+
+    def roofs(self) -> "dict[str, Reach]":
+        """Return direction -> what SM copies reach; empty for a run that did not measure it."""
+        found: dict[str, list[Roof]] = {}
+        for record in self.records:
+            if isinstance(record, Roof) and min(map(min, (record.copy_us, record.scattered_us, record.dense_us))) > 0:
+                found.setdefault(record.direction, []).append(record)
+        return {way: Reach.of(roofs) for way, roofs in found.items()}
 
     def controls(self) -> dict[str, list[float]]:
         """Return direction -> GB/s of every control copy, in the journal's order; empty for a run without controls."""

@@ -123,6 +123,23 @@ class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
     gpu_us: list[_TimeUs]
 
 
+class Roof(_Record, tag="roof", frozen=True, kw_only=True):
+    """What SM copies reach one way: copies of `copy_bytes` in large blocks, and `blocks` small blocks on all SMs.
+
+    The small ones lie scattered over `pool_bytes`, fresh, or side by side and the same. Times are those of execution.
+    """
+
+    direction: Literal["h2d", "d2h"]
+    round: _Count
+    pool_bytes: _Positive
+    copy_bytes: _Positive
+    copy_us: list[_TimeUs]
+    blocks: _Positive
+    block_bytes: _Positive
+    scattered_us: list[_TimeUs]
+    dense_us: list[_TimeUs]
+
+
 class Control(_Record, tag="control", frozen=True, kw_only=True):
     """Large plain copies one way that the engine has no part in: `copy_bytes` in each, times in `gpu_us`.
 
@@ -183,7 +200,7 @@ class Note(_Record, tag="note", frozen=True, kw_only=True):
     text: str
 
 
-Record = Skip | Ceiling | Control | Visit | Failure | Note
+Record = Skip | Ceiling | Roof | Control | Visit | Failure | Note
 CellRecord = Skip | Visit | Failure
 
 _TIMES: Final = {
@@ -257,6 +274,11 @@ COLUMNS: Final[dict[str, str]] = {
     "one_block_beside_us": "the same beside the neighbour",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction, same run",
     "ceiling_share": "gbps / ceiling_gbps",
+    "limit_blocks_per_s": "the translation limit: scattered small blocks a second that SM copies reach in this "
+    "direction, same run; empty where the device has none in reach, or the run did not measure it",
+    "roof_gbps": "what this cell can reach: large SM copies (for a kernel) or ceiling_gbps, and no more than "
+    "limit_blocks_per_s blocks a second where they are scattered over 1 GiB or more",
+    "roof_share": "gbps / roof_gbps",
     "path": "effective path: what really ran; where visits differ, that of most comes first",
     "chosen": "what auto chose for the cell: a backend and its axes",
     "order_note": 'a mark on an access order that needs care ("any on d2h")',

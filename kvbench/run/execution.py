@@ -18,14 +18,17 @@ from kvbench.cells.locality import region_bytes
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
 from kvbench.results import RunWriter, load_run
-from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, RunStatus, Skip, Visit
-from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, Opened
+from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Roof, RunStatus, Skip, Visit
+from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
 from kvbench.sweep.spec import SweepSpec
+from kvbench.tune.search import Search
 from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
+# Scattered throughput is nearly flat from here on.
+ROOF_POOL_BYTES: Final = 4 << 30
 # Of a visit that was disturbed.
 MAX_REPEATS: Final = 2
 LOG_FILE: Final = "worker.log"
@@ -62,6 +65,7 @@ class Progress:
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.visits: set[tuple[str, int, int]] = set()
         self.ceilings: set[tuple[str, int]] = set()
+        self.roofs: set[str] = set()
         self.controls: set[tuple[str, int]] = set()
         self.failed: set[str] = set()
         self.skipped: set[str] = set()
@@ -78,6 +82,8 @@ class Progress:
                 self.skipped.add(record.cell.id)
             case Ceiling():
                 self.ceilings.add((record.direction, record.round))
+            case Roof():
+                self.roofs.add(record.direction)
             case Control():
                 self.controls.add((record.direction, record.round))
 
@@ -94,7 +100,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Execution:
-    """A planned sweep, its worker and its journal."""
+    """A planned sweep, its worker and its journal; a `search` decides from what was measured what is visited next."""
 
     spec: SweepSpec
     plan: Plan
@@ -103,6 +109,7 @@ class Execution:
     slot: WorkerSlot
     observer: Observer
     progress: Progress
+    search: Search | None = None
 
     def run(self) -> Outcome:
         """Measure what is missing. Ctrl-C, a full disk and a worker that cannot be replaced end it with data kept.
@@ -152,27 +159,51 @@ class Execution:
             self._record(Note(text=note))
 
     def _measure_missing(self) -> None:
+        if self.search is not None:
+            self._follow(self.search)
+            return
         every = list(visits(self.plan, self.spec.sampling, self.spec.seed))
         missing = [visit for visit in every if self.progress.wants(visit)]
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        sampling = self.spec.sampling
-        largest = max(region_bytes(one.cell, submissions(sampling, one.cell.stream_state)) for one in missing)
-        self.slot.reserve(max(largest, CEILING_BYTES[self.opened.device.kind]))
+        pool_bytes = self._reserve(visit.cell for visit in missing)
         for number, planned in groupby(missing, key=lambda visit: visit.round):
-            self._measure_large_copies(number)
-            if number == missing[0].round:
-                # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
-                self._observe("start")
-            waiting = deque(planned)
-            while waiting:
-                visit = waiting.popleft()
-                if self.progress.wants(visit):
-                    self.observer.visiting(visit)
-                    if self._visit(visit) and visit.attempt < MAX_REPEATS and visit.cell.devices == 1:
-                        # Behind all others of the round: what disturbed it may be over by then.
-                        waiting.append(replace(visit, attempt=visit.attempt + 1))
+            first = number == missing[0].round
+            self._measure_round(number, planned, pool_bytes if first else None)
+
+    def _follow(self, search: Search) -> None:
+        """Measure what a search asks for, until it asks no more."""
+        self.observer.planned(self.plan, self.opened, 0, search.expected_visits)
+        pool_bytes = self._reserve(self.plan.cells)
+        for place, stage in enumerate(search.stages()):
+            number = stage[0][0]
+            planned = (PlannedVisit(number, cell) for _, cell in stage)
+            self._measure_round(number, planned, None if place else pool_bytes)
+
+    def _reserve(self, cells: Iterable[Cell]) -> int:
+        """Make the memory pools that some cells take, and return their bytes."""
+        sampling = self.spec.sampling
+        largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
+        pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
+        self.slot.reserve(pool_bytes)
+        return pool_bytes
+
+    def _measure_round(self, number: int, planned: Iterable[PlannedVisit], roofs_in_bytes: int | None) -> None:
+        """Measure a round; the first one begins with the roofs, in a pool of so many bytes."""
+        self._measure_large_copies(number)
+        if roofs_in_bytes is not None:
+            # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
+            self._observe("start")
+            self._measure_roofs(number, roofs_in_bytes)
+        waiting = deque(planned)
+        while waiting:
+            visit = waiting.popleft()
+            if self.progress.wants(visit):
+                self.observer.visiting(visit)
+                if self._visit(visit) and visit.attempt < MAX_REPEATS and visit.cell.devices == 1:
+                    # Behind all others of the round: what disturbed it may be over by then.
+                    waiting.append(replace(visit, attempt=visit.attempt + 1))
 
     def _measure_large_copies(self, number: int) -> None:
         """Measure the ceilings of a round, then its controls, where they are missing."""
@@ -185,6 +216,14 @@ class Execution:
             if sampling.controls and (direction, number) not in self.progress.controls:
                 control = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
                 self._record(self.slot.ask(control, Control, sampling.deadline_s))
+
+    def _measure_roofs(self, number: int, pool_bytes: int) -> None:
+        """Measure what SM copies reach, once a run, where there are any and the pool is large enough to tell."""
+        has_kernels = any(backend.name == "sm" and not backend.unavailable for backend in self.opened.backends)
+        for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
+            if has_kernels and pool_bytes >= ROOF_POOL_BYTES and direction not in self.progress.roofs:
+                roof = MeasureRoof(direction=direction.value, round=number, samples=CEILING_SAMPLES)
+                self._record(self.slot.ask(roof, Roof, self.spec.sampling.deadline_s))
 
     def _visit(self, visit: PlannedVisit) -> bool:
         """Make a visit, keep what came of it, and return whether it was disturbed."""
@@ -226,6 +265,8 @@ class Execution:
     def _record(self, record: Record) -> None:
         self.writer.append(record)
         self.progress.note(record)
+        if self.search is not None and isinstance(record, Visit):
+            self.search.note(record)
         self.observer.recorded(record)
 
     def _observe(self, at: str) -> None:

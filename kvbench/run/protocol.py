@@ -6,7 +6,7 @@ import msgspec
 
 from kvbench.cells.cell import AxisTexts
 from kvbench.cells.facts import BackendFacts, DeviceFacts
-from kvbench.results.schema import Ceiling, Control, Failure, Visit
+from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
 
@@ -55,6 +55,10 @@ class MeasureCeiling(_MeasureCopies, tag="measure_ceiling", frozen=True, kw_only
     """Time plain large copies one way; answered by a Ceiling record or Refused."""
 
 
+class MeasureRoof(_MeasureCopies, tag="measure_roof", frozen=True, kw_only=True):
+    """Time what SM copies reach one way; answered by a Roof record or Refused."""
+
+
 class MeasureControl(_MeasureCopies, tag="measure_control", frozen=True, kw_only=True):
     """Time large copies one way without the engine; answered by a Control record or Refused."""
 
@@ -88,8 +92,8 @@ class Refused(_Message, tag="refused", frozen=True, kw_only=True):
     usage: bool
 
 
-Request = Open | Reserve | MeasureCeiling | MeasureControl | MeasureCell
-Answer = Opened | Reserved | Refused | Ceiling | Control | Visit | Failure
+Request = Open | Reserve | MeasureCeiling | MeasureRoof | MeasureControl | MeasureCell
+Answer = Opened | Reserved | Refused | Ceiling | Roof | Control | Visit | Failure
 
 REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
 ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)

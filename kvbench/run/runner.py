@@ -1,6 +1,6 @@
 """Runs a sweep: plans it, holds the worker, and finishes what an earlier run left."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from kvbench._version import __version__
+from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import differences, identity_hash
 from kvbench.machine.observation import identity
@@ -19,6 +20,7 @@ from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
+from kvbench.tune.search import Search
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
@@ -35,18 +37,25 @@ def survey(device: str) -> Opened:
 
 
 def start_sweep(
-    spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer, rank: Rank | None = None
+    spec: SweepSpec,
+    path: Path,
+    command: Sequence[str],
+    observer: Observer,
+    searching: Callable[[Sequence[Cell]], Search] | None = None,
+    rank: Rank | None = None,
 ) -> Outcome:
-    """Run `spec`, as one of several ranks or alone, into the new run directory `path`.
+    """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured.
 
-    Raises KvbenchError before anything was measured.
+    `searching` makes a search of the plan's cells, which then says what of them is visited, and how often. As one of
+    several ranks it begins with the others.
     """
     with closing(WorkerSlot(spec) if rank is None else RankSlot(spec, rank)) as slot:
         opened = fitting(spec, slot.start())
         plan = planned(spec, opened)
         info = info_of(spec, opened, command)
         with RunWriter.create(path, info) as writer:
-            return Execution(spec, plan, opened, writer, slot, observer, Progress()).run()
+            search = None if searching is None else searching(plan.cells)
+            return Execution(spec, plan, opened, writer, slot, observer, Progress(), search).run()
 
 
 def planned(spec: SweepSpec, opened: Opened) -> Plan:
@@ -100,7 +109,7 @@ def fitting(spec: SweepSpec, opened: Opened) -> Opened:
     if policy.device != opened.device.title:
         raise UsageError(
             f"policy: it was measured on {brief(policy.device)!r}, this is {opened.device.title!r}; make one here with "
-            "kvbench policy RUN -o FILE"
+            "kvbench tune RUN -p FILE"
         )
     driver = _identity(opened).get("driver_version") or ""
     if policy.driver == driver:

@@ -12,7 +12,8 @@ from kvbench.cells.axes import Direction, Neighbour, Order, Priority, StreamStat
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, LEAST_BESIDE_S, TORCH_BYTES, BackendFacts, DeviceFacts
-from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
+from kvbench.cells.kernel_shape import RULE
+from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes, sets_of
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
 from kvbench.tune.table import AUTO
@@ -29,14 +30,25 @@ SHORT_CHAIN: Final = 2
 # The share of the memory that is free which a sweep may use unless a limit says more.
 FREE_SHARE: Final = 0.9
 
-# For the estimate only, never a result: a slow swap, bound by its bytes or by its submissions, and what surrounds it.
-_EST_SWAP_BYTES_PER_S: Final = 20e9
-_EST_BLOCK_S: Final = 0.7e-6
-_EST_CALL_S: Final = 5e-6
-_EST_VERIFY_BYTES_PER_S: Final = {"cuda": 10e9, "cpu": 2e9}
-_EST_VISIT_S: Final = 0.006
+# For the estimate only, never a result: what visits took on an H200 and an H100 (driver 580.159), and on two CPUs.
+_EST_START_S: Final = {"cuda": 14.0, "cpu": 1.0}
+_EST_VISIT_S: Final = 0.007
+# In its first visit a cell's order in its stream is checked behind a delay.
+_EST_FIRST_VISIT_S: Final = 0.025
+_EST_SWAP_BYTES_PER_S: Final = {"cuda": 45e9, "cpu": 5e9}
+# A copy engine that copies on the CPU: up to 24 KiB a block on an idle stream.
+_EST_INLINE_BYTES_PER_S: Final = 5e9
+_EST_INLINE_BLOCK_BYTES: Final = 24 << 10
+_EST_BLOCK_S: Final = {"kernel": 0.04e-6, "copies": 0.5e-6}
+# Around a sample: other blocks are named.
+_EST_SAMPLE_S: Final = 50e-6
+_EST_NAMED_BLOCK_S: Final = 0.04e-6
+_EST_VERIFY_BYTES_PER_S: Final = {"cuda": 15e9, "cpu": 1.5e9}
+_EST_VERIFY_BLOCK_S: Final = 0.15e-6
+# Around a visit beside a neighbour, which is started and drained in each turn.
 _EST_NEIGHBOUR_S: Final = 0.4
-_EST_START_S: Final = {"cuda": 8.0, "cpu": 1.0}
+# Visits that are disturbed and made again.
+_EST_REPEATS: Final = 1.1
 
 _DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 
@@ -117,9 +129,10 @@ def submissions(sampling: Sampling, state: StreamState) -> int:
 
 
 def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:
-    """Return a rough upper guess of the time that measuring `cells` takes, start-up included."""
+    """Return about how long measuring `cells` takes, start-up included."""
     visits_s = sum(_visit_seconds(cell, sampling, device_kind) for cell in cells)
-    return _EST_START_S[device_kind] + sampling.rounds * visits_s
+    first_s = len(cells) * _EST_FIRST_VISIT_S
+    return _EST_START_S[device_kind] + first_s + _EST_REPEATS * sampling.rounds * visits_s
 
 
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
@@ -133,16 +146,27 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
 def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     if cell.neighbour is not Neighbour.NONE:
         return _EST_NEIGHBOUR_S + max(LEAST_BESIDE_S, sampling.cell_seconds)
-    swap_s = max(cell.swap_bytes / _EST_SWAP_BYTES_PER_S, cell.blocks * _EST_BLOCK_S)
-    if cell.stream_state is StreamState.BUSY:
-        # Queued swaps are submitted behind a delay of twice as long, and then run.
-        swap_s += sampling.busy_delay_us / 1e6 + cell.queued * (swap_s + 2 * (_EST_CALL_S + cell.blocks * _EST_BLOCK_S))
-    elif cell.stream_state is StreamState.SUSTAINED:
-        swap_s *= CHAIN + SHORT_CHAIN
-    longest = max(sampling.cell_seconds, sampling.min_samples * swap_s)
-    sampling_s = min(sampling.max_samples * swap_s, longest)
-    untimed_s = (1 + sampling.warmups) * swap_s + cell.swap_bytes / _EST_VERIFY_BYTES_PER_S[device_kind]
-    return _EST_VISIT_S + untimed_s + sampling_s
+    state = cell.stream_state
+    block_s = _EST_BLOCK_S["copies" if cell.sms is None else "kernel"]
+    swap_s = cell.swap_bytes / _EST_SWAP_BYTES_PER_S[device_kind] + cell.blocks * block_s
+    inline = cell.order is not None and state is StreamState.IDLE and cell.block_bytes <= _EST_INLINE_BLOCK_BYTES
+    if inline and device_kind == "cuda":
+        swap_s = max(swap_s, cell.swap_bytes / _EST_INLINE_BYTES_PER_S)
+    named_s = _EST_SAMPLE_S + cell.blocks * _EST_NAMED_BLOCK_S
+    sample_s = swap_s + named_s + cell.pause_us / 1e6
+    if state is StreamState.BUSY:
+        # behind a delay of twice the submission; queued swaps are submitted behind it, and then run
+        sample_s += sampling.busy_delay_us / 1e6 + 1e-3 + (2 + 2 * cell.queued) * cell.blocks * block_s
+        sample_s += cell.queued * swap_s
+    elif state is StreamState.SUSTAINED:
+        sample_s *= CHAIN + SHORT_CHAIN
+    count = max(sampling.min_samples, min(sampling.max_samples, sampling.cell_seconds / sample_s))
+    swaps = submissions(sampling, state) - sampling.max_samples + round(count)
+    sets = sets_of(cell, swaps) + 2  # the first swap and the audit's too
+    # The device's side is checked on the device.
+    checked_bytes = sets * cell.swap_bytes * (1 if cell.direction is Direction.D2H or device_kind == "cpu" else 0.1)
+    verify_s = checked_bytes / _EST_VERIFY_BYTES_PER_S[device_kind] + sets * cell.blocks * _EST_VERIFY_BLOCK_S
+    return _EST_VISIT_S + (count + sampling.warmups) * sample_s + 3 * swap_s + verify_s
 
 
 def _grids(
@@ -196,6 +220,9 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
     ]
     if lacking:
         return "; ".join(lacking)
+    kernel, _, _ = cell.kernel.partition("-")
+    if cell.kernel != RULE and kernel not in backend.kernels:
+        return f"{backend.name} has no kernel {cell.kernel}; its kernels are {', '.join((RULE, *backend.kernels))}"
     if cell.sms == ALL_SMS:
         return f"the number of SMs of {device.name} is not known"
     if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:

@@ -1,51 +1,45 @@
-"""A policy from runs: at every point the fastest of what was measured there, kept steady where noise decides."""
+"""A policy from runs: at every point the fastest of what was measured there; ties go by a rule."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import median
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 
-from kvbench.analysis.curves import leaders
-from kvbench.analysis.intervals import Quartiles
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.analysis.compare import Comparison, Verdict, Visits, compare_visits
+from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN, TIED
+from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.results.frame import unqueued
+from kvbench.results.frame import unqueued, visit_times
 from kvbench.text import MAX_LINE
 from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Table
 
-# Candidates this close to the fastest are as good: medians of two runs of one machine differ by as much.
-NOISE: Final = 0.02
-# So much slower at most is a candidate that goes on because the quartiles do not tell it from the fastest.
-LITTLE: Final = 0.10
-# Of equally good ones the one that needs least: no SMs, then few of our own kernel, then whatever else there is.
+# Ways without SMs first, of which one batched call is the simplest; of kernels our own before whatever else there is.
 _SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
-_TIMES: Final = ["swap_us_q1", "swap_us_median", "swap_us_q3"]
 
 Point = tuple[int, int]  # block bytes, blocks
+Arms = Mapping[Choice, Visits]
+Kind = tuple[Direction, StreamState]
 
 
 def fit_policy(runs: Sequence[Run]) -> Policy:
-    """Return the policy that `runs` of one device and driver amount to.
+    """Return the policy that `runs` of one device and driver amount to; raises UsageError."""
+    chosen = {
+        kind: {point: decision.choice for point, decision in decide_all(times).items()}
+        for kind, times in candidates(runs).items()
+    }
+    return policy_of(runs, chosen)
 
-    A point is a block size and a number of blocks at which at least two backends were tried, `auto` apart; a candidate
-    that failed is none. Shuffled blocks in memory that the driver allocated count, nothing else. Raises UsageError.
-    """
+
+def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]) -> Policy:
+    """Return the policy of some choices, and where they come from; raises UsageError for runs of several devices."""
     device, driver = _machine(runs)
-    cells = pd.concat([tried(run.frame()) for run in runs], ignore_index=True)
-    cells = cells[cells["backend"] != AUTO]
-    tables = tuple(
-        _table(direction, state, choose_all(times))
-        for direction in Direction
-        for state in StreamState
-        if (times := _times(cells[(cells["direction"] == direction) & (cells["stream_state"] == state)]))
-    )
-    if not tables:
-        raise UsageError(
-            "nothing to choose between: the runs hold no block size and number of blocks at which two backends or more "
-            "were measured on shuffled blocks; sweep with -a backend=batched,sm or all backends"
-        )
     newest = max(runs, key=lambda run: run.info.created)
     return Policy(
         device=device,
@@ -53,37 +47,106 @@ def fit_policy(runs: Sequence[Run]) -> Policy:
         identity_hash=newest.info.identity_hash[:MAX_LINE],
         made=newest.info.created[:MAX_LINE],
         runs=tuple(" ".join(run.info.command)[:MAX_LINE] for run in runs),
-        tables=tables,
+        tables=tuple(_table(*kind, choices) for kind, choices in chosen.items()),
     )
 
 
-def choose_all(times: Mapping[Point, Mapping[Choice, Quartiles]]) -> dict[Point, Choice]:
-    """Return a choice for every point from the times of its candidates in microseconds.
+def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
+    """Return the times of everything that a policy may choose from, by direction and stream state, then by point.
 
-    Points are taken by block size, and of one size by the number of blocks. The choice of a neighbour that has one
-    (that with fewer blocks, else that of the smaller size) goes on while it is as good as the fastest, or undecided and
-    little slower; else the simplest of those as good as the fastest is taken.
+    A point is a block size and a number of blocks at which at least two backends were tried, `auto` apart; a candidate
+    that failed is none. Rounds of several runs are numbered on, so that only visits of one run are paired. Raises
+    UsageError where there is no such point, and for runs of several devices.
     """
-    chosen: dict[Point, Choice] = {}
-    for size, count in sorted(times):
-        candidates = times[size, count]
-        fastest_us = min(time.median for time in candidates.values())
-        undecided = leaders({str(choice): time for choice, time in candidates.items()})
-        good = [choice for choice, time in candidates.items() if time.median <= (1 + NOISE) * fastest_us]
-        little = [choice for choice, time in candidates.items() if time.median <= (1 + LITTLE) * fastest_us]
-        near = [choice for choice in little if str(choice) in undecided]
-        neighbours = (
-            max((point for point in chosen if point[0] == size), default=None),
-            max((point for point in chosen if point[1] == count), default=None),
+    _machine(runs)
+    found: dict[Kind, dict[Point, dict[Choice, dict[int, float]]]] = {}
+    backends: dict[tuple[Kind, Point], set[str]] = {}
+    first = 0
+    for run in runs:
+        samples = run.samples()
+        frame = run.frame(samples)
+        visits = visit_times(frame, samples)
+        cells = tried(frame)
+        for row in cells[cells["backend"] != AUTO].to_dict("records"):
+            kind = Direction(row["direction"]), StreamState(row["stream_state"])
+            point = int(row["block_bytes"]), int(row["blocks"])
+            backends.setdefault((kind, point), set()).add(row["backend"])
+            if times := visits.get(row["cell_id"]):
+                arm = found.setdefault(kind, {}).setdefault(point, {}).setdefault(choice_of(row), {})
+                arm.update({first + number: us for number, us in times.items()})
+        first += 1 + max(samples["round"], default=0)
+    contests: dict[Kind, dict[Point, Arms]] = {}
+    for kind in product(Direction, StreamState):
+        points: dict[Point, Arms] = {
+            point: arms for point, arms in found.get(kind, {}).items() if len(backends[kind, point]) > 1
+        }
+        if points:
+            contests[kind] = points
+    if not contests:
+        raise UsageError(
+            "nothing to choose between: the runs hold no block size and number of blocks at which two backends or more "
+            "were measured on the same blocks; sweep with -a backend=batched,sm or all backends"
         )
-        kept = [chosen[point] for point in neighbours if point is not None and chosen[point] in (*good, *near)]
-        chosen[size, count] = kept[0] if kept else min(good, key=_simplicity)
-    return chosen
+    return contests
 
 
-def _simplicity(choice: Choice) -> tuple[int, int, str]:
-    rank = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
-    return rank, int(dict(choice.axes).get("sms", 0)), str(choice)
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to take at a point: `choice`, as good as the `fastest` by the rule of `decide_all`.
+
+    `others` are those that the same rule could choose in another run, with their times over that of `choice`.
+    """
+
+    choice: Choice
+    fastest: Choice
+    others: Mapping[Choice, Comparison]
+
+
+def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
+    """Return what to take at every point, from the times of its candidates.
+
+    Of those that lose at most `TIED` to the fastest the one with the fewest SMs is taken, of several the simplest way,
+    of several again the choice of a neighbour: that with fewer blocks, else that of the smaller size. Points are taken
+    in that order. A candidate that clearly loses more than runs of one build may differ by is not among `others`.
+    """
+    found: dict[Point, Decision] = {}
+    for size, count in sorted(times):
+        near = (
+            max((point for point in found if point[0] == size), default=None),
+            max((point for point in found if point[1] == count), default=None),
+        )
+        found[size, count] = _decide(times[size, count], [found[point].choice for point in near if point is not None])
+    return found
+
+
+def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
+    def rank(choice: Choice) -> tuple[int, int, int, str]:
+        simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
+        near = neighbours.index(choice) if choice in neighbours else len(neighbours)
+        return sms_of(choice), simplicity, near, str(choice)
+
+    fastest = min(arms, key=lambda choice: (median(arms[choice].values()), str(choice)))
+    loss = {choice: compare_visits(arms[fastest], visits, IN_TURN) for choice, visits in arms.items()}
+    as_good = [choice for choice in arms if choice == fastest or loss[choice].verdict in _NOT_SLOWER]
+    possible = [choice for choice in arms if _least(loss[choice]) <= 1 + BETWEEN_RUNS.fraction]
+    chosen = min({*as_good, *(c for c in possible if loss[c].ratio <= 1 + TIED.fraction)}, key=rank)
+    certain = min(as_good, key=rank)
+    others = {certain, *(choice for choice in possible if rank(choice) < rank(certain))} - {chosen}
+    against = {choice: compare_visits(arms[chosen], arms[choice], IN_TURN) for choice in sorted(others, key=rank)}
+    return Decision(chosen, fastest, against)
+
+
+_NOT_SLOWER: Final = (Verdict.SAME, Verdict.FASTER)
+
+
+def _least(found: Comparison) -> float:
+    """Return how much time a candidate may take at least; without an interval its own ratio says it."""
+    return found.low if math.isfinite(found.high) else found.ratio
+
+
+def sms_of(choice: Choice) -> int:
+    """Return the SMs that a choice names, 0 for none."""
+    return int(dict(choice.axes).get("sms", 0))
 
 
 def _machine(runs: Sequence[Run]) -> tuple[str, str]:
@@ -92,21 +155,23 @@ def _machine(runs: Sequence[Run]) -> tuple[str, str]:
     found = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
     if len(found) > 1:
         told = sorted(f"{title or 'a nameless device'} with driver {driver or 'none'}" for title, driver in found)
-        raise UsageError(f"a policy is of one device and driver; these runs are of {'; '.join(told)}")
+        raise UsageError(f"an answer is for one device and driver; these runs are of {'; '.join(told)}")
     return found.pop()
 
 
 def tried(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a run's table that a policy rests on, `auto` among them: measured or failed."""
-    usual = (frame["pattern"] == "shuffled") & (frame["memory"].isna() | (frame["memory"] == "allocated"))
-    return unqueued(frame[usual & (frame["status"] != "skipped")])
+    """Return the cells of a run's table that a policy rests on, `auto` among them: measured or failed.
 
-
-def timed(cells: pd.DataFrame) -> pd.DataFrame:
-    """Keep the measured cells whose times are times: a run may come from a stranger."""
-    times = cells[_TIMES].to_numpy(dtype=float)
-    sound = np.isfinite(times).all(axis=1) & (times > 0).all(axis=1)
-    return cells[(cells["status"] == "ok") & pd.Series(sound, index=cells.index)]
+    They are those of one workload: memory that the driver allocated, no pause, fresh blocks before the same again, of
+    several pools the largest, shuffled blocks before other patterns.
+    """
+    cells = frame[frame["memory"].isna() | (frame["memory"] == "allocated")]
+    cells = unqueued(cells[(cells["pause_us"] == 0) & (cells["status"] != "skipped")])
+    for preferred in (cells["reuse"] == Reuse.FRESH.value, cells["pattern"] == str(SHUFFLED)):
+        if preferred.any():
+            cells = cells[preferred.reindex(cells.index)]
+    largest: pd.DataFrame = cells[cells["pool_bytes"] == cells["pool_bytes"].max()]
+    return largest
 
 
 def choice_of(row: Mapping[Any, Any]) -> Choice:
@@ -114,23 +179,10 @@ def choice_of(row: Mapping[Any, Any]) -> Choice:
     return Choice.of(str(row["backend"]), {name: str(row[name]) for name in CHOSEN_AXES if pd.notna(row[name])})
 
 
-def _times(cells: pd.DataFrame) -> dict[Point, dict[Choice, Quartiles]]:
-    """Return the candidates of every point of one direction and stream state; of several runs the means."""
-    found: dict[Point, dict[Choice, Quartiles]] = {}
-    for _, here in cells.groupby(["block_bytes", "blocks"]):
-        measured = timed(here).to_dict("records")
-        if here["backend"].nunique() < 2 or not measured:
-            continue
-        rows: dict[Choice, list[Mapping[Any, Any]]] = {}
-        for row in measured:
-            rows.setdefault(choice_of(row), []).append(row)
-        point = int(here["block_bytes"].iloc[0]), int(here["blocks"].iloc[0])
-        found[point] = {choice: _mean(seen) for choice, seen in rows.items()}
-    return found
-
-
-def _mean(rows: Sequence[Mapping[Any, Any]]) -> Quartiles:
-    return Quartiles(*(sum(float(row[part]) for row in rows) / len(rows) for part in _TIMES))
+def choice_at(cell: Cell) -> Choice:
+    """Return the choice that a cell is of."""
+    texts = cell.as_strings()
+    return Choice.of(cell.backend, {name: text for name in CHOSEN_AXES if (text := texts.get(name)) is not None})
 
 
 def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choice]) -> Table:

@@ -1,5 +1,6 @@
 """Relations between times that have to hold on any card."""
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -11,6 +12,7 @@ from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.control import open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.effective_path import EffectivePath
+from kvbench.measure.roof import LARGE, measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import DELAY_SPARE_US, Bench, Measurement, measure, measure_ceiling
 from kvbench.measure.workload import Pools
@@ -101,3 +103,37 @@ def test_more_sms_are_not_slower_where_one_is_far_from_the_ceiling(bench: Bench)
 def test_the_path_of_a_kernel_and_of_single_copies_is_never_the_cpu(bench: Bench) -> None:
     assert taken(bench, Cell("triton", Direction.H2D, 1000, 4096, sms=4)).path is EffectivePath.SM_KERNEL
     assert taken(bench, Cell("per_block", Direction.H2D, 1000, 4096)).path is EffectivePath.COPY_ENGINE
+
+
+@pytest.mark.parametrize("backend", ["batched", "sm"])
+@pytest.mark.parametrize("direction", Direction)
+def test_execution_does_not_depend_on_the_delay(gpu: Device, bench: Bench, backend: str, direction: Direction) -> None:
+    """Whatever the length of a delay that outlasts the submission: within 3%, of medians of several visits in turn."""
+    cell = Cell(backend, direction, 2000, 16_384, StreamState.BUSY, sms=4 if backend == "sm" else None)
+    times_us: dict[int, list[float]] = {50: [], 5000: []}
+    for _ in range(5):
+        for delay_us, found in times_us.items():
+            delayed = replace(bench, region=TimedRegion(gpu.driver, bench.stream.handle, delay_us * 1000))
+            measurement = taken(delayed, cell)
+            assert all(sample.pending_after for sample in measurement.samples)
+            found.append(middle(measurement, "gpu_us"))
+    short_us, long_us = (median(found) for found in times_us.values())
+    assert short_us == pytest.approx(long_us, rel=0.03)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_kernel_is_sustained_as_fast_as_it_executes(bench: Bench, direction: Direction) -> None:
+    """Its submission takes no longer than its copies: one behind the other they keep the stream at work."""
+    cell = Cell("sm", direction, 2000, 16_384, StreamState.BUSY, sms=4)
+    execution_us = middle(taken(bench, cell), "gpu_us")
+    sustained_us = middle(taken(bench, replace(cell, stream_state=StreamState.SUSTAINED)), "wall_us")
+    assert sustained_us == pytest.approx(execution_us, rel=0.1)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_small_blocks_side_by_side_are_no_slower_than_scattered_ones(bench: Bench, direction: Direction) -> None:
+    times = measure_roof(bench, load_backends()["sm"], direction, 3)
+    assert median(times.dense_us) < 1.1 * median(times.scattered_us)
+    copy_bytes, times_us = measure_ceiling(bench, direction, 3)
+    ceiling = gigabytes_per_second(copy_bytes, median(times_us))
+    assert gigabytes_per_second(LARGE[0] * LARGE[1], median(times.large_us)) < 1.03 * ceiling

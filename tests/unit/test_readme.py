@@ -98,7 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         options = ("-astream_state=idle", "--rounds=1", f"--out=runs/{name}")
         done = kvbench("sweep", "--device=cpu", *cells, *options, cwd=folder)
         assert done.returncode == 0, done.stderr
-    done = kvbench("policy", "runs/mine", "-o", "mine.toml", cwd=folder)
+    done = kvbench("tune", "runs/mine", "-p", "mine.toml", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -26,12 +26,9 @@ def draw_map(plot: MapPlot, words: ChartWords) -> dict[str, bytes]:
         panels = [panel for row in plot.grid for panel in row]
         sizes = sorted({size for panel in panels for size in panel.sizes})
         counts = sorted({blocks for panel in panels for blocks in panel.counts})
-        columns = max(map(len, plot.grid))
-        sheet, axes = new_sheet(words, _legend(), len(plot.grid), columns, _ROW * max(len(sizes), 6))
+        sheet, axes = new_sheet(words, _legend(), plot.grid, _ROW * max(len(sizes), 6))
         for row, line in zip(axes, plot.grid, strict=True):
-            for ax in row[len(line) :]:
-                ax.set_axis_off()
-            for ax, panel in zip(row, line, strict=False):
+            for ax, panel in zip(row, line, strict=True):
                 _draw(ax, panel, sizes, counts)
         return render(sheet)
 

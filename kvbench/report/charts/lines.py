@@ -25,9 +25,8 @@ def draw_lines(plot: LinePlot, words: ChartWords, inks: Mapping[str, Ink]) -> di
     """Return {"png": …, "svg": …}: a row of the plot's grid is a row of panels."""
     with styled():
         panels = [panel for row in plot.grid for panel in row]
-        columns = max(map(len, plot.grid))
-        figure, axes = new_sheet(words, _legend(plot, inks), len(plot.grid), columns)
-        panel_points = 72 * axes[0, 0].get_position().height * figure.get_figheight()
+        figure, axes = new_sheet(words, _legend(plot, inks), plot.grid)
+        panel_points = 72 * axes[0][0].get_position().height * figure.get_figheight()
         labels = max(sum(_is_on_top(plot, mark) for line in panel.lines for mark in line.marks) for panel in panels)
         limits = _limits(plot, labels * _LABEL_POINTS / panel_points)
         for row, line in zip(axes, plot.grid, strict=True):

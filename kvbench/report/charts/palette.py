@@ -49,7 +49,7 @@ Rgb = tuple[float, float, float]
 # Ratios of times: blue where batched takes less, orange where the kernel does, told apart by colour-blind readers.
 _RATIO_COLOURS: Final[tuple[Rgb, Rgb, Rgb]] = ((0x00, 0x72, 0xB2), (0xF7, 0xF7, 0xF7), (0xD5, 0x5E, 0x00))
 RATIO_OCTAVES: Final = 3.0
-UNDECIDED: Final = "undecided: quartiles overlap"
+UNDECIDED: Final = "not told apart"
 RATIO_KEYS: Final = {
     1 / 8: "1/8 or less: batched faster",
     1 / 2: "1/2",

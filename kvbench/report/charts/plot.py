@@ -69,7 +69,7 @@ class LinePlot:
 
 @dataclass(frozen=True, slots=True)
 class MapTile:
-    """A ratio of times, whether their quartiles lie apart, and in words what stands behind it."""
+    """A ratio of times, whether they are told apart, and in words what stands behind it."""
 
     ratio: float
     decided: bool

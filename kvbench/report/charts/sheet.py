@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import matplotlib.style
-import numpy as np
-import numpy.typing as npt
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -72,9 +71,13 @@ def drawable(text: str) -> str:
 
 
 def new_sheet(
-    words: ChartWords, keys: Sequence[Artist], rows: int, columns: int, panel_height: float | None = None
-) -> tuple[Figure, npt.NDArray[np.object_]]:
-    """Return a sheet with its head, legend and footnotes, and its empty panels; the height of a panel is in inches."""
+    words: ChartWords, keys: Sequence[Artist], grid: Sequence[Sequence[object]], panel_height: float | None = None
+) -> tuple[Figure, list[list[Axes]]]:
+    """Return a sheet with its head, legend and footnotes, and an empty panel for each of `grid`.
+
+    The height of a panel is in inches.
+    """
+    rows, columns = len(grid), max(map(len, grid))
     width = max(7.6, PANEL_WIDTH * columns)
     panel = panel_height or (3.6 if rows == 1 else 2.2)
     head = [text for text in (words.title, words.subtitle, words.warning) if text]
@@ -95,20 +98,19 @@ def new_sheet(
         figure.text(left, 1 - (notes + 0.15 * number) / height, text, va="center", **_FOOTNOTE)
     place = (0.5, 1 - legend / height)
     figure.legend(handles=keys, loc="upper center", bbox_to_anchor=place, ncols=keys_per_row, frameon=False)
-    axes: npt.NDArray[np.object_] = figure.subplots(
+    spec = figure.add_gridspec(
         rows,
         columns,
-        squeeze=False,
-        gridspec_kw={
-            "left": 0.55 / width,
-            "right": 1 - 0.15 / width,
-            "top": 1 - top / height,
-            "bottom": 1 - bottom / height,
-            "hspace": _ROW_GAP / panel,
-            "wspace": 0.06,
-        },
+        left=0.55 / width,
+        right=1 - 0.15 / width,
+        top=1 - top / height,
+        bottom=1 - bottom / height,
+        hspace=_ROW_GAP / panel,
+        wspace=0.06,
     )
-    return figure, axes
+    return figure, [
+        [figure.add_subplot(spec[row, column]) for column in range(len(line))] for row, line in enumerate(grid)
+    ]
 
 
 def render(figure: Figure) -> dict[str, bytes]:

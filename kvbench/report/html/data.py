@@ -84,13 +84,7 @@ def _column(values: Floats, starts: npt.NDArray[np.intp]) -> list[list[float | N
 
 def rounded(values: Floats) -> list[float | None]:
     """Return numbers with four significant digits, None for what is no finite number."""
-    known = np.isfinite(values) & (values != 0)
-    power = np.zeros(values.shape, dtype=np.int64)
-    power[known] = _DIGITS - 1 - np.floor(np.log10(np.abs(values[known]))).astype(np.int64)
-    up, down = (10.0 ** np.clip(sign * power, 0, 300) for sign in (1, -1))  # powers that a float holds
-    with np.errstate(over="ignore"):
-        found = np.rint(values * up / down) * down / up
-    return [_number(value) for value in found.tolist()]
+    return [_number(float(f"{value:.{_DIGITS}g}")) for value in values.tolist()]
 
 
 def _number(value: float) -> float | None:

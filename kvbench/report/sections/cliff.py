@@ -26,10 +26,10 @@ from kvbench.report.tables import (
     a_stream,
     caption,
     ends,
+    few_visits,
+    grid_table,
     grouped,
     rate,
-    rows_of,
-    shown,
 )
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
@@ -67,25 +67,21 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
     """Return GB/s and share of the ceiling of one direction, backend and state, block size against N."""
     direction, backend, state = group[0].direction, group[0].backend, group[0].state
     rows = where(curves.cells, direction=direction, backend=backend, stream_state=state)
+    measured = where(rows, status="ok")
     notes = Footnotes()
-    counts = sorted({int(blocks) for blocks in rows["blocks"]})
-    sizes = sorted({int(size) for size in rows["block_bytes"]})
-    grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in rows_of(rows)}
-    body = [
-        [bytes_size(size), *(shown(grid.get((size, blocks)), notes, _rate_and_share) for blocks in counts)]
-        for size in sizes
-    ]
+    header, body = grid_table(rows, notes, _rate_and_share)
+    blank = _blanks(view) if any("" in line for line in body) else []
     cliffs = {curve.panel: cliff_words(curve.cliff) for curve in group if curve.cliff}
     long = {curve.panel: "none" for curve in group if len(curve.x) >= MIN_SIZES}
-    body.append(["cliff", *((long | cliffs).get(blocks, "") for blocks in counts)])
+    body.append(["cliff", *((long | cliffs).get(blocks, "") for blocks in sorted(set(rows["blocks"])))])
     gbps = ceiling_of(rows)
     ceiling = " not measured" if gbps is None else f", {gbps:.1f} GB/s"
     return DataTable(
         f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})",
-        ("Block size", *(f"N = {count(blocks)}" for blocks in counts)),
+        header,
         body,
-        [*notes.lines, *(_blanks(view) if len(grid) < len(counts) * len(sizes) else [])],
-        caption(view, where(rows, status="ok"), INCLUDES[state], curves.pinned),
+        [*few_visits(measured), *notes.lines, *blank],
+        caption(view, measured, INCLUDES[state], curves.pinned),
     )
 
 
@@ -97,7 +93,7 @@ def _blanks(view: View) -> list[Text]:
     return [("Blank: left out by the sweep, which kept ", kept, " alone")] if texts else []
 
 
-def _rate_and_share(row: Row) -> str:
+def _rate_and_share(row: Row) -> Text:
     return f"{rate(row)} ({row['ceiling_share']:.0%})" if math.isfinite(row["ceiling_share"]) else rate(row)
 
 

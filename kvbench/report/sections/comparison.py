@@ -1,34 +1,36 @@
-"""The comparison of runs: what differs in identity, the cells that both measured side by side, their curves in one."""
+"""The comparison of runs: what differs in identity, and the times of the cells that both measured."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.intervals import DRIFT, rank_sum_probability
+from kvbench.analysis.compare import Verdict, compare_apart
+from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.machine.identity import differing
-from kvbench.report.charts.plot import LinePlot
-from kvbench.report.curves import CLIFF, GBPS, LADDER, POINT_COLUMNS, CurveKind, RateCurve, RateCurves, plot_panel
+from kvbench.report.charts.plot import LinePlot, PlotAxis
+from kvbench.report.curves import CLIFF, LADDER, POINT_COLUMNS, RateCurves, curve_line, curve_panels, spread
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Part, Section, Span
 from kvbench.report.numbers import bytes_size, count, figure, size
-from kvbench.report.select import DIRECTIONS, LATER, SIDE_AXES, STATES, where
-from kvbench.report.tables import Row, grouped, host_mark, includes, rows_of, swap_quartiles
+from kvbench.report.select import LATER, SIDE_AXES, where
+from kvbench.report.tables import Row, family, host_mark, includes, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
 from kvbench.text import short
 
-CHANCE: Final = 0.05
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES)
-_FIGURES: Final = ("samples", "rounds", "swap_us_q1", "swap_us_median", "swap_us_q3", "gbps", "path")
+_FIGURES: Final = ("samples", "rounds", "swap_us_low", "swap_us_median", "swap_us_high", "gbps", "path")
 _MOST_CELLS: Final = 40
-_SIGNS: Final = {"slower": "", "faster": "", "drift": "≈ ", "noise": "≈ ", "undecided": ""}
+_BAND: Final = ("ratio", "ratio_low", "ratio_high")
+_RATIO: Final = PlotAxis("ratio of times", "figure", "linear")
+_ORDER: Final = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.UNDECIDED)
 _VERDICT: Final = (
-    f"Slower, faster: by more than {DRIFT:.0%} and beyond the noise, the medians of the visits lie apart as they would "
-    f"by chance in at most {CHANCE:.0%} of such cells (Mann-Whitney). ≈ drift: beyond the noise, but by no more than "
-    "runs of one build may lie apart, one after the other; kvbench gate compare, which measures in turn, finds smaller "
-    "differences. ≈ noise: inside the noise. Undecided: too few visits to tell, four of each run are enough"
+    f"Slower, faster: by more than {BETWEEN_RUNS.fraction:.0%} with the whole 95% interval of the ratio, from the "
+    f"medians of the visits. Same: all of the interval lies within, because {BETWEEN_RUNS.reason}; kvbench gate "
+    "compare, which measures in turn, finds smaller differences. Undecided: the interval reaches across, or there are "
+    "too few visits for one, of which four of each run are enough"
 )
 
 
@@ -37,9 +39,8 @@ class Pairing:
     """`other` against `base`: the rows of the cells that both measured.
 
     `cells` has the axes (one of `LATER` only where `base` has swept it), `_base` and `_other` of the figures, `change`
-    (other over base - 1 of the medians of swap_us), `chance` of such visits if there were no difference, and `verdict`:
-    slower, faster, drift (beyond the noise, but by no more than `DRIFT`), noise or undecided. The largest changes for
-    the worse come first, slower and faster before the others.
+    (the time of other over that of base, less 1) with its interval in `change_low` and `change_high`, and `verdict`.
+    The largest changes for the worse come first, SLOWER and FASTER before the others.
     """
 
     base: View
@@ -50,8 +51,8 @@ class Pairing:
     def views(self) -> tuple[View, View]:
         return self.base, self.other
 
-    def count(self, verdict: str) -> int:
-        return len(where(self.cells, verdict=verdict))
+    def of(self, verdict: Verdict) -> pd.DataFrame:
+        return where(self.cells, verdict=verdict)
 
 
 def make(view: View) -> Part | str:
@@ -64,7 +65,7 @@ def make(view: View) -> Part | str:
         [sentence],
         _charts(pairing),
         [_differences(pairing), _by_backend(pairing), _cell_table(pairing)],
-        [sentence] if pairing.count("undecided") < len(pairing.cells) else [],
+        [sentence] if len(pairing.of(Verdict.UNDECIDED)) < len(pairing.cells) else [],
         {f"comparison-{base.label}-{view.label}.csv": pairing.cells.to_csv(index=False).encode()},
     )
 
@@ -84,25 +85,16 @@ def _cells(base: View, other: View) -> pd.DataFrame:
     both = base.measured[["cell_id", *axes, *_FIGURES]].merge(
         other.measured[["cell_id", *_FIGURES]], on="cell_id", suffixes=("_base", "_other")
     )
-    change = both["swap_us_median_other"] / both["swap_us_median_base"] - 1
-    visits = [_visits(view, both["cell_id"]) for view in (base, other)]
-    pairs = [tuple(found[cell] for found in visits) for cell in both["cell_id"]]
-    both = both.assign(change=change, chance=[rank_sum_probability(a, b) for a, b in pairs])
-    # how unlikely any times of as many visits could be without a difference
-    least = np.array([rank_sum_probability([0.0] * len(a), [1.0] * len(b)) for a, b in pairs])
-    both["verdict"] = np.select(
-        [least > CHANCE, both["chance"] > CHANCE, change > DRIFT, change < -DRIFT],
-        ["undecided", "noise", "slower", "faster"],
-        "drift",
+    both = both[both["cell_id"].isin(base.visits) & both["cell_id"].isin(other.visits)]
+    times = ([list(view.visits[cell].values()) for view in (base, other)] for cell in both["cell_id"])
+    found = [compare_apart(before, after, BETWEEN_RUNS) for before, after in times]
+    both = both.assign(
+        change=[one.ratio - 1 for one in found],
+        change_low=[one.low - 1 for one in found],
+        change_high=[one.high - 1 for one in found],
+        verdict=[one.verdict.value for one in found],
     )
-    return both.iloc[np.lexsort((-both["change"], ~both["verdict"].isin(["slower", "faster"])))]
-
-
-def _visits(view: View, cell_ids: "pd.Series[str]") -> dict[str, list[float]]:
-    """Return cell id -> median of swap_us of every visit."""
-    samples = view.all_samples
-    medians = samples[samples["cell_id"].isin(cell_ids)].groupby(["cell_id", "round"], sort=False)["swap_us"].median()
-    return {str(cell): found.tolist() for cell, found in medians.groupby(level="cell_id", sort=False)}
+    return both.iloc[np.lexsort((-both["change"], ~both["verdict"].isin(_ORDER[:2])))]
 
 
 def _identity(view: View) -> dict[str, Scalar]:
@@ -117,15 +109,12 @@ def _identity(view: View) -> dict[str, Scalar]:
 
 def _sentence(pairing: Pairing) -> str:
     parts = []
-    for verdict, ends in (("slower", "max"), ("faster", "min")):
-        changes = where(pairing.cells, verdict=verdict)["change"]
+    for verdict, ends in ((Verdict.SLOWER, "max"), (Verdict.FASTER, "min")):
+        changes = pairing.of(verdict)["change"]
         most = "" if changes.empty else f" (by up to {getattr(changes, ends)():+.1%})"
-        parts.append(f"{count(len(changes))} {verdict}{most}")
-    if drift := pairing.count("drift"):
-        parts.append(f"{count(drift)} apart by no more than {DRIFT:.0%}, as runs of one build may be")
-    parts.append(f"{count(pairing.count('noise'))} inside the noise")
-    if undecided := pairing.count("undecided"):
-        parts.append(f"{count(undecided)} undecided for too few visits")
+        parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
+    parts.append(f"{count(len(pairing.of(Verdict.SAME)))} the same within {BETWEEN_RUNS.fraction:.0%}")
+    parts.append(f"{count(len(pairing.of(Verdict.UNDECIDED)))} undecided")
     cells = f"{count(len(pairing.cells))} cells of both"
     return f"{pairing.other.label} against {pairing.base.label}, {cells}: {', '.join(parts)}."
 
@@ -140,11 +129,11 @@ def _differences(pairing: Pairing) -> DataTable:
 def _by_backend(pairing: Pairing) -> DataTable:
     rows = []
     for names, cells in pairing.cells.groupby(["backend", "direction", "stream_state"]):
-        counts = [count(len(where(cells, verdict=verdict))) for verdict in _SIGNS]
+        counts = [count(len(where(cells, verdict=verdict))) for verdict in _ORDER]
         rows.append([*map(str, names), count(len(cells)), f"{cells['change'].median():+.1%}", *counts])
-    verdicts = (f"{sign}{name}".capitalize() for name, sign in _SIGNS.items())
-    header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *verdicts)
-    return DataTable("By backend: cells beyond the noise", header, rows, [_VERDICT], _origin(pairing), left=3)
+    header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *(verdict.capitalize() for verdict in _ORDER))
+    notes = [_VERDICT, *family(len(pairing.cells))]
+    return DataTable("By backend: cells that differ", header, rows, notes, _origin(pairing), left=3)
 
 
 def _cell_table(pairing: Pairing) -> DataTable:
@@ -154,19 +143,19 @@ def _cell_table(pairing: Pairing) -> DataTable:
     rows = [_row(row, varying) for row in rows_of(shown.astype(dict.fromkeys(varying, "string")))]
     more = f" (the {_MOST_CELLS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
     labels = (f"{view.label} us" for view in pairing.views)
-    header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta", "Verdict")
+    header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta [95%]", "Verdict")
     states = ". ".join(includes(shown["stream_state"], "Time"))
-    caption = (f"Medians of swap_us with [quartiles]. {states}. ", *_origin(pairing))
-    return DataTable(f"Cell by cell, worst first{more}", header, rows, [_VERDICT], caption, left=6)
+    caption = (f"Medians of swap_us. {states}. ", *_origin(pairing))
+    return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6)
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
     others = ", ".join(f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str))
-    quartiles = [swap_quartiles(row, f"_{side}") for side in ("base", "other")]
-    times = [f"{figure(time.median)} [{figure(time.low)}, {figure(time.high)}]" for time in quartiles]
-    verdict = f"{_SIGNS[row['verdict']]}{row['verdict']}"
+    times = [figure(row[f"swap_us_median_{side}"]) for side in ("base", "other")]
     cell = [row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), size(row["block_size"])]
-    return [*cell, others, *times, f"{row['change']:+.1%}", verdict]
+    known = np.isfinite(row["change_high"])
+    interval = f" [{row['change_low'] * 100:+.1f}, {row['change_high'] * 100:+.1f}]" if known else ""
+    return [*cell, others, *times, f"{row['change']:+.1%}{interval}", row["verdict"].lower()]
 
 
 def _origin(pairing: Pairing) -> tuple[Span, ...]:
@@ -185,45 +174,30 @@ def _origin(pairing: Pairing) -> tuple[Span, ...]:
 
 
 def _charts(pairing: Pairing) -> list[Chart]:
+    """Return the ratios of times against block size, and against the SM count, where there are enough of either."""
+    ratios = pairing.cells.set_index("cell_id")[["change", "change_low", "change_high"]] + 1
+    ratios.columns = pd.Index(_BAND)
+    known = np.isfinite(ratios["ratio_high"])  # where there is no interval there is no band
+    ratios = ratios.assign(**{end: ratios[end].where(known, ratios["ratio"]) for end in _BAND[1:]})
+    base, other = (view.label for view in pairing.views)
     found = []
     for kind, subject in ((CLIFF, "block size"), (LADDER, "the SM count")):
-        both = [kind.pick(view.frame[view.frame["cell_id"].isin(pairing.cells["cell_id"])]) for view in pairing.views]
-        curves = [one for one in both if isinstance(one, RateCurves)]
-        if len(curves) == len(both):
-            title = f"GB/s against {subject}, N = {count(curves[0].main)} blocks"
-            found.append(_chart(pairing, kind, title, curves))
+        curves = kind.pick(pairing.base.frame[pairing.base.frame["cell_id"].isin(pairing.cells["cell_id"])])
+        if isinstance(curves, RateCurves):
+            sizes = spread(sorted({curve.panel for curve in curves.curves}))
+            rows = {size: f", {bytes_size(size)} blocks" for size in sizes} if kind is LADDER else {curves.main: ""}
+            drawn = [curve for curve in curves.curves if curve.panel in rows]
+            words = ChartWords(
+                title=f"Time of {other} over time of {base}, against {subject}, N = {count(curves.main)} blocks",
+                subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pairing.views)} · band: 95% interval",
+                footer=includes((curve.state for curve in drawn), "Time"),
+                warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
+            )
+            panels = curve_panels(
+                curves, rows, lambda curve: curve_line(base, curve, curve.points.join(ratios, on="cell_id"), _BAND), {}
+            )
+            points = pd.concat([curve.points[list(POINT_COLUMNS)] for curve in drawn]).join(ratios, on="cell_id")
+            found.append(
+                Chart(f"comparison-{kind.name}-{base}-{other}", words, LinePlot(kind.x, _RATIO, panels), points)
+            )
     return found
-
-
-def _chart(pairing: Pairing, kind: CurveKind, subject: str, both: Sequence[RateCurves]) -> Chart:
-    base, other = (view.label for view in pairing.views)
-    curves = [
-        replace(curve, run=(place, view.label))
-        for place, (view, found) in enumerate(zip(pairing.views, both, strict=True))
-        for curve in found.curves
-    ]
-    rows = _rows(kind, curves, both[0].main)
-    heads = "; ".join(f"{view.label}: {view.heading}" for view in pairing.views)
-    words = ChartWords(
-        title=f"{subject}: {base} and {other}",
-        subtitle=f"{heads} · band: quartiles",
-        footer=includes((curve.state for curve in curves), "GB/s"),
-        warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
-    )
-    drawn = [curve for row in rows.values() for way in DIRECTIONS for curve in row if curve.direction == way]
-    ways = [way for way in DIRECTIONS if any(curve.direction == way for curve in drawn)]
-    panels = [
-        [plot_panel(kind, f"{way}, {title}", [c for c in row if c.direction == way], base) for way in ways]
-        for title, row in rows.items()
-    ]
-    plot = LinePlot(kind.x, GBPS, panels)
-    points = pd.concat(curve.points[list(POINT_COLUMNS)].assign(run=curve.run[1]) for curve in drawn if curve.run)
-    return Chart(f"comparison-{kind.name}-{base}-{other}", words, plot, points)
-
-
-def _rows(kind: CurveKind, curves: Sequence[RateCurve], main: int) -> dict[str, list[RateCurve]]:
-    """Return the curves by stream state, of a ladder by block size too, so that a panel is about runs alone."""
-    shown = [curve for curve in curves if kind is LADDER or curve.panel == main]
-    shown.sort(key=lambda curve: (curve.panel, STATES.index(curve.state)))
-    size = {curve.panel: f"{bytes_size(curve.panel)} blocks, " if kind is LADDER else "" for curve in shown}
-    return grouped(shown, lambda curve: f"{size[curve.panel]}{curve.state} stream")

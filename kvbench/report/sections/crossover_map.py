@@ -6,18 +6,17 @@ from typing import Final
 import pandas as pd
 
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
-from kvbench.report.contests import BATCHED, Arm, BackendContest, backend_contests, time_ratio
+from kvbench.report.contests import BATCHED, Arm, BackendContest, backend_contests
 from kvbench.report.model import Chart, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS, Pinned, where
-from kvbench.report.tables import Row, chart_words, includes, rows_of, swap_quartiles
+from kvbench.report.tables import Row, chart_words, family, few_visits, includes, rows_of
 from kvbench.report.view import View, sample_words
 from kvbench.text import short
-from kvbench.tune.fit import timed
 
 MIN_CELLS: Final = 4
 _AXES: Final = ["block_bytes", "blocks"]
-_SHOWN: Final = ["samples", "swap_us_q1", "swap_us_median", "swap_us_q3", "cell_id"]
+_SHOWN: Final = ["samples", "rounds", "swap_us_median", "swap_us_low", "swap_us_high", "cell_id"]
 
 
 def make(view: View) -> Part | str:
@@ -38,16 +37,18 @@ def _chart(view: View, kernel: str, contests: Sequence[BackendContest], pinned: 
     for contest in contests:
         for arm in contest.arms[1:]:
             if arm.backend == kernel and arm.is_kernel:
-                cells = _ratios(contest, arm)
+                cells = _ratios(view, contest, arm)
                 if len(cells) >= MIN_CELLS and (cells[_AXES].nunique() > 1).all():
                     maps.append(cells)
                     shown += [contest.arms[0].cells, arm.cells]
     if not maps:
         return None
     points, measured = pd.concat(maps), where(pd.concat(shown), status="ok")
+    notes = [str(note) for note in (*few_visits(measured), *family(len(points)))]
     footer = [
         *includes(points["stream_state"], "Time"),
         f"{pinned.words(measured)}; reproduced by {short(view.command, 300)}",
+        *notes,
     ]
     title = f"Time of {BATCHED} copies over time of {kernel}, by block size and number of blocks"
     words = chart_words(view, title, f"{sample_words(measured)} · medians", footer)
@@ -55,14 +56,15 @@ def _chart(view: View, kernel: str, contests: Sequence[BackendContest], pinned: 
     return Chart(f"crossover-map-{kernel}-{view.label}", words, MapPlot([row for row in rows if row]), points)
 
 
-def _ratios(contest: BackendContest, kernel: Arm) -> pd.DataFrame:
+def _ratios(view: View, contest: BackendContest, kernel: Arm) -> pd.DataFrame:
     """Return a row per cell that batched and a kernel share, with both times and their ratio."""
-    own = timed(contest.arms[0].cells)[["device", "direction", "block_size", *_AXES, *_SHOWN]]
-    cells = own.merge(timed(kernel.cells)[[*_AXES, "sms", *_SHOWN]], on=_AXES, suffixes=("_batched", "_kernel"))
+    own, other = (arm.cells[arm.cells["cell_id"].isin(view.visits)] for arm in (contest.arms[0], kernel))
+    own = own[["device", "direction", "block_size", *_AXES, *_SHOWN]]
+    cells = own.merge(other[[*_AXES, "sms", *_SHOWN]], on=_AXES, suffixes=("_batched", "_kernel"))
     cells.insert(1, "kernel", kernel.backend)
     cells.insert(3, "stream_state", contest.state)
-    ratios = [time_ratio(*(swap_quartiles(row, side) for side in ("_batched", "_kernel"))) for row in rows_of(cells)]
-    found = cells.assign(ratio=[ratio.value for ratio in ratios], decided=[ratio.decided for ratio in ratios])
+    ratios = [view.compare(row["cell_id_kernel"], row["cell_id_batched"]) for row in rows_of(cells)]
+    found = cells.assign(ratio=[ratio.ratio for ratio in ratios], decided=[ratio.told_apart for ratio in ratios])
     return found.sort_values(_AXES)
 
 
@@ -75,8 +77,8 @@ def _panel(cells: pd.DataFrame) -> MapPanel:
 def _tile(row: Row) -> MapTile:
     said = []
     for backend, side in ((BATCHED, "_batched"), (row["kernel"], "_kernel")):
-        time = swap_quartiles(row, side)
-        said.append(f"{backend} {figure(time.median)} us ({figure(time.low)} to {figure(time.high)})")
-    verdict = "" if row["decided"] else "; undecided: the quartiles overlap"
+        median, low, high = (figure(row[f"swap_us_{part}{side}"]) for part in ("median", "low", "high"))
+        said.append(f"{backend} {median} us ({low} to {high})")
+    verdict = "" if row["decided"] else "; not told apart"
     words = f"{count(row['blocks'])} blocks of {bytes_size(row['block_bytes'])}: {'; '.join(said)}{verdict}"
     return MapTile(row["ratio"], row["decided"], words)

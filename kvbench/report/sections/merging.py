@@ -4,32 +4,39 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.analysis.intervals import Quartiles
-from kvbench.report.contests import time_ratio
+from kvbench.analysis.compare import Comparison, compare_visits
+from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import count, figure, size
 from kvbench.report.select import SERIES, SIDE_AXES
-from kvbench.report.tables import Row, caption, rows_of, swap_quartiles
+from kvbench.report.tables import SAME, Row, caption, family, few_visits, rows_of
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 
 _SHAPE: Final = ("blocks", "block_bytes", "pattern")
 _SHARED: Final = (*SERIES, *(axis for axis in SIDE_AXES if axis not in (*_SHAPE, "coalesce")))
 _NAMED: Final = ("order", "sms", "descriptors_per_call", "kernel")
-_WAYS: Final = ("off", "on")
 _INCLUDES: Final = (
     "Medians in us of a swap: wall_us on an idle stream, gpu_us on a busy one. Off: as listed. On: after merging what "
     "is adjacent on both sides. Merging: coalesce_us, the host's time for it, before the swap and not in it. Saved: "
-    "off less on and merging, as a share of off; ≈ where the quartiles of off and of on with merging overlap"
+    f"off less on and merging, as a share of off; ≈ where off and on with merging are not told apart: {SAME}; or "
+    "undecided"
 )
 
 
 def make(view: View) -> Part | str:
     measured = unqueued(view.measured)
-    off, on = (measured[measured["coalesce"] == word] for word in _WAYS)
+    off, on = (measured[measured["coalesce"] == word] for word in ("off", "on"))
     pairs = off.merge(on, on=[*_SHARED, *_SHAPE], suffixes=("_off", "_on"))
     if pairs.empty:
         return "it needs cells with coalesce=off and coalesce=on that are alike otherwise"
+    merging_us = view.visits_of("coalesce_us")
+    saved = []
+    for row in rows_of(pairs):
+        before, after = (view.visits.get(row[name], {}) for name in ("cell_id_off", "cell_id_on"))
+        costs = merging_us.get(row["cell_id_on"], {})
+        saved.append(compare_visits(before, {n: us + costs.get(n, 0.0) for n, us in after.items()}, IN_TURN))
+    pairs["saved"] = pd.Series(saved, dtype=object)
     tables = [_table(view, measured, group) for _, group in pairs.groupby(list(_SHARED), dropna=False)]
     return Part(tables=sorted(tables, key=lambda table: table.title))
 
@@ -44,18 +51,12 @@ def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> DataTable
     rows = [_row(row) for row in rows_of(pairs.sort_values(["block_bytes", "blocks", "pattern"]))]
     shown = measured[measured["cell_id"].isin({*pairs["cell_id_off"], *pairs["cell_id_on"]})]
     others = ", ".join(f"{axis} {one[axis]}" for axis in _NAMED if pd.notna(one[axis]))
-    return DataTable(title, header, rows, [], caption(view, shown, "; ".join(filter(None, (_INCLUDES, others)))))
+    notes = [*few_visits(shown), *family(len(rows))]
+    return DataTable(title, header, rows, notes, caption(view, shown, "; ".join(filter(None, (_INCLUDES, others)))))
 
 
 def _row(row: Row) -> list[str]:
-    off, on = (swap_quartiles(row, f"_{way}") for way in _WAYS)
-    merging = float(row["coalesce_us_median_on"])
-    saved = 1 - (on.median + merging) / off.median
-    whole = Quartiles(on.low + merging, on.median + merging, on.high + merging)
-    return [
-        row["pattern"],
-        count(row["blocks"]),
-        size(row["block_size_off"]),
-        *map(figure, (off.median, on.median, merging)),
-        f"{'' if time_ratio(whole, off).decided else '≈ '}{saved:+.0%}",
-    ]
+    saved: Comparison = row["saved"]
+    times = (row[name] for name in ("swap_us_median_off", "swap_us_median_on", "coalesce_us_median_on"))
+    said = f"{'' if saved.told_apart else '≈ '}{1 - saved.ratio:+.0%}"
+    return [row["pattern"], count(row["blocks"]), size(row["block_size_off"]), *map(figure, times), said]

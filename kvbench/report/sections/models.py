@@ -6,24 +6,29 @@ from typing import Any, Final
 
 import pandas as pd
 
+from kvbench.analysis.compare import Comparison
 from kvbench.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
-from kvbench.report.contests import BATCHED, TimeRatio, time_ratio
-from kvbench.report.model import DataTable, Part, Section, Strong, Text
+from kvbench.report.contests import BATCHED
+from kvbench.report.model import DataTable, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
+    MARKS,
+    SAME,
     Footnotes,
     Row,
     a_stream,
     caption,
+    family,
+    few_visits,
     includes,
     mark_fastest,
     milliseconds,
     rate,
+    ratio_words,
     rows_of,
     shown,
-    swap_quartiles,
 )
 from kvbench.report.view import View
 from kvbench.text import short
@@ -35,8 +40,9 @@ _WORDS: Final = (
     "same in all; N: descriptors of the swap, tensors times ids. Models with the same numbers are the same swap, "
     "measured once"
 )
-_RATIO: Final = f"Speed-up: median time of {SINGLE} over that of {BATCHED}; ≈ where their quartiles overlap"
-_MARKS: Final = (Strong("Bold"), ": the fastest; ≈: not told apart from it, quartiles overlap")
+_RATIO: Final = (
+    f"Speed-up: time of {SINGLE} over that of {BATCHED}; ≈ where they are not told apart: {SAME}; or undecided"
+)
 _KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern")
 
 
@@ -59,11 +65,16 @@ class ModelRows:
         """Return the backends that were measured on streams of this state."""
         return set(where(self.cells, status="ok", stream_state=state)["backend"])
 
-    def caption(self, backends: Collection[str], states: Collection[str], figures: str) -> Text:
-        """Return the caption of a table of `figures`, such as "ms", of these backends on streams in these states."""
-        measured = where(self.cells, status="ok")
-        cells = measured[measured["backend"].isin(backends) & measured["stream_state"].isin(states)]
-        return caption(self.view, cells, ". ".join(includes(states, figures)), self.pinned)
+    def measured_cells(self, backends: Collection[str], states: Collection[str]) -> pd.DataFrame:
+        cells = where(self.cells, status="ok")
+        return cells[cells["backend"].isin(backends) & cells["stream_state"].isin(states)]
+
+    def speed_up(self, swap: ModelSwap, state: str) -> Comparison | None:
+        """Return the time of single copies over that of batched ones; None without both."""
+        single, batched = (self.row(swap, backend, state) for backend in (SINGLE, BATCHED))
+        if single and batched and single["status"] == batched["status"] == "ok":
+            return self.view.compare(batched["cell_id"], single["cell_id"])
+        return None
 
 
 def make(view: View) -> Part | str:
@@ -119,19 +130,10 @@ def _tables(rows: ModelRows) -> list[DataTable]:
     return first + [_all(rows, state) for state, found in measured.items() if found - {SINGLE, BATCHED}]
 
 
-def _speed_up(single: Row | None, batched: Row | None) -> TimeRatio | None:
-    """Return the time of single copies over that of batched ones; None without both."""
-    if single and batched and single["status"] == batched["status"] == "ok":
-        return time_ratio(swap_quartiles(single), swap_quartiles(batched))
-    return None
-
-
 def _finding(rows: ModelRows, state: str) -> str:
     """Return how much faster batched copies are on streams of one state, over the models; "" where nothing says it."""
-    ratios = {
-        _name(swap): _speed_up(rows.row(swap, SINGLE, state), rows.row(swap, BATCHED, state)) for swap in rows.swaps
-    }
-    ordered = sorted((ratio.value, f"{ratio} ({name})") for name, ratio in ratios.items() if ratio)
+    ratios = {_name(swap): rows.speed_up(swap, state) for swap in rows.swaps}
+    ordered = sorted((ratio.ratio, f"{ratio_words(ratio)} ({name})") for name, ratio in ratios.items() if ratio)
     ends = " to ".join(dict.fromkeys(words for _, words in (*ordered[:1], *ordered[-1:])))
     return f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} as fast as {SINGLE}." if ends else ""
 
@@ -146,17 +148,22 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     for swap in rows.swaps:
         line = _geometry(swap)
         for state, measured in states.items():
-            single, batched = (rows.row(swap, backend, state) for backend in (SINGLE, BATCHED))
-            single_ms, batched_ms = (shown(row, notes, milliseconds) for row in (single, batched))
-            line |= {f"{SINGLE} ms, {state}": single_ms} if SINGLE in measured else {}
-            line |= {f"{BATCHED} ms, {state}": batched_ms}
-            line |= {f"Speed-up, {state}": str(_speed_up(single, batched) or "")} if SINGLE in measured else {}
-            line |= {f"{BATCHED} GB/s, {state}": shown(batched, notes, rate)}
+            batched = rows.row(swap, BATCHED, state)
+            batched_ms, batched_gbps = (shown(batched, notes, show) for show in (milliseconds, rate))
+            if SINGLE in measured:
+                faster = rows.speed_up(swap, state)
+                line[f"{SINGLE} ms, {state}"] = shown(rows.row(swap, SINGLE, state), notes, milliseconds)
+                line[f"{BATCHED} ms, {state}"] = batched_ms
+                line[f"Speed-up, {state}"] = ratio_words(faster) if faster else ""
+            else:
+                line[f"{BATCHED} ms, {state}"] = batched_ms
+            line[f"{BATCHED} GB/s, {state}"] = batched_gbps
         body.append(line)
-    title = f"{rows.direction}: {SINGLE} against {BATCHED}, by model, {_lengths(rows.swaps)}"
-    caption = rows.caption((SINGLE, BATCHED), states, "ms and GB/s")
-    cells = [list(line.values()) for line in body]
-    return DataTable(title, list(body[0]), cells, [_WORDS, _RATIO, *notes.lines], caption)
+    title = f"{rows.direction}: {SINGLE} against {BATCHED}, by model"
+    cells = rows.measured_cells((SINGLE, BATCHED), states)
+    lines = [list(line.values()) for line in body]
+    table_notes = [_WORDS, _RATIO, *few_visits(cells), *family(len(where(cells, backend=SINGLE))), *notes.lines]
+    return _table(rows, title, list(body[0]), lines, table_notes, cells, "ms and GB/s")
 
 
 def _all(rows: ModelRows, state: str) -> DataTable:
@@ -165,12 +172,27 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     body = []
     for swap in rows.swaps:
         found = {backend: rows.row(swap, backend, state) for backend in backends}
-        times = {backend: swap_quartiles(row) for backend, row in found.items() if row and row["status"] == "ok"}
-        texts = mark_fastest({backend: shown(row, notes, milliseconds) for backend, row in found.items()}, times)
+        ids = {backend: row["cell_id"] for backend, row in found.items() if row}
+        visits = {backend: rows.view.visits[cell] for backend, cell in ids.items() if cell in rows.view.visits}
+        texts = mark_fastest({backend: shown(row, notes, milliseconds) for backend, row in found.items()}, visits)
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts.values()])
-    title = f"{rows.direction}, {state} stream: ms a swap, by model and backend, {_lengths(rows.swaps)}"
-    header = ("Model", "N", "Block", *backends)
-    return DataTable(title, header, body, [_MARKS, *notes.lines], rows.caption(backends, (state,), "ms"))
+    title = f"{rows.direction}, {state} stream: ms a swap, by model and backend"
+    cells = rows.measured_cells(backends, (state,))
+    table_notes = [MARKS, *few_visits(cells), *family(len(cells) - cells["block_bytes"].nunique()), *notes.lines]
+    return _table(rows, title, ["Model", "N", "Block", *backends], body, table_notes, cells, "ms")
+
+
+def _table(
+    rows: ModelRows,
+    title: str,
+    header: Sequence[str],
+    body: Sequence[Sequence[Text]],
+    notes: Sequence[Text],
+    cells: pd.DataFrame,
+    figures: str,
+) -> DataTable:
+    said = caption(rows.view, cells, ". ".join(includes(cells["stream_state"], figures)), rows.pinned)
+    return DataTable(f"{title}, {_lengths(rows.swaps)}", header, body, notes, said)
 
 
 def _geometry(swap: ModelSwap) -> dict[str, str]:

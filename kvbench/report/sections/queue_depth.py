@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pandas as pd
 
-from kvbench.analysis.curves import RISE, QueueKnee, find_queue_knee
-from kvbench.analysis.intervals import Quartiles
+from kvbench.analysis.compare import Visits
+from kvbench.analysis.curves import QueueKnee, find_queue_knee
+from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.model import Chart, DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.tables import Footnotes, Row, caption, chart_words, rows_of, shown
+from kvbench.report.tables import Footnotes, Row, caption, chart_words, few_visits, grouped, rows_of, shown
 from kvbench.report.view import View, sample_words
 
 MIN_DEPTHS: Final = 4
@@ -23,20 +23,20 @@ _INCLUDES: Final = (
     "over its streams in turn. Where the driver's queue is full the wait for room is in it, and may be the rest of the "
     "delay that holds the queue back"
 )
-_NO_KNEE: Final = f"No depth at which a submission takes more than {RISE:g} times as long as on a shallow queue."
+_RISE: Final = f"{1 + QUEUE_KNEE.fraction:g} times"
+_NO_KNEE: Final = f"No depth at which a submission takes more than {_RISE} as long as on a shallow queue."
 _POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "streams", "queued",
     "submit_us_median", "submit_us_q1", "submit_us_q3", "depth_held", "samples", "rounds", "cell_id",
 )  # fmt: skip
-_LINE: Final = ["backend", "direction", "blocks", "block_bytes", "streams"]
 _BEGUN: Final = "†"
 _NOT_HELD: Final = (
     f"{_BEGUN} in most samples some of the queued swaps had started before the submission, as they must where the "
     "driver's queue does not hold them all (depth_held)"
 )
 _KNEE: Final = (
-    f"Knee: the first depth at which a submission takes more than {RISE:g} times as long as at the three smallest, "
-    "beyond the noise, and how many times as long"
+    f"Knee: the first depth at which a submission takes more than {_RISE} as long as at the three smallest, with its "
+    f"interval, and how many times as long. Less is no knee: {QUEUE_KNEE.reason}"
 )
 
 
@@ -45,65 +45,47 @@ class QueueLine:
     """The cells of one backend, swap and number of streams, ascending in depth, failed and skipped ones too."""
 
     backend: str
-    direction: str
-    blocks: int
-    block_bytes: int
+    panel: str
+    label: str
     streams: int
     cells: pd.DataFrame
+    knee: QueueKnee | None
 
     @property
     def points(self) -> pd.DataFrame:
         """The measured cells."""
         return where(self.cells, status="ok")
 
-    @property
-    def knee(self) -> QueueKnee | None:
-        times = self.points.set_index("queued")[["submit_us_q1", "submit_us_median", "submit_us_q3"]]
-        finite = times[np.isfinite(times).all(axis=1)]
-        return find_queue_knee({int(row[0]): Quartiles(*map(float, row[1:])) for row in finite.itertuples()})
-
-    @property
-    def label(self) -> str:
-        """What is swapped on how many streams."""
-        return f"{self.backend}, N = {count(self.blocks)}, {noun(self.streams, 'stream')}"
-
-
-QueueGrid = Sequence[Mapping[str, Sequence[QueueLine]]]
-
 
 def make(view: View) -> Part | str:
     pinned = pin(view.frame, shown=QUEUE)
+    submit_us = view.visits_of("submit_us")
     busy = where(pinned.cells, stream_state="busy").sort_values("queued")
-    lines = []
-    for _, cells in busy.groupby(_LINE):
-        first = rows_of(cells.head(1))[0]
-        blocks, size, streams = (int(first[axis]) for axis in ("blocks", "block_bytes", "streams"))
-        line = QueueLine(first["backend"], first["direction"], blocks, size, streams, cells)
-        if line.points["queued"].nunique() >= MIN_DEPTHS:
-            lines.append(line)
+    cells = busy.assign(rank=(busy["backend"] != "per_block"), way=busy["direction"] != DIRECTIONS[0])
+    groups = cells.groupby(["block_bytes", "way", "rank", "backend", "blocks", "streams"])
+    lines = [_line(own, submit_us) for _, own in groups if where(own, status="ok")["queued"].nunique() >= MIN_DEPTHS]
     if not lines:
         return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
-    lines.sort(key=lambda line: (line.backend != "per_block", line.backend))
     findings = [_finding(line, knee) for line in lines if (knee := line.knee)]
-    ways = [way for way in DIRECTIONS if any(line.direction == way for line in lines)]
-    sizes = sorted({line.block_bytes for line in lines})
-    grid = [
-        {
-            f"{way}, {bytes_size(size)} blocks": [x for x in lines if (x.block_bytes, x.direction) == (size, way)]
-            for way in ways
-        }
-        for size in sizes
-    ]
-    tables = [_table(view, title, panel, pinned) for row in grid for title, panel in row.items() if panel]
-    return Part(findings or [_NO_KNEE], [_chart(view, lines, grid, pinned)], tables, findings)
+    panels = grouped(lines, lambda line: line.panel)
+    tables = [_table(view, title, panel, pinned) for title, panel in panels.items()]
+    return Part(findings or [_NO_KNEE], [_chart(view, panels, pinned)], tables, findings)
 
 
 SECTION = Section("queue-depth", "Queue depth: submission time against queued swaps", make)
 
 
+def _line(cells: pd.DataFrame, submit_us: Mapping[str, Visits]) -> QueueLine:
+    first, *_ = rows = rows_of(cells)
+    times = {int(row["queued"]): submit_us[row["cell_id"]] for row in rows if row["cell_id"] in submit_us}
+    panel = f"{first['direction']}, {bytes_size(first['block_bytes'])} blocks"
+    label = f"{first['backend']}, N = {count(first['blocks'])}, {noun(first['streams'], 'stream')}"
+    return QueueLine(first["backend"], panel, label, first["streams"], cells, find_queue_knee(times))
+
+
 def _finding(line: QueueLine, knee: QueueKnee) -> str:
     return (
-        f"{line.label}, {line.direction} of {bytes_size(line.block_bytes)}: behind {count(knee.depth)} queued swaps a "
+        f"{line.label}, {line.panel}: behind {count(knee.depth)} queued swaps a "
         f"submission takes {TIMES}{figure(knee.height)} as long ({figure(knee.shallow_us)} to "
         f"{figure(knee.submit_us)} us)."
     )
@@ -124,7 +106,7 @@ def _table(view: View, title: str, lines: Sequence[QueueLine], pinned: Pinned) -
         f"{title}: us a submission against queued swaps",
         ("Queued", *(line.label for line in lines)),
         body,
-        [_KNEE, *([_NOT_HELD] if begun else []), *notes.lines],
+        [_KNEE, *([_NOT_HELD] if begun else []), *few_visits(cells), *notes.lines],
         caption(view, cells, _INCLUDES, pinned),
     )
 
@@ -137,36 +119,27 @@ def _knee_words(knee: QueueKnee | None) -> Text:
     return "none" if knee is None else (Strong(count(knee.depth)), f" ({TIMES}{figure(knee.height)})")
 
 
-def _chart(view: View, lines: Sequence[QueueLine], grid: QueueGrid, pinned: Pinned) -> Chart:
-    """Return the chart: a row of `grid` per block size, in it the lines of each direction by the panel's title."""
-    points = pd.concat([line.points for line in lines])
+def _chart(view: View, panels: Mapping[str, Sequence[QueueLine]], pinned: Pinned) -> Chart:
+    """Return the chart: a row of panels per block size."""
+    points = pd.concat([line.points for lines in panels.values() for line in lines])
     words = chart_words(
         view,
         "Time of one more submission against swaps that are queued already",
         f"{sample_words(points)} · medians · band: quartiles",
         [_INCLUDES, pinned.words(points)],
     )
-    panels = [
-        [PlotPanel(title if own else "", [_plot_line(line, view.label) for line in own]) for title, own in row.items()]
-        for row in grid
-    ]
+    drawn = [PlotPanel(title, [_plot_line(line, view.label) for line in lines]) for title, lines in panels.items()]
+    rows = list(grouped(drawn, lambda panel: panel.title.partition(", ")[2]).values())
     y = PlotAxis("us a submission", "figure", "log10")
-    plot = LinePlot(PlotAxis("queued swaps", "count", "symlog2"), y, panels)
+    plot = LinePlot(PlotAxis("queued swaps", "count", "symlog2"), y, rows)
     return Chart(f"queue-depth-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
 
 
 def _plot_line(line: QueueLine, run: str) -> PlotLine:
     points, knee = line.points, line.knee
-    words = f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}" if knee else ""
-    return PlotLine(
-        run=run,
-        label=line.label,
-        backend=line.backend,
-        dashed=line.streams > 1,
-        x=points["queued"].tolist(),
-        y=points["submit_us_median"].tolist(),
-        low=points["submit_us_q1"].tolist(),
-        high=points["submit_us_q3"].tolist(),
-        cell_ids=points["cell_id"].tolist(),
-        marks=[PlotMark(knee.depth, knee.depth, words)] if knee else (),
+    marks = (
+        [PlotMark(knee.depth, knee.depth, f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}")] if knee else []
     )
+    y, low, high = (points[f"submit_us_{part}"].tolist() for part in ("median", "q1", "q3"))
+    depths, cells = points["queued"].tolist(), points["cell_id"].tolist()
+    return PlotLine(run, line.label, line.backend, line.streams > 1, depths, y, low, high, cells, marks)

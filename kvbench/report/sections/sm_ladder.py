@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 
+from kvbench.analysis.margins import KNEE
 from kvbench.report.curves import LADDER, RateCurve, RateCurves, curve_chart, ladder_curves, left_out, spread
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.select import where
-from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, grouped, rate, rows_of, shown
+from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, few_visits, grouped, rate, rows_of, shown
 from kvbench.report.view import View
 
-_BOLD = (Strong("Bold"), ": the knee, the first SM count within 5% of the best of its column")
+_BOLD = (
+    Strong("Bold"),
+    f": the knee, the first SM count that reaches the best of its column but {KNEE.fraction:.0%}, its interval "
+    f"included: {KNEE.reason}; none where GB/s still rise at the largest count",
+)
 
 
 def make(view: View) -> Part | str:
@@ -34,6 +39,7 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
     """Return GB/s against the SM count of one backend and state, the knees in bold."""
     backend, state = columns[0].backend, columns[0].state
     rows = where(curves.cells, backend=backend, stream_state=state)
+    measured = where(rows, status="ok")
     notes = Footnotes()
     grid = {(row["direction"], int(row["block_bytes"]), int(row["sms"])): row for row in rows_of(rows)}
     body: list[list[Text]] = []
@@ -41,24 +47,23 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
         texts = [shown(grid.get((curve.direction, curve.panel, sms)), notes, rate) for curve in columns]
         marked = [Strong(text) if sms == curve.knee else text for curve, text in zip(columns, texts, strict=True)]
         body.append([str(sms), *marked])
-    body.append(["knee", *(str(curve.knee) for curve in columns)])
+    body.append(["knee", *(str(curve.knee or "none") for curve in columns)])
     return DataTable(
         f"{backend}, {state} stream, N = {count(curves.main)}: GB/s against the SM count",
         ("SMs", *(f"{curve.direction} {bytes_size(curve.panel)}" for curve in columns)),
         body,
-        [_BOLD, *notes.lines],
-        caption(view, where(rows, status="ok"), INCLUDES[state], curves.pinned),
+        [_BOLD, *few_visits(measured), *notes.lines],
+        caption(view, measured, INCLUDES[state], curves.pinned),
     )
 
 
 def _sentence(group: Sequence[RateCurve], blocks: int) -> str:
-    """Return from how many SMs on a kernel is within 5% of its best on streams of one state; "" for no figures."""
-    last = max(curve.x[-1] for curve in group)
+    """Return from how many SMs on a kernel is within 5% of its best on streams of one state; "" for no knee."""
     parts = []
     for sms, alike in sorted(grouped((curve for curve in group if curve.knee), lambda curve: curve.knee or 0).items()):
         shapes = ", ".join(f"{curve.direction} {bytes_size(curve.panel)}" for curve in alike)
-        parts.append(f"{noun(sms, 'SM')}{' (the most measured)' * (sms == last)} for {shapes}")
+        parts.append(f"{noun(sms, 'SM')} for {shapes}")
     if not parts:
         return ""
     head = f"{group[0].backend} on {a_stream(group[0].state)}, N = {count(blocks)}"
-    return f"{head}, is within 5% of its best from {'; '.join(parts)}."
+    return f"{head}, is within {KNEE.fraction:.0%} of its best from {'; '.join(parts)}."

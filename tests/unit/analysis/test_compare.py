@@ -92,6 +92,26 @@ def test_a_stricter_confidence_widens_the_interval() -> None:
     assert strict.low < usual.low < usual.high < strict.high
 
 
+@given(st.lists(times, min_size=6, max_size=50))
+def test_visits_do_not_differ_from_themselves(medians: list[float]) -> None:
+    assert compare_pairs(medians, medians, NO_MARGIN).verdict is Verdict.SAME
+
+
+def test_noise_is_not_a_difference_and_a_shift_is() -> None:
+    """Each pair shares what disturbs its round, here up to a factor of 2; either visit has noise of its own."""
+    random = np.random.default_rng(7)
+    shared = random.uniform(1, 2, (1000, 20))
+    a, b = (shared * random.lognormal(sigma=0.05, size=shared.shape) for _ in "ab")
+    assert sum(compare_pairs(x, y, NO_MARGIN).told_apart for x, y in zip(a, b, strict=True)) <= 70
+    assert sum(compare_pairs(x, y * 1.1, NO_MARGIN).told_apart for x, y in zip(a, b, strict=True)) > 950
+
+
+def test_cells_without_a_round_in_common_are_undecided() -> None:
+    found = compare_visits({0: 100.0, 1: 110.0}, {2: 210.0}, IN_TURN)
+    assert (found.ratio, found.verdict) == (2.0, Verdict.UNDECIDED)
+    assert math.isnan(compare_visits({}, {2: 210.0}, IN_TURN).ratio)
+
+
 def test_cells_are_compared_by_the_rounds_that_have_both() -> None:
     base = dict.fromkeys(range(7), 100.0)
     other = dict.fromkeys(range(1, 9), 50.0)

@@ -13,9 +13,7 @@ from kvbench.analysis.intervals import (
     grouped_outliers,
     grouped_quartiles,
     median_interval,
-    paired_ratio,
     quartiles,
-    relative_half_width,
 )
 
 
@@ -54,25 +52,7 @@ def test_nothing_depends_on_the_unit(samples: list[float], scale: float) -> None
     scaled = [sample * scale for sample in samples]
     low, high = median_interval(samples)
     assert median_interval(scaled) == (low * scale, high * scale)
-    assert relative_half_width(scaled) == relative_half_width(samples)
     assert outliers(scaled) == outliers(samples)
-
-
-PAIRS = st.lists(st.tuples(st.floats(1e-3, 1e9), st.floats(1e-3, 1e9)), min_size=6, max_size=50)
-
-
-@given(PAIRS)
-def test_a_comparison_reads_the_same_both_ways(pairs: list[tuple[float, float]]) -> None:
-    a, b = zip(*pairs, strict=True)
-    there, back = paired_ratio(a, b), paired_ratio(b, a)
-    assert there.decided == back.decided
-    assert there.low <= there.value <= there.high
-    assert there.value == pytest.approx(1 / back.value)
-
-
-@given(ENOUGH)
-def test_samples_do_not_differ_from_themselves(samples: list[float]) -> None:
-    assert not paired_ratio(samples, samples).decided
 
 
 @pytest.mark.parametrize("count", [6, 7, 10, 30, 99, 200, 500, 501, 2000])
@@ -89,24 +69,6 @@ def test_the_interval_has_the_coverage_it_promises(count: int) -> None:
 def test_too_few_samples_know_nothing(count: int) -> None:
     samples = [1.0 + number for number in range(count)]
     assert median_interval(samples) == (-math.inf, math.inf)
-    assert relative_half_width(samples) == math.inf
-    assert not paired_ratio(samples, [value * 100 for value in samples]).decided
-
-
-def test_noise_is_not_a_difference_and_a_shift_is() -> None:
-    """Each pair shares what disturbs its round, here up to a factor of 2; either visit has noise of its own."""
-    random = np.random.default_rng(7)
-    shared = random.uniform(1, 2, (1000, 20))
-    a, b = (shared * random.lognormal(sigma=0.05, size=shared.shape) for _ in "ab")
-    assert sum(paired_ratio(x, y).decided for x, y in zip(a, b, strict=True)) <= 60
-    assert sum(paired_ratio(x, y * 1.1).decided for x, y in zip(a, b, strict=True)) > 950
-
-
-def test_equal_samples_have_no_width() -> None:
-    assert relative_half_width([3.0] * 10) == 0
-    assert relative_half_width([0.0] * 10) == 0
-    assert relative_half_width([0.0] * 9 + [1.0] * 2 + [-1.0] * 2) == 0
-    assert relative_half_width([-1.0, -1.0, 0.0, 0.0, 0.0, 1.0, 1.0]) == math.inf
 
 
 def test_outliers_are_marked_and_few() -> None:
@@ -117,16 +79,9 @@ def test_outliers_are_marked_and_few() -> None:
 
 @pytest.mark.parametrize("bad", [[], [math.nan], [1.0, math.inf]])
 def test_what_is_no_sample_is_refused(bad: list[float]) -> None:
-    for use in (quartiles, median_interval, relative_half_width):
+    for use in (quartiles, median_interval):
         with pytest.raises(ValueError, match="finite"):
             use(bad)
-
-
-def test_ratios_need_positive_times() -> None:
-    with pytest.raises(ValueError, match="positive"):
-        paired_ratio([1.0, 0.0], [1.0, 1.0])
-    with pytest.raises(ValueError, match="as many"):
-        paired_ratio([1.0], [1.0, 1.0])
 
 
 def test_the_measuring_side_pays_for_neither_pandas_nor_scipy() -> None:

@@ -35,7 +35,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fitted")
     done = kvbench("sweep", *tiny(**AXES), *BRIEF, "--out", "first", cwd=folder)
     assert done.returncode == 0, done.stderr
-    done = kvbench("policy", "first", "-o", "mine.toml", cwd=folder)
+    done = kvbench("tune", "first", "-p", "mine.toml", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -58,12 +58,17 @@ def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
     assert (table.direction, table.stream_state) == (Direction.H2D, StreamState.IDLE)
     assert (table.block_bytes, table.blocks) == ((1024, 16384), (4, 64))
     assert {text for row in table.choices for text in row} <= {"batched", "per_block"}
-    shown = kvbench("policy", "first", cwd=fitted)
+    shown = kvbench("tune", "first", cwd=fitted)
     assert shown.returncode == 0
-    for text in ("h2d, idle stream", "16KiB", "nothing written", *table.choices[0]):
+    for text in ("h2d latency", "16 KiB", *table.choices[0]):
         assert text in shown.stdout
-    told = kvbench("policy", "first", "--json", cwd=fitted)
-    assert Policy.from_plain(json.loads(told.stdout)) == policy
+    told = json.loads(kvbench("tune", "first", "--json", cwd=fitted).stdout)
+    chosen = {(one["block_bytes"], one["blocks"]): one["choice"] for one in told["answers"]}
+    assert chosen == {
+        (size, count): text
+        for size, row in zip(table.block_bytes, table.choices, strict=True)
+        for count, text in zip(table.blocks, row, strict=True)
+    }
 
 
 def test_auto_runs_what_the_policy_says_and_the_run_says_so(fitted: Path, tmp_path: Path) -> None:
@@ -201,14 +206,14 @@ def test_auto_fails_as_its_choice_does(fitted: Path, tmp_path: Path) -> None:
 def test_a_run_that_went_by_no_policy_has_none_to_give(fitted: Path) -> None:
     done = kvbench("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run", cwd=fitted)
     assert done.returncode == 2
-    expected = "--policy first: this run went by none; kvbench policy first -o FILE makes one of it"
+    expected = "--policy first: this run went by none; kvbench tune first -p FILE makes one of it"
     assert error_line(done) == expected
 
 
 def test_a_policy_that_cannot_be_written_is_one_line(fitted: Path) -> None:
-    done = kvbench("policy", "first", "-o", "nowhere/mine.toml", cwd=fitted)
+    done = kvbench("tune", "first", "-p", "nowhere/mine.toml", cwd=fitted)
     assert done.returncode == 2
-    assert error_line(done) == "-o nowhere/mine.toml: cannot be written: no such file or directory"
+    assert error_line(done) == "-p nowhere/mine.toml: cannot be written: no such file or directory"
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -226,7 +231,10 @@ def test_the_defaults_take_the_copy_engine_for_large_blocks_and_a_kernel_for_man
 
 def report(folder: Path, times: list[tuple[Cell, float, str | None]]) -> str:
     visits = [
-        msgspec.structs.replace(synthetic.visit(cell, time_us, noise=0.0), chosen=chosen, verified_bytes=1)
+        msgspec.structs.replace(
+            synthetic.visit(cell, time_us, count=3, noise=0.0, round_=number), chosen=chosen, verified_bytes=1
+        )
+        for number in range(6)
         for cell, time_us, chosen in times
     ]
     run = load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *visits]))
@@ -256,11 +264,11 @@ def test_auto_is_held_against_the_best_of_the_others(tmp_path: Path) -> None:
     assert "in 2 of 4 cells (50.0%)" in section
     assert "At worst it reached 0.80 of its speed: h2d, an idle stream, N = 1\N{NO-BREAK SPACE}024 of 16" in section
     assert "it chose batched order=any and sm sms=2 was fastest" in section
-    assert "Of the 2 other cells, auto ran the very choice that was fastest in 1, and 0 are undecided" in section
+    assert "Of the 2 other cells, auto ran the very choice that was fastest in 1, and 0 are not told apart" in section
     assert "It had no policy" in section
     row = next(line for line in section.splitlines() if line.startswith("| 16\N{NO-BREAK SPACE}KiB |"))
     assert row.endswith("| **0.80** |")
-    assert "| 0.99 |" in section
+    assert "| ≈ 0.99 |" in section
     assert "| 1.11 |" in section
 
 

@@ -28,9 +28,9 @@ def test_a_shape_reads_back_as_it_is_written(shape: KernelShape) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("bulk", "is no kernel"),
-        ("ring-8x6x4KiB", "is no kernel"),
-        ("bulk-8x6", "is no kernel"),
+        ("bulk", "is not a kernel"),
+        ("ring-8x6x4KiB", "is not a kernel"),
+        ("bulk-8x6", "is not a kernel"),
         ("bulk-0x6x4KiB", "0 warps are not 1 to 32"),
         ("lanes-33x6x4KiB", "33 warps are not 1 to 32"),
         ("bulk-8x2x4KiB", "a depth of 2 is not 3 to 32"),

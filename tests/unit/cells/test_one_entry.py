@@ -48,7 +48,7 @@ print(json.dumps({
     "read back": Cell.from_strings(sweet.as_strings()) == sweet,
     "command": sweet.command(),
     "label": sweet.label,
-    "summary": summarize(records, {}, "cpu", long_samples(records))["flavour"].tolist(),
+    "summary": summarize(records, {}, {}, "cpu", long_samples(records))["flavour"].tolist(),
     "listed": next(row for row in json.loads(listed.getvalue()) if row["axis"] == "flavour"),
 }))
 """

@@ -38,6 +38,9 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetPowerUsage": 76543,
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=3),
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=1 * GIB, total=140 * GIB),
+    "nvmlDeviceGetUUID": "GPU-5ca1ab1e",
+    "nvmlDeviceGetEccMode": (1, 0),
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetComputeRunningProcesses": [
         SimpleNamespace(pid=4_000_001, usedGpuMemory=GIB),
         SimpleNamespace(pid=4_000_002, usedGpuMemory=None),
@@ -80,6 +83,14 @@ def root(tmp_path: Path) -> Path:
         "sys/devices/system/node/node1/cpulist": "4-6,15\n",
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n",
         "sys/bus/pci/devices/0000:1b:00.0/numa_node": "1\n",
+        "sys/bus/pci/devices/0000:1b:00.0/iommu_group/type": "DMA-FQ\n",
+        "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+        "sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
+        "proc/4000002/smaps": (
+            "7f00-7f10 rw-p 00000000 00:00 0 [heap]\nSize: 132 kB\nKernelPageSize: 4 kB\nAnonHugePages: 0 kB\n"
+            "7f20-8f20 rw-s 00000000 00:05 1 /dev/nvidiactl\nSize: 4096 kB\nKernelPageSize: 4 kB\nMMUPageSize: 4 kB\n"
+            "AnonHugePages: 2048 kB\nVmFlags: rd wr\n"
+        ),
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -135,6 +146,13 @@ def test_observed_of_a_gpu_machine(root: Path) -> None:
         "gpu_memory_used_bytes": GIB,
         "gpu_memory_total_bytes": 140 * GIB,
         "other_processes": [{"pid": 4_000_001, "name": "python3", "bytes": GIB}],
+        "gpu_uuid": "GPU-5ca1ab1e",
+        "ecc": True,
+        "power_limit_w": 700.0,
+        "iommu": "DMA-FQ",
+        "pool_pages": {"page_bytes": 4096, "huge_bytes": 2 << 20},
+        "transparent_huge_pages": "madvise",
+        "clock_source": "tsc",
         "host_load_1min": 1.25,
         "host_available_bytes": 2000 * 1024,
         "cpu_governor": "performance",

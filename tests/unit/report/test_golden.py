@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Order
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
@@ -42,7 +42,7 @@ def cells() -> list[Cell]:
     models = [
         Cell(name, Direction.H2D, swap.blocks, swap.block_bytes, state, Pattern.parse(swap.pattern), order=order)
         for swap in SWAPS
-        for state in StreamState
+        for state in synthetic.STATES
         for name, order in (("per_block", None), ("batched", Order.ANY))
     ]
     auto = [Cell("auto", Direction.H2D, 256, size) for size in sorted(sizes)]

@@ -67,7 +67,7 @@ def page_of(run: Run) -> str:
 
 @pytest.fixture(scope="module")
 def cliff(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    records = [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells((256, 10_000)))]
+    records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((256, 10_000)))]
     return load_run(synthetic.write_run(tmp_path_factory.mktemp("cliff") / "cliff", records))
 
 
@@ -160,9 +160,9 @@ def test_raw_samples_keep_four_digits(cliff: Run) -> None:
     data = json.loads(samples_json(views_of([cliff])[0]))
     samples = cliff.samples()
     assert set(data["cells"]) == set(samples["cell_id"])
-    for cell_id, own in list(samples.groupby("cell_id"))[:20]:
-        ((round_, count, *columns),) = data["cells"][cell_id]
-        assert (round_, count) == (own["round"].iloc[0], len(own))
+    for (cell_id, round_), own in list(samples.groupby(["cell_id", "round"]))[:20]:
+        (_, count, *columns) = data["cells"][cell_id][round_]
+        assert count == len(own)
         for name, values in zip(data["columns"], columns, strict=True):
             expected = own[name].to_numpy(np.float64, na_value=np.nan)
             shown = np.array(values, dtype=np.float64)  # one number stands for a list of equal ones

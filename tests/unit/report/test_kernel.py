@@ -10,7 +10,7 @@ import msgspec
 import pandas as pd
 import pytest
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.kernel_shape import RULE
@@ -43,7 +43,7 @@ def sm_cells(*kernels: str, sms: Iterable[int] = (2,)) -> list[Cell]:
         Cell("sm", way, n, size, state, sms=count, kernel=kernel)
         for way in Direction
         for n, size in shapes
-        for state in StreamState
+        for state in synthetic.STATES
         for count in sms
         for kernel in kernels
     ]
@@ -53,8 +53,8 @@ def make(folder: Path, records: Iterable[Record], name: str = "run", info: RunIn
     return made_run(folder, [*synthetic.ceilings(), *records], info, name)
 
 
-def measured(*cells: Cell, rounds: int = 1) -> list[Record]:
-    return [visit for number in range(rounds) for visit in synthetic.visits(cells, rate, noise=0.001, round_=number)]
+def measured(*cells: Cell) -> list[Record]:
+    return [*synthetic.rounds(cells, rate, noise=0.001)]
 
 
 def view_of(run: Run) -> View:
@@ -165,7 +165,7 @@ def test_shapes_that_all_failed_are_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_run_that_did_not_sweep_it_says_nothing(tmp_path: Path) -> None:
-    runs = [make(tmp_path, measured(*sm_cells(RULE, sms=(1, 2, 4)), rounds=4), name) for name in ("one", "two")]
+    runs = [make(tmp_path, measured(*sm_cells(RULE, sms=(1, 2, 4))), name) for name in ("one", "two")]
     files = report_files(runs)
     text = files["report.md"].decode()
     assert "allocated; sms 4 (not shown: 1, 2)" in text
@@ -174,8 +174,8 @@ def test_a_run_that_did_not_sweep_it_says_nothing(tmp_path: Path) -> None:
 
 
 def test_two_runs_are_compared_shape_by_shape(tmp_path: Path) -> None:
-    one = make(tmp_path, measured(*sm_cells(RULE, BULK), rounds=4), "one")
-    two = make(tmp_path, measured(*sm_cells(BULK, RULE, LANES), rounds=4), "two")
+    one = make(tmp_path, measured(*sm_cells(RULE, BULK)), "one")
+    two = make(tmp_path, measured(*sm_cells(BULK, RULE, LANES)), "two")
     report = report_of([one, two])
     part = part_of(report, "comparison")
     cells = pd.read_csv(io.BytesIO(part.files["comparison-one-two.csv"]))
@@ -185,7 +185,7 @@ def test_two_runs_are_compared_shape_by_shape(tmp_path: Path) -> None:
     others = {said(row[5]) for row in table_of(part, "Cell by cell").rows}
     assert others == {f"kernel {RULE}", f"kernel {BULK}"}
     points = chart_of(report, "comparison-cliff-one-two").points
-    assert not points.duplicated([*POINT, "run"]).any()
+    assert not points.duplicated(POINT).any()
     assert points["gbps"].between(19, 20.1).all()
 
 

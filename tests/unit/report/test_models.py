@@ -44,7 +44,10 @@ def cell_of(swap: ModelSwap, backend: str, state: StreamState = StreamState.IDLE
 
 def cells_of(swaps: tuple[ModelSwap, ...]) -> list[Cell]:
     pairs = [
-        cell_of(swap, backend, state) for swap in swaps for backend in ("per_block", "batched") for state in StreamState
+        cell_of(swap, backend, state)
+        for swap in swaps
+        for backend in ("per_block", "batched")
+        for state in synthetic.STATES
     ]
     return list(dict.fromkeys(pairs))
 
@@ -63,7 +66,7 @@ def table(made: Report, title: str) -> DataTable:
 
 def test_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None:
     swaps = swaps_of(*MODELS)
-    made = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
+    made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
     rows = rows_of(table(made, "h2d: per_block against batched, by model, 2 048 tokens in blocks of 16"))
     geometry = {name: row[:7] for name, row in rows.items()}
     # layers, KV heads, head dim, tensors, block, ids, N
@@ -79,7 +82,7 @@ def test_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None
 
 def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> None:
     swaps = swaps_of(*MODELS)
-    made = report(tmp_path, synthetic.visits(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
+    made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
     rows = rows_of(table(made, "h2d: per_block against batched"))
     for swap, row in zip(swaps, rows.values(), strict=True):
         single, batched, ratio, gbps, single_busy, batched_busy, ratio_busy, gbps_busy = row[7:]
@@ -102,7 +105,7 @@ def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> 
 def test_a_speed_up_inside_the_noise_is_marked(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b")
     cells = [cell_of(swaps[0], backend) for backend in ("per_block", "batched")]
-    made = report(tmp_path, synthetic.visits(cells, lambda _: 8.0, noise=0.5), msgspec.to_builtins(swaps))
+    made = report(tmp_path, synthetic.rounds(cells, lambda _: 8.0, noise=0.5), msgspec.to_builtins(swaps))
     ratio = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b"][9]
     assert re.fullmatch(rf"≈ {TIMES}[01]\.\d+", ratio)
 
@@ -111,7 +114,7 @@ def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) ->
     """A kernel may take other SMs for another model: each model shows the one that it was measured with."""
     swaps = swaps_of("llama-3-8b", "llama-3-70b@tp4")
     kernels = [cell_of(swap, "sm", sms=number) for number, swap in enumerate(swaps, start=2)]
-    records = synthetic.visits([*cells_of(swaps), *kernels], rate, noise=0.001)
+    records = synthetic.rounds([*cells_of(swaps), *kernels], rate, noise=0.001)
     made = report(tmp_path, records, msgspec.to_builtins(swaps))
     shown = table(made, "h2d, idle stream: ms a swap, by model and backend")
     rows = rows_of(shown)
@@ -127,7 +130,7 @@ def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) ->
 def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", "phi-4")
     gone, *rest = cells_of(swaps)
-    records = [*synthetic.visits(rest, rate), synthetic.failure(gone, "error 719")]
+    records = [*synthetic.rounds(rest, rate), synthetic.failure(gone, "error 719")]
     made = report(tmp_path, records, msgspec.to_builtins(swaps))
     row = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b"]
     assert row[7] == f"{ABSENT}¹"
@@ -144,7 +147,7 @@ def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_without_such_a_table_says_why(tmp_path: Path, models: object, reason: str) -> None:
-    made = report(tmp_path, synthetic.visits(cells_of(swaps_of("llama-3-8b")), rate), models)
+    made = report(tmp_path, synthetic.rounds(cells_of(swaps_of("llama-3-8b")), rate), models)
     assert any(reason in line for line in lines_of(made.missing))
     text = document(made)
     assert "<script>" not in text
@@ -153,7 +156,7 @@ def test_a_run_without_such_a_table_says_why(tmp_path: Path, models: object, rea
 
 def test_what_is_unusual_stands_beside_the_name(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", layout="cross-layer", kv_dtype="fp8", tp=2)
-    made = report(tmp_path, synthetic.visits(cells_of(swaps), rate), msgspec.to_builtins(swaps))
+    made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate), msgspec.to_builtins(swaps))
     row = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b, TP 2, cross-layer, fp8"]
     assert row[:7] == ["32", "4", "128", "1", "512 KiB", "128", "128"]
 
@@ -162,7 +165,7 @@ def test_a_busy_stream_without_single_copies_has_batched_ones_and_no_speed_up(tm
     swaps = swaps_of("llama-3-8b")
     cells = [cell for cell in cells_of(swaps) if (cell.backend, cell.stream_state) != ("per_block", StreamState.BUSY)]
     made = report(
-        tmp_path, [*synthetic.ceilings(), *synthetic.visits(cells, rate, noise=0.001)], msgspec.to_builtins(swaps)
+        tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells, rate, noise=0.001)], msgspec.to_builtins(swaps)
     )
     shown = table(made, "h2d: per")
     assert list(shown.header[-2:]) == ["batched ms, busy", "batched GB/s, busy"]

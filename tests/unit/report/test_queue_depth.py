@@ -17,7 +17,7 @@ from tests.reports import chart_of, lines_of, made_report, made_run, part_of, ro
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    visits = synthetic.visits(synthetic.queue_cells(), synthetic.queue_gbps)
+    visits = synthetic.rounds(synthetic.queue_cells(), synthetic.queue_gbps)
     return made_run(tmp_path_factory.mktemp("queue"), visits)
 
 
@@ -62,8 +62,8 @@ def test_a_knee_is_said_in_words(report: Report) -> None:
     part = part_of(report, "queue-depth")
     (line,) = lines_of(part.findings)
     assert re.fullmatch(
-        rf"per_block, N = 1, 1 stream, h2d of 32 KiB: behind 1 024 queued swaps a submission takes {TIMES}[\d.]+ as "
-        r"long \([\d.]+ to 1\d\d us\)\.",
+        rf"per_block, N = 1, 1 stream, h2d, 32 KiB blocks: behind 1 024 queued swaps a submission takes {TIMES}[\d.]+ "
+        r"as long \([\d.]+ to 1\d\d us\)\.",
         line,
     )
     assert part.told == part.findings
@@ -80,7 +80,7 @@ def test_the_chart_has_its_numbers_and_is_the_same_every_time(run: Run, report: 
 
 
 def test_queues_without_a_knee_are_said_too(tmp_path: Path) -> None:
-    visits = synthetic.visits(synthetic.queue_cells(), lambda cell: cell.swap_bytes / 1e4)
+    visits = synthetic.rounds(synthetic.queue_cells(), lambda cell: cell.swap_bytes / 1e4)
     part = part_of(made_report(tmp_path, visits), "queue-depth")
     (line,) = lines_of(part.findings)
     assert line.startswith("No depth at which a submission takes more than 2 times as long")
@@ -89,7 +89,7 @@ def test_queues_without_a_knee_are_said_too(tmp_path: Path) -> None:
 
 def test_a_depth_that_failed_is_absent_with_its_reason(tmp_path: Path) -> None:
     *cells, last = synthetic.queue_cells()
-    records: list[Record] = [*synthetic.visits(cells, synthetic.queue_gbps), synthetic.failure(last, "error 719")]
+    records: list[Record] = [*synthetic.rounds(cells, synthetic.queue_gbps), synthetic.failure(last, "error 719")]
     (table,) = part_of(made_report(tmp_path, records), "queue-depth").tables
     assert rows_of(table)["4 096"][-1] == f"{ABSENT}¹"
     assert "¹ failed: error: error 719" in lines_of(table.notes)
@@ -97,7 +97,7 @@ def test_a_depth_that_failed_is_absent_with_its_reason(tmp_path: Path) -> None:
 
 def test_too_few_depths_make_no_section(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.queue_cells() if cell.queued <= 4]
-    report = made_report(tmp_path, synthetic.visits(cells, synthetic.queue_gbps))
+    report = made_report(tmp_path, synthetic.rounds(cells, synthetic.queue_gbps))
     assert "queue-depth" not in sections_of(report)
     assert any(line.startswith("Queue depth: it needs") for line in lines_of(report.missing))
 
@@ -111,7 +111,7 @@ def test_queued_cells_are_in_no_other_section(tmp_path: Path) -> None:
         if cell.stream_state is StreamState.BUSY
         for depth, streams in ((4, 1), (16, 1), (4, 8))
     ]
-    visits = synthetic.visits(plain)
+    visits = synthetic.rounds(plain)
     alone = made_report(tmp_path / "alone", visits)
-    both = made_report(tmp_path / "both", visits + synthetic.visits(queued, lambda _: 1.0))
+    both = made_report(tmp_path / "both", visits + synthetic.rounds(queued, lambda _: 1.0))
     assert part_of(both, "cliff").tables == part_of(alone, "cliff").tables

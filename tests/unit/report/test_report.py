@@ -1,6 +1,5 @@
 """Reports: what they hold, what they say they cannot hold, and strings that try to be more than text."""
 
-import dataclasses
 import io
 import json
 import os
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from markdown_it.token import Token
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
@@ -46,8 +45,6 @@ from tests.reports import (
     part_of,
     rows_of,
     said,
-    sections_of,
-    summary_of,
     table_of,
 )
 
@@ -79,7 +76,7 @@ def links_within(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def cliff_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    records = [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells((256, 10_000)))]
+    records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((256, 10_000)))]
     return made_run(tmp_path_factory.mktemp("cliff"), records, name="cliff")
 
 
@@ -116,7 +113,7 @@ def test_the_cliff_is_in_table_chart_and_words(cliff: Report, cliff_files: dict[
 def test_the_name_of_a_cliff_stays_on_the_page(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.backend == "batched"]
     short = [cell for cell in cells if cell.blocks == 256 or cell.block_bytes <= 8192]  # its cliff ends the curve
-    visits = synthetic.visits(short, lambda cell: 5.0 if cell.block_bytes <= 4096 else 20.0)
+    visits = synthetic.rounds(short, lambda cell: 5.0 if cell.block_bytes <= 4096 else 20.0)
     svg = report_files([made_run(tmp_path, visits)])["cliff-by-blocks-run.svg"].decode()
     labels = re.findall(r'text-anchor: (\w+)[^>]* x="([\d.]+)"[^>]*>(batched, [^<]*: [^<]*)', svg)
     assert len(labels) == 8
@@ -155,7 +152,7 @@ def test_images_and_links_are_files_of_the_report(cliff_files: dict[str, bytes])
 
 def test_cells_without_figures_say_why(tmp_path: Path) -> None:
     first, second, *rest = synthetic.cliff_cells((256,))
-    records = [*synthetic.visits(rest), synthetic.skip(first, "needs 9 GB"), synthetic.failure(second, "error 719")]
+    records = [*synthetic.rounds(rest), synthetic.skip(first, "needs 9 GB"), synthetic.failure(second, "error 719")]
     report = made_report(tmp_path, records)
     part = part_of(report, "cliff")
     for backend, reason in (("per_block", "¹ skipped: needs 9 GB"), ("batched", "¹ failed: error: error 719")):
@@ -182,7 +179,7 @@ def test_order_deltas_know_the_noise(tmp_path: Path) -> None:
     assert len(h2d) == 16
     assert all(("≈" in row[-1]) == (row[2] != "4 KiB") for row in h2d)
     assert all("†" in row[-1] for row in rows if row[0] == "d2h")
-    assert "≈ where the interval contains 0" in " ".join(lines_of(submission.notes))
+    assert "≈ where the interval does not tell them apart" in " ".join(lines_of(submission.notes))
 
 
 def order_rows(part: Part) -> list[list[str]]:
@@ -212,7 +209,7 @@ def order_round(number: int, rate: Callable[[Cell], float] = synthetic.gbps_of) 
 
 
 def test_the_knee_is_marked(tmp_path: Path) -> None:
-    run = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.visits(synthetic.ladder_cells())])
+    run = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(synthetic.ladder_cells())])
     assert {"sm-ladder-run.png", "sm-ladder-run.svg", "sm-ladder-run.csv"} <= set(report_files([run]))
     for table in part_of(report_of([run]), "sm-ladder").tables:
         bold = {row[0] for row in table.rows if any(map(is_bold, row))}
@@ -222,33 +219,34 @@ def test_the_knee_is_marked(tmp_path: Path) -> None:
 
 
 def test_the_threshold_names_winners_and_crossovers(cliff: Report) -> None:
-    table = table_of(part_of(cliff, "threshold"), "h2d, batched on an idle stream, N = 10 000: GB/s")
+    table = table_of(part_of(cliff, "threshold"), "h2d, idle stream, N = 10 000: GB/s")
     assert list(table.header) == ["Block size", "batched", "per_block", "triton"]
     (row,) = [row for row in table.rows if said(row[0]) == "16 KiB"]
     assert [is_bold(cell) for cell in row] == [False, False, False, True]
     assert all(said(cell).startswith(start) for cell, start in zip(row[1:], "454", strict=True))
     notes = " ".join(lines_of(table.notes))
-    assert "from per_block to batched between 24 KiB and 28 KiB" in notes
-    assert "batched against triton: from triton to batched between 32 KiB and 64 KiB" in notes
+    assert "per_block from 12 KiB on, batched from 28 KiB on" in notes
+    assert "triton is faster than batched up to 32 KiB, batched from 64 KiB on" in notes
 
 
 def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
     """A kernel measured on an idle stream alone says nothing about a busy one, where another clock counts."""
     idle = [cell for cell in synthetic.cliff_cells() if cell.backend == "batched" or cell.stream_state == "idle"]
-    report = made_report(tmp_path, synthetic.visits(idle))
+    report = made_report(tmp_path, synthetic.rounds(idle))
     titles = [table.title for table in part_of(report, "threshold").tables]
     assert titles
-    assert all("batched on an idle stream" in title for title in titles)
+    assert all("idle stream" in title for title in titles)
     assert set(chart_of(report, "crossover-map-triton-run").points["stream_state"]) == {"idle"}
 
 
 def test_equally_fast_backends_are_undecided(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "per_block"]
-    report = made_report(tmp_path, synthetic.visits(cells, lambda _: 20.0, noise=0.3))
-    table = table_of(part_of(report, "threshold"), "h2d, batched on an idle stream")
+    few = [cell for cell in cells if cell.block_bytes in (1024, 16 * 1024)]
+    report = made_report(tmp_path, synthetic.rounds(few, lambda _: 20.0, noise=0.3))
+    table = table_of(part_of(report, "threshold"), "h2d, idle stream")
     assert all(text.startswith("≈ ") for text in rows_of(table)["16 KiB"])
     assert not any(is_bold(cell) for row in table.rows for cell in row)
-    assert any("batched against triton: undecided at 1 KiB, 2 KiB" in note for note in lines_of(table.notes))
+    assert any("batched and triton are not told apart" in note for note in lines_of(table.notes))
 
 
 def test_the_crossover_map_has_its_numbers(cliff_files: dict[str, bytes]) -> None:
@@ -256,7 +254,7 @@ def test_the_crossover_map_has_its_numbers(cliff_files: dict[str, bytes]) -> Non
     assert len(points) == 13 * 2 * 2 * 2
     assert set(points["kernel"]) == {"triton"}
     ratios = points["swap_us_median_batched"] / points["swap_us_median_kernel"]
-    assert np.allclose(points["ratio"], ratios)
+    assert np.allclose(points["ratio"], ratios, rtol=0.02)
     assert points.loc[points["ratio"] > 2, "decided"].all()
     assert cliff_files["crossover-map-triton-cliff.png"].startswith(b"\x89PNG")
 
@@ -270,7 +268,7 @@ def test_strings_of_a_run_stay_text_in_the_map(tmp_path: Path, bad: str) -> None
         for size in (4096, 8192)
     ]
     info = synthetic.info(bad, created=bad, command=["kvbench", bad], identity={"driver_version": bad})
-    files = report_files([made_run(tmp_path, synthetic.visits(cells), info)])
+    files = report_files([made_run(tmp_path, synthetic.rounds(cells), info)])
     svg = files["crossover-map-triton-run.svg"]
     assert b"<script" not in svg
     ElementTree.fromstring(svg)
@@ -314,7 +312,7 @@ def test_what_cannot_be_made_is_said(cliff: Report, tmp_path: Path) -> None:
 
 def test_ladders_too_short_in_every_direction_make_no_chart(tmp_path: Path) -> None:
     cells = [Cell("triton", way, 16, 4096, sms=n) for way, n in zip(Direction, (1, 2), strict=True)]
-    assert list(report_files([made_run(tmp_path, synthetic.visits(cells))])) == ["report.md", "report.html"]
+    assert list(report_files([made_run(tmp_path, synthetic.rounds(cells))])) == ["report.md", "report.html"]
 
 
 def test_unfinished_runs_and_notes_are_said_first(tmp_path: Path) -> None:
@@ -339,7 +337,7 @@ def test_doubts_about_cells_are_said_first(tmp_path: Path) -> None:
 def test_host_copies_are_named_everywhere(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "triton"]
     info = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"})
-    run = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.visits(cells)], info)
+    run = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)], info)
     report, files = report_of([run]), report_files([run])
     note = "Host copies on a CPU device: no GPU was involved."
     tables = [table for part in report.parts for table in part.tables]
@@ -358,7 +356,7 @@ def test_host_copies_are_named_everywhere(tmp_path: Path) -> None:
 
 
 def test_several_runs_share_a_report(cliff_run: Run, tmp_path: Path) -> None:
-    ladder = made_run(tmp_path, synthetic.visits(synthetic.ladder_cells()), name="cliff")
+    ladder = made_run(tmp_path, synthetic.rounds(synthetic.ladder_cells()), name="cliff")
     report = report_of([cliff_run, ladder])
     assert {chart.stem for chart in report.charts} >= {"cliff-cliff", "sm-ladder-cliff-2"}
     assert part_of(report, "sm-ladder", "cliff-2").tables
@@ -371,7 +369,7 @@ def test_several_runs_share_a_report(cliff_run: Run, tmp_path: Path) -> None:
 def test_side_axes_that_vary_are_pinned_and_said(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
     few = [coalesced(cell) for cell in cells[:4]]
-    table = table_of(part_of(made_report(tmp_path, synthetic.visits([*cells, *few])), "cliff"), "h2d, batched, idle")
+    table = table_of(part_of(made_report(tmp_path, synthetic.rounds([*cells, *few])), "cliff"), "h2d, batched, idle")
     assert "coalesce off (not shown: on)" in said(table.caption)
     assert "1 KiB" in rows_of(table)
 
@@ -539,7 +537,7 @@ def test_a_kernel_whose_sms_follow_the_size_of_the_swap_is_one_line(tmp_path: Pa
         for kib, counts in ((4, (2,)), (8, (2,)), (12, (2,)), (16, (1, 2, 4)), (64, (4,)), (128, (4, 8)))
         for sms in counts
     ]
-    frame = load_run(synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *synthetic.visits(cells)])).frame()
+    frame = load_run(synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *synthetic.rounds(cells)])).frame()
     kept = pin(frame, shown=()).cells
     shown = sorted(zip(kept["block_bytes"] // 1024, kept["sms"], strict=True))
     assert shown == [(4, 2), (8, 2), (12, 2), (16, 2), (64, 4)]
@@ -549,36 +547,8 @@ def test_what_a_filter_left_out_is_blank_and_says_so(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.swap_bytes <= 10**9]
     spec = {"filters": ["swap_bytes<=1GB"]}
     path = synthetic.write_run(
-        tmp_path / "run", [*synthetic.ceilings(), *synthetic.visits(cells)], synthetic.info(spec=spec)
+        tmp_path / "run", [*synthetic.ceilings(), *synthetic.rounds(cells)], synthetic.info(spec=spec)
     )
     tables = part_of(report_of([load_run(path)]), "cliff").tables
     blank = ("Blank: left out by the sweep, which kept ", Code("swap_bytes<=1GB"), " alone")
     assert all(blank in table.notes for table in tables)
-
-
-def test_back_to_back_batches_meet_the_kernels_on_a_busy_stream(tmp_path: Path) -> None:
-    cells = synthetic.cliff_cells()
-    behind = [
-        dataclasses.replace(cell, queued=1)
-        for cell in cells
-        if (cell.backend, cell.stream_state, cell.blocks) == ("batched", StreamState.BUSY, 10_000)
-    ]
-
-    def rate(cell: Cell) -> float:
-        return 50.0 if cell.queued else synthetic.gbps_of(cell)
-
-    report = made_report(tmp_path, synthetic.visits([*cells, *behind], rate, noise=0.001))
-    title = "h2d, batched back to back, the others on a busy stream, N = 10 000: GB/s"
-    table = table_of(part_of(report, "threshold"), title)
-    (row,) = [row for row in table.rows if said(row[0]) == "4 KiB"]
-    assert is_bold(row[1])
-    assert re.fullmatch(r"(?:49|50)\.\d", said(row[1]))
-    assert "behind one queued swap of its kind" in said(table.caption)
-    assert "queue-depth" not in sections_of(report)
-    told = summary_of(report, "threshold")
-    assert any(
-        text.startswith("h2d on a busy stream, batched back to back, N = 10 000: batched is faster than")
-        for text in told
-    )
-    states = set(chart_of(report, "crossover-map-triton-run").points["stream_state"])
-    assert states == {"idle", "busy"}

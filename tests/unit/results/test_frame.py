@@ -1,0 +1,85 @@
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.results import load_run
+from kvbench.results.schema import Record, Roof
+from tests.synthetic import ceilings, visit, write_run
+
+FAR = Cell("sm", Direction.H2D, 1000, 1024, sms=4, pool_bytes=16 << 30, reuse=Reuse.FRESH)
+
+
+def frame_of(tmp_path: Path, *records: Record):  # type: ignore[no-untyped-def]  # a DataFrame
+    return load_run(write_run(tmp_path / "run", [*ceilings(), *records])).frame().set_index("cell_id")
+
+
+def roof(scattered_us: float, dense_us: float) -> Roof:
+    return Roof(
+        direction="h2d",
+        round=0,
+        pool_bytes=16 << 30,
+        copy_bytes=50_000_000,
+        copy_us=[1000.0],
+        blocks=28_000,
+        block_bytes=512,
+        scattered_us=[scattered_us],
+        dense_us=[dense_us],
+    )
+
+
+def test_the_last_attempt_of_a_disturbed_visit_counts_and_all_are_kept(tmp_path: Path) -> None:
+    slow = msgspec.structs.replace(visit(FAR, 100.0), disturbed=["the CPU took 2.0 times as long as at its best"])
+    again = msgspec.structs.replace(visit(FAR, 50.0), attempt=1)
+    other = visit(FAR, 60.0, round_=1)
+    path = write_run(tmp_path / "run", [slow, again, other])
+    run = load_run(path)
+    (row,) = run.frame().to_dict("records")
+    assert row["swap_us_median"] == pytest.approx(55, rel=0.02)
+    assert (row["rounds"], row["repeated"], row["disturbed"]) == (2, 1, 0)
+    assert run.visit_times()[FAR.id] == pytest.approx({0: 50, 1: 60}, rel=0.02)
+    assert len(run.records) == 3
+
+
+def test_a_visit_that_stays_disturbed_is_told(tmp_path: Path) -> None:
+    disturbed = ["its second half took 2.00 times as long as its first"]
+    attempts = [msgspec.structs.replace(visit(FAR, 50.0), attempt=n, disturbed=disturbed) for n in range(3)]
+    row = frame_of(tmp_path, *attempts).loc[FAR.id]
+    assert (row["repeated"], row["disturbed"]) == (2, 1)
+
+
+def test_a_figure_belongs_to_the_quantity_of_its_stream_state(tmp_path: Path) -> None:
+    cells = {state: replace(FAR, stream_state=state) for state in StreamState}
+    frame = frame_of(tmp_path, *(visit(cell, 40.0) for cell in cells.values()))
+    quantities = ["latency_gbps", "execution_gbps", "sustained_gbps"]
+    for state, cell in cells.items():
+        told = frame.loc[cell.id, quantities].dropna()
+        assert list(told.index) == [f"{state.quantity}_gbps"]
+        assert told.iloc[0] == frame.loc[cell.id, "gbps"]
+
+
+def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: Path) -> None:
+    large, dense, engine = replace(FAR, block_bytes=1 << 16), replace(FAR, pool_bytes=0), replace(FAR, sms=None)
+    visits = [visit(cell, 40.0) for cell in (FAR, large, dense, engine)]
+    frame = frame_of(tmp_path, roof(scattered_us=1000.0, dense_us=300.0), *visits)
+    assert frame["limit_blocks_per_s"].unique() == pytest.approx([28e6])
+    ceiling = frame["ceiling_gbps"].iloc[0]
+    roofs = frame["roof_gbps"]
+    assert roofs[FAR.id] == pytest.approx(28e6 * 1024 / 1e9)
+    assert roofs[large.id] == roofs[dense.id] == pytest.approx(50)  # what large SM copies reach
+    assert roofs[engine.id] == pytest.approx(min(ceiling, 28e6 * 1024 / 1e9))
+    assert (frame["roof_share"] == frame["gbps"] / frame["roof_gbps"]).all()
+
+
+def test_a_device_without_a_translation_limit_in_reach_has_none(tmp_path: Path) -> None:
+    row = frame_of(tmp_path, roof(scattered_us=305.0, dense_us=300.0), visit(FAR, 40.0)).loc[FAR.id]
+    assert row["roof_gbps"] == pytest.approx(50)
+    assert str(row["limit_blocks_per_s"]) == "nan"
+
+
+def test_a_run_that_measured_no_roof_has_none(tmp_path: Path) -> None:
+    frame = frame_of(tmp_path, visit(FAR, 40.0))
+    assert frame[["limit_blocks_per_s", "roof_gbps", "roof_share"]].isna().all(axis=None)

@@ -24,6 +24,7 @@ NAMES = (
     "quick",
     "sm-ladder",
     "threshold",
+    "tune",
 )
 
 
@@ -75,7 +76,7 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds"), [("queue", 60), ("quick", 60), ("cliff", 300), ("engine", 300), ("neighbour", 300)]
+    ("name", "seconds"), [("queue", 120), ("quick", 60), ("cliff", 300), ("engine", 300), ("neighbour", 300)]
 )
 def test_the_estimate_keeps_what_the_config_promises(name: str, seconds: float) -> None:
     assert on_h200(name).estimate_s < seconds
@@ -111,8 +112,8 @@ def test_cliff_pins_the_edge_on_both_streams() -> None:
         }
         assert {24 * KIB, 24 * KIB + 512, 28 * KIB} <= sizes
     assert {cell.sms for cell in cells if cell.backend == "triton"} == {12}
-    assert {cell.blocks for cell in cells} == {16, 64, 256, 1024, 4096, 10_000, 50_000, 100_000, 200_000}
-    assert max(cell.swap_bytes for cell in cells) <= 1.7e9
+    assert {cell.blocks for cell in cells} == {16, 256, 1024, 10_000, 50_000, 200_000}
+    assert max(cell.swap_bytes for cell in cells) <= 1e9
 
 
 def test_order_has_the_cells_of_its_table() -> None:
@@ -286,5 +287,12 @@ def test_engine_holds_auto_against_every_rival_where_it_is_measured() -> None:
     }
     assert shapes["auto"] <= shapes["batched"] & shapes["sm"] & shapes["triton"]
     idle = {shape[2:] for shape in shapes["auto"] if shape[1] is StreamState.IDLE}
-    assert {(n, kib * KIB) for n in (16, 64, 256, 1024) for kib in (1, 4, 16, 64, 256)} <= idle
-    assert {(10_000, 64 * KIB), (100_000, 16 * KIB)} <= idle
+    assert {(n, kib * KIB) for n in (16, 64, 256, 1024, 10_000) for kib in (1, 4, 16, 64)} <= idle
+    assert {(100_000, 576), (100_000, KIB)} <= idle
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "gate-suite"])  # the gate counts rounds itself
+def test_every_config_visits_often_enough_for_an_interval_and_warms_up(name: str) -> None:
+    sampling = shipped(name).sampling
+    assert sampling.rounds >= 6
+    assert sampling.warmups >= 1

@@ -427,15 +427,18 @@ def test_the_estimate_grows_with_rounds_and_warm_ups(rounds: int, warmups: int) 
 
 def test_the_estimate_of_one_visit_is_capped_by_its_time() -> None:
     capped = Sampling(rounds=1, warmups=0, min_samples=1, max_samples=100_000, cell_seconds=2.0)
-    assert 1 + 2.0 < estimate_seconds([CELL], capped, "cpu") < 1 + 2.0 + 0.1
+    longer = msgspec.structs.replace(capped, cell_seconds=4.0)
+    empty_s, capped_s, longer_s = (
+        estimate_seconds(*given, "cpu") for given in (([], capped), ([CELL], capped), ([CELL], longer))
+    )
+    assert 2.0 <= capped_s - empty_s < 2.5
+    assert 2.0 <= longer_s - capped_s < 2.5
 
 
 def test_a_busy_sample_takes_its_delay_longer() -> None:
     sampling = Sampling(rounds=1, warmups=0, min_samples=10, max_samples=10, busy_delay_us=100_000)
     busy_s = estimate_seconds([replace(CELL, stream_state=StreamState.BUSY)], sampling, "cuda")
-    assert busy_s - estimate_seconds([CELL], sampling, "cuda") == pytest.approx(
-        11 * 0.1
-    )  # one is the swap that is verified
+    assert 10 * 0.1 <= busy_s - estimate_seconds([CELL], sampling, "cuda") < 12 * 0.1
 
 
 def _plan_with(counts: dict[str, int]) -> Plan:

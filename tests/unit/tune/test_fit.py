@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.analysis.intervals import Quartiles
+from kvbench.analysis.compare import Visits, compare_visits
+from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
-from kvbench.tune.fit import LITTLE, NOISE, choose_all, fit_policy
+from kvbench.tune.fit import Arms, Point, decide_all, fit_policy
 from kvbench.tune.table import Choice, Chooser, Policy
 from tests import synthetic
 
@@ -22,6 +24,7 @@ SIZES = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
 COUNTS = (16, 1024, 10_000)
 H2D, IDLE, BUSY = Direction.H2D, StreamState.IDLE, StreamState.BUSY
 BATCHED, KERNEL, WIDE, TRITON = map(Choice.parse, ("batched order=any", "sm sms=2", "sm sms=4", "triton sms=12"))
+PER_BLOCK = Choice("per_block")
 
 
 def cell_of(backend: str, size: int, count: int, state: StreamState = IDLE, sms: int = 2) -> Cell:
@@ -102,7 +105,9 @@ def test_several_runs_of_one_machine_go_together(tmp_path: Path) -> None:
 
 def test_runs_of_two_machines_are_refused(tmp_path: Path) -> None:
     runs = [run_of(tmp_path / "a", grid()), run_of(tmp_path / "b", grid(), title="Other GPU")]
-    with pytest.raises(UsageError, match=r"of one device and driver; these runs are of Other GPU with driver 580.159;"):
+    with pytest.raises(
+        UsageError, match=r"for one device and driver; these runs are of Other GPU with driver 580.159;"
+    ):
         fit_policy(runs)
 
 
@@ -118,55 +123,76 @@ def test_what_a_stranger_wrote_is_read_back_as_text(tmp_path: Path) -> None:
     assert Policy.from_plain(policy.to_plain()) == policy
 
 
-def exact(times: dict[Choice, float]) -> dict[Choice, Quartiles]:
-    return {choice: Quartiles(time, time, time) for choice, time in times.items()}
+def choose_all(times: dict[Point, Arms]) -> dict[Point, Choice]:
+    return {point: decision.choice for point, decision in decide_all(times).items()}
 
 
-def test_within_the_noise_the_neighbours_choice_goes_on() -> None:
+def others_at(arms: Arms) -> set[Choice]:
+    return set(decide_all({(KIB, 16): arms})[KIB, 16].others)
+
+
+def steady(times: dict[Choice, float]) -> dict[Choice, Visits]:
+    return {choice: dict.fromkeys(range(6), time) for choice, time in times.items()}
+
+
+def noisy(time_us: float, noise: float) -> Visits:
+    return {number: time_us * (1 + noise * off) for number, off in enumerate((-1.0, 0.7, -0.4, 0.4, -0.7, 1.0))}
+
+
+def test_of_equals_the_one_with_the_fewest_sms_is_taken_then_the_simplest_way() -> None:
+    times = {TRITON: 100.0, WIDE: 100.5, KERNEL: 101.0, PER_BLOCK: 101.4, BATCHED: 101.5}
+    for expected in (BATCHED, PER_BLOCK, KERNEL, WIDE, TRITON):
+        assert choose_all({(KIB, 16): steady(times)}) == {(KIB, 16): expected}
+        del times[expected]
+
+
+def test_between_equal_ways_the_neighbours_choice_goes_on() -> None:
+    bulk, lanes = map(Choice.parse, ("sm sms=2 kernel=bulk-8x6x4KiB", "sm sms=2 kernel=lanes-16x8x4KiB"))
     times = {
-        (KIB, 16): exact({KERNEL: 50.0, BATCHED: 100.0}),
-        (KIB, 64): exact({KERNEL: 101.0, BATCHED: 100.0}),
-        (4 * KIB, 16): exact({KERNEL: 101.0, BATCHED: 100.0}),
-        (4 * KIB, 64): exact({KERNEL: 105.0, BATCHED: 100.0}),
+        (KIB, 16): steady({bulk: 100.0, lanes: 50.0}),
+        (KIB, 64): steady({bulk: 100.0, lanes: 100.5}),
+        (4 * KIB, 64): steady({bulk: 100.5, lanes: 100.0}),
+        (4 * KIB, 128): steady({bulk: 90.0, lanes: 100.0}),
     }
-    assert choose_all(times) == {
-        (KIB, 16): KERNEL,
-        (KIB, 64): KERNEL,
-        (4 * KIB, 16): KERNEL,
-        (4 * KIB, 64): BATCHED,
-    }
+    assert list(choose_all(times).values()) == [lanes, lanes, lanes, bulk]
 
 
-def test_what_the_quartiles_do_not_tell_apart_goes_on_while_it_is_little_slower() -> None:
-    wide = {KERNEL: Quartiles(99.0, 107.0, 120.0), BATCHED: Quartiles(95.0, 100.0, 105.0)}
-    far = {KERNEL: Quartiles(99.0, 115.0, 120.0), BATCHED: Quartiles(95.0, 100.0, 105.0)}
-    first = exact({KERNEL: 50.0, BATCHED: 100.0})
-    assert choose_all({(KIB, 16): first, (KIB, 64): wide})[KIB, 64] == KERNEL
-    assert choose_all({(KIB, 16): first, (KIB, 64): far})[KIB, 64] == BATCHED
+def test_what_gains_no_more_than_the_margin_is_no_reason_to_take_sms() -> None:
+    assert choose_all({(KIB, 16): steady({KERNEL: 98.5, BATCHED: 100.0})})[KIB, 16] == BATCHED
+    assert choose_all({(KIB, 16): steady({KERNEL: 96.0, BATCHED: 100.0})})[KIB, 16] == KERNEL
 
 
-def test_without_a_neighbour_the_simplest_of_equals_is_taken() -> None:
-    times = exact({TRITON: 100.0, WIDE: 100.5, KERNEL: 101.0, BATCHED: 101.5})
-    assert choose_all({(KIB, 16): times}) == {(KIB, 16): BATCHED}
-    del times[BATCHED]
-    assert choose_all({(KIB, 16): times}) == {(KIB, 16): KERNEL}
+def test_what_another_run_could_choose_is_named() -> None:
+    clear = steady({KERNEL: 90.0, BATCHED: 100.0})
+    equal = steady({KERNEL: 100.0, BATCHED: 100.5})
+    at_the_margin = {KERNEL: noisy(100.0, 0.005), BATCHED: dict.fromkeys(range(6), 103.0)}
+    noise = {KERNEL: noisy(100.0, 0.2), BATCHED: dict.fromkeys(range(6), 120.0)}
+    assert [others_at(arms) for arms in (clear, equal)] == [set(), set()]
+    for arms in (at_the_margin, noise):
+        decision = decide_all({(KIB, 16): arms})[KIB, 16]
+        assert {decision.choice, *decision.others} == {KERNEL, BATCHED}
+
+
+def test_too_few_visits_do_not_make_everything_possible() -> None:
+    assert others_at({KERNEL: {0: 100.0}, BATCHED: {0: 150.0}}) == set()
+    assert others_at({KERNEL: {0: 100.0}, BATCHED: {0: 104.0}}) == {BATCHED}
 
 
 candidates = st.dictionaries(
     st.sampled_from([BATCHED, KERNEL, WIDE, TRITON]),
-    st.tuples(st.floats(1, 1e6), st.floats(0, 0.3), st.floats(0, 0.3)).map(
-        lambda drawn: Quartiles(drawn[0] * (1 - drawn[1]), drawn[0], drawn[0] * (1 + drawn[2]))
-    ),
+    st.tuples(st.floats(1, 1e6), st.floats(0, 0.3)).map(lambda drawn: noisy(*drawn)),
     min_size=1,
 )
 
 
 @given(st.dictionaries(st.tuples(st.sampled_from(SIZES), st.sampled_from(COUNTS)), candidates, min_size=1))
 def test_no_choice_is_more_than_a_little_slower_than_the_fastest(
-    times: dict[tuple[int, int], dict[Choice, Quartiles]],
+    times: dict[tuple[int, int], dict[Choice, Visits]],
 ) -> None:
     chosen = choose_all(times)
     assert set(chosen) == set(times)
     for point, choice in chosen.items():
-        fastest_us = min(time.median for time in times[point].values())
-        assert times[point][choice].median <= (1 + max(NOISE, LITTLE)) * fastest_us * (1 + 1e-12)
+        own = times[point][choice]
+        for other in times[point].values():
+            if median(other.values()) == min(median(visits.values()) for visits in times[point].values()):
+                assert compare_visits(other, own, IN_TURN).ratio <= (1 + TIED.fraction) * (1 + 1e-12)

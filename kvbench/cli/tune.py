@@ -1,0 +1,233 @@
+"""`kvbench tune`: which way to swap where, from a measurement of its own or from finished runs."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+
+import msgspec
+import typer
+
+from kvbench.cells.cell import Cell
+from kvbench.cli.options import FromStruct, with_struct_options
+from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder
+from kvbench.errors import ExitCode, UsageError, brief
+from kvbench.files import write_whole
+from kvbench.models.presets import ModelChoice
+from kvbench.sweep.config import find_config, load_config
+from kvbench.sweep.spec import parse_assignments
+from kvbench.text import convert
+from kvbench.units import KIB
+
+if TYPE_CHECKING:
+    from kvbench.results import Run
+    from kvbench.tune.answer import Answer
+    from kvbench.tune.table import Choice
+
+CONFIG: Final = "tune"
+_SHAPES: Final = {
+    "blocks": "16,128,1024,10000",
+    "block_size": "1KiB,2KiB,4KiB,8KiB,16KiB,24KiB,32KiB,48KiB,64KiB,96KiB,128KiB,192KiB,256KiB",
+}
+_FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
+# A search that takes longer asks no more than it must: with what starts before it and ends behind it, three minutes.
+_SECONDS: Final = 140.0
+_MOST_OPEN: Final = 20
+
+
+class Allowed(msgspec.Struct, frozen=True):
+    """What may be chosen."""
+
+    budget_sms: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, le=4096)] | None,
+        msgspec.Meta(description="SMs that a swap may take at most; 0 for copies by the copy engine alone"),
+    ] = None
+    backends: Annotated[
+        str | None, msgspec.Meta(description="backends that may be chosen: batched,sm (default: all)")
+    ] = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The backends; () for all."""
+        return tuple(name for name in (self.backends or "").split(",") if name)
+
+    def keeps(self, choice: "Choice") -> bool:
+        """Return whether a choice is allowed."""
+        from kvbench.tune.fit import sms_of
+
+        fits = self.budget_sms is None or sms_of(choice) <= self.budget_sms
+        return fits and (not self.names or choice.backend in self.names)
+
+
+_Runs = Annotated[
+    list[Path] | None, typer.Argument(metavar="[RUN]...", help="Finished runs to answer from, without measuring.")
+]
+_Policy = Annotated[
+    Path | None, typer.Option("--policy", "-p", metavar="FILE", help="Write the choices for the backend auto (TOML).")
+]
+_Export = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[=FILE]",
+        help="Settings for vllm, sglang, flexkv or lmcache, or json, on standard output or in a file. Repeatable.",
+    ),
+]
+_Models = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MODEL", help="Answer for the swaps of a model: a name or a config.json. Repeatable."),
+]
+_Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run directory to make.  [default: runs/tune-TIME]")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+
+
+@with_struct_options
+def tune(
+    runs: _Runs = None,
+    model: _Models = None,
+    geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
+    allowed: Annotated[Mapping[str, Any], FromStruct(Allowed)] = NO_OPTIONS,
+    policy: _Policy = None,
+    export: _Export = None,
+    as_json: _Json = False,
+    out: _Out = None,
+    axis: Axis = None,
+    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions)] = NO_OPTIONS,
+) -> None:
+    """Say which way to swap where on this machine, and what that gains. With RUN it needs neither GPU nor torch."""
+    # pandas takes a second to import, which --help should not wait for
+    from kvbench.results import load_run
+    from kvbench.tune.answer import answers_of, by_kind
+    from kvbench.tune.fit import policy_of
+
+    may: Allowed = convert(allowed, Allowed)
+    models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
+    swaps = models.swaps()
+    targets = dict(_target(text) for text in export or [])
+    if runs and (out or axis or where):
+        raise UsageError("with RUN nothing is measured: leave out --out, --axis and the options of a measurement")
+    is_quiet = as_json or any(file is None for file in targets.values())
+    measured = runs or [_measure(models, may, axis or [], where, out, sys.stderr if is_quiet else None)]
+    loaded = [load_run(path) for path in measured]
+    answers = answers_of(loaded, may.keeps, [(swap.block_bytes, swap.blocks) for swap in swaps] if swaps else None)
+    if policy is not None:
+        chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
+        _write(policy, policy_of(loaded, chosen).to_toml(), f"-p {policy}")
+    for name, file in targets.items():
+        _export(name, file, answers)
+    if as_json:
+        _export("json", None, answers)
+    elif not is_quiet:
+        _show(loaded, answers)
+
+
+def _measure(
+    models: ModelChoice,
+    may: Allowed,
+    axes: Sequence[str],
+    where: Mapping[str, Any],
+    out: Path | None,
+    to: TextIO | None,
+) -> Path:
+    """Search for the best ways on this machine and return the run directory."""
+    from kvbench.cli.progress import make_reporter
+    from kvbench.run.runner import start_sweep
+    from kvbench.tune.fit import choice_at
+    from kvbench.tune.search import Search
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    spec = load_config(find_config(CONFIG), models)
+    shapes = {} if models.models else _SHAPES
+    spec = spec.with_axes({**shapes, **parse_assignments(axes)}).with_options(**where)
+    if may.names:
+        wanted = [group for group in spec.groups if set(group["backend"]) & set(may.names)]
+        unknown = set(may.names) - {str(name) for group in wanted for name in group["backend"]}
+        if unknown:
+            known = ", ".join(str(name) for group in spec.groups for name in group["backend"])
+            raise UsageError(f"--backends {brief(','.join(may.names))}: kvbench tune measures {known}")
+        spec = replace(spec, groups=tuple(wanted))
+    ends_s = time.monotonic() + _SECONDS
+
+    def searching(cells: Sequence[Cell]) -> Search:
+        allowed = [cell for cell in cells if may.keeps(choice_at(cell))]
+        if not allowed:
+            raise UsageError("nothing to choose from: no backend that is allowed runs here")
+        return Search(allowed, _FIRST_SIZES, spec.seed, lambda: time.monotonic() < ends_s)
+
+    reporter = make_reporter(as_json=False, file=to)
+    outcome = start_sweep(spec, out or default_folder(CONFIG), ["kvbench", *sys.argv[1:]], reporter, searching)
+    reporter.finished(outcome)
+    if outcome.status == "interrupted":
+        raise typer.Exit(ExitCode.INTERRUPTED)
+    return outcome.path
+
+
+def _target(text: str) -> tuple[str, Path | None]:
+    """Return the name of an export and its file, None for standard output."""
+    from kvbench.tune.exports import EXPORTS
+
+    name, equals, file = text.partition("=")
+    if name not in (*EXPORTS, "json") or (equals and not file):
+        raise UsageError(f"--export {brief(text)}: write {', '.join(EXPORTS)} or json, with =FILE for a file")
+    return name, Path(file) if equals else None
+
+
+def _export(name: str, file: Path | None, answers: Sequence["Answer"]) -> None:
+    from kvbench.tune.exports import export, to_plain
+
+    text = json.dumps(to_plain(answers), indent=2) + "\n" if name == "json" else export(name, answers).text()
+    if file is None:
+        typer.echo(text, nl=False)
+    else:
+        _write(file, text, f"--export {name}={file}")
+
+
+def _write(file: Path, text: str, option: str) -> None:
+    try:
+        write_whole(file, text.encode())
+    except OSError as error:
+        raise UsageError(f"{option}: cannot be written: {str(error.strerror).lower()}") from None
+
+
+def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
+    """Print what to use where, the table that it rests on, and what is open."""
+    from kvbench.cli.tables import print_rows
+    from kvbench.tune.answer import open_points, sentences
+
+    info = runs[0].info
+    typer.echo(f"{info.device.get('title')}, {info.created[:10]}\n")
+    for line in sentences(answers):
+        typer.echo(line)
+    typer.echo("")
+    print_rows([_HEADER, *map(_row, answers)])
+    if open_lines := open_points(answers):
+        typer.echo("\nOpen: another run could choose otherwise")
+        for line in open_lines[:_MOST_OPEN]:
+            typer.echo(f"  {line}")
+        if len(open_lines) > _MOST_OPEN:
+            typer.echo(f"  and {len(open_lines) - _MOST_OPEN} more (--json has all)")
+
+
+_HEADER: Final = ("Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "x vLLM today")
+
+
+def _row(answer: "Answer") -> list[str]:
+    from kvbench.tune.answer import shown_size, two_digits
+
+    interval = answer.interval_us
+    known = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
+    gains = [answer.gain_over(other) for other in (answer.best_of("batched"), answer.of_vllm)]
+    return [
+        answer.direction.value,
+        answer.state.quantity,
+        str(answer.blocks),
+        shown_size(answer.block_bytes),
+        str(answer.choice),
+        f"{answer.time_us:.1f}",
+        known,
+        f"{answer.gbps:.1f}",
+        *("-" if found is None else two_digits(found.ratio) for found in gains),
+    ]

@@ -1,0 +1,56 @@
+"""What SM copies reach on this device, whatever the backend: large blocks, and small ones that lie far apart.
+
+Small scattered blocks do not meet the link but the GPU's address translation, which takes so many of them a second.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from kvbench.backends.base import Backend, SwapRequest
+from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import STREAM_STATES, Queue, Swap
+from kvbench.measure.layout import lay_out
+from kvbench.measure.visit import Bench
+from kvbench.measure.workload import Workload
+
+# Blocks and their bytes. Neither has to be exact: 16 SMs fill the link with the one, and all SMs wait for translations
+# with the other.
+LARGE: Final = (1024, 1 << 16)
+SMALL: Final = (32_768, 512)
+_LARGE_SMS: Final = 16
+_DELAY: Final = Queue(delay_ns=200_000)
+
+
+@dataclass(frozen=True, slots=True)
+class RoofTimes:
+    """Execution times in microseconds: of large blocks, of small scattered ones, and of as many side by side."""
+
+    large_us: list[float]
+    scattered_us: list[float]
+    dense_us: list[float]
+
+
+def measure_roof(bench: Bench, backend: Backend, direction: Direction, samples: int) -> RoofTimes:
+    """Time SM copies one way, verified as any swap; raises EngineError, VerificationError."""
+    pool_bytes, all_sms = bench.pools.pool_bytes, bench.device.driver.info.sm_count
+    large = Cell("sm", direction, *LARGE, StreamState.BUSY, sms=_LARGE_SMS, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
+    small = Cell("sm", direction, *SMALL, StreamState.BUSY, sms=all_sms, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
+    dense = replace(small, pool_bytes=0, reuse=Reuse.SAME)
+    return RoofTimes(*(_times(bench, backend, cell, samples) for cell in (large, small, dense)))
+
+
+def _times(bench: Bench, backend: Backend, cell: Cell, samples: int) -> list[float]:
+    rng = np.random.default_rng(0)
+    workload = Workload(bench.pools, cell, lay_out(cell, samples + 1, rng), rng)
+    prepared = backend.create(SwapRequest(bench.device, cell, workload.memories[0]))
+    assert isinstance(prepared.swap, Swap)
+    times_us = []
+    for _ in range(samples + 1):
+        workload.advance()
+        prepared.retarget()
+        times_us.append(bench.region.measure(prepared.swap, STREAM_STATES[StreamState.BUSY], _DELAY).gpu_us)
+    workload.verify()
+    return times_us[1:]

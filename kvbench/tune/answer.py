@@ -1,0 +1,228 @@
+"""What to use where, from the times of all candidates: the sentences, the table that they rest on, and what is open."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+from typing import Any, Final
+
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
+from kvbench.analysis.intervals import median_interval
+from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.kernel_shape import VLLM
+from kvbench.errors import UsageError
+from kvbench.results import Run
+from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of
+from kvbench.tune.table import Choice
+from kvbench.units import KIB, format_size, gigabytes_per_second
+
+# What vLLM does today: its Triton kernel for h2d blocks below a size, from a number of blocks on; else batched copies.
+VLLM_SMS: Final = 12
+VLLM_BELOW_BYTES: Final = 28 * KIB
+VLLM_FROM_BLOCKS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What to use for swaps of one shape, in one direction and stream state, and the times behind it."""
+
+    direction: Direction
+    state: StreamState
+    block_bytes: int
+    blocks: int
+    arms: Arms
+    decision: Decision
+
+    @property
+    def point(self) -> Point:
+        return self.block_bytes, self.blocks
+
+    @property
+    def choice(self) -> Choice:
+        return self.decision.choice
+
+    @property
+    def time_us(self) -> float:
+        return self.time_of(self.choice)
+
+    @property
+    def interval_us(self) -> tuple[float, float] | None:
+        """The interval of the time; None with too few visits for one."""
+        visits = list(self.arms[self.choice].values())
+        return median_interval(visits) if len(visits) >= MIN_PAIRS else None
+
+    @property
+    def gbps(self) -> float:
+        return self.rate_of(self.time_us)
+
+    def rate_of(self, time_us: float) -> float:
+        """Return GB/s of a time."""
+        return gigabytes_per_second(self.block_bytes * self.blocks, time_us)
+
+    def time_of(self, choice: Choice) -> float:
+        """Return the median over the visits of a candidate's time, in microseconds."""
+        return median(self.arms[choice].values())
+
+    def best_of(self, backend: str, sms: int | None = None) -> Choice | None:
+        """Return the fastest candidate of a backend, with so many SMs where that is said; None without one.
+
+        Of Triton's kernels vLLM's launch shape comes first.
+        """
+        own = [c for c in self.arms if c.backend == backend and sms in (None, sms_of(c))]
+        return min(own, key=lambda choice: (not is_vllms(choice), self.time_of(choice)), default=None)
+
+    @property
+    def of_vllm(self) -> Choice | None:
+        """What stands for vLLM's setting of today, None where that was not measured."""
+        return self.best_of("triton", VLLM_SMS) if self.vllm_takes_kernel else self.best_of("batched")
+
+    @property
+    def vllm_takes_kernel(self) -> bool:
+        """Whether vLLM swaps this with its Triton kernel today."""
+        small = self.block_bytes < VLLM_BELOW_BYTES and self.blocks >= VLLM_FROM_BLOCKS
+        return self.direction is Direction.H2D and small
+
+    def gain_over(self, other: Choice | None) -> Comparison | None:
+        """Return the time of another candidate over that of the choice; None without the other."""
+        return None if other is None else compare_visits(self.arms[self.choice], self.arms[other], IN_TURN)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the answer as JSON takes it."""
+        interval = self.interval_us
+        gains = {"batched": self.gain_over(self.best_of("batched")), "vllm": self.gain_over(self.of_vllm)}
+        return {
+            "direction": self.direction.value,
+            "quantity": self.state.quantity,
+            "block_bytes": self.block_bytes,
+            "blocks": self.blocks,
+            "choice": str(self.choice),
+            "us": round(self.time_us, 3),
+            "interval_us": None if interval is None else [round(end, 3) for end in interval],
+            "gbps": round(self.gbps, 3),
+            "times_as_fast_as": {name: round(found.ratio, 3) for name, found in gains.items() if found},
+            "others": [str(choice) for choice in self.decision.others],
+        }
+
+
+def answers_of(
+    runs: Sequence[Run], keep: Callable[[Choice], bool], points: Sequence[Point] | None = None
+) -> list[Answer]:
+    """Return an answer for every shape that was measured, from the candidates that `keep` takes.
+
+    They stand by direction, stream state, block size and number of blocks; `points` narrows them to some shapes. Raises
+    UsageError where that leaves none.
+    """
+    found = []
+    for (direction, state), times in candidates(runs).items():
+        allowed = {
+            point: own
+            for point, arms in times.items()
+            if (own := {choice: visits for choice, visits in arms.items() if keep(choice)})
+            and (points is None or point in points)
+        }
+        decisions = decide_all(allowed)
+        found += [Answer(direction, state, *point, allowed[point], decisions[point]) for point in sorted(allowed)]
+    if not found:
+        raise UsageError(
+            "nothing is left to choose from: no swap that was asked for was measured with the backends and SMs allowed"
+        )
+    return found
+
+
+def is_vllms(choice: Choice) -> bool:
+    """Return whether a choice is Triton's kernel in the launch shape of vLLM."""
+    return choice.backend == "triton" and dict(choice.axes).get("kernel") == VLLM
+
+
+def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:
+    found: dict[Kind, list[Answer]] = {}
+    for answer in answers:
+        found.setdefault((answer.direction, answer.state), []).append(answer)
+    return found
+
+
+def sentences(answers: Sequence[Answer]) -> list[str]:
+    """Return what to use where, one sentence for neighbouring shapes with one choice."""
+    lines = []
+    for (direction, state), own in by_kind(answers).items():
+        for first, last, region in _regions(own):
+            size = _range(first, last, shown_size)
+            lines += [f"{direction} {state.quantity}, {_sentence(run, size)}" for run in region]
+    return lines
+
+
+def _regions(answers: Sequence[Answer]) -> list[tuple[int, int, list[list[Answer]]]]:
+    """Return neighbouring block sizes with the same choices, and their answers in runs of one choice over N."""
+    sizes = {size: list(own) for size, own in groupby(answers, key=lambda answer: answer.block_bytes)}
+    regions = []
+    for _, alike in groupby(sizes, key=lambda size: [(answer.blocks, answer.choice) for answer in sizes[size]]):
+        members = list(alike)
+        columns = zip(*(sizes[size] for size in members), strict=True)
+        runs = [
+            [answer for column in run for answer in column]
+            for _, run in groupby(columns, key=lambda column: column[0].choice)
+        ]
+        regions.append((members[0], members[-1], runs))
+    return regions
+
+
+def _sentence(run: Sequence[Answer], size: str) -> str:
+    counts = sorted({answer.blocks for answer in run})
+    rates = [answer.gbps for answer in run]
+    said = [
+        f"{_range(counts[0], counts[-1], str)} blocks of {size}: {words_of(run[0].choice)}",
+        f"{_range(min(rates), max(rates), two_digits)} GB/s",
+    ]
+    for name, of in _REFERENCES.items():
+        gains = [
+            found.ratio for answer in run if (found := answer.gain_over(of(answer))) and of(answer) != answer.choice
+        ]
+        if gains and two_digits(max(gains)) != "1":
+            said.append(f"{_range(min(gains), max(gains), two_digits)} times {name}")
+    return ", ".join(said)
+
+
+_REFERENCES: Final[Mapping[str, Callable[[Answer], Choice | None]]] = {
+    "batched": lambda answer: answer.best_of("batched"),
+    "vLLM's setting of today": lambda answer: answer.of_vllm if answer.vllm_takes_kernel else None,
+}
+
+
+def open_points(answers: Sequence[Answer]) -> list[str]:
+    """Return the shapes at which another run could choose something else, and what that would cost."""
+    lines = []
+    for answer in answers:
+        shape = f"{answer.direction} {answer.state.quantity}, {answer.blocks} x {shown_size(answer.block_bytes)}"
+        for other, found in answer.decision.others.items():
+            known = found.high < float("inf")
+            low, high = (f"{(end - 1) * 100:+.1f}%" for end in (found.low, found.high))
+            interval = f" ({low} to {high})" if known else ", too few visits for an interval"
+            cost = f"{(found.ratio - 1) * 100:+.1f}%{interval}"
+            lines.append(f"{shape}: {words_of(answer.choice)}, or {words_of(other)} for {cost} of the time")
+    return lines
+
+
+def words_of(choice: Choice) -> str:
+    """Return a choice as a reader takes it: "sm with 4 SMs, kernel bulk-8x6x4KiB"."""
+    settings = dict(choice.axes)
+    sms = settings.pop("sms", None)
+    settings.pop("order", None)  # by its rule, which a reader need not know
+    with_sms = f" with {sms} SM{'' if sms == '1' else 's'}" if sms else ""
+    return ", ".join((f"{choice.backend}{with_sms}", *(f"{name} {value}" for name, value in settings.items())))
+
+
+def shown_size(size_bytes: int) -> str:
+    """Return 4096 as "4 KiB"."""
+    return re.sub(r"(?<=\d)(?=[A-Za-z])", " ", format_size(size_bytes))
+
+
+def two_digits(value: float) -> str:
+    """Return a number with two significant digits and no exponent: 0.83, 4.2, 50, 120."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:.0f}" if rounded >= 10 else f"{rounded:.2g}"
+
+
+def _range(low: float, high: float, show: Callable[[Any], str]) -> str:
+    return " to ".join(dict.fromkeys((show(low), show(high))))

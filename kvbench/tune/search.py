@@ -1,0 +1,121 @@
+"""Which visits a tuning makes: all candidates at first, then those that may still be chosen, then between sizes.
+
+What is dropped early is far behind, by more than twice what runs of one build may differ by. A verdict needs six
+visits, and whatever may be chosen gets them.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from kvbench.analysis.compare import MIN_PAIRS
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.results import Visit
+from kvbench.tune.answer import VLLM_SMS
+from kvbench.tune.fit import Decision, choice_at, decide_all, sms_of
+from kvbench.tune.table import Choice
+
+# After so many visits of each: how many times the best time a candidate may take to go on.
+DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 2.0, 2: 1.4, 3: 1.3, 4: 1.2, 5: 1.2}
+# A point that is still open gets no more visits than these.
+MOST_ROUNDS: Final = 12
+BISECTIONS: Final = 2
+
+Place = tuple[Direction, StreamState, int, int]  # with block bytes and blocks
+
+
+class Search:
+    """A search among the cells of a plan; `note` tells it what was measured, `stages` says what to visit next."""
+
+    def __init__(
+        self, cells: Iterable[Cell], first_sizes: Sequence[int], seed: int, in_time: Callable[[], bool]
+    ) -> None:
+        """Start with the block sizes `first_sizes`, or with all where none of them is there.
+
+        `in_time` says whether there is time for more than six visits, and for more sizes.
+        """
+        self._cells: dict[Place, dict[Choice, Cell]] = {}
+        for cell in cells:
+            place = cell.direction, cell.stream_state, cell.block_bytes, cell.blocks
+            self._cells.setdefault(place, {})[choice_at(cell)] = cell
+        sizes = {place[2] for place in self._cells}
+        self._first_sizes = sizes & set(first_sizes) or sizes
+        self._times: dict[Cell, dict[int, float]] = {}
+        self._seed = seed
+        self._in_time = in_time
+
+    def note(self, visit: Visit) -> None:
+        """Take in a visit; of several attempts the last counts."""
+        clock = visit.cell.stream_state.swap_clock
+        self._times.setdefault(visit.cell, {})[visit.round] = median(getattr(visit.samples, clock))
+
+    @property
+    def expected_visits(self) -> int:
+        """A guess of how many visits it takes: most candidates are far behind after two."""
+        return 3 * sum(len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
+
+    def stages(self) -> Iterator[list[tuple[int, Cell]]]:
+        """Yield what to visit, with the number of the round, stage by stage; a stage rests on all before it."""
+        yield from self._race({place: own for place, own in self._cells.items() if place[2] in self._first_sizes})
+        for _ in range(BISECTIONS):
+            if self._in_time() and (between := self._between()):
+                yield from self._race(between)
+
+    def _race(self, running: Mapping[Place, Mapping[Choice, Cell]]) -> Iterator[list[tuple[int, Cell]]]:
+        for number in range(MOST_ROUNDS):
+            if number >= MIN_PAIRS and not self._in_time():
+                return
+            stage = [(number, cell) for own in running.values() for cell in own.values()]
+            if stage:
+                yield sorted(stage, key=lambda visit: self._shuffled(*visit))
+            kept = {place: self._still(place, own, number + 1) for place, own in running.items()}
+            running = {place: own for place, own in kept.items() if own}
+
+    def _still(self, place: Place, own: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
+        """Return the candidates of a place that go on after so many visits."""
+        measured = {choice: cell for choice, cell in own.items() if len(self._times.get(cell, {})) == made}
+        if made >= MIN_PAIRS:
+            decision = self._decide(place)
+            wanted = {decision.choice, decision.fastest, *decision.others} if decision and decision.others else set()
+            return {choice: cell for choice, cell in measured.items() if choice in wanted}
+        times = {choice: median(self._times[cell].values()) for choice, cell in measured.items()}
+        most = DROPPED_BEYOND[made] * min(times.values(), default=0.0)
+        return {choice: measured[choice] for choice, us in times.items() if us <= most or _is_reference(choice)}
+
+    def _decide(self, place: Place) -> Decision | None:
+        arms = {choice: self._times[cell] for choice, cell in self._cells[place].items() if cell in self._times}
+        return decide_all({place[2:]: arms})[place[2:]] if arms else None
+
+    def _between(self) -> dict[Place, dict[Choice, Cell]]:
+        """Return the middle between two neighbouring sizes of different choices, with what is in the race at either."""
+        decided = {place: decision for place in self._cells if (decision := self._decide(place))}
+        found: dict[Place, dict[Choice, Cell]] = {}
+        for low, high in pairwise(sorted(decided, key=lambda place: (place[0], place[1], place[3], place[2]))):
+            alike = (low[:2], low[3]) == (high[:2], high[3])
+            if not alike or decided[low].choice == decided[high].choice:
+                continue
+            direction, state, _, blocks = low
+            sizes = sorted(p[2] for p in self._cells if (p[:2], p[3]) == (low[:2], low[3]) and low[2] < p[2] < high[2])
+            if sizes:
+                place = direction, state, sizes[len(sizes) // 2], blocks
+                raced = {choice for end in (low, high) for choice in self._cells[end] if self._finished(end, choice)}
+                found[place] = {
+                    choice: cell
+                    for choice, cell in self._cells[place].items()
+                    if choice in raced or _is_reference(choice)
+                }
+        return found
+
+    def _finished(self, place: Place, choice: Choice) -> bool:
+        return len(self._times.get(self._cells[place][choice], {})) >= MIN_PAIRS
+
+    def _shuffled(self, number: int, cell: Cell) -> bytes:
+        return hashlib.blake2s(f"{self._seed}/{number}/{cell.id}".encode()).digest()
+
+
+def _is_reference(choice: Choice) -> bool:
+    """Return whether a choice is one that answers compare with: batched copies, and vLLM's setting of today."""
+    return choice.backend == "batched" or (choice.backend == "triton" and sms_of(choice) == VLLM_SMS)

@@ -1,0 +1,115 @@
+"""Backends that do not do what they are timed for are caught on a GPU too, in every state of the stream."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import DeviceFacts
+from kvbench.engine.device import DIRECTIONS, Device, Stream, TimedRegion, per_block
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.visit import Bench, measure, measure_ceiling
+from kvbench.measure.workload import Pools, VerificationError
+from kvbench.sweep.spec import Sampling
+
+pytestmark = pytest.mark.gpu
+
+SAMPLING = Sampling(warmups=2, min_samples=3, max_samples=3)
+Copy = Callable[[SwapRequest, int, int], None]
+
+
+@dataclass
+class Cheat:
+    """A backend that copies as `copy` says, which gets the request, the submission's number from 1, and the stream."""
+
+    copy: Copy
+    name: str = "cheat"
+    summary: str = "a backend for tests"
+    submissions: int = 0
+
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
+        return frozenset()
+
+    def unavailable(self, _device: DeviceFacts) -> str | None:
+        return None
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        return PreparedSwap(CheatSwap(self, request), Mechanism.SINGLE_COPIES)
+
+
+@dataclass
+class CheatSwap:
+    backend: Cheat
+    request: SwapRequest
+    calls: int = 1
+
+    def prepare(self) -> None:
+        pass
+
+    def submit(self, stream: int) -> None:
+        self.backend.submissions += 1
+        self.backend.copy(self.request, self.backend.submissions, stream)
+
+
+def copies(request: SwapRequest, stream: int, step: int = 1) -> None:
+    memory = request.memory
+    lists = (np.ascontiguousarray(part[::step]) for part in (memory.sources, memory.destinations, memory.sizes))
+    per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+
+
+def honest(request: SwapRequest, _number: int, stream: int) -> None:
+    copies(request, stream)
+
+
+def stops_after_its_second_submission(request: SwapRequest, number: int, stream: int) -> None:
+    if number <= 2:
+        copies(request, stream)
+
+
+def every_other_block(request: SwapRequest, _number: int, stream: int) -> None:
+    copies(request, stream, 2)
+
+
+def on_a_stream_of_its_own(request: SwapRequest, _number: int, _stream: int) -> None:
+    own = Stream(request.device.driver)
+    copies(request, own.handle)
+    own.synchronize()
+
+
+def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> None:
+    def work() -> None:
+        request.device.driver.bind_thread()
+        on_a_stream_of_its_own(request, number, stream)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def bench(gpu: Device) -> Bench:
+    stream = Stream(gpu.driver)
+    region = TimedRegion(gpu.driver, stream.handle, 300_000)
+    made = Bench(gpu, stream, region, Pools(gpu, stream, 1 << 30), SteadyCpu(), GpuClocks(gpu.name, None))
+    for direction in Direction:
+        measure_ceiling(made, direction, 3)
+    return made
+
+
+@pytest.mark.parametrize("state", StreamState)
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize(
+    "cheat",
+    [stops_after_its_second_submission, every_other_block, on_a_stream_of_its_own, on_a_thread_of_its_own],
+)
+def test_a_cheat_is_caught(bench: Bench, cheat: Copy, direction: Direction, state: StreamState) -> None:
+    cell = Cell("cheat", direction, 512, 16_384, state, pool_bytes=1 << 30, reuse=Reuse.FRESH)
+    with pytest.raises(VerificationError):
+        measure(bench, Cheat(cheat), cell, SAMPLING, 1, None)
+    assert len(measure(bench, Cheat(honest), cell, SAMPLING, 1, None).samples) == 3

@@ -1,0 +1,46 @@
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvbench.machine.sources import Sources
+from kvbench.measure.disturbance import Clocks, GpuClocks, disturbances
+
+QUIET = [10.0, 10.2, 9.9, 10.1, 10.0, 10.3]
+
+
+def test_a_quiet_visit_is_not_marked() -> None:
+    assert disturbances([1.0, 1.1], Clocks(1980, ["gpu_idle"]), QUIET) == []
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "clocks", "times_us"),
+    [
+        ([1.0, 1.9], Clocks(), QUIET),
+        ([1.7, 1.0], Clocks(), QUIET),
+        ([1.0], Clocks(1200, ["hw_thermal_slowdown"]), QUIET),
+        ([1.0], Clocks(), [10.0, 10.1, 10.2, 15.0, 15.1, 15.2]),
+        ([1.0], Clocks(), [15.0, 15.1, 15.2, 10.0, 10.1, 10.2]),
+    ],
+)
+def test_what_the_machine_did_is_told_once(slowdowns: list[float], clocks: Clocks, times_us: list[float]) -> None:
+    assert len(disturbances(slowdowns, clocks, times_us)) == 1
+
+
+def test_scatter_is_not_a_step() -> None:
+    assert disturbances([1.0], Clocks(), [10.0, 30.0, 10.0, 30.0, 10.0, 30.0]) == []
+    assert disturbances([1.0], Clocks(), [10.0, 20.0]) == []  # too few to tell
+
+
+def test_clocks_are_read_where_there_are_any() -> None:
+    def answer(function: str, *_: Any) -> Any:
+        known = {"nvmlDeviceGetClockInfo": 1980, "nvmlDeviceGetCurrentClocksEventReasons": 0x008}
+        return known.get(function, 0)
+
+    @contextlib.contextmanager
+    def nvml() -> Iterator[Any]:
+        yield answer
+
+    assert GpuClocks("cuda:0", "0000:1b:00.0", Sources(nvml=nvml)).read() == Clocks(1980, ("hw_slowdown",))
+    assert GpuClocks("cpu", None).read() == Clocks()

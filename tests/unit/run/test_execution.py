@@ -1,0 +1,94 @@
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import DeviceFacts
+from kvbench.results import RunWriter, load_run
+from kvbench.results.frame import visits_that_count
+from kvbench.results.schema import Ceiling, Failure, Visit
+from kvbench.run.execution import MAX_REPEATS, Execution, Progress
+from kvbench.run.protocol import MeasureCell, Opened
+from kvbench.sweep.plan import Plan, PlannedVisit
+from kvbench.sweep.spec import Sampling, SweepSpec
+from tests.synthetic import info, samples
+
+CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in (1, 2, 3))
+
+
+class Slot:
+    """A worker whose visits of the first cell are disturbed so many times in every round."""
+
+    pids: frozenset[int] = frozenset()
+    log: Path | None = None
+
+    def __init__(self, disturbed: int) -> None:
+        self.disturbed = disturbed
+        self.made: list[tuple[int, int, int]] = []
+
+    def reserve(self, pool_bytes: int) -> None:
+        pass
+
+    def ask(self, request: Any, *_: object) -> Ceiling:
+        return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, gpu_us=[1.0])
+
+    def visit(self, request: MeasureCell, *_: object) -> Visit | Failure:
+        cell = Cell.from_strings(request.cell)
+        self.made.append((request.round, cell.blocks, request.attempt))
+        return Visit(
+            cell_text=request.cell,
+            round=request.round,
+            attempt=request.attempt,
+            samples=samples(cell, 10.0, count=3),
+            stopped_by="time",
+            path="host thread",
+            calls=1,
+            verified_bytes=1,
+            disturbed=["slow"] if cell == CELLS[0] and request.attempt < self.disturbed else [],
+        )
+
+
+class Silent:
+    def planned(self, *_: Any) -> None: ...
+    def visiting(self, visit: PlannedVisit) -> None: ...
+    def recorded(self, record: object) -> None: ...
+
+
+def execute(path: Path, slot: Slot, writer: RunWriter | None = None) -> None:
+    device = DeviceFacts("cpu", "cpu", "a CPU", None, 1 << 30, 1 << 30, None)
+    opened = Opened(device=device, backends=[], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
+    spec = SweepSpec("test", sampling=Sampling(rounds=2))
+    with writer or RunWriter.create(path, info()) as writer:
+        progress = Progress(load_run(path).records)
+        plan = Plan(CELLS, (), 0, 0, 0.0)
+        Execution(spec, plan, opened, writer, slot, Silent(), progress).run()  # type: ignore[arg-type]
+
+
+def test_a_disturbed_visit_is_made_again_behind_the_others_of_its_round(tmp_path: Path) -> None:
+    slot = Slot(disturbed=1)
+    execute(tmp_path, slot)
+    for number in range(2):
+        made = [(blocks, attempt) for round_, blocks, attempt in slot.made if round_ == number]
+        assert sorted(made) == [(1, 0), (1, 1), (2, 0), (3, 0)]
+        assert made[-1] == (1, 1)
+    records = load_run(tmp_path).records
+    assert sum(isinstance(record, Visit) for record in records) == 8
+    assert not any(visit.disturbed for visit in visits_that_count(records))
+
+
+def test_a_visit_that_stays_disturbed_is_made_again_twice_at_most(tmp_path: Path) -> None:
+    slot = Slot(disturbed=99)
+    execute(tmp_path, slot)
+    attempts = [attempt for round_, blocks, attempt in slot.made if (round_, blocks) == (0, 1)]
+    assert attempts == list(range(MAX_REPEATS + 1))
+    assert sum(bool(visit.disturbed) for visit in visits_that_count(load_run(tmp_path).records)) == 2
+
+
+def test_what_was_made_is_not_made_again_on_resuming(tmp_path: Path) -> None:
+    execute(tmp_path, Slot(disturbed=0))
+    again = Slot(disturbed=0)
+    execute(tmp_path, again, RunWriter.reopen(tmp_path))
+    assert again.made == []
+    assert msgspec.json.encode(load_run(tmp_path).info.status) == b'"complete"'

@@ -1,0 +1,113 @@
+"""The search of a tuning, on a device that is a formula: few visits, and the choice of a full grid."""
+
+import random
+from collections.abc import Callable
+
+from kvbench.cells.axes import Direction, Order
+from kvbench.cells.cell import Cell
+from kvbench.tune.answer import VLLM_SMS
+from kvbench.tune.fit import choice_at, decide_all
+from kvbench.tune.search import MOST_ROUNDS, Search
+from kvbench.tune.table import Choice
+from tests import synthetic
+
+KIB = 1024
+SIZES = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256))
+FIRST = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
+COUNTS = (16, 1024)
+
+
+def cells() -> list[Cell]:
+    shapes = [(Direction.H2D, n, size) for n in COUNTS for size in SIZES]
+    return [
+        cell
+        for shape in shapes
+        for cell in (
+            Cell("batched", *shape, order=Order.ANY),
+            *(Cell("sm", *shape, sms=sms) for sms in (1, 2, 4, 8)),
+            *(Cell("triton", *shape, sms=sms) for sms in (4, VLLM_SMS, 24)),
+        )
+    ]
+
+
+def time_us(cell: Cell) -> float:
+    if cell.backend == "batched":
+        return 10 + 0.5 * cell.blocks + cell.swap_bytes / 55e3
+    width = {"sm": 20e3, "triton": 3e3}[cell.backend]
+    return 12 + cell.swap_bytes / min(50e3, width * (cell.sms or 1))
+
+
+def searched(
+    seed: int, noise: float = 0.01, time: Callable[[Cell], float] = time_us, in_time: bool = True
+) -> tuple[dict[tuple[int, int], Choice], dict[Cell, dict[int, float]], dict[tuple[int, int], set[Choice]]]:
+    """Return the choices by point, the visits by cell, and what else another run could choose."""
+    chance = random.Random(seed)
+    visits: dict[Cell, dict[int, float]] = {}
+    search = Search(cells(), FIRST, seed, lambda: in_time)
+    for stage in search.stages():
+        for number, cell in stage:
+            us = time(cell) * (1 + chance.gauss(0, noise))
+            search.note(synthetic.visit(cell, us, count=3, noise=0.0, round_=number))
+            visits.setdefault(cell, {})[number] = us
+    arms: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
+    for cell, times in visits.items():
+        arms.setdefault((cell.block_bytes, cell.blocks), {})[choice_at(cell)] = times
+    decisions = decide_all(arms)
+    return (
+        {point: decision.choice for point, decision in decisions.items()},
+        visits,
+        {point: set(decision.others) for point, decision in decisions.items()},
+    )
+
+
+def test_it_finds_what_the_full_grid_would(tmp_path: object) -> None:
+    del tmp_path
+    chosen, _, _ = searched(0)
+    full: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
+    for cell in cells():
+        point = cell.block_bytes, cell.blocks
+        full.setdefault(point, {})[choice_at(cell)] = dict.fromkeys(range(6), time_us(cell))
+    for point, choice in chosen.items():
+        times = {other: visits[0] for other, visits in full[point].items()}
+        assert times[choice] <= 1.05 * min(times.values())
+
+
+def test_it_makes_a_fraction_of_the_visits_of_a_full_grid() -> None:
+    _, visits, _ = searched(0)
+    made = sum(len(times) for times in visits.values())
+    assert made < 0.6 * 6 * len(cells())
+
+
+def test_what_may_be_chosen_has_six_visits_and_nothing_has_too_many() -> None:
+    chosen, visits, _ = searched(0)
+    for cell, times in visits.items():
+        assert len(times) <= MOST_ROUNDS
+        if chosen[cell.block_bytes, cell.blocks] == choice_at(cell) or cell.backend == "batched":
+            assert len(times) >= 6
+
+
+def test_it_looks_between_the_sizes_where_the_choice_changes() -> None:
+    chosen, _, _ = searched(0)
+    extra = {size for size, _ in chosen} - set(FIRST)
+    assert extra
+    assert len(extra) < len(SIZES) - len(FIRST)
+    late, _, _ = searched(0, in_time=False)
+    assert {size for size, _ in late} == set(FIRST)
+
+
+def test_seven_runs_choose_the_same_or_name_the_point() -> None:
+    runs = [searched(seed) for seed in range(7)]
+    for point in {(size, count) for size in FIRST for count in COUNTS}:
+        choices = {chosen[point] for chosen, _, _ in runs}
+        for chosen, _, others in runs:
+            assert choices <= {chosen[point], *others[point]} or len(choices) == 1
+
+
+def test_a_candidate_that_fails_is_dropped() -> None:
+    search = Search(cells(), FIRST, 0, lambda: True)
+    for stage in search.stages():
+        for number, cell in stage:
+            if cell.backend != "sm":
+                search.note(synthetic.visit(cell, time_us(cell), count=3, noise=0.0, round_=number))
+            else:
+                assert number == 0
