@@ -104,7 +104,7 @@ class Cell:
         ranged=True, unused=0, number=True, name="pause")] = 0
     launch_bytes: Annotated[int, Axis(
         "split a swap into launches of at most this size, one behind the other", "whole,1MiB,16MiB",
-        launch, launch_words, ranged=True, unused=0, number=True)] = 0
+        launch, launch_words, ranged=True, unused=0)] = 0
     priority: Annotated[Priority, Axis(
         "priority of the swaps' stream; low: the neighbour's stream has the higher one", "normal,low,high",
         choice(Priority), unused=Priority.NORMAL)] = Priority.NORMAL

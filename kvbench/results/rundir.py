@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 RUN_FILE: Final = "run.json"
 JOURNAL_FILE: Final = "journal.jsonl"
+_ONE_OF_SEVERAL: Final = re.compile(r"(cpu|cuda|rank)-\d{1,6}")
 PACKED_JOURNAL_FILE: Final = f"{JOURNAL_FILE}.gz"
 SUMMARY_FILE: Final = "summary.csv"
 _INFO_CAP_BYTES: Final = 16 << 20
@@ -154,8 +155,8 @@ def load_run(path: Path) -> Run:
 
 def runs_in(path: Path) -> list[Path]:
     """Return the runs in a folder: those of a sweep on several devices, or by several ranks; else `path` itself."""
-    inner = [] if (path / RUN_FILE).exists() else sorted(file.parent for file in path.glob(f"*/{RUN_FILE}"))
-    return inner or [path]
+    inner = (file.parent for file in path.glob(f"*/{RUN_FILE}"))
+    return sorted(folder for folder in inner if _ONE_OF_SEVERAL.fullmatch(folder.name)) or [path]
 
 
 class RunWriter:

@@ -20,7 +20,7 @@ _KEY = [name for name in AXES if name != "devices"]
 def make(view: View) -> Part | str:
     own = _pairs(view)
     if own.empty:
-        return ""  # goes without saying
+        return "it needs cells that several devices swapped at once (--device cuda:all)"
     runs = [pairs for other in (*view.earlier, view) if not (pairs := _pairs(other)).empty]
     count = int(own["devices"].max())
     whole = runs if len(runs) == count else []
