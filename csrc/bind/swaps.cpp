@@ -43,12 +43,13 @@ void swaps(nb::module_& m) {
       "batched",
       [](std::shared_ptr<Driver> driver, const Words& sources, const Words& destinations, const Words& bytes,
          Direction direction, AccessOrder order, bool prefer_overlap, std::size_t descriptors_per_call, bool coalesce,
-         std::uint64_t prime_ns) {
+         bool by_host_address, std::uint64_t prime_ns) {
         return make_batched(std::move(driver), list_of(sources, destinations, bytes), direction,
-                            {{order, prefer_overlap}, descriptors_per_call, coalesce, prime_ns});
+                            {{order, prefer_overlap}, descriptors_per_call, coalesce, by_host_address, prime_ns});
       },
       "driver"_a, "sources"_a, "destinations"_a, "sizes"_a, "direction"_a, nb::kw_only(), "order"_a,
-      "prefer_overlap"_a = false, "descriptors_per_call"_a = 0, "coalesce"_a = false, "prime_ns"_a = 0);
+      "prefer_overlap"_a = false, "descriptors_per_call"_a = 0, "coalesce"_a = false, "by_host_address"_a = false,
+      "prime_ns"_a = 0);
 }
 
 }  // namespace kvbench::bind

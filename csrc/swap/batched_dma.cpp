@@ -46,9 +46,10 @@ class BatchedSwap final : public Swap {
   }
 
   void prepare() override {
+    if (options_.by_host_address) put_in_order();
     if (!options_.coalesce) return;
     const auto start = std::chrono::steady_clock::now();
-    kvbench::coalesce(descriptors_, merged_, merged_first_);
+    kvbench::coalesce(listed(), merged_, merged_first_);
     coalesce_us_ = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   }
 
@@ -79,19 +80,40 @@ class BatchedSwap final : public Swap {
   double coalesce_us() const override { return coalesce_us_; }
 
  private:
-  const DescriptorList& submitted() const { return options_.coalesce ? merged_ : descriptors_; }
+  const DescriptorList& listed() const { return options_.by_host_address ? ordered_ : descriptors_; }
+  const DescriptorList& submitted() const { return options_.coalesce ? merged_ : listed(); }
+
+  void put_in_order() {
+    const auto& host = direction_ == Direction::h2d ? descriptors_.sources : descriptors_.destinations;
+    order_.resize(host.size());
+    for (std::size_t i = 0; i < host.size(); ++i) order_[i] = {host[i], i};
+    std::ranges::sort(order_);
+    ordered_.sources.clear();
+    ordered_.destinations.clear();
+    ordered_.bytes.clear();
+    for (const auto& [_, index] : order_) {
+      ordered_.sources.push_back(descriptors_.sources[index]);
+      ordered_.destinations.push_back(descriptors_.destinations[index]);
+      ordered_.bytes.push_back(descriptors_.bytes[index]);
+    }
+  }
 
   std::size_t descriptors_per_call() const {
     return options_.descriptors_per_call > 0 ? options_.descriptors_per_call
                                              : std::max<std::size_t>(submitted().size(), 1);
   }
 
-  std::size_t original_index(std::size_t index) const { return options_.coalesce ? merged_first_[index] : index; }
+  std::size_t original_index(std::size_t index) const {
+    const std::size_t place = options_.coalesce ? merged_first_[index] : index;
+    return options_.by_host_address ? order_[place].second : place;
+  }
 
   std::shared_ptr<Driver> driver_;
   DescriptorList descriptors_;
   Direction direction_;
   BatchOptions options_;
+  std::vector<std::pair<Address, std::size_t>> order_;  ///< host address and index of each descriptor, ascending
+  DescriptorList ordered_;
   DescriptorList merged_;
   std::vector<std::size_t> merged_first_;
   double coalesce_us_ = 0;

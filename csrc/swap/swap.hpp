@@ -59,6 +59,7 @@ struct BatchOptions {
   BatchAttributes attributes{};
   std::size_t descriptors_per_call = 0;  ///< the most in one call, 0: all in one
   bool coalesce = false;                 ///< merge list neighbours that are adjacent on both sides
+  bool by_host_address = false;          ///< submit in ascending order of the host side's addresses
   std::uint64_t prime_ns = 0;            ///< length of the delay in front of a call on an idle stream, 0: none
 };
 

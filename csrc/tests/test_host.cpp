@@ -105,6 +105,27 @@ void coalescing_merges_what_adjoins_on_both_sides() {
   check::equal(reversed->calls(), kBlocks, "calls for reversed blocks");
 }
 
+void descriptors_go_in_the_order_of_their_host_addresses() {
+  Bench bench;
+  DescriptorList list = bench.ascending();
+  for (std::size_t i = 0; i < kBlocks / 2; ++i) {  // both sides alike, so that in order they merge again
+    std::swap(list.sources[i], list.sources[kBlocks - 1 - i]);
+    std::swap(list.destinations[i], list.destinations[kBlocks - 1 - i]);
+  }
+  const auto merged = bench.batched(list, {.coalesce = true, .by_host_address = true});
+  check::equal(merged->calls(), 1U, "calls once they are in order");
+  bench.run(*merged);
+  check::that(bench.arrived(list), "every block moved");
+  merged->retarget(bench.ascending().sources, bench.ascending().destinations);
+  bench.run(*merged);
+  check::that(bench.arrived(bench.ascending()), "the blocks of the next list moved");
+  bench.driver->arm({.kind = FaultKind::error_at_descriptor, .at = 3});
+  const auto alone = bench.batched(list, {.by_host_address = true});
+  const auto error = check::thrown<DriverError>([&] { alone->submit(bench.stream.handle()); });
+  check::equal(error.descriptor().value_or(0), kBlocks - 1 - 3, "the place in the caller's list");
+  bench.stream.synchronize();
+}
+
 void other_blocks_are_copied_once_they_are_prepared() {
   for (const bool with_batch : {true, false}) {
     Bench bench(with_batch);
@@ -433,6 +454,7 @@ int main() {
       {"both ways of copying move the bytes", both_ways_of_copying_move_the_bytes},
       {"descriptors per call cuts the batch", descriptors_per_call_cuts_the_batch},
       {"coalescing merges what adjoins on both sides", coalescing_merges_what_adjoins_on_both_sides},
+      {"descriptors go in the order of their host addresses", descriptors_go_in_the_order_of_their_host_addresses},
       {"other blocks are copied once they are prepared", other_blocks_are_copied_once_they_are_prepared},
       {"a device without batch falls back and says so", a_device_without_batch_falls_back_and_says_so},
       {"the legacy stream is refused", the_legacy_stream_is_refused},

@@ -6,6 +6,7 @@ from typing import Final
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.facts import QUEUE_AXES, DeviceFacts
+from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, batched
 
 # Up to this size the driver copies on the CPU; seen with driver 580 on an H200, see the cliff in reports/.
@@ -40,11 +41,14 @@ class Batched:
         return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        return _prepared(request, request.cell.descriptors_per_call or 0, prime_ns=0)
+        return _prepared(request, request.cell.descriptors_per_call or 0)
 
 
 class Primed(Batched):
     """The batched copy in slices, with a short kernel in front of it where small h2d blocks meet an idle stream.
+
+    Scattered blocks go in ascending order of their host addresses: neighbours share address translations, which hold
+    the copy engine back otherwise. Sorting is part of the preparation.
 
     On an idle stream cuMemcpyBatchAsync copies small h2d blocks on the CPU, inside the call; with anything pending it
     hands them to the copy engine, which starts when the call returns. The kernel makes the stream busy, its launch is
@@ -65,10 +69,17 @@ class Primed(Batched):
     def create(self, request: SwapRequest) -> PreparedSwap:
         smallest = int(request.memory.sizes.min())
         inline = request.cell.direction is Direction.H2D and smallest <= CPU_INLINE_UP_TO_BYTES
-        return _prepared(request, slice_of(len(request.memory.sizes)), prime_ns=PRIME_NS if inline else 0)
+        return _prepared(
+            request,
+            slice_of(len(request.memory.sizes)),
+            prime_ns=PRIME_NS if inline else 0,
+            by_host_address=request.cell.spread_bytes >= SCATTERED_FROM_BYTES,
+        )
 
 
-def _prepared(request: SwapRequest, descriptors_per_call: int, prime_ns: int) -> PreparedSwap:
+def _prepared(
+    request: SwapRequest, descriptors_per_call: int, prime_ns: int = 0, *, by_host_address: bool = False
+) -> PreparedSwap:
     cell, memory = request.cell, request.memory
     swap = batched(
         request.device.driver,
@@ -80,6 +91,7 @@ def _prepared(request: SwapRequest, descriptors_per_call: int, prime_ns: int) ->
         prefer_overlap=bool(cell.overlap),
         descriptors_per_call=descriptors_per_call,
         coalesce=bool(cell.coalesce),
+        by_host_address=by_host_address,
         prime_ns=prime_ns,
     )
     mechanism = Mechanism.BATCHED_COPY if request.device.is_cuda else Mechanism.HOST_THREAD

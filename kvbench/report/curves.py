@@ -83,7 +83,7 @@ def cliff_curves(cells: pd.DataFrame) -> RateCurves | str:
     """Return GB/s over block size, a panel per number of blocks, from the rows of a run; or why there are none."""
     pinned = pin(cells, shown=())
     measured = where(pinned.cells, status="ok")
-    curves = _curves(measured, "blocks", "block_bytes")
+    curves = curves_over(measured, "blocks", "block_bytes")
     if not any(len(curve.x) >= MIN_SIZES for curve in curves):
         return f"it needs a backend measured at {MIN_SIZES} block sizes with the same number of blocks"
     return RateCurves(curves, pinned, pinned.cells, fullest(measured, "blocks", over="block_bytes"))
@@ -101,7 +101,7 @@ def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
     if ladders.empty:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
     blocks = fullest(ladders, "blocks", over="sms")
-    curves = _curves(where(ladders, blocks=blocks), "block_bytes", "sms")
+    curves = curves_over(where(ladders, blocks=blocks), "block_bytes", "sms")
     return RateCurves(curves, pinned, where(pinned.cells, blocks=blocks), blocks)
 
 
@@ -183,7 +183,8 @@ def left_out(values: Sequence[int]) -> str:
     return f" ({MOST_ROWS} of {len(values)}, the tables have all)" if len(values) > MOST_ROWS else ""
 
 
-def _curves(measured: pd.DataFrame, panel: str, x: str) -> list[RateCurve]:
+def curves_over(measured: pd.DataFrame, panel: str, x: str) -> list[RateCurve]:
+    """Return a curve over the column `x` for every backend, direction, state and value of the column `panel`."""
     found = []
     for _, group in measured.groupby([*SERIES, panel]):
         points = group.sort_values(x).reset_index(drop=True)

@@ -11,6 +11,7 @@ from kvbench.report.sections import (
     comparison,
     crossover_map,
     devices,
+    locality,
     merging,
     models,
     neighbour,
@@ -23,6 +24,7 @@ from kvbench.report.view import View
 
 SECTIONS: Final = (
     models.SECTION,
+    locality.SECTION,
     cliff.SECTION,
     sm_ladder.SECTION,
     threshold.SECTION,

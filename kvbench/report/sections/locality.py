@@ -1,0 +1,132 @@
+"""Locality: what it costs that an engine's blocks are fresh and lie far apart, against the same blocks side by side."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import pandas as pd
+
+from kvbench.cells.axes import Reuse
+from kvbench.report.charts.plot import PlotAxis
+from kvbench.report.curves import CurveKind, RateCurves, curve_chart, curves_over
+from kvbench.report.model import DataTable, Part, Section, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
+from kvbench.report.select import pin, where
+from kvbench.report.tables import (
+    INCLUDES,
+    Footnotes,
+    Row,
+    a_stream,
+    caption,
+    family,
+    few_visits,
+    ratio_words,
+    rows_of,
+    shown,
+)  # fmt: skip
+from kvbench.report.view import View
+
+MIN_POOLS: Final = 3
+_ARMS: Final = {
+    ("dense", Reuse.SAME): "hot, dense",
+    ("dense", Reuse.FRESH): "fresh, dense",
+    ("far", Reuse.SAME): "same, scattered",
+    ("far", Reuse.FRESH): "fresh, scattered",
+}
+_HOT, _FAR = ("dense", Reuse.SAME), ("far", Reuse.FRESH)
+_NOTE: Final = (
+    "Hot, dense: the same blocks of a pool just large enough, every time. Fresh: other blocks every time, none seen "
+    "again before the caches forgot it. Scattered: over the largest pool of the run, on both sides. Cost: the time of "
+    "a fresh, scattered swap over that of a hot, dense one; ≈ where the two are not told apart"
+)
+Arm = tuple[str, Reuse]
+Shape = tuple[str, str, int, int]
+
+
+def make(view: View) -> Part | str:
+    pinned = pin(view.frame, shown=("pool", "reuse", "sms"))
+    arms = _arms(pinned.cells)
+    compared = {shape: cells for shape, cells in arms.items() if _HOT in cells and _FAR in cells}
+    curves = _pool_curves(view.frame)
+    if not compared and isinstance(curves, str):
+        return f"it needs a swap measured hot and dense and out of a large pool, or {MIN_POOLS} sizes of the pool"
+    cells = pd.DataFrame([row for swap in compared.values() for row in swap.values()])
+    tables, told = [], []
+    for way in sorted({shape[0] for shape in compared}, reverse=True):
+        own = {shape: swap for shape, swap in compared.items() if shape[0] == way}
+        tables.append(_table(view, way, own, cells, caption(view, cells, INCLUDES["idle"], pinned)))
+        told.append(_sentence(view, way, own))
+    charts = []
+    if not isinstance(curves, str):
+        sizes = {curve.panel: f", {bytes_size(curve.panel)} blocks" for curve in curves.curves}
+        title = f"GB/s against the size of the pool, N = {count(curves.main)} fresh blocks"
+        charts = [curve_chart(view, POOLS, curves, sizes, title)]
+    return Part(charts=charts, tables=tables, told=[text for text in told if text])
+
+
+SECTION = Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", make)
+
+
+def _arms(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:
+    """Return the four arms of every swap on an idle stream: direction, backend, blocks and block bytes."""
+    idle = where(cells, stream_state="idle")
+    largest = int(idle["pool_bytes"].max()) if len(idle) else 0
+    found: dict[Shape, dict[Arm, Row]] = {}
+    for row in rows_of(idle[idle["pool_bytes"].isin([0, largest])] if largest else idle.iloc[:0]):
+        shape = (str(row["direction"]), str(row["backend"]), int(row["blocks"]), int(row["block_bytes"]))
+        arm = ("far" if row["pool_bytes"] else "dense", Reuse(row["reuse"]) if row["reuse"] else Reuse.SAME)
+        found.setdefault(shape, {}).setdefault(arm, row)
+    return found
+
+
+def _table(
+    view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]], cells: pd.DataFrame, words: Text
+) -> DataTable:
+    notes = Footnotes()
+    body: list[list[Text]] = []
+    for (_, backend, blocks, size), arms in sorted(swaps.items(), key=lambda swap: (swap[0][2:], swap[0][1])):
+        found = [shown(arms.get(arm), notes, _rate) for arm in _ARMS]
+        cost = ratio_words(view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"])))
+        body.append([f"{count(blocks)} {TIMES} {bytes_size(size)}", backend, *found, cost])
+    header = ("Swap", "Backend", *_ARMS.values(), "Cost")
+    title = f"{way}, idle stream: GB/s by how far blocks lie apart and whether they come again"
+    return DataTable(title, header, body, [_NOTE, *family(len(body)), *few_visits(cells), *notes.lines], words, left=2)
+
+
+def _rate(row: Row) -> str:
+    sms = row["sms"]
+    return figure(row["gbps"]) if sms is pd.NA else f"{figure(row['gbps'])} ({noun(int(sms), 'SM')})"
+
+
+def _sentence(view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]]) -> str:
+    """Return which backend pays most and least for scattered blocks, of those with a figure."""
+    costs = {
+        shape: view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"]))
+        for shape, arms in swaps.items()
+        if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
+    }
+    if not costs:
+        return ""
+    ends = (max(costs, key=lambda shape: costs[shape].ratio), min(costs, key=lambda shape: costs[shape].ratio))
+    told = (f"{_name(shape)} takes {figure(costs[shape].ratio)} times as long" for shape in dict.fromkeys(ends))
+    return f"{way} out of a large pool, fresh blocks against hot ones on {a_stream('idle')}: {', '.join(told)}."
+
+
+def _name(shape: Shape) -> str:
+    _, backend, blocks, size = shape
+    return f"{backend} with {count(blocks)} {TIMES} {bytes_size(size)}"
+
+
+def _pool_curves(cells: pd.DataFrame) -> RateCurves | str:
+    """Return GB/s over the size of the pool, a panel per block size, or why there are none."""
+    pinned = pin(cells[cells["reuse"] == Reuse.FRESH.value], shown=("pool", "sms"))
+    fresh = where(pinned.cells, status="ok", stream_state="idle")
+    fresh = fresh[fresh["pool_bytes"] > 0]
+    swaps = [swap for _, swap in fresh.groupby(["blocks", "block_bytes"])]
+    own = max(swaps, key=lambda swap: int(swap["pool_bytes"].nunique()), default=fresh)
+    own = own[own.groupby(["backend", "direction"])["pool_bytes"].transform("nunique") >= MIN_POOLS]
+    if own.empty:
+        return f"it needs {MIN_POOLS} sizes of the pool"
+    return RateCurves(curves_over(own, "block_bytes", "pool_bytes"), pinned, own, int(own["blocks"].iloc[0]))
+
+
+POOLS: Final = CurveKind("locality", PlotAxis("pool", "bytes", "log2"), _pool_curves, lambda _: [])

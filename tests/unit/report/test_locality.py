@@ -1,0 +1,66 @@
+"""The section on locality: the four arms of a swap, what scattered blocks cost, and GB/s against the pool."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.cell import Cell
+from kvbench.report.charts.plot import LinePlot
+from kvbench.report.model import Part
+from kvbench.report.sections.locality import make
+from kvbench.report.view import views_of
+from kvbench.results import load_run
+from tests.synthetic import ceilings, visit, write_run
+
+GIB = 1 << 30
+SWAP = Cell("sm", Direction.D2H, 1024, 4096, sms=2)
+FAR = replace(SWAP, pool_bytes=16 * GIB, reuse=Reuse.FRESH, sms=4)
+
+
+def part_of(tmp_path: Path, times_us: dict[Cell, float]) -> Part | str:
+    visits = [
+        visit(cell, us, count=5, noise=0.001, round_=number) for number in range(6) for cell, us in times_us.items()
+    ]
+    run = load_run(write_run(tmp_path / "run", [*ceilings(), *visits]))
+    return make(views_of([run])[0])
+
+
+def test_scattered_blocks_stand_beside_hot_ones_with_what_they_cost(tmp_path: Path) -> None:
+    arms = {
+        SWAP: 100.0,
+        replace(SWAP, reuse=Reuse.FRESH): 110.0,
+        replace(FAR, reuse=Reuse.SAME): 120.0,
+        FAR: 300.0,
+    }
+    part = part_of(tmp_path, arms)
+    assert isinstance(part, Part)
+    (table,) = part.tables
+    ((swap, backend, *rates, cost),) = table.rows
+    assert (backend, "4\N{NO-BREAK SPACE}KiB" in str(swap)) == ("sm", True)
+    assert [str(rate).split()[0] for rate in rates] == ["41.9", "38.1", "34.9", "14.0"]
+    assert ["(2" in str(rate) for rate in rates] == [True, True, False, False]
+    assert str(cost).endswith("3.00")
+    assert len(part.told) == 1
+    assert not part.charts
+
+
+def test_a_swap_that_scattering_does_not_slow_is_not_told_apart(tmp_path: Path) -> None:
+    part = part_of(tmp_path, {SWAP: 100.0, FAR: 100.5})
+    assert isinstance(part, Part)
+    assert str(part.tables[0].rows[0][-1]).startswith("≈")
+
+
+def test_a_chart_goes_over_three_sizes_of_the_pool(tmp_path: Path) -> None:
+    part = part_of(tmp_path, {replace(FAR, pool_bytes=size * GIB): 100.0 * size for size in (1, 2, 4)})
+    assert isinstance(part, Part)
+    (chart,) = part.charts
+    assert isinstance(chart.plot, LinePlot)
+    (line,) = chart.plot.lines
+    assert list(line.x) == [GIB, 2 * GIB, 4 * GIB]
+    assert list(line.y) == sorted(line.y, reverse=True)
+
+
+def test_a_run_of_hot_swaps_alone_says_what_it_lacks(tmp_path: Path) -> None:
+    part = part_of(tmp_path, {SWAP: 100.0})
+    assert isinstance(part, str)
+    assert "large pool" in part
