@@ -13,7 +13,7 @@ RUN := runs/make-$(shell date -u +%Y%m%d-%H%M%S)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup sweep reports test lint types imports cxx-format sanitize sanitize-memory sanitize-threads unit \
-    format clean
+    fuzz format clean
 
 help: ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ sanitize-memory sanitize-threads: $(STAMP)
 
 unit: $(STAMP) ## pytest; tests that need a GPU are skipped, and said so, where there is none
 	$(BIN)/python -m pytest
+
+fuzz: $(STAMP) ## 5 000 cases of hostile input, other ones every time; some minutes
+	$(BIN)/python -m tests.fuzz --cases 5000
 
 format: $(STAMP) ## Rewrite sources in the project's format
 	$(BIN)/ruff check --fix .

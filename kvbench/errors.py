@@ -12,6 +12,7 @@ class ExitCode(IntEnum):
     INCONCLUSIVE = 3
     MISMATCH = 4
     FAILED_CELLS = 5
+    UNFORESEEN = 70
     INTERRUPTED = 130
 
 

@@ -3,15 +3,16 @@
 import errno
 import os
 import stat
+import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from kvbench.errors import RunDirectoryError, StorageError, UsageError
+from kvbench.errors import KvbenchError, RunDirectoryError, StorageError, UsageError
 
 MAX_FILE_BYTES: Final = 2**20
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
@@ -32,7 +33,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         raise RunDirectoryError(f"{path}: {what}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise RunDirectoryError(f"{path} is no regular file")
+        raise RunDirectoryError(f"{path} is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
         yield file
 
@@ -65,9 +66,57 @@ def write_whole(path: Path, data: bytes, *, wait: bool = True) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+        if wait:
+            sync_folder(path.parent)
     except OSError as error:
         raise_if_no_room(path, error)
         raise
+
+
+def sync_folder(path: Path) -> None:
+    """Return once the names in a folder are on disk, not only what is in its files; raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_output(option: str, path: Path, data: bytes, ours: Callable[[Path], object], *, force: bool) -> None:
+    """Write the file that a user named with `option`; `-` is standard output, a link is followed.
+
+    What is not a regular file (a device, a pipe) is written to, never replaced. A regular one that `ours` cannot read
+    (it raises KvbenchError) is replaced with `force` only. Raises UsageError and StorageError.
+    """
+    try:
+        if str(path) == "-":
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+            return
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            # A pipe without a reader is refused, not waited for.
+            descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.set_blocking(descriptor, True)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            return
+        if target.exists() and target.stat().st_size and not force:
+            try:
+                ours(target)
+            except KvbenchError:
+                raise UsageError(f"{option} {path}: the file holds something else; --force replaces it") from None
+        write_whole(target, data)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError):
+            raise_if_no_room(path, error)
+        why = str(error.strerror).lower() if isinstance(error, OSError) else "a loop of links"
+        raise UsageError(f"{option} {path}: cannot be written: {why}") from None
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log to append to; raises OSError, also for a link, which is not followed."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "ab")
 
 
 def raise_if_no_room(path: Path, error: OSError) -> None:

@@ -74,6 +74,11 @@ def short(text: str, most: int = 400) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 cell", "2 cells"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def printable_tree(plain: Any) -> Any:
     """Return what JSON holds with every text in it printable, keys too."""
     if isinstance(plain, str):

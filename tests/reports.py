@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.report.build import report_of
-from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, spans
+from kvbench.report.contents import report_of
+from kvbench.report.model import Chart, DataTable, Part, Report, Strong, Text, plain, spans
 from kvbench.results import Record, Run, RunInfo, load_run
 from tests import synthetic
 
@@ -19,18 +19,16 @@ def made_report(folder: Path, records: Sequence[Record], info: RunInfo | None = 
 
 def said(text: Text) -> str:
     """Return the words of `text`, with ordinary spaces for those that do not break."""
-    words = "".join(span if isinstance(span, str) else span.text for span in spans(text))
-    return words.replace("\N{NO-BREAK SPACE}", " ")
+    return plain(text)
 
 
 def is_bold(text: Text) -> bool:
     return any(isinstance(span, Strong) for span in spans(text))
 
 
-def part_of(report: Report, section: str, run: str | None = None) -> Part:
-    """Return what a run, or the only one, adds to a section."""
-    (chapter,) = [chapter for chapter in report.chapters if chapter.section.name == section]
-    (part,) = [part for view, part in chapter.parts if run in (None, view.label)]
+def part_of(report: Report, section: str) -> Part:
+    """Return what stands in a section."""
+    (part,) = [chapter.part for chapter in report.chapters if chapter.section.name == section]
     return part
 
 
@@ -54,8 +52,14 @@ def chart_of(report: Report, stem: str) -> Chart:
     return found
 
 
-def summary_of(report: Report, section: str) -> list[str]:
-    return [said(sentence.text) for sentence in report.summary if sentence.section.name == section]
+def told_of(report: Report, section: str) -> list[str]:
+    """Return what a section tells for the first page."""
+    return [
+        said(finding.text)
+        for chapter in report.chapters
+        if chapter.section.name == section
+        for finding in chapter.part.told
+    ]
 
 
 def lines_of(items: Sequence[Text]) -> list[str]:

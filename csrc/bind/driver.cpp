@@ -39,6 +39,7 @@ void driver(nb::module_& m) {
       .def_ro("compute_major", &DeviceInfo::compute_major)
       .def_ro("compute_minor", &DeviceInfo::compute_minor)
       .def_ro("sm_count", &DeviceInfo::sm_count)
+      .def_ro("shared_bytes", &DeviceInfo::shared_bytes)
       .def_ro("numa_node", &DeviceInfo::numa_node);
 
   nb::class_<Driver>(m, "Driver", "A device that takes swaps.")

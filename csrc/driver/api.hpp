@@ -28,6 +28,7 @@ enum DeviceAttribute : int {
   kPciBusId = 33,
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
+  kMaxSharedMemoryPerBlockOptin = 97,
   kHostNumaId = 134,
 };
 
@@ -53,6 +54,7 @@ using BatchAsync130 = Result (*)(DevicePointer*, DevicePointer*, std::size_t*, s
 /// Every other entry point, resolved at run time.
 struct Api {
   Result (*init)(unsigned) = nullptr;
+  Result (*driver_get_version)(int*) = nullptr;
   Result (*get_error_name)(Result, const char**) = nullptr;
   Result (*device_get_count)(int*) = nullptr;
   Result (*device_get)(Device*, int) = nullptr;

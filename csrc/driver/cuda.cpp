@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <vector>
 
@@ -24,7 +23,7 @@ class CudaDriver final : public Driver {
     check(api_.device_get(&device_, ordinal), "cuDeviceGet");
     check(api_.primary_ctx_retain(&context_, device_), "cuDevicePrimaryCtxRetain");
     try {
-      bind_thread();
+      bind();
       describe();
     } catch (...) {
       api_.primary_ctx_release(device_);
@@ -33,6 +32,7 @@ class CudaDriver final : public Driver {
   }
 
   ~CudaDriver() override {
+    api_.ctx_set_current(context_);
     content_kernels_.reset();  // while there is a context to release its memory in
     for (const cuda::Module module : modules_) api_.module_unload(module);
     api_.primary_ctx_release(device_);
@@ -47,13 +47,15 @@ class CudaDriver final : public Driver {
 
   FreeMemory free_memory() const override {
     FreeMemory memory;
+    bind();
     check(api_.mem_get_info(&memory.free_bytes, &memory.total_bytes), "cuMemGetInfo");
     return memory;
   }
 
-  void bind_thread() override { check(api_.ctx_set_current(context_), "cuCtxSetCurrent"); }
+  void bind_thread() override { bind(); }
 
   Memory allocate(MemoryKind kind, std::size_t bytes) override {
+    bind();
     if (kind == MemoryKind::device) {
       cuda::DevicePointer pointer = 0;
       check(api_.mem_alloc(&pointer, bytes), "cuMemAlloc");
@@ -88,6 +90,7 @@ class CudaDriver final : public Driver {
   }
 
   Stream create_stream(Priority priority) override {
+    bind();
     int least = 0;  // a smaller number comes first; 0 is that of a stream made without one
     int greatest = 0;
     check(api_.ctx_get_stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
@@ -108,6 +111,7 @@ class CudaDriver final : public Driver {
   }
 
   Event create_event() override {
+    bind();
     cuda::EventHandle event = nullptr;
     check(api_.event_create(&event, cuda::kEventDefault), "cuEventCreate");
     return reinterpret_cast<Event>(event);
@@ -138,6 +142,11 @@ class CudaDriver final : public Driver {
     }
   }
 
+  void transfer(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) override {
+    bind();
+    copy(destination, source, bytes, direction, stream);
+  }
+
   void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
                   std::span<const std::size_t> bytes, BatchAttributes attributes, Direction, Stream stream) override {
     static_assert(sizeof(cuda::DevicePointer) == sizeof(Address));
@@ -154,27 +163,29 @@ class CudaDriver final : public Driver {
             "cuMemcpyBatchAsync");
       return;
     }
-    constexpr std::size_t kUnknown = std::numeric_limits<std::size_t>::max();
-    std::size_t failed = kUnknown;
+    std::size_t failed = bytes.size();
     const Result result =
         api_.batch_async_12_8(to, from, sizes, bytes.size(), &attribute, &first, 1, &failed, handle(stream));
     if (result != cuda::kSuccess) {
       const DriverError error("cuMemcpyBatchAsync", name(result));
-      throw failed == kUnknown ? error : error.at(failed);
+      throw failed < bytes.size() ? error.at(failed) : error;
     }
   }
 
   void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
+    bind();
     check(api_.memset_d8_async(device_memory, value, bytes, handle(stream)), "cuMemsetD8Async");
   }
 
   void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
     if (!content_kernels_) throw DriverError("write_content", "its kernel was not loaded");
+    bind();
     content_kernels_->write(stretches, content, stream);
   }
 
   AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
     if (!content_kernels_) throw DriverError("audit_content", "its kernel was not loaded");
+    bind();
     return content_kernels_->audit(stretches, content, stream);
   }
 
@@ -191,6 +202,7 @@ class CudaDriver final : public Driver {
   }
 
   Kernel load_kernel(std::span<const std::byte> cubin, const char* name, std::size_t shared_bytes) override {
+    bind();
     cuda::Module module = nullptr;
     check(api_.module_load_data(&module, cubin.data()), "cuModuleLoadData");
     modules_.push_back(module);
@@ -210,6 +222,9 @@ class CudaDriver final : public Driver {
   }
 
  private:
+  /// torch and others change the thread's context behind our back.
+  void bind() const { check(api_.ctx_set_current(context_), "cuCtxSetCurrent"); }
+
   static void* handle(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
 
   std::string name(Result result) const {
@@ -255,6 +270,7 @@ class CudaDriver final : public Driver {
     info_.compute_major = attribute(cuda::kComputeCapabilityMajor);
     info_.compute_minor = attribute(cuda::kComputeCapabilityMinor);
     info_.sm_count = attribute(cuda::kMultiprocessorCount);
+    info_.shared_bytes = attribute(cuda::kMaxSharedMemoryPerBlockOptin);
     int node = -1;
     // Drivers before 12.2 do not know this attribute.
     if (api_.device_get_attribute(&node, cuda::kHostNumaId, device_) == cuda::kSuccess) info_.numa_node = node;

@@ -43,7 +43,8 @@ struct DeviceInfo {
   int compute_major = 0;
   int compute_minor = 0;
   int sm_count = 0;
-  int numa_node = -1;  ///< host node nearest to the device, -1 where unknown
+  int shared_bytes = 0;  ///< most shared memory that a block of threads may have, static and dynamic
+  int numa_node = -1;    ///< host node nearest to the device, -1 where unknown
 };
 
 struct Memory {
@@ -75,7 +76,8 @@ class Driver {
   [[nodiscard]] virtual const DeviceInfo& info() const = 0;
   [[nodiscard]] virtual BatchEntry batch_entry() const = 0;
   [[nodiscard]] virtual FreeMemory free_memory() const = 0;
-  /// Makes the device current for the calling thread.
+  /// Makes the device current for the calling thread. Calls that make or fill something do it themselves; whoever
+  /// submits (copy, copy_batch, launch, record) does it before, outside of what is timed.
   virtual void bind_thread() = 0;
 
   virtual Memory allocate(MemoryKind kind, std::size_t bytes) = 0;

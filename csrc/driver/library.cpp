@@ -54,6 +54,7 @@ Api load_api(const std::string& path) {
   const Library library(path);
   Api api;
   library.require("cuInit", api.init);
+  library.require("cuDriverGetVersion", api.driver_get_version);
   library.require("cuGetErrorName", api.get_error_name);
   library.require("cuDeviceGetCount", api.device_get_count);
   library.require("cuDeviceGet", api.device_get);
@@ -89,8 +90,13 @@ Api load_api(const std::string& path) {
   library.require("cuModuleGetFunction", api.module_get_function);
   library.require("cuFuncSetAttribute", api.func_set_attribute);
   library.require("cuLaunchKernel", api.launch_kernel);
-  // The 13.0 headers renamed the symbol to a signature without failIdx: each version is asked for by its own number.
-  if (!library.find("cuMemcpyBatchAsync", 13000, api.batch_async_13_0)) {
+  // The 13.0 headers renamed the symbol to a signature without failIdx. A driver that is asked for a version newer than
+  // itself may answer with what it has: each signature is asked for where the driver knows it.
+  int version = 0;
+  api.driver_get_version(&version);
+  if (version >= 13000) {
+    library.find("cuMemcpyBatchAsync", 13000, api.batch_async_13_0);
+  } else if (version >= 12080) {
     library.find("cuMemcpyBatchAsync", 12080, api.batch_async_12_8);
   }
   return api;

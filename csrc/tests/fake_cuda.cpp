@@ -1,6 +1,7 @@
-// A libcuda over plain memory, for testing how cuda_driver finds its entry points and calls the batched copy. Streams
-// are synchronous. The 12.8 signature reports the index of the first descriptor of 13 bytes as failed; the 13.0 one
-// has no index to report.
+// A libcuda over plain memory with two devices, for testing how cuda_driver finds its entry points, calls the batched
+// copy and keeps to its context. Streams are synchronous. The 12.8 signature reports the index of the first descriptor
+// of 13 bytes as failed, for one of 17 bytes an index past the end; the 13.0 one has no index to report. Asked for a
+// version newer than itself, the driver answers with the newest that it has.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -11,29 +12,40 @@ namespace {
 using Result = int;
 constexpr Result kSuccess = 0;
 constexpr Result kInvalidValue = 1;
+constexpr Result kInvalidContext = 201;
 constexpr Result kNotFound = 500;
+
+int contexts[2];
+thread_local void* current = nullptr;
+
+struct Handle {
+  void* context;
+};
+
+Result on(void* stream) { return static_cast<Handle*>(stream)->context == current ? kSuccess : kInvalidContext; }
 
 Result init(unsigned) { return kSuccess; }
 Result error_name(Result result, const char** name) {
   *name = result == kInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_UNKNOWN";
   return kSuccess;
 }
-Result device_count(int* count) { return *count = 1, kSuccess; }
+Result driver_version(int* version) { return *version = FAKE_CUDA_VERSION, kSuccess; }
+Result device_count(int* count) { return *count = 2, kSuccess; }
 Result device_get(int* device, int ordinal) {
   *device = ordinal;
-  return ordinal == 0 ? kSuccess : kInvalidValue;
+  return ordinal == 0 || ordinal == 1 ? kSuccess : kInvalidValue;
 }
 Result device_text(char* text, int length, int) {
   return std::strncpy(text, "Fake GPU", static_cast<std::size_t>(length)), kSuccess;
 }
 Result attribute(int* value, int, int) { return *value = 9, kSuccess; }
-Result retain(void** context, int) {
-  static int the_context;
-  return *context = &the_context, kSuccess;
-}
+Result retain(void** context, int device) { return *context = contexts + device, kSuccess; }
 Result release(int) { return kSuccess; }
-Result set_current(void*) { return kSuccess; }
-Result mem_info(std::size_t* free_bytes, std::size_t* total) { return *free_bytes = 1, *total = 2, kSuccess; }
+Result set_current(void* context) { return current = context, kSuccess; }
+/// Device 0 has one byte free, device 1 two.
+Result mem_info(std::size_t* free_bytes, std::size_t* total) {
+  return *free_bytes = current == contexts ? 1 : 2, *total = 2, kSuccess;
+}
 Result mem_alloc(std::uint64_t* pointer, std::size_t bytes) {
   return *pointer = reinterpret_cast<std::uint64_t>(std::malloc(bytes)), kSuccess;
 }
@@ -45,23 +57,26 @@ Result host_unregister(void*) { return kSuccess; }
 Result device_pointer(std::uint64_t* out, void* pointer, unsigned) {
   return *out = reinterpret_cast<std::uint64_t>(pointer), kSuccess;
 }
-Result create(void** out, unsigned) { return *out = std::malloc(1), kSuccess; }
+Result create(void** out, unsigned) { return *out = new Handle{current}, kSuccess; }
 Result priorities(int* least, int* greatest) { return *least = 0, *greatest = -5, kSuccess; }
 Result create_stream(void** out, unsigned flags, int priority) {
   return priority == 0 || priority == -5 ? create(out, flags) : kInvalidValue;
 }
-Result destroy(void* handle) { return std::free(handle), kSuccess; }
+Result destroy(void* handle) { return delete static_cast<Handle*>(handle), kSuccess; }
 Result synchronize(void*) { return kSuccess; }
 Result record(void*, void*) { return kSuccess; }
 Result query(void*) { return kSuccess; }
 Result elapsed(float* ms, void*, void*) { return *ms = 0.5F, kSuccess; }
-Result htod(std::uint64_t to, const void* from, std::size_t bytes, void*) {
+Result htod(std::uint64_t to, const void* from, std::size_t bytes, void* stream) {
+  if (const Result result = on(stream)) return result;
   return std::memcpy(reinterpret_cast<void*>(to), from, bytes), kSuccess;
 }
-Result dtoh(void* to, std::uint64_t from, std::size_t bytes, void*) {
+Result dtoh(void* to, std::uint64_t from, std::size_t bytes, void* stream) {
+  if (const Result result = on(stream)) return result;
   return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), kSuccess;
 }
-Result memset8(std::uint64_t to, unsigned char value, std::size_t bytes, void*) {
+Result memset8(std::uint64_t to, unsigned char value, std::size_t bytes, void* stream) {
+  if (const Result result = on(stream)) return result;
   return std::memset(reinterpret_cast<void*>(to), value, bytes), kSuccess;
 }
 Result unused() { return kInvalidValue; }
@@ -77,6 +92,7 @@ Result copy_all(std::uint64_t* to, std::uint64_t* from, std::size_t* sizes, std:
   if (attribute_count != 1 || indices[0] != 0 || attributes->order < 1 || attributes->order > 3) return kInvalidValue;
   for (std::size_t i = 0; i < count; ++i) {
     if (sizes[i] == 13) return *failed = i, kInvalidValue;
+    if (sizes[i] == 17) return *failed = count + 5, kInvalidValue;
     std::memcpy(reinterpret_cast<void*>(to[i]), reinterpret_cast<const void*>(from[i]), sizes[i]);
   }
   return kSuccess;
@@ -84,12 +100,15 @@ Result copy_all(std::uint64_t* to, std::uint64_t* from, std::size_t* sizes, std:
 
 [[maybe_unused]] Result batch_12_8(std::uint64_t* to, std::uint64_t* from, std::size_t* sizes, std::size_t count,
                                    Attributes* attributes, std::size_t* indices, std::size_t attribute_count,
-                                   std::size_t* failed, void*) {
+                                   std::size_t* failed, void* stream) {
+  if (const Result result = on(stream)) return result;
   return copy_all(to, from, sizes, count, attributes, indices, attribute_count, failed);
 }
 
 [[maybe_unused]] Result batch_13_0(std::uint64_t* to, std::uint64_t* from, std::size_t* sizes, std::size_t count,
-                                   Attributes* attributes, std::size_t* indices, std::size_t attribute_count, void*) {
+                                   Attributes* attributes, std::size_t* indices, std::size_t attribute_count,
+                                   void* stream) {
+  if (const Result result = on(stream)) return result;
   std::size_t nobody = 0;
   return copy_all(to, from, sizes, count, attributes, indices, attribute_count, &nobody);
 }
@@ -102,10 +121,11 @@ void* as_pointer(Function function) {
 void* find(const std::string& name, int version) {
   if (name == "cuMemcpyBatchAsync") {
     if (version >= 13000 && FAKE_CUDA_VERSION >= 13000) return as_pointer(batch_13_0);
-    if (version >= 12080 && version < 13000 && FAKE_CUDA_VERSION >= 12080) return as_pointer(batch_12_8);
+    if (version >= 12080 && FAKE_CUDA_VERSION >= 12080) return as_pointer(batch_12_8);
     return nullptr;
   }
   if (name == "cuInit") return as_pointer(init);
+  if (name == "cuDriverGetVersion") return as_pointer(driver_version);
   if (name == "cuGetErrorName") return as_pointer(error_name);
   if (name == "cuDeviceGetCount") return as_pointer(device_count);
   if (name == "cuDeviceGet") return as_pointer(device_get);

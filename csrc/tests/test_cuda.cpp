@@ -71,6 +71,9 @@ void the_failing_index_is_told_where_the_driver_tells_it() {
   const auto with_index =
       check::thrown<DriverError>([&] { Three(old_driver, {1, 13, 1}).swap()->submit(old_stream.handle()); });
   check::equal(std::string(with_index.what()), "cuMemcpyBatchAsync: CUDA_ERROR_INVALID_VALUE (descriptor 1)", "12.8");
+  const auto past_the_end =
+      check::thrown<DriverError>([&] { Three(old_driver, {1, 17, 1}).swap()->submit(old_stream.handle()); });
+  check::equal(std::string(past_the_end.what()), "cuMemcpyBatchAsync: CUDA_ERROR_INVALID_VALUE", "past the end");
   const auto new_driver = open_cuda(0, library(13000));
   const OwnedStream new_stream(new_driver);
   const auto without =
@@ -83,7 +86,7 @@ void what_is_missing_is_named() {
   check::equal(no_library.call(), "dlopen(libno_such_cuda.so)", "call");
   const auto no_device = check::thrown<DriverError>([] { open_cuda(3, library(13000)); });
   check::equal(std::string(no_device.what()), "cuDeviceGet: CUDA_ERROR_INVALID_VALUE", "no such device");
-  check::equal(count_cuda_devices(library(13000)), 1, "devices");
+  check::equal(count_cuda_devices(library(13000)), 2, "devices");
 }
 
 void a_delay_needs_its_kernel() {
@@ -120,6 +123,25 @@ void a_sample_is_taken_through_the_driver_s_events() {
   check::equal(error.call(), "delay", "call");
 }
 
+void each_device_keeps_to_its_context() {
+  const auto first = open_cuda(0, library(12080));
+  const auto second = open_cuda(1, library(12080));  // which makes its own context current
+  check::equal(first->free_memory().free_bytes, std::size_t{1}, "free memory of the first");
+  check::equal(second->free_memory().free_bytes, std::size_t{2}, "free memory of the second");
+  const OwnedStream stream(second);
+  const Three three(second, {1, 20, 64});
+  TimedRegion region(second, stream.handle(), 1000);
+  first->bind_thread();  // as torch does when it looks at its own device
+  const auto swap = three.swap();
+  region.measure(*swap, StreamState::idle);
+  check::equal(three.sum(), 7 * 85, "bytes moved");
+  first->bind_thread();
+  second->transfer(three.device.address(), three.host.address(), 192, Direction::h2d, stream.handle());
+  first->bind_thread();
+  const auto away = [&] { first->bind_thread(); };
+  region.measure(away, [&](Stream on) { swap->submit(on); }, StreamState::idle);
+}
+
 }  // namespace
 
 int main() {
@@ -130,6 +152,7 @@ int main() {
       {"what is missing is named", what_is_missing_is_named},
       {"a delay needs its kernel", a_delay_needs_its_kernel},
       {"content needs its kernels", content_needs_its_kernels},
+      {"each device keeps to its context", each_device_keeps_to_its_context},
       {"a sample is taken through the driver's events", a_sample_is_taken_through_the_driver_s_events},
   });
 }

@@ -71,6 +71,7 @@ Sample TimedRegion::timed(const std::function<void()>& prepare, const Submit& su
   const std::int64_t prepare_start_ns = wall_ns();
   prepare();
   const std::int64_t prepared_ns = wall_ns();
+  driver_->bind_thread();  // what prepares may have made another device current
   driver_->synchronize(lanes.front());
   Sample sample;
   if (state == StreamState::busy) {
@@ -137,6 +138,7 @@ Sample TimedRegion::measure(Swap& swap, StreamState state, const Queue& queue) {
 
 double TimedRegion::measure_delay_us(std::uint64_t delay_ns) {
   const Stream stream = lanes_.front();
+  driver_->bind_thread();
   driver_->synchronize(stream);
   // Behind another delay, so that the time of submitting this one does not count.
   driver_->delay(busy_delay_ns_, stream);
@@ -152,6 +154,7 @@ Sample TimedRegion::chain(std::span<const Submission> swaps, Stream stream) {
   const std::int64_t prepare_start_ns = wall_ns();
   for (const Submission& swap : swaps) swap.prepare();
   const std::int64_t prepared_ns = wall_ns();
+  driver_->bind_thread();
   open_idle(stream);
   const std::int64_t cpu_start_ns = thread_cpu_ns();
   const std::int64_t start_ns = wall_ns();

@@ -33,11 +33,16 @@ class Cliff:
     def height(self) -> float:
         return max(self.above_gbps / self.below_gbps, self.below_gbps / self.above_gbps)
 
+    @property
+    def excess(self) -> float:
+        """The height beyond what the sizes alone bring: GB/s double with them where every descriptor costs the same."""
+        return self.height * self.below_bytes / self.above_bytes if self.rises else self.height
+
 
 def find_cliff(
     sizes: Sequence[int], gbps: Sequence[float], low: Sequence[float], high: Sequence[float]
 ) -> Cliff | None:
-    """Return the largest jump between neighbours of a curve, or None.
+    """Return the jump between neighbours of a curve that is largest beyond the ratio of their sizes, or None.
 
     `sizes` are block sizes in bytes, in any order and unique, for one number of blocks; `gbps` with its interval
     [`low`, `high`] belongs to them. A jump counts when it is at least `MIN_HEIGHT` and the intervals clear it. On a
@@ -54,7 +59,7 @@ def find_cliff(
         cliff = Cliff(size, next_size, rate, next_rate)
         if (rise or fall) and cliff.height >= MIN_HEIGHT:
             found.append(cliff)
-    return max(found, key=lambda cliff: cliff.height, default=None)
+    return max(found, key=lambda cliff: cliff.excess, default=None)
 
 
 def knee(sm_counts: Sequence[int], gbps: Sequence[float], low: Sequence[float]) -> int | None:

@@ -19,6 +19,7 @@ BETWEEN_RUNS: Final = Margin(
 GATE: Final = Margin(0.03, "it is the smallest change that a gate is asked to find; cells with a floor have their own")
 CONTROL: Final = Margin(0.02, "large plain copies on a quiet link repeat more closely than that")
 TIED: Final = Margin(0.03, "a swap that gains no more is no reason to take SMs from a model")
+CLIFF: Final = Margin(0.25, "what every descriptor costs makes GB/s grow with the size, up to as fast as the size does")
 KNEE: Final = Margin(0.05, "what more SMs gain beyond it costs the neighbour more than it brings")
 QUEUE_KNEE: Final = Margin(1.0, "a submission behind a few swaps takes up to twice as long on some drivers")
 STEADY_CEILING: Final = Margin(0.02, "large copies on a quiet machine repeat more closely than that")

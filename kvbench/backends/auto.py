@@ -1,13 +1,11 @@
 """The backend that picks another one for every swap, by a policy measured on this device."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Final
 
-from kvbench.backends.base import Backend, PreparedSwap, SwapRequest, facts_of, load_backends
+from kvbench.backends.base import PreparedSwap, SwapRequest, backend_named, facts_of
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.facts import BackendFacts, DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.tune.table import AUTO, Choice, Chooser, Policy, Table
 from kvbench.units import KIB
 
@@ -54,26 +52,22 @@ class Auto:
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         here = request.device.facts()
-        known = {name: facts_of(other, here) for name, other in self._others.items()}
-        choice, warnings = _choose(request, known)
-        cell, facts = choice.apply(request.cell), known[choice.backend]
+        choice, warnings = _choose(request, here)
+        cell, facts = choice.apply(request.cell), facts_of(choice.backend, here)
         if cell.sms is None and "sms" in facts.axes:
             mean_bytes = float(request.memory.sizes.mean())
             cell = replace(cell, sms=facts.sms_for(cell.direction, cell.spread_bytes, mean_bytes))
-        prepared = self._others[choice.backend].create(replace(request, cell=cell))
+        chosen = backend_named(choice.backend)
+        assert chosen is not None  # else it was not chosen
+        prepared = chosen.create(replace(request, cell=cell))
         return replace(prepared, chosen=str(choice), warnings=(*prepared.warnings, *warnings))
 
-    @cached_property
-    def _others(self) -> Mapping[str, Backend]:
-        # Not in __init__: loading the backends makes one of this class, too.
-        return {name: backend for name, backend in load_backends().items() if name != AUTO}
 
-
-def _choose(request: SwapRequest, known: Mapping[str, BackendFacts]) -> tuple[Choice, tuple[str, ...]]:
+def _choose(request: SwapRequest, here: DeviceFacts) -> tuple[Choice, tuple[str, ...]]:
     """Return the choice for `request`, and what has to be said about how it came about."""
     choice = _look_up(request.policy, request) if request.policy else None
     if choice is not None:
-        reason = _why_not(choice, known)
+        reason = _why_not(choice, here)
         if reason is None:
             return choice, ()
         told = f"auto could not take {choice.backend}, which the policy chooses ({reason}); it chose by defaults"
@@ -83,12 +77,13 @@ def _choose(request: SwapRequest, known: Mapping[str, BackendFacts]) -> tuple[Ch
         told = NO_POLICY
     usual = _look_up(DEFAULTS, request)
     assert usual is not None  # the defaults have every table
-    return (usual if _why_not(usual, known) is None else LAST_RESORT), (told,)
+    return (usual if _why_not(usual, here) is None else LAST_RESORT), (told,)
 
 
-def _why_not(choice: Choice, known: Mapping[str, BackendFacts]) -> str | None:
-    facts = known.get(choice.backend)
-    return "no such backend is installed" if facts is None else facts.unavailable
+def _why_not(choice: Choice, here: DeviceFacts) -> str | None:
+    if backend_named(choice.backend) is None:
+        return "no such backend is installed"
+    return facts_of(choice.backend, here).unavailable
 
 
 def _look_up(policy: Policy, request: SwapRequest) -> Choice | None:

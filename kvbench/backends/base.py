@@ -7,17 +7,20 @@ Another project's kernel is measured by installing a package that names a class 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import EntryPoint, entry_points
-from typing import Final, Protocol, runtime_checkable
+from functools import cache
+from typing import Protocol, runtime_checkable
 
+import msgspec
+
+from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DEFAULT_SMS, BackendFacts, DeviceFacts, SmsRow
 from kvbench.engine.device import Device, Swap
 from kvbench.engine.memory import SwapMemory
 from kvbench.errors import UsageError
+from kvbench.sweep.installed import Installed, installed
+from kvbench.text import printable, short
 from kvbench.tune.table import Policy
-
-GROUP: Final = "kvbench.backends"
 
 
 class Mechanism(StrEnum):
@@ -126,40 +129,54 @@ class BrokenBackend:
         raise UsageError(f"backend {request.cell.backend}: {self.reason}")
 
 
+@cache
+def backend_named(name: str) -> Backend | None:
+    """Return an installed backend, loaded once; one that fails to load with its reason, None for no backend's name."""
+    known, _ = installed()
+    return _load(known[name]) if name in known else None
+
+
 def load_backends() -> Mapping[str, Backend]:
     """Return every installed backend by its name; one that fails to load is there with its reason."""
-    found: dict[str, Backend] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        found.setdefault(entry.name, _load(entry))
-    return found
+    return {name: _load(backend) for name, backend in installed()[0].items()}
 
 
-def _load(entry: EntryPoint) -> Backend:
+def _load(found: Installed) -> Backend:
+    if found.entry is None:
+        return BrokenBackend(found.name, f"packages {found.package} both bring it: uninstall one")
+    told = f"{found.entry.value} of {found.package}"
     try:
-        backend: Backend = entry.load()()
+        backend: Backend = found.entry.load()()
         name = backend.name
     except Exception as error:  # another package's import can fail in any way
-        return BrokenBackend(entry.name, f"{entry.value} does not load: {_line(error)}")
-    if name != entry.name:
-        return BrokenBackend(entry.name, f"{entry.value} calls itself {name!r}")
-    return backend
+        return BrokenBackend(found.name, f"{told} does not load: {_line(error)}")
+    return backend if name == found.name else BrokenBackend(found.name, f"{told} calls itself {name!r}")
 
 
-def facts_of(backend: Backend, device: DeviceFacts) -> BackendFacts:
-    """Return what the plan has to know of `backend` on `device`; one that cannot tell is unavailable."""
+def facts_of(name: str, device: DeviceFacts) -> BackendFacts:
+    """Return what the plan has to know of an installed backend on `device`; one that cannot tell is unavailable."""
+    found, backend = installed()[0][name], backend_named(name)
+    assert backend is not None
     try:
         usual = getattr(backend, "default_sms", DEFAULT_SMS)
-        return BackendFacts(
-            backend.name,
-            backend.summary,
-            backend.axes(device),
-            backend.unavailable(device),
-            (SmsRow(usual),) if isinstance(usual, int) else usual,
-            getattr(backend, "kernels", ()),
-        )
+        told = {
+            "name": name,
+            "summary": backend.summary,
+            "axes": backend.axes(device),
+            "unavailable": backend.unavailable(device),
+            "default_sms": (SmsRow(usual),) if isinstance(usual, int) else usual,
+            "kernels": getattr(backend, "kernels", ()),
+            "package": found.package,
+        }
+        # Another package may answer anything.
+        facts: BackendFacts = msgspec.convert(msgspec.to_builtins(told), BackendFacts)
+        if not facts.default_sms or not facts.default_sms[-1].fits(Direction.H2D, 0, 1 << 34):
+            raise ValueError("the last row of default_sms does not fit every swap")
+        return facts
     except Exception as error:  # as in _load
-        return BackendFacts(backend.name, "does not describe itself", frozenset(), _line(error))
+        reason = f"{found.package} does not describe it: {_line(error)}"
+        return BackendFacts(name, "does not describe itself", frozenset(), reason, package=found.package)
 
 
 def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return short(printable(" ".join(f"{type(error).__name__}: {error}".split())))

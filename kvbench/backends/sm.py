@@ -10,7 +10,7 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts, SmsRow, SmsRule
-from kvbench.cells.kernel_shape import RULE, KernelShape
+from kvbench.cells.kernel_shape import MAX_SHARED_BYTES, RULE, KernelShape
 from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, sm_copy, sm_copy_tensors
 from kvbench.engine.nvrtc import cached_cubin
 from kvbench.errors import UsageError
@@ -53,11 +53,14 @@ _RULE: Final = (
 DEFAULT_SMS: Final[SmsRule] = tuple(choice.swaps for choice in _RULE)
 
 
-def shape_for(cell: Cell, largest_bytes: int, address_bits: int, compute: int) -> KernelShape:
-    """Return the kernel for a swap: the one that the cell names, or by the rule.
+def shape_for(
+    cell: Cell, largest_bytes: int, address_bits: int, compute: int, shared_bytes: int = MAX_SHARED_BYTES
+) -> KernelShape:
+    """Return the kernel for a swap: the one that the cell names, or by the rule, with as many warps as fit.
 
     `largest_bytes` is the largest block, `address_bits` the bitwise or of all addresses and sizes, `compute` the
-    compute capability times ten. Raises UsageError for a bulk kernel that cannot do it.
+    compute capability times ten, `shared_bytes` what a block of threads may have. Raises UsageError for a bulk kernel
+    that cannot do it.
     """
     takes_bulk = compute >= _BULK_FROM_COMPUTE and address_bits % _BULK_ALIGNMENT == 0
     if cell.kernel != RULE:
@@ -72,7 +75,8 @@ def shape_for(cell: Cell, largest_bytes: int, address_bits: int, compute: int) -
     )
     if chosen is not None or not takes_bulk:
         return chosen or _LANES
-    return next(shape for most_bytes, shape in _BULK if largest_bytes <= most_bytes)
+    bulk = next(shape for most_bytes, shape in _BULK if largest_bytes <= most_bytes)
+    return bulk.fitted(shared_bytes) or _LANES
 
 
 class Sm:
@@ -97,7 +101,7 @@ class Sm:
         memory, info = request.memory, request.device.driver.info
         bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | _bits(memory.sizes)
         compute = 10 * info.compute_major + info.compute_minor
-        shape = shape_for(request.cell, int(memory.sizes.max()), bits, compute)
+        shape = shape_for(request.cell, int(memory.sizes.max()), bits, compute, info.shared_bytes)
         return _prepared(request, self._kernel(request.device, shape))
 
     def _kernel(self, device: Device, shape: KernelShape) -> SmKernel:

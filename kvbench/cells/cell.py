@@ -32,6 +32,7 @@ from kvbench.cells.axis import (
 from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.pattern import SHUFFLED, Pattern
 from kvbench.errors import UsageError, brief
+from kvbench.text import hint
 from kvbench.units import KIB
 
 AxisTexts = dict[str, str | None]
@@ -197,8 +198,8 @@ class Cell:
 def _entries(kind: type) -> dict[str, Axis]:
     """Return name -> axis of the fields of `kind`, in their order."""
     found = {}
-    for field, hint in typing.get_type_hints(kind, include_extras=True).items():
-        (entry,) = (extra for extra in typing.get_args(hint)[1:] if isinstance(extra, Axis))
+    for field, annotation in typing.get_type_hints(kind, include_extras=True).items():
+        (entry,) = (extra for extra in typing.get_args(annotation)[1:] if isinstance(extra, Axis))
         axis = replace(entry, name=entry.name or field, field=field)
         found[axis.name] = axis
     return found
@@ -210,7 +211,7 @@ AXES: Final = _entries(Cell)
 def axis_named(name: str) -> Axis:
     """Return the axis `name`; raises UsageError that lists the axes there are."""
     if name not in AXES:
-        raise UsageError(f"unknown axis {brief(name)!r}; the axes are {', '.join(AXES)}")
+        raise UsageError(f"unknown axis {brief(name)!r}; {hint(name, AXES, 'the axes are ' + ', '.join(AXES))}")
     return AXES[name]
 
 

@@ -47,7 +47,7 @@ class BackendFacts:
     `axes` are the optional axes that it supports on this device (of memory, order, sms, descriptors_per_call, coalesce,
     overlap, queued, streams, kernel); `unavailable` is the reason why it cannot run there, None where it can;
     `default_sms` is the rule for its SM count when none is asked for. `kernels` are the first words of the kernels that
-    it can be asked for.
+    it can be asked for, `package` is what brings it ("name==version").
     """
 
     name: str
@@ -56,6 +56,7 @@ class BackendFacts:
     unavailable: str | None = None
     default_sms: SmsRule = DEFAULT_SMS
     kernels: tuple[str, ...] = ()
+    package: str = ""
 
     def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: float) -> int:
         """Return the SMs that a swap takes when none are named; `pool_bytes` is what its blocks are spread over."""
@@ -64,7 +65,10 @@ class BackendFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """A device as the plan sees it: `name` is "cpu" or "cuda:N", `kind` "cpu" or "cuda"."""
+    """A device as the plan sees it: `name` is "cpu" or "cuda:N", `kind` "cpu" or "cuda".
+
+    `shared_bytes` is the shared memory that a block of threads may have, None on the cpu device.
+    """
 
     name: str
     kind: str
@@ -73,6 +77,7 @@ class DeviceFacts:
     device_free_bytes: int
     host_free_bytes: int
     batch_entry: str | None
+    shared_bytes: int | None = None
     has_torch: bool = True
 
 

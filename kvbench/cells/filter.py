@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvbench.cells.axis import Axis, AxisValue, size
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
-from kvbench.text import located
+from kvbench.text import hint, located
 from kvbench.units import parse_size
 
 SWAP_BYTES: Final = Axis(
@@ -68,7 +68,8 @@ class Filter:
             name, sign, alternatives = match.groups()
             axis = _FILTERED.get(name)
             if axis is None:
-                raise UsageError(f"unknown axis {brief(name)!r}; there are {', '.join(_FILTERED)}")
+                otherwise = f"there are {', '.join(_FILTERED)}"
+                raise UsageError(f"unknown axis {brief(name)!r}; {hint(name, _FILTERED, otherwise)}")
             if sign in _COMPARISONS and not axis.ranged:
                 raise UsageError(f"axis {name} has no order; compare it with = or !=")
             if sign in _COMPARISONS and "|" in alternatives:

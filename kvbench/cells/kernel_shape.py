@@ -1,7 +1,7 @@
 """The shape of the copy kernel: how it works and with how many warps, stages or loads, and bytes a piece."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvbench.units import format_size, parse_size
@@ -11,8 +11,9 @@ RULE: Final = "rule"
 VLLM: Final = "vllm"
 _MAX_DEPTH: Final = 32
 _LINE_BYTES: Final = 128
-# What a block of threads may use on sm_90 less what the kernel keeps beside its stages.
-_MAX_SHARED_BYTES: Final = 227 * 1024 - 32 * 32 * 8
+_BARRIER_BYTES: Final = 8
+# What a block of threads may use on sm_90, the most there is.
+MAX_SHARED_BYTES: Final = 227 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,22 @@ class KernelShape:
             raise ValueError(f"a depth of {self.depth} is not {least} to {_MAX_DEPTH}")
         if not 128 <= self.piece_bytes <= 65_536 or self.piece_bytes % 16:
             raise ValueError(f"a piece of {self.piece_bytes} bytes is no multiple of 16 from 128B to 64KiB")
-        shared_bytes = self.warps * self.depth * (self.piece_bytes + _LINE_BYTES)
-        if self.method == "bulk" and shared_bytes > _MAX_SHARED_BYTES:
-            raise ValueError(f"its stages take {shared_bytes} bytes of shared memory, more than {_MAX_SHARED_BYTES}")
+        if self.shared_bytes > MAX_SHARED_BYTES:
+            raise ValueError(
+                f"its stages take {self.shared_bytes} bytes of shared memory, more than {MAX_SHARED_BYTES}"
+            )
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that a block of its threads takes."""
+        stages = self.warps * self.depth if self.method == "bulk" else 0
+        # A stage is a piece and a line beside it; before them lie the barriers, filled up to a whole line.
+        return stages * (self.piece_bytes + _LINE_BYTES) + -(-stages * _BARRIER_BYTES // _LINE_BYTES) * _LINE_BYTES
+
+    def fitted(self, shared_bytes: int) -> "KernelShape | None":
+        """Return the shape with as many of its warps as fit into `shared_bytes`, None where not even one does."""
+        fewer = (replace(self, warps=warps) for warps in range(self.warps, 0, -1))
+        return next((shape for shape in fewer if shape.shared_bytes <= shared_bytes), None)
 
     def __str__(self) -> str:
         return f"{self.method}-{self.warps}x{self.depth}x{format_size(self.piece_bytes)}"

@@ -10,12 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
+from kvbench.cli.completion import complete_device
 from kvbench.errors import ExitCode
 from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose, resolve_device
 
 
 def doctor(
-    device: Annotated[str, typer.Option(help="auto (the first GPU, else the host), cpu or cuda:N.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto (the first GPU, else the host), cpu or cuda:N.", autocompletion=complete_device)
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
 ) -> None:
     """Say what stands in the way of good measurements on this machine, and the remedy."""

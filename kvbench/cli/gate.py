@@ -1,34 +1,37 @@
 """`kvbench gate`: rules about one run, two builds compared, and how far a build differs from itself."""
 
 import json
+import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 import typer.core
 
-from kvbench.cli.sweep import Axis, Filters, default_folder
+from kvbench.cli.options import FromStruct, with_struct_options
+from kvbench.cli.sweep import NO_OPTIONS, Axis, Filters, default_folder
 from kvbench.errors import ExitCode, KvbenchError, UsageError, brief
-from kvbench.text import printable
+from kvbench.gate.judgement import Margins
+from kvbench.text import convert, printable
 
 if TYPE_CHECKING:
-    from kvbench.gate.rounds import Rounds, Say
+    from kvbench.gate.side_by_side import SideBySide
     from kvbench.gate.sides import Side
-    from kvbench.gate.turns import Suite
     from kvbench.results import Run
+    from kvbench.sweep.spec import SweepSpec
 
 DEFAULT_SUITE: Final = "gate-suite"
-DEFAULT_ROUNDS: Final = 8
-DEFAULT_CONTROLS: Final = 6
+DEFAULT_CONTROLS: Final = 2
+DEFAULT_MINUTES: Final = 1.8
 _AFTER_DASHES: Final = "kvbench.gate.after_dashes"
-# They say how to measure, and mean nothing for runs made before.
-_MEASURING: Final = ("suite", "axis", "filters", "device", "rounds", "seed", "base_fault", "cand_fault")
 
 gate = typer.Typer(
     name="gate",
@@ -38,7 +41,7 @@ gate = typer.Typer(
 
 
 class OnInconclusive(StrEnum):
-    """What INCONCLUSIVE and CONTAMINATED are for the exit code."""
+    """What UNDECIDED and CONTAMINATED are for the exit code."""
 
     PASS = "pass"  # noqa: S105  # no password
     FAIL = "fail"
@@ -52,22 +55,32 @@ class _TwoLists(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
 
-_Suite = Annotated[str, typer.Option(help="What is measured: a config's name or a TOML file.")]
-_Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.  [default: the suite's]")]
-_RoundCount = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Rounds, each a process a side.")]
-_Seed = Annotated[int | None, typer.Option(help="Decides bytes, places and order.  [default: the suite's]")]
-_Fault = Annotated[str | None, typer.Option(help="Inject a fault into this side (cpu device only; see CONTRIBUTING).")]
-_Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="DIR", help="The folder for gate.json, .xml, .md, and all runs.")
-]
+class Measuring(msgspec.Struct, frozen=True, kw_only=True):
+    """How two sides are measured. A field is an option of the commands that measure."""
+
+    suite: Annotated[str, msgspec.Meta(description=f"a config's name or a TOML file (default: {DEFAULT_SUITE})")] = (
+        DEFAULT_SUITE
+    )
+    device: Annotated[
+        str | None, msgspec.Meta(description="device: auto, cpu, cuda or cuda:N (default: the suite's)")
+    ] = None
+    minutes: Annotated[
+        float,
+        msgspec.Meta(ge=0.01, le=1440, description=f"time that all of it may take (default: {DEFAULT_MINUTES})"),
+    ] = DEFAULT_MINUTES
+    seed: Annotated[int | None, msgspec.Meta(description="seed of bytes, places and order (default: the suite's)")] = (
+        None
+    )
+    base_fault: Annotated[
+        str | None, msgspec.Meta(description="fault to inject into the base (cpu device only; see CONTRIBUTING)")
+    ] = None
+    cand_fault: Annotated[
+        str | None, msgspec.Meta(description="fault to inject into the candidate (cpu device only)")
+    ] = None
+
+
 _Side = Annotated[str | None, typer.Option(metavar="SIDE", help="A side to measure: env:PATH, backend:NAME, or here.")]
-_ControlMargin = Annotated[
-    float, typer.Option(min=0.0, max=10.0, help="Where plain large copies move more, nothing is judged.")
-]
-_Inconclusive = Annotated[OnInconclusive, typer.Option(help="Whether INCONCLUSIVE and CONTAMINATED pass.")]
-_Floor = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A/A floors of the cells, from kvbench gate calibrate.")
-]
+_Measuring = Annotated[Mapping[str, Any], FromStruct(Measuring)]
 _GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary and annotations for GitHub Actions.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")]
 _Runs = Annotated[
@@ -102,29 +115,30 @@ def rules(
     wanted = load_rules(rules_file or shipped_rules())
     report = check_rules(load_run(run), wanted)
     to.deliver(sheet_of_rules(report), rules_data(report))
-    raise typer.Exit(report.exit_code)
+    raise typer.Exit(report.verdict.exit_code)
 
 
 @gate.command(cls=_TwoLists)
+@with_struct_options
 def compare(
     ctx: typer.Context,
     runs: _Runs = None,
     base: _Side = None,
     cand: _Side = None,
-    suite: _Suite = DEFAULT_SUITE,
     axis: Axis = None,
     filters: Filters = None,
-    device: _Device = None,
-    rounds: _RoundCount = DEFAULT_ROUNDS,
-    seed: _Seed = None,
-    base_fault: _Fault = None,
-    cand_fault: _Fault = None,
-    floor: _Floor = None,
-    margin: Annotated[float, typer.Option(min=0.0, max=10.0, help="A smaller change is none (a fraction).")] = 0.03,
-    absolute_us: Annotated[float, typer.Option(min=0.0, help="A change of fewer microseconds is none.")] = 2.0,
-    control_margin: _ControlMargin = 0.02,
-    inconclusive: _Inconclusive = OnInconclusive.FAIL,
-    out: _Out = None,
+    measuring: _Measuring = NO_OPTIONS,
+    floor: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A/A floors of the cells, from kvbench gate calibrate.")
+    ] = None,
+    margins: Annotated[Mapping[str, Any], FromStruct(Margins)] = NO_OPTIONS,
+    inconclusive: Annotated[
+        OnInconclusive, typer.Option(help="Whether UNDECIDED and CONTAMINATED pass.")
+    ] = OnInconclusive.FAIL,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="The folder for gate.json, .xml, .md, and all runs."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Compare runs of different machines, and say so.")] = False,
     github: _GitHub = False,
     as_json: _AsJson = False,
@@ -132,45 +146,40 @@ def compare(
     """Compare two builds: slower, not slower, or cannot tell. Exit code 0, 1 or 3; 4 mismatch, 5 failed cells."""
     from kvbench.gate.floors import read_floors
     from kvbench.gate.judge import Judge
-    from kvbench.gate.judgement import Margins
     from kvbench.gate.output.deliver import Destinations
     from kvbench.gate.output.formats import judgement_data
     from kvbench.gate.output.sheet import sheet_of_judgement
-    from kvbench.gate.rounds import Rounds
     from kvbench.gate.sides import parse_side
 
     to = Destinations(as_json, out, github)
     floors = read_floors(floor) if floor is not None else None
-    judge = Judge(Margins(margin, absolute_us, control_margin), floors, force)
+    judge = Judge(convert(margins, Margins), floors, force)
     if base is None and cand is None:
-        for name in _MEASURING:
-            source = ctx.get_parameter_source(name)
-            if source is not None and source.name == "COMMANDLINE":
-                raise UsageError(f"--{name.replace('_', '-')} says how to measure: it goes with --base and --cand")
+        given = {**measuring, **({"axis": axis} if axis else {}), **({"filter": filters} if filters else {})}
+        for name in given:
+            raise UsageError(f"--{name.replace('_', '-')} says how to measure: it goes with --base and --cand")
         judgement = judge.judge(*_made_before(runs or [], ctx.meta[_AFTER_DASHES]))
     else:
         if base is None or cand is None or runs:
             raise UsageError("--base and --cand go together, without runs made before")
-        sides = parse_side("--base", base, base_fault), parse_side("--cand", cand, cand_fault)
-        asked = _suite(suite, axis, filters, device, seed, sides[0])
+        deadline_s, how = _deadline(measuring)
+        sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
         folder = out or default_folder("gate")
         to = Destinations(as_json, folder, github)
-        with _interruptible(Rounds(*sides, asked, folder, _say(as_json), forced=force)) as measured:
-            judgement = measured.compare(rounds, judge)
+        with _measured(sides, _suite(how, axis, filters, sides[0]), folder, as_json=as_json, forced=force) as both:
+            judgement = both.compare(judge, deadline_s)
     code = judgement.exit_code(inconclusive_passes=inconclusive is OnInconclusive.PASS)
-    to.deliver(sheet_of_judgement(judgement), judgement_data(judgement, code))
+    to.deliver(sheet_of_judgement(judgement, shlex.join(["kvbench", *sys.argv[1:]])), judgement_data(judgement, code))
     raise typer.Exit(code)
 
 
 @gate.command()
+@with_struct_options
 def calibrate(
     side: Annotated[str, typer.Option(help="What is measured against itself: here, or env:PATH.")] = "here",
-    suite: _Suite = DEFAULT_SUITE,
     axis: Axis = None,
     filters: Filters = None,
-    device: _Device = None,
-    rounds: _RoundCount = DEFAULT_ROUNDS,
-    seed: _Seed = None,
+    measuring: Annotated[Mapping[str, Any], FromStruct(Measuring, ("base_fault", "cand_fault"))] = NO_OPTIONS,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder to make for all runs.  [default: runs/gate-TIME]")
     ] = None,
@@ -183,24 +192,26 @@ def calibrate(
     """Measure one build against itself: how far each cell moves when nothing changed, for `compare --floor`."""
     from kvbench.gate.floors import FLOOR_FILE, floors_of, write_floors
     from kvbench.gate.judge import Judge
-    from kvbench.gate.judgement import JudgementStatus
-    from kvbench.gate.rounds import Rounds
+    from kvbench.gate.judgement import GateVerdict
+    from kvbench.gate.looks import ONCE, PLAN
     from kvbench.gate.sides import parse_side
 
+    deadline_s, how = _deadline(measuring)
     chosen = parse_side("--side", side)
-    asked = _suite(suite, axis, filters, device, seed, chosen)
     folder = out or default_folder("gate")
-    with _interruptible(Rounds(chosen, chosen, asked, folder, _say(as_json), forced=force)) as measured:
-        measured.measure(rounds)
-    judgement = Judge(forced=force).judge(measured.base, measured.cand, measured.notes)
-    if judgement.status is JudgementStatus.FAILED:
+    asked = _suite(how, axis, filters, chosen)
+    with _measured((chosen, chosen), asked, folder, as_json=as_json, forced=force) as both:
+        both.measure(PLAN[-1].pairs, deadline_s)
+        ours, theirs = both.runs()
+        judgement = Judge(forced=force, looks=ONCE).judge([ours], [theirs])
+    if judgement.verdict is GateVerdict.FAILED:
         raise _FailedCellsError(f"cells failed; no floors are written: {folder}")
-    if judgement.status is JudgementStatus.CONTAMINATED and not force:
+    if judgement.verdict is GateVerdict.CONTAMINATED and not force:
         raise _DisturbedError(
             "the control copies moved, so something else uses this machine and its floors would hide regressions; "
             "nothing is written (--force writes them)"
         )
-    file = floors_of(judgement, measured.base[0])
+    file = floors_of(judgement, ours)
     path = floor or folder / FLOOR_FILE
     write_floors(path, file)
     cells, middle, largest = len(file.floors), median(file.floors.values()), max(file.floors.values())
@@ -220,7 +231,6 @@ class _DisturbedError(KvbenchError):
 
 def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence[Run]", "Sequence[Run]"]:
     """Return both sides' rounds. Raises UsageError and RunDirectoryError."""
-    from kvbench.gate.pairs import rounds_of
     from kvbench.results import load_run
 
     if after_dashes is None or not 0 < after_dashes < len(paths):
@@ -231,40 +241,52 @@ def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence
     late = next((path for path in paths[-after_dashes:] if str(path).startswith("-")), None)
     if late is not None:
         raise UsageError(f"{brief(str(late))} stands after --, where only runs stand: put options before the runs")
-    runs = [rounds_of(load_run(path)) for path in paths]
-    base, cand = ([part for parts in side for part in parts] for side in (runs[:-after_dashes], runs[-after_dashes:]))
-    return base, cand
+    runs = [load_run(path) for path in paths]
+    return runs[:-after_dashes], runs[-after_dashes:]
 
 
-def _suite(
-    name: str, axis: list[str] | None, filters: list[str] | None, device: str | None, seed: int | None, side: "Side"
-) -> "Suite":
+def _deadline(measuring: Mapping[str, Any]) -> tuple[float, Measuring]:
+    """Return when measuring has to end, on the monotonic clock, and how to measure; raises UsageError."""
+    how: Measuring = convert(measuring, Measuring)
+    return time.monotonic() + 60 * how.minutes, how
+
+
+def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, side: "Side") -> "SweepSpec":
     """Return what either side measures; raises UsageError, also where `side` names a backend and the axes do too."""
-    from kvbench.gate.turns import Suite
     from kvbench.sweep.config import find_config, load_config
     from kvbench.sweep.spec import parse_assignments
 
-    config = find_config(name).absolute()
     settings = parse_assignments(axis or [])
     if side.backend is not None and "backend" in settings:
         raise UsageError("-a backend=...: the sides name the backends; leave it out")
-    spec = load_config(config).with_axes(settings).with_filters(filters or []).with_options(device=device, seed=seed)
-    controls = spec.sampling.controls or DEFAULT_CONTROLS
-    return Suite(config, tuple(axis or ()), tuple(filters or ()), spec.device, controls, spec.seed)
-
-
-def _say(as_json: bool) -> "Say":
-    return lambda line: print(printable(line), file=sys.stderr if as_json else sys.stdout, flush=True)
+    spec = load_config(find_config(how.suite)).with_axes(settings).with_filters(filters or [])
+    spec = spec.with_options(device=how.device, seed=how.seed)
+    return spec.with_sampling({"rounds": 1, "controls": spec.sampling.controls or DEFAULT_CONTROLS})
 
 
 @contextmanager
-def _interruptible(rounds: "Rounds") -> Iterator["Rounds"]:
-    """Turn Ctrl-C and SIGTERM into exit code 130 and a line that says how to judge what is there."""
+def _measured(
+    sides: "tuple[Side, Side]", spec: "SweepSpec", folder: Path, *, as_json: bool, forced: bool
+) -> Iterator["SideBySide"]:
+    """Open both sides, and record how their runs ended; Ctrl-C and SIGTERM are exit code 130, with all data kept."""
+    from kvbench.gate.side_by_side import opened
+
+    def say(line: str) -> None:
+        print(printable(line), file=sys.stderr if as_json else sys.stdout, flush=True)
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield rounds
+        with opened(*sides, spec, folder, say, forced=forced) as both:
+            try:
+                yield both
+            except KeyboardInterrupt:
+                both.finish("interrupted", "interrupted (Ctrl-C)")
+                raise
+            except KvbenchError as error:
+                both.finish("stopped", str(error))
+                raise
+            both.finish("complete")
     except KeyboardInterrupt:
-        done, runs = len(rounds.base), rounds.runs_folder
-        how = f"kvbench gate compare {runs}/*-a -- {runs}/*-b judges them" if done else "no round is whole yet"
-        typer.echo(f"interrupted after {done} rounds; everything measured is kept; {how}", err=True)
+        how = f"kvbench gate compare {folder}/base -- {folder}/cand judges it"
+        typer.echo(f"interrupted; everything measured is kept; {how}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None

@@ -6,6 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
+from kvbench.text import printable
+
 What = StrEnum("What", ["AXES", "BACKENDS", "CONFIGS", "DEVICES", "MODELS"])  # each the word in lower case
 
 
@@ -32,15 +34,26 @@ def _axes() -> list[dict[str, str]]:
 
 
 def _configs() -> list[dict[str, str]]:
+    from kvbench.run.runner import survey
     from kvbench.sweep.config import load_config, shipped_configs
+    from kvbench.sweep.plan import expand
+    from kvbench.units import format_duration
 
-    return [{"config": name, "question": load_config(path).question} for name, path in shipped_configs().items()]
+    opened = survey("auto", backends=True)
+    rows = []
+    for name, path in shipped_configs().items():
+        spec = load_config(path)
+        about = format_duration(expand(spec, opened.device, opened.backends).estimate_s)
+        rows.append({"config": name, "question": spec.question, "time": f"about {about} on {opened.device.name}"})
+    return rows
 
 
 def _backends() -> list[dict[str, str]]:
     from kvbench.run.runner import survey
 
-    opened = survey("auto")
+    opened = survey("auto", backends=True)
+    for note in opened.notes:
+        typer.echo(f"note: {printable(note)}", err=True)
     return [
         {
             "backend": facts.name,

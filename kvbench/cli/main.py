@@ -1,15 +1,25 @@
 """The `kvbench` command: its sub-commands, and the one place where an error becomes a line and an exit code."""
 
+import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from traceback import extract_tb
 from typing import Final
 
 import typer
 
 from kvbench._version import __version__
-from kvbench.cli import doctor, gate, listing, report, sweep, tune
-from kvbench.errors import ExitCode, KvbenchError, brief
-from kvbench.text import printable
+from kvbench.cells.cell import AXES
+from kvbench.cli import doctor, gate, listing, report, show, sweep, tune
+from kvbench.errors import ExitCode, KvbenchError, StorageError, brief
+from kvbench.text import printable, short
+
+# A longer line is cut.
+MAX_LINE: Final = 2000
+TRACEBACK_VARIABLE: Final = "KVBENCH_TRACEBACK"
 
 # The parser's error for any bad option: typer exports only a subclass of it, and from 0.26 on it is no longer click's.
 _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
@@ -36,6 +46,7 @@ def _root(
 
 
 app.command(epilog=sweep.EPILOG)(sweep.sweep)
+app.command()(show.show)
 app.command()(report.report)
 app.command()(tune.tune)
 app.add_typer(gate.gate)
@@ -43,28 +54,89 @@ app.command("list")(listing.listing)
 app.command()(doctor.doctor)
 
 
-def main() -> None:
-    """Run the command line; every foreseen error is one line on stderr and its own exit code."""
+class _Output(io.TextIOWrapper):
+    """Standard output whose errors are told as its own: not as those of what the command was about when it wrote."""
+
+    def write(self, text: str, /) -> int:
+        with _output_errors():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _output_errors():
+            super().flush()
+
+
+@contextmanager
+def _output_errors() -> Iterator[None]:
     try:
-        sys.exit(app(standalone_mode=False))
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(f"standard output cannot be written: {error.strerror}") from None
+
+
+def main() -> None:
+    """Run the command line in this process, and end it."""
+    _fill_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        shown = sys.stdout.isatty()
+        sys.stdout = _Output(sys.stdout.detach(), encoding="utf-8", errors="replace", line_buffering=shown)
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except (KvbenchError, OSError):
+        # It takes no more, or whoever read it has gone; Python would complain once more when it flushes it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Return the exit code of a command; every error is one line on stderr, what was not foreseen is UNFORESEEN."""
+    try:
+        code = app(arguments, prog_name="kvbench", standalone_mode=False)
+        sys.stdout.flush()
     except KvbenchError as error:
-        _complain(str(error))
-        sys.exit(error.exit_code)
+        return _complain(str(error), error.exit_code)
     except _BAD_USAGE as error:
         message = " ".join(error.format_message().split())
-        if message:  # bare `kvbench` is an error without one, its help stands already
-            _complain(message + _value_left_out(error, message))
-        sys.exit(ExitCode.USAGE)
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.INTERRUPTED)
+        # Bare `kvbench` is an error without one, its help stands already.
+        return _complain(message + _value_left_out(error, message) + _axis_meant(error), ExitCode.USAGE)
+    except (KeyboardInterrupt, typer.Abort, BrokenPipeError):
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        at = extract_tb(error.__traceback__)[-1]
+        what = short(f"{type(error).__name__}: {error}", 300)
+        return _complain(
+            f"{what} ({Path(at.filename).name}, line {at.lineno}); nobody foresaw this: please report it, with what "
+            f"{TRACEBACK_VARIABLE}=1 in the environment makes the same command print and with kvbench doctor --json",
+            ExitCode.UNFORESEEN,
+        )
+    return int(code or 0)
 
 
-def _complain(message: str) -> None:
-    print(f"kvbench: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
+def _fill_streams() -> None:
+    """Open the null device in place of each standard stream that is closed: else a file of ours gets its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
+def _complain(message: str, code: ExitCode) -> ExitCode:
+    if message:
+        with suppress(OSError):
+            print(f"kvbench: {printable(short(' '.join(message.splitlines()), MAX_LINE))}", file=sys.stderr, flush=True)
+    return code
+
+
+def _axis_meant(error: Exception) -> str:
+    name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    return f"; {name} is an axis: write -a {name}=VALUES" if name in AXES else ""
 
 
 def _value_left_out(error: Exception, message: str) -> str:

@@ -1,6 +1,7 @@
 """What a sweep shows while it runs: a progress bar on a terminal, plain lines otherwise, or JSON lines."""
 
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -9,14 +10,16 @@ from statistics import median
 from typing import TextIO
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
-from kvbench.cells.axes import StreamState
 from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Outcome
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
+from kvbench.text import counted, printable
 from kvbench.units import format_duration, gigabytes_per_second, rough_size
 
 PLAIN_EVERY_S = 10.0
@@ -33,11 +36,12 @@ class PlainReporter:
         self._total = 0
         self._started_s = 0.0
         self._last_line_s = 0.0
+        self._failed: Counter[tuple[str, str, str]] = Counter()  # the first of a kind is told
 
     def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(device_line(opened))
         self._say(
-            f"{len(plan.cells)} cells; at most {rough_size(plan.side_bytes)} of pinned host memory and "
+            f"{counted(len(plan.cells), 'cell')}; at most {rough_size(plan.side_bytes)} of pinned host memory and "
             f"{rough_size(plan.side_bytes)} on the device; about {format_duration(plan.estimate_s)}"
         )
         for cell in plan.cells[:SHOWN_CELLS]:
@@ -45,7 +49,9 @@ class PlainReporter:
         if len(plan.cells) > SHOWN_CELLS:
             self._say(f"  and {len(plan.cells) - SHOWN_CELLS} more (--json lists all)")
         if plan.filtered:
-            self._say(f"{plan.filtered} combinations dropped by filters")
+            self._say(f"{counted(plan.filtered, 'combination')} dropped by filters")
+        for note in opened.notes:
+            self._say(f"note: {note}")
         self._say_skips(plan)
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
@@ -53,7 +59,8 @@ class PlainReporter:
         self._started_s = self._last_line_s = time.monotonic()
         self._say(device_line(opened))
         before = f", {done} done before" if done else ""
-        self._say(f"{len(plan.cells)} cells in {total} visits{before}; about {format_duration(plan.estimate_s)}")
+        cells = f"{counted(len(plan.cells), 'cell')} in {counted(total, 'visit')}"
+        self._say(f"{cells}{before}; about {format_duration(plan.estimate_s)}")
         self._say_skips(plan)
 
     def visiting(self, visit: PlannedVisit) -> None:
@@ -61,7 +68,11 @@ class PlainReporter:
 
     def recorded(self, record: Record) -> None:
         if isinstance(record, Failure):
-            self._say(f"FAILED ({record.kind}) {record.cell.label}: {record.message}\n  again: {record.command}")
+            kind = record.cell.backend, record.kind, record.message
+            self._failed[kind] += 1
+            if self._failed[kind] == 1:
+                self._say(f"FAILED ({record.kind}) {record.cell.label}: {record.message}")
+                self._say(f"  again: {record.command}")
         elif isinstance(record, Note):
             self._say(f"note: {record.text}")
         if isinstance(record, Failure) or (isinstance(record, Visit) and not record.attempt):
@@ -69,13 +80,17 @@ class PlainReporter:
             self._advance(record)
 
     def finished(self, outcome: Outcome) -> None:
-        cells = f"{outcome.measured} cells measured, {outcome.failed} failed, {outcome.skipped} skipped"
+        for (backend, kind, message), count in self._failed.items():
+            if count > 1:
+                self._say(f"FAILED ({kind}) {counted(count - 1, 'more cell')} of {backend}: {message}")
+        cells = f"{counted(outcome.measured, 'cell')} measured, {outcome.failed} failed, {outcome.skipped} skipped"
+        path = shlex.quote(str(outcome.path))
         self._say(f"{cells}: {outcome.path}")
         if outcome.status == "complete":
-            self._say(f"kvbench report {outcome.path} makes tables and charts of it")
+            self._say(f"kvbench report {path} makes tables and charts of it")
         else:
             self._say(f"{outcome.status}: {outcome.reason}")
-            self._say(f"everything measured is kept; kvbench sweep --resume {outcome.path} goes on")
+            self._say(f"everything measured is kept; kvbench sweep --resume {path} goes on")
 
     def _advance(self, record: Visit | Failure) -> None:
         del record
@@ -91,14 +106,29 @@ class PlainReporter:
 
     def _say_skips(self, plan: Plan) -> None:
         for reason, count in Counter(skip.reason for skip in plan.skipped).most_common():
-            self._say(f"skipped {count} cells: {reason}")
+            of = ", ".join(dict.fromkeys(skip.cell.backend for skip in plan.skipped if skip.reason == reason))
+            self._say(f"skipped {counted(count, 'cell')} of {of}: {reason}")
 
     def _say(self, line: str) -> None:
-        print(line, flush=True, file=self._file)
+        print(printable(line), flush=True, file=self._file)
+
+
+class QuietReporter(PlainReporter):
+    """What fails, and how the sweep ended."""
+
+    def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
+        pass
+
+    def recorded(self, record: Record) -> None:
+        if isinstance(record, Failure):
+            super().recorded(record)
+
+    def _advance(self, record: Visit | Failure) -> None:
+        pass
 
 
 class TerminalReporter(PlainReporter):
-    """A progress bar with the cell under way, the last result and the time left."""
+    """A bar with the cell under way and the time left, below a table of what was measured so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,32 +140,43 @@ class TerminalReporter(PlainReporter):
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
             console=self._console,
-            transient=True,
         )
-        self._task = self._bar.add_task("ceiling", left="")
+        self._task: TaskID | None = None
+        self._rates: dict[tuple[str, str, str], dict[str, float]] = {}
+        self._live = Live(console=self._console, get_renderable=self._screen, transient=True, refresh_per_second=4)
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         super().planned(plan, opened, done, total)
-        self._bar.reset(self._task, total=total, completed=done)
-        self._bar.start()
+        self._task = self._bar.add_task("ceiling", total=total, completed=done, left="")
+        self._live.start()
 
     def visiting(self, visit: PlannedVisit) -> None:
-        self._bar.update(self._task, description=visit.cell.label[:70])
+        if self._task is not None:
+            self._bar.update(self._task, description=printable(visit.cell.label[:70]))
 
     def finished(self, outcome: Outcome) -> None:
-        self._bar.stop()
+        self._live.stop()
         super().finished(outcome)
 
     def _advance(self, record: Visit | Failure) -> None:
-        self._bar.update(self._task, advance=1, left=f"{self._left()} left")
+        if self._task is not None:
+            self._bar.update(self._task, advance=1, left=f"{self._left()} left")
         if isinstance(record, Visit):
             cell = record.cell
-            swap_us = median(getattr(record.samples, StreamState(cell.stream_state).swap_clock))
-            gbps = gigabytes_per_second(cell.swap_bytes, swap_us)
-            self._say(f"{gbps:6.1f} GB/s {swap_us:12.1f} us  {cell.label}  [{record.path}]")
+            swap_us = median(getattr(record.samples, cell.stream_state.swap_clock))
+            own = self._rates.setdefault((cell.backend, cell.direction.value, cell.stream_state.quantity), {})
+            own[cell.id] = gigabytes_per_second(cell.swap_bytes, swap_us)
+
+    def _screen(self) -> Group:
+        """Return a row for every backend, direction and quantity: its cells, and GB/s from the least to the most."""
+        table = Table("backend", "", "", "cells", "least", "median", "most", box=None)
+        for names, rates in sorted(self._rates.items()):
+            figures = min(rates.values()), median(rates.values()), max(rates.values())
+            table.add_row(*names, str(len(rates)), *(f"{rate:.1f} GB/s" for rate in figures))
+        return Group(table, self._bar)
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False)
+        self._console.print(printable(line), markup=False)
 
 
 class JsonReporter:
@@ -178,10 +219,12 @@ class JsonReporter:
         print(json.dumps({"event": event, **fields}), flush=True)
 
 
-def make_reporter(as_json: bool, file: TextIO | None = None) -> JsonReporter | PlainReporter:
-    """Return the reporter that fits stdout, or plain lines for another `file`."""
+def make_reporter(*, as_json: bool, quiet: bool = False, file: TextIO | None = None) -> JsonReporter | PlainReporter:
+    """Return the reporter that was asked for, else the one that fits stdout, or plain lines for another `file`."""
     if as_json:
         return JsonReporter()
+    if quiet:
+        return QuietReporter()
     return TerminalReporter() if file is None and sys.stdout.isatty() else PlainReporter(file)
 
 

@@ -1,35 +1,53 @@
 """`kvbench report`: tables and charts from run directories."""
 
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kvbench.cli.completion import complete_run
 from kvbench.errors import RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
     from kvbench.results import Run
 
-_Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)]
+PLAIN_EVERY_S: Final = 10.0
+_Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Run directories.", show_default=False, autocompletion=complete_run),
+]
 _Out = Annotated[
     Path | None,
     typer.Option(
         "--output", "-o", metavar="DIR", help="Where the report goes; for a single run, by default RUN/report."
     ),
 ]
+_Snippet = Annotated[
+    str | None,
+    typer.Option(metavar="SECTION", help="Print one table of a section, as it pastes into a pull request: threshold."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the files and the warnings as JSON.")]
 
 
-def report(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
+def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _Snippet = None) -> None:
     """Write report.md, report.html, the charts (PNG, SVG) and the CSV behind each; needs neither GPU nor torch."""
     # pandas and matplotlib take a second to import, which --help should not wait for
+    progress = _Progress()
+    if snippet is not None:
+        from kvbench.report.contents import report_of
+        from kvbench.report.document import snippet as snippet_of
+
+        loaded, unread = _load(runs, progress)
+        typer.echo(snippet_of(report_of(loaded, unread), snippet), nl=False)
+        return
     from kvbench.report.build import write_report
     from kvbench.report.view import warnings_of
 
     out = output or _default_output(runs)
-    loaded, unread = _load(runs)
-    files = write_report(loaded, out, unread)
+    loaded, unread = _load(runs, progress)
+    files = write_report(loaded, out, unread, progress)
     warnings = [f"{run.path}: {text}" for run in loaded for text in warnings_of(run)]
     if as_json:
         typer.echo(json.dumps({"files": [str(file) for file in files], "warnings": [*warnings, *unread]}, indent=2))
@@ -41,14 +59,28 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False) -> None:
         raise RunDirectoryError(f"not in the report: {'; '.join(unread)}")
 
 
-def _load(paths: list[Path]) -> "tuple[list[Run], list[str]]":
+class _Progress:
+    """A line on stderr every ten seconds; a short report has none."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+
+    def __call__(self, what: str, number: int, total: int) -> None:
+        if time.monotonic() - self._last_s >= PLAIN_EVERY_S:
+            self._last_s = time.monotonic()
+            typer.echo(f"{what} {number} of {total}", err=True)
+
+
+def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]]":
     """Return the runs that can be read and why the others cannot; raises RunDirectoryError where none can."""
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
 
     loaded: list[Run] = []
     errors: list[RunDirectoryError] = []
-    for path in (run for given in paths for run in runs_in(given)):
+    given = [run for path in paths for run in runs_in(path)]
+    for number, path in enumerate(given, start=1):
+        progress("run", number, len(given))
         try:
             loaded.append(load_run(path))
         except RunDirectoryError as error:

@@ -1,9 +1,10 @@
 """`kvbench sweep`: from options to a spec, and from a sweep under way to what its user sees."""
 
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from kvbench.cells.cell import AXES
+from kvbench.cli.completion import complete_axis, complete_device, complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.errors import ExitCode, UsageError
 from kvbench.models.presets import ModelChoice, presets
@@ -38,7 +39,7 @@ Axis = Annotated[
         "-a",
         metavar="NAME=VALUES",
         help="Set an axis: -a block_size=4KiB,16KiB. Repeatable.",
-        autocompletion=lambda: [f"{name}=" for name in AXES],
+        autocompletion=complete_axis,
     ),
 ]
 Filters = Annotated[
@@ -78,9 +79,13 @@ _Models = Annotated[
 _Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="The run directory to make.  [default: runs/CONFIG-TIME]")
 ]
-_Resume = Annotated[Path | None, typer.Option(help="Finish what is missing in this run directory.")]
+_Resume = Annotated[
+    Path | None, typer.Option(help="Finish what is missing in this run directory.", autocompletion=complete_run)
+]
+_Retry = Annotated[bool, typer.Option("--retry-failed", help="With --resume: measure its failed cells again.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show cells, skips, memory and time; measure nothing.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show failures and the end alone.")]
 _POLICY_HELP: Final = f"What the backend auto goes by: a policy's file or a run's; else ${POLICY_VARIABLE} says."
 _Policy = Annotated[Path | None, typer.Option(help=_POLICY_HELP)]
 
@@ -92,22 +97,24 @@ def sweep(
     filters: Filters = None,
     model: _Models = None,
     geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
-    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions)] = NO_OPTIONS,
+    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions, completion={"device": complete_device})] = NO_OPTIONS,
     out: _Out = None,
     resume: _Resume = None,
+    retry_failed: _Retry = False,
     dry_run: _DryRun = False,
     as_json: _Json = False,
+    quiet: _Quiet = False,
     sampling: Annotated[Mapping[str, Any], FromStruct(Sampling)] = NO_OPTIONS,
     policy: _Policy = None,
 ) -> None:
     """Measure KV block swaps over every axis, into a run directory."""
     from kvbench.cli.progress import make_reporter
     from kvbench.run.ranks import rank_of
-    from kvbench.run.runner import preview, resume_sweep, start_sweep
+    from kvbench.run.runner import nothing_to_measure, preview, resume_sweep, start_sweep
     from kvbench.run.together import start_together
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    reporter = make_reporter(as_json)
+    signal.signal(signal.SIGTERM, terminated)
+    reporter = make_reporter(as_json=as_json, quiet=quiet)
     choice: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
 
     def asked() -> SweepSpec:
@@ -124,9 +131,14 @@ def sweep(
         if dry_run or out is not None:
             raise UsageError("--resume goes on with a run as it is: leave out --dry-run and --out")
         told = any((config, axis, filters, policy, sampling, where)) or choice != ModelChoice()
-        outcomes = [resume_sweep(resume, asked() if told else None, reporter)]
+        outcomes = [resume_sweep(resume, asked() if told else None, reporter, retry_failed=retry_failed)]
+    elif retry_failed:
+        raise UsageError("--retry-failed goes with --resume RUN")
     elif dry_run:
-        reporter.preview(*preview(asked()))
+        plan, opened = preview(asked())
+        reporter.preview(plan, opened)
+        if not plan.cells:
+            raise nothing_to_measure(plan)
         return
     else:
         spec = asked()
@@ -142,10 +154,27 @@ def sweep(
             outcomes = [start_sweep(spec, folder, command, reporter)]
     for outcome in outcomes:
         reporter.finished(outcome)
+    measured = [outcome.path for outcome in outcomes if outcome.measured]
+    if measured and not as_json and not quiet:
+        _show(measured)
     if any(outcome.status == "interrupted" for outcome in outcomes):
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if any(outcome.failed or outcome.status != "complete" for outcome in outcomes):
+    if any(outcome.failed or outcome.copies_failed or outcome.status != "complete" for outcome in outcomes):
         raise typer.Exit(ExitCode.FAILED_CELLS)
+
+
+def terminated(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)  # as Ctrl-C ends it
+
+
+def _show(paths: Sequence[Path]) -> None:
+    """Print the first page of the report of runs."""
+    from kvbench.cli.show import print_first_page
+    from kvbench.report.contents import report_of
+    from kvbench.results import load_run
+
+    typer.echo("")
+    print_first_page(report_of([load_run(path) for path in paths]))
 
 
 def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:
@@ -166,7 +195,9 @@ def _policy_at(path: Path) -> Policy:
 
     policy = SweepSpec.from_plain(load_run(path).info.spec).policy
     if policy is None:
-        raise UsageError(f"--policy {path}: this run went by none; kvbench tune {path} -p FILE makes one of it")
+        raise UsageError(
+            f"--policy {path}: this run went by none; kvbench tune {shlex.quote(str(path))} -p FILE makes one of it"
+        )
     return policy
 
 

@@ -6,12 +6,14 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from kvbench.text import printable
+
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of plain text in columns; a line is as long as it has to be."""
     table = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(text)) for text in row))
     console = Console(width=100_000, highlight=False)  # wider than any line
     with console.capture() as captured:
         console.print(table, no_wrap=True)

@@ -13,10 +13,11 @@ import msgspec
 import typer
 
 from kvbench.cells.cell import Cell
+from kvbench.cli.completion import complete_device, complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
-from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder
+from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError, brief
-from kvbench.files import write_whole
+from kvbench.files import write_output
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import parse_assignments
@@ -64,10 +65,13 @@ class Allowed(msgspec.Struct, frozen=True):
 
 
 _Runs = Annotated[
-    list[Path] | None, typer.Argument(metavar="[RUN]...", help="Finished runs to answer from, without measuring.")
+    list[Path] | None,
+    typer.Argument(
+        metavar="[RUN]...", help="Finished runs to answer from, without measuring.", autocompletion=complete_run
+    ),
 ]
 _Policy = Annotated[
-    Path | None, typer.Option("--policy", "-p", metavar="FILE", help="Write the choices for the backend auto (TOML).")
+    Path | None, typer.Option("--policy", "-p", metavar="FILE", help="Write the choices for auto (TOML); - is stdout.")
 ]
 _Export = Annotated[
     list[str] | None,
@@ -81,6 +85,7 @@ _Models = Annotated[
     typer.Option(metavar="MODEL", help="Answer for the swaps of a model: a name or a config.json. Repeatable."),
 ]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run directory to make.  [default: runs/tune-TIME]")]
+_Force = Annotated[bool, typer.Option("--force", help="Replace files that hold something else.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
@@ -92,16 +97,18 @@ def tune(
     allowed: Annotated[Mapping[str, Any], FromStruct(Allowed)] = NO_OPTIONS,
     policy: _Policy = None,
     export: _Export = None,
+    force: _Force = False,
     as_json: _Json = False,
     out: _Out = None,
     axis: Axis = None,
-    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions)] = NO_OPTIONS,
+    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions, completion={"device": complete_device})] = NO_OPTIONS,
 ) -> None:
     """Say which way to swap where on this machine, and what that gains. With RUN it needs neither GPU nor torch."""
     # pandas takes a second to import, which --help should not wait for
     from kvbench.results import load_run
     from kvbench.tune.answer import answers_of, by_kind
     from kvbench.tune.fit import policy_of
+    from kvbench.tune.table import load_policy
 
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
@@ -109,15 +116,15 @@ def tune(
     targets = dict(_target(text) for text in export or [])
     if runs and (out or axis or where):
         raise UsageError("with RUN nothing is measured: leave out --out, --axis and the options of a measurement")
-    is_quiet = as_json or any(file is None for file in targets.values())
+    is_quiet = as_json or str(policy) == "-" or any(file is None for file in targets.values())
     measured = runs or [_measure(models, may, axis or [], where, out, sys.stderr if is_quiet else None)]
     loaded = [load_run(path) for path in measured]
     answers = answers_of(loaded, may.keeps, [(swap.block_bytes, swap.blocks) for swap in swaps] if swaps else None)
     if policy is not None:
         chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
-        _write(policy, policy_of(loaded, chosen).to_toml(), f"-p {policy}")
+        write_output("-p", policy, policy_of(loaded, chosen).to_toml().encode(), load_policy, force=force)
     for name, file in targets.items():
-        _export(name, file, answers)
+        _export(name, file, answers, force=force)
     if as_json:
         _export("json", None, answers)
     elif not is_quiet:
@@ -138,7 +145,7 @@ def _measure(
     from kvbench.tune.fit import choice_at
     from kvbench.tune.search import Search
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    signal.signal(signal.SIGTERM, terminated)
     spec = load_config(find_config(CONFIG), models)
     shapes = {} if models.models else _SHAPES
     spec = spec.with_axes({**shapes, **parse_assignments(axes)}).with_options(**where)
@@ -175,30 +182,29 @@ def _target(text: str) -> tuple[str, Path | None]:
     return name, Path(file) if equals else None
 
 
-def _export(name: str, file: Path | None, answers: Sequence["Answer"]) -> None:
+def _export(name: str, file: Path | None, answers: Sequence["Answer"], *, force: bool = False) -> None:
     from kvbench.tune.exports import export, to_plain
 
     text = json.dumps(to_plain(answers), indent=2) + "\n" if name == "json" else export(name, answers).text()
     if file is None:
         typer.echo(text, nl=False)
     else:
-        _write(file, text, f"--export {name}={file}")
+        write_output(f"--export {name}=", file, text.encode(), _no_telling, force=force)
 
 
-def _write(file: Path, text: str, option: str) -> None:
-    try:
-        write_whole(file, text.encode())
-    except OSError as error:
-        raise UsageError(f"{option}: cannot be written: {str(error.strerror).lower()}") from None
+def _no_telling(file: Path) -> None:
+    """Raise UsageError: whether it holds settings of another program cannot be told."""
+    raise UsageError(str(file))
 
 
 def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
     """Print what to use where, the table that it rests on, and what is open."""
     from kvbench.cli.tables import print_rows
-    from kvbench.tune.answer import open_points, sentences
+    from kvbench.tune.answer import open_points, sentences, workload_of
 
     info = runs[0].info
-    typer.echo(f"{info.device.get('title')}, {info.created[:10]}\n")
+    host = "; every figure is of copies between two host buffers, no GPU" if info.device.get("kind") == "cpu" else ""
+    typer.echo(f"{info.device.get('title')}, {info.created[:10]}; {workload_of(runs[0])}{host}\n")
     for line in sentences(answers):
         typer.echo(line)
     typer.echo("")

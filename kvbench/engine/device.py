@@ -6,7 +6,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -41,6 +40,8 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.engine import nvrtc
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
+from kvbench.machine.probes import available_bytes
+from kvbench.machine.sources import Sources
 
 Addresses = NDArray[np.uint64]
 SOURCE_HASH: Final = kvbench._engine.SOURCE_HASH
@@ -94,7 +95,7 @@ class Device:
     def facts(self) -> DeviceFacts:
         """Return what the plan has to know; free memory is that of this moment, in bytes."""
         info = self.driver.info
-        host_free = _host_free_bytes()
+        host_free = available_bytes(Sources())
         # The cpu device takes what the host can give, page cache included, which its driver does not count as free.
         device_free = self.driver.free_memory()[0] if self.is_cuda else host_free
         return DeviceFacts(
@@ -105,6 +106,7 @@ class Device:
             device_free_bytes=device_free,
             host_free_bytes=host_free,
             batch_entry=self.batch_entry,
+            shared_bytes=info.shared_bytes if self.is_cuda else None,
             has_torch=importlib.util.find_spec("torch") is not None,
         )
 
@@ -155,15 +157,6 @@ def open_device(name: str, faults: FaultPlan) -> Device:
     device.driver.load_delay_kernel(nvrtc.cached_cubin("delay", device.arch))
     device.driver.load_content_kernels(nvrtc.cached_cubin("audit", device.arch))
     return device
-
-
-def _host_free_bytes() -> int:
-    # What the kernel can give without swapping; the page cache counts as free.
-    with Path("/proc/meminfo").open() as meminfo:
-        for line in meminfo:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def die_with_parent() -> None:

@@ -13,6 +13,7 @@ from kvbench.errors import KvbenchError, StorageError
 from kvbench.files import write_whole
 
 OPTIONS = ("--std=c++17",)
+ELF = b"\x7fELF"
 HEADERS = ("types.hpp", "piece_map.hpp", "pool_words.hpp")
 
 
@@ -67,8 +68,10 @@ def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
     parts = (source, *headers, *OPTIONS, *defines, arch, version())
     key = hashlib.blake2s("\0".join(parts).encode(), digest_size=12).hexdigest()
     path = _cache_folder() / f"{name}-{arch}-{key}.cubin"
-    if path.is_file():
-        return path.read_bytes()
+    with suppress(OSError):
+        cached = path.read_bytes()
+        if cached.startswith(ELF):  # a full disk may have left a file without its content
+            return cached
     cubin = compile_cubin(source, name, arch, defines)
     # A cache that cannot be written costs a compilation a run, nothing else.
     with suppress(OSError, StorageError):

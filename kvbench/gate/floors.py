@@ -9,7 +9,7 @@ import msgspec
 
 from kvbench._version import __version__
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
-from kvbench.files import read_capped, write_whole
+from kvbench.files import read_capped, write_output
 from kvbench.gate.judgement import Judgement
 from kvbench.machine.identity import machine_differences
 from kvbench.results import Run, Scalar
@@ -49,7 +49,7 @@ def floors_of(judgement: Judgement, run: Run) -> FloorFile:
         if row.kind == "cell" and row.low > 0 and math.isfinite(row.high)
     }
     if not floors:
-        raise UsageError(f"no cell has a floor after {judgement.rounds} rounds: ask for more with --rounds")
+        raise UsageError(f"no cell has a floor after {judgement.rounds} rounds: give it more --minutes")
     return FloorFile(
         kvbench=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -61,11 +61,9 @@ def floors_of(judgement: Judgement, run: Run) -> FloorFile:
 
 
 def write_floors(path: Path, file: FloorFile) -> None:
-    """Write `path` in one step; raises StorageError and UsageError."""
-    try:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    """Write `path`, which is new, one of floors, or no regular file; raises StorageError and UsageError."""
+    data = msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n"
+    write_output("--floor", path, data, read_floors, force=False)
 
 
 def read_floors(path: Path) -> FloorFile:
@@ -74,7 +72,7 @@ def read_floors(path: Path) -> FloorFile:
         return msgspec.json.decode(read_capped(path, _CAP_BYTES), type=FloorFile)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"--floor {path}: no such file; kvbench gate calibrate makes one") from None
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise RunDirectoryError(f"--floor {path} is no file of floors: {error}") from None
 
 

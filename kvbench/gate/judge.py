@@ -1,114 +1,114 @@
-"""The judge of a comparison: runs in pairs go in, a Judgement comes out.
+"""The judge of a comparison: runs of two sides go in, a Judgement comes out.
 
 The order of what is asked: are these runs of one kind of machine (else MismatchError); did every cell run and verify on
 both sides (else FAILED); did large plain copies, which no build changes, stay where they were (else CONTAMINATED); only
-then what the times say. So a slow machine is never a regression, and a broken copy never a timing.
+then what the times say, by `kvbench.analysis.compare`. So a slow machine is never a regression, and a broken copy never
+a timing.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from kvbench.analysis.intervals import MIN_PAIRS, Floats
-from kvbench.cells.axes import Direction
-from kvbench.gate.effects import Effects, effects, ratio_of, row_medians, without_slot_bias
+from kvbench.analysis.compare import MIN_PAIRS, paired_interval
+from kvbench.analysis.intervals import Floats
+from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.gate.floors import FloorFile, check_floors
-from kvbench.gate.judgement import ControlEffect, Judgement, JudgementStatus, Margins, Row, RowVerdict
-from kvbench.gate.pairs import PairedValues, Pairs, aligned, check_identity, pair, slots
-from kvbench.gate.shape import curve_command, features
+from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Margins, Row, worst
+from kvbench.gate.looks import ONCE, PLAN, Look, look_at
+from kvbench.gate.pairs import Pairs, check_identity, pair
+from kvbench.gate.shape import PairedValues, features
 from kvbench.results import Run
-
-DEFAULT_MARGINS: Final = Margins()
-_WORST_FIRST: Final = list(RowVerdict)
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What a comparison is judged by: margins, the cells' A/A floors, and whether machines may differ (`forced`)."""
+    """What a comparison is judged by: margins, the cells' A/A floors, and whether machines may differ (`forced`).
 
-    margins: Margins = DEFAULT_MARGINS
+    `looks` are those at the pairs; by default the plan's where visits were made in turn, else one at all of them.
+    """
+
+    margins: Margins = field(default_factory=Margins)
     floors: FloorFile | None = None
     forced: bool = False
+    looks: Sequence[Look] | None = None
 
-    def judge(self, base: Sequence[Run], cand: Sequence[Run], notes: Sequence[str] = ()) -> Judgement:
-        """Compare `cand[r]` with `base[r]` over the rounds r; `notes` are added to the warnings.
+    def judge(self, base: Sequence[Run], cand: Sequence[Run], earlier: Judgement | None = None) -> Judgement:
+        """Compare the rounds of `cand` with those of `base`; what was settled in an `earlier` judgement stays.
 
-        Raises UsageError for lists that do not pair, MismatchError for runs or floors of different machines.
+        Raises UsageError for runs that do not pair, MismatchError for runs or floors of different machines.
         """
-        renamed, about = aligned(base, cand)
-        pairs = pair(base, renamed)
-        warnings = [*notes, *about, *check_identity(base, cand, forced=self.forced)]
+        pairs = pair(base, cand)
+        warnings = [*pairs.notes, *check_identity(base, cand, forced=self.forced)]
         if self.floors is not None:
             warnings += check_floors(self.floors, base[0], forced=self.forced)
-        controls, what_they_are = control_times(base, cand)
-        return self.assess(pairs, controls, slots(base, cand), [*warnings, *what_they_are])
+        return self.assess(pairs, earlier, warnings)
 
-    def assess(
-        self, pairs: Pairs, controls: Mapping[str, Floats], order: Floats, warnings: Sequence[str] = ()
-    ) -> Judgement:
-        """Judge paired times; `controls` are as `control_times` returns them, `order` as `slots` does."""
-        found = self.control_effects(controls, order)
-        steady = all(control.steady for control in found)
-        one_sided = len(order) >= MIN_PAIRS and abs(order.sum()) == len(order)
-        log_ratios, bias = without_slot_bias(np.log(pairs.cand_us) - np.log(pairs.base_us), order)
-        rows = self._rows(pairs, log_ratios, math.log1p(self.margins.drift) if one_sided else 0.0)
-        if not steady:
+    def assess(self, pairs: Pairs, earlier: Judgement | None = None, warnings: Sequence[str] = ()) -> Judgement:
+        """Judge paired times; see `judge`."""
+        controls = [self._control(name, logs, pairs.order) for name, logs in pairs.controls.items()]
+        late = _always_late(pairs.order)
+        drift = math.log1p(BETWEEN_RUNS.fraction) if late else 0.0
+        logs, bias = without_slot_bias(np.log(pairs.cand_us) - np.log(pairs.base_us), pairs.order)
+        settled = {(row.kind, row.name): row for row in (earlier.rows if earlier else ()) if row.settled}
+        rows = [
+            row if row.verdict is GateVerdict.FAILED else settled.get((row.kind, row.name), row)
+            for row in self._rows(pairs, logs, drift)
+        ]
+        if not all(control.steady for control in controls):
             rows = [
-                row if row.verdict is RowVerdict.FAILED else replace(row, verdict=RowVerdict.NOT_JUDGED) for row in rows
-            ]
-        ratios = [math.log(row.effect) for row in rows if row.kind == "cell" and 0 < row.effect < math.inf]
+                replace(row, verdict=GateVerdict.CONTAMINATED, settled=False)
+                for row in rows
+                if row.verdict is not GateVerdict.FAILED
+            ] + [row for row in rows if row.verdict is GateVerdict.FAILED]
+        known = [math.log(row.effect) for row in rows if row.kind == "cell" and 0 < row.effect < math.inf]
         return Judgement(
-            status=_status(rows, pairs.faults, steady=steady),
+            verdict=worst([*(row.verdict for row in rows), *(GateVerdict.FAILED for _ in pairs.faults)]),
             rows=sorted(rows, key=_badness),
-            controls=found,
+            controls=controls,
             faults=pairs.faults,
-            warnings=[*warnings, *([self._about_order(order)] if one_sided else [])],
-            rounds=len(order),
-            geometric_mean=ratio_of(float(np.mean(ratios))) if ratios else math.nan,
-            slot_bias=ratio_of(bias),
+            warnings=[*warnings, *late],
+            rounds=len(pairs.order),
+            geometric_mean=_ratio(float(np.mean(known))) if known else math.nan,
+            slot_bias=_ratio(bias),
+            disturbed=pairs.disturbed,
             margins=self.margins,
         )
 
-    def control_effects(self, log_ratios: Mapping[str, Floats], order: Floats) -> list[ControlEffect]:
-        """Return how far each control moved; `order` is `slots` of the rounds.
+    def _control(self, name: str, logs: Floats, order: Floats) -> ControlEffect:
+        """Return how far a control moved. It is steady while its whole interval lies within the margin.
 
-        One is steady while its whole interval lies within the margin; with too few pairs for an interval, its median.
+        With too few pairs for an interval, while its median does.
         """
-        ratios = np.reshape(list(log_ratios.values()), (len(log_ratios), len(order)))
-        found = effects(without_slot_bias(ratios, order)[0])
-        margin = math.log1p(self.margins.control)
-        controls = []
-        for way, median, low, high, pairs in zip(
-            log_ratios, found.median, found.low, found.high, found.pairs, strict=True
-        ):
-            few = pairs < MIN_PAIRS
-            steady = not abs(median) > margin if few else verdict_of(low, high, margin) is RowVerdict.UNCHANGED
-            controls.append(ControlEffect(way, ratio_of(median), ratio_of(low), ratio_of(high), int(pairs), steady))
-        return controls
+        logs, _ = without_slot_bias(logs[None], order)
+        values = logs[np.isfinite(logs)]
+        if not values.size:
+            return ControlEffect(name, math.nan, math.nan, math.nan, 0, steady=True)
+        centre, low, high = paired_interval(values)
+        margin = math.log1p(self.margins.control_margin)
+        steady = abs(centre) <= margin if math.isinf(low) else -margin <= low <= high <= margin
+        return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady)
 
-    def _rows(self, pairs: Pairs, log_ratios: Floats, drift: float) -> list[Row]:
+    def _rows(self, pairs: Pairs, logs: Floats, drift: float) -> list[Row]:
         """Return a row for every cell, and for everything that there is to compare about the shape of their curves."""
         allowed = self._cell_margins(pairs) + drift
-        judged = [
-            PairedValues("cell", cell.label, [cell], "us", pairs.base_us[place], pairs.cand_us[place], allowed[place])
-            for place, cell in enumerate(pairs.cells)
-        ]
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a stranger's run may hold any time
-            shape = features(pairs, allowed, math.log1p(self.margins.relative) + drift)
-            ratios = np.vstack([log_ratios, *(np.log(feature.cand / feature.base) for feature in shape)])
-        found = effects(ratios)
-        rows = [_row(values, found, place) for place, values in enumerate([*judged, *shape])]
+        looks = self.looks or (PLAN if pairs.in_turn else ONCE)
+        rows = []
         for place, cell in enumerate(pairs.cells):
+            values = PairedValues(
+                "cell", cell.label, [cell], "us", pairs.base_us[place], pairs.cand_us[place], allowed[place]
+            )
+            row = _row(values, logs[place], looks)
             if cell in pairs.failed:
-                failed = RowVerdict.FAILED
-                rows[place] = Row("cell", cell.label, failed, [cell], cell.command(), reason=pairs.failed[cell])
+                row = Row("cell", cell.label, GateVerdict.FAILED, [cell], reason=pairs.failed[cell])
             elif cell in pairs.paths:
-                reasons = filter(None, (rows[place].reason, pairs.paths[cell]))
-                rows[place] = replace(rows[place], reason="; ".join(reasons))
-        return rows
+                row = replace(row, reason="; ".join(filter(None, (row.reason, pairs.paths[cell]))))
+            rows.append(row)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a stranger's run may hold any time
+            shape = features(pairs, allowed, math.log1p(self.margins.margin) + drift)
+            return rows + [_row(values, np.log(values.cand / values.base), looks) for values in shape]
 
     def _cell_margins(self, pairs: Pairs) -> Floats:
         """Return what every cell may differ by, as log ratios.
@@ -118,83 +118,68 @@ class Judge:
         """
         floors = self.floors.floors if self.floors is not None else {}
         own = np.array([floors.get(cell.id, 0.0) for cell in pairs.cells])
-        with np.errstate(invalid="ignore"):
-            absolute = self.margins.absolute_us / row_medians(pairs.base_us)
-        return np.asarray(np.log1p(np.fmax(np.maximum(self.margins.relative, own), absolute)))
-
-    def _about_order(self, order: Floats) -> str:
-        late = "candidate" if order[0] > 0 else "base"
-        return (
-            f"not interleaved: the {late} ran last in every round, and what running second costs falls on it alone; "
-            f"margins are wider by {self.margins.drift:.0%}, for what the machine may have drifted"
-        )
+        absolute = [self.margins.absolute_us / _middle(times_us) for times_us in pairs.base_us]
+        return np.asarray(np.log1p(np.fmax(np.maximum(self.margins.margin, own), absolute)))
 
 
-def control_times(base: Sequence[Run], cand: Sequence[Run]) -> tuple[dict[str, Floats], list[str]]:
-    """Return direction -> paired log ratios of the controls' times, one a round, and warnings.
+def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]:
+    """Return log ratios of shape (items, rounds) without what running second in a pair costs, and that cost.
 
-    Where a run has no controls, the ceilings stand in for them, and a warning says so.
+    The cost is a log ratio, half the difference between the two orders (see `Pairs.order`), the items' median; 0 where
+    it is not known. Alternating orders cancel it in the centre; what is left of it would only widen every interval. One
+    number is taken from all items together, so that no item's noise is fitted away. Without two rounds of either order
+    nothing is.
     """
-    sides = [[run.controls() for run in runs] for runs in (base, cand)]
-    warnings = []
-    if not all(set(rates) == set(Direction) for runs in sides for rates in runs):
-        warnings = ["not every run has control copies: the engine's own large copies, the ceilings, stand in for them"]
-        sides = [[run.ceilings() for run in runs] for runs in (base, cand)]
-    ways = sorted({way for runs in sides for rates in runs for way in rates})
-    if not ways:
-        warnings = ["no run has control copies or ceilings: whether the machine was steady is not known"]
-    ours, theirs = (
-        {way: np.array([np.median(rates[way]) if rates.get(way) else np.nan for rates in runs]) for way in ways}
-        for runs in sides
-    )
-    return {way: np.log(ours[way] / theirs[way]) for way in ways}, warnings
+    second, first = log_ratios[:, order > 0], log_ratios[:, order < 0]
+    both = (np.isfinite(second).sum(axis=1) >= 2) & (np.isfinite(first).sum(axis=1) >= 2)
+    if not both.any():
+        return log_ratios, 0.0
+    bias = float(np.median(np.nanmedian(second[both], axis=1) - np.nanmedian(first[both], axis=1)) / 2)
+    return log_ratios - bias * order, bias
 
 
-def verdict_of(low: float, high: float, margin: float) -> RowVerdict:
-    """Return what an interval of log ratios, larger = worse, says against a margin, also a log ratio.
-
-    It asks where the whole interval lies, so that noise ends in INCONCLUSIVE and not in a false alarm.
-    """
-    if low > margin:
-        return RowVerdict.REGRESSED
-    if high < -margin:
-        return RowVerdict.IMPROVED
-    return RowVerdict.UNCHANGED if -margin <= low and high <= margin else RowVerdict.INCONCLUSIVE
-
-
-def _row(values: PairedValues, found: Effects, place: int) -> Row:
-    low, high = found.low[place], found.high[place]
-    worst, best = sorted((values.worse * low, values.worse * high))
-    pairs = int(found.pairs[place])
+def _row(values: PairedValues, logs: Floats, looks: Sequence[Look]) -> Row:
+    known = logs[np.isfinite(logs)]
+    found = look_at(values.worse * known, values.margin, looks)
+    ends = sorted((values.worse * found.low, values.worse * found.high))
     return Row(
         values.kind,
         values.name,
-        verdict_of(worst, best, values.margin),
+        GateVerdict(found.verdict),
         values.cells,
-        curve_command(values.cells),
         unit=values.unit,
-        base=float(row_medians(values.base[None])[0]),
-        cand=float(row_medians(values.cand[None])[0]),
-        effect=ratio_of(found.median[place]),
-        low=ratio_of(low),
-        high=ratio_of(high),
+        base=_middle(values.base),
+        cand=_middle(values.cand),
+        effect=_ratio(values.worse * found.centre),
+        low=_ratio(ends[0]),
+        high=_ratio(ends[1]),
         margin=math.expm1(values.margin),
-        pairs=pairs,
-        reason=f"{pairs} pairs; an interval takes {MIN_PAIRS}" if pairs < MIN_PAIRS else "",
+        pairs=found.pairs,
+        reason=found.reason,
+        settled=found.settled,
     )
 
 
-def _status(rows: Sequence[Row], faults: Sequence[str], *, steady: bool) -> JudgementStatus:
-    verdicts = {row.verdict for row in rows}
-    if faults or not rows or RowVerdict.FAILED in verdicts:
-        return JudgementStatus.FAILED
-    if not steady:
-        return JudgementStatus.CONTAMINATED
-    if RowVerdict.REGRESSED in verdicts:
-        return JudgementStatus.REGRESSED
-    return JudgementStatus.INCONCLUSIVE if RowVerdict.INCONCLUSIVE in verdicts else JudgementStatus.PASSED
+def _always_late(order: Floats) -> list[str]:
+    """Return a warning where one side ran second in every one of enough rounds."""
+    if len(order) < MIN_PAIRS or abs(order.sum()) != len(order):
+        return []
+    late = "candidate" if order[0] > 0 else "base"
+    return [
+        f"not interleaved: the {late} ran last in every round, and what running second costs falls on it alone; "
+        f"margins are wider by {BETWEEN_RUNS.fraction:.0%}: {BETWEEN_RUNS.reason}"
+    ]
+
+
+def _middle(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else math.nan
+
+
+def _ratio(log_ratio: float) -> float:
+    with np.errstate(over="ignore"):  # times from a stranger's run may make it any
+        return float(np.exp(log_ratio))
 
 
 def _badness(row: Row) -> tuple[int, float]:
-    distance = abs(math.log(row.effect)) if row.effect > 0 else 0.0
-    return _WORST_FIRST.index(row.verdict), -distance
+    return row.verdict.badness, -abs(math.log(row.effect)) if row.effect > 0 else 0.0

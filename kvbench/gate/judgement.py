@@ -1,80 +1,93 @@
-"""What a comparison found: one tree of plain values, which every output is made from."""
+"""What the gate found: one tree of plain values, which every output is made from."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from kvbench.analysis.intervals import DRIFT
-from kvbench.cells.cell import Cell
+import msgspec
+
+from kvbench.analysis.margins import CONTROL, GATE
+from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode
 
-Kind = Literal["cell", "cliff height", "cliff position", "crossover"]
+Kind = Literal["cell", "cliff height", "cliff position", "crossover", "rule"]
 
 
-class RowVerdict(StrEnum):
-    """What is known of one cell, or of one part of a curve's shape; from bad to good."""
+class GateVerdict(StrEnum):
+    """What is known of a row, of a rule (BROKEN, HOLDS) or of everything together: the first that is there.
 
-    FAILED = "FAILED"
-    REGRESSED = "REGRESSED"
-    INCONCLUSIVE = "INCONCLUSIVE"
-    NOT_JUDGED = "NOT JUDGED"
-    IMPROVED = "IMPROVED"
-    UNCHANGED = "UNCHANGED"
-
-
-class JudgementStatus(StrEnum):
-    """How a comparison ended, worst first: the first that applies."""
+    FASTER, SLOWER, SAME and UNDECIDED are those of `kvbench.analysis.compare`.
+    """
 
     FAILED = "FAILED"
     CONTAMINATED = "CONTAMINATED"
-    REGRESSED = "REGRESSED"
-    INCONCLUSIVE = "INCONCLUSIVE"
-    PASSED = "PASSED"
+    SLOWER = "SLOWER"
+    BROKEN = "BROKEN"
+    UNDECIDED = "UNDECIDED"
+    SAME = "SAME"
+    HOLDS = "HOLDS"
+    FASTER = "FASTER"
+
+    @property
+    def badness(self) -> int:
+        """Smaller is worse."""
+        return _BY_BADNESS.index(self)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return _EXIT_CODES.get(self, ExitCode.DONE)
 
 
-# Of every status, a rule's verdict too.
-EXIT_CODES: Final[Mapping[str, ExitCode]] = {
-    "FAILED": ExitCode.FAILED_CELLS,
-    "CONTAMINATED": ExitCode.INCONCLUSIVE,
-    "REGRESSED": ExitCode.REGRESSION,
-    "BROKEN": ExitCode.REGRESSION,
-    "INCONCLUSIVE": ExitCode.INCONCLUSIVE,
-    "PASSED": ExitCode.DONE,
-    "HOLDS": ExitCode.DONE,
+_BY_BADNESS: Final = list(GateVerdict)
+_EXIT_CODES: Final[Mapping[GateVerdict, ExitCode]] = {
+    GateVerdict.FAILED: ExitCode.FAILED_CELLS,
+    GateVerdict.CONTAMINATED: ExitCode.INCONCLUSIVE,
+    GateVerdict.SLOWER: ExitCode.REGRESSION,
+    GateVerdict.BROKEN: ExitCode.REGRESSION,
+    GateVerdict.UNDECIDED: ExitCode.INCONCLUSIVE,
 }
-_OPEN: Final = (RowVerdict.INCONCLUSIVE, RowVerdict.REGRESSED, RowVerdict.NOT_JUDGED)
 
 
-@dataclass(frozen=True, slots=True)
-class Margins:
-    """What is too little to count: `relative` as a fraction, `absolute_us`, and how far a control may move.
+def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
+    """Return the worst of some verdicts; what nobody measured has FAILED."""
+    return min(verdicts, key=lambda verdict: verdict.badness, default=GateVerdict.FAILED)
 
-    `drift` comes on top where one side was measured after the other in every round.
-    """
 
-    relative: float = 0.03
-    absolute_us: float = 2.0
-    control: float = 0.02
-    drift: float = DRIFT
+class Margins(msgspec.Struct, frozen=True, kw_only=True):
+    """What is too little to count. A field is an option of `kvbench gate compare`."""
+
+    margin: Annotated[
+        float, msgspec.Meta(ge=0, le=10, description=f"a smaller change is none, a fraction (default: {GATE.fraction})")
+    ] = GATE.fraction
+    absolute_us: Annotated[
+        float, msgspec.Meta(ge=0, le=1e9, description="a change of fewer microseconds is none (default: 2)")
+    ] = 2.0
+    control_margin: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0,
+            le=10,
+            description=f"where large plain copies move more, nothing is judged (default: {CONTROL.fraction})",
+        ),
+    ] = CONTROL.fraction
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing judged: a cell, or the height or position of a cliff, or a crossover.
+    """One thing judged: a cell, or the height or position of a cliff, or a crossover, or a rule about one run.
 
     `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN where there is none). `effect` with its
     interval [`low`, `high`] is the ratio of candidate to base, `margin` the fraction that it may differ by. `cells` are
-    those of the base that have to be measured to know more; `command` measures them. `reason` is "" where the figures
+    those of the base that have to be measured to know more, unless it is `settled`. `reason` is "" where the figures
     say all.
     """
 
     kind: Kind
     name: str
-    verdict: RowVerdict
+    verdict: GateVerdict
     cells: Sequence[Cell]
-    command: str
     unit: str = "us"
     base: float = math.nan
     cand: float = math.nan
@@ -84,13 +97,26 @@ class Row:
     margin: float = math.nan
     pairs: int = 0
     reason: str = ""
+    settled: bool = True
+
+    @property
+    def command(self) -> str:
+        """The command that measures the cells, "" without any."""
+        return curve_command(self.cells) if self.cells else ""
+
+
+def curve_command(cells: Sequence[Cell]) -> str:
+    """Return the command that measures these cells, which are all combinations of their values on each axis."""
+    strings = [cell.spelled_out() for cell in cells]
+    values = {name: dict.fromkeys(value for cell in strings if (value := cell.get(name)) is not None) for name in AXES}
+    return command_of({name: ",".join(own) or None for name, own in values.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class ControlEffect:
-    """Large plain copies one way: how much longer they took in the candidate's runs (ratio), with its interval."""
+    """What no build changes, such as large plain copies one way: how much longer the candidate's took (a ratio)."""
 
-    direction: str
+    name: str
     effect: float
     low: float
     high: float
@@ -103,10 +129,11 @@ class Judgement:
     """The outcome of a comparison; `rows` lie worst first.
 
     `faults` are failures of whole runs, `geometric_mean` is the suite's, of the ratios of all judged cells (shown, not
-    gated), `slot_bias` what running second in a round cost (a ratio; 1 where that is not known).
+    gated), `slot_bias` what running second in a pair cost (a ratio; 1 where that is not known). `disturbed` is how many
+    pairs each cause spoiled: they are kept and count for nothing.
     """
 
-    status: JudgementStatus
+    verdict: GateVerdict
     rows: Sequence[Row]
     controls: Sequence[ControlEffect]
     faults: Sequence[str]
@@ -114,21 +141,21 @@ class Judgement:
     rounds: int
     geometric_mean: float
     slot_bias: float
-    margins: Margins
+    disturbed: Mapping[str, int] = field(default_factory=dict)
+    margins: Margins = field(default_factory=Margins)
 
     def exit_code(self, *, inconclusive_passes: bool = False) -> ExitCode:
-        """Return the command's exit code; INCONCLUSIVE and CONTAMINATED may be told to pass."""
-        code = EXIT_CODES[self.status]
+        """Return the command's exit code; UNDECIDED and CONTAMINATED may be told to pass."""
+        code = self.verdict.exit_code
         return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and inconclusive_passes else code
 
-    def to_measure_again(self) -> list[Cell]:
-        """Return the base's cells of every INCONCLUSIVE or REGRESSED row, each once; all where nothing was judged.
+    def missing(self, pairs: int) -> dict[Cell, int]:
+        """Return how many pairs each of the base's cells lacks until every row that is not settled has so many."""
+        missing: dict[Cell, int] = {}
+        for row in self.rows:
+            if not row.settled and row.pairs < pairs:
+                missing |= {cell: max(missing.get(cell, 0), pairs - row.pairs) for cell in row.cells}
+        return missing
 
-        A regression has to be confirmed before it fails a suite: of many cells without one, some look like one in the
-        first rounds when the noise has heavy tails, and no longer do after as many again. And another guest on the link
-        in two rounds of eight contaminates a comparison, while in sixteen it does not move their median.
-        """
-        return list(dict.fromkeys(cell for row in self.rows if row.verdict in _OPEN for cell in row.cells))
-
-    def count(self, verdict: RowVerdict) -> int:
+    def count(self, verdict: GateVerdict) -> int:
         return sum(row.verdict is verdict for row in self.rows)

@@ -1,129 +1,199 @@
-"""Two lists of runs, cell by cell and round by round: how cells ended, which belong together, their paired times."""
+"""Two sides, cell by cell and round by round: which cells belong together, how they ended, their paired times."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
-from typing import Final, Literal
+from statistics import median
+from typing import Final
 
-import msgspec
 import numpy as np
 
 from kvbench.analysis.intervals import Floats
+from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import MismatchError, UsageError
-from kvbench.gate.judgement import Kind
+from kvbench.gate.disturbance import Mask, spoiled
 from kvbench.machine.identity import OF_THE_BUILD, differences
-from kvbench.results import CellRecord, Failure, Record, Run, Visit
+from kvbench.results import Ceiling, Control, Failure, Run, Skip, Visit
 
-# name in a rule -> column of the summary
-QUANTITIES: Final = {
-    "gbps": "gbps",
-    "ceiling_share": "ceiling_share",
-    **{f"{part}_us": f"{part}_us_median" for part in ("swap", "submit", "gpu", "wall", "prepare", "cpu")},
-}
-_FIGURES: Final = (*QUANTITIES.values(), "gbps_q1", "gbps_q3", "swap_us_q1", "swap_us_q3", "ceiling_gbps")
 _SHOWN: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class CellOutcome:
-    """One cell in one run: `status` is ok, failed or skipped, with its reason; `figures` by column, NaN unless ok."""
-
-    cell: Cell
-    status: str
-    reason: str
-    path: str
-    figures: Mapping[str, float]
-
-
-Outcomes = Mapping[Cell, CellOutcome]
-
-
-@dataclass(frozen=True, slots=True)
-class PairedValues:
-    """One thing to judge: a value a round of either side, paired, NaN where a round has none.
-
-    `margin` is the log ratio that the sides may differ by. `worse` is 1 where a larger value is worse, -1 where a
-    smaller one is.
-    """
-
-    kind: Kind
-    name: str
-    cells: Sequence[Cell]
-    unit: Literal["us", "x", "bytes"]
-    base: Floats
-    cand: Floats
-    margin: float
-    worse: int = 1
+NO_FIGURE: Final = "no delay outlasted the submission in every sample, so that execution alone was not seen"
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The cells of both sides in a fixed order, with `base_us` and `cand_us` (medians of swap_us) of shape (cells,
-    rounds), NaN where a round did not measure a cell.
+    """The cells of both sides in a fixed order, under the base's names, with `base_us` and `cand_us` (medians of
+    swap_us) of shape (cells, rounds), NaN where a round did not measure a cell, or something else spoiled the pair.
 
-    `failed` has a reason for every cell that failed or is missing anywhere; its times are NaN throughout. `faults` are
-    failures of whole runs, `paths` what ran where the effective path changed ("copy engine -> CPU inline").
+    `order` has 1 for every round in which the candidate ran second, -1 where it ran first, 0 where that is not known.
+    `controls` are name -> log ratio of the candidate's time to the base's for what no build changes, by round.
+    `failed` has a reason for every cell that failed or is missing on a side; its times are NaN throughout. `faults` are
+    failures of whole runs, `paths` what ran where the effective path changed ("copy engine -> CPU inline"). `disturbed`
+    is how many pairs each cause spoiled; `in_turn` is set where visit was paired with visit, not run with run.
     """
 
     cells: Sequence[Cell]
     base_us: Floats
     cand_us: Floats
-    failed: Mapping[Cell, str]
-    faults: Sequence[str]
-    paths: Mapping[Cell, str]
+    order: Floats
+    controls: Mapping[str, Floats]
+    failed: Mapping[Cell, str] = field(default_factory=dict)
+    faults: Sequence[str] = ()
+    paths: Mapping[Cell, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    disturbed: Mapping[str, int] = field(default_factory=dict)
+    in_turn: bool = False
 
 
-def outcomes(run: Run) -> dict[Cell, CellOutcome]:
-    """Return the outcome of every cell that the run's journal names.
+class _Side:
+    """The runs of one side, and for every round the run and the number that it has there."""
 
-    A cell with samples but without a verified byte counts as failed: its times are those of copies nobody compared.
-    """
-    cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
-    found = {}
-    for row in run.frame().to_dict("records"):
-        cell = cells[str(row["cell_id"])]
-        status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
-        if status == "ok" and int(row["verified_bytes"]) == 0:
-            status, reason = "failed", "nothing was verified"
-        figures = {name: float(row[name]) if status == "ok" else math.nan for name in _FIGURES}
-        path = row["path"] if isinstance(row["path"], str) else ""
-        found[cell] = CellOutcome(cell, status, reason, path, figures)
-    return found
+    def __init__(self, name: str, runs: Sequence[Run]) -> None:
+        self.name = name
+        self.runs = runs
+        self._visits: dict[Cell, dict[tuple[int, int], Visit]] = {}
+        self._failures: dict[Cell, list[Failure]] = {}
+        self._skips: dict[Cell, Skip] = {}
+        rounds = set()
+        for place, run in enumerate(runs):
+            for record in run.records:
+                match record:
+                    case Visit():
+                        self._visits.setdefault(record.cell, {})[place, record.round] = record
+                        rounds.add((place, record.round))
+                    case Failure():
+                        self._failures.setdefault(record.cell, []).append(record)
+                        rounds.add((place, record.round))
+                    case Skip():
+                        self._skips[record.cell] = record
+        self.rounds: Sequence[tuple[int, int]] = sorted(rounds)
+
+    @property
+    def measured(self) -> list[Cell]:
+        return list(dict.fromkeys([*self._visits, *self._failures]))
+
+    @property
+    def span_ns(self) -> tuple[int, int] | None:
+        """When the visits of the one run began and ended; None where that is not known, and for several runs."""
+        every = [visit for own in self._visits.values() for visit in own.values()]
+        spans = [visit.span_ns for visit in every if visit.span_ns is not None]
+        if len(self.runs) != 1 or not spans or len(spans) < len(every):
+            return None
+        return min(begin for begin, _ in spans), max(end for _, end in spans)
+
+    def values(self, cells: Sequence[Cell], value: Callable[[Visit], float]) -> Floats:
+        """Return a positive value of every visit, of shape (cells, rounds), NaN where there is none."""
+        rows = [[value(own[key]) if key in own else math.nan for key in self.rounds] for own in self._of(cells)]
+        return np.reshape(_positive(rows), (len(cells), len(self.rounds)))
+
+    def begun_s(self, *, in_turn: bool) -> list[float]:
+        """Return when each round began, by the visits or by their run; NaN where that is not known."""
+        if not in_turn:
+            return [_created_s(self.runs[place]) for place, _ in self.rounds]
+        first: dict[tuple[int, int], float] = {}
+        for own in self._visits.values():
+            for key, visit in own.items():
+                began_s = visit.span_ns[0] / 1e9 if visit.span_ns else math.nan
+                first[key] = min(first.get(key, math.inf), began_s)
+        return [first.get(key, math.nan) for key in self.rounds]
+
+    def trouble(self, cell: Cell) -> list[str]:
+        """Return why the cell has no timing on this side, if so: what nobody compared has none."""
+        visits = self._visits.get(cell, {}).values()
+        why = [f"failed: {failure.kind}: {failure.message}" for failure in self._failures.get(cell, ())]
+        if not visits and not why:
+            why = [f"skipped: {self._skips[cell].reason}" if cell in self._skips else "missing"]
+        elif not why and not any(visit.verified_bytes for visit in visits):
+            why = ["failed: nothing was verified"]
+        elif not why and all(math.isnan(visit_us(visit)) for visit in visits):
+            why = [f"no figure: {NO_FIGURE}"]
+        return [f"{self.name}: {reason}" for reason in why]
+
+    def paths(self, cell: Cell) -> str:
+        """Return the effective path of most visits."""
+        counts = Counter(visit.path for visit in self._visits.get(cell, {}).values())
+        return counts.most_common(1)[0][0] if counts else ""
+
+    def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, Floats]:
+        """Return direction -> median time of the large copies of every round, NaN where there are none."""
+        found: dict[str, dict[tuple[int, int], float]] = {}
+        for place, run in enumerate(self.runs):
+            for record in run.records:
+                if isinstance(record, kind) and record.gpu_us:
+                    found.setdefault(record.direction, {})[place, record.round] = median(record.gpu_us)
+        return {way: _positive([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
+
+    def _of(self, cells: Sequence[Cell]) -> list[dict[tuple[int, int], Visit]]:
+        return [self._visits.get(cell, {}) for cell in cells]
+
+
+def visit_us(visit: Visit) -> float:
+    """Return the median of swap_us of a visit; NaN where a delay did not outlast the submission in every sample."""
+    samples = visit.samples
+    busy = visit.cell.stream_state is StreamState.BUSY
+    if not len(samples) or (busy and not all(samples.pending_after)):
+        return math.nan
+    return float(median(getattr(samples, visit.cell.stream_state.swap_clock)))
 
 
 def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
-    """Pair `base[r]` with `cand[r]`; raises UsageError unless both are as long, and not empty.
+    """Pair the rounds of `base` with those of `cand`; raises UsageError unless there are as many of either, and some.
 
-    A round may measure fewer cells than another, but both sides of it the same ones: a cell that one side lacks failed.
+    A round may measure fewer cells than another. Where the sides are two backends, cells are paired by all other axes.
     """
-    if len(base) != len(cand) or not base:
+    ours, theirs = _Side("base", base), _Side("cand", cand)
+    in_turn = _in_turn(ours.span_ns, theirs.span_ns)
+    if len(base) == len(cand) == 1:  # stopped between two visits, or lost, one side may lack a round of the other
+        ours.rounds = theirs.rounds = sorted({*ours.rounds, *theirs.rounds})
+    if len(ours.rounds) != len(theirs.rounds) or not ours.rounds:
         raise UsageError(
-            f"{len(base)} runs of the base and {len(cand)} of the candidate: give as many of either, at least one, "
-            "in the order of their rounds"
+            f"{len(ours.rounds)} rounds of the base and {len(theirs.rounds)} of the candidate: give runs with as many "
+            "of either, at least one, in the order of their rounds"
         )
-    ours, theirs = [outcomes(run) for run in base], [outcomes(run) for run in cand]
-    asked = {cell for found in (*ours, *theirs) for cell, outcome in found.items() if outcome.status != "skipped"}
-    cells = sorted(asked, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
-    reasons = {cell: _few(why) for cell in cells if (why := _failures(cell, ours, theirs))}
-    paths = {cell: (_paths(cell, ours), _paths(cell, theirs)) for cell in cells}
-    unfinished = [
-        f"{side}, round {number}: {run.path} is {run.info.status}, not complete"
-        for side, runs in (("base", base), ("cand", cand))
-        for number, run in enumerate(runs)
-        if run.info.status != "complete"
-    ]
+    partner = partners(ours.measured, theirs.measured)
+    back = {there: here for here, there in partner.items()}
+    every = dict.fromkeys([*ours.measured, *(back.get(cell, cell) for cell in theirs.measured)])
+    cells = sorted(every, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
+    names = [partner.get(cell, cell) for cell in cells]
+    troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in zip(cells, names, strict=True)}
+    failed = {cell: _few(list(dict.fromkeys(why))) for cell, why in troubles.items() if why}
+    paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in zip(cells, names, strict=True)}
+    copies, notes = _large_copies(ours, theirs)
+
+    def both(value: Callable[[Visit], float]) -> Floats:
+        return np.array([ours.values(cells, value), theirs.values(names, value)])
+
+    times, probes_us = both(visit_us), both(lambda visit: visit.probe_us or math.nan)
+    disturbed = np.isfinite(both(lambda visit: len(visit.disturbed)))
+    clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
+    marks = spoiled(disturbed, probes_us, clocks, copies) if in_turn else {}
+    times[:, [cell in failed for cell in cells]] = math.nan
+    made = np.isfinite(times).all(axis=0)
+    for mark in marks.values():
+        times[:, mark] = math.nan
     return Pairs(
         cells,
-        _times(ours, cells, reasons),
-        _times(theirs, cells, reasons),
-        reasons,
-        unfinished,
-        {cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
+        times[0],
+        times[1],
+        order=np.nan_to_num(np.sign(np.subtract(theirs.begun_s(in_turn=in_turn), ours.begun_s(in_turn=in_turn)))),
+        controls=_controls(probes_us, copies, marks),
+        failed=failed,
+        faults=_unfinished([ours, theirs]) if not _stopped(base, cand) else [],
+        paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
+        notes=[*_about_backends(ours.measured, theirs.measured), *notes, *_stopped(base, cand)],
+        disturbed={cause: count for cause, mark in marks.items() if (count := int((mark & made).sum()))},
+        in_turn=in_turn,
     )
+
+
+def _in_turn(base_ns: tuple[int, int] | None, cand_ns: tuple[int, int] | None) -> bool:
+    """Whether two runs were made at the same time, which only visits in turn are."""
+    if base_ns is None or cand_ns is None:
+        return False
+    return base_ns[0] < cand_ns[1] and cand_ns[0] < base_ns[1]
 
 
 def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
@@ -134,7 +204,7 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
     support. Raises UsageError where two cells of a side have one partner.
     """
     ours, theirs = list(dict.fromkeys(base)), list(dict.fromkeys(cand))
-    if not _two_backends(ours, theirs):
+    if not _about_backends(ours, theirs):
         same = set(theirs)
         return {cell: cell for cell in ours if cell in same}
     fields = [
@@ -145,35 +215,6 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
     ]
     found = _by_values(theirs, fields)
     return {cell: found[values] for values, cell in _by_values(ours, fields).items() if values in found}
-
-
-def aligned(base: Sequence[Run], cand: Sequence[Run]) -> tuple[Sequence[Run], list[str]]:
-    """Return `cand` with its cells under the names of their partners, and a note where two backends are compared.
-
-    Raises UsageError as `partners`.
-    """
-    ours, theirs = _measured(base), _measured(cand)
-    if not _two_backends(ours, theirs):
-        return cand, []
-    names = {partner: cell.as_strings() for cell, partner in partners(ours, theirs).items()}
-    first, second = ours[0].backend, theirs[0].backend
-    note = f"two backends are compared, {first} (base) and {second} (candidate): cells are paired by the axes of both"
-
-    def named(record: Record) -> Record:
-        if not isinstance(record, Visit | Failure):
-            return record
-        return msgspec.structs.replace(record, cell_text=names.get(record.cell, record.cell_text))
-
-    return [replace(run, records=[named(record) for record in run.records]) for run in cand], [note]
-
-
-def rounds_of(run: Run) -> list[Run]:
-    """Return a run of several rounds as one run for each, in order; records without a round are in all."""
-    numbers = sorted({record.round for record in run.records if isinstance(record, Visit | Failure)})
-    return [
-        replace(run, records=[record for record in run.records if getattr(record, "round", number) == number])
-        for number in numbers
-    ]
 
 
 def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) -> list[str]:
@@ -191,31 +232,54 @@ def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) ->
     return [f"forced: not one kind of machine: {line}" for line in found]
 
 
-def slots(base: Sequence[Run], cand: Sequence[Run]) -> Floats:
-    """Return for every round 1 where the candidate ran second, -1 where it ran first, 0 where the times do not tell."""
+def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str]]:
+    """Return direction -> times of either side's control copies, of shape (2, rounds), and warnings.
 
-    def order(ours: Run, theirs: Run) -> float:
-        try:
-            first, second = (datetime.fromisoformat(run.info.created) for run in (ours, theirs))
-            return float(np.sign((second - first).total_seconds()))
-        except (ValueError, TypeError):  # a stranger's run, or one time with a zone and one without
-            return 0.0
+    Without controls, ceilings stand in.
+    """
+    ours, theirs = base.copies_us(Control), cand.copies_us(Control)
+    notes = []
+    if not ours or ours.keys() != theirs.keys():
+        notes = ["not every run has control copies: the engine's own large copies, the ceilings, stand in for them"]
+        ours, theirs = base.copies_us(Ceiling), cand.copies_us(Ceiling)
+    if not ours or ours.keys() != theirs.keys():
+        notes = ["no run has control copies or ceilings: whether the machine was steady is not known"]
+    return {way: np.array([ours[way], theirs[way]]) for way in sorted(ours.keys() & theirs.keys())}, notes
 
-    return np.array([order(*runs) for runs in zip(base, cand, strict=True)])
+
+def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
+    """Return name -> log ratio of the candidate's time to the base's in every round that nothing spoiled."""
+    found = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
+    if "link" in marks:
+        for logs in found.values():
+            logs[marks["link"].any(axis=0)] = math.nan
+    if "CPU" in marks:
+        logs = np.where(marks["CPU"] | marks["disturbed visit"], math.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
+        found["CPU"] = np.array([_middle(column) for column in logs.T])
+    return found
 
 
-def _failures(cell: Cell, base: Sequence[Outcomes], cand: Sequence[Outcomes]) -> list[str]:
-    reasons = []
-    for number, sides in enumerate(zip(base, cand, strict=True)):
-        found = [side.get(cell) for side in sides]
-        if all(outcome is None or outcome.status == "skipped" for outcome in found):
-            continue
-        for side, outcome in zip(("base", "cand"), found, strict=True):
-            if outcome is None:
-                reasons.append(f"{side}: missing, round {number}")
-            elif outcome.status != "ok":
-                reasons.append(f"{side}: {outcome.status}: {outcome.reason}, round {number}")
-    return reasons
+def _created_s(run: Run) -> float:
+    try:
+        return datetime.fromisoformat(run.info.created).timestamp()
+    except (ValueError, TypeError, OverflowError):  # a stranger's run
+        return math.nan
+
+
+def _stopped(base: Sequence[Run], cand: Sequence[Run]) -> list[str]:
+    """Return a note where both sides were stopped together, which is a plan cut short and no fault of either."""
+    if all(run.info.status == "interrupted" for run in (*base, *cand)):
+        return ["both sides were interrupted: what both have measured is judged"]
+    return []
+
+
+def _unfinished(sides: Sequence[_Side]) -> list[str]:
+    return [
+        f"{side.name}: {run.path} is {run.info.status}, not complete"
+        for side in sides
+        for run in side.runs
+        if run.info.status != "complete"
+    ]
 
 
 def _few(reasons: Sequence[str]) -> str:
@@ -223,30 +287,23 @@ def _few(reasons: Sequence[str]) -> str:
     return "; ".join(reasons[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _times(rounds: Sequence[Outcomes], cells: Sequence[Cell], failed: Mapping[Cell, str]) -> Floats:
-    times = [
-        [
-            found[cell].figures["swap_us_median"] if cell in found and cell not in failed else math.nan
-            for found in rounds
-        ]
-        for cell in cells
-    ]
-    known = np.reshape(times, (len(cells), len(rounds)))
+def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
+    known = np.asarray(times_us, dtype=np.float64)
     return np.where(known > 0, known, np.nan)  # a clock that stood still says nothing of a ratio
 
 
-def _paths(cell: Cell, rounds: Sequence[Outcomes]) -> str:
-    return "; ".join(sorted({found[cell].path for found in rounds if cell in found and found[cell].path}))
+def _middle(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else math.nan
 
 
-def _measured(runs: Iterable[Run]) -> list[Cell]:
-    records = (record for run in runs for record in run.records if isinstance(record, Visit | Failure))
-    return list(dict.fromkeys(record.cell for record in records))
-
-
-def _two_backends(ours: Sequence[Cell], theirs: Sequence[Cell]) -> bool:
+def _about_backends(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[str]:
+    """Return a note where either side has one backend and the two differ."""
     names = {cell.backend for cell in ours}, {cell.backend for cell in theirs}
-    return all(len(found) == 1 for found in names) and names[0] != names[1]
+    if names[0] == names[1] or any(len(found) != 1 for found in names):
+        return []
+    first, second = ours[0].backend, theirs[0].backend
+    return [f"two backends are compared, {first} (base) and {second} (candidate): cells are paired by the axes of both"]
 
 
 def _by_values(cells: Sequence[Cell], fields: Sequence[str]) -> dict[tuple[object, ...], Cell]:

@@ -4,19 +4,18 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Final
 
 import msgspec
 
-from kvbench.analysis.curves import MIN_HEIGHT, crossovers, find_cliff, winners
-from kvbench.analysis.intervals import Quartiles
+from kvbench.analysis.compare import MIN_PAIRS, Visits, winners
+from kvbench.analysis.curves import MIN_HEIGHT, crossovers, find_cliff
+from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter
-from kvbench.errors import ExitCode
-from kvbench.gate.judgement import EXIT_CODES
-from kvbench.gate.pairs import QUANTITIES, CellOutcome, Outcomes, outcomes
-from kvbench.gate.shape import MIN_SIZES, curve_command, curves_of, of_the_swap
+from kvbench.gate.judgement import GateVerdict, Row, worst
+from kvbench.gate.outcomes import QUANTITIES, CellOutcome, Outcomes, outcomes
+from kvbench.gate.shape import MIN_SIZES, curves_of, of_the_swap
 from kvbench.results import Run
 from kvbench.text import NAME_PATTERN, shown
 from kvbench.units import format_size, parse_size
@@ -25,48 +24,23 @@ CEILING: Final = "ceiling"
 LARGEST: Final = 1e9
 _DEFAULT_QUANTITY: Final = "gbps"
 
-# Of the things that a rule speaks of: how far one is from breaking it (below 0: broken), that in words, and its cells.
+# Of the things that a rule speaks of: how far one is from breaking it (below 0: broken, NaN: undecided), that in words,
+# and its cells.
 Case = tuple[float, str, Sequence[Cell]]
-
-
-class RuleVerdict(StrEnum):
-    """What is known of a rule; from bad to good."""
-
-    FAILED = "FAILED"
-    BROKEN = "BROKEN"
-    HOLDS = "HOLDS"
-
-
-_WORST_FIRST: Final = list(RuleVerdict)
-
-
-@dataclass(frozen=True, slots=True)
-class RuleResult:
-    """One rule: its verdict, why (the worst of its cells), and the command that measures them; "" without cells."""
-
-    rule: str
-    verdict: RuleVerdict
-    reason: str
-    command: str
 
 
 @dataclass(frozen=True, slots=True)
 class RulesReport:
-    """All rules against one run, worst first; `config` is the one they are for, None for any."""
+    """All rules against one run, worst first, a row each; `config` is the one they are for, None for any."""
 
     run: str
     config: str | None
-    results: Sequence[RuleResult]
+    rows: Sequence[Row]
     warnings: Sequence[str]
 
     @property
-    def verdict(self) -> RuleVerdict:
-        return self.results[0].verdict
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """5 with missing or failed cells, else 1 with a broken rule, else 0."""
-        return EXIT_CODES[self.verdict]
+    def verdict(self) -> GateVerdict:
+        return worst(row.verdict for row in self.rows)
 
 
 class _UnknownError(Exception):
@@ -152,16 +126,25 @@ class Rule(msgspec.Struct, frozen=True):
         """Return what the rule speaks of, at least one; raises _UnknownError where there is nothing to judge."""
         raise NotImplementedError
 
-    def check(self, found: Outcomes) -> RuleResult:
+    def check(self, found: Outcomes) -> Row:
         try:
             cases = self.cases(found)
         except _UnknownError as why:
-            return RuleResult(str(self), RuleVerdict.FAILED, str(why), "")
-        _, words, cells = min(cases, key=lambda case: case[0])
-        broken = sum(slack < 0 for slack, _, _ in cases)
+            return Row("rule", str(self), GateVerdict.FAILED, [], reason=str(why))
+        verdicts = [_verdict(slack) for slack, _, _ in cases]
+        verdict = worst(verdicts)
+        _, words, cells = min(
+            (case for case, own in zip(cases, verdicts, strict=True) if own is verdict), key=lambda case: case[0]
+        )
+        broken = verdicts.count(GateVerdict.BROKEN)
         more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
-        verdict = RuleVerdict.BROKEN if broken else RuleVerdict.HOLDS
-        return RuleResult(str(self), verdict, words + more, curve_command(cells))
+        return Row("rule", str(self), verdict, cells, reason=words + more)
+
+
+def _verdict(slack: float) -> GateVerdict:
+    if math.isnan(slack):
+        return GateVerdict.UNDECIDED
+    return GateVerdict.BROKEN if slack < 0 else GateVerdict.HOLDS
 
 
 class Bound(Rule, frozen=True, kw_only=True):
@@ -259,27 +242,39 @@ class CrossoverBetween(Rule, frozen=True, kw_only=True):
         return parse_size(low), parse_size(high)
 
     def cases(self, found: Outcomes) -> list[Case]:
-        low_bytes, high_bytes = self.span_bytes
         ones, others = (
             Selection((Filter("backend", "=", (backend,)), *self.cells.filters)).curves(found)
             for backend in self.crossover
         )
         cases: list[Case] = []
         for one, other in itertools.product(ones, others):
-            fastest = winners({curve[0].cell.backend: _times(curve) for curve in (one, other)})
-            if of_the_swap(one[0].cell) != of_the_swap(other[0].cell) or len(fastest) < MIN_SIZES:
+            arms = {curve[0].cell.backend: _visits(curve) for curve in (one, other)}
+            sizes = set[int].intersection(*(set(times) for times in arms.values()))
+            if of_the_swap(one[0].cell) != of_the_swap(other[0].cell) or len(sizes) < MIN_SIZES:
                 continue
             cells = [outcome.cell for outcome in (*one, *other)]
-            decided = {name for name in fastest.values() if name}
-            none = f"none, {decided.pop()} is faster" if decided else "undecided at every size"
-            spans = [(change.below_bytes, change.above_bytes) for change in crossovers(fastest)]
-            where = ", ".join(_between(*span) for span in spans)
-            inside = bool(spans) and all(low_bytes <= low and high <= high_bytes for low, high in spans)
-            cases.append((1.0 if inside else -1.0, f"{_curve_name(cells)}: {where or none}", cells))
+            slack, words = self._judge(arms)
+            cases.append((slack, f"{_curve_name(cells)}: {words}", cells))
         if not cases:
             names = " and ".join(self.crossover)
             raise _UnknownError(f"{names} have no {MIN_SIZES} block sizes of the same swap in common")
         return cases
+
+    def _judge(self, arms: dict[str, dict[int, Visits]]) -> tuple[float, str]:
+        """Return the slack and the words for two curves with common sizes."""
+        fewest = min(len(visits) for times in arms.values() for visits in times.values())
+        if fewest < MIN_PAIRS:
+            return math.nan, f"{fewest} visits; which is faster takes {MIN_PAIRS}: measure with --rounds {MIN_PAIRS}"
+        fastest = winners(arms, IN_TURN)
+        decided = {name for name in fastest.values() if name}
+        spans = [(change.below_bytes, change.above_bytes) for change in crossovers(fastest)]
+        if not decided:
+            return math.nan, "undecided at every size"
+        if not spans:
+            return -1.0, f"none, {decided.pop()} is faster"
+        low_bytes, high_bytes = self.span_bytes
+        inside = all(low_bytes <= low and high <= high_bytes for low, high in spans)
+        return 1.0 if inside else -1.0, ", ".join(_between(*span) for span in spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,22 +288,18 @@ class RuleSet:
 def check_rules(run: Run, rules: RuleSet) -> RulesReport:
     """Judge every rule by the medians of `run`."""
     found = outcomes(run)
-    results = [rule.check(found) for rule in rules.rules]
+    rows = sorted((rule.check(found) for rule in rules.rules), key=lambda row: row.verdict.badness)
     warnings = [*run.warnings]
     if run.info.status != "complete":
         warnings.append(f"the run is {run.info.status}, not complete")
     config = run.info.spec.get("name", "")
     if rules.config not in (None, config):
         warnings.append(f"the rules are for runs of the config {rules.config}; this run is of {config or 'no config'}")
-    ordered = sorted(results, key=lambda result: _WORST_FIRST.index(result.verdict))
-    return RulesReport(run.path.name, rules.config, ordered, warnings)
+    return RulesReport(run.path.name, rules.config, rows, warnings)
 
 
-def _times(curve: Sequence[CellOutcome]) -> dict[int, Quartiles]:
-    return {
-        outcome.cell.block_bytes: Quartiles(*(outcome.figures[f"swap_us_{part}"] for part in ("q1", "median", "q3")))
-        for outcome in curve
-    }
+def _visits(curve: Sequence[CellOutcome]) -> dict[int, Visits]:
+    return {outcome.cell.block_bytes: outcome.visits for outcome in curve}
 
 
 def _between(low_bytes: int, high_bytes: int) -> str:

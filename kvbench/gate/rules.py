@@ -11,7 +11,7 @@ from kvbench.analysis.curves import MIN_HEIGHT
 from kvbench.cells.filter import parse_filters
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
-from kvbench.gate.pairs import QUANTITIES
+from kvbench.gate.outcomes import QUANTITIES
 from kvbench.gate.rule_check import CEILING, LARGEST, Bound, CrossoverBetween, Limit, NoCliff, Rule, RuleSet, Selection
 from kvbench.text import NAME_PATTERN, check_keys, located, shown
 

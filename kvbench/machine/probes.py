@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import PurePosixPath
@@ -80,17 +80,41 @@ def _kib_fields(text: str) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines if len(words) >= 2}
 
 
-def _available_bytes(machine: Machine) -> int:
-    """Bytes that can still be pinned: what the kernel can free, at most what the control group leaves."""
-    sources = machine.sources
+def available_bytes(sources: Sources) -> int:
+    """Return the bytes that can still be pinned: what the kernel can free, at most what the control groups leave."""
+    left = [_left_in_group(sources, folder, *files) for folder, files in _control_groups(sources)]
     available = _kib_fields(sources.text("proc/meminfo"))["MemAvailable"] * KIB
+    return min([available, *(bytes_left for bytes_left in left if bytes_left is not None)])
+
+
+_GROUP_FILES: Final = ("memory.max", "memory.current", "inactive_file")
+_GROUP_FILES_OF_VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _control_groups(sources: Sources) -> Iterator[tuple[PurePosixPath, tuple[str, str, str]]]:
+    """Yield the folder of every control group for memory that this process is in, and the names of its files."""
     try:
-        limit = int(sources.text("sys/fs/cgroup/memory.max"))
-        used = int(sources.text("sys/fs/cgroup/memory.current"))
-        reclaimable = _kib_fields(sources.text("sys/fs/cgroup/memory.stat"))["inactive_file"]
+        lines = sources.text("proc/self/cgroup").splitlines()
+    except OSError:
+        lines = ["0::/"]
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = PurePosixPath("sys/fs/cgroup", "memory" if controllers else "")
+        files = _GROUP_FILES_OF_VERSION_1 if controllers else _GROUP_FILES
+        within = PurePosixPath(place.lstrip("/"))
+        for group in dict.fromkeys((within, *within.parents)):
+            if ".." not in group.parts:  # a group outside of what this process may see
+                yield root / group, files
+
+
+def _left_in_group(sources: Sources, folder: PurePosixPath, limit: str, used: str, reclaimable: str) -> int | None:
+    try:
+        size, taken = (int(sources.text(f"{folder}/{name}")) for name in (limit, used))
+        return max(0, size - taken + _kib_fields(sources.text(f"{folder}/memory.stat"))[reclaimable])
     except (OSError, ValueError, KeyError):
-        return available  # no group of our own, or "max": no limit
-    return min(available, max(0, limit - used + reclaimable))
+        return None  # no such group, or "max": no limit
 
 
 def _bus_id(machine: Machine) -> str:
@@ -239,7 +263,7 @@ OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
         "sys/devices/system/clocksource/clocksource0/current_clocksource"
     ),
     "host_load_1min": lambda machine: float(machine.sources.text("proc/loadavg").split()[0]),
-    "host_available_bytes": _available_bytes,
+    "host_available_bytes": lambda machine: available_bytes(machine.sources),
     "cpu_governor": lambda machine: machine.sources.text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
     "time_utc": lambda _: datetime.now(UTC).isoformat(timespec="seconds"),
 }

@@ -51,7 +51,8 @@ class Flow:
     def __init__(
         self, device: Device, stream: Stream, workload: Workload, cell: Cell, twins: Sequence[Sequence[PreparedSwap]]
     ) -> None:
-        self._stream, self._workload, self._cell, self._twins = stream, workload, cell, twins
+        self._driver, self._stream = device.driver, stream
+        self._workload, self._cell, self._twins = workload, cell, twins
         self._start, self._end = Event(device.driver), Event(device.driver)
         self._place, self._hides = 0, False
         self._prepare_us = self._prepare()  # a twin is always prepared, the last one for `finish`
@@ -104,6 +105,7 @@ class Flow:
         for launch in self._twins[self._place]:
             launch.retarget()
             launch.swap.prepare()
+        self._driver.bind_thread()  # what prepares may have made another device current
         return _us_since(began_ns)
 
     def _submit(self, launches: Sequence[PreparedSwap]) -> None:

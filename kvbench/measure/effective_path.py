@@ -1,21 +1,10 @@
 """Names what really ran, from the evidence in the samples."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Final
 
 from kvbench.backends.base import Mechanism
-
-
-class EffectivePath(StrEnum):
-    """What moved the bytes."""
-
-    COPY_ENGINE = "copy engine"
-    CPU_INLINE = "CPU inline"
-    FALLBACK = "per-copy fallback"
-    SM_KERNEL = "SM kernel"
-    HOST_THREAD = "host thread"
-
+from kvbench.results.schema import EffectivePath
 
 # On an idle stream cuMemcpyBatchAsync may copy inside the call. The same submission made while work is pending only
 # hands over to the copy engine: what the idle call costs its thread beyond that went into copying. Of a visit's samples

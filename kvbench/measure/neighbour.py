@@ -92,7 +92,7 @@ class SwapsBack:
         self._swaps = [backend.create(SwapRequest(device, own, memory)).swap for _ in range(SWAPS_AHEAD)]
         self._done = [Event(device.driver) for _ in self._swaps]
         self._next = 0
-        self._handle = stream.handle
+        self._driver, self._handle = device.driver, stream.handle
 
     def thread(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -102,6 +102,7 @@ class SwapsBack:
         self._next = (self._next + 1) % len(self._swaps)
         done.wait()
         swap.prepare()
+        self._driver.bind_thread()  # what prepares may have made another device current
         swap.submit(self._handle)
         done.record(self._handle)
 

@@ -28,28 +28,35 @@ class SteadyCpu:
         self._best_us = float("inf")
 
     @contextmanager
-    def held(self) -> Iterator[int]:
-        """Keep the calling thread on a CPU of full speed meanwhile, and return its number."""
+    def held(self, cpu: int | None = None) -> Iterator[int]:
+        """Keep the calling thread on `cpu`, by default on one of full speed, meanwhile, and return its number."""
         try:
-            yield self._settle()
+            yield self._settle(cpu)
         finally:
             os.sched_setaffinity(0, self._allowed)
 
-    def slowdown(self) -> float:
-        """Return how many times as long as on the best CPU seen the fixed piece of work takes on the current one."""
+    def probe_us(self) -> float:
+        """Return how long the fixed piece of work takes on the current CPU."""
         took_us = median(self._probe() for _ in range(PROBES))
         self._best_us = min(self._best_us, took_us)
+        return took_us
+
+    def slowdown(self, took_us: float) -> float:
+        """Return how many times as long as on the best CPU seen that is."""
         return took_us / self._best_us
 
-    def _settle(self) -> int:
+    def _settle(self, wanted: int | None) -> int:
+        if wanted is not None and wanted in self._allowed:
+            self._cpu = wanted
+            os.sched_setaffinity(0, {wanted})
+            return wanted
         if self._cpu is not None and self._time_on(self._cpu) <= TOLERANCE * self._best_us:
             return self._cpu
         times_us = {cpu: self._time_on(cpu) for cpu in sorted(self._allowed)}
         self._cpu = min(times_us, key=lambda cpu: times_us[cpu])
-        self._best_us = min(self._best_us, times_us[self._cpu])
         os.sched_setaffinity(0, {self._cpu})
         return self._cpu
 
     def _time_on(self, cpu: int) -> float:
         os.sched_setaffinity(0, {cpu})
-        return median(self._probe() for _ in range(PROBES))
+        return self.probe_us()

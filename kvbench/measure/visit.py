@@ -29,12 +29,12 @@ from kvbench.engine.device import (
 from kvbench.engine.faults import Fault
 from kvbench.measure.beside import Flow, FlowSample, measure_beside
 from kvbench.measure.disturbance import Clocks, GpuClocks, disturbances
-from kvbench.measure.effective_path import EffectivePath, effective_path
+from kvbench.measure.effective_path import effective_path
 from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import RunningNeighbour, open_neighbour
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError, Workload
-from kvbench.results.schema import Beside, StopReason
+from kvbench.results.schema import Beside, EffectivePath, StopReason
 from kvbench.sweep.plan import CHAIN, SHORT_CHAIN, submissions
 from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
@@ -96,7 +96,7 @@ class Bench:
 class Measurement:
     """The samples of one visit and what they rest on; `calls` are driver calls or launches in one swap.
 
-    `slowdown` is that of the CPU: how many times as long as at its best a fixed piece of work took, at worst.
+    `probe_us` is what a fixed piece of work took on the CPU at worst, `slowdown` how many times its best that is.
     """
 
     samples: Sequence[Sample | FlowSample]
@@ -107,6 +107,7 @@ class Measurement:
     verify_ms: float
     busy_cpu_us: float | None
     cpu: int
+    probe_us: float
     slowdown: float
     clocks: Clocks
     disturbed: Sequence[str]
@@ -115,45 +116,70 @@ class Measurement:
     beside: Beside | None = None
 
 
-def measure(
-    bench: Bench,
-    backend: Backend,
-    cell: Cell,
-    sampling: Sampling,
-    seed: int,
-    fault: Fault | None,
-    *,
-    is_first: bool = True,
-    begin: Callable[[], None] | None = None,
-) -> Measurement:
-    """Measure one visit of `cell`. Raises EngineError, VerificationError, and what a backend raises.
+@dataclass(frozen=True)
+class SetUp:
+    """A cell ready to be visited: its blocks, and the backend's swaps over them, one unless they are sustained.
 
-    `seed` decides the blocks' places. The first swap is compared byte for byte before anything is timed, and in the
-    first visit of a cell a swap must keep to its stream. Every set of blocks that the samples used is compared behind
-    the last of them, and one more swap is made and compared, so that one that stopped copying is found. `begin` returns
-    once other devices are ready to swap too: then samples are taken until the time is up.
+    `requests` are what the backend made the swaps of.
     """
-    bench = bench.at(cell.priority)
+
+    cell: Cell
+    backend: Backend
+    workload: Workload
+    requests: Sequence[SwapRequest]
+    swaps: Sequence[PreparedSwap]
+
+
+def set_up(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int) -> SetUp:
+    """Make `cell` ready; `seed` decides the blocks' places. Raises EngineError, and what a backend raises."""
     rng = np.random.default_rng(seed)
     state = cell.stream_state
     slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
     workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling, state), rng), rng, slots)
     requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
     swaps = [joined(create_launches(backend, request)) for request in requests]
-    prepared = swaps[0]
-    take_alone = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.IDLE), Queue())
-    take_busy = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.BUSY), Queue())
+    return SetUp(cell, backend, workload, requests, swaps)
+
+
+def visit(
+    bench: Bench,
+    ready: SetUp,
+    sampling: Sampling,
+    fault: Fault | None,
+    *,
+    is_first: bool = True,
+    verify: bool = True,
+    cpu: int | None = None,
+    begin: Callable[[], None] | None = None,
+) -> Measurement:
+    """Measure one visit of a cell. Raises EngineError, VerificationError, and what a backend raises.
+
+    The submitting thread is kept on `cpu`, by default on one of full speed. The first swap is compared byte for byte
+    before anything is timed, and in the first visit of a cell a swap must keep to its stream. Every set of blocks that
+    the samples used is compared behind the last of them, and one more swap is made and compared, so that one that
+    stopped copying is found. Without `verify` nothing is compared, and the pools are left as the swaps leave them.
+    `begin` returns once other devices are ready to swap too: then samples are taken until the time is up.
+    """
+    bench = bench.at(ready.cell.priority)
+    cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
+    state = cell.stream_state
     samples: Sequence[Sample | FlowSample]
     stopped_by: StopReason = "time"
     beside: Beside | None = None
-    with bench.device.injecting(fault), bench.neighbour(backend, cell) as neighbour:
-        take_alone()
-        verified_bytes = workload.verify()
+    verified_bytes = 0
+    workload.verify_ms = 0.0
+    take_alone = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.IDLE), Queue())
+    take_busy = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.BUSY), Queue())
+    with bench.device.injecting(fault), bench.neighbour(ready.backend, cell) as neighbour:
+        if verify:
+            bench.pools.rest()
+            take_alone()
+            verified_bytes += workload.verify()
         if is_first:
             _check_order(bench, prepared, workload)
-        with bench.cpu.held() as cpu:
-            slowdowns = [bench.cpu.slowdown()]
-            take = _taker(bench, cell, swaps, workload, take_busy)
+        with bench.cpu.held(cpu) as held_cpu:
+            probes_us = [bench.cpu.probe_us()]
+            take = _taker(bench, ready, take_busy)
             for _ in range(sampling.warmups):
                 take()
             if begin is not None:
@@ -161,15 +187,19 @@ def measure(
             if neighbour is None:
                 samples, stopped_by = take_samples(take, sampling, to_the_end=begin is not None)
             else:
-                samples, beside = _sample_beside(bench, backend, requests[0], workload, neighbour, sampling)
-            slowdowns.append(bench.cpu.slowdown())
+                samples, beside = _sample_beside(bench, ready, neighbour, sampling)
+            probes_us.append(bench.cpu.probe_us())
+            slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
             clocks = bench.clocks.read()
             busy_cpu_us = None
             if prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY:
                 busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
-        verified_bytes += workload.verify()
-        take_alone()
-        verified_bytes += workload.verify()
+        if verify:
+            verified_bytes += workload.verify()
+            take_alone()
+            verified_bytes += workload.verify()
+        else:
+            workload.leave()
     times_us = [getattr(sample, state.swap_clock) for sample in samples]
     _check_speed(bench, cell, times_us)
     return Measurement(
@@ -180,7 +210,8 @@ def measure(
         verified_bytes=verified_bytes,
         verify_ms=workload.verify_ms,
         busy_cpu_us=busy_cpu_us,
-        cpu=cpu,
+        cpu=held_cpu,
+        probe_us=max(probes_us),
         slowdown=max(slowdowns),
         clocks=clocks,
         disturbed=disturbances(slowdowns, clocks, times_us),
@@ -235,17 +266,13 @@ def _sampler(
 
 
 def _sample_beside(
-    bench: Bench,
-    backend: Backend,
-    request: SwapRequest,
-    workload: Workload,
-    neighbour: RunningNeighbour,
-    sampling: Sampling,
+    bench: Bench, ready: SetUp, neighbour: RunningNeighbour, sampling: Sampling
 ) -> tuple[Sequence[FlowSample], Beside]:
-    twins = [create_launches(backend, request) for _ in range(2)]
-    flow = Flow(bench.device, bench.stream, workload, request.cell, twins)
+    request = ready.requests[0]
+    twins = [create_launches(ready.backend, request) for _ in range(2)]
+    flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, twins)
     seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
-    return measure_beside(flow, neighbour, _one_block(bench.region, backend, request), seconds)
+    return measure_beside(flow, neighbour, _one_block(bench.region, ready.backend, request), seconds)
 
 
 def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> Callable[[], float]:
@@ -261,18 +288,13 @@ def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> C
     return take_us
 
 
-def _taker(
-    bench: Bench,
-    cell: Cell,
-    swaps: Sequence[PreparedSwap],
-    workload: Workload,
-    take_busy: Callable[[], Sample],
-) -> Callable[[], Sample]:
-    """Return what takes a sample in the stream state of `cell`."""
+def _taker(bench: Bench, ready: SetUp, take_busy: Callable[[], Sample]) -> Callable[[], Sample]:
+    """Return what takes a sample in the stream state of the cell."""
+    cell, workload = ready.cell, ready.workload
     if cell.stream_state is StreamState.SUSTAINED:
-        return _chain_sampler(bench.region, swaps, workload)
+        return _chain_sampler(bench.region, ready.swaps, workload)
     queue = _behind_a_delay(cell, take_busy) if cell.stream_state is StreamState.BUSY else Queue()
-    return _sampler(bench.region, swaps[0], workload, cell, queue)
+    return _sampler(bench.region, ready.swaps[0], workload, cell, queue)
 
 
 def _chain_sampler(region: TimedRegion, swaps: Sequence[PreparedSwap], workload: Workload) -> Callable[[], Sample]:

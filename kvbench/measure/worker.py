@@ -4,14 +4,14 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from kvbench.backends.base import Backend, facts_of, load_backends
+from kvbench.backends.base import backend_named, facts_of
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import (
@@ -31,30 +31,29 @@ from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.roof import LARGE, SMALL, measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, Measurement, measure, measure_ceiling
-from kvbench.measure.what_runs import hash_of_what_runs, is_claimed
+from kvbench.measure.visit import Bench, Measurement, SetUp, measure_ceiling, set_up, visit
+from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import Beside, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
+from kvbench.results.schema import CLAIMED, Beside, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
 from kvbench.run import protocol
+from kvbench.sweep.installed import installed
 from kvbench.units import rough_size
 
 # Lengths of the delay kernel that are tried when a device is opened: that in front of `primed`, and a long one.
 DELAYS_US: Final = (0, 2, 200)
 # How long a device waits for others that begin a visit with it.
 START_DEADLINE_S: Final = 20
-# Behind the path of a backend of another package, which nobody but that package can vouch for.
-CLAIMED: Final = " (claimed)"
 
 
 class Worker:
     """Answers requests; the device is opened by the first, its memory pools are made by Reserve."""
 
     def __init__(self) -> None:
-        self._backends: Mapping[str, Backend] = load_backends()
         self._faults = FaultPlan()
         self._device: Device | None = None
         self._bench: Bench | None = None
         self._control: ControlCopies | None = None
+        self._kept: dict[Cell, SetUp] = {}
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
         """Do what `request` asks; a failure is an answer too."""
@@ -62,6 +61,9 @@ class Worker:
             match request:
                 case protocol.Open():
                     return self._open(request)
+                case protocol.Describe():
+                    assert self._device is not None
+                    return protocol.Described(backend=facts_of(request.backend, self._device.facts()))
                 case protocol.Reserve():
                     return self._reserve(request)
                 case protocol.MeasureCeiling():
@@ -85,7 +87,7 @@ class Worker:
         facts = device.facts()
         return protocol.Opened(
             device=facts,
-            backends=[facts_of(backend, facts) for backend in self._backends.values()],
+            backends=[],
             engine_hash=hash_of_what_runs(),
             delay_us=_real_delays(device),
             pci_bus_id=device.driver.info.pci_bus_id or None,
@@ -95,6 +97,7 @@ class Worker:
     def _reserve(self, request: protocol.Reserve) -> protocol.Reserved:
         assert self._device is not None
         self._bench = None  # what an earlier reservation holds is released first
+        self._kept.clear()
         driver, delay_ns = self._device.driver, request.busy_delay_us * 1000
         stream, urgent = Stream(driver), Stream(driver, HIGH_PRIORITY)
         region, urgent_region = (TimedRegion(driver, each.handle, delay_ns) for each in (stream, urgent))
@@ -120,7 +123,9 @@ class Worker:
 
     def _measure_roof(self, request: protocol.MeasureRoof) -> Roof:
         assert self._bench is not None
-        times = measure_roof(self._bench, self._backends["sm"], Direction(request.direction), request.samples)
+        sm = backend_named("sm")
+        assert sm is not None
+        times = measure_roof(self._bench, sm, Direction(request.direction), request.samples)
         return Roof(
             direction=request.direction,
             round=request.round,
@@ -149,25 +154,39 @@ class Worker:
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
         assert self._bench is not None
         cell = Cell.from_strings(request.cell)
-        place = f"{request.seed}/{cell.id}/{request.round}" + "/again" * request.attempt
-        seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
-        began, start_s = int(time.time()), time.perf_counter()
+        in_turn = request.in_turn or protocol.InTurn(verify=True)
+        began, start_ns = int(time.time()), time.monotonic_ns()
         try:
-            backend = self._backends[cell.backend]
-            taken = measure(
+            taken = visit(
                 self._bench,
-                backend,
-                cell,
+                self._set_up(self._bench, cell, request),
                 request.sampling,
-                seed,
                 self._faults.for_cell(cell),
                 is_first=request.round == 0 and request.attempt == 0,
+                verify=in_turn.verify,
+                cpu=in_turn.cpu,
                 begin=None if request.start is None else partial(_wait_for_others, request.start),
             )
         except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
             return _failure(request, error)
-        took_ms = round((time.perf_counter() - start_s) * 1e3, 3)
-        return msgspec.structs.replace(_visit(request, cell, taken), began=began, took_ms=took_ms)
+        end_ns = time.monotonic_ns()
+        took_ms, span_ns = round((end_ns - start_ns) / 1e6, 3), (start_ns, end_ns)
+        return msgspec.structs.replace(_visit(request, cell, taken), began=began, took_ms=took_ms, span_ns=span_ns)
+
+    def _set_up(self, bench: Bench, cell: Cell, request: protocol.MeasureCell) -> SetUp:
+        """Return the cell set up, as it was for an earlier visit where it is visited in turn."""
+        if not bench.pools.holds(cell.memory):
+            self._kept.clear()  # the pool that they lie in goes
+        if cell in self._kept:
+            return self._kept[cell]
+        place = f"{request.seed}/{cell.id}/{request.round}" + "/again" * request.attempt
+        seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
+        backend = backend_named(cell.backend)
+        assert backend is not None  # the plan has described ones only
+        ready = set_up(bench, backend, cell, request.sampling, seed)
+        if request.in_turn is not None:
+            self._kept[cell] = ready
+        return ready
 
 
 def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Visit:
@@ -187,10 +206,11 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
             depth_held=flags("depth_held") if cell.queued else None,
         ),
         stopped_by=taken.stopped_by,
-        path=f"{taken.path.value}{CLAIMED if is_claimed(cell.backend) else ''}",
+        path=f"{taken.path.value}{CLAIMED if not installed()[0][cell.backend].own else ''}",
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
         cpu=taken.cpu,
+        probe_us=round(taken.probe_us, 3),
         slowdown=round(taken.slowdown, 3),
         sm_clock_mhz=taken.clocks.sm_mhz,
         clock_limits=list(taken.clocks.limits),

@@ -44,6 +44,7 @@ class Pools:
         self.pool_bytes = pool_bytes
         self._device_pool = self._filled(MemoryKind.device, DEVICE_SEED)
         self._host_pools: dict[Memory, Buffer] = {}
+        self._at_rest = True
 
     def host_pool(self, memory: Memory | None) -> Buffer:
         """Return the host pool pinned in this way, made and filled on first use; one kind is held at a time."""
@@ -87,8 +88,22 @@ class Pools:
         buffer, seed = self.sides(cell.direction, cell.memory)[side], _seeds(cell.direction)[side]
         return audit_words(buffer, offsets, sizes, offsets, seed, self._beside.handle)
 
+    def holds(self, memory: Memory | None) -> bool:
+        """Whether the host pool that is held is pinned in this way."""
+        return (memory or Memory.ALLOCATED) in self._host_pools
+
+    def disturb(self) -> None:
+        """Tell that swaps leave behind what nobody compares or puts back."""
+        self._at_rest = False
+
+    def rest(self) -> None:
+        """Put everything back, if it was disturbed."""
+        if not self._at_rest:
+            self.refill()
+
     def refill(self) -> None:
         """Put everything back, after a swap that wrote where it liked."""
+        self._at_rest = True
         for buffer, seed in (
             (self._device_pool, DEVICE_SEED),
             *((pool, HOST_SEED) for pool in self._host_pools.values()),
@@ -157,6 +172,11 @@ class Workload:
         self._pools.put_back(self._cell.direction, self._cell.memory, offsets, sizes)
         self.verify_ms += (time.perf_counter() - began_s) * 1e3
         return copied.checked_bytes + around.checked_bytes + spoiled.checked_bytes
+
+    def leave(self) -> None:
+        """Compare nothing of what the swaps since the last call of `verify` left behind."""
+        self._used.clear()
+        self._pools.disturb()
 
     def arrived_early(self) -> bool:
         """Whether bytes of the current swap, which waits behind other work, stand in the destination already."""

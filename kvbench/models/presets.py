@@ -71,6 +71,12 @@ def find_model(name_or_path: str) -> Geometry:
     known = presets()
     if name_or_path in known:
         return known[name_or_path]
+    path = Path(name_or_path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name_or_path) and path.suffix != ".json" and not path.exists():
+        raise UsageError(
+            f"model {shown(name_or_path)}: names of a model hub are not looked up: download its config.json and give "
+            f"the path, or {hint(path.name, known, 'see kvbench list models')}"
+        )
     if name_or_path.endswith(".json") or "/" in name_or_path:
         return read_config_json(Path(name_or_path))
     near = hint(name_or_path, known, "kvbench list models shows them, or give the path of a config.json")

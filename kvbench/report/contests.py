@@ -8,7 +8,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.compare import Visits
-from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
+from kvbench.report.select import DIRECTIONS, STATES, Pinned, where
 from kvbench.report.tables import rows_of
 from kvbench.report.view import View
 
@@ -43,7 +43,7 @@ def backend_contests(view: View) -> tuple[list[BackendContest], Pinned]:
 
     The second value says what the axes that are not shown were set to.
     """
-    pinned = pin(view.frame, shown=())
+    pinned = view.pinned
     found = []
     for direction, state in product(DIRECTIONS, STATES):
         cells = where(pinned.cells, direction=direction, stream_state=state)

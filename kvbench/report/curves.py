@@ -8,11 +8,12 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff, knee
+from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, figure, noun
 from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin, where
-from kvbench.report.tables import chart_words, includes
+from kvbench.report.tables import chart_words, includes, with_sms
 from kvbench.report.view import View, ceiling_of, sample_words
 
 MIN_SIZES: Final = 4
@@ -41,8 +42,9 @@ class RateCurve:
 
     @cached_property
     def cliff(self) -> Cliff | None:
-        """The largest jump beyond noise, where `x` are block bytes."""
-        return find_cliff(self.x, self.column("gbps"), self.column("gbps_low"), self.column("gbps_high"))
+        """The largest jump beyond noise and beyond what the sizes bring by `CLIFF`, where `x` are block bytes."""
+        found = find_cliff(self.x, *(self.column(name) for name in ("gbps", "gbps_low", "gbps_high")))
+        return found if found and found.excess >= 1 + CLIFF_MARGIN.fraction else None
 
     @cached_property
     def knee(self) -> int | None:
@@ -79,9 +81,12 @@ class CurveKind:
     marks: Callable[[RateCurve], Sequence[PlotMark]]
 
 
-def cliff_curves(cells: pd.DataFrame) -> RateCurves | str:
-    """Return GB/s over block size, a panel per number of blocks, from the rows of a run; or why there are none."""
-    pinned = pin(cells, shown=())
+def cliff_curves(cells: pd.DataFrame, pinned: Pinned | None = None) -> RateCurves | str:
+    """Return GB/s over block size, a panel per number of blocks, from the rows of a run; or why there are none.
+
+    `pinned` spares time where the rows have been pinned before.
+    """
+    pinned = pinned or pin(cells, shown=())
     measured = where(pinned.cells, status="ok")
     curves = curves_over(measured, "blocks", "block_bytes")
     if not any(len(curve.x) >= MIN_SIZES for curve in curves):
@@ -106,9 +111,9 @@ def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
 
 
 def cliff_words(cliff: Cliff) -> str:
-    """Return where a cliff is and how high: "x3.1 at 24 KiB → 28 KiB"."""
+    """Return where a cliff is and how high beyond the ratio of the sizes: "x3.1 at 24 KiB → 28 KiB"."""
     sign = TIMES if cliff.rises else "÷"
-    return f"{sign}{figure(cliff.height)} at {bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
+    return f"{sign}{figure(cliff.excess)} at {bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
 
 
 def _cliff_marks(curve: RateCurve) -> list[PlotMark]:
@@ -166,10 +171,12 @@ def curve_line(
 
     `columns` of `points`, which are the curve's, hold what is drawn and the ends of its band.
     """
-    label = f"{curve.backend}, {curve.state} stream"
+    is_ladder = points["sms"].fillna(0).tolist() == list(curve.x)
+    name = curve.backend if is_ladder else with_sms(points, curve.backend)
+    label = f"{name}, {curve.state} stream"
     y, low, high = ([float(value) for value in points[name]] for name in columns)
     cells = list(points["cell_id"])
-    return PlotLine(run, label, curve.backend, curve.state != STATES[0], curve.x, y, low, high, cells, marks)
+    return PlotLine(run, label, curve.backend, STATES.index(curve.state), curve.x, y, low, high, cells, marks)
 
 
 def spread(values: Sequence[int]) -> list[int]:

@@ -1,13 +1,17 @@
 """The report as one Markdown document."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
 from kvbench.report.front import TITLE
-from kvbench.report.model import Chapter, Code, DataTable, Part, Report, Sentence, Strong, Text, spans
+from kvbench.report.model import Chapter, Code, DataTable, Report, Sentence, Strong, Text, spans
+from kvbench.report.view import HOST_COPIES
 
 PAGE_FILE: Final = "report.html"
+_FOOTMARKS: Final = re.compile("[\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}\u2070-\u2079\N{DAGGER}]")
 
 
 def document(report: Report) -> str:
@@ -15,18 +19,36 @@ def document(report: Report) -> str:
     return "\n\n".join(_parts(report)) + "\n"
 
 
+def snippet(report: Report, section: str) -> str:
+    """Return the first table of a section as it pastes into a pull request: machine line, table, no footnotes.
+
+    Raises UsageError for a section that the report does not have.
+    """
+    chapter = next((one for one in report.chapters if one.section.name == section), None)
+    tables = [table for table in chapter.part.tables if not table.large] if chapter else []
+    if chapter is None or not tables:
+        known = ", ".join(one.section.name for one in report.chapters if one.part.tables)
+        raise UsageError(f"--snippet {brief(section)}: these runs have tables of {known or 'nothing'}")
+    rows = [[_FOOTMARKS.sub("", _inline(text)) for text in row] for row in (tables[0].header, *tables[0].rows)]
+    title = markdown.strong(markdown.inline(tables[0].title))
+    lines = markdown.table(rows[0], rows[1:], tables[0].left)
+    host = f"{HOST_COPIES} " if chapter.view.on_host else ""
+    return f"{title}\n\n{markdown.escape(f'{host}{chapter.view.heading}')}\n\n{lines}\n"
+
+
 def _parts(report: Report) -> Iterator[str]:
     yield f"# {TITLE}"
     if report.host_note:
         yield f"> {_block(report.host_note)}"
-    yield table(report.runs)
-    yield f"Made by\n\n{_list(report.commands)}"
-    yield from _listed("To know first", report.warnings)
+    if report.box:
+        yield _list(report.box)
     if summary := report.summary:
-        told = markdown.bullets(_sentence(sentence, report.several_runs) for sentence in summary)
-        yield f"## What was found\n\n{told}"
+        yield f"## What was found\n\n{markdown.bullets(map(_sentence, summary))}"
     for chapter in report.chapters:
-        yield from _chapter(chapter, report.several_runs)
+        yield from _chapter(chapter)
+    yield f"## The runs\n\n{table(report.runs)}"
+    yield f"Made by\n\n{_list(report.commands)}"
+    yield from _listed("What was odd", report.warnings)
     yield from _listed("Not in this report", report.missing)
     yield from _listed("Skipped cells", report.skipped)
     if report.failed:
@@ -40,27 +62,25 @@ def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
         yield f"## {heading}\n\n{_list(lines)}"
 
 
-def _sentence(sentence: Sentence, several_runs: bool) -> str:
+def _sentence(sentence: Sentence) -> str:
     section = sentence.section
-    link = f"[{markdown.inline(section.short_title)}](#{markdown.anchor(section.title)})"
-    return f"{_block(sentence.text)} ({link}{f', run {sentence.run}' if several_runs else ''})"
+    return f"{_block(sentence.text)} ([{markdown.inline(section.short_title)}](#{markdown.anchor(section.title)}))"
 
 
-def _chapter(chapter: Chapter, several_runs: bool) -> Iterator[str]:
+def _chapter(chapter: Chapter) -> Iterator[str]:
+    part = chapter.part
     yield f"## {markdown.inline(chapter.section.title)}"
-    for view, part in chapter.parts:
-        if several_runs:
-            yield f"### {markdown.inline(f'{view.label}: {view.title}')}"
-        yield from _part(part)
-
-
-def _part(part: Part) -> Iterator[str]:
+    if note := chapter.origin:
+        yield markdown.escape(note)
     for chart in part.charts:
         stem = chart.stem
         yield f"![{markdown.inline(chart.words.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
     if part.findings:
         yield _list(part.findings)
-    yield from map(table, part.tables)
+    yield from (table(shown) for shown in part.tables if not shown.large)
+    large = [(shown.title, f"{chapter.stem_of(shown)}.csv") for shown in part.tables if shown.large]
+    if large:
+        yield "More tables:\n\n" + markdown.bullets(f"[{markdown.inline(title)}]({file})" for title, file in large)
     yield from (f"All of it: [{name}]({name})" for name in part.files)
 
 

@@ -1,12 +1,16 @@
 """A report as data: what each section says of each run. Text is plain here; whoever writes it out escapes it."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import pandas as pd
 
 from kvbench.report.charts.plot import LinePlot, MapPlot
 from kvbench.report.view import View
+
+MOST_FINDINGS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,18 @@ def spans(text: Text) -> tuple[Span, ...]:
     return text if isinstance(text, tuple) else (text,)
 
 
+def plain(text: Text) -> str:
+    """Return the words alone, with ordinary spaces."""
+    words = "".join(span if isinstance(span, str) else span.text for span in spans(text))
+    return words.replace("\N{NO-BREAK SPACE}", " ")
+
+
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table; the first `left` columns are words, the others numbers. `title` and `caption` may be ""."""
+    """A table; the first `left` columns are words, the others numbers. `title` and `caption` may be "".
+
+    A `large` one is for looking things up, not for pasting: in Markdown it is a CSV file.
+    """
 
     title: str
     header: Sequence[str]
@@ -41,6 +54,12 @@ class DataTable:
     notes: Sequence[Text] = ()
     caption: Text = ""
     left: int = 1
+    large: bool = False
+
+    @property
+    def stem(self) -> str:
+        """The name of its CSV file, without the run and the suffix."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")[:80]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +88,28 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """A sentence for the first page; the larger the effect that it tells, the larger its `weight`, a log ratio.
+
+    A `headline` is part of the answer on top.
+    """
+
+    text: Text
+    weight: float
+    headline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """What one run adds to a section.
 
-    `told` are those findings that belong into the summary on top; `files` stand beside the report and are linked.
+    `told` are findings that belong on the first page; `files` stand beside the report and are linked.
     """
 
     findings: Sequence[Text] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[DataTable] = ()
-    told: Sequence[Text] = ()
+    told: Sequence[Finding] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -97,31 +128,43 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A section that at least one run adds something to."""
+    """A section, what the run with most visits adds to it, and the other runs that could fill it."""
 
     section: Section
-    parts: Sequence[tuple[View, Part]]
+    view: View
+    part: Part
+    others: Sequence[View] = ()
+
+    @property
+    def origin(self) -> str:
+        """Which run is shown, and which others could be; "" where there is one alone."""
+        others = ", ".join(view.label for view in self.others)
+        return f"Run {self.view.label}, the one with most visits. Measured in {others}, too." if others else ""
+
+    def stem_of(self, table: DataTable) -> str:
+        """Return the stem of the CSV file of a large table."""
+        return f"{self.section.name}-{self.view.label}-{table.stem}"
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A sentence of the summary and its evidence: the section and the label of the run."""
+    """A sentence of the first page and its evidence."""
 
     text: Text
     section: Section
-    run: str
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """Everything that a report says, in its order; what is empty is left out.
 
-    `host_note` says which runs are of no GPU; `runs` and `commands` are the runs and what made them; `missing` says of
-    sections, and of runs that could not be read, why they are not there.
+    `host_note` says which runs are of no GPU; `box` is the answer, a line each; `runs` and `commands` are the runs and
+    what made them; `missing` says of sections, and of runs that could not be read, why they are not there.
     """
 
     views: Sequence[View]
     host_note: Text
+    box: Sequence[Text]
     runs: DataTable
     commands: Sequence[Text]
     warnings: Sequence[Text]
@@ -137,18 +180,24 @@ class Report:
 
     @property
     def parts(self) -> list[Part]:
-        return [part for chapter in self.chapters for _, part in chapter.parts]
+        return [chapter.part for chapter in self.chapters]
 
     @property
     def charts(self) -> list[Chart]:
         return [chart for part in self.parts for chart in part.charts]
 
     @property
+    def tables(self) -> dict[str, DataTable]:
+        """The large tables, by the stem of their CSV files."""
+        return {
+            chapter.stem_of(table): table for chapter in self.chapters for table in chapter.part.tables if table.large
+        }
+
+    @property
     def summary(self) -> list[Sentence]:
-        """The sentences on top, in the order of the sections; each sentence once."""
-        found: dict[Text, Sentence] = {}
-        for chapter in self.chapters:
-            for view, part in chapter.parts:
-                for text in part.told:
-                    found.setdefault(text, Sentence(text, chapter.section, view.label))
-        return list(found.values())
+        """The weightiest findings, each once."""
+        told = [(chapter.section, finding) for chapter in self.chapters for finding in chapter.part.told]
+        ordered = sorted(told, key=lambda one: -abs(one[1].weight))
+        above = {text for line in self.box for text in spans(line)}
+        found = {one.text: Sentence(one.text, section) for section, one in ordered if one.text not in above}
+        return list(found.values())[:MOST_FINDINGS]

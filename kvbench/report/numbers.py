@@ -4,7 +4,7 @@ import math
 import re
 from typing import Final
 
-from kvbench.units import format_size
+from kvbench.units import KIB, format_size
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 ABSENT: Final = "\N{EN DASH}"
@@ -31,8 +31,23 @@ def figure(value: float) -> str:
     return f"{value:.{min(digits, 6)}f}"
 
 
+def two_digits(value: float) -> str:
+    """Return a number for a sentence: 0.83, 4.2, 50, 120."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:.0f}" if rounded >= 10 else f"{rounded:.2g}"
+
+
+def faster_words(ratio: float) -> str:
+    """Return how much less time something takes, from the other's time over its own: "4.2 times faster"."""
+    if ratio >= 1.95:
+        return f"{two_digits(ratio)} times faster"
+    return f"{two_digits(abs(ratio - 1) * 100)}% {'faster' if ratio >= 1 else 'slower'}"
+
+
 def size(size_text: str) -> str:
-    """Return "4KiB" as people read it: "4 KiB"."""
+    """Return "4KiB" as people read it: "4 KiB"; "25088B" is "24.5 KiB"."""
+    if (whole := re.fullmatch(r"(\d{4,})B", size_text)) and int(whole[1]) >= KIB:
+        size_text = f"{int(whole[1]) / KIB:.4g}KiB"
     return re.sub(r"(\d)([A-Za-z])", "\\1\N{NO-BREAK SPACE}\\2", size_text)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.cells.axes import StreamState
+from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.results.frame import unqueued
@@ -20,6 +20,7 @@ SIDE_AXES: Final = axes_of(Role.SIDE)
 # Side axes that came later, and what a cell that leaves them out has there: it does so that its id stays as it was.
 LATER: Final = {name: str(AXES[name].show(AXES[name].unused)) for name in SIDE_AXES if AXES[name].later}
 _USUAL: Final = {name: usual for name in SIDE_AXES if (usual := AXES[name].usual) is not None}
+_HOT: Final = {"pool": "dense", "reuse": Reuse.SAME.value}
 _PREFERRED: Final = LATER | _USUAL | {"order": "stream"}
 
 
@@ -44,7 +45,8 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     """
     if not set(QUEUE) <= set(shown):
         cells = unqueued(cells)
-    axes = [axis for axis in SIDE_AXES if axis not in shown]
+    # the workload first: what a backend's rule chooses depends on it
+    axes = sorted((axis for axis in SIDE_AXES if axis not in shown), key=lambda axis: axis not in _HOT)
     hidden: dict[str, set[str]] = {axis: set() for axis in axes}
     kept = []
     # the columns that decide, since each step copies what is left
@@ -52,7 +54,7 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     for _, group in narrow.groupby(["backend", "direction"], sort=False):
         for axis in axes:
             measured = group[group["status"] == "ok"]
-            chosen = _usual((group if measured.empty else measured)[axis], _PREFERRED.get(axis))
+            chosen = _usual(_of_an_engine((group if measured.empty else measured)[axis]), _PREFERRED.get(axis))
             if chosen is None:
                 group = group[group[axis].isna()]
             else:
@@ -93,6 +95,12 @@ def _by_rule(group: pd.DataFrame, keep: "pd.Series[bool]") -> "pd.Series[bool]":
     shape = [group[name] for name in _SHAPE]
     alone = group["sms"].groupby(shape).transform("nunique") == 1
     return alone & ~keep.groupby(shape).transform("any")
+
+
+def _of_an_engine(values: "pd.Series[str]") -> "pd.Series[str]":
+    """Leave out the hot end of the axes pool and reuse, unless there is little else: an engine swaps fresh blocks."""
+    others = values[values != _HOT.get(str(values.name))].dropna()
+    return others if 3 * len(others) >= len(values) else values
 
 
 def _usual(values: "pd.Series[str]", preferred: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """What tables and charts of a report have in common: rows, footnotes, marks, and the captions that say what it is."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -9,7 +10,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, by_chance, l
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import ChartWords, Code, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, superscript
-from kvbench.report.select import STATES, Pinned
+from kvbench.report.select import STATES, Pinned, where
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.text import short
 
@@ -89,7 +90,12 @@ def mark_fastest(texts: Mapping[str, str], arms: Mapping[str, Visits]) -> dict[s
 
 def ratio_words(found: Comparison) -> str:
     """Return a ratio of times, with "≈" where the two are not told apart."""
-    return f"{'' if found.told_apart else '≈ '}{TIMES}{figure(found.ratio)}"
+    return f"{unsure(found)}{TIMES}{figure(found.ratio)}"
+
+
+def unsure(found: Comparison) -> str:
+    """Return the mark of a comparison that has an interval and still no verdict of a difference."""
+    return "≈ " if found.high < math.inf and not found.told_apart else ""
 
 
 def few_visits(cells: pd.DataFrame) -> list[Text]:
@@ -105,6 +111,14 @@ def family(comparisons: int) -> list[Text]:
         f"Of {count(comparisons)} comparisons of equal things chance alone shows {by_chance(comparisons)} as different"
     )
     return [f"{found}, at most"] if comparisons > 1 else []
+
+
+def with_sms(cells: pd.DataFrame, backend: str) -> str:
+    """Return a backend as a head of a table, with the SMs that its cells take: "triton (12 SMs)"."""
+    counts = sorted({int(sms) for sms in where(cells, backend=backend)["sms"].dropna()})
+    if not counts:
+        return backend
+    return f"{backend} ({ends(counts, str)} SM{'' if counts == [1] else 's'})"
 
 
 def grid_table(

@@ -12,10 +12,11 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import Comparison, Visits, compare_visits
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.margins import IN_TURN, STEADY_CEILING
-from kvbench.report.numbers import noun
-from kvbench.report.select import spelled_out
+from kvbench.cells.axes import Reuse
+from kvbench.report.numbers import noun, size
+from kvbench.report.select import Pinned, pin, spelled_out
 from kvbench.results import Ceiling, Failure, Run, Visit
 from kvbench.results.frame import visit_times
 from kvbench.text import short
@@ -41,6 +42,11 @@ class View:
         return self.frame[self.frame["status"] == "ok"]
 
     @cached_property
+    def pinned(self) -> Pinned:
+        """The cells of a table that shows no side axis."""
+        return pin(self.frame, shown=())
+
+    @cached_property
     def all_samples(self) -> pd.DataFrame:
         """Every raw sample, failed cells' too, in the order of the journal."""
         return self.run.samples()
@@ -57,6 +63,23 @@ class View:
     def compare(self, base: str, other: str) -> Comparison:
         """Compare the times of a swap of two cells of this run, which stand there by their ids."""
         return compare_visits(self.visits.get(base, {}), self.visits.get(other, {}), IN_TURN)
+
+    @cached_property
+    def weight(self) -> tuple[float, int]:
+        """How much a run has to say: the visits of a cell, as far as a verdict needs them, then the cells."""
+        visits = self.measured["rounds"].median() if len(self.measured) else 0.0
+        return min(float(visits), float(MIN_PAIRS)), len(self.measured)
+
+    @property
+    def workload(self) -> str:
+        """Which blocks the swaps move, in the words of most of its cells."""
+        if self.measured.empty:
+            return ""
+        pool = str(self.measured["pool"].mode().iloc[0])
+        if str(self.measured["reuse"].mode().iloc[0]) == Reuse.FRESH.value:
+            return "fresh blocks at every swap, " + ("side by side" if pool == "dense" else f"out of {size(pool)}")
+        place = "side by side" if pool == "dense" else f"out of {size(pool)}"
+        return f"{'hot: ' if pool == 'dense' else ''}the same blocks at every swap, {place}"
 
     @property
     def on_host(self) -> bool:

@@ -1,6 +1,7 @@
 """Records to pandas: a row per cell with its figures, and the raw samples in long form."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import compare_pairs
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
-from kvbench.analysis.margins import IN_TURN
+from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
@@ -30,12 +31,14 @@ _NUMBERS: Final = tuple(axis.field for axis in AXES.values() if axis.number)
 NO_FIGURE: Final = "the delay did not outlast the submission in every sample, so that execution alone was not seen"
 # Stands between the texts of one column that differ from visit to visit; of paths, that of most visits comes first.
 BETWEEN: Final = "; "
+_FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
 _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
 _BESIDE: Final = tuple(name for name in COLUMNS if name.startswith(("neighbour_", "exposure_", "swaps_", "one_block_")))
 _COLUMNS: Final = (
     "device",
     *_AXIS_COLUMNS,
     "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "swap_us_low", "swap_us_high",
+    "repeat_us_low", "repeat_us_high",
     "gbps", "gbps_q1", "gbps_q3", "gbps_low", "gbps_high", "latency_gbps", "execution_gbps", "sustained_gbps",
     *_BESIDE,
     "ceiling_gbps", "ceiling_share", "limit_blocks_per_s", "roof_gbps", "roof_share",
@@ -105,10 +108,23 @@ def summarize(
     frame["gbps_high"] = frame["swap_bytes"] / frame["swap_us_low"] / 1e3
     for state in StreamState:
         frame[f"{state.quantity}_gbps"] = frame["gbps"].where(frame["stream_state"] == state.value)
+    frame["repeat_us_low"] = frame["swap_us_low"] / (1 + BETWEEN_RUNS.fraction)
+    frame["repeat_us_high"] = frame["swap_us_high"] * (1 + BETWEEN_RUNS.fraction)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     typed = _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
     return typed.copy()  # columns of one type side by side: pandas warns of more than a hundred blocks
+
+
+def as_csv(frame: pd.DataFrame) -> bytes:
+    """Return a table as CSV; text that a spreadsheet would take for a formula has an apostrophe in front."""
+    words = frame.select_dtypes(["object", "str", "category"])
+    safe = {str(name): words[name].map(_no_formula) for name in words}
+    return frame.assign(**safe).to_csv(index=False).encode()
+
+
+def _no_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def unqueued(frame: pd.DataFrame) -> pd.DataFrame:

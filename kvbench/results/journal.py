@@ -15,13 +15,16 @@ from typing import Final
 
 import msgspec
 
-from kvbench.errors import RunDirectoryError, UsageError
+from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.files import raise_if_no_room
-from kvbench.results.schema import CellRecord, Record
+from kvbench.results.schema import CellRecord, Record, Retry
 from kvbench.text import printable, printable_tree
 
 _SEAL: Final = b',"crc":"%08x"}\n'
 _SEAL_BYTES: Final = len(_SEAL % 0)
+# What is written can be read again: both go by these.
+MAX_LINE_BYTES: Final = 64 << 20
+MAX_JOURNAL_BYTES: Final = 1 << 30
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
 
@@ -57,10 +60,10 @@ def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int
             record = _DECODER.decode(body)
         else:
             record = msgspec.convert(printable_tree(msgspec.json.decode(body)), Record)
-        if isinstance(record, CellRecord):
+        if isinstance(record, CellRecord | Retry):
             _ = record.cell
         return record, found
-    except (msgspec.MsgspecError, RecursionError, UsageError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError, UsageError) as error:
         why = printable(error)
         raise RunDirectoryError(f"{where}: journal line {number} is no record of this schema: {why}") from None
 
@@ -91,6 +94,8 @@ class JournalWriter:
     def append(self, record: Record) -> None:
         """Write one line and wait until it is on disk; raises StorageError when there is no room."""
         line, crc = seal(record, self._crc)
+        if len(line) > MAX_LINE_BYTES or self._size_bytes + len(line) > MAX_JOURNAL_BYTES:
+            raise StorageError(f"{self._path} would grow beyond what can be read again; what was measured is kept")
         try:
             left = memoryview(line)
             while left:

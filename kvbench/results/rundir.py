@@ -5,6 +5,7 @@ import fcntl
 import gzip
 import os
 import re
+import shlex
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
 
-from kvbench.errors import RunDirectoryError, UsageError
+from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.files import open_regular, raise_if_no_room, read_capped, write_whole
-from kvbench.results.journal import JournalWriter, Position, read_lines
-from kvbench.results.schema import SCHEMA, Ceiling, Control, Record, Roof, RunInfo, RunStatus
+from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
+from kvbench.results.schema import SCHEMA, Ceiling, Control, Failure, Record, Retry, Roof, RunInfo, RunStatus
 from kvbench.text import printable, printable_tree
 from kvbench.units import gigabytes_per_second
 
@@ -32,8 +33,6 @@ _ONE_OF_SEVERAL: Final = re.compile(r"(cpu|cuda|rank)-\d{1,6}")
 PACKED_JOURNAL_FILE: Final = f"{JOURNAL_FILE}.gz"
 SUMMARY_FILE: Final = "summary.csv"
 _INFO_CAP_BYTES: Final = 16 << 20
-_JOURNAL_CAP_BYTES: Final = 1 << 30
-_LINE_CAP_BYTES: Final = 64 << 20
 
 
 class _Version(msgspec.Struct):
@@ -118,8 +117,10 @@ class Run:
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""
+        from kvbench.results.frame import as_csv
+
         path = self.path / SUMMARY_FILE
-        write_whole(path, self.frame().to_csv(index=False).encode())
+        write_whole(path, as_csv(self.frame()))
         return path
 
 
@@ -150,7 +151,19 @@ def load_run(path: Path) -> Run:
                 warnings.append(f"the last line of {name} is incomplete (a kill, a full disk) and was dropped")
                 break
             records.append(record)
-    return Run(path, info, records, warnings)
+    return Run(path, info, _that_count(records), warnings)
+
+
+def _that_count(records: list[Record]) -> list[Record]:
+    """Return the records without the failures of cells that were tried again later."""
+    tried = {record.cell: place for place, record in enumerate(records) if isinstance(record, Retry)}
+    if not tried:
+        return records
+    return [
+        record
+        for place, record in enumerate(records)
+        if not isinstance(record, Failure) or place > tried.get(record.cell, -1)
+    ]
 
 
 def runs_in(path: Path) -> list[Path]:
@@ -173,9 +186,16 @@ class RunWriter:
         with _as_usage_error(path):
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
-                raise UsageError(f"{path} is not empty; choose another folder, or finish its run with --resume {path}")
-            write_whole(path / RUN_FILE, _encode(info))
-            return cls(path, info, _lock_journal(path, os.O_CREAT | os.O_EXCL))
+                again = shlex.quote(str(path))
+                raise UsageError(f"{path} is not empty; choose another folder, or finish its run with --resume {again}")
+            journal = _lock_journal(path, os.O_CREAT | os.O_EXCL)  # first: of two that start here, one makes it
+            try:
+                write_whole(path / RUN_FILE, _encode(info))
+            except BaseException:
+                journal.close()
+                (path / JOURNAL_FILE).unlink()
+                raise
+            return cls(path, info, journal)
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
@@ -214,7 +234,10 @@ class RunWriter:
 
 
 def _encode(info: RunInfo) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
+    data = msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
+    if len(data) > _INFO_CAP_BYTES:
+        raise StorageError(f"{RUN_FILE} would grow beyond {_INFO_CAP_BYTES >> 20} MiB, which cannot be read again")
+    return data
 
 
 def _read_info(path: Path) -> RunInfo:
@@ -233,7 +256,7 @@ def _read_info(path: Path) -> RunInfo:
         if schema < 1:
             raise RunDirectoryError(f"{file}: there is no schema {schema}")
         return msgspec.convert(printable_tree(msgspec.json.decode(data)), RunInfo)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise RunDirectoryError(f"{file} cannot be read: {printable(error)}") from None
 
 
@@ -250,12 +273,12 @@ def _open_journal(path: Path) -> Iterator[tuple[BinaryIO | gzip.GzipFile, str]]:
 def _lines(file: BinaryIO | gzip.GzipFile, where: Path) -> Iterator[bytes]:
     total = 0
     try:
-        while line := file.readline(_LINE_CAP_BYTES + 1):
+        while line := file.readline(MAX_LINE_BYTES + 1):
             total += len(line)
-            if len(line) > _LINE_CAP_BYTES:
-                raise RunDirectoryError(f"{where} has a line of more than {_LINE_CAP_BYTES >> 20} MiB")
-            if total > _JOURNAL_CAP_BYTES:
-                raise RunDirectoryError(f"{where} is larger than {_JOURNAL_CAP_BYTES >> 30} GiB")
+            if len(line) > MAX_LINE_BYTES:
+                raise RunDirectoryError(f"{where} has a line of more than {MAX_LINE_BYTES >> 20} MiB")
+            if total > MAX_JOURNAL_BYTES:
+                raise RunDirectoryError(f"{where} is larger than {MAX_JOURNAL_BYTES >> 30} GiB")
             yield line
     except (EOFError, zlib.error, OSError) as error:
         raise RunDirectoryError(f"{where} cannot be read: {error}") from None
@@ -278,7 +301,9 @@ def _lock_journal(path: Path, flags: int) -> JournalWriter:
 def _as_usage_error(path: Path) -> Iterator[None]:
     try:
         yield
-    except FileExistsError:
+    except FileExistsError as error:
+        if error.filename == str(path / JOURNAL_FILE):
+            raise UsageError(f"another kvbench is writing to {path}") from None
         raise UsageError(f"{path} is not a folder") from None
     except BlockingIOError:
         raise UsageError(f"another kvbench is writing to {path}") from None

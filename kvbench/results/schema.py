@@ -1,11 +1,15 @@
 """The schema of a run directory: run.json, the records of the journal, and what every column means."""
 
+import re
+from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.cells.cell import AxisTexts, Cell
+from kvbench.cells.facts import BackendFacts
 
 SCHEMA: Final = 1
 
@@ -20,11 +24,27 @@ _TimeUs = Annotated[float, msgspec.Meta(ge=0)]
 _Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
 
 
+class EffectivePath(StrEnum):
+    """What moved the bytes."""
+
+    COPY_ENGINE = "copy engine"
+    CPU_INLINE = "CPU inline"
+    FALLBACK = "per-copy fallback"
+    SM_KERNEL = "SM kernel"
+    HOST_THREAD = "host thread"
+
+
+# Behind the path of a backend of another package, which nobody but that package can vouch for.
+CLAIMED: Final = " (claimed)"
+_Path = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(EffectivePath)})({re.escape(CLAIMED)})?$")]
+
+
 class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """run.json: where a run comes from and how it ended.
 
-    `created` is ISO 8601 in UTC; `spec` is the resolved sweep in plain form; `device` holds the fields of DeviceFacts;
-    `identity_hash` is that of `identity`; each of `observed` has `at` = "start" or "end".
+    `created` is ISO 8601 in UTC; `spec` is the resolved sweep in plain form; `device` holds the fields of DeviceFacts,
+    `backends` those of the backends that were asked for, both as they were then; `identity_hash` is that of `identity`;
+    each of `observed` has `at` = "start" or "end".
     """
 
     schema: int = SCHEMA
@@ -36,6 +56,7 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     identity: dict[str, Scalar]
     identity_hash: str
     observed: list[dict[str, Any]] = []
+    backends: list[BackendFacts] = []
     status: RunStatus = "running"
     status_reason: str | None = None
 
@@ -158,16 +179,17 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
     submission made on a busy stream, where it only hands over to the copy engine. `cpu` is the CPU that the submitting
     thread was kept on, `chosen` what a backend that chooses among others chose. `began` is in seconds since 1970; of
-    the milliseconds that the visit took, comparing and putting back took `verify_ms`. `slowdown` is how many times as
-    long as at its best a fixed piece of work took on that CPU, at worst; `clock_limits` are NVML's reasons for a
-    limited clock. What `disturbed` the visit is in words; such a visit is made again, up to twice, and the last
-    `attempt` counts. Where the swaps had a neighbour, `samples` are those beside it, and `beside` has the rest.
+    the milliseconds that the visit took, comparing and putting back took `verify_ms`. `span_ns` is its begin and end on
+    the host's monotonic clock. `probe_us` is what a fixed piece of work took on that CPU at worst, `slowdown` how many
+    times the best of its process that is; `clock_limits` are NVML's reasons for a limited clock. What `disturbed` the
+    visit is in words; such a visit is made again, up to twice, and the last `attempt` counts. Where the swaps had a
+    neighbour, `samples` are those beside it, and `beside` has the rest.
     """
 
     round: _Count
     samples: Samples
     stopped_by: StopReason
-    path: str
+    path: _Path
     calls: _Count
     verified_bytes: _Count
     busy_cpu_us: _TimeUs | None = None
@@ -177,6 +199,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     began: _Positive | None = None
     took_ms: _TimeUs | None = None
     verify_ms: _TimeUs | None = None
+    span_ns: tuple[_Count, _Count] | None = None
+    probe_us: _TimeUs | None = None
     slowdown: _TimeUs | None = None
     sm_clock_mhz: _Count | None = None
     clock_limits: list[str] = []
@@ -194,13 +218,17 @@ class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):
     command: str
 
 
+class Retry(_OfCell, tag="retry", frozen=True, kw_only=True):
+    """A failed cell is tried again: the failures before this line count no more."""
+
+
 class Note(_Record, tag="note", frozen=True, kw_only=True):
     """Something that the reader of the run should know: a worker replaced, a warning with its remedy."""
 
     text: str
 
 
-Record = Skip | Ceiling | Roof | Control | Visit | Failure | Note
+Record = Skip | Ceiling | Roof | Control | Visit | Failure | Retry | Note
 CellRecord = Skip | Visit | Failure
 
 _TIMES: Final = {
@@ -250,6 +278,9 @@ COLUMNS: Final[dict[str, str]] = {
     },
     "swap_us_low": "lower end of the 95% interval of swap_us_median, from the visits; empty with fewer than six",
     "swap_us_high": "upper end of that interval",
+    "repeat_us_low": f"swap_us_low less {BETWEEN_RUNS.fraction:.0%}: where the figure of another run of this build may "
+    f"lie, since {BETWEEN_RUNS.reason}",
+    "repeat_us_high": f"swap_us_high and {BETWEEN_RUNS.fraction:.0%} more",
     "gbps": "GB/s (10^9 bytes a second) at the median of swap_us",
     "gbps_q1": "GB/s at the upper quartile of swap_us",
     "gbps_q3": "GB/s at the lower quartile of swap_us",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -18,10 +18,10 @@ from kvbench.cells.locality import region_bytes
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
 from kvbench.results import RunWriter, load_run
-from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Roof, RunStatus, Skip, Visit
-from kvbench.run.protocol import MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
+from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Retry, Roof, RunStatus, Skip, Visit
+from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
-from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visits
+from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visit_deadline_s, visits
 from kvbench.sweep.spec import SweepSpec
 from kvbench.tune.search import Search
 from kvbench.tune.table import AUTO
@@ -29,8 +29,9 @@ from kvbench.tune.table import AUTO
 CEILING_SAMPLES: Final = 4
 # Scattered throughput is nearly flat from here on.
 ROOF_POOL_BYTES: Final = 4 << 30
-# Of a visit that was disturbed.
+# Of a visit that was disturbed; and of a round's visits no more than one in so many, on a host that is never quiet.
 MAX_REPEATS: Final = 2
+VISITS_A_REPEAT: Final = 5
 LOG_FILE: Final = "worker.log"
 
 
@@ -49,7 +50,9 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a sweep ended: its status, the reason where it is not complete, and its cells by fate."""
+    """How a sweep ended: its status, the reason where it is not complete, its cells by fate, and how many times the
+    large copies of a round (a ceiling, a control) failed.
+    """
 
     path: Path
     status: RunStatus
@@ -57,6 +60,7 @@ class Outcome:
     measured: int
     failed: int
     skipped: int
+    copies_failed: int = 0
 
 
 class Progress:
@@ -68,6 +72,7 @@ class Progress:
         self.roofs: set[str] = set()
         self.controls: set[tuple[str, int]] = set()
         self.failed: set[str] = set()
+        self.copies_failed = 0
         self.skipped: set[str] = set()
         for record in records:
             self.note(record)
@@ -78,6 +83,8 @@ class Progress:
                 self.visits.add((record.cell.id, record.round, record.attempt))
             case Failure():
                 self.failed.add(record.cell.id)
+            case Retry():
+                self.failed.discard(record.cell.id)
             case Skip():
                 self.skipped.add(record.cell.id)
             case Ceiling():
@@ -116,9 +123,30 @@ class Execution:
 
         Raises UsageError when the memory that it needs is not to be had.
         """
-        status, reason = self._attempt()
+        return self.finish(*self._attempt())
+
+    def begin(self) -> None:
+        """Record that the run begins, and its plan; raises StorageError."""
+        self.writer.set_status("running")
+        self.slot.log = self.writer.path / LOG_FILE
+        for skip in self.plan.skipped:
+            if skip.cell.id not in self.progress.skipped:
+                self._record(Skip(cell_text=skip.cell.as_strings(), reason=skip.reason))
+        for note in self.opened.notes:
+            self._record(Note(text=note))
+
+    def reserve(self, cells: Iterable[Cell]) -> int:
+        """Make the memory pools that `cells`, at least one, take, and return their bytes; raises KvbenchError."""
+        sampling = self.spec.sampling
+        largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
+        pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
+        self.slot.reserve(pool_bytes)
+        return pool_bytes
+
+    def finish(self, status: RunStatus, reason: str | None) -> Outcome:
+        """Record how the run ended, and its summary."""
         try:
-            self._observe("end")
+            self.observe("end")
             self.writer.set_status(status, reason)
             load_run(self.writer.path).write_summary()
         except (KvbenchError, OSError) as error:
@@ -126,16 +154,15 @@ class Execution:
             if status == "complete":
                 status, reason = "stopped", self._reason(error)
         done = self.progress
-        return Outcome(self.writer.path, status, reason, done.measured, len(done.failed), len(done.skipped))
+        counts = done.measured, len(done.failed), len(done.skipped), done.copies_failed
+        return Outcome(self.writer.path, status, reason, *counts)
 
     def _attempt(self) -> tuple[RunStatus, str | None]:
         try:
-            self.writer.set_status("running")
-            self.slot.log = self.writer.path / LOG_FILE
-            self._record_plan()
+            self.begin()
             self._measure_missing()
-        except KeyboardInterrupt:
-            return "interrupted", "interrupted (Ctrl-C)"
+        except KeyboardInterrupt as stop:
+            return "interrupted", f"interrupted ({str(stop) or 'Ctrl-C'})"
         except BrokenPipeError:
             return "interrupted", "whoever read the output has gone"
         except UsageError as error:
@@ -151,13 +178,6 @@ class Execution:
             return f"{self.writer.path} cannot be written: {error.strerror}"
         return str(error)
 
-    def _record_plan(self) -> None:
-        for skip in self.plan.skipped:
-            if skip.cell.id not in self.progress.skipped:
-                self._record(Skip(cell_text=skip.cell.as_strings(), reason=skip.reason))
-        for note in self.opened.notes:
-            self._record(Note(text=note))
-
     def _measure_missing(self) -> None:
         if self.search is not None:
             self._follow(self.search)
@@ -167,7 +187,7 @@ class Execution:
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return
-        pool_bytes = self._reserve(visit.cell for visit in missing)
+        pool_bytes = self.reserve(visit.cell for visit in missing)
         for number, planned in groupby(missing, key=lambda visit: visit.round):
             first = number == missing[0].round
             self._measure_round(number, planned, pool_bytes if first else None)
@@ -175,47 +195,70 @@ class Execution:
     def _follow(self, search: Search) -> None:
         """Measure what a search asks for, until it asks no more."""
         self.observer.planned(self.plan, self.opened, 0, search.expected_visits)
-        pool_bytes = self._reserve(self.plan.cells)
+        pool_bytes = self.reserve(self.plan.cells)
         for place, stage in enumerate(search.stages()):
             number = stage[0][0]
             planned = (PlannedVisit(number, cell) for _, cell in stage)
             self._measure_round(number, planned, None if place else pool_bytes)
 
-    def _reserve(self, cells: Iterable[Cell]) -> int:
-        """Make the memory pools that some cells take, and return their bytes."""
-        sampling = self.spec.sampling
-        largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
-        pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
-        self.slot.reserve(pool_bytes)
-        return pool_bytes
-
     def _measure_round(self, number: int, planned: Iterable[PlannedVisit], roofs_in_bytes: int | None) -> None:
         """Measure a round; the first one begins with the roofs, in a pool of so many bytes."""
-        self._measure_large_copies(number)
+        self.measure_ceilings(number)
+        self.measure_controls(number)
         if roofs_in_bytes is not None:
             # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
-            self._observe("start")
+            self.observe("start")
             self._measure_roofs(number, roofs_in_bytes)
         waiting = deque(planned)
+        repeats = max(1, len(waiting) // VISITS_A_REPEAT)
         while waiting:
             visit = waiting.popleft()
             if self.progress.wants(visit):
                 self.observer.visiting(visit)
-                if self._visit(visit) and visit.attempt < MAX_REPEATS and visit.cell.devices == 1:
+                made = self.visit(visit)
+                again = isinstance(made, Visit) and made.disturbed and visit.attempt < MAX_REPEATS and repeats > 0
+                if again and visit.cell.devices == 1:
                     # Behind all others of the round: what disturbed it may be over by then.
                     waiting.append(replace(visit, attempt=visit.attempt + 1))
+                    repeats -= 1
 
-    def _measure_large_copies(self, number: int) -> None:
-        """Measure the ceilings of a round, then its controls, where they are missing."""
-        swapped, sampling = {cell.direction for cell in self.plan.cells}, self.spec.sampling
+    def measure_ceilings(self, number: int) -> None:
+        """Measure the ceilings of a round, where they are missing."""
+        swapped = {cell.direction for cell in self.plan.cells}
         for direction in Direction:
             if direction in swapped and (direction, number) not in self.progress.ceilings:
-                ceiling = MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES)
-                self._record(self.slot.ask(ceiling, Ceiling, sampling.deadline_s))
+                self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling)
+
+    def measure_controls(self, number: int) -> None:
+        """Measure the controls of a round, where the sweep has some and they are missing."""
+        sampling = self.spec.sampling
         for direction in Direction:
             if sampling.controls and (direction, number) not in self.progress.controls:
-                control = MeasureControl(direction=direction.value, round=number, samples=sampling.controls)
-                self._record(self.slot.ask(control, Control, sampling.deadline_s))
+                self._copies(
+                    MeasureControl(direction=direction.value, round=number, samples=sampling.controls), Control
+                )
+
+    def _copies(
+        self, request: MeasureCeiling | MeasureRoof | MeasureControl, kind: type[Ceiling | Roof | Control]
+    ) -> None:
+        """Measure large copies and keep what came of them; those that fail cost themselves."""
+        self._revive()
+        try:
+            self._record(self.slot.ask(request, kind, self.spec.sampling.deadline_s + self.spec.sampling.cell_seconds))
+        except (StorageError, OSError):
+            raise
+        except KvbenchError as error:
+            self.progress.copies_failed += 1
+            name = f"{kind.__name__.lower()} {request.direction} of round {request.round}"
+            self._record(Note(text=f"{name} failed: {error}"))
+            if isinstance(error, WorkerLostError):
+                self.slot.replace()
+
+    def _revive(self) -> None:
+        """Put a fresh worker in the place of one that ended while nothing was asked of it."""
+        if self.slot.ended:
+            self.slot.replace()
+            self._record(Note(text="the worker process had ended between two requests and was replaced"))
 
     def _measure_roofs(self, number: int, pool_bytes: int) -> None:
         """Measure what SM copies reach, once a run, where there are any and the pool is large enough to tell."""
@@ -223,31 +266,48 @@ class Execution:
         for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
             if has_kernels and pool_bytes >= ROOF_POOL_BYTES and direction not in self.progress.roofs:
                 roof = MeasureRoof(direction=direction.value, round=number, samples=CEILING_SAMPLES)
-                self._record(self.slot.ask(roof, Roof, self.spec.sampling.deadline_s))
+                self._copies(roof, Roof)
 
-    def _visit(self, visit: PlannedVisit) -> bool:
-        """Make a visit, keep what came of it, and return whether it was disturbed."""
-        answer = self._measure(visit)
+    def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
+        """Make a visit and record it; raises KvbenchError where a worker that failed cannot be replaced."""
+        answer = self._measure(visit, in_turn)
         self._record(answer)
         if isinstance(answer, Failure) and answer.kind != "mismatch":
             self.slot.replace()
             self._record(Note(text=f"the worker process was replaced after {visit.cell.label} failed"))
-        return isinstance(answer, Visit) and bool(answer.disturbed)
+        return answer
 
-    def _measure(self, visit: PlannedVisit) -> Visit | Failure:
+    def fail(self, visit: PlannedVisit, message: str) -> Failure:
+        """Record that a visit cannot be made, or counts for nothing."""
+        failure = Failure(
+            cell_text=visit.cell.as_strings(),
+            round=visit.round,
+            kind="error",
+            message=message,
+            command=self._command(visit.cell),
+        )
+        self._record(failure)
+        return failure
+
+    def _measure(self, visit: PlannedVisit, in_turn: InTurn | None) -> Visit | Failure:
         request = MeasureCell(
             cell=visit.cell.as_strings(),
             round=visit.round,
             attempt=visit.attempt,
             seed=self.spec.seed,
             sampling=self.spec.sampling,
+            in_turn=in_turn,
         )
+        self._revive()
         try:
-            answer = self.slot.visit(request, self.spec.sampling.deadline_s)
+            deadline_s = visit_deadline_s(visit.cell, self.spec.sampling, self.opened.device.kind)
+            answer = self.slot.visit(request, deadline_s)
         except WorkerLostError as lost:
             answer = Failure(cell_text=request.cell, round=visit.round, kind=lost.kind, message=str(lost), command="")
         if isinstance(answer, Failure):
-            return msgspec.structs.replace(answer, command=self._command(visit.cell))
+            return msgspec.structs.replace(
+                answer, cell_text=request.cell, round=visit.round, command=self._command(visit.cell)
+            )
         return answer
 
     def _command(self, cell: Cell) -> str:
@@ -269,6 +329,7 @@ class Execution:
             self.search.note(record)
         self.observer.recorded(record)
 
-    def _observe(self, at: str) -> None:
+    def observe(self, at: Literal["start", "end"]) -> None:
+        """Record what holds on the machine now."""
         found = observe(self.opened.device.name, self.opened.pci_bus_id, own_pids=self.slot.pids)
         self.writer.observe({"at": at, **found, "delay_us": self.opened.delay_us})

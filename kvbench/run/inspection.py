@@ -2,8 +2,8 @@
 
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from typing import Any, Final
 
@@ -41,10 +41,9 @@ def observe_under_load(device: str) -> Mapping[str, Any]:
         opened = slot.start()
         slot.reserve(CEILING_BYTES[opened.device.kind])
         request = MeasureCeiling(direction="h2d", round=0, samples=_LOAD_SAMPLES)
-        copying = threading.Thread(target=lambda: slot.ask(request, Ceiling, _DEADLINE_S))
-        copying.start()
-        try:
-            copying.join(_SETTLE_S)
-            return observe(opened.device.name, opened.pci_bus_id, own_pids=slot.pids)
-        finally:
-            copying.join()
+        with ThreadPoolExecutor(1) as thread:
+            copying = thread.submit(slot.ask, request, Ceiling, _DEADLINE_S)
+            wait((copying,), _SETTLE_S)
+            observed = observe(opened.device.name, opened.pci_bus_id, own_pids=slot.pids)
+        copying.result()
+        return observed

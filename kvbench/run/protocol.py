@@ -10,6 +10,9 @@ from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
 
+# Of what is said below. Two builds that are measured in turn have one parent, which speaks one of them.
+VERSION: Final = 4
+
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
     """A line either way."""
@@ -23,7 +26,7 @@ class Open(_Message, tag="open", frozen=True, kw_only=True):
 
 
 class Opened(_Message, tag="opened", frozen=True, kw_only=True):
-    """The device as found, and every backend on it."""
+    """The device as found; `backends` are those that were described on it."""
 
     device: DeviceFacts
     backends: list[BackendFacts]
@@ -31,6 +34,20 @@ class Opened(_Message, tag="opened", frozen=True, kw_only=True):
     delay_us: dict[str, float]
     pci_bus_id: str | None
     notes: list[str]
+
+
+class Describe(_Message, tag="describe", frozen=True, kw_only=True):
+    """Load a backend and describe it on the open device; answered by Described, or the end of a worker that it takes
+    with it.
+    """
+
+    backend: str
+
+
+class Described(_Message, tag="described", frozen=True, kw_only=True):
+    """The backend as found."""
+
+    backend: BackendFacts
 
 
 class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
@@ -63,6 +80,16 @@ class MeasureControl(_MeasureCopies, tag="measure_control", frozen=True, kw_only
     """Time large copies one way without the engine; answered by a Control record or Refused."""
 
 
+class InTurn(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How to visit a cell in turn with another worker: it stays set up for the next visit.
+
+    With `verify` every byte is compared, as in any other visit; without, none is. `cpu` is that of the other's visit.
+    """
+
+    verify: bool
+    cpu: int | None = None
+
+
 class Start(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Where workers meet to begin at once: a file of one 64-bit number a worker, the visit that it is ready for.
 
@@ -82,6 +109,7 @@ class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
     attempt: int = 0
     seed: int
     sampling: Sampling
+    in_turn: InTurn | None = None
     start: Start | None = None
 
 
@@ -92,8 +120,8 @@ class Refused(_Message, tag="refused", frozen=True, kw_only=True):
     usage: bool
 
 
-Request = Open | Reserve | MeasureCeiling | MeasureRoof | MeasureControl | MeasureCell
-Answer = Opened | Reserved | Refused | Ceiling | Roof | Control | Visit | Failure
+Request = Open | Describe | Reserve | MeasureCeiling | MeasureRoof | MeasureControl | MeasureCell
+Answer = Opened | Described | Reserved | Refused | Ceiling | Roof | Control | Visit | Failure
 
 REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
 ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)

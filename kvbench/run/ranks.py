@@ -1,11 +1,12 @@
 """A sweep started as several ranks, by torchrun or srun: each takes its GPU, and all begin together."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kvbench.errors import UsageError
 from kvbench.run.worker_process import WorkerSlot
+from kvbench.sweep.installed import Installed
 from kvbench.sweep.spec import SweepSpec
 
 # What torchrun and srun tell a process: its number, its number on this host, how many there are.
@@ -41,8 +42,9 @@ def rank_of(environment: Mapping[str, str]) -> Rank | None:
 class RankSlot(WorkerSlot):
     """The slot of one rank: once its memory is there, it waits until that of every rank is."""
 
-    def __init__(self, spec: SweepSpec, rank: Rank) -> None:
-        super().__init__(replace(spec, device=rank.device(spec.device, os.environ.get("CUDA_VISIBLE_DEVICES"))))
+    def __init__(self, spec: SweepSpec, backends: Iterable[Installed], rank: Rank) -> None:
+        device = rank.device(spec.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        super().__init__(replace(spec, device=device), backends)
         self._rank = rank
 
     def reserve(self, pool_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """Runs a sweep: plans it, holds the worker, and finishes what an earlier run left."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,30 +10,38 @@ import msgspec
 
 from kvbench._version import __version__
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import DeviceFacts
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import differences, identity_hash
 from kvbench.machine.observation import identity
-from kvbench.results import RunInfo, RunWriter, Scalar, load_run
+from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
+from kvbench.results.schema import Retry
 from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.protocol import Opened
 from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import WorkerSlot
+from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
+from kvbench.text import convert
 from kvbench.tune.search import Search
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
     """Plan `spec` without measuring; return the plan and the device that would run it. Raises KvbenchError."""
-    with closing(WorkerSlot(replace(spec, device=spec.devices[0]))) as slot:
-        opened = fitting(spec, slot.start())
+    with _slot(replace(spec, device=spec.devices[0])) as (slot, clashes):
+        opened = fitting(spec, slot.start(), clashes)
     return expand(spec, opened.device, opened.backends), opened
 
 
-def survey(device: str) -> Opened:
-    """Return what a worker finds on `device` ("auto", "cpu", "cuda", "cuda:N"). Raises KvbenchError."""
-    with closing(WorkerSlot(SweepSpec(name="survey", device=device))) as slot:
-        return slot.start()
+def survey(device: str, *, backends: bool = False) -> Opened:
+    """Return what a worker finds on `device` ("auto", "cpu", "cuda", "cuda:N"), every backend too if asked for.
+
+    Raises KvbenchError.
+    """
+    known, clashes = installed()
+    with closing(WorkerSlot(SweepSpec(name="survey", device=device), known.values() if backends else ())) as slot:
+        return _with_notes(slot.start(), clashes)
 
 
 def start_sweep(
@@ -49,11 +57,10 @@ def start_sweep(
     `searching` makes a search of the plan's cells, which then says what of them is visited, and how often. As one of
     several ranks it begins with the others.
     """
-    with closing(WorkerSlot(spec) if rank is None else RankSlot(spec, rank)) as slot:
-        opened = fitting(spec, slot.start())
+    with _slot(spec, rank) as (slot, clashes):
+        opened = fitting(spec, slot.start(), clashes)
         plan = planned(spec, opened)
-        info = info_of(spec, opened, command)
-        with RunWriter.create(path, info) as writer:
+        with RunWriter.create(path, run_info(spec, opened, command)) as writer:
             search = None if searching is None else searching(plan.cells)
             return Execution(spec, plan, opened, writer, slot, observer, Progress(), search).run()
 
@@ -62,13 +69,12 @@ def planned(spec: SweepSpec, opened: Opened) -> Plan:
     """Return the plan of `spec` on an opened device; raises UsageError where it holds no cell."""
     plan = expand(spec, opened.device, opened.backends)
     if not plan.cells:  # a run of skips alone is most often a mistake
-        reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
-        raise UsageError(f"nothing to measure: {reasons}")
+        raise nothing_to_measure(plan)
     return plan
 
 
-def info_of(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
-    """Return what a new run on an opened device says of itself."""
+def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
+    """Return what a new run of `spec` says of itself."""
     fields = _identity(opened)
     return RunInfo(
         kvbench=__version__,
@@ -76,34 +82,86 @@ def info_of(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
         command=list(command),
         spec=spec.to_plain(),
         device=asdict(opened.device),
+        backends=opened.backends,
         identity=fields,
         identity_hash=identity_hash(fields),
     )
 
 
-def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer) -> Outcome:
-    """Finish the run at `path`. Raises MismatchError if `asked` or this machine's identity is not the run's."""
+def nothing_to_measure(plan: Plan) -> UsageError:
+    """Return the refusal of a plan without a cell."""
+    reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
+    return UsageError(f"nothing to measure: {reasons}")
+
+
+def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, retry_failed: bool = False) -> Outcome:
+    """Finish the run at `path`, its failed cells too if asked for: what was planned then, with the backends of then.
+
+    Raises MismatchError if `asked`, this machine's identity or the backends of the run's cells are not the run's.
+    """
     run = load_run(path)
     spec = SweepSpec.from_plain(run.info.spec)
     if asked is not None and asked.to_plain() != spec.to_plain():
         raise MismatchError(f"--resume {path}: that run is of another sweep; give no other options to go on with it")
-    with closing(WorkerSlot(spec)) as slot:
-        opened = fitting(spec, slot.start())
+    known, _ = installed()
+    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
+        raise MismatchError(f"--resume {path}: backends of that run are not installed: {', '.join(lost)}")
+    with _slot(spec) as (slot, clashes):
+        opened = fitting(spec, slot.start(), clashes)
         here = _identity(opened)
         if identity_hash(here) != run.info.identity_hash:
             changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"
             raise MismatchError(f"--resume {path}: this is not the machine of that run ({changed})")
-        plan = expand(spec, opened.device, opened.backends)
+        plan = _plan_of(run, spec, opened)
+        progress = Progress(run.records)
         with RunWriter.reopen(path) as writer:
-            return Execution(spec, plan, opened, writer, slot, observer, Progress(run.records)).run()
+            for cell in plan.cells if retry_failed else ():
+                if cell.id in progress.failed:
+                    retry = Retry(cell_text=cell.as_strings())
+                    writer.append(retry)
+                    progress.note(retry)
+            return Execution(spec, plan, opened, writer, slot, observer, progress).run()
 
 
-def fitting(spec: SweepSpec, opened: Opened) -> Opened:
-    """Return `opened` with a note where the policy is of another driver; raises UsageError for one of another device.
+def _plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
+    """Return the plan that `run` was begun with: free memory and backends are those of then. Raises MismatchError."""
+    if not run.info.backends:  # a run from before they were kept
+        return expand(spec, opened.device, opened.backends)
+    device: DeviceFacts = convert(run.info.device, DeviceFacts, "device")
+    plan = expand(spec, device, run.info.backends)
+    here = {facts.name: facts for facts in opened.backends}
+    used = {cell.backend for cell in plan.cells}
+    for then in run.info.backends:
+        if then.name in used and here.get(then.name) != then:
+            now = here[then.name]
+            why = f"{then.package} then, {now.package} now" if now.package != then.package else now.unavailable
+            raise MismatchError(
+                f"--resume {run.path}: backend {then.name} is not that of the run ({why or 'it changed'})"
+            )
+    return plan
+
+
+@contextmanager
+def _slot(spec: SweepSpec, rank: Rank | None = None) -> Iterator[tuple[WorkerSlot, Sequence[str]]]:
+    """Yield the place of the worker for `spec`, and a line for each plug-in whose name clashes."""
+    known, clashes = installed()
+    backends = asked_for(spec, known)
+    with closing(WorkerSlot(spec, backends) if rank is None else RankSlot(spec, backends, rank)) as slot:
+        yield slot, clashes
+
+
+def _with_notes(opened: Opened, notes: Sequence[str]) -> Opened:
+    return msgspec.structs.replace(opened, notes=[*opened.notes, *notes])
+
+
+def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
+    """Return `found` with a note for every plug-in whose name clashes, and where the policy is of another driver.
+
+    Raises UsageError for a policy of another device.
 
     What is fastest where differs from device to device: such a policy would be no better than none.
     """
-    policy = spec.policy
+    opened, policy = _with_notes(found, clashes), spec.policy
     if policy is None:
         return opened
     if policy.device != opened.device.title:
@@ -115,7 +173,7 @@ def fitting(spec: SweepSpec, opened: Opened) -> Opened:
     if policy.driver == driver:
         return opened
     note = f"the policy was measured with driver {policy.driver or 'none'}, this is {driver or 'none'}: make a new one"
-    return msgspec.structs.replace(opened, notes=[*opened.notes, note])
+    return _with_notes(opened, [note])
 
 
 def _identity(opened: Opened) -> dict[str, Scalar]:

@@ -1,7 +1,7 @@
 """A sweep on several devices of one host: a run for each, every cell on each alone and on all of them at once."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -15,8 +15,9 @@ from kvbench.errors import UsageError
 from kvbench.results import Failure, Record, RunWriter, Visit
 from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.protocol import MeasureCell, Opened, Request, Start
-from kvbench.run.runner import fitting, info_of, planned
+from kvbench.run.runner import fitting, planned, run_info
 from kvbench.run.worker_process import Kind, WorkerSlot
+from kvbench.sweep.installed import Installed, asked_for, installed
 from kvbench.sweep.plan import Plan, PlannedVisit, visits
 from kvbench.sweep.spec import EVERY_GPU, SweepSpec
 
@@ -79,8 +80,8 @@ class Turns:
 class TurnSlot(WorkerSlot):
     """The slot of one of several devices, whose visits keep to the turns."""
 
-    def __init__(self, spec: SweepSpec, turns: Turns, start: Start) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: SweepSpec, backends: Iterable[Installed], turns: Turns, start: Start) -> None:
+        super().__init__(spec, backends)
         self._turns, self._place, self._start = turns, start.place, start
         self.order: Mapping[tuple[int, str], int] = {}
 
@@ -138,7 +139,7 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
                 for index, visit in enumerate(visits(plan, spec.sampling, spec.seed))
             }
             name = f"cpu-{place}" if found.device.kind == "cpu" else names[place].replace(":", "-")
-            writer = stack.enter_context(RunWriter.create(path / name, info_of(spec, found, command)))
+            writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, found, command)))
             shown = Silent() if executions else observer
             executions.append(Execution(spec, plan, found, writer, slot, shown, Progress()))
         return _run(executions, turns)
@@ -148,11 +149,13 @@ def _opened(spec: SweepSpec, start_path: Path, turns: Turns, stack: ExitStack) -
     """Open every device that `spec` names, or all GPUs that there are."""
     slots: list[TurnSlot] = []
     opened: list[Opened] = []
+    known, clashes = installed()
+    backends = asked_for(spec, known)
     for name in spec.devices:
         start = Start(path=str(start_path), place=len(slots), number=0)
-        slot = stack.enter_context(closing(TurnSlot(replace(spec, device=name), turns, start)))
+        slot = stack.enter_context(closing(TurnSlot(replace(spec, device=name), backends, turns, start)))
         try:
-            opened.append(fitting(spec, slot.start()))
+            opened.append(fitting(spec, slot.start(), clashes))
         except UsageError:
             if spec.device == EVERY_GPU and opened:
                 break

@@ -5,24 +5,49 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
+from kvbench.cells.facts import BackendFacts
 from kvbench.errors import ExitCode, KvbenchError, UsageError
+from kvbench.files import open_log
 from kvbench.results.schema import Failure, FailureKind, Visit
-from kvbench.run.protocol import ANSWERS, Answer, MeasureCell, Open, Opened, Refused, Request, Reserve, Reserved, encode
+from kvbench.run.protocol import (
+    ANSWERS,
+    Answer,
+    Describe,
+    Described,
+    MeasureCell,
+    Open,
+    Opened,
+    Refused,
+    Request,
+    Reserve,
+    Reserved,
+    encode,
+)
+from kvbench.sweep.installed import Installed
 from kvbench.sweep.spec import SweepSpec
 
-# -P: a checkout in the working directory must not stand in for the installed package.
-COMMAND: Final = (sys.executable, "-P", "-m", "kvbench.measure.worker")
 OPEN_DEADLINE_S: Final = 120.0
+DESCRIBE_DEADLINE_S: Final = 60.0
 RESERVE_DEADLINE_S: Final = 300.0
 _CHUNK_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 2000
+# Silence is counted in steps: of the time in which this process was stopped (Ctrl-Z, a closed lid) one counts at most.
+_STEP_S: Final = 1.0
+# A process that the kernel holds in a call of the driver does not end; it is left behind.
+_END_S: Final = 10.0
+# Streams beyond the driver's usual 8 hardware queues would wait for each other; 32 is the most there are.
+_ENVIRONMENT: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+_LONGEST_BYTES: Final = 64 << 20
 
 Kind = TypeVar("Kind", bound=Answer)
 
@@ -46,19 +71,32 @@ class EngineRefusedError(KvbenchError):
     exit_code = ExitCode.FAILED_CELLS
 
 
-class WorkerProcess:
-    """One worker. Its stderr goes to `log`, which may be None."""
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """The python that workers run in, and its environment variables, None for this process's own."""
 
-    def __init__(self, log: Path | None) -> None:
-        self._log = log
-        with Path(log or os.devnull).open("ab") as stderr:
-            self._process = subprocess.Popen(
-                COMMAND,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,  # Ctrl-C is the parent's to handle
-            )
+    python: str = sys.executable
+    environment: Mapping[str, str] | None = None
+
+    def command(self, *arguments: str) -> Sequence[str]:
+        # -P: a checkout in the working directory must not stand in for the installed package.
+        return (self.python, "-P", *arguments)
+
+
+class WorkerProcess:
+    """One worker."""
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
+        environment = os.environ if interpreter.environment is None else interpreter.environment
+        self._process = subprocess.Popen(
+            interpreter.command("-m", "kvbench.measure.worker"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+            env={**_ENVIRONMENT, **environment},
+            start_new_session=True,  # Ctrl-C is the parent's to handle
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.pid = self._process.pid
@@ -67,7 +105,7 @@ class WorkerProcess:
         self._received = bytearray()
 
     def ask(self, request: Request, deadline_s: float) -> Answer:
-        """Send `request`, return its answer. Raises UsageError or EngineRefusedError for Refused.
+        """Send `request`, return whatever answers it.
 
         Raises WorkerLostError after a crash, or after `deadline_s` seconds of silence.
         """
@@ -78,17 +116,25 @@ class WorkerProcess:
             raise WorkerLostError(self._obituary()) from None
         line = self._read_line(deadline_s)
         try:
-            answer = ANSWERS.decode(line)
+            return ANSWERS.decode(line)
         except msgspec.DecodeError as error:
             self.kill()
             raise WorkerLostError(f"the worker's answer is not understood ({error})") from None
-        if isinstance(answer, Refused):
-            raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
-        return answer
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def last_words(self) -> bytes:
+        """What it wrote to stderr so far."""
+        return os.pread(self._words.fileno(), os.fstat(self._words.fileno()).st_size, 0)
 
     def kill(self) -> None:
+        """Kill the worker; one that the driver holds is not waited for."""
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
 
     def close(self) -> None:
         """Kill the worker and close its pipes."""
@@ -96,38 +142,56 @@ class WorkerProcess:
         with suppress(BrokenPipeError):
             self._requests.close()
         self._answers.close()
+        self._words.close()
 
     def _read_line(self, deadline_s: float) -> bytes:
-        deadline = time.monotonic() + deadline_s
+        left_s, searched = deadline_s, 0
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
-            while b"\n" not in self._received:
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or not selector.select(left_s):
+            while (end := self._received.find(b"\n", searched)) < 0:
+                searched = len(self._received)
+                step_s, begin_s = min(left_s, _STEP_S), time.monotonic()
+                if not selector.select(step_s):
+                    left_s -= min(step_s, time.monotonic() - begin_s)
+                    if left_s > 0:
+                        continue
                     self.kill()
-                    raise WorkerHungError(f"no answer within {deadline_s:g} s; the worker was killed")
+                    raise WorkerHungError(f"no answer within {round(deadline_s, 1):g} s; the worker was killed")
                 chunk = os.read(self._answers.fileno(), _CHUNK_BYTES)
                 if not chunk:
                     raise WorkerLostError(self._obituary())
                 self._received += chunk
-        line, _, self._received = self._received.partition(b"\n")
-        return bytes(line)
+                if len(self._received) > _LONGEST_BYTES:
+                    self.kill()
+                    raise WorkerLostError(f"the worker's answer has no end within {_LONGEST_BYTES >> 20} MiB")
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return line
 
     def _obituary(self) -> str:
-        code = self._process.wait()
-        how = f"died by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        printed = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip() if self._log else ""
+        try:
+            code = self._process.wait(_END_S)
+            names = {number.value: number.name for number in signal.Signals}
+            how = f"died by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
+        except subprocess.TimeoutExpired:
+            how = "closed its pipes and does not end"
+        printed = self.last_words[-_TAIL_BYTES:].decode(errors="replace").strip()
         return f"the worker {how}" + (f": {printed.splitlines()[-1]}" if printed else "")
 
 
 class WorkerSlot:
     """The place of a sweep's worker: whoever sits there was opened, and given memory, in the same way.
 
-    What later workers print goes to `log`. Use it in `contextlib.closing`.
+    What workers print goes to `log` when they end. Use it in `contextlib.closing`.
     """
 
-    def __init__(self, spec: SweepSpec) -> None:
+    def __init__(
+        self, spec: SweepSpec, backends: Iterable[Installed] = (), interpreter: Interpreter | None = None
+    ) -> None:
         self._spec = spec
+        self._interpreter = interpreter or Interpreter()
+        self._backends = list(backends)
+        self._lost: dict[str, str] = {}  # backends that took a worker with them, and how
         self._open = Open(device=spec.device, fault=spec.fault)
         self._reserve: Reserve | None = None
         self.log: Path | None = None
@@ -139,12 +203,28 @@ class WorkerSlot:
         return frozenset({self._worker.pid} if self._worker else ())
 
     def start(self) -> Opened:
-        """Start a worker and open its device; raises UsageError, EngineRefusedError, WorkerLostError."""
-        self._worker = WorkerProcess(self.log)
+        """Start a worker, open its device, load its backends; raises UsageError, EngineRefusedError, WorkerLostError.
+
+        A backend that takes the worker with it, or that does not return, is described as unavailable.
+        """
+        self._worker = WorkerProcess(self._interpreter)
         opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
         # A replacement opens the very device that was found first.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
-        return opened
+        described: list[BackendFacts] = []
+        for backend in self._backends:
+            name, package = backend.name, backend.package
+            if name in self._lost:
+                reason = f"{package} does not load: {self._lost[name]}"
+                described.append(BackendFacts(name, "does not load", frozenset(), reason, package=package))
+                continue
+            try:
+                described.append(self.ask(Describe(backend=name), Described, DESCRIBE_DEADLINE_S).backend)
+            except WorkerLostError as lost:
+                self._lost[name] = str(lost)
+                self.close()
+                return self.start()
+        return msgspec.structs.replace(opened, backends=described)
 
     def reserve(self, pool_bytes: int) -> None:
         """Make the memory pools, now and in every replacement; raises UsageError when memory is short."""
@@ -154,18 +234,37 @@ class WorkerSlot:
         self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
 
     def ask(self, request: Request, kind: type[Kind], deadline_s: float) -> Kind:
-        """Ask the worker, as `WorkerProcess.ask`."""
+        """Ask the worker, as `WorkerProcess.ask`; raises UsageError or EngineRefusedError for Refused."""
         assert self._worker is not None
         answer = self._worker.ask(request, deadline_s)
-        assert isinstance(answer, kind)
-        return answer
+        if isinstance(answer, Refused):
+            raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
+        return self._expect(answer, kind)
 
     def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
-        """Have a cell measured; raises WorkerLostError."""
+        """Have a cell measured; raises WorkerLostError, also where the answer is of another visit."""
         assert self._worker is not None
         answer = self._worker.ask(request, deadline_s)
-        assert isinstance(answer, Visit | Failure)
-        return answer
+        if isinstance(answer, Failure):
+            return answer
+        visit = self._expect(answer, Visit)
+        if (visit.cell_text, visit.round, visit.attempt) != (request.cell, request.round, request.attempt):
+            self._worker.kill()
+            raise WorkerLostError("the worker's answer is of another visit")
+        return visit
+
+    def _expect(self, answer: Answer, kind: type[Kind]) -> Kind:
+        """Return `answer`; raises WorkerLostError, and kills the worker, where it is none to what was asked."""
+        assert self._worker is not None
+        if isinstance(answer, kind):
+            return answer
+        self._worker.kill()
+        raise WorkerLostError(f"the worker's answer is none to what it was asked ({type(answer).__name__})")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the worker has ended, though nothing was asked of it."""
+        return self._worker is not None and self._worker.ended
 
     def replace(self) -> None:
         """Put a fresh worker in the place of one that failed."""
@@ -175,6 +274,12 @@ class WorkerSlot:
         self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
 
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
+        if self._worker is None:
+            return
+        self._worker.kill()
+        words = self._worker.last_words
+        self._worker.close()
+        self._worker = None
+        if self.log is not None and words:
+            with suppress(OSError), open_log(self.log) as log:
+                log.write(words)

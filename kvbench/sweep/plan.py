@@ -12,9 +12,10 @@ from kvbench.cells.axes import Direction, Neighbour, Order, Priority, StreamStat
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, LEAST_BESIDE_S, TORCH_BYTES, BackendFacts, DeviceFacts
-from kvbench.cells.kernel_shape import RULE
+from kvbench.cells.kernel_shape import RULE, VLLM, KernelShape
 from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes, sets_of
 from kvbench.errors import UsageError
+from kvbench.sweep.installed import unknown_backend
 from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
 from kvbench.tune.table import AUTO
 from kvbench.units import rough_size
@@ -143,6 +144,11 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
             yield PlannedVisit(number, cell)
 
 
+def visit_deadline_s(cell: Cell, sampling: Sampling, device_kind: str) -> float:
+    """Return the seconds of silence after which a visit of `cell` counts as hung: it follows the work."""
+    return sampling.deadline_s + sampling.cell_seconds + _visit_seconds(cell, sampling, device_kind)
+
+
 def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     if cell.neighbour is not Neighbour.NONE:
         return _EST_NEIGHBOUR_S + max(LEAST_BESIDE_S, sampling.cell_seconds)
@@ -175,7 +181,7 @@ def _grids(
     for name in names:
         backend = known.get(str(name))
         if backend is None:
-            raise UsageError(f"unknown backend {name}; there are {', '.join(known)}")
+            raise unknown_backend(str(name), known)
         yield backend, {axis: _values(axis, group, device, backend) for axis in AXES}
 
 
@@ -227,6 +233,11 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
         return f"the number of SMs of {device.name} is not known"
     if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:
         return f"{cell.sms} SMs asked for; {device.name} has {device.sm_count}"
+    if cell.kernel not in (RULE, VLLM) and device.shared_bytes is not None:
+        needed = KernelShape.parse(cell.kernel).shared_bytes
+        if needed > device.shared_bytes:
+            has = f"a block has {rough_size(device.shared_bytes)} on {device.name}"
+            return f"kernel {cell.kernel} takes {rough_size(needed)} of shared memory; {has}"
     if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
         return "swaps wait in a queue on a busy stream only (stream_state=busy)"
     return (

@@ -47,7 +47,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
     busy_delay_us: Annotated[int, msgspec.Meta(ge=1, le=100_000,
         description="length of the delay kernel in front of a busy sample")] = 200
     deadline_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400,
-        description="seconds of silence after which a visit counts as hung")] = 60.0
+        description="seconds of silence, beyond the time for its samples, after which a visit counts as hung")] = 60.0
     controls: Annotated[int, msgspec.Meta(ge=0, le=1000,
         description="large copies without the engine, each way and round, for the gate")] = 0
     # fmt: on

@@ -10,11 +10,11 @@ from typing import Any, Final
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.kernel_shape import VLLM
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of
+from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of, tried
 from kvbench.tune.table import Choice
 from kvbench.units import KIB, format_size, gigabytes_per_second
 
@@ -134,6 +134,18 @@ def answers_of(
 def is_vllms(choice: Choice) -> bool:
     """Return whether a choice is Triton's kernel in the launch shape of vLLM."""
     return choice.backend == "triton" and dict(choice.axes).get("kernel") == VLLM
+
+
+def workload_of(run: Run) -> str:
+    """Return which blocks the swaps behind an answer move, "hot" for the same ones side by side."""
+    cells = tried(run.frame())
+    if cells.empty:
+        return "no swaps"
+    pool, reuse = str(cells["pool"].iloc[0]), str(cells["reuse"].iloc[0])
+    place = "side by side" if pool == "dense" else f"out of {shown_size(int(cells['pool_bytes'].iloc[0]))}"
+    if reuse == Reuse.FRESH.value:
+        return f"fresh blocks at every swap, {place}"
+    return f"{'hot: ' if pool == 'dense' else ''}the same blocks at every swap, {place}"
 
 
 def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:

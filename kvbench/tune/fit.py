@@ -23,6 +23,9 @@ from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Ta
 # Ways without SMs first, of which one batched call is the simplest; of kernels our own before whatever else there is.
 _SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
 
+# Less than this share of a run's cells are not what it is about.
+_FEW: Final = 1 / 3
+
 Point = tuple[int, int]  # block bytes, blocks
 Arms = Mapping[Choice, Visits]
 Kind = tuple[Direction, StreamState]
@@ -162,16 +165,16 @@ def _machine(runs: Sequence[Run]) -> tuple[str, str]:
 def tried(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a run's table that a policy rests on, `auto` among them: measured or failed.
 
-    They are those of one workload: memory that the driver allocated, no pause, fresh blocks before the same again, of
-    several pools the largest, shuffled blocks before other patterns.
+    They are those of one workload: memory that the driver allocated, no pause; fresh blocks rather than the same again
+    and shuffled ones rather than other patterns, unless there are few; of several pools that of most cells.
     """
     cells = frame[frame["memory"].isna() | (frame["memory"] == "allocated")]
     cells = unqueued(cells[(cells["pause_us"] == 0) & (cells["status"] != "skipped")])
-    for preferred in (cells["reuse"] == Reuse.FRESH.value, cells["pattern"] == str(SHUFFLED)):
-        if preferred.any():
-            cells = cells[preferred.reindex(cells.index)]
-    largest: pd.DataFrame = cells[cells["pool_bytes"] == cells["pool_bytes"].max()]
-    return largest
+    for axis, usual in (("reuse", Reuse.FRESH.value), ("pattern", str(SHUFFLED))):
+        preferred = cells[cells[axis] == usual]
+        cells = preferred if len(preferred) >= _FEW * len(cells) else cells[cells[axis] != usual]
+    pools = cells["pool_bytes"].mode()
+    return cells if pools.empty else cells[cells["pool_bytes"] == pools.max()]
 
 
 def choice_of(row: Mapping[Any, Any]) -> Choice:

@@ -179,5 +179,6 @@ def _filled(table: Table) -> list[list[Choice]]:
 def _nearest(known: Mapping[tuple[float, float], Choice], point: tuple[float, float]) -> Choice:
     if point in known:
         return known[point]
-    nearest = min(known, key=lambda at: (round(abs(at[0] - point[0]) + abs(at[1] - point[1]), 9), at))
+    # The size decides how many SMs a kernel needs, the number of blocks much less.
+    nearest = min(known, key=lambda at: (round(abs(at[0] - point[0]), 9), round(abs(at[1] - point[1]), 9), at))
     return known[nearest]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.gate.judgement import RowVerdict
+from kvbench.gate.judgement import GateVerdict
 from tests.command import Done, error_line, kvbench
 from tests.synthetic import ceilings, failure, visits, write_run
 from tests.unit.gate.gated import CELLS, Side, compared, written
@@ -54,11 +54,11 @@ def test_every_outcome_has_its_exit_code(tmp_path: Path, cand: Side, options: tu
 def test_plain_text_names_the_cell_and_what_to_run(tmp_path: Path) -> None:
     done = compare(tmp_path, SLOW)
     lines = [line.strip() for line in done.stdout.splitlines()]
-    (row,) = [line for line in lines if line.startswith("REGRESSED")]
+    (row,) = [line for line in lines if line.startswith("SLOWER")]
     assert CELLS[1].label in row
-    assert re.search(r" \+7\.9% +\[\+7\.\d%, \+8\.\d%\] ", row)
+    assert re.search(r" \+7\.\d% +\[\+7\.\d%, \+8\.\d%\] ", row)
     assert CELLS[1].command() in lines
-    assert lines[-1] == "kvbench gate compare: REGRESSED"
+    assert lines[-1] == "kvbench gate compare: SLOWER"
     assert "\x1b" not in done.stdout
 
 
@@ -73,11 +73,11 @@ def test_files_json_and_github_say_the_same(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert json.loads(done.stdout) == json.loads((tmp_path / "gate" / "gate.json").read_text())
-    assert json.loads(done.stdout)["rows"][0]["verdict"] == RowVerdict.REGRESSED
-    assert done.stderr.startswith("::error title=REGRESSED")
+    assert json.loads(done.stdout)["rows"][0]["verdict"] == GateVerdict.SLOWER
+    assert done.stderr.startswith("::error title=SLOWER")
     assert (tmp_path / "gate" / "gate.xml").read_text().startswith("<?xml")
-    assert "REGRESSED" in (tmp_path / "gate" / "gate.md").read_text()
-    assert summary.read_text().startswith("earlier\n## kvbench gate compare: REGRESSED")
+    assert "SLOWER" in (tmp_path / "gate" / "gate.md").read_text()
+    assert summary.read_text().startswith("earlier\n## kvbench gate compare: SLOWER")
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,14 @@ def test_files_json_and_github_say_the_same(tmp_path: Path) -> None:
         (["compare", "--", "b"], "-- stands between the runs"),
         (["compare", "a", "--"], "-- stands between the runs"),
         (["compare", "a", "--", "b", "--json"], "--json stands after --"),
-        (["compare", "--rounds=4", "a", "--", "b"], "--rounds says how to measure"),
+        (["compare", "--minutes=4", "a", "--", "b"], "--minutes says how to measure"),
         (["compare", "--base-fault=slow=1", "a", "--", "b"], "--base-fault says how to measure"),
         (["compare", "--base=here"], "--base and --cand go together"),
         (["compare", "a", "--", "b"], "a is no run directory"),
         (["compare", "--floor=none.json", "a", "--", "b"], "--floor none.json: no such file"),
-        (["compare", "--margin=-1", "a", "--", "b"], "--margin"),
+        (["compare", "--margin=-1", "a", "--", "b"], "margin: -1.0 is not a number from 0 to 10"),
+        (["compare", "--absolute-us=inf", "a", "--", "b"], "absolute_us: Infinity is not a number from 0 to 1e+09"),
+        (["compare", "--control-margin=nan", "a", "--", "b"], "control_margin: NaN is not a number from 0 to 10"),
         (["compare", "--inconclusive=maybe", "a", "--", "b"], "--inconclusive"),
         (["compare", "--github", "a", "--", "b"], "--github: GITHUB_STEP_SUMMARY is not set"),
         (["rules", "a"], "a is no run directory"),
@@ -111,7 +113,7 @@ def test_as_many_runs_of_either_are_wanted(tmp_path: Path) -> None:
     before, after = written(tmp_path / "runs", base), written(tmp_path / "runs", cand)
     done = kvbench("gate", "compare", *before, "--", after[0], cwd=tmp_path)
     assert done.returncode == 2
-    assert "2 runs of the base and 1 of the candidate" in error_line(done)
+    assert "2 rounds of the base and 1 of the candidate" in error_line(done)
 
 
 @pytest.mark.parametrize(

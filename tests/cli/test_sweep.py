@@ -154,7 +154,7 @@ def test_a_dry_run_shows_everything_and_makes_nothing(tmp_path: Path) -> None:
         f"  {backend} h2d 4 x 1KiB idle pool=2MiB reuse=fresh" for backend in ("per_block", "batched")
     ]
     assert shown[4] == "6 combinations dropped by filters"
-    assert "skipped 2 cells: the cpu device has no access order" in shown[5:]
+    assert "skipped 2 cells of per_block, batched: the cpu device has no access order" in shown[5:]
     assert any("Triton kernels need a GPU" in line for line in shown[5:])
     assert not list(tmp_path.iterdir())
 
@@ -190,6 +190,7 @@ def test_json_tells_the_plan_every_record_and_the_end(tmp_path: Path) -> None:
         "measured": 1,
         "failed": 0,
         "skipped": 1,
+        "copies_failed": 0,
     }
 
 
@@ -197,16 +198,17 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     done = kvbench("sweep", *tiny(backend="per_block,triton"), *BRIEF, "--out", "run", cwd=tmp_path)
     assert not done.stderr
     assert "\x1b" not in done.stdout
-    assert done.stdout.splitlines()[1:] == [
+    assert done.stdout.splitlines()[1:5] == [
         done.stdout.splitlines()[1],
-        "skipped 1 cells: Triton kernels need a GPU; the cpu device has no SMs",
-        "1 cells measured, 0 failed, 1 skipped: run",
+        "skipped 1 cell of triton: Triton kernels need a GPU; the cpu device has no SMs",
+        "1 cell measured, 0 failed, 1 skipped: run",
         "kvbench report run makes tables and charts of it",
     ]
-    assert done.stdout.splitlines()[1].startswith("1 cells in 1 visits; about ")
+    assert done.stdout.splitlines()[1].startswith("1 cell in 1 visit; about ")
+    assert "How sure: 1 visit a cell" in done.stdout.splitlines()[-1]  # it ends with the first page
 
 
-def test_on_a_terminal_every_visit_has_its_line(tmp_path: Path) -> None:
+def test_on_a_terminal_a_table_grows_with_every_backend(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [str(KVBENCH), "sweep", *tiny(), *BRIEF, "--out", "run"]
     with subprocess.Popen(command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs) as process:
@@ -323,6 +325,7 @@ def test_an_interrupted_sweep_keeps_its_data_and_is_finished_later(tmp_path: Pat
         assert process.stdout is not None
         finished = json.loads(process.stdout.read().splitlines()[-1])
     assert (finished["event"], finished["status"]) == ("finished", "interrupted")
+    assert finished["reason"] == f"interrupted ({'SIGTERM' if number == signal.SIGTERM else 'Ctrl-C'})"
     assert status(run) == "interrupted"
     kept = visit_counts(run)
     assert 2 <= kept.total() < SLOW_VISITS
@@ -579,7 +582,7 @@ def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: 
     cells = tiny(backend="batched", direction="h2d", blocks="1", block_size="4KiB,256MiB", **HOT)
     done = kvbench("sweep", *cells, *BRIEF, option, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 cells measured, 0 failed, 1 skipped: run" in done.stdout
+    assert "1 cell measured, 0 failed, 1 skipped: run" in done.stdout
     (found,) = [skip.reason for skip in skips(tmp_path / "run")]
     assert found.startswith("needs ")
     assert found.endswith(reason)

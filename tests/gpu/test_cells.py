@@ -9,9 +9,10 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, measure
+from kvbench.measure.visit import Bench
 from kvbench.measure.workload import Pools
 from kvbench.sweep.spec import Sampling
+from tests.visits import measure
 
 pytestmark = pytest.mark.gpu
 

@@ -14,9 +14,10 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Device, Stream, TimedRegion, per_block
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, measure, measure_ceiling
+from kvbench.measure.visit import Bench, measure_ceiling
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.sweep.spec import Sampling
+from tests.visits import measure
 
 pytestmark = pytest.mark.gpu
 
@@ -84,7 +85,6 @@ def on_a_stream_of_its_own(request: SwapRequest, _number: int, _stream: int) -> 
 
 def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> None:
     def work() -> None:
-        request.device.driver.bind_thread()
         on_a_stream_of_its_own(request, number, stream)
 
     thread = threading.Thread(target=work)

@@ -12,10 +12,11 @@ from kvbench.cells.cell import Cell
 from kvbench.engine.device import HIGH_PRIORITY, Device, Stream, TimedRegion
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, measure
+from kvbench.measure.visit import Bench
 from kvbench.measure.workload import Pools
 from kvbench.results import Beside
 from kvbench.sweep.spec import Sampling
+from tests.visits import measure
 
 pytestmark = pytest.mark.gpu
 

@@ -11,13 +11,14 @@ from kvbench.cells.cell import Cell
 from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.control import open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.effective_path import EffectivePath
 from kvbench.measure.roof import LARGE, measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import DELAY_SPARE_US, Bench, Measurement, measure, measure_ceiling
+from kvbench.measure.visit import DELAY_SPARE_US, Bench, Measurement, measure_ceiling
 from kvbench.measure.workload import Pools
+from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
+from tests.visits import measure
 
 pytestmark = pytest.mark.gpu
 

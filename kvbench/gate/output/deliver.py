@@ -15,13 +15,21 @@ from rich.text import Text
 
 from kvbench.errors import UsageError
 from kvbench.files import write_whole
+from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.output.formats import COMMENT_BYTES, SUMMARY_BYTES, annotations, as_json, junit, page
-from kvbench.gate.output.sheet import Sheet
+from kvbench.gate.output.sheet import Sheet, figures, name_of_row
 from kvbench.text import printable
 
 SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 # Where no terminal sets the width: wider than any row, so that none is folded.
 _WIDTH: Final = 2000
+_COLOURS: Final[Mapping[str, str]] = {
+    GateVerdict.FAILED: "bold red",
+    GateVerdict.SLOWER: "red",
+    GateVerdict.BROKEN: "red",
+    GateVerdict.UNDECIDED: "yellow",
+    GateVerdict.FASTER: "green",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ def _show(sheet: Sheet) -> None:
         *(f"FAILED: {fault}" for fault in sheet.faults),
         *(f"warning: {text}" for text in sheet.warnings),
         *sheet.summary,
-        f"{sheet.title}: {sheet.status}",
+        f"{sheet.title}: {sheet.verdict}",
     ]
     if sheet.loud:
         table = Table("", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -89,11 +97,11 @@ def _show(sheet: Sheet) -> None:
         for heading in sheet.headings:
             table.add_column(heading, justify="right")
         for row in sheet.loud:
-            cells = map(Text, map(printable, (row.name, *row.figures)))
-            table.add_row(Text(row.verdict, row.level.colour), *cells)
+            cells = map(Text, map(printable, (name_of_row(row), *figures(row))))
+            table.add_row(Text(row.verdict, _COLOURS[row.verdict]), *cells)
         console.print(table)
     for row in sheet.loud:  # below it, since a command in a narrow column cannot be copied
-        for text in filter(None, (row.reason and f"{row.name}: {row.reason}", row.command)):
+        for text in filter(None, (row.reason and f"{name_of_row(row)}: {row.reason}", row.command)):
             console.print(Text(printable(text)), soft_wrap=True)
     for text in notes:
         console.print(Text(printable(text)), soft_wrap=True)

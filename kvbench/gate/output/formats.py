@@ -8,8 +8,10 @@ from dataclasses import asdict
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from kvbench.gate.judgement import Judgement
-from kvbench.gate.output.sheet import Sheet, SheetRow
+import msgspec
+
+from kvbench.gate.judgement import GateVerdict, Judgement, Row
+from kvbench.gate.output.sheet import Sheet, figures, message, name_of_row
 from kvbench.gate.rule_check import RulesReport
 from kvbench.report.markdown import bullets, code, escape, table
 from kvbench.text import printable, short
@@ -24,12 +26,26 @@ _MOST_NOTES: Final = 20
 MOST_ANNOTATIONS: Final = 10
 _LONGEST: Final = 1000
 SCHEMA: Final = 1
+# What a verdict is in JUnit XML, and on GitHub; nothing where there is nothing to look into.
+_ELEMENTS: Final[Mapping[str, str]] = {
+    GateVerdict.FAILED: "error",
+    GateVerdict.SLOWER: "failure",
+    GateVerdict.BROKEN: "failure",
+    GateVerdict.UNDECIDED: "skipped",
+    GateVerdict.CONTAMINATED: "skipped",
+}
+_ANNOTATIONS: Final[Mapping[str, str]] = {
+    GateVerdict.FAILED: "error",
+    GateVerdict.SLOWER: "error",
+    GateVerdict.BROKEN: "error",
+    GateVerdict.UNDECIDED: "warning",
+}
 
 
 def page(sheet: Sheet, limit_bytes: int) -> str:
     """Return Markdown in at most `limit_bytes` of UTF-8; rows that do not fit are counted, the worst stay."""
     parts = [
-        f"## {escape(sheet.title)}: {escape(sheet.status)}",
+        f"## {escape(sheet.title)}: {escape(sheet.verdict)}",
         bullets(map(escape, sheet.summary)),
         bullets(f"**FAILED** {escape(fault)}" for fault in sheet.faults[:_MOST_NOTES]),
         bullets(f"warning: {escape(text)}" for text in sheet.warnings[:_MOST_NOTES]),
@@ -38,9 +54,9 @@ def page(sheet: Sheet, limit_bytes: int) -> str:
     left = limit_bytes - sum(map(_size, parts)) - _FRAME_BYTES
     fitting: list[list[str]] = []
     for row in (*sheet.loud, *sheet.quiet):
-        figures = [escape(figure) for figure in row.figures] or [""] * len(sheet.headings)
+        numbers = [escape(figure) for figure in figures(row)] or [""] * len(sheet.headings)
         command = code(row.command) if row.command else ""
-        cells = [escape(row.verdict), escape(row.name), *figures, escape(row.reason), command]
+        cells = [escape(row.verdict), escape(name_of_row(row)), *numbers, escape(row.reason), command]
         left -= _size(f"| {' | '.join(cells)} |")
         if left < 0:
             break
@@ -62,10 +78,9 @@ def _size(text: str) -> int:
 
 
 def junit(sheet: Sheet) -> str:
-    """Return JUnit XML: FAILED is an error, REGRESSED or BROKEN a failure; what nobody can tell is skipped."""
-    faults = [SheetRow("FAILED", "run", fault, reason=fault) for fault in sheet.faults]
-    rows = [*faults, *sheet.rows]
-    counts = Counter(row.level.element for row in rows)
+    """Return JUnit XML: FAILED is an error, SLOWER or BROKEN a failure; what nobody can tell is skipped."""
+    rows = [*(Row("rule", fault, GateVerdict.FAILED, [], reason=fault) for fault in sheet.faults), *sheet.rows]
+    counts = Counter(_ELEMENTS.get(row.verdict) for row in rows)
     suite = ElementTree.Element(
         "testsuite",
         name=printable(sheet.title),
@@ -75,12 +90,12 @@ def junit(sheet: Sheet) -> str:
         skipped=str(counts["skipped"]),
     )
     properties = ElementTree.SubElement(suite, "properties")
-    ElementTree.SubElement(properties, "property", name="status", value=sheet.status)
+    ElementTree.SubElement(properties, "property", name="verdict", value=sheet.verdict)
     for row in rows:
-        case = ElementTree.SubElement(suite, "testcase", classname=f"kvbench.gate.{row.kind}", name=printable(row.name))
-        if row.level.element:
-            message = printable(f"{row.verdict}: {row.message}")
-            found = ElementTree.SubElement(case, row.level.element, message=message)
+        name = printable(name_of_row(row))
+        case = ElementTree.SubElement(suite, "testcase", classname=f"kvbench.gate.{row.kind}", name=name)
+        if element := _ELEMENTS.get(row.verdict):
+            found = ElementTree.SubElement(case, element, message=printable(f"{row.verdict}: {message(row)}"))
             found.text = printable(row.command)
     out = ElementTree.SubElement(suite, "system-out")
     out.text = "\n".join(map(printable, (*sheet.summary, *sheet.warnings)))
@@ -92,11 +107,11 @@ def annotations(sheet: Sheet) -> list[str]:
     """Return one workflow command a line: the worst rows, and in the last one how many more there are."""
     found = [_command("error", "FAILED: run", fault) for fault in sheet.faults]
     for row in sheet.rows:
-        if row.level.annotation:
+        if kind := _ANNOTATIONS.get(row.verdict):
             again = f" | look into it: {row.command}" if row.command else ""
-            found.append(_command(row.level.annotation, f"{row.verdict}: {row.name}", f"{row.message}{again}"))
-    if sheet.level.annotation and not found:  # contaminated: no row is to blame
-        found = [_command(sheet.level.annotation, f"{sheet.title}: {sheet.status}", "; ".join(sheet.summary))]
+            found.append(_command(kind, f"{row.verdict}: {name_of_row(row)}", f"{message(row)}{again}"))
+    if sheet.verdict is GateVerdict.CONTAMINATED:  # no row is to blame
+        found = [_command("warning", f"{sheet.title}: {sheet.verdict}", "; ".join(sheet.summary))]
     if len(found) <= MOST_ANNOTATIONS:
         return found
     more = len(found) - MOST_ANNOTATIONS + 1
@@ -119,9 +134,13 @@ def judgement_data(judgement: Judgement, exit_code: int) -> dict[str, Any]:
         "schema": SCHEMA,
         "kind": "comparison",
         "exit_code": exit_code,
-        **_finite(asdict(judgement)),
+        **_finite({name: getattr(judgement, name) for name in judgement.__slots__}),
+        "margins": msgspec.structs.asdict(judgement.margins),
         "controls": [_finite(asdict(control)) for control in judgement.controls],
-        "rows": [_finite(asdict(row)) | {"cells": [cell.id for cell in row.cells]} for row in judgement.rows],
+        "rows": [
+            _finite(asdict(row)) | {"cells": [cell.id for cell in row.cells], "command": row.command}
+            for row in judgement.rows
+        ],
     }
 
 
@@ -129,11 +148,14 @@ def rules_data(report: RulesReport) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "kind": "rules",
-        "status": report.verdict,
-        "exit_code": int(report.exit_code),
+        "verdict": report.verdict,
+        "exit_code": int(report.verdict.exit_code),
         "run": report.run,
         "config": report.config,
-        "rules": [asdict(result) for result in report.results],
+        "rules": [
+            {"rule": row.name, "verdict": row.verdict, "reason": row.reason, "command": row.command}
+            for row in report.rows
+        ],
         "warnings": list(report.warnings),
     }
 

@@ -1,4 +1,4 @@
-"""The page that every output of the gate is made from: a status, rows worst first, and what else has to be said.
+"""The page that every output of the gate is made from: a verdict, rows worst first, and what else has to be said.
 
 Nothing here is escaped; every output escapes for itself.
 """
@@ -7,70 +7,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final
 
-from kvbench.gate.judgement import Judgement, Row, RowVerdict
+from kvbench.gate.judgement import GateVerdict, Judgement, Row
 from kvbench.gate.rule_check import RulesReport
 from kvbench.units import format_size
 
-
-class Level(Enum):
-    """How a row counts: broken (an error), bad (it fails the gate), open (cannot tell), good news.
-
-    `QUIET` rows are as they should be; `VOID` ones were not judged, which is no pass. Neither is shown first. Each has
-    its colour on a terminal, its element in JUnit XML and its annotation on GitHub, "" for none.
-    """
-
-    ERROR = ("bold red", "error", "error")
-    BAD = ("red", "failure", "error")
-    OPEN = ("yellow", "skipped", "warning")
-    GOOD = ("green", "", "")
-    QUIET = ("", "", "")
-    VOID = ("", "skipped", "")
-
-    def __init__(self, colour: str, element: str, annotation: str) -> None:
-        self.colour = colour
-        self.element = element
-        self.annotation = annotation
-
-
-# Of rows, and of the sheet's own status.
-_LEVELS: Final = {
-    "FAILED": Level.ERROR,
-    "REGRESSED": Level.BAD,
-    "BROKEN": Level.BAD,
-    "CONTAMINATED": Level.OPEN,
-    "INCONCLUSIVE": Level.OPEN,
-    "NOT JUDGED": Level.VOID,
-    "IMPROVED": Level.GOOD,
-    "PASSED": Level.GOOD,
-    "UNCHANGED": Level.QUIET,
-    "HOLDS": Level.QUIET,
-}
 # From here on percents are hard to read.
-_MANY_TIMES: Final = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class SheetRow:
-    """One row: `figures` go below the sheet's headings, `command` is what to run to look into it ("" for none)."""
-
-    verdict: str
-    kind: str
-    name: str
-    figures: Sequence[str] = ()
-    reason: str = ""
-    command: str = ""
-
-    @property
-    def level(self) -> Level:
-        return _LEVELS[self.verdict]
-
-    @property
-    def message(self) -> str:
-        """The row in one sentence, without its name."""
-        return "; ".join(filter(None, (", ".join(filter(None, self.figures)), self.reason)))
+_MANY_TIMES = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +21,36 @@ class Sheet:
     """All that a reader sees; `faults` fail the gate without belonging to a row."""
 
     title: str
-    status: str
-    rows: Sequence[SheetRow]
+    verdict: GateVerdict
+    rows: Sequence[Row]
     summary: Sequence[str]
     warnings: Sequence[str]
     headings: Sequence[str] = ()
     faults: Sequence[str] = ()
 
     @property
-    def level(self) -> Level:
-        return _LEVELS[self.status]
-
-    @property
-    def loud(self) -> list[SheetRow]:
+    def loud(self) -> list[Row]:
         """The rows that somebody has to see."""
-        return [row for row in self.rows if row.level.colour]
+        return [row for row in self.rows if is_loud(row)]
 
     @property
-    def quiet(self) -> list[SheetRow]:
-        return [row for row in self.rows if not row.level.colour]
+    def quiet(self) -> list[Row]:
+        return [row for row in self.rows if not is_loud(row)]
 
 
-def sheet_of_judgement(judgement: Judgement) -> Sheet:
+def is_loud(row: Row) -> bool:
+    """Whether the row is not as it should be. Where everything is CONTAMINATED no row is to blame."""
+    return row.verdict not in (GateVerdict.CONTAMINATED, GateVerdict.SAME, GateVerdict.HOLDS)
+
+
+def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
+    """Return the page of a comparison; `repeat` is the command that made it."""
     return Sheet(
         title="kvbench gate compare",
-        status=judgement.status,
+        verdict=judgement.verdict,
         headings=("base", "candidate", "effect", "95% interval", "margin"),
-        rows=[_row(row) for row in judgement.rows],
-        summary=_summary(judgement),
+        rows=judgement.rows,
+        summary=[*_first(judgement, repeat), *_summary(judgement)],
         faults=judgement.faults,
         warnings=judgement.warnings,
     )
@@ -115,20 +60,37 @@ def sheet_of_rules(report: RulesReport) -> Sheet:
     meant = f" for the config {report.config}" if report.config else ""
     return Sheet(
         title=f"kvbench gate rules {report.run}",
-        status=report.verdict,
-        rows=[SheetRow(each.verdict, "rule", each.rule, (), each.reason, each.command) for each in report.results],
-        summary=[f"{len(report.results)} rules{meant}: {_counts(result.verdict for result in report.results)}"],
+        verdict=report.verdict,
+        rows=report.rows,
+        summary=[f"{len(report.rows)} rules{meant}: {_counts(row.verdict for row in report.rows)}"],
         warnings=report.warnings,
     )
 
 
-def _row(row: Row) -> SheetRow:
-    figures: Sequence[str] = ()
-    if row.verdict is not RowVerdict.FAILED:
-        sides = _quantity(row.base, row.unit), _quantity(row.cand, row.unit)
-        figures = (*sides, _percent(row.effect), _interval(row.low, row.high), f"{row.margin:.1%}")
-    name = row.name if row.kind == "cell" else f"{row.kind}: {row.name}"
-    return SheetRow(row.verdict, row.kind, name, figures, row.reason, row.command)
+def name_of_row(row: Row) -> str:
+    return row.name if row.kind in ("cell", "rule") else f"{row.kind}: {row.name}"
+
+
+def figures(row: Row) -> Sequence[str]:
+    """Return what stands below the headings of a comparison; nothing for a rule, and where nothing was measured."""
+    if row.kind == "rule" or row.verdict is GateVerdict.FAILED:
+        return ()
+    sides = _quantity(row.base, row.unit), _quantity(row.cand, row.unit)
+    return (*sides, _percent(row.effect), _interval(row.low, row.high), f"{row.margin:.1%}")
+
+
+def message(row: Row) -> str:
+    """Return the row in one sentence, without its name."""
+    return "; ".join(filter(None, (", ".join(filter(None, figures(row))), row.reason)))
+
+
+def _first(judgement: Judgement, repeat: str) -> list[str]:
+    """Return what somebody in a hurry reads: the worst row, what moved on the machine, how to do it again."""
+    loud = [row for row in judgement.rows if is_loud(row)]
+    moved = [control.name for control in judgement.controls if not control.steady]
+    lines = [f"worst: {row.verdict} {name_of_row(row)}: {message(row)}" for row in loud[:1]]
+    lines.append(f"machine: {', '.join(moved)} moved" if moved else "machine: steady")
+    return [*lines, f"again: {repeat}"] if repeat else lines
 
 
 def _summary(judgement: Judgement) -> list[str]:
@@ -136,23 +98,26 @@ def _summary(judgement: Judgement) -> list[str]:
     lines = [f"{judgement.rounds} rounds, {len(judgement.rows)} rows: {counts or 'none'}"]
     for control in judgement.controls:
         moved = " ".join(filter(None, (_percent(control.effect), _interval(control.low, control.high))))
-        how = "steady" if control.steady else f"not within {judgement.margins.control:.1%}: the machine moved"
-        lines.append(f"control {control.direction}: {moved}, {how}")
+        how = "steady" if control.steady else f"not within {judgement.margins.control_margin:.1%}: the machine moved"
+        lines.append(f"control {control.name}: {moved}, {how}")
     if math.isfinite(judgement.geometric_mean):
         lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
+    if judgement.disturbed:
+        causes = ", ".join(f"{cause}: {count}" for cause, count in judgement.disturbed.items())
+        lines.append(f"pairs that something else spoiled ({causes}) are kept, count for nothing, and were made again")
     if judgement.slot_bias != 1:
-        lines.append(f"running second in a round cost {_percent(judgement.slot_bias)}; taken off both sides")
+        lines.append(f"running second in a pair cost {_percent(judgement.slot_bias)}; taken off both sides")
     return lines
 
 
 def _counts(verdicts: Iterable[str]) -> str:
-    """Return "2 REGRESSED, 5 UNCHANGED", in the order in which they come first."""
+    """Return "2 SLOWER, 5 SAME", in the order in which they come first."""
     return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
 def _interval(low: float, high: float) -> str:
     """Return an interval of ratios in per cent, "" where there is none."""
-    return f"[{_percent(low)}, {_percent(high)}]" if math.isfinite(low) and math.isfinite(high) else ""
+    return f"[{_percent(low)}, {_percent(high)}]" if low > 0 and math.isfinite(high) else ""
 
 
 def _percent(ratio: float) -> str:

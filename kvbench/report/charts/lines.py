@@ -15,7 +15,7 @@ from kvbench.report.model import ChartWords
 from kvbench.report.numbers import bytes_size, count
 
 _CEILING: Final = "#666666"
-_DASHES: Final = (0, (4, 1.8))
+_STYLES: Final = ("-", (0, (4, 1.8)), (0, (1.2, 1.4)))
 _CEILING_DASHES: Final = (0, (6, 4))
 _LABEL_POINTS: Final = 14
 _ROOM: Final = 0.06  # of the height, above the lines and below, on a logarithmic axis
@@ -190,11 +190,11 @@ def _line(line: PlotLine, ink: Ink, x: Sequence[float], y: Sequence[float]) -> L
         x,
         y,
         color=ink.colour,
-        linestyle=_DASHES if line.dashed else "-",
+        linestyle=_STYLES[line.style],
         linewidth=1.7,
         marker=ink.marker,
         markersize=4.5,
-        markerfacecolor="white" if line.dashed else ink.colour,
+        markerfacecolor="white" if line.style else ink.colour,
         label=drawable(line.label),
     )
 

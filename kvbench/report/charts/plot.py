@@ -30,13 +30,14 @@ class PlotMark:
 class PlotLine:
     """A line of points ascending in x: medians in `y`, quartiles in `low` and `high`, in the unit of the y axis.
 
-    `backend` decides colour and marker; `cell_ids` are the cells behind the points, of the run labelled `run`.
+    `backend` decides colour and marker, `style` (0, 1 or 2: solid, dashed, dotted) the stroke; `cell_ids` are the cells
+    behind the points, of the run labelled `run`.
     """
 
     run: str
     label: str
     backend: str
-    dashed: bool
+    style: int
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float]

@@ -1,14 +1,15 @@
 """Access order: STREAM against ANY, cells that are equal in all else, visit against visit of the same round."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.margins import IN_TURN
-from kvbench.report.model import DataTable, Part, Section
+from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import INCLUDES, SAME, Row, a_stream, caption, ends, family, few_visits, rows_of
+from kvbench.report.tables import INCLUDES, SAME, Row, a_stream, caption, ends, family, few_visits, rows_of, unsure
 from kvbench.report.view import View
 
 _RACE: Final = (
@@ -35,7 +36,7 @@ def make(view: View) -> Part | str:
         rows = rows_of(group.sort_values(["direction", "block_bytes", "blocks"], ascending=[False, True, True]))
         changes = {time: [_change(row, visits[time]) for row in rows] for time in _TIMES}
         tables += [_table(view, pinned, time, rows, changes[time]) for time in _TIMES]
-        told.append(_sentence(rows, changes))
+        told.append(Finding(_sentence(rows, changes), _weight(changes)))
     return Part(tables=tables, told=told)
 
 
@@ -53,7 +54,7 @@ def _change_words(row: Row, found: Comparison) -> str:
     if rounds < MIN_PAIRS:
         return f"undecided: {rounds} rounds of {MIN_PAIRS}"
     low, value, high = ((end - 1) * 100 for end in (found.low, found.ratio, found.high))
-    return f"{'' if found.told_apart else '≈ '}{value:+.1f}% [{low:+.1f}, {high:+.1f}]"
+    return f"{unsure(found)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
 
 
 def _table(view: View, pinned: Pinned, time: str, rows: Sequence[Row], changes: Sequence[Comparison]) -> DataTable:
@@ -69,7 +70,7 @@ def _table(view: View, pinned: Pinned, time: str, rows: Sequence[Row], changes: 
     race = [_RACE] if any(row["direction"] == "d2h" for row in rows) else []
     return DataTable(
         f"STREAM against ANY: {_TIMES[time]} ({rows[0]['backend']}, {rows[0]['stream_state']} stream)",
-        ("Dir", "Blocks", "BlkSize", f"STREAM med {unit}", f"ANY med {unit}", "Delta [95%]"),
+        ("Dir", "Blocks", "BlkSize", f"STREAM med {unit}", f"ANY med {unit}", "Delta (95%)"),
         body,
         [_DELTA, *race, *few_visits(cells), *family(len(rows))],
         caption(view, cells, INCLUDES[time], pinned),
@@ -78,15 +79,20 @@ def _table(view: View, pinned: Pinned, time: str, rows: Sequence[Row], changes: 
 
 def _sentence(rows: Sequence[Row], changes: Mapping[str, Sequence[Comparison]]) -> str:
     """Return what ANY changes against STREAM, beyond the noise."""
+    head = f"ANY instead of STREAM for {rows[0]['backend']} on {a_stream(rows[0]['stream_state'])}"
+    if not any(found.told_apart for own in changes.values() for found in own):
+        return f"{head}: nothing told apart in {count(len(rows))} cells, neither GPU time nor host submission."
     parts = []
     for way in DIRECTIONS:
-        if here := [row["direction"] == way for row in rows]:
-            own = {
-                time: [one for one, mine in zip(found, here, strict=True) if mine] for time, found in changes.items()
-            }
-            said = " and ".join(_changed(found, _TIMES[time]) for time, found in own.items() if found)
-            parts += [f"{way} {said}"] if said else []
-    return f"ANY instead of STREAM for {rows[0]['backend']} on {a_stream(rows[0]['stream_state'])}: {'; '.join(parts)}."
+        here = [place for place, row in enumerate(rows) if row["direction"] == way]
+        said = " and ".join(_changed([found[place] for place in here], _TIMES[time]) for time, found in changes.items())
+        parts += [f"{way} {said}"] if here else []
+    return f"{head}: {'; '.join(parts)}."
+
+
+def _weight(changes: Mapping[str, Sequence[Comparison]]) -> float:
+    beyond = [abs(math.log(one.ratio)) for found in changes.values() for one in found if one.told_apart]
+    return max(beyond, default=0.0)
 
 
 def _changed(changes: Sequence[Comparison], title: str) -> str:

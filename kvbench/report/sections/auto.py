@@ -4,14 +4,26 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import where
-from kvbench.report.tables import SAME, Footnotes, Row, a_stream, caption, family, few_visits, grid_table, rows_of
+from kvbench.report.tables import (
+    SAME,
+    Footnotes,
+    Row,
+    a_stream,
+    caption,
+    family,
+    few_visits,
+    grid_table,
+    rows_of,
+    unsure,
+)
 from kvbench.report.view import View
 from kvbench.text import short
 from kvbench.tune.fit import choice_of, tried
-from kvbench.tune.table import AUTO
+from kvbench.tune.table import AUTO, Policy
 
 CLOSE: Final = 0.97
 _MOST_SHOWN: Final = 12
@@ -40,7 +52,8 @@ SECTION = Section("auto", "The backend auto against the best of the others", mak
 def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of auto's cells with what was fastest of the others, of which there must be one.
 
-    More columns: best, best_us, fastest (its choice in words), best over auto in `ratio`, `decided`.
+    More columns: best, best_us, fastest (its choice in words), best over auto in `ratio`, that with its interval in
+    `compared`.
     """
     found = []
     for _, here in cells.groupby(_POINT):
@@ -51,7 +64,7 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
             compared = view.compare(auto["cell_id"], best["cell_id"])
             auto["chosen"] = short(auto["chosen"]) if isinstance(auto["chosen"], str) else ""
             fastest = {"best": best["cell_id"], "best_us": best["swap_us_median"], "fastest": str(choice_of(best))}
-            found.append(auto | fastest | {"ratio": compared.ratio, "decided": compared.told_apart})
+            found.append(auto | fastest | {"ratio": compared.ratio, "compared": compared})
     order = [False, False, True, True]
     return pd.DataFrame(found).sort_values(_POINT, ascending=order) if found else pd.DataFrame()
 
@@ -67,16 +80,38 @@ def _findings(view: View, found: pd.DataFrame, missed: pd.DataFrame) -> list[str
         f"{worst['fastest']} was fastest"
     ]
     if not missed.empty:
-        same, noisy = (missed["chosen"] == missed["fastest"]).sum(), (~missed["decided"]).sum()
+        same, noisy = (
+            (missed["chosen"] == missed["fastest"]).sum(),
+            sum(not found.told_apart for found in missed["compared"]),
+        )
         lines.append(
             f"Of the {count(len(missed))} other cells, auto ran the very choice that was fastest in "
             f"{count(same)}, and {count(noisy)} are not told apart"
         )
-    policy = view.run.info.spec.get("policy")
-    if not policy:
-        return [*lines, "It had no policy and chose by built-in defaults"]
-    made = policy.get("made") if isinstance(policy, dict) else None
-    return [*lines, f"It went by a policy measured on {str(made or 'an unknown day')[:10]}"]
+    return [*lines, *_policy_words(view, found)]
+
+
+def _policy_words(view: View, found: pd.DataFrame) -> list[str]:
+    """Return what auto went by, and how well it did at points that its policy was not made from."""
+    plain = view.run.info.spec.get("policy")
+    if not plain:
+        return ["It had no policy and chose by built-in defaults"]
+    try:
+        policy = Policy.from_plain(plain)
+    except UsageError:
+        return ["It went by a policy that cannot be read"]
+    grids = {(t.direction.value, t.stream_state.value): (set(t.block_bytes), set(t.blocks)) for t in policy.tables}
+    none: tuple[set[int], set[int]] = (set(), set())
+    known = []
+    for row in rows_of(found):
+        sizes, counts = grids.get((row["direction"], row["stream_state"]), none)
+        known.append(row["block_bytes"] in sizes and row["blocks"] in counts)
+    new = found[[not own for own in known]]
+    line = f"It went by a policy measured on {policy.made[:10] or 'an unknown day'}"
+    if new.empty:
+        return [f"{line}, at these very points: this says that the policy repeats, not how well it serves others"]
+    close = int((new["ratio"] >= CLOSE).sum())
+    return [f"{line}. At points that it was not measured at, auto was as close in {count(close)} of {count(len(new))}"]
 
 
 def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
@@ -88,7 +123,7 @@ def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
 
 
 def _ratio(row: Row) -> Text:
-    text = f"{'' if row['decided'] else '≈ '}{row['ratio']:.2f}"
+    text = f"{unsure(row['compared'])}{row['ratio']:.2f}"
     return Strong(text) if row["ratio"] < CLOSE else text
 
 

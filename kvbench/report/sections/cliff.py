@@ -3,8 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from kvbench.analysis.curves import Cliff
+import pandas as pd
+
+from kvbench.analysis.curves import Cliff, find_cliff
+from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.report.curves import (
     CLIFF,
     MIN_SIZES,
@@ -16,8 +20,8 @@ from kvbench.report.curves import (
     left_out,
     spread,
 )
-from kvbench.report.model import Chart, Code, DataTable, Part, Section, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure
+from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
+from kvbench.report.numbers import bytes_size, count, figure, noun, two_digits
 from kvbench.report.select import where
 from kvbench.report.tables import (
     INCLUDES,
@@ -35,17 +39,24 @@ from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
 from kvbench.text import short
 
-_NO_CLIFF = f"No jump of {TIMES}1.5 or more beyond the noise and the ratio of the sizes between neighbours."
+_NO_CLIFF = (
+    f"No jump between neighbours that is larger than the ratio of their sizes by {CLIFF_MARGIN.fraction:.0%} or more, "
+    f"its interval included: {CLIFF_MARGIN.reason}."
+)
+_CLIFF = "Cliff: GB/s of the larger size over those of the smaller, divided by the ratio of the two sizes"
+_INLINE = "CPU inline"  # an effective path
+_WAY = ["backend", "direction", "stream_state", "block_bytes"]
 
 
 def make(view: View) -> Part | str:
-    curves = cliff_curves(view.frame)
+    curves = cliff_curves(view.frame, view.pinned)
     if isinstance(curves, str):
         return curves
     findings = [_finding(curve, cliff) for curve in curves.curves if (cliff := curve.cliff)]
+    told = [*_told(curves.curves), *_falls(curves.cells), *_inline(curves.cells)]
     groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))
     tables = [_table(view, curves, group) for group in groups.values()]
-    return Part(findings or [_NO_CLIFF], _charts(view, curves), tables, _sentences(curves.curves))
+    return Part(findings or [_NO_CLIFF], _charts(view, curves), tables, told)
 
 
 SECTION = Section("cliff", "Cliff: throughput against block size", make)
@@ -80,8 +91,9 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
         f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})",
         header,
         body,
-        [*few_visits(measured), *notes.lines, *blank],
+        [_CLIFF, *few_visits(measured), *notes.lines, *blank],
         caption(view, measured, INCLUDES[state], curves.pinned),
+        large=backend != "batched",
     )
 
 
@@ -104,7 +116,7 @@ def _finding(curve: RateCurve, cliff: Cliff) -> str:
     )
 
 
-def _sentences(curves: Sequence[RateCurve]) -> list[str]:
+def _told(curves: Sequence[RateCurve]) -> list[Finding]:
     """Return a sentence for every backend, direction and stream state of which most curves jump at the same sizes."""
     long = [curve for curve in curves if len(curve.x) >= MIN_SIZES]
     found = []
@@ -115,15 +127,46 @@ def _sentences(curves: Sequence[RateCurve]) -> list[str]:
         if times * 2 <= len(group):
             continue
         same = [(c, cliff) for c, cliff in cliffs if (cliff.below_bytes, cliff.above_bytes) == (below, above)]
-        heights = [cliff.height for _, cliff in same]
+        heights, excess = [cliff.height for _, cliff in same], [cliff.excess for _, cliff in same]
         other = [c for c in long if (c.backend, c.direction) == (backend, direction) and c.state != state]
         none = f"; on {a_stream(other[0].state)} there is none" if other and not any(c.cliff for c in other) else ""
-        found.append(
-            f"{backend} {direction} on {a_stream(state)} {'jumps up' if rises else 'drops'} between "
-            f"{bytes_size(below)} and {bytes_size(above)}, by {TIMES}{ends(heights, figure)} "
-            f"(N = {ends([c.panel for c, _ in same], count)}), {_path_words(same)}{none}."
+        brought = f", {ends(excess, two_digits)} times what their size brings" if rises else ""
+        text = (
+            f"{backend} {direction} on {a_stream(state)}: blocks of {bytes_size(above)} reach "
+            f"{ends(heights, two_digits)} times {'more' if rises else 'fewer'} GB/s than blocks of "
+            f"{bytes_size(below)}{brought} (N = {ends([c.panel for c, _ in same], count)}), {_path_words(same)}{none}."
         )
-    return found
+        found.append(Finding(text, math.log(max(excess))))
+    found.sort(key=lambda finding: -finding.weight)
+    return [replace(finding, headline=not place) for place, finding in enumerate(found)]
+
+
+def _falls(cells: pd.DataFrame) -> list[Finding]:
+    """Return where GB/s fall as a swap gets more blocks: the largest fall of each backend, direction and state."""
+    found: dict[tuple[str, ...], Finding] = {}
+    for _, own in where(cells, status="ok").groupby(_WAY):
+        rows = own.sort_values("blocks")
+        backend, way, state = (str(rows[axis].iloc[0]) for axis in _WAY[:3])
+        size = int(rows["block_bytes"].iloc[0])
+        fall = find_cliff(*(rows[name].tolist() for name in ("blocks", "gbps", "gbps_low", "gbps_high")))
+        if fall and not fall.rises:
+            text = (
+                f"{backend} {way} on {a_stream(state)}: blocks of {bytes_size(size)} fall from "
+                f"{two_digits(fall.below_gbps)} to {two_digits(fall.above_gbps)} GB/s between N = "
+                f"{count(fall.below_bytes)} and {count(fall.above_bytes)}."
+            )
+            key = (backend, way, state)
+            if key not in found or found[key].weight < math.log(fall.height):
+                found[key] = Finding(text, math.log(fall.height))
+    return list(found.values())
+
+
+def _inline(cells: pd.DataFrame) -> list[Finding]:
+    """Return in how many cells priming, which is there to keep the CPU from copying, did not."""
+    primed = where(cells, status="ok", backend="primed")
+    inline = int(primed["path"].fillna("").str.startswith(_INLINE).sum())
+    text = f"primed took the path {_INLINE} in {noun(inline, 'cell')} of {count(len(primed))}."
+    return [Finding(text, math.log(2))] if inline else []
 
 
 def _path_words(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:

@@ -12,12 +12,13 @@ from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.machine.identity import differing
 from kvbench.report.charts.plot import LinePlot, PlotAxis
 from kvbench.report.curves import CLIFF, LADDER, POINT_COLUMNS, RateCurves, curve_line, curve_panels, spread
-from kvbench.report.model import Chart, ChartWords, Code, DataTable, Part, Section, Span
+from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import LATER, SIDE_AXES, where
 from kvbench.report.tables import Row, family, host_mark, includes, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
+from kvbench.results.frame import as_csv
 from kvbench.text import short
 
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES)
@@ -65,8 +66,8 @@ def make(view: View) -> Part | str:
         [sentence],
         _charts(pairing),
         [_differences(pairing), _by_backend(pairing), _cell_table(pairing)],
-        [sentence] if len(pairing.of(Verdict.UNDECIDED)) < len(pairing.cells) else [],
-        {f"comparison-{base.label}-{view.label}.csv": pairing.cells.to_csv(index=False).encode()},
+        [Finding(sentence, _weight(pairing))] if len(pairing.of(Verdict.UNDECIDED)) < len(pairing.cells) else [],
+        {f"comparison-{base.label}-{view.label}.csv": as_csv(pairing.cells)},
     )
 
 
@@ -119,6 +120,12 @@ def _sentence(pairing: Pairing) -> str:
     return f"{pairing.other.label} against {pairing.base.label}, {cells}: {', '.join(parts)}."
 
 
+def _weight(pairing: Pairing) -> float:
+    """Return the largest change that a verdict was reached on."""
+    told = pairing.cells[pairing.cells["verdict"].isin(_ORDER[:2])]["change"]
+    return float(np.abs(np.log1p(told)).max()) if len(told) else 0.0
+
+
 def _differences(pairing: Pairing) -> DataTable:
     rows = [tuple(map(short, words)) for words in differing(*map(_identity, pairing.views))]
     same = "Everything else in the identity is the same" if rows else "The identities are the same"
@@ -143,10 +150,10 @@ def _cell_table(pairing: Pairing) -> DataTable:
     rows = [_row(row, varying) for row in rows_of(shown.astype(dict.fromkeys(varying, "string")))]
     more = f" (the {_MOST_CELLS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
     labels = (f"{view.label} us" for view in pairing.views)
-    header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta [95%]", "Verdict")
+    header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta (95%)", "Verdict")
     states = ". ".join(includes(shown["stream_state"], "Time"))
     caption = (f"Medians of swap_us. {states}. ", *_origin(pairing))
-    return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6)
+    return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6, large=True)
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
@@ -154,7 +161,7 @@ def _row(row: Row, varying: Iterable[str]) -> list[str]:
     times = [figure(row[f"swap_us_median_{side}"]) for side in ("base", "other")]
     cell = [row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), size(row["block_size"])]
     known = np.isfinite(row["change_high"])
-    interval = f" [{row['change_low'] * 100:+.1f}, {row['change_high'] * 100:+.1f}]" if known else ""
+    interval = f" ({row['change_low'] * 100:+.1f} to {row['change_high'] * 100:+.1f})" if known else ""
     return [*cell, others, *times, f"{row['change']:+.1%}{interval}", row["verdict"].lower()]
 
 

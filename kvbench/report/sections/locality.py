@@ -1,5 +1,6 @@
 """Locality: what it costs that an engine's blocks are fresh and lie far apart, against the same blocks side by side."""
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -8,8 +9,8 @@ import pandas as pd
 from kvbench.cells.axes import Reuse
 from kvbench.report.charts.plot import PlotAxis
 from kvbench.report.curves import CurveKind, RateCurves, curve_chart, curves_over
-from kvbench.report.model import DataTable, Part, Section, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
+from kvbench.report.model import DataTable, Finding, Part, Section, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, two_digits
 from kvbench.report.select import pin, where
 from kvbench.report.tables import (
     INCLUDES,
@@ -54,13 +55,13 @@ def make(view: View) -> Part | str:
     for way in sorted({shape[0] for shape in compared}, reverse=True):
         own = {shape: swap for shape, swap in compared.items() if shape[0] == way}
         tables.append(_table(view, way, own, cells, caption(view, cells, INCLUDES["idle"], pinned)))
-        told.append(_sentence(view, way, own))
+        told += _findings(view, way, own)
     charts = []
     if not isinstance(curves, str):
         sizes = {curve.panel: f", {bytes_size(curve.panel)} blocks" for curve in curves.curves}
         title = f"GB/s against the size of the pool, N = {count(curves.main)} fresh blocks"
         charts = [curve_chart(view, POOLS, curves, sizes, title)]
-    return Part(charts=charts, tables=tables, told=[text for text in told if text])
+    return Part(charts=charts, tables=tables, told=told)
 
 
 SECTION = Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", make)
@@ -97,7 +98,7 @@ def _rate(row: Row) -> str:
     return figure(row["gbps"]) if sms is pd.NA else f"{figure(row['gbps'])} ({noun(int(sms), 'SM')})"
 
 
-def _sentence(view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]]) -> str:
+def _findings(view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]]) -> list[Finding]:
     """Return which backend pays most and least for scattered blocks, of those with a figure."""
     costs = {
         shape: view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"]))
@@ -105,10 +106,11 @@ def _sentence(view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]]) ->
         if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
     }
     if not costs:
-        return ""
+        return []
     ends = (max(costs, key=lambda shape: costs[shape].ratio), min(costs, key=lambda shape: costs[shape].ratio))
-    told = (f"{_name(shape)} takes {figure(costs[shape].ratio)} times as long" for shape in dict.fromkeys(ends))
-    return f"{way} out of a large pool, fresh blocks against hot ones on {a_stream('idle')}: {', '.join(told)}."
+    told = (f"{_name(shape)} takes {two_digits(costs[shape].ratio)} times as long" for shape in dict.fromkeys(ends))
+    text = f"{way} out of a large pool, fresh blocks against hot ones on {a_stream('idle')}: {', '.join(told)}."
+    return [Finding(text, math.log(costs[ends[0]].ratio))]
 
 
 def _name(shape: Shape) -> str:

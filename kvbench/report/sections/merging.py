@@ -9,7 +9,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import count, figure, size
 from kvbench.report.select import SERIES, SIDE_AXES
-from kvbench.report.tables import SAME, Row, caption, family, few_visits, rows_of
+from kvbench.report.tables import SAME, Row, caption, family, few_visits, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 
@@ -58,5 +58,5 @@ def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> DataTable
 def _row(row: Row) -> list[str]:
     saved: Comparison = row["saved"]
     times = (row[name] for name in ("swap_us_median_off", "swap_us_median_on", "coalesce_us_median_on"))
-    said = f"{'' if saved.told_apart else '≈ '}{1 - saved.ratio:+.0%}"
+    said = f"{unsure(saved)}{1 - saved.ratio:+.0%}"
     return [row["pattern"], count(row["blocks"]), size(row["block_size_off"]), *map(figure, times), said]

@@ -1,5 +1,6 @@
 """Copy by copy against batched, model by model, and the other backends on the same swaps."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,8 +11,8 @@ from kvbench.analysis.compare import Comparison
 from kvbench.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
 from kvbench.report.contests import BATCHED
-from kvbench.report.model import DataTable, Part, Section, Text
-from kvbench.report.numbers import bytes_size, count
+from kvbench.report.model import DataTable, Finding, Part, Section, Text
+from kvbench.report.numbers import bytes_size, count, faster_words
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
     MARKS,
@@ -29,6 +30,7 @@ from kvbench.report.tables import (
     ratio_words,
     rows_of,
     shown,
+    with_sms,
 )
 from kvbench.report.view import View
 from kvbench.text import short
@@ -82,7 +84,7 @@ def make(view: View) -> Part | str:
     if isinstance(found, str):
         return found
     tables = [table for rows in found for table in _tables(rows)]
-    return Part(tables=tables, told=[text for rows in found for state in STATES if (text := _finding(rows, state))])
+    return Part(tables=tables, told=[one for rows in found for state in STATES for one in _findings(rows, state)])
 
 
 SECTION = Section("models", "Models: copy by copy against batched", make)
@@ -130,12 +132,17 @@ def _tables(rows: ModelRows) -> list[DataTable]:
     return first + [_all(rows, state) for state, found in measured.items() if found - {SINGLE, BATCHED}]
 
 
-def _finding(rows: ModelRows, state: str) -> str:
-    """Return how much faster batched copies are on streams of one state, over the models; "" where nothing says it."""
-    ratios = {_name(swap): rows.speed_up(swap, state) for swap in rows.swaps}
-    ordered = sorted((ratio.ratio, f"{ratio_words(ratio)} ({name})") for name, ratio in ratios.items() if ratio)
-    ends = " to ".join(dict.fromkeys(words for _, words in (*ordered[:1], *ordered[-1:])))
-    return f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} as fast as {SINGLE}." if ends else ""
+def _findings(rows: ModelRows, state: str) -> list[Finding]:
+    """Return how much faster batched copies are on streams of one state, over the models; none without both."""
+    ratios = {_name(swap): found.ratio for swap in rows.swaps if (found := rows.speed_up(swap, state))}
+    if not ratios:
+        return []
+    ordered = sorted(ratios.items(), key=lambda item: item[1])
+    (slowest, least), (fastest, most) = ordered[0], ordered[-1]
+    first, last = faster_words(least), faster_words(most)
+    ends = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
+    text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {SINGLE}."
+    return [Finding(text, math.log(most))]
 
 
 def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
@@ -179,7 +186,15 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     title = f"{rows.direction}, {state} stream: ms a swap, by model and backend"
     cells = rows.measured_cells(backends, (state,))
     table_notes = [MARKS, *few_visits(cells), *family(len(cells) - cells["block_bytes"].nunique()), *notes.lines]
-    return _table(rows, title, ["Model", "N", "Block", *backends], body, table_notes, cells, "ms")
+    return _table(
+        rows,
+        title,
+        ["Model", "N", "Block", *(with_sms(cells, name) for name in backends)],
+        body,
+        table_notes,
+        cells,
+        "ms",
+    )
 
 
 def _table(

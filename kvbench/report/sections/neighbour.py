@@ -12,7 +12,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
-from kvbench.report.model import Chart, DataTable, Part, Section, Strong, Text
+from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
 from kvbench.report.select import DIRECTIONS
 from kvbench.report.tables import Footnotes, Row, caption, chart_words, grouped, rows_of, shown
@@ -51,7 +51,7 @@ def make(view: View) -> Part | str:
     names = list(dict.fromkeys(name for name, _ in groups))
     panels = {(name, way): groups.get((name, way), []) for name in names for way in DIRECTIONS}
     tables = [_table(view, cells, f"{name}, {way}", rows, apart) for (name, way), rows in panels.items() if rows]
-    findings = [text for (name, way), rows in panels.items() if (text := _finding(name, way, rows, apart))]
+    told = [found for (name, way), rows in panels.items() if (found := _finding(name, way, rows, apart))]
     grid = [[_panel(view, f"{name}, {way}", panels[name, way], apart) for way in DIRECTIONS] for name in names]
     points = cells[cells["neighbour_slowdown"] > 0]
     words = chart_words(
@@ -62,7 +62,7 @@ def make(view: View) -> Part | str:
     )
     x, y = PlotAxis("GB/s beside the neighbour", "figure", "linear"), PlotAxis("slowdown", "figure", "linear")
     chart = Chart(f"neighbour-{view.label}", words, LinePlot(x, y, grid), points[list(_POINT_COLUMNS)])
-    return Part(findings, [chart], tables, findings)
+    return Part([finding.text for finding in told], [chart], tables, told)
 
 
 SECTION = Section("neighbour", "Neighbours: what swaps cost the work beside them", make)
@@ -141,26 +141,27 @@ def _slowdown(row: Row) -> str:
     return f"≈ {text}" if verdict is Verdict.UNDECIDED else text
 
 
-def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> str:
+def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> Finding | None:
     """Return what the highest of `RATES` that was reached costs at least, and what the cheapest way moves."""
     measured = _measured(rows)
     reached = [rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in measured)]
     if not measured:
-        return ""
+        return None
     cheapest = min(measured, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
     least = (
         f"{_label(cheapest, apart)} slows it the least, {TIMES}{cheapest['neighbour_slowdown']:.2f} at "
         f"{figure(cheapest['swaps_beside_gbps'])} GB/s"
     )
     if not reached:
-        return f"Beside {name}, {way}: {least}."
+        return Finding(f"Beside {name}, {way}: {least}.", math.log(cheapest["neighbour_slowdown"]))
     fast = [row for row in measured if row["swaps_beside_gbps"] >= reached[-1]]
     best = min(fast, key=lambda row: row["neighbour_slowdown"])
-    return (
+    text = (
         f"Beside {name}, {way}: {reached[-1]} GB/s or more cost it {TIMES}{best['neighbour_slowdown']:.2f} at least, "
         f"p99 {TIMES}{best['neighbour_slowdown_p99']:.2f} ({_label(best, apart)}, "
         f"{figure(best['swaps_beside_gbps'])} GB/s); {least}."
     )
+    return Finding(text, math.log(best["neighbour_slowdown"]))
 
 
 def _panel(view: View, title: str, rows: Sequence[Row], apart: Sequence[str]) -> PlotPanel:
@@ -181,7 +182,7 @@ def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLi
         run=view.label,
         label=label,
         backend=str(rows[0]["backend"]),
-        dashed=label != rows[0]["backend"],
+        style=int(label != rows[0]["backend"]),
         x=[float(row["swaps_beside_gbps"]) for row in ordered],
         y=y,
         low=ends[0],

@@ -1,5 +1,6 @@
 """Queue depth: how long one more submission takes behind swaps that are queued already."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,8 +11,8 @@ from kvbench.analysis.compare import Visits
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
-from kvbench.report.model import Chart, DataTable, Part, Section, Strong, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
+from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, two_digits
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
 from kvbench.report.tables import Footnotes, Row, caption, chart_words, few_visits, grouped, rows_of, shown
 from kvbench.report.view import View, sample_words
@@ -66,10 +67,10 @@ def make(view: View) -> Part | str:
     lines = [_line(own, submit_us) for _, own in groups if where(own, status="ok")["queued"].nunique() >= MIN_DEPTHS]
     if not lines:
         return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
-    findings = [_finding(line, knee) for line in lines if (knee := line.knee)]
+    told = [_finding(line, knee) for line in lines if (knee := line.knee)]
     panels = grouped(lines, lambda line: line.panel)
     tables = [_table(view, title, panel, pinned) for title, panel in panels.items()]
-    return Part(findings or [_NO_KNEE], [_chart(view, panels, pinned)], tables, findings)
+    return Part([finding.text for finding in told] or [_NO_KNEE], [_chart(view, panels, pinned)], tables, told)
 
 
 SECTION = Section("queue-depth", "Queue depth: submission time against queued swaps", make)
@@ -83,12 +84,12 @@ def _line(cells: pd.DataFrame, submit_us: Mapping[str, Visits]) -> QueueLine:
     return QueueLine(first["backend"], panel, label, first["streams"], cells, find_queue_knee(times))
 
 
-def _finding(line: QueueLine, knee: QueueKnee) -> str:
-    return (
-        f"{line.label}, {line.panel}: behind {count(knee.depth)} queued swaps a "
-        f"submission takes {TIMES}{figure(knee.height)} as long ({figure(knee.shallow_us)} to "
-        f"{figure(knee.submit_us)} us)."
+def _finding(line: QueueLine, knee: QueueKnee) -> Finding:
+    text = (
+        f"{line.label}, {line.panel}: behind {count(knee.depth)} queued swaps a submission takes "
+        f"{two_digits(knee.height)} times as long ({figure(knee.shallow_us)} to {figure(knee.submit_us)} us)."
     )
+    return Finding(text, math.log(knee.height))
 
 
 def _table(view: View, title: str, lines: Sequence[QueueLine], pinned: Pinned) -> DataTable:
@@ -128,18 +129,22 @@ def _chart(view: View, panels: Mapping[str, Sequence[QueueLine]], pinned: Pinned
         f"{sample_words(points)} · medians · band: quartiles",
         [_INCLUDES, pinned.words(points)],
     )
-    drawn = [PlotPanel(title, [_plot_line(line, view.label) for line in lines]) for title, lines in panels.items()]
+    streams = sorted({line.streams for lines in panels.values() for line in lines})
+    drawn = [
+        PlotPanel(title, [_plot_line(line, view.label, min(streams.index(line.streams), 2)) for line in lines])
+        for title, lines in panels.items()
+    ]
     rows = list(grouped(drawn, lambda panel: panel.title.partition(", ")[2]).values())
     y = PlotAxis("us a submission", "figure", "log10")
     plot = LinePlot(PlotAxis("queued swaps", "count", "symlog2"), y, rows)
     return Chart(f"queue-depth-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
 
 
-def _plot_line(line: QueueLine, run: str) -> PlotLine:
+def _plot_line(line: QueueLine, run: str, style: int) -> PlotLine:
     points, knee = line.points, line.knee
     marks = (
         [PlotMark(knee.depth, knee.depth, f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}")] if knee else []
     )
     y, low, high = (points[f"submit_us_{part}"].tolist() for part in ("median", "q1", "q3"))
     depths, cells = points["queued"].tolist(), points["cell_id"].tolist()
-    return PlotLine(run, line.label, line.backend, line.streams > 1, depths, y, low, high, cells, marks)
+    return PlotLine(run, line.label, line.backend, style, depths, y, low, high, cells, marks)

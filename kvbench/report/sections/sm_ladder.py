@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from kvbench.analysis.margins import KNEE
 from kvbench.report.curves import LADDER, RateCurve, RateCurves, curve_chart, ladder_curves, left_out, spread
-from kvbench.report.model import DataTable, Part, Section, Strong, Text
+from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.select import where
 from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, few_visits, grouped, rate, rows_of, shown
 from kvbench.report.view import View
 
+_WEIGHT = 0.2  # a sentence on what suffices tells no effect
 _BOLD = (
     Strong("Bold"),
     f": the knee, the first SM count that reaches the best of its column but {KNEE.fraction:.0%}, its interval "
@@ -28,7 +29,7 @@ def make(view: View) -> Part | str:
     return Part(
         charts=[curve_chart(view, LADDER, curves, rows, title)],
         tables=[_table(view, curves, group) for group in groups.values()],
-        told=[text for group in groups.values() if (text := _sentence(group, curves.main))],
+        told=[Finding(text, _WEIGHT) for group in groups.values() if (text := _sentence(group, curves.main))],
     )
 
 

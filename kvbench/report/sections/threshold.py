@@ -9,7 +9,7 @@ from kvbench.analysis.compare import Visits, winners
 from kvbench.analysis.curves import crossovers
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.contests import BATCHED, BackendContest, backend_contests
-from kvbench.report.model import DataTable, Part, Section, Text
+from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import Pinned, where
 from kvbench.report.tables import (
@@ -25,11 +25,13 @@ from kvbench.report.tables import (
     rate,
     rows_of,
     shown,
+    with_sms,
 )
 from kvbench.report.view import View
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
+_WEIGHT: Final = 0.1  # the first lines of the first page say as much
 
 Times = Mapping[str, Mapping[int, Visits]]  # of swap_us, by backend and block bytes
 Winners = Mapping[int, str | None]  # by block bytes
@@ -49,7 +51,8 @@ def make(view: View) -> Part | str:
         if duels := _duels(times):
             lines = [_duel(others, fastest) for others, fastest in duels]
             tables.append(_table(view, contest, pinned, blocks, times, lines))
-            told.append(f"{contest.direction} on {a_stream(contest.state)}, N = {count(blocks)}: {'; '.join(lines)}.")
+            text = f"{contest.direction} on {a_stream(contest.state)}, N = {count(blocks)}: {'; '.join(lines)}."
+            told.append(Finding(text, _WEIGHT))
     if tables:
         return Part(tables=tables, told=told)
     return (
@@ -120,7 +123,7 @@ def _table(
         body.append([bytes_size(size), *mark_fastest(texts, here).values()])
     return DataTable(
         f"{contest.direction}, {contest.state} stream, N = {count(blocks)}: GB/s",
-        ("Block size", *times),
+        ("Block size", *(with_sms(cells, backend) for backend in times)),
         body,
         [*duels, MARKS, *few_visits(measured), *family(len(measured) - len(body)), *notes.lines],
         caption(view, measured, INCLUDES[contest.state], pinned),

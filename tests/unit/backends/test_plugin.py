@@ -10,9 +10,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvbench.results import Visit
+from kvbench.results import Visit, load_run
 from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, skips, tiny
 
+HERE = "kvbench_plugin:Plugin of kvbench-plugin==1.0"
 EXAMPLE = Path(__file__).parents[2] / "example_backend"
 
 # A backend that copies as it should, for the misbehaving ones to start from.
@@ -125,10 +126,16 @@ def test_a_package_that_cannot_be_used_is_listed_with_its_reason(site: Path) -> 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import nothing_that_exists", "kvbench_plugin:Plugin does not load: ModuleNotFoundError: No module named"),
-        ("class Plugin: pass", "kvbench_plugin:Plugin does not load: AttributeError"),
+        (
+            "import nothing_that_exists",
+            "kvbench_plugin:Plugin of kvbench-plugin==1.0 does not load: ModuleNotFoundError: No module named",
+        ),
+        ("class Plugin: pass", f"{HERE} does not load: AttributeError"),
         ("print('hello')\nraise RuntimeError('two\\nlines')", "does not load: RuntimeError: two lines"),
-        (changed('name = "plugin"', 'name = "other"'), "kvbench_plugin:Plugin calls itself 'other'"),
+        (
+            changed('name = "plugin"', 'name = "other"'),
+            "kvbench_plugin:Plugin of kvbench-plugin==1.0 calls itself 'other'",
+        ),
         (changed("return frozenset()", "raise OSError('no axes')"), "OSError: no axes"),
         (changed("return None", "return 'it is Sunday'"), "it is Sunday"),
     ],
@@ -204,3 +211,51 @@ def test_a_package_that_cheats_has_no_figures(site: Path, cheat: str, state: str
 def test_a_sound_package_passes_where_the_others_fail(site: Path) -> None:
     install(site, SOUND)
     assert sweep_with(site, "plugin,batched").returncode == 0
+
+
+def test_a_package_under_a_name_of_kvbench_s_own_is_not_loaded_and_named(site: Path) -> None:
+    install(site, "raise SystemExit('it was loaded')")
+    entries = site / "kvbench_plugin-1.0.dist-info" / "entry_points.txt"
+    entries.write_text(entries.read_text().replace("plugin = ", "batched = "))
+    done = sweep_with(site, "batched")
+    assert done.returncode == 0, done.stderr
+    line = "note: package kvbench-plugin==1.0 brings a backend batched too, which is not loaded: "
+    assert line in done.stdout
+    shown = kvbench("list", "backends", cwd=site, env={"PYTHONPATH": str(site)})
+    assert line in shown.stderr
+    assert "cuMemcpyBatchAsync" in shown.stdout
+
+
+def test_a_package_that_answers_nonsense_is_named_and_the_others_are_listed(site: Path) -> None:
+    install(site, changed("return frozenset()", "return 7").replace("a backend for tests", "\\x1b[31mred"))
+    rows = listed(site)
+    assert rows["plugin"]["here"].startswith("not on cpu: kvbench-plugin==1.0 does not describe it: ValidationError")
+    assert rows["batched"]["here"] == "available"
+    install_again = changed("a backend for tests", "\\x1b[31mred")
+    (site / "kvbench_plugin.py").write_text(textwrap.dedent(install_again))
+    assert "\x1b" not in kvbench("list", "backends", cwd=site, env={"PYTHONPATH": str(site)}).stdout
+
+
+def test_only_what_is_asked_for_is_loaded(site: Path) -> None:
+    install(site, "import os; os._exit(7)")
+    assert sweep_with(site, "batched").returncode == 0
+    assert listed(site)["plugin"]["here"].endswith(
+        "kvbench-plugin==1.0 does not load: the worker ended with exit code 7"
+    )
+
+
+def test_a_run_goes_on_with_the_backends_that_it_began_with(site: Path) -> None:
+    install(site, SOUND)
+    assert sweep_with(site, "plugin,batched").returncode == 0
+    run = site.parent / "run"
+    begun = {facts.name: facts.package for facts in load_run(run).info.backends}
+    assert begun["plugin"] == "kvbench-plugin==1.0"
+    shutil.move(site / "kvbench_plugin-1.0.dist-info", site / "away")
+    lost = kvbench("sweep", "--resume", run, cwd=site, env={"PYTHONPATH": str(site)})
+    assert lost.returncode == 4
+    assert error_line(lost).endswith("backends of that run are not installed: plugin of kvbench-plugin==1.0")
+    shutil.move(site / "away", site / "kvbench_plugin-1.0.dist-info")
+    metadata = site / "kvbench_plugin-1.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("1.0", "2.0"))
+    other = kvbench("sweep", "--resume", run, cwd=site, env={"PYTHONPATH": str(site)})
+    assert other.returncode == 4

@@ -114,7 +114,9 @@ def test_no_value_makes_a_message_of_several_lines_or_pages(text: str) -> None:
 
 
 def test_an_unknown_axis_lists_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"unknown axis 'block'; the axes are backend, direction, blocks, "):
+    with pytest.raises(UsageError, match=r"unknown axis 'hue'; the axes are backend, direction, blocks, "):
+        axis_named("hue")
+    with pytest.raises(UsageError, match=r"unknown axis 'block'; did you mean blocks\?"):
         axis_named("block")
 
 

@@ -89,3 +89,18 @@ def test_scattered_blocks_leave_the_gpu_through_the_lanes(largest_bytes: int) ->
     assert shape_for(asked(direction=Direction.D2H, pool_bytes=scattered), largest_bytes, 16, 90).method == "lanes"
     assert shape_for(asked(direction=Direction.D2H), largest_bytes, 16, 90).method == "bulk"
     assert shape_for(asked(pool_bytes=scattered), largest_bytes, 16, 90).method == "bulk"
+
+
+# What a block of threads may have: on sm_90 and sm_100, sm_80, sm_86 and sm_89 and sm_120.
+@pytest.mark.parametrize("shared_kib", [227, 163, 99])
+@pytest.mark.parametrize("largest_bytes", [512, 1024, 2048, 4096, 1 << 20])
+def test_the_rule_s_kernel_fits_the_device(shared_kib: int, largest_bytes: int) -> None:
+    shape = shape_for(asked(), largest_bytes, 16, 120, shared_kib * 1024)
+    assert shape.method == "bulk"
+    assert shape.shared_bytes <= shared_kib * 1024
+    whole = shape_for(asked(), largest_bytes, 16, 120)
+    assert (shape.depth, shape.piece_bytes) == (whole.depth, whole.piece_bytes)
+
+
+def test_where_not_one_warp_fits_lanes_copy() -> None:
+    assert shape_for(asked(), 4096, 16, 120, 1024).method == "lanes"

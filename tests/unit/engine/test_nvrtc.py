@@ -1,11 +1,15 @@
 """Every CUDA source that is shipped compiles, for every GPU generation that is supported; compilations are cached."""
 
+import struct
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from kvbench.backends.sm import shape_for
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
 from kvbench.engine import nvrtc
 from kvbench.engine.nvrtc import NvrtcError, cached_cubin, compile_cubin, kernel_source
 
@@ -98,3 +102,40 @@ def test_without_nvrtc_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     with pytest.raises(NvrtcError, match=rf"^NVRTC does not load \({why}\); install kvbench\[cuda\]$"):
         nvrtc.version()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 64])
+def test_a_cached_file_that_holds_no_machine_code_is_made_again(cache: Path, content: bytes) -> None:
+    first = cached_cubin("delay", "sm_90")
+    (path,) = cache.iterdir()
+    path.write_bytes(content)
+    assert cached_cubin("delay", "sm_90") == first == path.read_bytes()
+
+
+def static_shared_bytes(cubin: bytes, kernel: str) -> int:
+    """Return the size of the ELF section that holds the kernel's static shared memory."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table + size * number) for number in range(count)]
+    texts = headers[names][4]
+    found = {
+        cubin[texts + name : cubin.index(b"\0", texts + name)].decode(): header[5]
+        for name, *_ in headers
+        for header in headers
+        if header[0] == name
+    }
+    return found[f".nv.shared.{kernel}"]
+
+
+@pytest.mark.parametrize(("arch", "most_bytes"), [("sm_90", 227 * 1024), ("sm_120", 99 * 1024)])
+@pytest.mark.parametrize("largest_bytes", [1024, 2048, 4096])
+def test_the_bulk_kernel_fits_into_a_block_s_shared_memory(arch: str, most_bytes: int, largest_bytes: int) -> None:
+    cell = Cell("sm", Direction.H2D, 256, largest_bytes)
+    shape = shape_for(cell, largest_bytes, 16, int(arch.removeprefix("sm_")), most_bytes)
+    assert shape.method == "bulk"
+    cubin = compile_cubin(kernel_source("sm_copy.cu"), "sm_copy", arch, shape.defines)
+    static = static_shared_bytes(cubin, "kvbench_sm_bulk")
+    dynamic = shape.warps * shape.depth * (shape.piece_bytes + 128)  # as csrc/swap/sm_copy.cpp asks for
+    reserved = 1024  # by the system, and part of the section from sm_90 on
+    assert dynamic + static - reserved == shape.shared_bytes
+    assert shape.shared_bytes <= most_bytes

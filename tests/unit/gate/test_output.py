@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.gate.judgement import Judgement, JudgementStatus, Margins, Row, RowVerdict
+from kvbench.gate.judgement import GateVerdict, Judgement, Row
 from kvbench.gate.output.formats import (
     COMMENT_BYTES,
     MOST_ANNOTATIONS,
@@ -20,8 +20,8 @@ from kvbench.gate.output.formats import (
     page,
     rules_data,
 )
-from kvbench.gate.output.sheet import Level, Sheet, SheetRow, sheet_of_judgement, sheet_of_rules
-from kvbench.gate.rule_check import RuleResult, RulesReport, RuleVerdict
+from kvbench.gate.output.sheet import Sheet, sheet_of_judgement, sheet_of_rules
+from kvbench.gate.rule_check import RulesReport
 from tests.synthetic import failure
 from tests.unit.gate.gated import CELLS, Side, compared, judge
 
@@ -29,16 +29,16 @@ HOSTILE = "x\n::error title=no::way%0A <script>alert(1)</script> ]]> | `a` @ever
 CELL = Cell("sm", Direction.H2D, 64, 4096, sms=2)
 
 
-def row(verdict: RowVerdict, name: str = "sm h2d", reason: str = "") -> Row:
-    return Row("cell", name, verdict, [CELL], CELL.command(), "us", 100, 110, 1.1, 1.05, 1.15, 0.03, 8, reason)
+def row(verdict: GateVerdict, name: str = "sm h2d", reason: str = "") -> Row:
+    return Row("cell", name, verdict, [CELL], "us", 100, 110, 1.1, 1.05, 1.15, 0.03, 8, reason)
 
 
-def judgement(*rows: Row, status: JudgementStatus = JudgementStatus.REGRESSED) -> Judgement:
-    return Judgement(status, rows, [], [], [], 8, 1.0, 1.0, Margins())
+def judgement(*rows: Row, verdict: GateVerdict = GateVerdict.SLOWER) -> Judgement:
+    return Judgement(verdict, rows, [], [], [], 8, 1.0, 1.0)
 
 
-def sheet(*rows: Row, status: JudgementStatus = JudgementStatus.REGRESSED) -> Sheet:
-    return sheet_of_judgement(judgement(*rows, status=status))
+def sheet(*rows: Row, verdict: GateVerdict = GateVerdict.SLOWER) -> Sheet:
+    return sheet_of_judgement(judgement(*rows, verdict=verdict))
 
 
 def hostile() -> Sheet:
@@ -47,20 +47,20 @@ def hostile() -> Sheet:
 
 
 def test_junit_is_read_back_with_every_row_and_its_verdict() -> None:
-    rows = [row(verdict, name=f"cell {verdict}") for verdict in RowVerdict]
+    rows = [row(verdict, name=f"cell {verdict}") for verdict in GateVerdict]
     root = ElementTree.fromstring(junit(sheet(*rows)))  # our own
     assert {name: root.get(name) for name in ("tests", "errors", "failures", "skipped")} == {
         "tests": str(len(rows)),
         "errors": "1",
-        "failures": "1",
+        "failures": "2",
         "skipped": "2",
     }
     children = {case.get("name"): [child.tag for child in case] for case in root.iter("testcase")}
-    assert children["cell REGRESSED"] == ["failure"]
+    assert children["cell SLOWER"] == ["failure"]
     assert children["cell FAILED"] == ["error"]
-    assert children["cell INCONCLUSIVE"] == ["skipped"]
-    assert children["cell NOT JUDGED"] == ["skipped"]
-    assert children["cell UNCHANGED"] == []
+    assert children["cell UNDECIDED"] == ["skipped"]
+    assert children["cell CONTAMINATED"] == ["skipped"]
+    assert children["cell SAME"] == []
     found = root.find(".//failure")
     assert found is not None
     assert "+10.0%" in str(found.get("message"))
@@ -94,34 +94,34 @@ def test_hostile_words_are_no_markup_in_markdown() -> None:
 
 
 def test_at_most_ten_annotations_the_worst_first_and_the_rest_counted() -> None:
-    rows = [*[row(RowVerdict.REGRESSED)] * 3, *[row(RowVerdict.INCONCLUSIVE)] * 30, *[row(RowVerdict.UNCHANGED)] * 5]
+    rows = [*[row(GateVerdict.SLOWER)] * 3, *[row(GateVerdict.UNDECIDED)] * 30, *[row(GateVerdict.SAME)] * 5]
     lines = annotations(sheet(*rows))
     assert len(lines) == MOST_ANNOTATIONS == 10
     assert [line.startswith("::error ") for line in lines] == [True] * 3 + [False] * 7
     assert "and 24 more rows" in lines[-1]
     assert CELL.command() in lines[0]
     assert annotations(sheet(*rows[:10])) == lines[:9] + annotations(sheet(rows[9]))
-    assert annotations(sheet(row(RowVerdict.UNCHANGED), row(RowVerdict.IMPROVED), status=JudgementStatus.PASSED)) == []
+    assert annotations(sheet(row(GateVerdict.SAME), row(GateVerdict.FASTER), verdict=GateVerdict.SAME)) == []
 
 
 def test_a_contaminated_comparison_is_annotated_though_no_row_is_to_blame() -> None:
-    (line,) = annotations(sheet(row(RowVerdict.NOT_JUDGED), status=JudgementStatus.CONTAMINATED))
+    (line,) = annotations(sheet(row(GateVerdict.CONTAMINATED), verdict=GateVerdict.CONTAMINATED))
     assert line.startswith("::warning title=kvbench gate compare%3A CONTAMINATED::")
 
 
 @pytest.mark.parametrize("limit", [COMMENT_BYTES, SUMMARY_BYTES])
 def test_a_page_keeps_to_its_size_and_to_the_worst_rows(limit: int) -> None:
-    bad = [row(RowVerdict.REGRESSED, name=f"bad {number} é") for number in range(5)]
-    quiet = [row(RowVerdict.UNCHANGED, name=f"quiet {number}") for number in range(20_000)]
+    bad = [row(GateVerdict.SLOWER, name=f"bad {number} é") for number in range(5)]
+    quiet = [row(GateVerdict.SAME, name=f"quiet {number}") for number in range(20_000)]
     text = page(sheet(*bad, *quiet), limit)
     assert len(text.encode()) <= limit
     assert all(f"bad {number} é" in text for number in range(5))
     assert "more rows do not fit here" in text
-    assert len(page(sheet(*[row(RowVerdict.REGRESSED)] * 20_000), limit).encode()) <= limit
+    assert len(page(sheet(*[row(GateVerdict.SLOWER)] * 20_000), limit).encode()) <= limit
 
 
 def test_a_small_page_has_every_row_and_folds_the_quiet_ones() -> None:
-    text = page(sheet(row(RowVerdict.REGRESSED, name="loud"), row(RowVerdict.UNCHANGED, name="quiet")), COMMENT_BYTES)
+    text = page(sheet(row(GateVerdict.SLOWER, name="loud"), row(GateVerdict.SAME, name="quiet")), COMMENT_BYTES)
     assert "do not fit" not in text
     assert text.index("loud") < text.index("<details>") < text.index("quiet")
     columns = {line.count(" | ") for line in text.splitlines() if line.startswith("|")}
@@ -129,23 +129,23 @@ def test_a_small_page_has_every_row_and_folds_the_quiet_ones() -> None:
 
 
 def test_json_holds_the_figures_and_null_for_what_is_not_known() -> None:
-    unknown = Row("cell", "lost", RowVerdict.FAILED, [CELL], CELL.command(), reason="missing")
-    data = json.loads(as_json(judgement_data(judgement(unknown, row(RowVerdict.REGRESSED)), 5)))
-    assert (data["kind"], data["status"], data["exit_code"]) == ("comparison", "REGRESSED", 5)
+    unknown = Row("cell", "lost", GateVerdict.FAILED, [CELL], reason="missing")
+    data = json.loads(as_json(judgement_data(judgement(unknown, row(GateVerdict.SLOWER)), 5)))
+    assert (data["kind"], data["verdict"], data["exit_code"]) == ("comparison", "SLOWER", 5)
     lost, slow = data["rows"]
     assert (lost["effect"], lost["verdict"], lost["cells"]) == (None, "FAILED", [CELL.id])
     assert (slow["effect"], slow["low"], slow["base"], slow["unit"]) == (1.1, 1.05, 100, "us")
-    assert as_json(judgement_data(judgement(Row("cell", "é", RowVerdict.FAILED, [], "", low=-math.inf)), 5)).isascii()
+    assert as_json(judgement_data(judgement(Row("cell", "é", GateVerdict.FAILED, [], low=-math.inf)), 5)).isascii()
 
 
 def test_rules_go_the_same_ways() -> None:
     results = [
-        RuleResult("sm >= 0.9 * ceiling", RuleVerdict.BROKEN, "0.8", "kvbench sweep"),
-        RuleResult("sm <= 1 * triton", RuleVerdict.HOLDS, "0.5", "kvbench sweep"),
+        Row("rule", "sm >= 0.9 * ceiling", GateVerdict.BROKEN, [CELL], reason="0.8"),
+        Row("rule", "sm <= 1 * triton", GateVerdict.HOLDS, [CELL], reason="0.5"),
     ]
     report = RulesReport("a-run", "cliff", results, [])
     written = sheet_of_rules(report)
-    assert (written.status, len(written.loud), len(written.quiet)) == ("BROKEN", 1, 1)
+    assert (written.verdict, len(written.loud), len(written.quiet)) == ("BROKEN", 1, 1)
     assert annotations(written)[0].startswith("::error title=BROKEN%3A sm >= 0.9 * ceiling::0.8")
     root = ElementTree.fromstring(junit(written))  # our own
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
@@ -153,10 +153,12 @@ def test_rules_go_the_same_ways() -> None:
     assert "sm \\>= 0.9 \\* ceiling" in page(written, COMMENT_BYTES)
 
 
-def test_every_outcome_has_its_level() -> None:
-    for verdict in RowVerdict:
-        assert sheet(row(verdict)).rows[0].level in Level
-    for status in JudgementStatus:
-        assert sheet(status=status).level in Level
-    for verdict in RuleVerdict:
-        assert SheetRow(verdict, "rule", "sm").level in Level
+def test_every_verdict_has_its_place_in_every_output() -> None:
+    expected = {"FAILED": "errors", "SLOWER": "failures", "BROKEN": "failures", "UNDECIDED": "skipped"}
+    for verdict in GateVerdict:
+        shown = sheet(row(verdict), verdict=verdict)
+        root = ElementTree.fromstring(junit(shown))  # our own
+        found = {name for name in ("errors", "failures", "skipped") if root.get(name) == "1"}
+        assert found == {expected.get(verdict, "skipped")} - ({"skipped"} if verdict.exit_code == 0 else set())
+        assert bool(annotations(shown)) is (verdict.exit_code != 0)
+        assert verdict in page(shown, COMMENT_BYTES)

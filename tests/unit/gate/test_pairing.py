@@ -1,26 +1,23 @@
 """Two sides measured in turn: what a side is, whose turn it is, which cells belong together, what a floor is."""
 
-import itertools
 import json
 import sys
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
-from kvbench.gate.judgement import RowVerdict
-from kvbench.gate.pairs import aligned, partners, rounds_of
-from kvbench.gate.rounds import Rounds
-from kvbench.gate.sides import Side, parse_side, probe
-from kvbench.gate.turns import Suite, turns
-from kvbench.results import Record, Run, load_run
+from kvbench.gate.judgement import GateVerdict
+from kvbench.gate.pairs import pair, partners
+from kvbench.gate.sides import parse_side
+from kvbench.results import SCHEMA, Record, Run, load_run
+from kvbench.run.protocol import VERSION
 from tests import synthetic
 from tests.unit.gate.gated import judge
 
@@ -32,22 +29,37 @@ def write(path: Path, records: list[Record], **changes: object) -> Run:
 
 
 def test_here_is_this_interpreter() -> None:
-    assert parse_side("--base", "here") == Side("here", sys.executable)
+    assert parse_side("--base", "here").interpreter.python == sys.executable
+
+
+def environment(folder: Path, answer: str) -> Path:
+    """Make what stands in for an environment's python and says `answer` of its kvbench."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "said").write_text(answer)
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\ncat {folder}/said\n")
+    python.chmod(0o755)
+    return python
+
+
+BUILD = {"version": "9", "package": "p", "schema": SCHEMA, "protocol": VERSION}
 
 
 def test_an_environment_is_a_folder_or_its_python(tmp_path: Path) -> None:
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.symlink_to(sys.executable)
-    for path in (tmp_path, python):
+    python = environment(tmp_path / "env" / "bin", json.dumps(BUILD))
+    link = tmp_path / "link" / "bin" / "python"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(python)
+    for path in (tmp_path / "link", link):
         side = parse_side("--base", f"env:{path}")
         # Not what the link leads to: an environment is known by the place of its python.
-        assert side.python == str(python)
+        assert side.interpreter.python == str(link)
         assert side.backend is None
 
 
 def test_a_backend_is_one_of_this_environment() -> None:
-    assert parse_side("--cand", "backend:mine") == Side("backend:mine", sys.executable, backend="mine")
+    side = parse_side("--cand", "backend:mine")
+    assert (side.interpreter.python, side.backend) == (sys.executable, "mine")
 
 
 @pytest.mark.parametrize("text", ["", "env:", "backend:", "there", "env", "git:main", "env:/nowhere/at/all", ":x"])
@@ -56,70 +68,35 @@ def test_what_is_no_side_is_refused_with_what_would_be_right(text: str) -> None:
         parse_side("--cand", text)
 
 
-def test_a_backend_is_not_compared_with_an_environment(tmp_path: Path) -> None:
-    sides = parse_side("--base", "here"), parse_side("--cand", "backend:mine")
-    with pytest.raises(UsageError, match="name one on either side"):
-        Rounds(*sides, Suite(Path("suite.toml")), tmp_path / "out", print)
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_environment_of_its_own_gets_no_packages_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert "PYTHONPATH" not in Side("env:x", sys.executable, isolated=True).environment()
-    assert Side("here", sys.executable).environment()["PYTHONPATH"] == str(tmp_path)
+    side = parse_side("--base", f"env:{environment(tmp_path, json.dumps(BUILD))}")
+    assert side.interpreter.environment is not None
+    assert "PYTHONPATH" not in side.interpreter.environment
+    assert parse_side("--base", "here").interpreter.environment is None
 
 
 def test_an_environment_without_kvbench_is_refused(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: no kvbench' >&2\nexit 1\n")
     python.chmod(0o755)
-    side = parse_side("--base", f"env:{python}")
     with pytest.raises(UsageError, match=r"--base .*no kvbench that works is installed there \(.*no kvbench\)"):
-        probe("--base", side)
+        parse_side("--base", f"env:{python}")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [({"schema": 99}, "writes schema 99, this one"), ({"controls": False}, "makes no control copies")],
+    ("answer", "message"),
+    [
+        (json.dumps(BUILD | {"schema": 99}), f"writes schema 99 and speaks protocol {VERSION}, this one"),
+        (json.dumps(BUILD | {"protocol": 1}), "speaks protocol 1, this one"),
+        ("kvbench 9", "its kvbench is not understood"),
+        ('{"version": "\x1b[31m"}', "its kvbench is not understood"),
+    ],
 )
-def test_an_environment_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    build = {"version": "9", "package": "p", "schema": 1, "engine_hash": "e", "controls": True} | change
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho '{json.dumps(build)}'\n")
-    python.chmod(0o755)
-    with pytest.raises(UsageError, match=message):
-        probe("--base", parse_side("--base", f"env:{python}"))
-
-
-@given(first=st.integers(0, 50), rounds=st.integers(1, 40), seed=st.integers(0, 2**63 - 1))
-def test_both_sides_take_every_round_with_one_seed_and_the_order_turns_about(
-    first: int, rounds: int, seed: int
-) -> None:
-    made = [turn for number in range(first, first + rounds) for turn in turns(number, seed)]
-    pairs = list(zip(made[::2], made[1::2], strict=True))
-    assert [a.round for a, _ in pairs] == list(range(first, first + rounds))
-    assert all(a.round == b.round and a.seed == b.seed and {a.side, b.side} == {"a", "b"} for a, b in pairs)
-    assert all(0 <= turn.seed < 2**63 for turn in made)
-    starts = [a.side for a, _ in pairs]
-    assert all(one != other for one, other in itertools.pairwise(starts))
-    assert len({turn.seed for turn in made}) == rounds
-    assert len({turn.folder for turn in made}) == 2 * rounds
-
-
-def test_four_rounds_are_abba_twice() -> None:
-    assert "".join(turn.side for number in range(4) for turn in turns(number, 0)) == "abbaabba"
-
-
-def test_a_side_measures_its_backend_and_the_cells_that_are_asked_for() -> None:
-    suite = Suite(Path("/suite.toml"), ("blocks=64",), ("block_size<=4KiB",), "cpu", controls=6)
-    options = suite.options(Side("backend:mine", "python", backend="mine", fault="slow=5"), ["0" * 12, "1" * 12])
-    expected = {
-        "/suite.toml", "--json", "--rounds=1", "--controls=6", "-ablocks=64", "-abackend=mine", "--device=cpu",
-        "--filter=block_size<=4KiB", f"--filter=cell_id={'0' * 12}|{'1' * 12}", "--fault=slow=5",
-    }  # fmt: skip
-    assert Counter(options) == Counter(expected)
-    plain = Suite(Path("/suite.toml")).options(Side("here", "python"))
-    assert Counter(plain) == Counter(["/suite.toml", "--json", "--rounds=1", "--controls=0"])
+def test_an_environment_that_does_not_fit_is_refused(tmp_path: Path, answer: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_side("--base", f"env:{environment(tmp_path, answer)}")
+    assert str(caught.value).isprintable()
 
 
 def test_the_cells_of_two_backends_belong_together_by_all_else() -> None:
@@ -138,28 +115,34 @@ def test_an_axis_that_one_backend_does_not_support_keeps_no_cells_apart() -> Non
 
 def test_runs_of_two_backends_are_judged_cell_by_cell(tmp_path: Path) -> None:
     theirs = [replace(cell, backend="mine", coalesce=None) for cell in CELLS]
-    base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0) for cell in CELLS])
-    cand = write(tmp_path / "b", [synthetic.visit(cell, 1000.0) for cell in theirs])
-    (renamed,), notes = aligned([base], [cand])
-    assert list(renamed.frame()["cell_id"]) == list(base.frame()["cell_id"])
-    assert list(renamed.frame()["swap_us_median"]) == list(cand.frame()["swap_us_median"])
-    assert "batched (base) and mine (candidate)" in notes[0]
+    base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0, noise=0) for cell in CELLS])
+    cand = write(tmp_path / "b", [synthetic.visit(cell, 2000.0, noise=0) for cell in theirs])
+    found = pair([base], [cand])
+    assert set(found.cells) == set(CELLS)
+    assert found.base_us == pytest.approx(np.full((4, 1), 1000.0))
+    assert found.cand_us == pytest.approx(np.full((4, 1), 2000.0))
+    assert not found.failed
+    assert "batched (base) and mine (candidate)" in found.notes[0]
 
 
-def test_runs_of_the_same_backends_stay_as_they_are(tmp_path: Path) -> None:
+def test_runs_of_the_same_backends_are_paired_cell_by_cell(tmp_path: Path) -> None:
     several = [*CELLS, replace(CELLS[0], backend="mine")]
     base = write(tmp_path / "a", [synthetic.visit(cell, 1000.0) for cell in several])
     cand = write(tmp_path / "b", [synthetic.visit(cell, 1000.0) for cell in CELLS])
-    assert aligned([base], [cand]) == ([cand], [])
-    assert aligned([cand], [cand]) == ([cand], [])
+    assert pair([base], [cand]).failed == {several[-1]: "cand: missing"}
+    assert pair([cand], [base]).failed == {several[-1]: "base: missing"}
+    assert not pair([cand], [cand]).failed
 
 
-def test_a_run_of_several_rounds_gives_one_run_for_each(tmp_path: Path) -> None:
-    visits = [synthetic.visit(cell, 1000.0 + number, round_=number) for number in (0, 1, 2) for cell in CELLS]
-    run = write(tmp_path / "a", [synthetic.skip(replace(CELLS[0], blocks=9)), *visits])
-    parts = rounds_of(run)
-    assert [[r.round for r in part.records if hasattr(r, "round")] for part in parts] == [[n] * 4 for n in range(3)]
-    assert [part.frame()["status"].tolist().count("skipped") for part in parts] == [1, 1, 1]
+def test_a_run_of_several_rounds_counts_as_one_run_for_each(tmp_path: Path) -> None:
+    visits = [[synthetic.visit(cell, 1000.0 + n, noise=0, round_=n) for cell in CELLS] for n in (0, 1, 2)]
+    skip = synthetic.skip(replace(CELLS[0], blocks=9))
+    run = write(tmp_path / "a", [skip, *visits[0], *visits[1], *visits[2]])
+    alone = [write(tmp_path / str(n), [skip, *own]) for n, own in enumerate(visits)]
+    found = pair([run], alone)
+    assert set(found.cells) == set(CELLS)
+    assert found.base_us == pytest.approx(np.tile([1000.0, 1001.0, 1002.0], (4, 1)))
+    assert found.cand_us == pytest.approx(found.base_us)
 
 
 def a_a_runs(folder: Path, offsets: list[float]) -> tuple[list[Run], list[Run]]:
@@ -187,14 +170,14 @@ def test_a_floor_is_how_far_a_cell_moved_with_nothing_changed(tmp_path: Path) ->
 def test_a_cell_within_its_floor_is_not_called_slower(tmp_path: Path) -> None:
     floors = floors_of(judge(*a_a_runs(tmp_path / "aa", [0.06, -0.06] * 4)), a_a_runs(tmp_path / "x", [0.0])[0][0])
     base, cand = a_a_runs(tmp_path / "ab", [0.05] * 8)
-    assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {RowVerdict.REGRESSED}
+    assert {row.verdict for row in judge(base, cand).rows if row.kind == "cell"} == {GateVerdict.SLOWER}
     found = judge(base, cand, floors=floors)
-    assert {row.verdict for row in found.rows if row.kind == "cell"} == {RowVerdict.UNCHANGED}
+    assert {row.verdict for row in found.rows if row.kind == "cell"} == {GateVerdict.SAME}
 
 
 def test_too_few_rounds_give_no_floor(tmp_path: Path) -> None:
     base, cand = a_a_runs(tmp_path, [0.0, 0.01])
-    with pytest.raises(UsageError, match="after 2 rounds: ask for more with --rounds"):
+    with pytest.raises(UsageError, match="after 2 rounds: give it more --minutes"):
         floors_of(judge(base, cand), base[0])
 
 
@@ -235,3 +218,29 @@ def test_a_missing_file_of_floors_is_said(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("/etc/hostname")
     with pytest.raises(RunDirectoryError, match="symbolic link"):
         read_floors(tmp_path / "link.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"disturbed": ["the GPU's clocks were limited: hw_slowdown"]}, "disturbed visit"),
+        ({"probe_us": 360.0}, "CPU"),
+        ({"sm_clock_mhz": 1500}, "clock"),
+    ],
+)
+def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
+    tmp_path: Path, changes: dict[str, object], cause: str
+) -> None:
+    calm: dict[str, object] = {"probe_us": 300.0, "sm_clock_mhz": 1980}
+    runs = []
+    for place, name in enumerate(("base", "cand")):
+        records: list[Record] = []
+        for made in synthetic.rounds(CELLS):
+            began_ns = 1000 * made.round + 100 * place
+            own = changes if (place, made.round, made.cell) == (1, 3, CELLS[0]) else {}
+            records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **{**calm, **own}))
+        runs.append(write(tmp_path / name, records))
+    found = pair([runs[0]], [runs[1]])
+    assert found.disturbed == {cause: 1}
+    place = list(found.cells).index(CELLS[0])
+    assert np.argwhere(np.isnan(found.base_us)).tolist() == [[place, 3]]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, UsageError
-from kvbench.gate.pairs import QUANTITIES
-from kvbench.gate.rule_check import RuleResult, RuleSet, RulesReport, RuleVerdict, check_rules
+from kvbench.gate.judgement import GateVerdict, Row
+from kvbench.gate.outcomes import QUANTITIES
+from kvbench.gate.rule_check import RuleSet, RulesReport, check_rules
 from kvbench.gate.rules import load_rules, read_rule, shipped_rules
 from kvbench.results import Ceiling, Record, Run, load_run
 from tests.synthetic import CEILING_GBPS, ceilings, cliff_cells, failure, info, skip, visits
@@ -127,9 +128,9 @@ def run_of(records: Iterable[Record], **changes: object) -> Run:
     return Run(Path("some-run"), info(**changes), list(records), [])
 
 
-def check(table: Table, records: Iterable[Record] | None = None) -> RuleResult:
+def check(table: Table, records: Iterable[Record] | None = None) -> Row:
     records = [*visits(cliff_cells(), noise=0.01), *ceilings()] if records is None else records
-    return check_rules(run_of(records), RuleSet([read_rule(table)])).results[0]
+    return check_rules(run_of(records), RuleSet([read_rule(table)])).rows[0]
 
 
 def bound(cells: str, at_least: str) -> Table:
@@ -137,50 +138,58 @@ def bound(cells: str, at_least: str) -> Table:
 
 
 def test_a_share_of_the_ceiling() -> None:
-    assert check(bound(f"backend=triton,{AT_10000},block_size=64KiB", "0.8 ceiling")).verdict is RuleVerdict.HOLDS
+    assert check(bound(f"backend=triton,{AT_10000},block_size=64KiB", "0.8 ceiling")).verdict is GateVerdict.HOLDS
     broken = check(bound(f"backend=triton,{AT_10000},block_size=64KiB,sms=12", "0.95 ceiling"))
-    assert broken.verdict is RuleVerdict.BROKEN
+    assert broken.verdict is GateVerdict.BROKEN
     assert f"of the ceiling ({CEILING_GBPS})" in broken.reason
     assert "-a block_size=64KiB" in broken.command
 
 
 def test_one_backend_against_another_cell_by_cell() -> None:
     triton = "backend=triton,direction=h2d,block_size=16KiB"
-    assert check(bound(f"{triton},stream_state=idle", "3 backend=batched")).verdict is RuleVerdict.HOLDS
+    assert check(bound(f"{triton},stream_state=idle", "3 backend=batched")).verdict is GateVerdict.HOLDS
     broken = check(bound(triton, "3 backend=batched"))  # on a busy stream it does not
-    assert broken.verdict is RuleVerdict.BROKEN
+    assert broken.verdict is GateVerdict.BROKEN
     assert "(broken in 2 of 4)" in broken.reason
     assert "busy" in broken.reason
     batched = "backend=batched,direction=h2d,block_size=64KiB,stream_state=busy"
-    assert check(bound(batched, "5 block_size=4KiB,stream_state=idle")).verdict is RuleVerdict.HOLDS
+    assert check(bound(batched, "5 block_size=4KiB,stream_state=idle")).verdict is GateVerdict.HOLDS
 
 
 def test_a_time_against_a_number() -> None:
     cell = Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2)
     records = visits([cell], rate=lambda cell: cell.swap_bytes / 50.0 / 1e3, noise=0.0)  # 50 us, 15 of them submission
-    assert check({"cells": SM, "quantity": "submit_us", "at_most": 20}, records).verdict is RuleVerdict.HOLDS
-    assert check({"cells": SM, "quantity": "swap_us", "at_most": 20}, records).verdict is RuleVerdict.BROKEN
+    assert check({"cells": SM, "quantity": "submit_us", "at_most": 20}, records).verdict is GateVerdict.HOLDS
+    assert check({"cells": SM, "quantity": "swap_us", "at_most": 20}, records).verdict is GateVerdict.BROKEN
 
 
 def test_no_cliff() -> None:
-    assert check({"cells": "backend=triton,blocks=10000", "no_cliff_above": 2}).verdict is RuleVerdict.HOLDS
+    assert check({"cells": "backend=triton,blocks=10000", "no_cliff_above": 2}).verdict is GateVerdict.HOLDS
     broken = check({"cells": "backend=batched,direction=h2d", "no_cliff_above": 2.0})
-    assert broken.verdict is RuleVerdict.BROKEN
+    assert broken.verdict is GateVerdict.BROKEN
     assert "between 24KiB and 28KiB" in broken.reason
-    assert check({"cells": "backend=batched,direction=h2d", "no_cliff_above": 20}).verdict is RuleVerdict.HOLDS
+    assert check({"cells": "backend=batched,direction=h2d", "no_cliff_above": 20}).verdict is GateVerdict.HOLDS
+
+
+def six_rounds(cells: Iterable[Cell], **options: Any) -> list[Record]:
+    return [record for number in range(6) for record in visits(cells, round_=number, noise=0.01, **options)]
 
 
 def test_a_crossover_lies_where_it_should() -> None:
+    everywhere = six_rounds(cliff_cells())
+
     def between(low: str, high: str) -> Table:
         return {"crossover": ["batched", "triton"], "cells": AT_10000, "between": [low, high]}
 
-    assert check(between("24KiB", "128KiB")).verdict is RuleVerdict.HOLDS
-    broken = check(between("1KiB", "16KiB"))
-    assert broken.verdict is RuleVerdict.BROKEN
+    assert check(between("24KiB", "128KiB"), everywhere).verdict is GateVerdict.HOLDS
+    broken = check(between("1KiB", "16KiB"), everywhere)
+    assert broken.verdict is GateVerdict.BROKEN
     assert re.search(r"between \d+KiB and \d+KiB", broken.reason)
     slow = [cell for cell in cliff_cells() if cell.backend != "batched"]
-    everywhere = [*visits(slow), *visits(set(cliff_cells()) - set(slow), rate=lambda _: 1.0)]
-    assert "none, triton is faster" in check(between("1KiB", "16KiB"), everywhere).reason
+    elsewhere = [*six_rounds(slow), *six_rounds(set(cliff_cells()) - set(slow), rate=lambda _: 1.0)]
+    assert "none, triton is faster" in check(between("1KiB", "16KiB"), elsewhere).reason
+    few = check(between("24KiB", "128KiB"), visits(cliff_cells()))
+    assert (few.verdict, "1 visits; which is faster takes 6" in few.reason) == (GateVerdict.UNDECIDED, True)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +206,7 @@ def test_a_rule_without_its_cells_fails(table: Table, how: str) -> None:
     lost = [cell for cell in cliff_cells() if cell.backend == "triton"]
     broken: list[Record] = [failure(cell) if how == "failed" else skip(cell) for cell in lost if how != "missing"]
     result = check(table, [*visits(others), *ceilings(), *broken])
-    assert result.verdict is RuleVerdict.FAILED
+    assert result.verdict is GateVerdict.FAILED
     expected = {"missing": "was asked for", "failed": "CUDA_ERROR_INVALID_VALUE", "skipped": "does not fit in memory"}
     assert expected[how] in result.reason
 
@@ -208,7 +217,7 @@ def test_a_partner_that_is_missing_fails_the_rule() -> None:
         bound("backend=triton,direction=h2d,stream_state=idle,blocks=7", "1 backend=batched"),
         [*visits([*cliff_cells(), lonely])],
     )
-    assert (result.verdict, "no partner among backend=batched" in result.reason) == (RuleVerdict.FAILED, True)
+    assert (result.verdict, "no partner among backend=batched" in result.reason) == (GateVerdict.FAILED, True)
 
 
 def test_cells_that_nobody_verified_fail_the_rule() -> None:
@@ -221,7 +230,7 @@ def test_cells_that_nobody_verified_fail_the_rule() -> None:
 
 def test_a_run_without_ceilings_has_no_share_of_them() -> None:
     records = [record for record in [*visits(cliff_cells())] if not isinstance(record, Ceiling)]
-    assert check(bound("backend=triton", "0.1 ceiling"), records).verdict is RuleVerdict.FAILED
+    assert check(bound("backend=triton", "0.1 ceiling"), records).verdict is GateVerdict.FAILED
 
 
 def test_the_worst_rule_decides_and_comes_first() -> None:
@@ -235,10 +244,10 @@ def test_the_worst_rule_decides_and_comes_first() -> None:
     def report(*places: int) -> RulesReport:
         return check_rules(run, RuleSet([read_rule(tables[place]) for place in places]))
 
-    assert [result.verdict for result in report(0, 1, 2).results] == list(RuleVerdict)
-    assert report(0, 1, 2).exit_code is ExitCode.FAILED_CELLS
-    assert report(0, 1).exit_code is ExitCode.REGRESSION
-    assert report(0).exit_code is ExitCode.DONE
+    assert [row.verdict for row in report(0, 1, 2).rows] == [GateVerdict.FAILED, GateVerdict.BROKEN, GateVerdict.HOLDS]
+    assert report(0, 1, 2).verdict.exit_code is ExitCode.FAILED_CELLS
+    assert report(0, 1).verdict.exit_code is ExitCode.REGRESSION
+    assert report(0).verdict.exit_code is ExitCode.DONE
     assert any("interrupted, not complete" in text for text in report(0).warnings)
 
 
@@ -287,5 +296,5 @@ def test_the_shipped_rules_hold_on_the_committed_cliff_runs() -> None:
     assert runs
     for path in runs:
         report = check_rules(load_run(path), load_rules(shipped_rules()))
-        assert report.verdict is RuleVerdict.HOLDS, report.results[0]
+        assert report.verdict is GateVerdict.HOLDS, report.rows[0]
         assert not report.warnings

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvbench.machine import observation as environment
 from kvbench.machine.identity import differences, identity_hash
-from kvbench.machine.probes import cpus_of_node
+from kvbench.machine.probes import available_bytes, cpus_of_node
 from kvbench.machine.sources import Nvml, Scalar, Sources
 
 BUS_ID = "00000000:1B:00.0"
@@ -322,3 +322,29 @@ def test_differences_read_well() -> None:
         "sm_count: 132 against unknown",
         'triton: "3.6.0" against "3.7.1"',
     ]
+
+
+@pytest.mark.parametrize(("inner", "outer", "available"), [("max", "1000000", 600_000), ("700000", "max", 250_000)])
+def test_the_tightest_control_group_above_this_process_counts(
+    root: Path, inner: str, outer: str, available: int
+) -> None:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("0::/slice/job\n")
+    for place, limit, used in (("slice", outer, 500_000), ("slice/job", inner, 450_000)):
+        group = root / "sys/fs/cgroup" / place
+        group.mkdir(parents=True)
+        (group / "memory.max").write_text(limit)
+        (group / "memory.current").write_text(str(used))
+        (group / "memory.stat").write_text(f"inactive_file {100_000 if place == 'slice' else 0}\n")
+    assert available_bytes(sources(root)) == available
+
+
+def test_a_control_group_of_version_1_counts(root: Path) -> None:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("7:cpu,cpuacct:/job\n5:memory:/job\n")
+    group = root / "sys/fs/cgroup/memory/job"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("1000000")
+    (group / "memory.usage_in_bytes").write_text("400000")
+    (group / "memory.stat").write_text("total_inactive_file 5\n")
+    assert available_bytes(sources(root)) == 600_005

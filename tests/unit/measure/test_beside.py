@@ -18,10 +18,11 @@ from kvbench.engine.faults import FaultPlan
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, Measurement, measure
+from kvbench.measure.visit import Bench, Measurement
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import Recorded, every_other_block, honest
+from tests.visits import measure
 
 SAMPLING = Sampling(warmups=1, cell_seconds=0.3)
 CELL = Cell("batched", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=1 << 20, neighbour=Neighbour.IDLE)

@@ -3,7 +3,8 @@
 import pytest
 
 from kvbench.backends.base import Mechanism
-from kvbench.measure.effective_path import EffectivePath, effective_path
+from kvbench.measure.effective_path import effective_path
+from kvbench.results.schema import EffectivePath
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,11 @@ from kvbench.engine.faults import FaultPlan
 from kvbench.engine.memory import SwapMemory
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, measure, measure_ceiling
+from kvbench.measure.visit import Bench, measure_ceiling
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.sweep.plan import CHAIN, SHORT_CHAIN
 from kvbench.sweep.spec import Sampling
+from tests.visits import measure
 
 SAMPLING = Sampling(warmups=2, min_samples=6, max_samples=6)
 CELLS = [

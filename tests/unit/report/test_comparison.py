@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 
 from kvbench.cells.cell import Cell
-from kvbench.report.build import report_files, report_of
+from kvbench.report.build import report_files
+from kvbench.report.contents import report_of
 from kvbench.report.document import document
 from kvbench.report.model import Part
 from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
 from tests.markdown import tokens
-from tests.reports import chart_of, lines_of, made_run, part_of, rows_of, said, sections_of, summary_of, table_of
+from tests.reports import chart_of, lines_of, made_run, part_of, rows_of, said, sections_of, table_of, told_of
 
 ROUNDS = 6
 HOSTILE = (
@@ -77,7 +78,7 @@ def test_what_is_slower_beyond_the_noise_comes_first(tmp_path: Path, cells: list
     assert np.allclose(points.loc[slow, "change"], 0.25, atol=0.03)
     assert (points.loc[~slow, "verdict"] == "SAME").mean() > 0.8
     assert points["verdict"].eq("SLOWER").to_numpy()[: slow.sum()].all()
-    (told,) = summary_of(report, "comparison")
+    (told,) = told_of(report, "comparison")
     assert re.search(r"afterwards against before, 52 cells of both: 1[2-5] slower \(by up to \+2\d\.\d%\)", told)
     assert [chart.stem for chart in part.charts] == ["comparison-cliff-before-afterwards"]
 
@@ -125,7 +126,7 @@ def test_few_visits_are_undecided_and_not_told_on_top(tmp_path: Path, cells: lis
     assert said_of_it.startswith(
         f"bb against a, {len(cells)} cells of both: 0 slower, 0 faster, 0 the same within 5%, 52 undecided"
     )
-    assert summary_of(report, "comparison") == []
+    assert told_of(report, "comparison") == []
 
 
 def test_runs_without_a_cell_in_common_are_not_compared(tmp_path: Path, cells: list[Cell]) -> None:

@@ -11,12 +11,12 @@ from typing import Final
 import msgspec
 import pytest
 
-from kvbench.cells.axes import Direction, Neighbour, Order
+from kvbench.cells.axes import Direction, Neighbour, Order, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
-from kvbench.report.build import report_of
 from kvbench.report.charts.palette import inks
+from kvbench.report.contents import report_of
 from kvbench.report.document import document
 from kvbench.report.html.page import html_page
 from kvbench.report.model import Report
@@ -45,8 +45,10 @@ def cells() -> list[Cell]:
         for state in synthetic.STATES
         for name, order in (("per_block", None), ("batched", Order.ANY))
     ]
+    hot = Cell("sm", Direction.H2D, 1024, 4096, sms=2)
+    locality = [hot, replace(hot, pool_bytes=16 << 30, reuse=Reuse.FRESH)]
     auto = [Cell("auto", Direction.H2D, 256, size) for size in sorted(sizes)]
-    return list(dict.fromkeys([*cliff, *ladder, *orders, *merging, *queues, *models, *auto]))
+    return list(dict.fromkeys([*cliff, *ladder, *orders, *merging, *queues, *models, *auto, *locality]))
 
 
 def rate(cell: Cell) -> float:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from kvbench.report.build import report_of
 from kvbench.report.charts.palette import inks
+from kvbench.report.contents import report_of
 from kvbench.report.html.data import rounded, samples_json, script_json
 from kvbench.report.html.page import html_page, rich
 from kvbench.report.model import Code, Strong
@@ -87,7 +87,7 @@ def test_it_says_what_the_report_says(cliff: Run, page: str) -> None:
     for chapter in report.chapters:
         assert chapter.section.title in outline.text
         assert {"id": chapter.section.name} in outline.named("h2")
-    assert "jumps up between" in outline.text
+    assert "times more GB/s than blocks of" in outline.text
 
 
 def test_it_is_one_file(page: str) -> None:
@@ -132,7 +132,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str, harmless: Outlin
 def outline_with(text: str, folder: Path) -> Outline:
     """Return the page of a run in which every string that a stranger could choose is `text`."""
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.direction == "h2d"]
-    visits = [msgspec.structs.replace(visit, path=text, warnings=[text]) for visit in synthetic.visits(cells[2:])]
+    visits = [msgspec.structs.replace(visit, chosen=text, warnings=[text]) for visit in synthetic.visits(cells[2:])]
     failure = msgspec.structs.replace(synthetic.failure(cells[1], text), command=text)
     records: list[Record] = [*visits, synthetic.skip(cells[0], text), failure, Note(text=text)]
     identity = {"driver_version": text, text: text}

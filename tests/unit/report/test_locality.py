@@ -64,3 +64,13 @@ def test_a_run_of_hot_swaps_alone_says_what_it_lacks(tmp_path: Path) -> None:
     part = part_of(tmp_path, {SWAP: 100.0})
     assert isinstance(part, str)
     assert "large pool" in part
+
+
+def test_other_sections_show_fresh_scattered_blocks_where_there_are_any(tmp_path: Path) -> None:
+    hot = {replace(SWAP, block_bytes=size): 50.0 for size in (1024, 2048, 4096, 8192)}
+    far = {replace(FAR, block_bytes=size): 200.0 for size in (1024, 4096)}
+    run = load_run(write_run(tmp_path / "run", [visit(cell, us) for cell, us in (hot | far).items()]))
+    shown = views_of([run])[0].pinned
+    assert set(shown.cells["reuse"]) == {"fresh"}
+    assert set(shown.cells["pool"]) == {"16GiB"}
+    assert shown.hidden["pool"] == {"dense"}

@@ -1,12 +1,14 @@
 """Run directories: what is written can be read, and nothing that was damaged is read as if it were whole."""
 
 import gzip
+import io
 import json
 import os
 import resource
 import subprocess
 import sys
 import textwrap
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -20,7 +22,9 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.results import COLUMNS, Note, Record, RunWriter, Samples, Visit, load_run
+from kvbench.results.frame import as_csv
 from kvbench.results.journal import Position, read_lines, seal
+from kvbench.results.schema import EffectivePath
 from kvbench.text import printable
 from tests import synthetic
 
@@ -204,20 +208,65 @@ def test_links_pipes_and_folders_are_not_followed(run: Path, tmp_path: Path, nam
         load_run(run)
     file.unlink()
     os.mkfifo(file)
-    with pytest.raises(RunDirectoryError, match="no regular file"):
+    with pytest.raises(RunDirectoryError, match="not a regular file"):
         load_run(run)
     file.unlink()
     file.mkdir()
-    with pytest.raises(RunDirectoryError, match="no regular file"):
+    with pytest.raises(RunDirectoryError, match="not a regular file"):
         load_run(run)
 
 
 def test_a_journal_too_large_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for cap in ("_INFO_CAP_BYTES", "_LINE_CAP_BYTES", "_JOURNAL_CAP_BYTES"):
+    for cap in ("_INFO_CAP_BYTES", "MAX_LINE_BYTES", "MAX_JOURNAL_BYTES"):
         with monkeypatch.context() as patch:
             patch.setattr(f"kvbench.results.rundir.{cap}", 100)
             with pytest.raises(RunDirectoryError, match=r"larger than|more than"):
                 load_run(run)
+
+
+@pytest.mark.parametrize("cap", ["MAX_LINE_BYTES", "MAX_JOURNAL_BYTES"])
+def test_what_could_not_be_read_again_is_not_written(run: Path, monkeypatch: pytest.MonkeyPatch, cap: str) -> None:
+    before = (run / "journal.jsonl").read_bytes()
+    with RunWriter.reopen(run) as writer:
+        monkeypatch.setattr(f"kvbench.results.journal.{cap}", 100)
+        with pytest.raises(StorageError, match="beyond what can be read again"):
+            writer.append(Note(text="x" * 100))
+    assert (run / "journal.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["run.json", "journal.jsonl"])
+def test_a_byte_that_is_not_utf_8_is_refused(run: Path, name: str) -> None:
+    if name == "run.json":
+        (run / name).write_bytes(b'{"schema": 1, "kvbench": "\xff"}')
+    else:
+        body = b'{"type":"note","text":"\xff"}'
+        (run / name).write_bytes(body[:-1] + b',"crc":"%08x"}\n' % zlib.crc32(body))
+    with pytest.raises(RunDirectoryError, match=f"{name}"):
+        load_run(run)
+
+
+def test_of_two_that_start_in_one_folder_one_makes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RunWriter.create(tmp_path / "run", synthetic.info()):
+        before = (tmp_path / "run" / "run.json").read_bytes()
+        monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))  # both looked before either wrote
+        with pytest.raises(UsageError, match="another kvbench is writing to"):
+            RunWriter.create(tmp_path / "run", msgspec.structs.replace(synthetic.info(), created="later"))
+        assert (tmp_path / "run" / "run.json").read_bytes() == before
+
+
+def test_a_path_is_one_of_its_words(run: Path) -> None:
+    body = msgspec.json.encode(msgspec.structs.replace(synthetic.visits([CELL])[0], path="=cmd|' /c calc'!A1"))
+    (run / "journal.jsonl").write_bytes(body[:-1] + b',"crc":"%08x"}\n' % zlib.crc32(body))
+    with pytest.raises(RunDirectoryError, match="is no record of this schema"):
+        load_run(run)
+
+
+def test_no_text_is_a_formula_in_csv() -> None:
+    words = ["=cmd|' /c calc'!A1", "@sum(1)", "+cmd", "-cmd", "\t=1", "-", "+5%", "-0.3", "plain", "1-2"]
+    text = as_csv(pd.DataFrame({"words": words, "numbers": [-1.5] * len(words)})).decode()
+    read = pd.read_csv(io.StringIO(text), keep_default_na=False)
+    assert read["words"].tolist() == [f"'{word}" for word in words[:5]] + words[5:]
+    assert (read["numbers"] == -1.5).all()
 
 
 def test_create_refuses_folders_that_hold_something(run: Path, tmp_path: Path) -> None:
@@ -328,7 +377,7 @@ def _visits(draw: st.DrawFn) -> Visit:
     return msgspec.structs.replace(
         synthetic.visit(CELL, 1.0),
         samples=taken,
-        path=draw(_LINES),
+        path=draw(st.sampled_from([path.value for path in EffectivePath])),
         warnings=draw(st.lists(_LINES, max_size=2)),
     )
 

@@ -8,14 +8,15 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.results import RunWriter, load_run
 from kvbench.results.frame import visits_that_count
-from kvbench.results.schema import Ceiling, Failure, Visit
-from kvbench.run.execution import MAX_REPEATS, Execution, Progress
+from kvbench.results.schema import Ceiling, Failure, Note, Retry, Visit
+from kvbench.run.execution import MAX_REPEATS, Execution, Outcome, Progress
 from kvbench.run.protocol import MeasureCell, Opened
+from kvbench.run.worker_process import WorkerLostError
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.sweep.spec import Sampling, SweepSpec
 from tests.synthetic import info, samples
 
-CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in (1, 2, 3))
+CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in range(1, 11))
 
 
 class Slot:
@@ -23,6 +24,8 @@ class Slot:
 
     pids: frozenset[int] = frozenset()
     log: Path | None = None
+    ended = False
+    replaced = 0
 
     def __init__(self, disturbed: int) -> None:
         self.disturbed = disturbed
@@ -56,14 +59,25 @@ class Silent:
     def recorded(self, record: object) -> None: ...
 
 
-def execute(path: Path, slot: Slot, writer: RunWriter | None = None) -> None:
+class Crashing(Slot):
+    """A worker that every large copy kills, and that is found dead before the first visit."""
+
+    def ask(self, *_: object) -> Ceiling:
+        raise WorkerLostError("the worker died by SIGSEGV")
+
+    def replace(self) -> None:
+        self.replaced += 1
+        self.ended = self.replaced == 2
+
+
+def execute(path: Path, slot: Slot, writer: RunWriter | None = None) -> Outcome:
     device = DeviceFacts("cpu", "cpu", "a CPU", None, 1 << 30, 1 << 30, None)
     opened = Opened(device=device, backends=[], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
     spec = SweepSpec("test", sampling=Sampling(rounds=2))
     with writer or RunWriter.create(path, info()) as writer:
         progress = Progress(load_run(path).records)
         plan = Plan(CELLS, (), 0, 0, 0.0)
-        Execution(spec, plan, opened, writer, slot, Silent(), progress).run()  # type: ignore[arg-type]
+        return Execution(spec, plan, opened, writer, slot, Silent(), progress).run()  # type: ignore[arg-type]
 
 
 def test_a_disturbed_visit_is_made_again_behind_the_others_of_its_round(tmp_path: Path) -> None:
@@ -71,10 +85,10 @@ def test_a_disturbed_visit_is_made_again_behind_the_others_of_its_round(tmp_path
     execute(tmp_path, slot)
     for number in range(2):
         made = [(blocks, attempt) for round_, blocks, attempt in slot.made if round_ == number]
-        assert sorted(made) == [(1, 0), (1, 1), (2, 0), (3, 0)]
+        assert sorted(made) == [(1, 0), (1, 1), *((blocks, 0) for blocks in range(2, 11))]
         assert made[-1] == (1, 1)
     records = load_run(tmp_path).records
-    assert sum(isinstance(record, Visit) for record in records) == 8
+    assert sum(isinstance(record, Visit) for record in records) == 22
     assert not any(visit.disturbed for visit in visits_that_count(records))
 
 
@@ -84,6 +98,30 @@ def test_a_visit_that_stays_disturbed_is_made_again_twice_at_most(tmp_path: Path
     attempts = [attempt for round_, blocks, attempt in slot.made if (round_, blocks) == (0, 1)]
     assert attempts == list(range(MAX_REPEATS + 1))
     assert sum(bool(visit.disturbed) for visit in visits_that_count(load_run(tmp_path).records)) == 2
+
+
+def test_large_copies_that_crash_and_a_worker_that_is_found_dead_cost_themselves(tmp_path: Path) -> None:
+    slot = Crashing(disturbed=0)
+    outcome = execute(tmp_path, slot)
+    assert (outcome.status, outcome.measured, outcome.failed, outcome.copies_failed) == ("complete", len(CELLS), 0, 2)
+    assert len(slot.made) == 2 * len(CELLS)
+    notes = [record.text for record in load_run(tmp_path).records if isinstance(record, Note)]
+    assert "ceiling h2d of round 0 failed: the worker died by SIGSEGV" in notes
+    assert "ceiling h2d of round 1 failed: the worker died by SIGSEGV" in notes
+    assert sum("had ended between two requests and was replaced" in note for note in notes) == 1
+
+
+def test_a_failed_cell_that_is_tried_again_has_its_figures(tmp_path: Path) -> None:
+    texts = CELLS[0].as_strings()
+    with RunWriter.create(tmp_path, info()) as writer:
+        writer.append(Failure(cell_text=texts, round=0, kind="timeout", message="asleep", command=""))
+    execute(tmp_path, Slot(disturbed=0), RunWriter.reopen(tmp_path))
+    table = load_run(tmp_path).frame()
+    assert sorted(table["status"]) == ["failed", *["ok"] * (len(CELLS) - 1)]
+    with RunWriter.reopen(tmp_path) as writer:
+        writer.append(Retry(cell_text=texts))
+    execute(tmp_path, Slot(disturbed=0), RunWriter.reopen(tmp_path))
+    assert set(load_run(tmp_path).frame()["status"]) == {"ok"}
 
 
 def test_what_was_made_is_not_made_again_on_resuming(tmp_path: Path) -> None:

@@ -238,8 +238,10 @@ def test_a_backend_that_is_not_available_is_skipped_with_its_reason() -> None:
 
 def test_a_backend_that_does_not_exist_lists_those_there_are() -> None:
     with pytest.raises(
-        UsageError, match=r"^unknown backend tritn; there are auto, per_block, batched, primed, sm, triton$"
+        UsageError, match=r"^unknown backend other; there are auto, per_block, batched, primed, sm, triton$"
     ):
+        plan_of(backend="batched,other")
+    with pytest.raises(UsageError, match=r"^unknown backend tritn; did you mean triton\?$"):
         plan_of(backend="batched,tritn")
 
 
@@ -267,6 +269,15 @@ def test_the_default_sms_follow_the_rule_for_direction_pool_and_block_size() -> 
     found = {(cell.direction, cell.pool_bytes, cell.block_bytes): cell.sms for cell in plan.cells}
     assert {sms for (way, pool, _), sms in found.items() if way is Direction.H2D or pool < GIB} == {2}
     assert (found[Direction.D2H, GIB, 1024], found[Direction.D2H, GIB, 4096]) == (8, 4)
+
+
+def test_a_kernel_that_does_not_fit_the_device_is_skipped_with_the_reason() -> None:
+    card = replace(H200, shared_bytes=99 * 1024)
+    sm = replace(H200_BACKENDS[4], kernels=("bulk", "lanes"))
+    kernels = "rule,bulk-8x6x4KiB,bulk-2x6x4KiB,lanes-16x8x4KiB"
+    plan = plan_of(card, backends=(sm,), backend="sm", direction="h2d", kernel=kernels)
+    assert {"rule", "bulk-2x6x4KiB", "lanes-16x8x4KiB"} <= {cell.kernel for cell in plan.cells}
+    assert "kernel bulk-8x6x4KiB takes 198.4 KiB of shared memory; a block has 99.0 KiB on cuda:0" in reasons(plan)
 
 
 def test_runs_longer_than_the_swap_are_skipped() -> None:

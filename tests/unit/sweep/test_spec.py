@@ -102,7 +102,7 @@ def test_several_conditions_stand_between_commas() -> None:
         ("blocks==4", "filter 'blocks==4': write axis OP value"),
         ("", "filter '': write axis OP value"),
         ("blocks<4,", "filter '': write axis OP value"),
-        ("bloks=4", "unknown axis 'bloks'; there are backend, direction, blocks,"),
+        ("bloks=4", "unknown axis 'bloks'; did you mean blocks?"),
         ("backend<per_block", "filter 'backend<per_block': axis backend has no order; compare it with = or !="),
         ("blocks<4|8", "filter 'blocks<4|8': alternatives with | go with = and != only"),
         ("blocks=x", "filter 'blocks=x': axis blocks=x: not a whole number from 1"),
@@ -266,7 +266,7 @@ def test_assignments_are_split_at_the_first_equals_sign() -> None:
         (["=4"], "-a =4: write axis=values"),
         (["blocks="], "-a blocks=: write axis=values"),
         (["blocks=4", "blocks=8"], "-a blocks=8: axis blocks is given twice; write -a blocks=4,8"),
-        (["block=4"], "unknown axis 'block'; the axes are backend,"),
+        (["block=4"], "unknown axis 'block'; did you mean blocks?"),
     ],
 )
 def test_a_wrong_assignment_says_what_is_right(items: list[str], message: str) -> None:

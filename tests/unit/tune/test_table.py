@@ -139,9 +139,9 @@ def test_a_look_up(blocks: int, block_bytes: float, expected: str) -> None:
     assert str(Chooser(policy(SMALL)).choose(H2D, IDLE, blocks, block_bytes)) == expected
 
 
-def test_where_nothing_was_measured_the_nearest_point_decides() -> None:
+def test_where_nothing_was_measured_the_nearest_point_of_that_size_decides() -> None:
     found = Chooser(policy(table([["sm sms=2", "triton sms=12"], ["batched", ""]]))).choose(H2D, IDLE, 10_000, 65_536)
-    assert str(found) == "triton sms=12"  # 4 KiB is nearer to 64 KiB than 16 blocks are to 10 000
+    assert str(found) == "batched"  # of 64 KiB, if with other numbers of blocks: the size decides
 
 
 def test_one_stream_state_answers_for_the_other_and_no_direction_for_the_other() -> None:

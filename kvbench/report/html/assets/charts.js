@@ -123,7 +123,7 @@ function keyOf(line) {
   const path = new Path2DText();
   MARKERS[line.marker](path, 16, 7, 4);
   const ink = line.colour === "#000000" ? "currentColor" : line.colour;
-  const dash = line.dashed ? "5 3" : "none";
+  const dash = ["none", "5 3", "2 2"][line.style];
   return drawn("svg", { width: 32, height: 14, "aria-hidden": "true" },
     drawn("line", { x1: 0, x2: 32, y1: 7, y2: 7, stroke: ink, "stroke-width": 2, "stroke-dasharray": dash }),
     drawn("path", { d: path.text, stroke: ink, "stroke-width": 1.2, fill: dash === "none" ? ink : "var(--page)" }));

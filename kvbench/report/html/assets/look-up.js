@@ -24,25 +24,28 @@ class LookUp {
   makeColumns(runs) {
     const names = Object.keys(runs[0]?.axes ?? {});
     const values = (name) => new Set(runs.flatMap((run) => run.axes[name]).filter((value) => value !== null));
-    const axes = names.filter((name) => MAIN_AXES.includes(name) || values(name).size > 1);
-    const figures = { swap_us_median: "swap_us", gbps: "GB/s" };
+    const others = names.filter((name) => !MAIN_AXES.includes(name) && values(name).size > 1);
+    const axis = (name) => ({
+      name,
+      filter: true,
+      text: ({ run, row }) => run.axes[name][row] ?? "",
+      key: ({ run, row }) => (NUMBER_KEYS[name] ? NUMBER_KEYS[name](run, row) : run.axes[name][row] ?? ""),
+    });
+    const number = (name, words) => ({
+      name: words,
+      number: true,
+      key: ({ run, row }) => figureOf(run, row, name) ?? -1,
+      text: ({ run, row }) => figure(figureOf(run, row, name)),
+    });
     return [
       ...(this.several ? [{ name: "run", key: ({ run }) => run.label, filter: true }] : []),
-      ...axes.map((name) => ({
-        name,
-        filter: true,
-        text: ({ run, row }) => run.axes[name][row] ?? "",
-        key: ({ run, row }) => (NUMBER_KEYS[name] ? NUMBER_KEYS[name](run, row) : run.axes[name][row] ?? ""),
-      })),
-      { name: "status", filter: true, key: ({ run, row }) => run.words.status[row] },
-      ...Object.entries(figures).map(([name, words]) => ({
-        name: words,
-        number: true,
-        key: ({ run, row }) => figureOf(run, row, name) ?? -1,
-        text: ({ run, row }) => figure(figureOf(run, row, name)),
-      })),
+      ...MAIN_AXES.filter((name) => names.includes(name)).map(axis),
+      number("gbps", "GB/s"),
       { name: "ceiling", number: true, key: share, text: (cell) => (share(cell) < 0 ? "–" : `${(100 * share(cell)).toFixed(0)} %`) },
       { name: "path", key: ({ run, row }) => run.words.path[row] ?? "" },
+      ...others.map(axis),
+      number("swap_us_median", "swap_us"),
+      { name: "status", filter: true, key: ({ run, row }) => run.words.status[row] },
     ];
   }
 

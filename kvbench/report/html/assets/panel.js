@@ -151,11 +151,11 @@ class Panel {
         size: 8,
         width: 1.4,
         stroke: ink,
-        fill: line.dashed ? colour("page") : ink,
+        fill: line.style ? colour("page") : ink,
         paths: (plot, series, first, last) => this.markers(plot, series, first, last, line.marker),
       };
       const median = { show, label: line.label, stroke: ink, width: 1.8, spanGaps: true, points: marker };
-      return [{ ...median, dash: line.dashed ? [7, 4] : undefined }, edge, edge];
+      return [{ ...median, dash: [undefined, [7, 4], [2, 3]][line.style] }, edge, edge];
     });
   }
 

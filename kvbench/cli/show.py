@@ -1,0 +1,80 @@
+"""`kvbench show`: the first page of a report, in the terminal."""
+
+import json
+import shutil
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from kvbench.report.curves import RateCurve
+    from kvbench.report.model import Report, Text
+
+_Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)]
+_Json = Annotated[bool, typer.Option("--json", help="Print the first page as JSON.")]
+_WIDEST: Final = 100
+_BAR: Final = 40
+
+
+def show(runs: _Runs, as_json: _Json = False) -> None:
+    """Show what runs say: what to use, the cliff, the limits, what was found; needs neither GPU nor torch."""
+    # pandas takes a second to import, which --help should not wait for
+    from kvbench.report.contents import report_of
+    from kvbench.results import load_run
+
+    report = report_of([load_run(path) for path in runs])
+    if as_json:
+        from kvbench.report.model import plain
+
+        page = {"answer": [plain(line) for line in report.box], "findings": [plain(one.text) for one in report.summary]}
+        typer.echo(json.dumps(page, indent=2))
+    else:
+        print_first_page(report)
+
+
+def print_first_page(report: "Report") -> None:
+    """Print the answer of a report, its findings, and the cliff in characters where there is one."""
+    if report.host_note:
+        _print(report.host_note)
+    for line in report.box:
+        _print(line)
+    if cliff := _cliff(report):
+        typer.echo("")
+        _draw(cliff)
+    if summary := report.summary:
+        typer.echo("\nWhat was found")
+    for sentence in summary:
+        _print(sentence.text, "- ")
+
+
+def _print(text: "Text", mark: str = "") -> None:
+    from kvbench.report.model import plain
+
+    width = min(_WIDEST, shutil.get_terminal_size().columns)
+    typer.echo(textwrap.fill(f"{mark}{plain(text)}", width, subsequent_indent="  "))
+
+
+def _cliff(report: "Report") -> "RateCurve | None":
+    """Return the curve with the highest cliff in the chapter on it."""
+    from kvbench.report.curves import RateCurves, cliff_curves
+
+    shown = [chapter.view for chapter in report.chapters if chapter.section.name == "cliff"]
+    curves = cliff_curves(shown[0].frame, shown[0].pinned) if shown else ""
+    if not isinstance(curves, RateCurves):
+        return None
+    found = [(cliff.excess, curve) for curve in curves.curves if (cliff := curve.cliff)]
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _draw(curve: "RateCurve") -> None:
+    from kvbench.report.model import plain
+    from kvbench.report.numbers import bytes_size, count, figure
+
+    head = f"{curve.backend} {curve.direction}, {curve.state} stream, N = {count(curve.panel)}: GB/s by block size"
+    typer.echo(plain(head))
+    rates = curve.column("gbps")
+    for size, rate in zip(curve.x, rates, strict=True):
+        bar = "#" * round(_BAR * rate / max(rates))
+        typer.echo(f"{plain(bytes_size(size)):>8}  {bar:<{_BAR}} {figure(rate)}")

@@ -1,0 +1,60 @@
+"""How every cell of a run ended, and its figures."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvbench.analysis.compare import Visits
+from kvbench.cells.cell import Cell
+from kvbench.results import CellRecord, Run
+
+# name in a rule -> column of the summary
+QUANTITIES: Final = {
+    "gbps": "gbps",
+    "ceiling_share": "ceiling_share",
+    **{f"{part}_us": f"{part}_us_median" for part in ("swap", "submit", "gpu", "wall", "prepare", "cpu")},
+}
+_FIGURES: Final = (*QUANTITIES.values(), "gbps_q1", "gbps_q3", "ceiling_gbps")
+
+
+@dataclass(frozen=True, slots=True)
+class CellOutcome:
+    """One cell in one run: `status` is ok, failed or skipped, with its reason; `figures` by column, NaN unless ok.
+
+    `visits` are the medians of swap_us in microseconds by round, none unless ok.
+    """
+
+    cell: Cell
+    status: str
+    reason: str
+    path: str
+    figures: Mapping[str, float]
+    visits: Visits
+
+
+Outcomes = Mapping[Cell, CellOutcome]
+
+
+def outcomes(run: Run) -> dict[Cell, CellOutcome]:
+    """Return the outcome of every cell that the run's journal names.
+
+    A cell with samples but without a verified byte counts as failed: its times are those of copies nobody compared.
+    """
+    from kvbench.results.frame import visit_times
+
+    cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
+    samples = run.samples()
+    frame = run.frame(samples)
+    visits = visit_times(frame, samples)
+    found = {}
+    for row in frame.to_dict("records"):
+        cell = cells[str(row["cell_id"])]
+        status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
+        if status == "ok" and int(row["verified_bytes"]) == 0:
+            status, reason = "failed", "nothing was verified"
+        ok = status == "ok"
+        figures = {name: float(row[name]) if ok else math.nan for name in _FIGURES}
+        path = row["path"] if isinstance(row["path"], str) else ""
+        found[cell] = CellOutcome(cell, status, reason, path, figures, visits.get(cell.id, {}) if ok else {})
+    return found

@@ -1,0 +1,281 @@
+"""Two sides measured in turn, cell by cell: a worker of either is alive, and only one of them measures at a time."""
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvbench.cells.cell import Cell
+from kvbench.errors import KvbenchError, StorageError, UsageError, brief
+from kvbench.gate.judge import Judge
+from kvbench.gate.judgement import Judgement
+from kvbench.gate.looks import PLAN, Look
+from kvbench.gate.pairs import check_identity, partners
+from kvbench.gate.sides import Side
+from kvbench.results import Failure, Record, Run, RunWriter, Visit
+from kvbench.results.schema import RunStatus
+from kvbench.run.execution import Execution, Progress
+from kvbench.run.protocol import InTurn, Opened
+from kvbench.run.runner import run_info
+from kvbench.run.worker_process import WorkerSlot
+from kvbench.sweep.installed import asked_for, installed
+from kvbench.sweep.plan import Plan, PlannedVisit, expand
+from kvbench.sweep.spec import Limits, SweepSpec
+
+BASE: Final = "base"
+CAND: Final = "cand"
+# Of so many rounds one, drawn by the seed, is compared byte for byte, besides the first and the last.
+AUDITED: Final = 16
+# Pairs that something spoiled are made again, so often for one look.
+_TRIES: Final = 3
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class RunningSide:
+    """A side under way: its execution, the records that it made so far, and its name of every cell of the base."""
+
+    name: str
+    execution: Execution
+    names: Mapping[Cell, Cell]
+    records: list[Record] = field(default_factory=list)
+
+    def run(self) -> Run:
+        """Return what there is so far, as if it were complete."""
+        writer = self.execution.writer
+        return Run(writer.path, msgspec.structs.replace(writer.info, status="complete"), [*self.records], [])
+
+
+class _Watching:
+    """Keeps what an execution records, and tells of failures."""
+
+    def __init__(self, name: str, records: list[Record], say: Say) -> None:
+        self._name, self._records, self._say = name, records, say
+
+    def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
+        """Nothing to tell: both sides have one plan, which `SideBySide` tells of."""
+
+    def visiting(self, visit: PlannedVisit) -> None:
+        """Nothing to tell: visits are far too many."""
+
+    def recorded(self, record: Record) -> None:
+        self._records.append(record)
+        if isinstance(record, Failure):
+            self._say(f"FAILED ({record.kind}) {self._name}: {record.cell.label}: {record.message}")
+            self._say(f"  again: {record.command}")
+
+
+class SideBySide:
+    """Two sides under way; `folder` has a run directory of either. See `opened`."""
+
+    def __init__(self, base: RunningSide, cand: RunningSide, say: Say) -> None:
+        self.running = {BASE: base, CAND: cand}
+        self._say = say
+        self._cells = list(base.names)
+        self._failed: set[Cell] = set()
+        self._rounds = 0
+        self._seed = base.execution.spec.seed
+        self._last_ns = 0
+
+    def compare(self, judge: Judge, deadline_s: float, looks: Sequence[Look] = PLAN) -> Judgement:
+        """Measure and judge until every row is settled, or the plan or the time ends; `deadline_s` is monotonic.
+
+        There is no look but those of the plan: whoever stops as soon as a figure pleases finds regressions in noise.
+        Raises StorageError, what `judge` raises, and KvbenchError where the control copies fail.
+        """
+        closing_s = self._timed_round(self._cells)
+        judgement = self._judged(judge, None)
+        for look in looks:
+            for _ in range(_TRIES):
+                missing = judgement.missing(look.pairs)
+                for number in range(max(missing.values(), default=0)):
+                    if time.monotonic() + closing_s < deadline_s:
+                        self._round([cell for cell, count in missing.items() if count > number])
+                judgement = self._judged(judge, judgement)
+            count = sum(not row.settled for row in judgement.rows)
+            self._say(f"{look.pairs} pairs: {len(judgement.rows) - count} rows are settled, {count} are open")
+            if not count or time.monotonic() + closing_s >= deadline_s:
+                break
+        self._round(self._cells, verify=True)
+        return self._judged(judge, judgement)
+
+    def measure(self, rounds: int, deadline_s: float) -> None:
+        """Measure every cell as often, up to `rounds` times and until `deadline_s`; raises as `compare` does."""
+        closing_s = self._timed_round(self._cells)
+        while self._rounds < rounds - 1 and time.monotonic() + closing_s < deadline_s:
+            self._round(self._cells)
+        self._round(self._cells, verify=True)
+
+    def finish(self, status: RunStatus, reason: str | None = None) -> None:
+        """Record how both runs ended."""
+        for side in self.running.values():
+            side.execution.finish(status, reason)
+
+    def runs(self) -> tuple[Run, Run]:
+        """Return what the base and the candidate have measured."""
+        return self.running[BASE].run(), self.running[CAND].run()
+
+    def _judged(self, judge: Judge, earlier: Judgement | None) -> Judgement:
+        base, cand = self.runs()
+        return judge.judge([base], [cand], earlier)
+
+    def _timed_round(self, cells: Sequence[Cell]) -> float:
+        began_s = time.monotonic()
+        self._round(cells, verify=True)
+        return time.monotonic() - began_s
+
+    def _round(self, cells: Sequence[Cell], *, verify: bool = False) -> None:
+        """Visit `cells` that have not failed on both sides, in an order of their own, either side first in turn."""
+        if self._failed.issuperset(cells):
+            return
+        number = self._rounds
+        self._rounds += 1
+        order = (BASE, CAND) if number % 2 == 0 else (CAND, BASE)
+        verify = verify or number % AUDITED == _drawn(f"{self._seed}/{number // AUDITED}") % AUDITED
+        for name in order:
+            execution = self.running[name].execution
+            if number == 0:
+                execution.measure_ceilings(number)
+                execution.observe("start")
+            execution.measure_controls(number)
+        for cell in sorted(cells, key=lambda cell: _drawn(f"{self._seed}/{number}/{cell.id}")):
+            if cell not in self._failed:
+                self._pair(number, cell, order, verify=verify)
+
+    def _pair(self, number: int, cell: Cell, order: Sequence[str], *, verify: bool) -> None:
+        """Visit a cell on one side and then on the other, on one CPU; a cell that fails is not visited again."""
+        cpu = None
+        for name in order:
+            arm = self.running[name]
+            planned = PlannedVisit(number, arm.names[cell])
+            try:
+                answer = arm.execution.visit(planned, InTurn(verify=verify, cpu=cpu))
+            except StorageError:
+                raise
+            except KvbenchError as error:
+                self._failed.add(cell)
+                return self._give_up(arm, number, f"its worker could not be replaced: {error}")
+            if isinstance(answer, Visit):
+                cpu = answer.cpu
+                answer = self._checked(arm, planned, answer)
+            if isinstance(answer, Failure):
+                self._failed.add(cell)
+                return None
+        return None
+
+    def _checked(self, arm: RunningSide, planned: PlannedVisit, visit: Visit) -> Visit | Failure:
+        """Return the visit, or a failure where it was made while the other side was."""
+        began_ns, ended_ns = visit.span_ns or (0, 0)
+        if not self._last_ns <= began_ns <= ended_ns <= time.monotonic_ns():
+            return arm.execution.fail(planned, "its visit was made while the other side measured, or says so")
+        self._last_ns = ended_ns
+        return visit
+
+    def _give_up(self, arm: RunningSide, number: int, why: str) -> None:
+        for cell in self._cells:
+            if cell not in self._failed:
+                arm.execution.fail(PlannedVisit(number, arm.names[cell]), why)
+        self._failed.update(self._cells)
+
+
+@contextmanager
+def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, forced: bool) -> Iterator[SideBySide]:
+    """Open both sides with a worker each, plan, and make their run directories in `folder`, which must be new or empty.
+
+    `say` gets a line on whatever goes on; `forced` goes on where the sides are of two kinds of machine. Raises
+    UsageError where a side cannot measure, only one is a backend, or no cell has a partner, and MismatchError.
+    """
+    if (base.backend is None) != (cand.backend is None):
+        raise UsageError(
+            f"--base {brief(base.text)} --cand {brief(cand.text)}: a backend is compared with another backend; "
+            "name one on either side"
+        )
+    sides = {BASE: base, CAND: cand}
+    specs = {name: _spec_of(spec, side) for name, side in sides.items()}
+    known, _ = installed()
+    with ExitStack() as stack:
+        slots = {
+            name: stack.enter_context(closing(WorkerSlot(specs[name], asked_for(specs[name], known), side.interpreter)))
+            for name, side in sides.items()
+        }
+        # One after the other: a worker dies with the thread that started it.
+        found = {name: slot.start() for name, slot in slots.items()}
+        half = {name: replace(own, limits=_half(own.limits, found[name])) for name, own in specs.items()}
+        plans = {name: _planned(name, sides[name], own, found[name]) for name, own in half.items()}
+        paired = partners(plans[BASE].cells, plans[CAND].cells)
+        if not paired:
+            raise UsageError("--base and --cand have no cell in common")
+        infos = {name: run_info(half[name], found[name], ["kvbench", *sys.argv[1:]]) for name in sides}
+        empty = {name: [Run(folder / name, info, [], [])] for name, info in infos.items()}
+        check_identity(empty[BASE], empty[CAND], forced=forced)
+        _make(folder)
+        names = {BASE: {cell: cell for cell in paired}, CAND: paired}
+        running = {}
+        for name, info in infos.items():
+            writer = stack.enter_context(RunWriter.create(folder / name, info))
+            records: list[Record] = []
+            watching = _Watching(name, records, say)
+            execution = Execution(half[name], plans[name], found[name], writer, slots[name], watching, Progress())
+            running[name] = RunningSide(name, execution, names[name], records)
+            execution.begin()
+        for note in _remarks(base, cand, found):
+            say(f"note: {note}")
+        say(f"{len(paired)} cells of two sides in turn; memory is being reserved")
+        with ThreadPoolExecutor(len(running)) as pool:
+            for done in [pool.submit(arm.execution.reserve, arm.names.values()) for arm in running.values()]:
+                done.result()
+        yield SideBySide(running[BASE], running[CAND], say)
+
+
+def _remarks(base: Side, cand: Side, found: Mapping[str, Opened]) -> list[str]:
+    """Return what the reader should know of two builds before they are compared."""
+    if base.backend != cand.backend:
+        return []
+    if base.interpreter == cand.interpreter:
+        return ["both sides run the same kvbench: this compares it with itself"]
+    if found[BASE].engine_hash == found[CAND].engine_hash:
+        return ["both sides have the same engine sources; what differs is installed beside them"]
+    return []
+
+
+def _spec_of(spec: SweepSpec, side: Side) -> SweepSpec:
+    own = spec if side.backend is None else spec.with_axes({"backend": side.backend})
+    return own.with_options(fault=side.fault)
+
+
+def _planned(name: str, side: Side, spec: SweepSpec, found: Opened) -> Plan:
+    plan = expand(spec, found.device, found.backends)
+    if not plan.cells:
+        said = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
+        raise UsageError(f"--{name} {brief(side.text)}: nothing to measure: {said}")
+    return plan
+
+
+def _half(limits: Limits, found: Opened) -> Limits:
+    """Return limits that leave the other side as much memory as this one takes."""
+
+    def half(limit: int | None, free_bytes: int) -> int:
+        return max(1, (free_bytes if limit is None else min(limit, free_bytes)) * 9 // 20)
+
+    device = found.device
+    return Limits(half(limits.host_bytes, device.host_free_bytes), half(limits.device_bytes, device.device_free_bytes))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"--out {folder} is not empty; choose another folder")
+    except OSError as error:
+        raise UsageError(f"--out {folder} cannot be made: {error.strerror}") from None
+
+
+def _drawn(text: str) -> int:
+    return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest())

@@ -1,0 +1,102 @@
+"""The answer on top of a report: what to use each way, the cliff, the limits of this machine, and how sure that is."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from statistics import median, mode
+from typing import Final
+
+from kvbench.analysis.margins import KNEE
+from kvbench.cells.axes import Direction
+from kvbench.errors import UsageError
+from kvbench.report.model import Chapter, Strong, Text, spans
+from kvbench.report.numbers import bytes_size, count, figure, noun, two_digits
+from kvbench.report.view import View
+from kvbench.tune.answer import Answer, answers_of, by_kind, words_of
+from kvbench.tune.fit import sms_of
+
+_USUAL: Final = ("batched", "per_block")
+
+
+def box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
+    """Return the answer of a report, at most eight lines; of runs of several machines that of the first."""
+    first = views[0]
+    same = [view for view in views if (view.title, view.driver) == (first.title, first.driver)]
+    fullest = max(same, key=lambda view: view.weight)
+    if fullest.measured.empty:
+        return []
+    try:
+        answers = answers_of([view.run for view in same], lambda _: True)
+    except UsageError:
+        answers = []
+    lines: list[Text] = [(Strong(first.title), f", {first.driver}, {fullest.date}; {fullest.workload}")]
+    for direction in Direction:
+        own = [answer for answer in answers if answer.direction is direction]
+        if own:
+            _, kind = next(iter(by_kind(own).items()))
+            lines.append((Strong(direction.value), f": {_use(kind)}"))
+    for chapter in chapters:
+        lines += [(Strong("Cliff"), ": ", *spans(one.text)) for one in chapter.part.told if one.headline]
+    if limits := _limits(same, answers):
+        lines.append((Strong("Limits"), f": {limits}"))
+    lines.append((Strong("How sure"), f": {_sure(same, fullest, answers)}"))
+    return lines
+
+
+def _use(answers: Sequence[Answer]) -> str:
+    """Return what to use by block size, and what it gains against the usual ways."""
+    sizes = {size: list(own) for size, own in groupby(answers, key=lambda answer: answer.block_bytes)}
+    # of few blocks the choice matters less
+    usual = {size: mode(words_of(answer.choice) for answer in own[len(own) // 2 :]) for size, own in sizes.items()}
+    runs = [(choice, [size for size, _ in run]) for choice, run in groupby(usual.items(), key=lambda item: item[1])]
+    parts = []
+    for place, (choice, members) in enumerate(runs):
+        where = f"from {bytes_size(members[0])} on" if place else f"up to {bytes_size(members[-1])}"
+        parts.append(choice if len(runs) == 1 else f"{choice} {where}")
+    gains = [text for name in _USUAL if (text := _gain(answers, name))]
+    said = f"{', '.join(parts)} ({answers[0].state.quantity})"
+    return f"{said}: {', '.join(gains)}" if gains else said
+
+
+def _gain(answers: Iterable[Answer], name: str) -> str:
+    gains = [found.ratio for answer in answers if (found := answer.gain_over(answer.best_of(name)))]
+    if not gains or two_digits(max(gains)) == "1":
+        return ""
+    return f"{two_digits(median(gains))} times as fast as {name} in the middle, up to {two_digits(max(gains))}"
+
+
+def _limits(views: Sequence[View], answers: Sequence[Answer]) -> str:
+    """Return what this machine can reach."""
+    frame = max(views, key=lambda view: view.weight).measured
+    ceilings = frame.groupby("direction")["ceiling_gbps"].first().dropna()
+    parts = [f"large copies {way} {figure(float(ceilings[way]))} GB/s" for way in Direction if way in ceilings]
+    for way, reach in next((roofs for view in views if (roofs := view.run.roofs())), {}).items():
+        parts.append(f"SM copies {way} {figure(reach.sm_gbps)} GB/s")
+        if reach.limit_blocks_per_s:
+            parts.append(f"scattered blocks {way} {two_digits(reach.limit_blocks_per_s / 1e6)} million a second")
+    filling = {way: _filling(answer for answer in answers if answer.direction is way) for way in Direction}
+    parts += [f"{noun(sms, 'SM')} fill the link {way}" for way, sms in filling.items() if sms]
+    return ", ".join(parts)
+
+
+def _filling(answers: Iterable[Answer]) -> int | None:
+    """Return the fewest SMs with which sm comes close to its best, in the swap of most bytes that has a ladder."""
+    ladders = [
+        (answer.block_bytes * answer.blocks, {sms_of(c): answer.time_of(c) for c in answer.arms if c.backend == "sm"})
+        for answer in answers
+    ]
+    several = [(moved, times) for moved, times in ladders if len(times) > 1]
+    if not several:
+        return None
+    _, times = max(several, key=lambda ladder: ladder[0])
+    return min(sms for sms, us in times.items() if us <= min(times.values()) / (1 - KNEE.fraction))
+
+
+def _sure(views: Sequence[View], fullest: View, answers: Sequence[Answer]) -> str:
+    visits = [len(answer.arms[answer.choice]) for answer in answers] or fullest.measured["rounds"].tolist()
+    parts = [f"{noun(int(median(visits)), 'visit')} a cell"]
+    if answers:
+        unsure = sum(bool(answer.decision.others) for answer in answers)
+        parts.append(f"{count(unsure)} of {count(len(answers))} choices could be others in another run")
+    failed = sum(int((view.frame["status"] == "failed").sum()) for view in views)
+    parts += [f"{noun(failed, 'cell')} failed"] if failed else []
+    return ", ".join(parts)

@@ -1,0 +1,142 @@
+"""How a command ends: the exit code says what happened, and a line says why, whatever is wrong with its output."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kvbench.cli import listing, main, report
+from kvbench.errors import ExitCode
+from tests import synthetic
+from tests.command import BRIEF, KVBENCH, error_line, kvbench, only_line, tiny
+
+
+def test_what_nobody_foresaw_is_70_and_says_how_to_report_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(listing._LISTINGS, "axes", lambda: [{"axis": 1 // 0}])
+    assert main.run(["list", "axes"]) == ExitCode.UNFORESEEN == 70
+    line = only_line(capsys.readouterr().err)
+    assert line.startswith("ZeroDivisionError: integer division or modulo by zero (test_ends.py, line ")
+    assert "please report it" in line
+    monkeypatch.setenv(main.TRACEBACK_VARIABLE, "1")
+    with pytest.raises(ZeroDivisionError):
+        main.run(["list", "axes"])
+
+
+def into(shell: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command whose standard output the shell redirects."""
+    words = ["sh", "-c", f'"$@" {shell}', "sh", str(KVBENCH), *arguments]
+    return subprocess.run(words, cwd=cwd, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+
+
+FULL = "standard output cannot be written: No space left on device"
+
+
+def test_a_full_standard_output_is_told_as_such(tmp_path: Path) -> None:
+    done = into(">/dev/full", "list", "axes", cwd=tmp_path)
+    assert done.returncode == 5
+    assert error_line(done) == FULL
+    done = into(">/dev/full", "sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path)
+    assert done.returncode == 5
+    assert error_line(done) == FULL
+    done = kvbench("sweep", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_closed_standard_output_takes_nothing_and_harms_nothing(tmp_path: Path) -> None:
+    done = into(">&-", "sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert kvbench("sweep", "--resume", "run", cwd=tmp_path).returncode == 0
+    assert into("<&- >&- 2>&-", "list", "axes", cwd=tmp_path).returncode == 0
+
+
+def test_a_long_input_is_echoed_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["sweep", "x" * 100_000]) == 2
+    assert len(only_line(capsys.readouterr().err)) <= main.MAX_LINE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["sweep", "-a", "bloks=4"], "did you mean blocks?"),
+        (["sweep", "-f", "bloks=4"], "did you mean blocks?"),
+        (["sweep", "-a", "backend=bached", "--dry-run"], "did you mean batched?"),
+        (["sweep", "quik"], "did you mean quick?"),
+        (["sweep", "--direction", "h2d"], "direction is an axis: write -a direction="),
+        (["sweep", "--model", "meta-llama/Llama-3-8B"], "download its config.json and give the path, or "),
+        (["sweep", "--retry-failed", "--device=cpu"], "--retry-failed goes with --resume RUN"),
+    ],
+    ids=" ".join,
+)
+def test_a_near_miss_is_told_what_would_be_right(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(arguments) == 2
+    assert told in only_line(capsys.readouterr().err)
+
+
+def completed(*words: str, cwd: Path) -> list[str]:
+    """Return what fish is told to complete the last word with: a shell that leaves `=` inside of words."""
+    done = subprocess.run(
+        [KVBENCH],
+        cwd=cwd,
+        env=os.environ
+        | {
+            "_KVBENCH_COMPLETE": "complete_fish",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            "_TYPER_COMPLETE_ARGS": " ".join(("kvbench", *words)),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.split()
+
+
+def test_values_are_completed_and_no_space_follows_the_equals_sign(tmp_path: Path) -> None:
+    names = completed("sweep", "-a", "b", cwd=tmp_path)
+    assert names == ["backend=", "blocks=", "block_size="]
+    values = completed("sweep", "-a", "backend=b", cwd=tmp_path)
+    assert "backend=batched" in values
+    backend = completed("sweep", "-a", "backend", cwd=tmp_path)
+    assert len(backend) > 1  # a shell puts a space behind a single one
+    assert "cpu" in completed("sweep", "--device", "c", cwd=tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").touch()
+    assert completed("report", "ru", cwd=tmp_path) == ["runs/mine"]
+
+
+def test_a_dry_run_without_cells_ends_as_the_sweep_would(tmp_path: Path) -> None:
+    cells = tiny(backend="triton")
+    dry, wet = (kvbench("sweep", *cells, *more, cwd=tmp_path) for more in (["--dry-run"], ["--out=run"]))
+    assert dry.returncode == wet.returncode == 2
+    assert error_line(dry) == error_line(wet)
+    assert "skipped 1 cell of triton: " in dry.stdout
+
+
+def test_quiet_shows_failures_once_and_the_end(tmp_path: Path) -> None:
+    cells = tiny(backend="per_block", blocks="1,2,3")
+    done = kvbench("sweep", *cells, *BRIEF, "--fault=error@call=0 when blocks!=3", "-q", "--out=run", cwd=tmp_path)
+    assert done.returncode == 5
+    failed, again, more, measured, report = done.stdout.splitlines()
+    assert failed.startswith("FAILED (error) per_block h2d ")
+    assert again.startswith("  again: kvbench sweep ")
+    assert more == "FAILED (error) 1 more cell of per_block: copy: INJECTED_ERROR (descriptor 0)"
+    assert measured == "1 cell measured, 2 failed, 0 skipped: run"
+    assert report.startswith("kvbench report run ")
+    retried = kvbench("sweep", "--resume", "run", "--retry-failed", cwd=tmp_path)
+    assert retried.returncode == 5
+    assert retried.stdout.count("FAILED") == 2
+
+
+def test_a_report_that_takes_long_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *synthetic.visits(synthetic.cliff_cells())])
+    monkeypatch.setattr(report, "PLAIN_EVERY_S", 0.0)
+    assert main.run(["report", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert "run 1 of 1" in told
+    assert any(line.startswith("chart 1 of ") for line in told)

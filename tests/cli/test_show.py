@@ -1,0 +1,66 @@
+"""`kvbench show` and `kvbench report --snippet`: what a run says, in the terminal."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cli.main import app
+from kvbench.errors import RunDirectoryError, UsageError
+from tests import synthetic
+from tests.markdown import tokens
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cells = [
+        cell
+        for cell in synthetic.cliff_cells((256,))
+        if cell.direction is Direction.H2D and cell.stream_state is StreamState.IDLE
+    ]
+    records = [*synthetic.ceilings(), *synthetic.rounds(cells, noise=0.001)]
+    return synthetic.write_run(tmp_path_factory.mktemp("show") / "run", records)
+
+
+def test_the_answer_comes_first_then_the_cliff_then_what_was_found(run: Path) -> None:
+    done = CliRunner().invoke(app, ["show", str(run)])
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.output.split())
+    assert done.output.startswith("Synthetic H200, driver 580.159, 2026-11-20; hot: the same blocks")
+    assert "h2d: triton with 12 SMs up to 32 KiB, batched from 64 KiB on (latency)" in words
+    assert "Cliff: batched h2d on an idle stream: blocks of 28 KiB reach 5.4 times more GB/s" in words
+    assert "How sure: 6 visits a cell" in words
+    assert words.index("Cliff:") < words.index("24 KiB #") < words.index("What was found")
+    assert max(map(len, done.output.splitlines())) <= 100
+
+
+def test_a_stranger_s_words_stay_words(tmp_path: Path) -> None:
+    info = synthetic.info("\x1b[2J<script>", command=["kvbench", "\x1b]0;x\x07"])
+    run = synthetic.write_run(tmp_path / "run", synthetic.rounds(synthetic.cliff_cells((256,))[:6]), info)
+    shown = CliRunner().invoke(app, ["show", str(run)]).output
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    assert isinstance(CliRunner().invoke(app, ["show", str(tmp_path)]).exception, RunDirectoryError)
+
+
+def test_a_snippet_is_one_table_with_its_machine_and_no_footnotes(run: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(run), "--snippet", "threshold"])
+    assert done.exit_code == 0, done.output
+    title, _, machine, _, *table = done.output.replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    assert title == "**h2d, idle stream, N = 256: GB/s**"
+    assert machine == "Synthetic H200 · driver 580.159 · 2026-11-20"
+    assert table[0] == "| Block size | batched | per_block | triton (12 SMs) |"
+    assert len(table) == 2 + 13
+    assert "\\" not in done.output
+    assert not (run / "report").exists()
+    assert [token.type for token in tokens(done.output)].count("table_open") == 1
+
+
+def test_a_snippet_of_no_section_names_those_there_are(run: Path) -> None:
+    error = CliRunner().invoke(app, ["report", str(run), "--snippet", "nothing"]).exception
+    assert isinstance(error, UsageError)
+    assert str(error) == "--snippet nothing: these runs have tables of cliff, threshold, stages"

@@ -1,0 +1,407 @@
+"""Hostile input, thousands of cases: configs, axes, filters, options, policies, models, rules, runs and floors.
+
+Every case is a command that runs in this process, its worker stood in for. It must end soon, with an exit code that is
+documented and foreseen, and with one line where it fails. `python -m tests.fuzz --cases 5000` runs more than the tests
+do; `--seed S --only N` repeats a case and shows it.
+"""
+
+import argparse
+import contextlib
+import copy
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import tomli_w
+
+from kvbench.cells.cell import AXES
+from kvbench.cli import main
+from kvbench.errors import ExitCode, UsageError
+from kvbench.files import shipped_folder
+from kvbench.report import build
+from kvbench.run import runner
+from kvbench.run.protocol import Opened
+from tests.command import KVBENCH, tiny
+from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
+
+CASE_S = 30
+MOST_LINE = 2200
+FORESEEN = {int(code) for code in ExitCode if code is not ExitCode.UNFORESEEN}
+TEXTS = (
+    "", " ", "x", "x" * 5000, "\x1b[31mred", "\x00", "\u202eabc", "=cmd|'/c calc'!A1", "../../etc/passwd", "nan", "-1",
+    "1e999", "é" * 100, "\ud800", "[bold]", "{}", "%s%n", "a\nb", "auto", "batched", "h2d", "0", "1KiB", "dense",
+)  # fmt: skip
+NUMBERS = (
+    0, 1, -1, 2, 7, 64, 4096, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, 10**400, 0.0, -0.0, 0.5, 1e-9, 5e-324,
+    1e308, -1e308, 1e16,
+)  # fmt: skip
+OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [0], [""], {"a": 1}, {"": {}}, [1, "a", None])
+
+
+class Hang(BaseException):
+    """A case took longer than CASE_S."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A case that broke a promise."""
+
+    number: int
+    arguments: list[str]
+    what: str
+
+
+class FakeSlot:
+    """Stands for the worker: a device as the tests know it."""
+
+    def __init__(self, spec: Any, _backends: Any = ()) -> None:
+        self.device = spec.device
+        self.pids: frozenset[int] = frozenset()
+
+    def start(self) -> Opened:
+        if self.device.startswith("cuda:") and self.device != "cuda:0":
+            raise UsageError(f"--device {self.device}: no such device")
+        on_gpu = self.device.startswith("cuda")
+        return Opened(
+            device=H200 if on_gpu else CPU,
+            backends=list(H200_BACKENDS if on_gpu else CPU_BACKENDS),
+            engine_hash="0" * 16,
+            delay_us={},
+            pci_bus_id=None,
+            notes=[],
+        )
+
+    def reserve(self, pool_bytes: int) -> None:
+        raise UsageError(f"no {pool_bytes} bytes here")
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    """The files that cases start from, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("a", "b"):
+            options = ("--rounds=6", "--max-samples=6", "--seed", str(len(name)), "--out", str(folder / name))
+            more = tiny(direction="h2d,d2h", blocks="4,8", stream_state="idle,busy")
+            subprocess.run([KVBENCH, "sweep", *more, *options, "-q"], check=True, capture_output=True, timeout=120)
+        self.info = json.loads((folder / "a" / "run.json").read_text())
+        self.journal = [json.loads(line) for line in (folder / "a" / "journal.jsonl").read_text().splitlines()]
+        self.configs = [tomllib.loads(file.read_text()) for file in sorted(shipped_folder().glob("*.toml"))]
+        self.rules = [tomllib.loads(file.read_text()) for file in sorted((shipped_folder() / "rules").glob("*.toml"))]
+        cells = {record["cell"]["backend"]: record for record in self.journal if record["type"] == "visit"}
+        self.policy = {
+            "device": CPU.title,
+            "tables": [
+                {
+                    "direction": "h2d",
+                    "stream_state": "idle",
+                    "block_bytes": [1024, 4096],
+                    "blocks": [4, 64],
+                    "choices": [["batched", "per_block"], ["batched descriptors_per_call=8", ""]],
+                }
+            ],
+        }
+        self.model = {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "hidden_size": 4096,
+            "head_dim": 128,
+            "torch_dtype": "bfloat16",
+            "max_position_embeddings": 8192,
+        }
+        self.floor = {
+            "schema": 1,
+            "kvbench": "0.1.0",
+            "created": "2025-01-01T00:00:00+00:00",
+            "identity_hash": self.info["identity_hash"],
+            "identity": self.info["identity"],
+            "rounds": 6,
+            "floors": {f"{number:012x}": 0.02 for number in range(len(cells) + 2)},
+        }
+
+    def write(self, name: str, data: bytes) -> str:
+        path = self.folder / name
+        path.write_bytes(data)
+        return str(path)
+
+    def run(self, info: Any, records: list[Any], torn: bytes = b"") -> str:
+        """Write a run whose journal is sealed as kvbench does it, whatever it holds."""
+        folder = self.folder / "mutant"
+        folder.mkdir(exist_ok=True)
+        (folder / "run.json").write_bytes(as_json(info))
+        lines, crc = [], 0
+        for record in records:
+            body = as_json({key: value for key, value in record.items() if key != "crc"})
+            crc = zlib.crc32(body, crc)
+            lines.append(body[:-1] + b',"crc":"%08x"}\n' % crc)
+        (folder / "journal.jsonl").write_bytes(b"".join(lines) + torn)
+        return str(folder)
+
+
+def as_json(plain: Any) -> bytes:
+    return json.dumps(plain, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
+
+
+def as_toml(plain: Any) -> bytes:
+    try:
+        return tomli_w.dumps(plain).encode(errors="surrogatepass")
+    except (TypeError, ValueError):  # TOML has no null
+        return tomli_w.dumps(json.loads(json.dumps(plain).replace("null", '""'))).encode(errors="surrogatepass")
+
+
+def value(chance: random.Random) -> Any:
+    return chance.choice(chance.choice((TEXTS, NUMBERS, OTHERS)))
+
+
+def mutated(plain: Any, chance: random.Random) -> Any:
+    """Return a copy of what JSON holds with one to three places changed, removed or doubled."""
+    changed = copy.deepcopy(plain)
+    for _ in range(chance.randint(1, 3)):
+        places = list(_places(changed))
+        if not places:
+            return value(chance)
+        holder, key = chance.choice(places)
+        match chance.randrange(6):
+            case 0:
+                del holder[key]
+            case 1 if isinstance(holder, list):
+                holder.append(copy.deepcopy(holder[key]))
+            case 1:
+                holder[str(chance.choice(TEXTS))] = value(chance)
+            case 2 if isinstance(holder[key], int | float):
+                holder[key] = chance.choice(NUMBERS)
+            case 2 if isinstance(holder[key], str):
+                holder[key] = chance.choice(TEXTS)
+            case _:
+                holder[key] = value(chance)
+    return changed
+
+
+def _places(plain: Any) -> Iterator[tuple[Any, Any]]:
+    for key, inner in plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ():
+        yield plain, key
+        yield from _places(inner)
+
+
+def damaged(data: bytes, chance: random.Random) -> bytes:
+    """Return bytes with a few of them flipped, cut out or put in, some of which are not UTF-8."""
+    changed = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(changed) + 1)
+        match chance.randrange(4):
+            case 0:
+                changed[at : at + 1] = bytes([chance.randrange(256)])
+            case 1:
+                del changed[at : at + chance.choice((1, 10, 1000))]
+            case 2:
+                changed[at:at] = chance.choice((b"\xff", b"\x00", b"[" * 3000, b"\xc3", b"\n", b'"', b"=", b"9" * 5000))
+            case _:
+                del changed[at:]
+    return bytes(changed)
+
+
+def either(plain: Any, write: Callable[[Any], bytes], chance: random.Random) -> bytes:
+    data = write(mutated(plain, chance)) if chance.random() < 0.7 else write(plain)
+    return damaged(data, chance) if chance.random() < 0.3 else data
+
+
+def word(chance: random.Random, *known: str) -> str:
+    """Return a known word, a part of one, two together, or something else, as an argument takes it."""
+    text = chance.choice((*known, *known, *TEXTS, *(str(number)[:40] for number in NUMBERS)))
+    match chance.randrange(8):
+        case 0:
+            text = text[: chance.randrange(len(text) + 1)]
+        case 1:
+            text += chance.choice((",", ":", "|", "=", "x", "..", "%", " ", "<", "!=")) + chance.choice(known)
+    return text.replace("\x00", "").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def axis_words(chance: random.Random) -> str:
+    axis = chance.choice(list(AXES))
+    return f"{word(chance, axis)}={word(chance, AXES[axis].example, *AXES[axis].example.split(','))}"
+
+
+DRY = ("--dry-run", "--device=cpu")
+SMALL = ("-ablocks=4", "-ablock_size=4KiB", "-abackend=batched")
+
+
+def axes_case(_: Bench, chance: random.Random) -> list[str]:
+    return ["sweep", *DRY, *(f"-a{axis_words(chance)}" for _ in range(chance.randint(1, 3)))]
+
+
+def filter_case(_: Bench, chance: random.Random) -> list[str]:
+    axis = chance.choice((*AXES, "swap_bytes", "cell_id"))
+    sign = chance.choice(("=", "!=", "<", "<=", ">", ">=", "==", "", "=="))
+    example = AXES[axis].example.split(",") if axis in AXES else ["4KiB", "0123456789ab"]
+    return ["sweep", *DRY, *SMALL, f"-f{word(chance, axis)}{sign}{word(chance, *example)}"]
+
+
+def option_case(_: Bench, chance: random.Random) -> list[str]:
+    options = ("rounds", "warmups", "min-samples", "max-samples", "cell-seconds", "busy-delay-us", "deadline-s", "seed",
+               "controls", "host-memory", "device-memory", "fault", "policy", "model", "tokens", "tp", "block-tokens",
+               "layout", "kv-dtype", "device", "resume", "direction", "backend", "nonsense")  # fmt: skip
+    known = ("1", "8GiB", "0.5", "cpu", "cuda:0", "error@call=0", "qwen3-8b", "bf16", "meta-llama/Llama-3", "runs/x")
+    return ["sweep", *DRY, *SMALL, *(f"--{chance.choice(options)}={word(chance, *known)}" for _ in range(2))]
+
+
+def config_case(bench: Bench, chance: random.Random) -> list[str]:
+    config = either(chance.choice(bench.configs), as_toml, chance)
+    return ["sweep", bench.write("config.toml", config), "--dry-run", chance.choice(("--device=cpu", "--device=cuda"))]
+
+
+def policy_case(bench: Bench, chance: random.Random) -> list[str]:
+    policy = bench.write("policy.toml", either(bench.policy, as_toml, chance))
+    return ["sweep", *DRY, "-abackend=auto,batched", "-ablocks=4", f"--policy={policy}"]
+
+
+def model_case(bench: Bench, chance: random.Random) -> list[str]:
+    model = bench.write("config.json", either(bench.model, as_json, chance))
+    return ["sweep", *DRY, f"--model={model}{chance.choice(('', '', '@tp2', '@tp0', '@tp999999'))}"]
+
+
+def rules_case(bench: Bench, chance: random.Random) -> list[str]:
+    rules = bench.write("rules.toml", either(chance.choice(bench.rules), as_toml, chance))
+    return ["gate", "rules", str(bench.folder / "a"), "--rules", rules, *chance.choice(((), ("--json",)))]
+
+
+def floor_case(bench: Bench, chance: random.Random) -> list[str]:
+    floor = bench.write("floor.json", either(bench.floor, as_json, chance))
+    return ["gate", "compare", "--floor", floor, str(bench.folder / "a"), "--", str(bench.folder / "b")]
+
+
+def run_case(bench: Bench, chance: random.Random) -> list[str]:
+    info = mutated(bench.info, chance) if chance.random() < 0.5 else bench.info
+    records = copy.deepcopy(bench.journal)
+    for _ in range(chance.randint(0, 3)):
+        at = chance.randrange(len(records))
+        record = mutated(records[at], chance)
+        records[at] = record if isinstance(record, dict) else records[at]
+    chance.shuffle(records) if chance.random() < 0.1 else None
+    folder = bench.run(info, records[: chance.choice((None, None, 0, 1, 5))], chance.choice((b"", b"", b'{"type":"v')))
+    if chance.random() < 0.3:
+        file = Path(folder, chance.choice(("run.json", "journal.jsonl")))
+        file.write_bytes(damaged(file.read_bytes(), chance))
+    good, out = str(bench.folder / "b"), str(bench.folder / "out")
+    return chance.choice(
+        (
+            ["gate", "rules", folder],
+            ["gate", "compare", folder, "--", good],
+            ["gate", "compare", "--force", good, "--", folder],
+            ["tune", folder, "--json"],
+            ["tune", folder, good, "--export", "json"],
+            ["sweep", "--resume", folder, "-q"],
+            ["report", folder, good, "-o", out],
+        )
+    )
+
+
+def drawn(*_: object) -> dict[str, bytes]:
+    return {"svg": b""}
+
+
+CASES = (axes_case, filter_case, option_case, config_case, policy_case, model_case, rules_case, floor_case, run_case)
+
+
+def fuzz(cases: int, seed: int, only: int | None = None) -> tuple[list[Finding], Counter[int]]:
+    """Run the cases of a seed; return what broke a promise, and how often each exit code came."""
+    findings: list[Finding] = []
+    codes: Counter[int] = Counter()
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+        bench = Bench(Path(name).resolve())
+        with _standing_in(bench.info["identity"]):
+            for number in range(cases) if only is None else (only,):
+                chance = random.Random(f"{seed}/{number}")
+                arguments = CASES[number % len(CASES)](bench, chance)
+                with contextlib.ExitStack() as stack:
+                    if number % 50:  # a chart takes half a second to draw
+                        for name_of_drawer in ("draw_lines", "draw_map"):
+                            stack.enter_context(mock.patch.object(build, name_of_drawer, drawn))
+                    code, what = outcome(arguments, show=only is not None)
+                codes[code] += 1
+                if what:
+                    findings.append(Finding(number, arguments, what))
+    return findings, codes
+
+
+def outcome(arguments: list[str], *, show: bool = False) -> tuple[int, str]:
+    """Run a command here; return its exit code and which promise it broke, "" where none."""
+    out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
+    signal.setitimer(signal.ITIMER_REAL, CASE_S)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main.run(arguments)
+    except Hang:
+        return -1, f"no end within {CASE_S} s"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if show:
+        print(arguments, code, err.getvalue(), sep="\n")
+    lines = err.getvalue().splitlines()
+    told = [line for line in lines if line.startswith("kvbench: ")]
+    if code not in FORESEEN:
+        return code, f"exit code {code}: {err.getvalue()[-400:]}"
+    if code == ExitCode.USAGE and len(told) != 1:
+        return code, f"{len(told)} lines for bad input: {err.getvalue()[-400:]!r}"
+    if any(len(line) > MOST_LINE or not line.isprintable() for line in told):
+        return code, f"a line that is long or not printable: {err.getvalue()[:400]!r}"
+    return code, ""
+
+
+@contextlib.contextmanager
+def _standing_in(identity: dict[str, Any]) -> Iterator[None]:
+    def hang(*_: object) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, hang)
+    try:
+        with (
+            mock.patch.object(runner, "WorkerSlot", FakeSlot),
+            mock.patch.object(runner, "installed", return_value=({facts.name: facts for facts in CPU_BACKENDS}, [])),
+            mock.patch.object(runner, "asked_for", return_value=[]),
+            mock.patch.object(runner, "_identity", return_value=identity),
+            mock.patch.dict(os.environ),
+        ):
+            os.environ.pop(main.TRACEBACK_VARIABLE, None)
+            yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--only", type=int)
+    given = parser.parse_args()
+    begin_s = time.monotonic()
+    findings, codes = fuzz(given.cases, given.seed, given.only)
+    for finding in findings:
+        print(f"case {finding.number} of seed {given.seed}: {finding.what}\n  {' '.join(finding.arguments)[:400]}")
+    ends = ", ".join(f"{count} with {code}" for code, count in sorted(codes.items()))
+    took_s = round(time.monotonic() - begin_s)
+    print(f"{codes.total()} cases of seed {given.seed} in {took_s} s: {ends}; {len(findings)} broke a promise")
+    sys.exit(bool(findings))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,113 @@
+"""Looks at pairs: what settles a row, what has to be seen twice, and what something else spoiled."""
+
+import numpy as np
+import pytest
+
+from kvbench.analysis.compare import Verdict
+from kvbench.analysis.intervals import CONFIDENCE, Floats
+from kvbench.gate.disturbance import spoiled
+from kvbench.gate.looks import ONCE, PLAN, look_at
+
+MARGIN = 0.03
+
+
+def noise(pairs: int, centre: float = 0.0, scatter: float = 0.01) -> Floats:
+    return np.random.default_rng(3).normal(centre, scatter, pairs)
+
+
+def test_the_looks_of_the_plan_cost_together_what_one_look_does() -> None:
+    assert sum(look.alpha for look in PLAN) == pytest.approx(1 - CONFIDENCE)
+    assert [look.pairs for look in PLAN] == sorted({look.pairs for look in PLAN})
+
+
+def test_what_is_the_same_is_settled_at_the_first_look_and_more_pairs_change_nothing() -> None:
+    calm = noise(PLAN[0].pairs)
+    found = look_at(calm, MARGIN, PLAN)
+    assert (found.verdict, found.settled, found.pairs) == (Verdict.SAME, True, PLAN[0].pairs)
+    assert look_at(np.append(calm, np.full(50, 0.5)), MARGIN, PLAN) == found
+
+
+def test_what_is_slower_has_to_be_seen_twice() -> None:
+    slow = noise(PLAN[1].pairs, 0.2)
+    once = look_at(slow[: PLAN[0].pairs], MARGIN, PLAN)
+    assert (once.verdict, once.settled) == (Verdict.SLOWER, False)
+    twice = look_at(slow, MARGIN, PLAN)
+    assert (twice.verdict, twice.settled, twice.pairs) == (Verdict.SLOWER, True, PLAN[1].pairs)
+    calmed = np.append(slow[: PLAN[0].pairs], noise(PLAN[1].pairs - PLAN[0].pairs))
+    assert not look_at(calmed, MARGIN, PLAN).settled
+
+
+def test_pairs_that_fall_short_of_a_look_say_what_they_can_and_settle_nothing() -> None:
+    short = look_at(noise(PLAN[0].pairs - 2), MARGIN, PLAN)
+    assert (short.verdict, short.settled) == (Verdict.SAME, False)
+    assert look_at(noise(3), MARGIN, PLAN).reason == "3 pairs; an interval takes 6"
+    none = look_at(noise(0), MARGIN, PLAN)
+    assert (none.verdict, none.settled, none.pairs) == (Verdict.UNDECIDED, False, 0)
+
+
+def test_the_last_look_decides() -> None:
+    wide = noise(PLAN[-1].pairs, MARGIN, 0.05)
+    found = look_at(wide, MARGIN, PLAN)
+    assert (found.verdict, found.settled, found.pairs) == (Verdict.UNDECIDED, False, PLAN[-1].pairs)
+    assert look_at(wide, MARGIN, ONCE).pairs == PLAN[-1].pairs
+
+
+class Machine:
+    """What is told of a machine beside the pairs of four cells in twenty rounds; it is calm."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(1)
+        self.disturbed = np.zeros((2, 4, 20), dtype=bool)
+        self.probes_us = rng.normal(300, 3, (2, 4, 20))
+        self.clocks_mhz = np.full((2, 4, 20), 1980.0)
+        self.copies_us = {way: rng.normal(5000, 10, (2, 20)) for way in ("h2d", "d2h")}
+
+    def spoiled(self) -> dict[str, list[list[int]]]:
+        """Return cause -> places of the pairs that it spoiled."""
+        found = spoiled(self.disturbed, self.probes_us, self.clocks_mhz, self.copies_us)
+        return {cause: np.argwhere(mark).tolist() for cause, mark in found.items() if mark.any()}
+
+
+def test_nothing_is_spoiled_on_a_calm_machine() -> None:
+    assert not Machine().spoiled()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_visit_that_was_disturbed_spoils_its_pair_alone(side: int) -> None:
+    machine = Machine()
+    machine.disturbed[side, 2, 7] = True
+    assert machine.spoiled() == {"disturbed visit": [[2, 7]]}
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> None:
+    machine = Machine()
+    machine.probes_us[side, 2, 7] *= 1.3
+    assert machine.spoiled() == {"CPU": [[2, 7]]}
+
+
+@pytest.mark.parametrize("way", ["h2d", "d2h"])
+def test_a_slow_link_spoils_all_pairs_of_its_round(way: str) -> None:
+    machine = Machine()
+    machine.copies_us[way][1, 5] *= 1.07
+    assert machine.spoiled() == {"link": [[cell, 5] for cell in range(4)]}
+
+
+def test_a_link_that_is_slow_for_one_side_throughout_spoils_no_pair() -> None:
+    machine = Machine()
+    machine.copies_us["h2d"][1] *= 1.07
+    assert not machine.spoiled()
+
+
+def test_a_clock_that_was_limited_spoils_its_pair_alone() -> None:
+    machine = Machine()
+    machine.clocks_mhz[:, 1] = 1755  # a cell that always runs at another clock
+    machine.clocks_mhz[0, 2, 3] = 1755
+    assert machine.spoiled() == {"clock": [[2, 3]]}
+
+
+def test_what_was_not_told_spoils_nothing() -> None:
+    machine = Machine()
+    machine.probes_us[:] = machine.clocks_mhz[:] = np.nan
+    machine.copies_us.clear()
+    assert not machine.spoiled()

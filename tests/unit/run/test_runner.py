@@ -1,0 +1,66 @@
+"""What a run is resumed as: the plan that it was begun with, or not at all."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvbench.errors import MismatchError
+from kvbench.results import RunInfo
+from kvbench.results.rundir import Run
+from kvbench.run import runner
+from kvbench.run.protocol import Opened
+from kvbench.sweep.plan import expand
+from kvbench.sweep.spec import SweepSpec
+from tests import synthetic
+from tests.strategies import CPU, CPU_BACKENDS
+
+SPEC = SweepSpec(name="test", groups=({"backend": ("batched", "per_block")}, {"blocks": (4,)}))
+
+
+def begun() -> Run:
+    info: RunInfo = msgspec.structs.replace(
+        synthetic.info(), device=msgspec.to_builtins(CPU), backends=list(CPU_BACKENDS), spec=SPEC.to_plain()
+    )
+    return Run(Path("run"), info, [], [])
+
+
+def here(**changes: Any) -> Opened:
+    return Opened(
+        device=replace(CPU, **changes),
+        backends=list(CPU_BACKENDS),
+        engine_hash="",
+        delay_us={},
+        pci_bus_id=None,
+        notes=[],
+    )
+
+
+def test_memory_that_is_taken_meanwhile_changes_no_plan() -> None:
+    plan = expand(SPEC, CPU, CPU_BACKENDS)
+    assert runner._plan_of(begun(), SPEC, here()) == plan
+    assert runner._plan_of(begun(), SPEC, here(host_free_bytes=1 << 27, device_free_bytes=1 << 27)) == plan
+    assert expand(SPEC, replace(CPU, host_free_bytes=1 << 27), CPU_BACKENDS) != plan
+
+
+def test_a_backend_that_came_meanwhile_is_no_part_of_the_run() -> None:
+    more = replace(CPU_BACKENDS[1], name="new")
+    opened = msgspec.structs.replace(here(), backends=[*CPU_BACKENDS, more])
+    assert runner._plan_of(begun(), SPEC, opened) == expand(SPEC, CPU, CPU_BACKENDS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"package": "kvbench==9"}, r" then, kvbench==9 now\)"),
+        ({"unavailable": "it rains"}, r"\(it rains\)"),
+        ({"axes": frozenset()}, r"\(it changed\)"),
+    ],
+)
+def test_a_backend_that_is_another_now_is_a_mismatch(changes: dict[str, Any], told: str) -> None:
+    changed = [replace(facts, **changes) if facts.name == "batched" else facts for facts in CPU_BACKENDS]
+    opened = msgspec.structs.replace(here(), backends=changed)
+    with pytest.raises(MismatchError, match=r"backend batched is not that of the run .*" + told):
+        runner._plan_of(begun(), SPEC, opened)

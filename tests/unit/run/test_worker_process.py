@@ -1,0 +1,141 @@
+"""A worker as its parent holds it: silence that counts, last words, an end that is not waited for."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kvbench.cells.cell import Cell
+from kvbench.run import worker_process
+from kvbench.run.protocol import Open, Opened, Refused
+from kvbench.run.worker_process import Interpreter, WorkerHungError, WorkerLostError, WorkerProcess, WorkerSlot
+from kvbench.sweep.installed import Installed
+from kvbench.sweep.plan import visit_deadline_s
+from kvbench.sweep.spec import Sampling, SweepSpec
+
+OPEN = Open(device="cpu", fault=None)
+
+
+def worker_that(monkeypatch: pytest.MonkeyPatch, code: str) -> WorkerProcess:
+    """Start a worker process that runs `code` in place of a worker's."""
+    run_instead(monkeypatch, code)
+    return WorkerProcess(Interpreter())
+
+
+def run_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr(Interpreter, "command", lambda *_: (sys.executable, "-c", code))
+
+
+def test_time_in_which_this_process_was_stopped_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that jumps stands for Ctrl-Z and for a closed lid; the worker answers right after."""
+    answer = '{"type":"refused","message":"late","usage":false}'
+    clock = iter([0.0, *(3600.0 * hour for hour in range(1, 100))])
+    with closing(
+        worker_that(monkeypatch, f"import time; input(); time.sleep(0.7); print('{answer}', flush=True); input()")
+    ) as worker:
+        monkeypatch.setattr(worker_process, "_STEP_S", 0.2)
+        monkeypatch.setattr(worker_process.time, "monotonic", lambda: next(clock))
+        assert worker.ask(OPEN, 60.0) == Refused(message="late", usage=False)
+
+
+def test_an_answer_that_waits_is_read_whatever_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = '{"type":"refused","message":"there","usage":false}'
+    with closing(worker_that(monkeypatch, f"print('{answer}', flush=True); input(); input()")) as worker:
+        time.sleep(0.5)
+        assert worker.ask(OPEN, 0.001) == Refused(message="there", usage=False)
+
+
+def test_silence_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(worker_that(monkeypatch, "import time; time.sleep(60)")) as worker:
+        begin_s = time.monotonic()
+        with pytest.raises(WorkerHungError, match=r"no answer within 0.3 s; the worker was killed"):
+            worker.ask(OPEN, 0.3)
+        assert time.monotonic() - begin_s < 5
+        assert worker.ended
+
+
+def test_the_first_worker_s_last_words_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(worker_that(monkeypatch, "import sys; input(); sys.exit('libcuda is not amused')")) as worker:
+        with pytest.raises(WorkerLostError) as lost:
+            worker.ask(OPEN, 20.0)
+        assert str(lost.value) == "the worker ended with exit code 1: libcuda is not amused"
+
+
+def test_a_process_that_the_driver_holds_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(worker_that(monkeypatch, "input()")) as worker:
+        monkeypatch.setattr(worker_process, "_END_S", 0.2)
+        monkeypatch.setattr(worker._process, "kill", lambda: None)  # as one in uninterruptible sleep takes it
+        begin_s = time.monotonic()
+        worker.kill()
+        assert time.monotonic() - begin_s < 5
+        monkeypatch.undo()
+
+
+def test_what_workers_print_is_in_the_log_which_is_no_link(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run_instead(monkeypatch, "import sys; sys.exit('words')")
+    slot = WorkerSlot(SweepSpec(name="test", device="cpu"))
+    slot.log = tmp_path / "worker.log"
+    with pytest.raises(WorkerLostError):
+        slot.start()
+    slot.close()
+    assert slot.log.read_text() == "words\n"
+
+    (tmp_path / "precious").write_text("kept")
+    slot.log = tmp_path / "link.log"
+    slot.log.symlink_to("precious")
+    with pytest.raises(WorkerLostError):
+        slot.start()
+    slot.close()
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+@pytest.mark.parametrize(("how", "told"), [("os._exit(3)", "exit code 3"), ("time.sleep(60)", "no answer within 1 s")])
+def test_a_backend_that_takes_the_worker_with_it_costs_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str, told: str
+) -> None:
+    (tmp_path / "kvbench_plugin.py").write_text(f"import os, time\n{how}\n")
+    info = tmp_path / "kvbench_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvbench-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[kvbench.backends]\nplugin = kvbench_plugin:Plugin\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(worker_process, "DESCRIBE_DEADLINE_S", 1.0)
+    asked = [Installed("plugin", "kvbench-plugin==1.0", None), Installed("batched", "kvbench==0.1.0", None)]
+    with closing(WorkerSlot(SweepSpec(name="test", device="cpu"), asked)) as slot:
+        opened = slot.start()
+        assert isinstance(opened, Opened)
+        plugin, batched = opened.backends
+        assert plugin.unavailable is not None
+        assert plugin.unavailable.startswith("kvbench-plugin==1.0 does not load: ")
+        assert told in plugin.unavailable
+        assert batched.unavailable is None
+
+
+def test_the_deadline_follows_the_work() -> None:
+    texts = {"backend": "batched", "direction": "h2d", "blocks": "4", "block_size": "4KiB", "stream_state": "idle"}
+    cell = Cell.from_strings(texts | {"pattern": "shuffled"})
+    for sampling in (Sampling(cell_seconds=600.0), Sampling(deadline_s=5.0), Sampling(max_samples=100_000)):
+        assert visit_deadline_s(cell, sampling, "cpu") >= sampling.deadline_s + sampling.cell_seconds
+
+
+def test_streams_beyond_eight_have_queues_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    code = "import os, sys; input(); sys.exit(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
+    with closing(worker_that(monkeypatch, code)) as worker, pytest.raises(WorkerLostError, match=r"32$"):
+        worker.ask(OPEN, 20.0)
+
+
+def test_a_worker_that_was_killed_while_nobody_asked_is_known_to_have_ended() -> None:
+    with closing(WorkerSlot(SweepSpec(name="test", device="cpu"))) as slot:
+        slot.start()
+        assert not slot.ended
+        (pid,) = slot.pids
+        os.kill(pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + 10
+        while not slot.ended and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert slot.ended

@@ -1,0 +1,86 @@
+"""Files that users name: what is there already is written to, refused, or replaced on request, never lost."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvbench.errors import StorageError, UsageError
+from kvbench.files import write_output
+
+
+def ours(path: Path) -> None:
+    if path.read_bytes() != b"ours":
+        raise UsageError("not ours")
+
+
+def write(path: Path, *, force: bool = False) -> None:
+    write_output("-p", path, b"new", ours, force=force)
+
+
+def test_a_new_file_and_one_of_ours_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write(path)
+    assert path.read_bytes() == b"new"
+    path.write_bytes(b"ours")
+    write(path)
+    assert path.read_bytes() == b"new"
+
+
+def test_a_file_of_another_kind_is_replaced_on_request_only(tmp_path: Path) -> None:
+    path = tmp_path / "thesis.tex"
+    path.write_bytes(b"years of work")
+    with pytest.raises(UsageError, match="the file holds something else; --force replaces it"):
+        write(path)
+    assert path.read_bytes() == b"years of work"
+    write(path, force=True)
+    assert path.read_bytes() == b"new"
+
+
+def test_a_device_is_written_to_and_stays_one() -> None:
+    before = Path("/dev/null").stat().st_rdev
+    write(Path("/dev/null"))
+    assert Path("/dev/null").stat().st_rdev == before != 0
+    with pytest.raises(StorageError, match="/dev/full cannot be written: No space left"):
+        write(Path("/dev/full"))
+
+
+def test_a_link_stays_one_and_its_file_is_written(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"ours")
+    (tmp_path / "link").symlink_to("real")
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match=r"-p .*loop: cannot be written"):
+        write(tmp_path / "loop")
+
+
+def test_a_pipe_is_written_to_where_somebody_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="cannot be written"):
+        write(path)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
+    reader.start()
+    while True:
+        try:
+            write(path)
+            break
+        except UsageError:  # nobody reads it yet
+            pass
+    reader.join(10)
+    assert read == [b"new"]
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written: is a directory"):
+        write(tmp_path)
+
+
+def test_a_dash_is_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    write(Path("-"))
+    assert not Path("-").exists()
+    assert capfdbinary.readouterr().out.endswith(b"new")
