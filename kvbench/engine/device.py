@@ -130,6 +130,8 @@ def resolve_device(name: str) -> str:
     """Return the device that `name` ("auto", "cpu", "cuda", "cuda:N") stands for; raises UsageError if not there."""
     if name == "cpu":
         return name
+    if "," in name or name.endswith(":all"):
+        raise UsageError(f"--device {name}: only a new kvbench sweep measures several devices at once; name one")
     try:
         count = count_cuda_devices()
     except EngineError:

@@ -83,3 +83,16 @@ def test_two_devices_swap_at_the_same_time(run: Path) -> None:
         if path.name.startswith("cpu")
     ]
     assert np.abs(np.subtract(*began)).max() <= 1
+
+
+@pytest.mark.parametrize("device", ["cpu,cpu", "cuda:all"])
+def test_what_measures_one_device_refuses_several(tmp_path: Path, device: str) -> None:
+    done = kvbench("tune", "--device", device, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"--device {device}: only a new kvbench sweep measures several devices at once" in error_line(done)
+
+
+def test_one_of_several_runs_cannot_be_resumed(run: Path) -> None:
+    done = kvbench("sweep", "--resume", run / "cpu-1", cwd=run.parent)
+    assert done.returncode == 2
+    assert "--device cpu,cpu: only a new kvbench sweep measures several devices at once" in error_line(done)

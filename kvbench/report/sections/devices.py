@@ -18,21 +18,27 @@ _KEY = [name for name in AXES if name != "devices"]
 
 
 def make(view: View) -> Part | str:
-    own = _pairs(view)
-    if own.empty:
+    if _pairs(view).empty:
         return "it needs cells that several devices swapped at once (--device cuda:all)"
-    runs = [pairs for other in (*view.earlier, view) if not (pairs := _pairs(other)).empty]
+    runs = [run for run in (*view.earlier, view) if not _pairs(run).empty]
+    return Part(tables=[_table(runs[: place + 1], named=len(runs) > 1) for place in range(len(runs))])
+
+
+SECTION = Section("devices", "Devices: swaps on all of them at once", make, of_all=True)
+
+
+def _table(runs: Sequence[View], *, named: bool) -> DataTable:
+    """Return the table of the last of `runs`, with sums where they are every device's; `named` after its run."""
+    view, pairs = runs[-1], [_pairs(run) for run in runs]
+    own = pairs[-1]
     count = int(own["devices"].max())
-    whole = runs if len(runs) == count else []
+    whole = pairs if len(pairs) == count else []
     body: list[list[Text]] = [_row(row, whole) for row in rows_of(own)]
     header = ("Swaps", "GB/s alone", "GB/s at once", "Share", "All alone", "All at once", "Share of all")
     cells = view.measured[view.measured["cell_id"].isin(own["cell_id"])]
-    device = str(view.run.info.device.get("name"))
-    title = f"{device} beside {noun(count - 1, 'other device')}"
-    return Part(tables=[DataTable(title, header, body, [], caption(view, cells, _INCLUDES))])
-
-
-SECTION = Section("devices", "Devices: swaps on all of them at once", make)
+    title = f"{view.run.info.device.get('name')} beside {noun(count - 1, 'other device')}"
+    title = f"{view.label}: {title}" if named else title
+    return DataTable(title, header, body, [], caption(view, cells, _INCLUDES))
 
 
 def _pairs(view: View) -> pd.DataFrame:
