@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -22,6 +22,9 @@ from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
 from kvbench.text import convert
 from kvbench.tune.table import AUTO, Policy, load_policy
+
+if TYPE_CHECKING:
+    from kvbench.run.execution import Observer, Outcome
 
 DEFAULT_CONFIG: Final = "quick"
 MODELS_CONFIG: Final = "models"
@@ -109,9 +112,7 @@ def sweep(
 ) -> None:
     """Measure KV block swaps over every axis, into a run directory."""
     from kvbench.cli.progress import make_reporter
-    from kvbench.run.ranks import rank_of
-    from kvbench.run.runner import nothing_to_measure, preview, resume_sweep, start_sweep
-    from kvbench.run.together import start_together
+    from kvbench.run.runner import nothing_to_measure, preview, resume_sweep
 
     signal.signal(signal.SIGTERM, terminated)
     reporter = make_reporter(as_json=as_json, quiet=quiet)
@@ -141,17 +142,7 @@ def sweep(
             raise nothing_to_measure(plan)
         return
     else:
-        spec = asked()
-        rank = rank_of(os.environ)
-        folder, command = out or default_folder(spec.name), ["kvbench", *sys.argv[1:]]
-        if rank is not None:
-            if out is None:
-                raise UsageError(f"{rank.count} ranks: say where their runs go, --out DIR")
-            outcomes = [start_sweep(spec, out / f"rank-{rank.number}", command, reporter, rank=rank)]
-        elif len(spec.devices) > 1:
-            outcomes = start_together(spec, folder, command, reporter)
-        else:
-            outcomes = [start_sweep(spec, folder, command, reporter)]
+        outcomes = _start(asked(), out, reporter)
     for outcome in outcomes:
         reporter.finished(outcome)
     measured = [outcome.path for outcome in outcomes if outcome.measured]
@@ -165,6 +156,23 @@ def sweep(
 
 def terminated(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)  # as Ctrl-C ends it
+
+
+def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[Outcome]":
+    """Run a new sweep on its device, on each of several at once, or as one of several ranks."""
+    from kvbench.run.ranks import rank_of
+    from kvbench.run.runner import start_sweep
+    from kvbench.run.together import start_together
+
+    rank = rank_of(os.environ)
+    folder, command = out or default_folder(spec.name), ["kvbench", *sys.argv[1:]]
+    if rank is not None:
+        if out is None:
+            raise UsageError(f"{rank.count} ranks: say where their runs go, --out DIR")
+        return [start_sweep(spec, out / f"rank-{rank.number}", command, observer, rank=rank)]
+    if len(spec.devices) > 1:
+        return start_together(spec, folder, command, observer)
+    return [start_sweep(spec, folder, command, observer)]
 
 
 def _show(paths: Sequence[Path]) -> None:

@@ -163,9 +163,6 @@ def visit(
     bench = bench.at(ready.cell.priority)
     cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
     state = cell.stream_state
-    samples: Sequence[Sample | FlowSample]
-    stopped_by: StopReason = "time"
-    beside: Beside | None = None
     verified_bytes = 0
     workload.verify_ms = 0.0
     take_alone = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.IDLE), Queue())
@@ -179,15 +176,7 @@ def visit(
             _check_order(bench, prepared, workload)
         with bench.cpu.held(cpu) as held_cpu:
             probes_us = [bench.cpu.probe_us()]
-            take = _taker(bench, ready, take_busy)
-            for _ in range(sampling.warmups):
-                take()
-            if begin is not None:
-                begin()
-            if neighbour is None:
-                samples, stopped_by = take_samples(take, sampling, to_the_end=begin is not None)
-            else:
-                samples, beside = _sample_beside(bench, ready, neighbour, sampling)
+            samples, stopped_by, beside = _take_all(bench, ready, sampling, take_busy, neighbour, begin)
             probes_us.append(bench.cpu.probe_us())
             slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
             clocks = bench.clocks.read()
@@ -263,6 +252,26 @@ def _sampler(
         return region.measure_python(swap.prepare, swap.submit, state, queue)
 
     return take
+
+
+def _take_all(
+    bench: Bench,
+    ready: SetUp,
+    sampling: Sampling,
+    take_busy: Callable[[], Sample],
+    neighbour: RunningNeighbour | None,
+    begin: Callable[[], None] | None,
+) -> tuple[Sequence[Sample | FlowSample], StopReason, Beside | None]:
+    """Warm up, wait for the other devices and take the samples, beside the neighbour where there is one."""
+    take = _taker(bench, ready, take_busy)
+    for _ in range(sampling.warmups):
+        take()
+    if begin is not None:
+        begin()
+    if neighbour is None:
+        return *take_samples(take, sampling, to_the_end=begin is not None), None
+    flow, beside = _sample_beside(bench, ready, neighbour, sampling)
+    return flow, "time", beside
 
 
 def _sample_beside(
