@@ -18,7 +18,7 @@ from kvbench.engine.faults import FaultPlan
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, Measurement
+from kvbench.measure.visit import Bench, Measurement, set_up, visit
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import Recorded, every_other_block, honest
@@ -137,3 +137,12 @@ def test_bursts_are_as_far_apart_as_asked_for(bench: Bench) -> None:
     # turns of 50 ms begin with a burst of one swap, and have room for two more
     assert len(found.samples) <= 6
     assert max(found.beside.swaps_beside_gbps) <= 3 * CELL.swap_bytes / 50e-3 / 1e9
+
+
+def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: Bench) -> None:
+    ready = set_up(bench, Batched(), CELL, SAMPLING, 1)
+    for verify in (True, False, True):
+        found = visit(bench, ready, SAMPLING, None, is_first=False, verify=verify)
+        assert found.beside is not None
+        assert len(found.samples) > 5
+        assert (found.verified_bytes > 0) is verify
