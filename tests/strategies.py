@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Memory, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Priority, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts, SmsRow
@@ -35,6 +35,12 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "pool": st.just(0) | st.integers(2**12, 2**44),
     "reuse": st.sampled_from(Reuse),
     "pause": st.integers(0, 1_000_000),
+    "launch_bytes": st.integers(0, 2**34),
+    "priority": st.sampled_from(Priority),
+    "neighbour": st.sampled_from(Neighbour),
+    "rate_cap": st.integers(0, 10_000),
+    "burst": st.sampled_from(["none", "64MiB/50ms", "1B/1ms"]),
+    "devices": st.integers(1, 64),
 }
 cells = st.builds(
     Cell,

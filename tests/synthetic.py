@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.results import Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
+from kvbench.results import Beside, Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
 
 CEILING_GBPS = 55.5
 STATES = (StreamState.IDLE, StreamState.BUSY)
@@ -58,6 +59,20 @@ def visit(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, roun
         calls=1,
         verified_bytes=cell.swap_bytes,
     )
+
+
+def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Visit]:
+    """Visits of a cell whose neighbour takes 200 us an iteration alone, and 1 ms in two of a hundred beside swaps."""
+    turns = Beside(
+        neighbour_alone_us=[200.0] * 100,
+        neighbour_beside_us=[200.0 * slowdown] * 98 + [1000.0] * 2,
+        swaps_alone_gbps=[50.0, 50.0],
+        swaps_beside_gbps=[gbps, gbps],
+        one_block_alone_us=[10.0] * 8,
+        one_block_beside_us=[12.0] * 8,
+    )
+    visits = (visit(cell, cell.swap_bytes / gbps / 1e3, count=7, round_=number) for number in range(rounds))
+    return [msgspec.structs.replace(one, beside=turns) for one in visits]
 
 
 def gbps_of(cell: Cell) -> float:

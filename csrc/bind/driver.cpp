@@ -12,6 +12,7 @@ namespace kvbench::bind {
 
 void driver(nb::module_& m) {
   nb::enum_<Direction>(m, "Direction").value("h2d", Direction::h2d).value("d2h", Direction::d2h);
+  nb::enum_<Priority>(m, "Priority").value("normal", Priority::normal).value("high", Priority::high);
   nb::enum_<MemoryKind>(m, "MemoryKind")
       .value("device", MemoryKind::device)
       .value("allocated", MemoryKind::allocated)
@@ -68,6 +69,7 @@ void driver(nb::module_& m) {
           [](Driver& driver, Address destination, Address source, std::size_t bytes, Direction direction,
              Stream stream) { driver.transfer(destination, source, bytes, direction, stream); },
           "destination"_a, "source"_a, "size_bytes"_a, "direction"_a, "stream"_a)
+      .def("bind_thread", &Driver::bind_thread, "Make the device current for the calling thread.")
       .def("delay", &Driver::delay, "delay_ns"_a, "stream"_a)
       .def("synchronize", &Driver::synchronize, "stream"_a, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<HostDriver, Driver>(m, "HostDriver", "Plain memory with in-order streams, and faults to inject.")

@@ -27,8 +27,8 @@ void swaps(nb::module_& m) {
             swap.retarget_ids(view(source_ids), view(destination_ids));
           },
           "source_ids"_a, "destination_ids"_a, "The same for the ids of a swap made by sm_copy_tensors.")
-      .def("prepare", &Swap::prepare)
-      .def("submit", &Swap::submit, "stream"_a)
+      .def("prepare", &Swap::prepare, nb::call_guard<nb::gil_scoped_release>())
+      .def("submit", &Swap::submit, "stream"_a, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("calls", &Swap::calls)
       .def_prop_ro("coalesce_us", &Swap::coalesce_us)
       .def_prop_ro("fell_back", &Swap::fell_back);

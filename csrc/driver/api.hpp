@@ -64,6 +64,7 @@ struct Api {
   Result (*primary_ctx_retain)(Context*, Device) = nullptr;
   Result (*primary_ctx_release)(Device) = nullptr;
   Result (*ctx_set_current)(Context) = nullptr;
+  Result (*ctx_get_stream_priority_range)(int* least, int* greatest) = nullptr;
   Result (*mem_get_info)(std::size_t*, std::size_t*) = nullptr;
   Result (*mem_alloc)(DevicePointer*, std::size_t) = nullptr;
   Result (*mem_free)(DevicePointer) = nullptr;
@@ -72,7 +73,7 @@ struct Api {
   Result (*mem_host_register)(void*, std::size_t, unsigned) = nullptr;
   Result (*mem_host_unregister)(void*) = nullptr;
   Result (*mem_host_get_device_pointer)(DevicePointer*, void*, unsigned) = nullptr;
-  Result (*stream_create)(StreamHandle*, unsigned) = nullptr;
+  Result (*stream_create_with_priority)(StreamHandle*, unsigned, int priority) = nullptr;
   Result (*stream_destroy)(StreamHandle) = nullptr;
   Result (*stream_synchronize)(StreamHandle) = nullptr;
   Result (*stream_query)(StreamHandle) = nullptr;

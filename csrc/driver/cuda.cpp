@@ -89,10 +89,15 @@ class CudaDriver final : public Driver {
     }
   }
 
-  Stream create_stream() override {
+  Stream create_stream(Priority priority) override {
     bind();
+    int least = 0;  // a smaller number comes first; 0 is that of a stream made without one
+    int greatest = 0;
+    check(api_.ctx_get_stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
     cuda::StreamHandle stream = nullptr;
-    check(api_.stream_create(&stream, cuda::kStreamNonBlocking), "cuStreamCreate");
+    check(
+        api_.stream_create_with_priority(&stream, cuda::kStreamNonBlocking, priority == Priority::high ? greatest : 0),
+        "cuStreamCreateWithPriority");
     return reinterpret_cast<Stream>(stream);
   }
   void destroy_stream(Stream stream) noexcept override { api_.stream_destroy(handle(stream)); }

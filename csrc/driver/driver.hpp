@@ -19,6 +19,9 @@ using Kernel = std::uintptr_t;
 
 enum class Direction : std::uint8_t { h2d, d2h };
 
+/// Of a stream among those of its device; the cpu device has one kind.
+enum class Priority : std::uint8_t { normal, high };
+
 /// CUmemcpySrcAccessOrder, by the driver's values.
 enum class AccessOrder : std::uint8_t { stream = 1, during_api_call = 2, any = 3 };
 
@@ -80,7 +83,7 @@ class Driver {
   virtual Memory allocate(MemoryKind kind, std::size_t bytes) = 0;
   virtual void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept = 0;
 
-  virtual Stream create_stream() = 0;
+  virtual Stream create_stream(Priority priority) = 0;
   virtual void destroy_stream(Stream stream) noexcept = 0;
   virtual void synchronize(Stream stream) = 0;
   /// Whether nothing is pending on the stream.

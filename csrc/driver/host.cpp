@@ -147,7 +147,7 @@ class PlainHostDriver final : public HostDriver {
     munmap(reinterpret_cast<void*>(memory.address), bytes);
   }
 
-  Stream create_stream() override { return reinterpret_cast<Stream>(new HostStream); }
+  Stream create_stream(Priority) override { return reinterpret_cast<Stream>(new HostStream); }
   void destroy_stream(Stream stream) noexcept override { delete at(stream); }
   void synchronize(Stream stream) override { at(stream)->synchronize(); }
   bool idle(Stream stream) override { return at(stream)->idle(); }

@@ -64,6 +64,7 @@ Api load_api(const std::string& path) {
   library.require("cuDevicePrimaryCtxRetain", api.primary_ctx_retain);
   library.require("cuDevicePrimaryCtxRelease", api.primary_ctx_release);
   library.require("cuCtxSetCurrent", api.ctx_set_current);
+  library.require("cuCtxGetStreamPriorityRange", api.ctx_get_stream_priority_range);
   library.require("cuMemGetInfo", api.mem_get_info);
   library.require("cuMemAlloc", api.mem_alloc);
   library.require("cuMemFree", api.mem_free);
@@ -72,7 +73,7 @@ Api load_api(const std::string& path) {
   library.require("cuMemHostRegister", api.mem_host_register);
   library.require("cuMemHostUnregister", api.mem_host_unregister);
   library.require("cuMemHostGetDevicePointer", api.mem_host_get_device_pointer);
-  library.require("cuStreamCreate", api.stream_create);
+  library.require("cuStreamCreateWithPriority", api.stream_create_with_priority);
   library.require("cuStreamDestroy", api.stream_destroy);
   library.require("cuStreamSynchronize", api.stream_synchronize);
   library.require("cuStreamQuery", api.stream_query);

@@ -58,8 +58,8 @@ class Buffer {
 /// A non-blocking stream of its own.
 class OwnedStream {
  public:
-  explicit OwnedStream(std::shared_ptr<Driver> driver)
-      : driver_(std::move(driver)), handle_(driver_->create_stream()) {}
+  explicit OwnedStream(std::shared_ptr<Driver> driver, Priority priority = Priority::normal)
+      : driver_(std::move(driver)), handle_(driver_->create_stream(priority)) {}
   OwnedStream(const OwnedStream&) = delete;
   OwnedStream& operator=(const OwnedStream&) = delete;
   ~OwnedStream() { driver_->destroy_stream(handle_); }

@@ -58,6 +58,10 @@ Result device_pointer(std::uint64_t* out, void* pointer, unsigned) {
   return *out = reinterpret_cast<std::uint64_t>(pointer), kSuccess;
 }
 Result create(void** out, unsigned) { return *out = new Handle{current}, kSuccess; }
+Result priorities(int* least, int* greatest) { return *least = 0, *greatest = -5, kSuccess; }
+Result create_stream(void** out, unsigned flags, int priority) {
+  return priority == 0 || priority == -5 ? create(out, flags) : kInvalidValue;
+}
 Result destroy(void* handle) { return delete static_cast<Handle*>(handle), kSuccess; }
 Result synchronize(void*) { return kSuccess; }
 Result record(void*, void*) { return kSuccess; }
@@ -138,7 +142,9 @@ void* find(const std::string& name, int version) {
   if (name == "cuMemHostRegister") return as_pointer(host_register);
   if (name == "cuMemHostUnregister") return as_pointer(host_unregister);
   if (name == "cuMemHostGetDevicePointer") return as_pointer(device_pointer);
-  if (name == "cuStreamCreate" || name == "cuEventCreate") return as_pointer(create);
+  if (name == "cuCtxGetStreamPriorityRange") return as_pointer(priorities);
+  if (name == "cuStreamCreateWithPriority") return as_pointer(create_stream);
+  if (name == "cuEventCreate") return as_pointer(create);
   if (name == "cuStreamDestroy" || name == "cuEventDestroy") return as_pointer(destroy);
   if (name == "cuStreamSynchronize") return as_pointer(synchronize);
   if (name == "cuEventRecord") return as_pointer(record);

@@ -15,7 +15,7 @@ class ForwardingDriver : public Driver {
   void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
     host_->release(kind, memory, bytes);
   }
-  Stream create_stream() override { return host_->create_stream(); }
+  Stream create_stream(Priority priority) override { return host_->create_stream(priority); }
   void destroy_stream(Stream stream) noexcept override { host_->destroy_stream(stream); }
   void synchronize(Stream stream) override { host_->synchronize(stream); }
   bool idle(Stream stream) override { return host_->idle(stream); }

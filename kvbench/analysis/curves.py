@@ -130,3 +130,12 @@ def find_queue_knee(times: Mapping[int, Visits]) -> QueueKnee | None:
         if shallow and compare_visits(shallow, times[depth], QUEUE_KNEE).verdict is Verdict.SLOWER:
             return QueueKnee(depth, median(times[depth].values()), median(shallow.values()))
     return None
+
+
+def pareto_edge(gains: Sequence[float], costs: Sequence[float]) -> list[bool]:
+    """Return for each of several things whether no other gains as much at a lower cost, or more at no higher one."""
+    both = list(zip(gains, costs, strict=True))
+    return [
+        not any(other >= gain and price <= cost and (other, price) != (gain, cost) for other, price in both)
+        for gain, cost in both
+    ]

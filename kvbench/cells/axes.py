@@ -47,6 +47,25 @@ class Reuse(StrEnum):
     SAME = "same"
 
 
+class Neighbour(StrEnum):
+    """What runs on the device beside the swaps, all the time."""
+
+    NONE = "none"
+    IDLE = "idle"
+    GEMM = "gemm"
+    MEMORY = "memory"
+    DECODE = "decode"
+    SWAP = "swap"
+
+
+class Priority(StrEnum):
+    """Which stream the device serves first: the swaps' or the neighbour's; normal is neither."""
+
+    NORMAL = "normal"
+    LOW = "low"
+    HIGH = "high"
+
+
 class Memory(StrEnum):
     """How host memory was pinned: allocated by the driver, or the program's own pages registered with it."""
 

@@ -22,6 +22,7 @@ class Role(StrEnum):
     SHAPE = "shape"  # the size of a swap: what curves run over
     SIDE = "side"  # one value is shown, the others are named
     QUEUE = "queue"  # a queue in front of the swap: a section of its own
+    BESIDE = "beside"  # what runs beside the swap, and how the swaps arrive: a section of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,38 @@ def pause_words(value: AxisValue) -> str:
     """Write a pause given in microseconds."""
     time_us = int(str(value))
     return "0" if time_us == 0 else f"{time_us // 1000}ms" if time_us % 1000 == 0 else f"{time_us}us"
+
+
+def launch(text: str) -> int:
+    """Read the most bytes of one launch: a size, or 0 for the word whole; raises ValueError."""
+    return 0 if text == "whole" else block_size(text)
+
+
+def launch_words(value: AxisValue) -> str:
+    """Write the most bytes of one launch."""
+    return "whole" if value == 0 else size(value)
+
+
+def number_or_none(value: AxisValue) -> str:
+    """Write a number of which 0 means none."""
+    return "none" if value == 0 else str(value)
+
+
+def arrival(text: str) -> str:
+    """Read how swaps arrive: none, or a burst of a size every so many milliseconds; raises ValueError."""
+    if text == "none":
+        return text
+    burst_bytes, period_us = burst_of(text)
+    return f"{format_size(burst_bytes)}/{period_us // 1000}ms"
+
+
+def burst_of(text: str) -> tuple[int, int]:
+    """Return the bytes of a burst and the microseconds from one to the next: 64MiB/50ms; raises ValueError."""
+    size_text, _, period = text.partition("/")
+    match = re.fullmatch(r"(\d{1,5})ms", period)
+    if match is None or not 1 <= int(match[1]) <= 10_000:
+        raise ValueError("not none or a size every 1ms to 10000ms, such as 64MiB/50ms")
+    return block_size(size_text), int(match[1]) * 1000
 
 
 def size(value: AxisValue) -> str:

@@ -8,13 +8,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Final, Self
 
-from kvbench.cells.axes import Direction, Memory, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Priority, Reuse, StreamState
 from kvbench.cells.axis import (
     Axis,
     Role,
+    arrival,
     block_size,
     choice,
+    launch,
+    launch_words,
     number_or_all,
+    number_or_none,
     on_off,
     pause,
     pause_words,
@@ -99,6 +103,25 @@ class Cell:
     pause_us: Annotated[int, Axis(
         "other CPU work before every swap, as between decode steps", "0,200us", pause, pause_words,
         ranged=True, unused=0, number=True, name="pause")] = 0
+    launch_bytes: Annotated[int, Axis(
+        "split a swap into launches of at most this size, one behind the other", "whole,1MiB,16MiB",
+        launch, launch_words, ranged=True, unused=0)] = 0
+    priority: Annotated[Priority, Axis(
+        "priority of the swaps' stream; low: the neighbour's stream has the higher one", "normal,low,high",
+        choice(Priority), unused=Priority.NORMAL)] = Priority.NORMAL
+    neighbour: Annotated[Neighbour, Axis(
+        "what runs beside the swaps: none, idle, gemm, memory (device copies), decode, swap (the other way)",
+        "none,gemm,decode", choice(Neighbour), role=Role.BESIDE, unused=Neighbour.NONE)] = Neighbour.NONE
+    rate_cap: Annotated[int, Axis(
+        "GB/s that swaps beside a neighbour are paced to, launch by launch", "none,20",
+        whole(1, 10_000, {"none": 0}), number_or_none,
+        role=Role.BESIDE, ranged=True, unused=0, number=True)] = 0
+    burst: Annotated[str, Axis(
+        "how swaps beside a neighbour arrive: without a gap (none), or in bursts of a size every so many ms",
+        "none,64MiB/50ms", arrival, role=Role.BESIDE, unused="none")] = "none"
+    devices: Annotated[int, Axis(
+        "devices of one host that swap at once, each its own blocks (--device cuda:all sets it)", "1,2", whole(1, 64),
+        role=Role.BESIDE, ranged=True, unused=1, number=True)] = 1
     # fmt: on
 
     @property
@@ -131,7 +154,7 @@ class Cell:
         """The cell for people, without what goes without saying: "batched h2d 10000 x 16KiB idle pool=16GiB …"."""
         texts = self.as_strings()
         head = f"{self.backend} {self.direction} {self.blocks} x {texts['block_size']} {self.stream_state}"
-        side = [(axis, texts.get(axis.name)) for axis in AXES.values() if axis.role in (Role.SIDE, Role.QUEUE)]
+        side = [(axis, texts.get(axis.name)) for axis in AXES.values() if axis.role not in (Role.SERIES, Role.SHAPE)]
         tail = " ".join(f"{axis.name}={text}" for axis, text in side if text is not None and text != axis.usual)
         return " ".join(filter(None, (head, "hot" if self.hot else "", tail)))
 

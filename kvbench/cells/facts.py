@@ -3,10 +3,14 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, Neighbour
 
 # One plain copy of this size gives a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
+# A visit beside a neighbour takes at least so long: each of its turns needs iterations of the neighbour.
+LEAST_BESIDE_S: Final = 0.3
+# What neighbours that run through torch take of a GPU's memory, its own included, generously.
+TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.MEMORY: 3 << 30, Neighbour.DECODE: 22 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class DeviceFacts:
     host_free_bytes: int
     batch_entry: str | None
     shared_bytes: int | None = None
+    has_torch: bool = True
 
 
 def pool_rows(blocks: int) -> int:

@@ -74,11 +74,13 @@ class _Progress:
 def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]]":
     """Return the runs that can be read and why the others cannot; raises RunDirectoryError where none can."""
     from kvbench.results import load_run
+    from kvbench.results.rundir import runs_in
 
     loaded: list[Run] = []
     errors: list[RunDirectoryError] = []
-    for number, path in enumerate(paths, start=1):
-        progress("run", number, len(paths))
+    given = [run for path in paths for run in runs_in(path)]
+    for number, path in enumerate(given, start=1):
+        progress("run", number, len(given))
         try:
             loaded.append(load_run(path))
         except RunDirectoryError as error:

@@ -4,12 +4,12 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -22,6 +22,9 @@ from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
 from kvbench.text import convert
 from kvbench.tune.table import AUTO, Policy, load_policy
+
+if TYPE_CHECKING:
+    from kvbench.run.execution import Observer, Outcome
 
 DEFAULT_CONFIG: Final = "quick"
 MODELS_CONFIG: Final = "models"
@@ -51,7 +54,10 @@ Filters = Annotated[
 class WhereOptions(msgspec.Struct):
     """What a sweep runs on, and with what."""
 
-    device: Annotated[str | None, msgspec.Meta(description="device: auto, cpu, cuda or cuda:N (default: auto)")] = None
+    device: Annotated[
+        str | None,
+        msgspec.Meta(description="auto, cpu, cuda, cuda:N; cuda:all or a list swap at once"),
+    ] = None
     host_memory: Annotated[str | None, msgspec.Meta(description="pinned memory that may be used: 8GiB")] = None
     device_memory: Annotated[str | None, msgspec.Meta(description="GPU memory that may be used: 40GiB")] = None
     seed: Annotated[int | None, msgspec.Meta(description="seed of bytes, places and order")] = None
@@ -106,7 +112,7 @@ def sweep(
 ) -> None:
     """Measure KV block swaps over every axis, into a run directory."""
     from kvbench.cli.progress import make_reporter
-    from kvbench.run.runner import nothing_to_measure, preview, resume_sweep, start_sweep
+    from kvbench.run.runner import nothing_to_measure, preview, resume_sweep
 
     signal.signal(signal.SIGTERM, terminated)
     reporter = make_reporter(as_json=as_json, quiet=quiet)
@@ -126,7 +132,7 @@ def sweep(
         if dry_run or out is not None:
             raise UsageError("--resume goes on with a run as it is: leave out --dry-run and --out")
         told = any((config, axis, filters, policy, sampling, where)) or choice != ModelChoice()
-        outcome = resume_sweep(resume, asked() if told else None, reporter, retry_failed=retry_failed)
+        outcomes = [resume_sweep(resume, asked() if told else None, reporter, retry_failed=retry_failed)]
     elif retry_failed:
         raise UsageError("--retry-failed goes with --resume RUN")
     elif dry_run:
@@ -136,14 +142,15 @@ def sweep(
             raise nothing_to_measure(plan)
         return
     else:
-        spec = asked()
-        outcome = start_sweep(spec, out or default_folder(spec.name), ["kvbench", *sys.argv[1:]], reporter)
-    reporter.finished(outcome)
-    if outcome.measured and not as_json and not quiet:
-        _show(outcome.path)
-    if outcome.status == "interrupted":
+        outcomes = _start(asked(), out, reporter)
+    for outcome in outcomes:
+        reporter.finished(outcome)
+    measured = [outcome.path for outcome in outcomes if outcome.measured]
+    if measured and not as_json and not quiet:
+        _show(measured)
+    if any(outcome.status == "interrupted" for outcome in outcomes):
         raise typer.Exit(ExitCode.INTERRUPTED)
-    if outcome.failed or outcome.copies_failed or outcome.status != "complete":
+    if any(outcome.failed or outcome.copies_failed or outcome.status != "complete" for outcome in outcomes):
         raise typer.Exit(ExitCode.FAILED_CELLS)
 
 
@@ -151,14 +158,31 @@ def terminated(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)  # as Ctrl-C ends it
 
 
-def _show(path: Path) -> None:
-    """Print the first page of the report of a run."""
+def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[Outcome]":
+    """Run a new sweep on its device, on each of several at once, or as one of several ranks."""
+    from kvbench.run.ranks import rank_of
+    from kvbench.run.runner import start_sweep
+    from kvbench.run.together import start_together
+
+    rank = rank_of(os.environ)
+    folder, command = out or default_folder(spec.name), ["kvbench", *sys.argv[1:]]
+    if rank is not None:
+        if out is None:
+            raise UsageError(f"{rank.count} ranks: say where their runs go, --out DIR")
+        return [start_sweep(spec, out / f"rank-{rank.number}", command, observer, rank=rank)]
+    if len(spec.devices) > 1:
+        return start_together(spec, folder, command, observer)
+    return [start_sweep(spec, folder, command, observer)]
+
+
+def _show(paths: Sequence[Path]) -> None:
+    """Print the first page of the report of runs."""
     from kvbench.cli.show import print_first_page
     from kvbench.report.contents import report_of
     from kvbench.results import load_run
 
     typer.echo("")
-    print_first_page(report_of([load_run(path)]))
+    print_first_page(report_of([load_run(path) for path in paths]))
 
 
 def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:

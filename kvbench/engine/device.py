@@ -1,6 +1,7 @@
 """The compiled swap engine as the rest of the package sees it: a device, its memory, its streams, its clocks."""
 
 import ctypes
+import importlib.util
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ DIRECTIONS: Final = {way: kvbench._engine.Direction[way] for way in Direction}
 # Of the states that one submission can be timed in.
 STREAM_STATES: Final = {state: kvbench._engine.StreamState[state] for state in (StreamState.IDLE, StreamState.BUSY)}
 ACCESS_ORDERS: Final = {order: kvbench._engine.AccessOrder[order] for order in Order}
+NORMAL_PRIORITY: Final = kvbench._engine.Priority.normal
+HIGH_PRIORITY: Final = kvbench._engine.Priority.high
 _BATCH_ENTRIES: Final = {
     kvbench._engine.BatchEntry.none: None,
     kvbench._engine.BatchEntry.cuda_12_8: "cuMemcpyBatchAsync (CUDA 12.8 signature, 9 arguments)",
@@ -104,6 +107,7 @@ class Device:
             host_free_bytes=host_free,
             batch_entry=self.batch_entry,
             shared_bytes=info.shared_bytes if self.is_cuda else None,
+            has_torch=importlib.util.find_spec("torch") is not None,
         )
 
     @contextmanager
@@ -126,6 +130,8 @@ def resolve_device(name: str) -> str:
     """Return the device that `name` ("auto", "cpu", "cuda", "cuda:N") stands for; raises UsageError if not there."""
     if name == "cpu":
         return name
+    if "," in name or name.endswith(":all"):
+        raise UsageError(f"--device {name}: only a new kvbench sweep measures several devices at once; name one")
     try:
         count = count_cuda_devices()
     except EngineError:

@@ -41,3 +41,14 @@ class SwapMemory:
     kernel_destinations: Addresses
     sizes: Addresses
     grids: tuple[TensorGrid, ...] = ()
+
+    def part(self, start: int, end: int) -> "SwapMemory":
+        """Return the descriptors from `start` to before `end`, in the same memory as these; without grids."""
+        of = slice(start, end)
+        return SwapMemory(
+            self.sources[of],
+            self.destinations[of],
+            self.kernel_sources[of],
+            self.kernel_destinations[of],
+            self.sizes[of],
+        )

@@ -1,7 +1,8 @@
 """Measures one cell: check one swap, warm up, sample, check again."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
@@ -9,9 +10,10 @@ from typing import Final
 import numpy as np
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.axes import Direction, Memory, StreamState
+from kvbench.backends.split import create_launches, joined
+from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import CEILING_BYTES
+from kvbench.cells.facts import CEILING_BYTES, LEAST_BESIDE_S
 from kvbench.engine.device import (
     DIRECTIONS,
     STREAM_STATES,
@@ -25,12 +27,14 @@ from kvbench.engine.device import (
     per_block,
 )
 from kvbench.engine.faults import Fault
+from kvbench.measure.beside import Flow, FlowSample, measure_beside
 from kvbench.measure.disturbance import Clocks, GpuClocks, disturbances
 from kvbench.measure.effective_path import effective_path
 from kvbench.measure.layout import lay_out
+from kvbench.measure.neighbour import RunningNeighbour, open_neighbour
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError, Workload
-from kvbench.results.schema import EffectivePath, StopReason
+from kvbench.results.schema import Beside, EffectivePath, StopReason
 from kvbench.sweep.plan import CHAIN, SHORT_CHAIN, submissions
 from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
@@ -51,7 +55,10 @@ SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Bench:
-    """What every measurement shares: device, memory, the measured stream, its timed region, the best large copies."""
+    """What every measurement shares: device, memory, the measured stream, its timed region, the best large copies.
+
+    `urgent` are a stream of high priority and its region; `neighbours` those that later visits take again.
+    """
 
     device: Device
     stream: Stream
@@ -61,6 +68,28 @@ class Bench:
     clocks: GpuClocks
     policy: Policy | None = None
     best_gbps: dict[Direction, float] = field(default_factory=dict)
+    urgent: tuple[Stream, TimedRegion] | None = None
+    neighbours: dict[tuple[Neighbour, bool], RunningNeighbour] = field(default_factory=dict)
+
+    def at(self, priority: Priority) -> "Bench":
+        """Return the bench with the measured stream at `priority`."""
+        if priority is not Priority.HIGH or self.urgent is None:
+            return self
+        return replace(self, stream=self.urgent[0], region=self.urgent[1])
+
+    @contextmanager
+    def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour | None]:
+        """Have the neighbour of `cell` ready meanwhile, if it has one. Raises NeighbourError, EngineError."""
+        if cell.neighbour is Neighbour.NONE:
+            yield None
+        elif cell.neighbour is Neighbour.SWAP:  # depends on the cell
+            with closing(open_neighbour(self.device, backend, cell)) as own:
+                yield own
+        else:
+            key = cell.neighbour, cell.priority is Priority.LOW
+            if key not in self.neighbours:
+                self.neighbours[key] = open_neighbour(self.device, backend, cell)
+            yield self.neighbours[key]
 
 
 @dataclass(frozen=True)
@@ -70,7 +99,7 @@ class Measurement:
     `probe_us` is what a fixed piece of work took on the CPU at worst, `slowdown` how many times its best that is.
     """
 
-    samples: Sequence[Sample]
+    samples: Sequence[Sample | FlowSample]
     stopped_by: StopReason
     path: EffectivePath
     calls: int
@@ -84,14 +113,20 @@ class Measurement:
     disturbed: Sequence[str]
     chosen: str | None
     warnings: Sequence[str]
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True)
 class SetUp:
-    """A cell ready to be visited: its blocks, and the backend's swaps over them, one unless they are sustained."""
+    """A cell ready to be visited: its blocks, and the backend's swaps over them, one unless they are sustained.
+
+    `requests` are what the backend made the swaps of.
+    """
 
     cell: Cell
+    backend: Backend
     workload: Workload
+    requests: Sequence[SwapRequest]
     swaps: Sequence[PreparedSwap]
 
 
@@ -102,7 +137,8 @@ def set_up(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed:
     slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
     workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling, state), rng), rng, slots)
     requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
-    return SetUp(cell, workload, [backend.create(request) for request in requests])
+    swaps = [joined(create_launches(backend, request)) for request in requests]
+    return SetUp(cell, backend, workload, requests, swaps)
 
 
 def visit(
@@ -114,6 +150,7 @@ def visit(
     is_first: bool = True,
     verify: bool = True,
     cpu: int | None = None,
+    begin: Callable[[], None] | None = None,
 ) -> Measurement:
     """Measure one visit of a cell. Raises EngineError, VerificationError, and what a backend raises.
 
@@ -121,14 +158,16 @@ def visit(
     before anything is timed, and in the first visit of a cell a swap must keep to its stream. Every set of blocks that
     the samples used is compared behind the last of them, and one more swap is made and compared, so that one that
     stopped copying is found. Without `verify` nothing is compared, and the pools are left as the swaps leave them.
+    `begin` returns once other devices are ready to swap too: then samples are taken until the time is up.
     """
+    bench = bench.at(ready.cell.priority)
     cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
     state = cell.stream_state
     verified_bytes = 0
     workload.verify_ms = 0.0
     take_alone = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.IDLE), Queue())
     take_busy = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.BUSY), Queue())
-    with bench.device.injecting(fault):
+    with bench.device.injecting(fault), bench.neighbour(ready.backend, cell) as neighbour:
         if verify:
             bench.pools.rest()
             take_alone()
@@ -137,13 +176,7 @@ def visit(
             _check_order(bench, prepared, workload)
         with bench.cpu.held(cpu) as held_cpu:
             probes_us = [bench.cpu.probe_us()]
-            take = _chain_sampler(bench.region, ready.swaps, workload)
-            if state is not StreamState.SUSTAINED:
-                queue = _behind_a_delay(cell, take_busy) if state is StreamState.BUSY else Queue()
-                take = _sampler(bench.region, prepared, workload, cell, queue)
-            for _ in range(sampling.warmups):
-                take()
-            samples, stopped_by = take_samples(take, sampling)
+            samples, stopped_by, beside = _take_all(bench, ready, sampling, take_busy, neighbour, begin)
             probes_us.append(bench.cpu.probe_us())
             slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
             clocks = bench.clocks.read()
@@ -172,7 +205,8 @@ def visit(
         clocks=clocks,
         disturbed=disturbances(slowdowns, clocks, times_us),
         chosen=prepared.chosen,
-        warnings=[*_warnings(samples, cell), *prepared.warnings],
+        warnings=[*_warnings(samples, cell), *_warnings_beside(beside), *prepared.warnings],
+        beside=beside,
     )
 
 
@@ -189,11 +223,13 @@ def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[i
     return copy_bytes, times_us[CEILING_WARMUPS:]
 
 
-def take_samples(take: Callable[[], Sample], sampling: Sampling) -> tuple[list[Sample], StopReason]:
-    """Sample until the cap is reached or the time is up, and say which."""
+def take_samples(
+    take: Callable[[], Sample], sampling: Sampling, *, to_the_end: bool = False
+) -> tuple[list[Sample], StopReason]:
+    """Sample until the cap is reached (`to_the_end`: there is none) or the time is up, and say which."""
     deadline_s = time.monotonic() + sampling.cell_seconds
     samples: list[Sample] = []
-    while len(samples) < sampling.max_samples:
+    while to_the_end or len(samples) < sampling.max_samples:
         samples.append(take())
         if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
             return samples, "time"
@@ -216,6 +252,58 @@ def _sampler(
         return region.measure_python(swap.prepare, swap.submit, state, queue)
 
     return take
+
+
+def _take_all(
+    bench: Bench,
+    ready: SetUp,
+    sampling: Sampling,
+    take_busy: Callable[[], Sample],
+    neighbour: RunningNeighbour | None,
+    begin: Callable[[], None] | None,
+) -> tuple[Sequence[Sample | FlowSample], StopReason, Beside | None]:
+    """Warm up, wait for the other devices and take the samples, beside the neighbour where there is one."""
+    take = _taker(bench, ready, take_busy)
+    for _ in range(sampling.warmups):
+        take()
+    if begin is not None:
+        begin()
+    if neighbour is None:
+        return *take_samples(take, sampling, to_the_end=begin is not None), None
+    flow, beside = _sample_beside(bench, ready, neighbour, sampling)
+    return flow, "time", beside
+
+
+def _sample_beside(
+    bench: Bench, ready: SetUp, neighbour: RunningNeighbour, sampling: Sampling
+) -> tuple[Sequence[FlowSample], Beside]:
+    request = ready.requests[0]
+    twins = [create_launches(ready.backend, request) for _ in range(2)]
+    flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, twins)
+    seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
+    return measure_beside(flow, neighbour, _one_block(bench.region, ready.backend, request), seconds)
+
+
+def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> Callable[[], float]:
+    """Return what swaps the first block of the current swap once more and returns its wall time in microseconds."""
+    swap, idle = backend.create(replace(request, memory=request.memory.part(0, 1))), STREAM_STATES[StreamState.IDLE]
+
+    def take_us() -> float:
+        swap.retarget()
+        if isinstance(swap.swap, Swap):
+            return region.measure(swap.swap, idle).wall_us
+        return region.measure_python(swap.swap.prepare, swap.swap.submit, idle).wall_us
+
+    return take_us
+
+
+def _taker(bench: Bench, ready: SetUp, take_busy: Callable[[], Sample]) -> Callable[[], Sample]:
+    """Return what takes a sample in the stream state of the cell."""
+    cell, workload = ready.cell, ready.workload
+    if cell.stream_state is StreamState.SUSTAINED:
+        return _chain_sampler(bench.region, ready.swaps, workload)
+    queue = _behind_a_delay(cell, take_busy) if cell.stream_state is StreamState.BUSY else Queue()
+    return _sampler(bench.region, ready.swaps[0], workload, cell, queue)
 
 
 def _chain_sampler(region: TimedRegion, swaps: Sequence[PreparedSwap], workload: Workload) -> Callable[[], Sample]:
@@ -281,7 +369,17 @@ def _check_speed(bench: Bench, cell: Cell, times_us: Sequence[float]) -> None:
         raise VerificationError(f"{gbps:.0f} GB/s, and large copies reach {best_gbps:.1f}: a swap cannot be as fast")
 
 
-def _warnings(samples: Sequence[Sample], cell: Cell) -> list[str]:
+def _warnings_beside(beside: Beside | None) -> list[str]:
+    if beside is None:
+        return []
+    short = not beside.neighbour_alone_us or not beside.neighbour_beside_us
+    return [
+        *(["no whole iteration of the neighbour in a turn (cell_seconds too short?)"] if short else []),
+        *([f"the neighbour's stream ran out of work {beside.dry} times"] if beside.dry else []),
+    ]
+
+
+def _warnings(samples: Sequence[Sample | FlowSample], cell: Cell) -> list[str]:
     state = cell.stream_state
     if state is StreamState.SUSTAINED:
         return []

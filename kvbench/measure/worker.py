@@ -5,14 +5,25 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from kvbench.backends.base import backend_named, facts_of
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import Device, EngineError, Stream, TimedRegion, die_with_parent, open_device, resolve_device
+from kvbench.engine.device import (
+    HIGH_PRIORITY,
+    Device,
+    EngineError,
+    Stream,
+    TimedRegion,
+    die_with_parent,
+    open_device,
+    resolve_device,
+)
 from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.errors import KvbenchError
 from kvbench.machine.probes import cpus_of_node
@@ -23,13 +34,15 @@ from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench, Measurement, SetUp, measure_ceiling, set_up, visit
 from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
+from kvbench.results.schema import CLAIMED, Beside, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
 from kvbench.run import protocol
 from kvbench.sweep.installed import installed
 from kvbench.units import rough_size
 
 # Lengths of the delay kernel that are tried when a device is opened: that in front of `primed`, and a long one.
 DELAYS_US: Final = (0, 2, 200)
+# How long a device waits for others that begin a visit with it.
+START_DEADLINE_S: Final = 20
 
 
 class Worker:
@@ -85,8 +98,9 @@ class Worker:
         assert self._device is not None
         self._bench = None  # what an earlier reservation holds is released first
         self._kept.clear()
-        stream = Stream(self._device.driver)
-        region = TimedRegion(self._device.driver, stream.handle, request.busy_delay_us * 1000)
+        driver, delay_ns = self._device.driver, request.busy_delay_us * 1000
+        stream, urgent = Stream(driver), Stream(driver, HIGH_PRIORITY)
+        region, urgent_region = (TimedRegion(driver, each.handle, delay_ns) for each in (stream, urgent))
         try:
             pools = Pools(self._device, stream, request.pool_bytes)
             pools.host_pool(None)
@@ -96,7 +110,8 @@ class Worker:
                 f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
                 "ask for smaller swaps, or lower --host-memory and --device-memory"
             ) from None
-        self._bench = Bench(self._device, stream, region, pools, SteadyCpu(), self._clocks, request.policy)
+        cpu, urgent_lane = SteadyCpu(), (urgent, urgent_region)
+        self._bench = Bench(self._device, stream, region, pools, cpu, self._clocks, request.policy, urgent=urgent_lane)
         return protocol.Reserved()
 
     def _measure_ceiling(self, request: protocol.MeasureCeiling) -> Ceiling:
@@ -150,6 +165,7 @@ class Worker:
                 is_first=request.round == 0 and request.attempt == 0,
                 verify=in_turn.verify,
                 cpu=in_turn.cpu,
+                begin=None if request.start is None else partial(_wait_for_others, request.start),
             )
         except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
             return _failure(request, error)
@@ -204,7 +220,23 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
         busy_cpu_us=None if taken.busy_cpu_us is None else round(taken.busy_cpu_us, 3),
         warnings=list(taken.warnings),
         verify_ms=round(taken.verify_ms, 3),
+        beside=None if taken.beside is None else _rounded(taken.beside),
     )
+
+
+def _wait_for_others(start: protocol.Start) -> None:
+    """Return once every device is ready for the same visit; raises KvbenchError if one is not in time."""
+    ready = np.memmap(start.path, dtype=np.int64, mode="r+")
+    ready[start.place] = start.number
+    until_s = time.monotonic() + START_DEADLINE_S
+    while (ready < start.number).any():
+        if time.monotonic() > until_s:
+            raise KvbenchError(f"another device was not ready within {START_DEADLINE_S} s")
+
+
+def _rounded(beside: Beside) -> Beside:
+    lists = {name: value for name, value in msgspec.structs.asdict(beside).items() if isinstance(value, list)}
+    return msgspec.structs.replace(beside, **{name: _to_nanoseconds(values) for name, values in lists.items()})
 
 
 def _failure(request: protocol.MeasureCell, error: Exception) -> Failure:

@@ -17,7 +17,9 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = ()) -> Report:
     for section in sections_of(views):
         made = [(view, section.make(view)) for view in views]
         parts = [(view, part) for view, part in made if isinstance(part, Part)]
-        if parts:
+        if parts and section.of_all:
+            chapters.append(Chapter(section, *parts[-1]))
+        elif parts:
             view, part = max(parts, key=lambda one: one[0].weight)  # the first of equal ones
             chapters.append(Chapter(section, view, part, [other for other, _ in parts if other is not view]))
         else:

@@ -115,11 +115,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A kind of finding; `make` returns what a run adds, or why it adds nothing ("" where that goes without saying)."""
+    """A kind of finding; `make` returns what a run adds, or why it adds nothing ("" where that goes without saying).
+
+    With `of_all`, what a run adds tells of the runs before it too.
+    """
 
     name: str
     title: str
     make: Callable[[View], Part | str]
+    of_all: bool = False
 
     @property
     def short_title(self) -> str:
@@ -128,7 +132,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A section, what the run with most visits adds to it, and the other runs that could fill it."""
+    """A section, what one run adds to it, and the other runs that could fill it.
+
+    That run is the one with most visits; of a section `of_all` it is the last.
+    """
 
     section: Section
     view: View

@@ -18,7 +18,7 @@ _SHAPE: Final = ("stream_state", "blocks", "block_bytes")
 QUEUE: Final = axes_of(Role.QUEUE)
 SIDE_AXES: Final = axes_of(Role.SIDE)
 # Side axes that came later, and what a cell that leaves them out has there: it does so that its id stays as it was.
-LATER: Final = {name: str(AXES[name].unused) for name in SIDE_AXES if AXES[name].later}
+LATER: Final = {name: str(AXES[name].show(AXES[name].unused)) for name in SIDE_AXES if AXES[name].later}
 _USUAL: Final = {name: usual for name in SIDE_AXES if (usual := AXES[name].usual) is not None}
 _HOT: Final = {"pool": "dense", "reuse": Reuse.SAME.value}
 _PREFERRED: Final = LATER | _USUAL | {"order": "stream"}

@@ -4,6 +4,7 @@ from kvbench.results.rundir import Run, RunWriter, load_run
 from kvbench.results.schema import (
     COLUMNS,
     SCHEMA,
+    Beside,
     Ceiling,
     CellRecord,
     Control,
@@ -18,6 +19,6 @@ from kvbench.results.schema import (
 )
 
 __all__ = [
-    "COLUMNS", "SCHEMA", "Ceiling", "CellRecord", "Control", "Failure", "Note", "Record", "Run", "RunInfo", "RunWriter",
-    "Samples", "Scalar", "Skip", "Visit", "load_run",
+    "COLUMNS", "SCHEMA", "Beside", "Ceiling", "CellRecord", "Control", "Failure", "Note", "Record", "Run", "RunInfo",
+    "RunWriter", "Samples", "Scalar", "Skip", "Visit", "load_run",
 ]  # fmt: skip

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from kvbench.analysis.compare import compare_pairs
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
-from kvbench.analysis.margins import BETWEEN_RUNS
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
+from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
-from kvbench.results.schema import SAMPLE_COLUMNS, CellRecord, Failure, Record, Samples, Skip, Visit
+from kvbench.results.schema import COLUMNS, SAMPLE_COLUMNS, Beside, CellRecord, Failure, Record, Samples, Skip, Visit
 
 if TYPE_CHECKING:
     from kvbench.results.rundir import Reach
@@ -32,18 +33,22 @@ NO_FIGURE: Final = "the delay did not outlast the submission in every sample, so
 BETWEEN: Final = "; "
 _FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
 _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
+_BESIDE: Final = tuple(name for name in COLUMNS if name.startswith(("neighbour_", "exposure_", "swaps_", "one_block_")))
 _COLUMNS: Final = (
     "device",
     *_AXIS_COLUMNS,
     "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "swap_us_low", "swap_us_high",
     "repeat_us_low", "repeat_us_high",
     "gbps", "gbps_q1", "gbps_q3", "gbps_low", "gbps_high", "latency_gbps", "execution_gbps", "sustained_gbps",
+    *_BESIDE,
     "ceiling_gbps", "ceiling_share", "limit_blocks_per_s", "roof_gbps", "roof_share",
     "path", "chosen", "order_note", "state_held", "execution_only", "depth_held",
     "stopped_by", "repeated", "disturbed", "verified_bytes", "warnings", "cell_id", "command",
 )  # fmt: skip
 _ORDER: Final = tuple(
-    AXES[name].columns[-1] for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE) for name in axes_of(role)
+    AXES[name].columns[-1]
+    for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE, Role.BESIDE)
+    for name in axes_of(role)
 )
 
 
@@ -107,7 +112,8 @@ def summarize(
     frame["repeat_us_high"] = frame["swap_us_high"] * (1 + BETWEEN_RUNS.fraction)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
-    return _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
+    typed = _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
+    return typed.copy()  # columns of one type side by side: pandas warns of more than a hundred blocks
 
 
 def as_csv(frame: pd.DataFrame) -> bytes:
@@ -122,8 +128,9 @@ def _no_formula(value: Any) -> Any:
 
 
 def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the cells whose swaps had no queue in front of them and no pool of streams."""
-    return frame[(frame["queued"] == 0) & (frame["streams"] == 1)]
+    """Keep the cells whose swaps had no queue in front of them, no pool of streams, and nothing beside them."""
+    lonely = (frame["devices"] == 1) & (frame["neighbour"].isna() | (frame["neighbour"] == Neighbour.NONE.value))
+    return frame[(frame["queued"] == 0) & (frame["streams"] == 1) & lonely]
 
 
 def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us") -> dict[str, dict[int, float]]:
@@ -197,6 +204,7 @@ def _words(cell: Cell, story: _History) -> dict[str, Any]:
         cell.spelled_out()
         | {name: getattr(cell, name) for name in _NUMBERS}
         | {
+            **_beside([visit.beside for visit in visits if visit.beside is not None]),
             "swap_bytes": cell.swap_bytes,
             "status": story.status,
             "reason": None if story.status == "ok" else _joined(reasons) or "no reason recorded",
@@ -213,6 +221,43 @@ def _words(cell: Cell, story: _History) -> dict[str, Any]:
             "command": next((failure.command for failure in story.failures), cell.command()),
         }
     )
+
+
+def _beside(turns: Sequence[Beside]) -> dict[str, float]:
+    """Return what the visits of a cell say of its neighbour; nan where none of them does."""
+    nothing = dict.fromkeys(_BESIDE, math.nan)
+    pairs = [turn for turn in turns if turn.neighbour_alone_us and turn.neighbour_beside_us]
+    if not pairs:
+        return nothing
+    alone, beside = [turn.neighbour_alone_us for turn in pairs], [turn.neighbour_beside_us for turn in pairs]
+    all_alone, all_beside = np.concatenate(alone), np.concatenate(beside)
+    medians = [np.array([np.median(times) for times in side]) for side in (alone, beside)]
+    slowdown = compare_pairs(medians[0], medians[1], IN_TURN)
+    known = math.isfinite(slowdown.high)
+    gbps = _median_of(turns, "swaps_beside_gbps")
+    lost_us_per_s = 1e6 * (1 - all_alone.mean() / all_beside.mean())
+    p99_alone_us, p99_us = (float(np.quantile(times, 0.99)) for times in (all_alone, all_beside))
+    return {
+        "neighbour_alone_us": float(np.median(medians[0])),
+        "neighbour_beside_us": float(np.median(medians[1])),
+        "neighbour_p99_us": p99_us,
+        "neighbour_worst_us": float(all_beside.max()),
+        "neighbour_slowdown": slowdown.ratio,
+        "neighbour_slowdown_low": slowdown.low if known else math.nan,
+        "neighbour_slowdown_high": slowdown.high if known else math.nan,
+        "neighbour_slowdown_p99": p99_us / p99_alone_us,
+        "neighbour_slowdown_worst": float(all_beside.max() / all_alone.max()),
+        "exposure_us_per_gb": lost_us_per_s / gbps,
+        "swaps_alone_gbps": _median_of(turns, "swaps_alone_gbps"),
+        "swaps_beside_gbps": gbps,
+        "one_block_alone_us": _median_of(turns, "one_block_alone_us"),
+        "one_block_beside_us": _median_of(turns, "one_block_beside_us"),
+    }
+
+
+def _median_of(turns: Sequence[Beside], name: str) -> float:
+    """Return the median of the visits' medians."""
+    return float(np.median([np.median(values) for turn in turns if (values := getattr(turn, name))] or [math.nan]))
 
 
 def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:

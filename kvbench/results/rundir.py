@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 RUN_FILE: Final = "run.json"
 JOURNAL_FILE: Final = "journal.jsonl"
+_ONE_OF_SEVERAL: Final = re.compile(r"(cpu|cuda|rank)-\d{1,6}")
 PACKED_JOURNAL_FILE: Final = f"{JOURNAL_FILE}.gz"
 SUMMARY_FILE: Final = "summary.csv"
 _INFO_CAP_BYTES: Final = 16 << 20
@@ -163,6 +164,12 @@ def _that_count(records: list[Record]) -> list[Record]:
         for place, record in enumerate(records)
         if not isinstance(record, Failure) or place > tried.get(record.cell, -1)
     ]
+
+
+def runs_in(path: Path) -> list[Path]:
+    """Return the runs in a folder: those of a sweep on several devices, or by several ranks; else `path` itself."""
+    inner = (file.parent for file in path.glob(f"*/{RUN_FILE}"))
+    return sorted(folder for folder in inner if _ONE_OF_SEVERAL.fullmatch(folder.name)) or [path]
 
 
 class RunWriter:

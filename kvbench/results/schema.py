@@ -92,6 +92,23 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
         return len(self.gpu_us)
 
 
+class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Swaps and their neighbour in one visit: each alone and beside the other, measured in turn.
+
+    `neighbour_…_us` are its iterations, `swaps_…_gbps` what each turn of swaps moved a second, gaps included, and
+    `one_block_…_us` swaps of one block, from submission to completion. `dry` counts how often the neighbour's stream
+    ran out of work.
+    """
+
+    neighbour_alone_us: list[_TimeUs] = []
+    neighbour_beside_us: list[_TimeUs] = []
+    swaps_alone_gbps: list[_TimeUs] = []
+    swaps_beside_gbps: list[_TimeUs] = []
+    one_block_alone_us: list[_TimeUs] = []
+    one_block_beside_us: list[_TimeUs] = []
+    dry: _Count = 0
+
+
 class _Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
     """A line of the journal."""
 
@@ -165,7 +182,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     the milliseconds that the visit took, comparing and putting back took `verify_ms`. `span_ns` is its begin and end on
     the host's monotonic clock. `probe_us` is what a fixed piece of work took on that CPU at worst, `slowdown` how many
     times the best of its process that is; `clock_limits` are NVML's reasons for a limited clock. What `disturbed` the
-    visit is in words; such a visit is made again, up to twice, and the last `attempt` counts.
+    visit is in words; such a visit is made again, up to twice, and the last `attempt` counts. Where the swaps had a
+    neighbour, `samples` are those beside it, and `beside` has the rest.
     """
 
     round: _Count
@@ -188,6 +206,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     clock_limits: list[str] = []
     attempt: _Count = 0
     disturbed: list[str] = []
+    beside: Beside | None = None
 
 
 class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):
@@ -270,6 +289,20 @@ COLUMNS: Final[dict[str, str]] = {
     "latency_gbps": "gbps of one swap on an idle stream, from wall_us",
     "execution_gbps": "gbps behind a delay that outlasted the submission in every sample, from gpu_us; else empty",
     "sustained_gbps": "gbps of swaps one behind the other: the slope of wall_us over the number of swaps",
+    "neighbour_alone_us": "median of the visits' medians of the neighbour's iterations, without swaps",
+    "neighbour_beside_us": "the same beside swaps",
+    "neighbour_p99_us": "99th percentile of its iterations beside swaps, all visits together",
+    "neighbour_worst_us": "the longest of them",
+    "neighbour_slowdown": "neighbour_beside_us / neighbour_alone_us, visit by visit: the centre of these pairs",
+    "neighbour_slowdown_low": "lower end of its 95% interval, from the visits; empty with fewer than six",
+    "neighbour_slowdown_high": "upper end of that interval",
+    "neighbour_slowdown_p99": "neighbour_p99_us over the 99th percentile without swaps",
+    "neighbour_slowdown_worst": "neighbour_worst_us over the longest iteration without swaps",
+    "exposure_us_per_gb": "time that the neighbour lost, in microseconds for each GB (10^9 bytes) swapped beside it",
+    "swaps_alone_gbps": "GB/s of swaps without the neighbour over whole turns, gaps between swaps included; median",
+    "swaps_beside_gbps": "the same beside the neighbour",
+    "one_block_alone_us": "wall time of a swap of one block without the neighbour, median: what a swap takes to start",
+    "one_block_beside_us": "the same beside the neighbour",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction, same run",
     "ceiling_share": "gbps / ceiling_gbps",
     "limit_blocks_per_s": "the translation limit: scattered small blocks a second that SM copies reach in this "

@@ -216,7 +216,8 @@ class Execution:
             if self.progress.wants(visit):
                 self.observer.visiting(visit)
                 made = self.visit(visit)
-                if isinstance(made, Visit) and made.disturbed and visit.attempt < MAX_REPEATS and repeats > 0:
+                again = isinstance(made, Visit) and made.disturbed and visit.attempt < MAX_REPEATS and repeats > 0
+                if again and visit.cell.devices == 1:
                     # Behind all others of the round: what disturbed it may be over by then.
                     waiting.append(replace(visit, attempt=visit.attempt + 1))
                     repeats -= 1
@@ -311,7 +312,8 @@ class Execution:
 
     def _command(self, cell: Cell) -> str:
         """Return the command that measures `cell` alone, as this sweep does."""
-        options = ["--device", self.opened.device.name, "--seed", str(self.spec.seed)]
+        device = self.spec.device if cell.devices > 1 else self.opened.device.name
+        options = ["--device", device, "--seed", str(self.spec.seed)]
         for name, value in msgspec.structs.asdict(self.spec.sampling).items():
             options += [f"--{name.replace('_', '-')}", f"{value:g}"]
         if self.spec.fault is not None:

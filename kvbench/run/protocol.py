@@ -11,7 +11,7 @@ from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
 
 # Of what is said below. Two builds that are measured in turn have one parent, which speaks one of them.
-VERSION: Final = 3
+VERSION: Final = 4
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
@@ -90,6 +90,17 @@ class InTurn(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     cpu: int | None = None
 
 
+class Start(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Where workers meet to begin at once: a file of one 64-bit number a worker, the visit that it is ready for.
+
+    `place` is this worker's number in the file, `number` the visit's; later visits have higher ones.
+    """
+
+    path: str
+    place: int
+    number: int
+
+
 class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
     """Visit a cell; answered by a Visit or a Failure record."""
 
@@ -99,6 +110,7 @@ class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
     seed: int
     sampling: Sampling
     in_turn: InTurn | None = None
+    start: Start | None = None
 
 
 class Refused(_Message, tag="refused", frozen=True, kw_only=True):

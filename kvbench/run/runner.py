@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.schema import Retry
 from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.protocol import Opened
+from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, expand
@@ -28,8 +29,8 @@ from kvbench.tune.search import Search
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
     """Plan `spec` without measuring; return the plan and the device that would run it. Raises KvbenchError."""
-    with _slot(spec) as (slot, clashes):
-        opened = _fitting(spec, slot.start(), clashes)
+    with _slot(replace(spec, device=spec.devices[0])) as (slot, clashes):
+        opened = fitting(spec, slot.start(), clashes)
     return expand(spec, opened.device, opened.backends), opened
 
 
@@ -49,19 +50,27 @@ def start_sweep(
     command: Sequence[str],
     observer: Observer,
     searching: Callable[[Sequence[Cell]], Search] | None = None,
+    rank: Rank | None = None,
 ) -> Outcome:
     """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured.
 
-    `searching` makes a search of the plan's cells, which then says what of them is visited, and how often.
+    `searching` makes a search of the plan's cells, which then says what of them is visited, and how often. As one of
+    several ranks it begins with the others.
     """
-    with _slot(spec) as (slot, clashes):
-        opened = _fitting(spec, slot.start(), clashes)
-        plan = expand(spec, opened.device, opened.backends)
-        if not plan.cells:  # a run of skips alone is most often a mistake
-            raise nothing_to_measure(plan)
+    with _slot(spec, rank) as (slot, clashes):
+        opened = fitting(spec, slot.start(), clashes)
+        plan = planned(spec, opened)
         with RunWriter.create(path, run_info(spec, opened, command)) as writer:
             search = None if searching is None else searching(plan.cells)
             return Execution(spec, plan, opened, writer, slot, observer, Progress(), search).run()
+
+
+def planned(spec: SweepSpec, opened: Opened) -> Plan:
+    """Return the plan of `spec` on an opened device; raises UsageError where it holds no cell."""
+    plan = expand(spec, opened.device, opened.backends)
+    if not plan.cells:  # a run of skips alone is most often a mistake
+        raise nothing_to_measure(plan)
+    return plan
 
 
 def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
@@ -98,7 +107,7 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
     if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
         raise MismatchError(f"--resume {path}: backends of that run are not installed: {', '.join(lost)}")
     with _slot(spec) as (slot, clashes):
-        opened = _fitting(spec, slot.start(), clashes)
+        opened = fitting(spec, slot.start(), clashes)
         here = _identity(opened)
         if identity_hash(here) != run.info.identity_hash:
             changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"
@@ -133,10 +142,11 @@ def _plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
 
 
 @contextmanager
-def _slot(spec: SweepSpec) -> Iterator[tuple[WorkerSlot, Sequence[str]]]:
+def _slot(spec: SweepSpec, rank: Rank | None = None) -> Iterator[tuple[WorkerSlot, Sequence[str]]]:
     """Yield the place of the worker for `spec`, and a line for each plug-in whose name clashes."""
     known, clashes = installed()
-    with closing(WorkerSlot(spec, asked_for(spec, known))) as slot:
+    backends = asked_for(spec, known)
+    with closing(WorkerSlot(spec, backends) if rank is None else RankSlot(spec, backends, rank)) as slot:
         yield slot, clashes
 
 
@@ -144,7 +154,7 @@ def _with_notes(opened: Opened, notes: Sequence[str]) -> Opened:
     return msgspec.structs.replace(opened, notes=[*opened.notes, *notes])
 
 
-def _fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
+def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
     """Return `found` with a note for every plug-in whose name clashes, and where the policy is of another driver.
 
     Raises UsageError for a policy of another device.

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Order, Priority, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
+from kvbench.cells.facts import CEILING_BYTES, LEAST_BESIDE_S, TORCH_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.kernel_shape import RULE, VLLM, KernelShape
 from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes, sets_of
 from kvbench.errors import UsageError
@@ -46,6 +46,8 @@ _EST_SAMPLE_S: Final = 50e-6
 _EST_NAMED_BLOCK_S: Final = 0.04e-6
 _EST_VERIFY_BYTES_PER_S: Final = {"cuda": 15e9, "cpu": 1.5e9}
 _EST_VERIFY_BLOCK_S: Final = 0.15e-6
+# Around a visit beside a neighbour, which is started and drained in each turn.
+_EST_NEIGHBOUR_S: Final = 0.4
 # Visits that are disturbed and made again.
 _EST_REPEATS: Final = 1.1
 
@@ -148,6 +150,8 @@ def visit_deadline_s(cell: Cell, sampling: Sampling, device_kind: str) -> float:
 
 
 def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
+    if cell.neighbour is not Neighbour.NONE:
+        return _EST_NEIGHBOUR_S + max(LEAST_BESIDE_S, sampling.cell_seconds)
     state = cell.stream_state
     block_s = _EST_BLOCK_S["copies" if cell.sms is None else "kernel"]
     swap_s = cell.swap_bytes / _EST_SWAP_BYTES_PER_S[device_kind] + cell.blocks * block_s
@@ -236,7 +240,40 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
             return f"kernel {cell.kernel} takes {rough_size(needed)} of shared memory; {has}"
     if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
         return "swaps wait in a queue on a busy stream only (stream_state=busy)"
-    return cell.pattern.unfit(cell.blocks) or misfit(cell) or _does_not_fit(cell, device, spec)
+    return (
+        _unfit_beside(cell, device)
+        or _lacks_devices(cell, spec)
+        or cell.pattern.unfit(cell.blocks)
+        or misfit(cell)
+        or _does_not_fit(cell, device, spec)
+    )
+
+
+def _lacks_devices(cell: Cell, spec: SweepSpec) -> str | None:
+    if cell.devices in (1, len(spec.devices)):
+        return None
+    return f"{cell.devices} devices swap at once where --device names as many"
+
+
+def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
+    """Return why `cell` cannot have its neighbour, its priority or its pace, None when it can."""
+    if cell.priority is not Priority.NORMAL and device.kind == "cpu":
+        return "the cpu device has no stream priorities"
+    if cell.neighbour is Neighbour.NONE:
+        paced = cell.rate_cap or cell.burst != "none"
+        return "only swaps beside a neighbour are paced (neighbour=...)" if paced else None
+    if cell.stream_state is not StreamState.IDLE:
+        return "swaps beside a neighbour are submitted to an idle stream (stream_state=idle)"
+    if cell.pause_us:
+        return "swaps beside a neighbour are paced by burst, not by pause"
+    if device.kind == "cpu":
+        on_gpu = cell.neighbour in (Neighbour.GEMM, Neighbour.DECODE)
+        return (
+            f"the neighbour {cell.neighbour} needs a GPU; the device cpu has idle, memory and swap" if on_gpu else None
+        )
+    if cell.neighbour in TORCH_BYTES and not device.has_torch:
+        return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
+    return None
 
 
 def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
@@ -248,7 +285,7 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | Non
     side_bytes, limits = footprint(cell, spec.sampling, device.kind), spec.limits
     # The cpu device takes both sides from the host's memory.
     of_host = (2 * side_bytes, "host memory for both sides") if device.kind == "cpu" else (side_bytes, "pinned memory")
-    of_device = side_bytes, f"memory on {device.name}"
+    of_device = side_bytes + _neighbour_bytes(cell, device), f"memory on {device.name}"
     for (needed, what), limit_bytes, free_bytes, option in (
         (of_host, limits.host_bytes, device.host_free_bytes, "--host-memory"),
         (of_device, limits.device_bytes, device.device_free_bytes, "--device-memory"),
@@ -257,6 +294,13 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | Non
         if needed > usable:
             return f"needs {rough_size(needed)} of {what}; {rough_size(usable)} may be used ({option})"
     return None
+
+
+def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
+    """Return what the neighbour of `cell` takes of the device's memory."""
+    if cell.neighbour is Neighbour.SWAP:
+        return cell.dense_bytes
+    return TORCH_BYTES.get(cell.neighbour, 0) if device.kind == "cuda" else 0
 
 
 def _free_for_a_pool(device: DeviceFacts, limits: Limits) -> int:

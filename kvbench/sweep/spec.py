@@ -22,8 +22,14 @@ Name = Annotated[
     str, msgspec.Meta(pattern=f"^{NAME_PATTERN}$", extra={"meaning": "1 to 64 letters, digits, '_', '.' or '-'"})
 ]
 DeviceName = Annotated[
-    str, msgspec.Meta(pattern="^(auto|cpu|cuda(:[0-9]{1,3})?)$", extra={"meaning": "auto, cpu, cuda or cuda:N"})
+    str,
+    msgspec.Meta(
+        pattern="^(auto|cuda|(cpu|cuda:[0-9]{1,3})(,(cpu|cuda:[0-9]{1,3})){0,63}|cuda:all)$",
+        extra={"meaning": "auto, cpu, cuda or cuda:N, a list of these, or cuda:all"},
+    ),
 ]
+EVERY_GPU: Final = "cuda:all"
+MOST_DEVICES: Final = 64
 Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=_MAX_BYTES)]
 
@@ -85,8 +91,8 @@ class SweepSpec:
 
     A group maps axis names to the values asked for; an axis that it does not name takes its default, and no
     `backend` means every backend there is, `auto` only with a policy. `device` is "auto", "cpu", "cuda" or
-    "cuda:N". `fault` is an opaque text for the engine of the cpu device, `policy` what the backend `auto` goes by.
-    `models` are those whose swaps the groups hold.
+    "cuda:N"; "cuda:all", or several with commas, swap at once. `fault` is an opaque text for the engine of the cpu
+    device, `policy` what the backend `auto` goes by. `models` are those whose swaps the groups hold.
     """
 
     name: str
@@ -100,6 +106,13 @@ class SweepSpec:
     fault: str | None = None
     policy: Policy | None = None
     models: tuple[ModelSwap, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that are named; for all GPUs, those that there could be."""
+        if self.device == EVERY_GPU:
+            return tuple(f"cuda:{number}" for number in range(MOST_DEVICES))
+        return tuple(self.device.split(","))
 
     def with_axes(self, assignments: Mapping[str, str]) -> "SweepSpec":
         """Return the sweep with these axes (name -> values in the grammar of `-a`) in place of its own."""

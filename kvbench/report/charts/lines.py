@@ -74,7 +74,7 @@ def _mark_jump(ax: Axes, _: LinePlot, line: PlotLine, mark: PlotMark, ink: Ink, 
     at = dict(zip(line.x, line.y, strict=True))
     middle = math.sqrt(mark.low * mark.high)
     arrow = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
-    ax.annotate("", (middle, at[int(mark.high)]), xytext=(middle, at[int(mark.low)]), arrowprops=arrow)
+    ax.annotate("", (middle, at[mark.high]), xytext=(middle, at[mark.low]), arrowprops=arrow)
     first, last = ax.get_xlim()
     across = math.log2(middle / first) / math.log2(last / first)
     where = "left" if across < 0.3 else "right" if across > 0.7 else "center"
@@ -83,7 +83,7 @@ def _mark_jump(ax: Axes, _: LinePlot, line: PlotLine, mark: PlotMark, ink: Ink, 
 
 def _mark_knee(ax: Axes, plot: LinePlot, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
     """Ring the knee, and write it in the corner that such lines leave free."""
-    rate = dict(zip(line.x, line.y, strict=True))[int(mark.low)]
+    rate = dict(zip(line.x, line.y, strict=True))[mark.low]
     ax.plot([mark.low], [rate], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
     if _is_on_top(plot, mark):
         _label(ax, line, mark, ink, (0, 1), (4, -2 - _LABEL_POINTS * place), "left")
@@ -133,25 +133,12 @@ def _limits(plot: LinePlot, headroom: float) -> tuple[float, float]:
 
 
 def _scale(ax: Axes, plot: LinePlot, limits: tuple[float, float]) -> None:
-    """Give both axes their scales; every x that has room is labelled, powers of two first; the others get a tick."""
+    """Give both axes their scales, the same in every panel."""
     values = sorted({x for line in plot.lines for x in line.x})
-    show: Callable[[int], str] = bytes_size if plot.x.unit == "bytes" else count
-    first, last = _place(plot.x, values[0]), _place(plot.x, values[-1])
-    letters = max(len(show(value)) for value in values)
-    room = (0.08 + 0.055 * letters) / PANEL_WIDTH * 1.1 * max(1.0, last - first)
-    named: list[int] = []
-    for value in sorted(values, key=lambda value: (value & (value - 1) != 0, value)):
-        if all(abs(_place(plot.x, value) - _place(plot.x, other)) >= room for other in named):
-            named.append(value)
-    if plot.x.scale == "symlog2":
-        ax.set_xscale("symlog", base=2, linthresh=1)
+    if plot.x.scale == "linear":
+        ax.set_xlim(0, 1.08 * values[-1])
     else:
-        ax.set_xscale("log", base=2)
-    margin = max(0.07, 0.05 * (last - first))
-    ax.set_xlim(_value(plot.x, first - margin), _value(plot.x, last + margin))  # the same in every panel
-    ax.set_xticks(named, [show(value) for value in named], fontsize=7.5)
-    ax.xaxis.set_minor_locator(FixedLocator([value for value in values if value not in named]))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+        _scale_octaves(ax, plot.x, values)
     ax.set_xlabel(plot.x.label)
     if plot.y.scale == "log10":
         ax.set_yscale("log")
@@ -160,6 +147,28 @@ def _scale(ax: Axes, plot: LinePlot, limits: tuple[float, float]) -> None:
         ax.yaxis.set_minor_locator(NullLocator())
         ax.tick_params(axis="y", labelsize=7.5)
     ax.set_ylim(limits)
+
+
+def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
+    """Scale a logarithmic x axis: every x that has room is labelled, powers of two first; the others get a tick."""
+    show: Callable[[int], str] = bytes_size if axis.unit == "bytes" else count
+    whole = [int(value) for value in values]
+    first, last = _place(axis, whole[0]), _place(axis, whole[-1])
+    letters = max(len(show(value)) for value in whole)
+    room = (0.08 + 0.055 * letters) / PANEL_WIDTH * 1.1 * max(1.0, last - first)
+    named: list[int] = []
+    for value in sorted(whole, key=lambda value: (value & (value - 1) != 0, value)):
+        if all(abs(_place(axis, value) - _place(axis, other)) >= room for other in named):
+            named.append(value)
+    if axis.scale == "symlog2":
+        ax.set_xscale("symlog", base=2, linthresh=1)
+    else:
+        ax.set_xscale("log", base=2)
+    margin = max(0.07, 0.05 * (last - first))
+    ax.set_xlim(_value(axis, first - margin), _value(axis, last + margin))
+    ax.set_xticks(named, [show(value) for value in named], fontsize=7.5)
+    ax.xaxis.set_minor_locator(FixedLocator([value for value in whole if value not in named]))
+    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _place(axis: PlotAxis, value: float) -> float:

@@ -9,7 +9,7 @@ from typing import Literal
 class PlotAxis:
     """What an axis counts: its label, and whether its numbers are bytes, whole numbers, or any figure.
 
-    "symlog2" is linear up to 1 and logarithmic from there, so that it has a place for 0.
+    "symlog2" (of x) is linear up to 1 and logarithmic from there, so that it has a place for 0.
     """
 
     label: str
@@ -38,7 +38,7 @@ class PlotLine:
     label: str
     backend: str
     style: int
-    x: Sequence[int]
+    x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]

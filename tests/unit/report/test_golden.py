@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from kvbench.cells.axes import Direction, Order, Reuse
+from kvbench.cells.axes import Direction, Neighbour, Order, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
@@ -65,6 +65,15 @@ def everything(folder: Path) -> Run:
     gone, left_out, *measured = cells()
     records: list[Record] = [*synthetic.ceilings(), Note(text="the worker was replaced once")]
     records += [visit for number in range(6) for visit in synthetic.visits(measured, rate, count=7, round_=number)]
+    several = [
+        replace(cell, devices=2)
+        for cell in measured
+        if (cell.backend, cell.blocks, cell.block_bytes) == ("triton", 256, 4096)
+    ]
+    records += [visit for number in range(6) for visit in synthetic.visits(several, slower, count=7, round_=number)]
+    for sms, (slowdown, gbps) in {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}.items():
+        cell = Cell("sm", Direction.D2H, 4096, 16384, sms=sms, neighbour=Neighbour.GEMM)
+        records += synthetic.beside(cell, slowdown, gbps)
     records += [synthetic.failure(gone, "error 719"), synthetic.skip(left_out, "needs 9 GB")]
     info = synthetic.info(
         spec={"models": msgspec.to_builtins(SWAPS), "filters": ["swap_bytes<=1GB"]}, status="interrupted"

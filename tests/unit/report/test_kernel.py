@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from kvbench.cells.axes import Direction
-from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.axis import Role
+from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.kernel_shape import RULE
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
@@ -82,7 +83,7 @@ def report(swept: Run) -> Report:
 
 
 def test_every_axis_has_its_place_in_a_report() -> None:
-    assert set(AXES) == {*SERIES, "blocks", "block_size", *SIDE_AXES, *QUEUE}
+    assert set(AXES) == {*SERIES, "blocks", "block_size", *SIDE_AXES, *QUEUE, *axes_of(Role.BESIDE)}
 
 
 def test_one_shape_a_point_is_kept_and_it_is_that_of_the_rule(swept: Run) -> None:

@@ -18,6 +18,7 @@ NAMES = (
     "gate-suite",
     "locality",
     "models",
+    "neighbour",
     "order",
     "queue",
     "quick",
@@ -74,7 +75,9 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
     assert SweepSpec.from_plain(shipped(name).to_plain()) == shipped(name)
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("queue", 120), ("quick", 60), ("cliff", 300), ("engine", 300)])
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("queue", 120), ("quick", 60), ("cliff", 300), ("engine", 300), ("neighbour", 300)]
+)
 def test_the_estimate_keeps_what_the_config_promises(name: str, seconds: float) -> None:
     assert on_h200(name).estimate_s < seconds
 

@@ -491,3 +491,42 @@ def test_seed_and_round_change_the_order() -> None:
     other = [visit.cell for visit in visits(plan, Sampling(rounds=2), 2)]
     assert one[:40] != other[:40]
     assert one[:40] != one[40:]
+
+
+@pytest.mark.parametrize(
+    ("device", "axes", "reason"),
+    [
+        (CPU, {"neighbour": "gemm"}, "the neighbour gemm needs a GPU; the device cpu has idle, memory and swap"),
+        (CPU, {"neighbour": "decode"}, "the neighbour decode needs a GPU; the device cpu has idle, memory and swap"),
+        (CPU, {"priority": "high"}, "the cpu device has no stream priorities"),
+        (
+            replace(H200, has_torch=False),
+            {"neighbour": "gemm"},
+            "the neighbour gemm needs torch; install kvbench[cuda]",
+        ),
+        (H200, {"rate_cap": "20"}, "only swaps beside a neighbour are paced (neighbour=...)"),
+        (H200, {"burst": "64MiB/50ms"}, "only swaps beside a neighbour are paced (neighbour=...)"),
+        (
+            H200,
+            {"neighbour": "gemm", "stream_state": "busy"},
+            "swaps beside a neighbour are submitted to an idle stream (stream_state=idle)",
+        ),
+        (H200, {"neighbour": "gemm", "pause": "5ms"}, "swaps beside a neighbour are paced by burst, not by pause"),
+    ],
+    ids=lambda value: value.name if isinstance(value, DeviceFacts) else str(value),
+)
+def test_a_neighbour_that_cannot_be_had_is_a_skip(device: DeviceFacts, axes: dict[str, str], reason: str) -> None:
+    plan = plan_of(device, H200_BACKENDS if device.kind == "cuda" else CPU_BACKENDS, backend="batched", **axes)
+    assert not plan.cells
+    assert set(reasons(plan)) == {reason}
+
+
+def test_the_memory_of_a_neighbour_counts() -> None:
+    small = replace(H200, device_free_bytes=24 * GIB)
+    assert plan_of(small, backend="batched", neighbour="gemm", pool="4GiB").cells
+    assert not plan_of(small, backend="batched", neighbour="decode", pool="4GiB").cells
+
+
+def test_every_backend_has_neighbours() -> None:
+    plan = plan_of(neighbour="none,gemm", launch_bytes="whole,1MiB", priority="normal,high")
+    assert len(plan.cells) == 8 * len({cell.backend for cell in plan.cells}) * len(Direction)

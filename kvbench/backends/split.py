@@ -1,0 +1,47 @@
+"""A swap in launches: its descriptors in several prepared swaps, submitted one behind the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
+
+
+def create_launches(backend: Backend, request: SwapRequest) -> list[PreparedSwap]:
+    """Return the swap of `request` as prepared swaps of at most `launch_bytes` each; a block is never split."""
+    cell = request.cell
+    step = max(1, cell.launch_bytes // cell.block_bytes) if cell.launch_bytes else cell.blocks
+    if step >= cell.blocks:
+        return [backend.create(request)]
+    starts = range(0, cell.blocks, step)
+    return [backend.create(replace(request, memory=request.memory.part(start, start + step))) for start in starts]
+
+
+def joined(launches: Sequence[PreparedSwap]) -> PreparedSwap:
+    """Return all launches as one prepared swap."""
+    if len(launches) == 1:
+        return launches[0]
+
+    def retarget() -> None:
+        for launch in launches:
+            launch.retarget()
+
+    return replace(launches[0], swap=SplitSwap(launches), retarget=retarget)
+
+
+@dataclass(frozen=True)
+class SplitSwap:
+    """Prepares and submits launch after launch."""
+
+    launches: Sequence[PreparedSwap]
+
+    @property
+    def calls(self) -> int:
+        return sum(launch.swap.calls for launch in self.launches)
+
+    def prepare(self) -> None:
+        for launch in self.launches:
+            launch.swap.prepare()
+
+    def submit(self, stream: int) -> None:
+        for launch in self.launches:
+            launch.swap.submit(stream)

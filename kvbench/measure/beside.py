@@ -1,0 +1,161 @@
+"""Swaps beside a neighbour: each alone, then both together, in turns that cancel a drift of the machine (ABBA)."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from kvbench.backends.base import PreparedSwap
+from kvbench.cells.axis import burst_of
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import Device, Event, Stream
+from kvbench.measure.neighbour import RunningNeighbour
+from kvbench.measure.workload import Workload
+from kvbench.results.schema import Beside
+from kvbench.units import gigabytes_per_second
+
+# Each of the two sides is alone before and after both are together.
+TURNS: Final = ("neighbour", "swaps", "both", "both", "swaps", "neighbour")
+ONE_BLOCK_SWAPS: Final = 8
+# A swap that takes longer than preparing the next one by this factor hides it; a shorter one would be timed with it.
+HIDES: Final = 2.0
+# A sleep may end so much too late: the rest of a wait is spent looking at the clock.
+_COARSE_S: Final = 0.0002
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSample:
+    """One swap of a flow, on an idle stream, as `engine.device.Sample` has it; pacing is in submit_us and wall_us."""
+
+    prepare_us: float
+    submit_us: float
+    gpu_us: float
+    wall_us: float
+    cpu_us: float
+    coalesce_us: float = 0.0
+    gap_us: float = 0.0
+    pending_before: bool = False
+    pending_after: bool = False
+    depth_held: bool = True
+
+
+class Flow:
+    """Swaps one behind the other: without a gap, or paced as the cell says (`burst`, `rate_cap`).
+
+    `twins` are two of the same swap, each in its launches: while a long one runs, the other is prepared.
+    """
+
+    def __init__(
+        self, device: Device, stream: Stream, workload: Workload, cell: Cell, twins: Sequence[Sequence[PreparedSwap]]
+    ) -> None:
+        self._driver, self._stream = device.driver, stream
+        self._workload, self._cell, self._twins = workload, cell, twins
+        self._start, self._end = Event(device.driver), Event(device.driver)
+        self._place, self._hides = 0, False
+        self._prepare_us = self._prepare()  # a twin is always prepared, the last one for `finish`
+        self._burst_bytes, self._period_us = burst_of(cell.burst) if cell.burst != "none" else (0, 0)
+        self._blocks_a_launch = max(1, cell.launch_bytes // cell.block_bytes) if cell.launch_bytes else cell.blocks
+
+    def run(self, seconds: float) -> tuple[list[FlowSample], float]:
+        """Swap for so many seconds, once at least; return the swaps and the GB/s over the whole time, gaps included."""
+        samples: list[FlowSample] = []
+        began_s = burst_s = time.perf_counter()
+        until_s, burst_bytes = began_s + seconds, 0
+        while not samples or time.perf_counter() < until_s:
+            if self._burst_bytes and burst_bytes >= self._burst_bytes:
+                burst_s, burst_bytes = max(burst_s + self._period_us / 1e6, time.perf_counter()), 0
+                _wait_until(min(burst_s, until_s))
+                continue
+            samples.append(self._swap())
+            burst_bytes += self._cell.swap_bytes
+        wall_us = (time.perf_counter() - began_s) * 1e6
+        return samples, gigabytes_per_second(len(samples) * self._cell.swap_bytes, wall_us)
+
+    def finish(self) -> None:
+        """Swap what is prepared, so that all blocks that the workload has named are swapped."""
+        self._submit(self._twins[self._place])
+        self._stream.synchronize()
+
+    def _swap(self) -> FlowSample:
+        """Swap the prepared twin and prepare the other."""
+        launches, prepare_us = self._twins[self._place], self._prepare_us
+        self._place = 1 - self._place
+        self._start.record(self._stream.handle)
+        self._start.wait()  # one that is still pending would make the stream busy
+        cpu_ns, start_ns = time.thread_time_ns(), time.perf_counter_ns()
+        self._submit(launches)
+        submit_us = _us_since(start_ns)
+        cpu_us = min(submit_us, (time.thread_time_ns() - cpu_ns) / 1e3)
+        self._end.record(self._stream.handle)
+        if self._hides:
+            self._prepare_us = self._prepare()
+        self._end.wait()
+        wall_us = _us_since(start_ns)
+        if not self._hides:
+            self._prepare_us = self._prepare()
+        self._hides = wall_us > HIDES * self._prepare_us
+        return FlowSample(prepare_us, submit_us, self._end.us_since(self._start), wall_us, cpu_us)
+
+    def _prepare(self) -> float:
+        began_ns = time.perf_counter_ns()
+        self._workload.advance()
+        for launch in self._twins[self._place]:
+            launch.retarget()
+            launch.swap.prepare()
+        self._driver.bind_thread()  # what prepares may have made another device current
+        return _us_since(began_ns)
+
+    def _submit(self, launches: Sequence[PreparedSwap]) -> None:
+        due_s, left = time.perf_counter(), self._cell.blocks
+        for launch in launches:
+            launch.swap.submit(self._stream.handle)
+            if self._cell.rate_cap:
+                blocks = min(left, self._blocks_a_launch)
+                left -= blocks
+                due_s += blocks * self._cell.block_bytes / (self._cell.rate_cap * 1e9)
+                _wait_until(due_s)
+
+
+def measure_beside(
+    flow: Flow, neighbour: RunningNeighbour, one_block_us: Callable[[], float], seconds: float
+) -> tuple[list[FlowSample], Beside]:
+    """Take the turns, `seconds` together; return the swaps beside the neighbour and all that is recorded of the turns.
+
+    `one_block_us` swaps one block and returns its wall time. Raises NeighbourError, and what a swap raises.
+    """
+    together: list[FlowSample] = []
+    found = Beside()
+    dry = neighbour.dry
+    for turn in TURNS:
+        both = turn == "both"
+        with nullcontext() if turn == "swaps" else neighbour.running():
+            first = neighbour.completed()
+            if turn == "neighbour":
+                time.sleep(seconds / len(TURNS))
+            else:
+                samples, gbps = flow.run(seconds / len(TURNS))
+                together += samples if both else []
+                (found.swaps_beside_gbps if both else found.swaps_alone_gbps).append(gbps)
+            last = neighbour.completed()
+            if turn != "swaps":
+                times_us = found.neighbour_beside_us if both else found.neighbour_alone_us
+                times_us += neighbour.times_us(first, last)
+            if turn != "neighbour":
+                blocks_us = found.one_block_beside_us if both else found.one_block_alone_us
+                blocks_us += [one_block_us() for _ in range(ONE_BLOCK_SWAPS)]
+    flow.finish()
+    return together, msgspec.structs.replace(found, dry=neighbour.dry - dry)
+
+
+def _us_since(began_ns: int) -> float:
+    return (time.perf_counter_ns() - began_ns) / 1e3
+
+
+def _wait_until(due_s: float) -> None:
+    if (left_s := due_s - time.perf_counter()) > _COARSE_S:
+        time.sleep(left_s - _COARSE_S)
+    while time.perf_counter() < due_s:
+        pass

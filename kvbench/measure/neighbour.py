@@ -1,0 +1,247 @@
+"""A neighbour of the swaps: work that runs all the time on a stream and over memory of its own, iterations timed."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from statistics import median
+from typing import Final, Protocol
+
+import numpy as np
+
+from kvbench.backends.base import Backend, SwapRequest
+from kvbench.cells.axes import Direction, Neighbour, Order, Priority, Reuse
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import HIGH_PRIORITY, NORMAL_PRIORITY, Device, Event, Stream
+from kvbench.errors import KvbenchError
+from kvbench.measure.layout import lay_out
+from kvbench.measure.workload import Pools, Workload
+
+# Work that is kept on the stream ahead of what runs, and how many iterations it is at most: a driver's queue holds
+# about a thousand operations, and a full one holds the swaps' thread up too.
+AHEAD_US: Final = 30_000
+LEAST_AHEAD, MOST_AHEAD = 3, 200
+CALIBRATION_ITERATIONS: Final = 5
+WARMUP_S: Final = 0.02
+NAP_S: Final = 0.0005
+IDLE_US: Final = 500
+HOST_COPY_BYTES: Final = 8 << 20
+SWAPS_AHEAD: Final = 16
+
+
+class NeighbourError(KvbenchError):
+    """The neighbour died; the message says of what."""
+
+
+class NeighbourWork(Protocol):
+    """What a neighbour does. `in_stream` is False for work that is done when `submit` returns."""
+
+    in_stream: bool
+
+    def thread(self) -> AbstractContextManager[object]:
+        """Return what the submitting thread enters once."""
+
+    def submit(self) -> None:
+        """Put one iteration on the neighbour's stream."""
+
+
+class IdleWork:
+    """Waits: one thread of one SM that looks at the clock."""
+
+    in_stream = True
+
+    def __init__(self, device: Device, stream: Stream) -> None:
+        self._driver, self._handle = device.driver, stream.handle
+
+    def thread(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def submit(self) -> None:
+        self._driver.delay(IDLE_US * 1000, self._handle)
+
+
+class HostCopies:
+    """Copies between two arrays in host memory, on the submitting thread."""
+
+    in_stream = False
+
+    def __init__(self) -> None:
+        self._source, self._destination = (np.ones(HOST_COPY_BYTES, dtype=np.uint8) for _ in range(2))
+
+    def thread(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def submit(self) -> None:
+        np.copyto(self._destination, self._source)
+
+
+class SwapsBack:
+    """Swaps of the cell's kind and size the other way, through the same backend, over dense pools of their own."""
+
+    in_stream = True
+
+    def __init__(self, device: Device, stream: Stream, backend: Backend, cell: Cell) -> None:
+        back = Direction.D2H if cell.direction is Direction.H2D else Direction.H2D
+        order = None if cell.order is None else Order.STREAM
+        own = replace(cell, direction=back, order=order, pool_bytes=0, reuse=Reuse.SAME)
+        rng = np.random.default_rng(0)
+        self._pools = Pools(device, stream, own.dense_bytes)
+        (memory,) = Workload(self._pools, own, lay_out(own, 1, rng), rng).memories
+        self._swaps = [backend.create(SwapRequest(device, own, memory)).swap for _ in range(SWAPS_AHEAD)]
+        self._done = [Event(device.driver) for _ in self._swaps]
+        self._next = 0
+        self._driver, self._handle = device.driver, stream.handle
+
+    def thread(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def submit(self) -> None:
+        swap, done = self._swaps[self._next], self._done[self._next]
+        self._next = (self._next + 1) % len(self._swaps)
+        done.wait()
+        swap.prepare()
+        self._driver.bind_thread()  # what prepares may have made another device current
+        swap.submit(self._handle)
+        done.record(self._handle)
+
+
+class RunningNeighbour:
+    """Keeps a stream supplied with iterations of `work`, from a thread of its own, while it is wanted.
+
+    An iteration's time is what passes on the device between the ends of two, so that a stream which runs dry is seen
+    in it; `dry` counts how often that happened.
+    """
+
+    def __init__(self, device: Device, stream: Stream, work: NeighbourWork) -> None:
+        self._driver, self._stream, self._work = device.driver, stream, work
+        self._wanted, self._parked, self._lock = threading.Event(), threading.Event(), threading.Lock()
+        self._closing = False
+        self._error: Exception | None = None
+        self._ahead = LEAST_AHEAD
+        self._flying: deque[Event] = deque()
+        self._free: list[Event] = []
+        self._last = Event(device.driver)
+        self._times_us: list[float] = []
+        self.dry = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._parked.wait()
+        self.completed()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run meanwhile, warm from the start; nothing of it is left on the device afterwards. Raises NeighbourError."""
+        self._parked.clear()
+        self._wanted.set()
+        try:
+            began, warm_s = self.completed(), time.perf_counter() + WARMUP_S
+            while self.completed() == began or time.perf_counter() < warm_s:
+                time.sleep(NAP_S)
+            yield
+        finally:
+            self._wanted.clear()
+            while not self._parked.wait(1.0) and self._thread.is_alive():
+                pass
+        self.completed()
+
+    def completed(self) -> int:
+        """Return how many iterations have completed; raises NeighbourError if it died."""
+        with self._lock:
+            if self._error is not None:
+                raise NeighbourError(f"the neighbour died: {type(self._error).__name__}: {self._error}")
+            self._reap()
+            return len(self._times_us)
+
+    def times_us(self, first: int, last: int) -> list[float]:
+        """Return the times of the iterations that began and ended between two answers of `completed`."""
+        return self._times_us[first + 1 : last]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing = True
+        self._wanted.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._driver.bind_thread()
+            with self._work.thread():
+                self._calibrate()
+                while self._is_wanted():
+                    self._last.record(self._stream.handle)
+                    submitted = 0
+                    while self._wanted.is_set() and not self._closing:
+                        submitted += self._supply(submitted)
+                    self._drain()
+        except Exception as error:  # it costs its cell, whatever it is
+            with self._lock:
+                self._error = error
+        finally:
+            self._parked.set()
+
+    def _is_wanted(self) -> bool:
+        self._parked.set()
+        self._wanted.wait()
+        return not self._closing
+
+    def _calibrate(self) -> None:
+        """Find out how many iterations to keep ahead."""
+        self._last.record(self._stream.handle)
+        for _ in range(CALIBRATION_ITERATIONS):
+            self._submit()
+        self._drain()
+        usual_us = max(1.0, median(self._times_us))
+        self._ahead = min(MOST_AHEAD, max(LEAST_AHEAD, round(AHEAD_US / usual_us)))
+
+    def _supply(self, submitted: int) -> bool:
+        """Put an iteration on the stream, or wait a little where enough of them are there; return which."""
+        with self._lock:
+            self._reap()
+            waiting = len(self._flying)
+            self.dry += waiting == 0 and submitted > 0 and self._work.in_stream
+        if waiting >= self._ahead:
+            time.sleep(NAP_S)
+            return False
+        self._submit()
+        return True
+
+    def _submit(self) -> None:
+        self._work.submit()
+        end = self._free.pop() if self._free else Event(self._driver)
+        end.record(self._stream.handle)
+        with self._lock:
+            self._flying.append(end)
+
+    def _drain(self) -> None:
+        self._stream.synchronize()
+        with self._lock:
+            self._reap()
+
+    def _reap(self) -> None:
+        while self._flying and self._flying[0].completed():
+            end = self._flying.popleft()
+            self._times_us.append(end.us_since(self._last))
+            self._free.append(self._last)
+            self._last = end
+
+
+def open_neighbour(device: Device, backend: Backend, cell: Cell) -> RunningNeighbour:
+    """Return the neighbour of `cell`, which waits to be wanted. Raises NeighbourError, EngineError."""
+    stream = Stream(device.driver, HIGH_PRIORITY if cell.priority is Priority.LOW else NORMAL_PRIORITY)
+    return RunningNeighbour(device, stream, _work(device, stream, backend, cell))
+
+
+def _work(device: Device, stream: Stream, backend: Backend, cell: Cell) -> NeighbourWork:
+    match cell.neighbour:
+        case Neighbour.IDLE:
+            return IdleWork(device, stream)
+        case Neighbour.SWAP:
+            return SwapsBack(device, stream, backend, cell)
+        case Neighbour.MEMORY if not device.is_cuda:
+            return HostCopies()
+        case _:
+            from kvbench.measure.torch_work import TorchWork
+
+            return TorchWork(cell.neighbour, int(device.name.partition(":")[2]), stream.handle)

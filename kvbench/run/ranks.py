@@ -1,0 +1,66 @@
+"""A sweep started as several ranks, by torchrun or srun: each takes its GPU, and all begin together."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from kvbench.errors import UsageError
+from kvbench.run.worker_process import WorkerSlot
+from kvbench.sweep.installed import Installed
+from kvbench.sweep.spec import SweepSpec
+
+# What torchrun and srun tell a process: its number, its number on this host, how many there are.
+_TOLD = (("RANK", "LOCAL_RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"))
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of `count` ranks; `local` is its number on this host."""
+
+    number: int
+    local: int
+    count: int
+
+    def device(self, asked: str, visible: str | None) -> str:
+        """Return the device that this rank takes; `visible` is CUDA_VISIBLE_DEVICES. Raises UsageError."""
+        if asked == "cpu":
+            return asked
+        if asked not in ("auto", "cuda"):
+            raise UsageError(f"--device {asked}: each of {self.count} ranks takes the GPU of its own; leave it out")
+        return f"cuda:{self.local % len(visible.split(','))}" if visible else f"cuda:{self.local}"
+
+
+def rank_of(environment: Mapping[str, str]) -> Rank | None:
+    """Return which rank this process is, None where it is the only one."""
+    for names in _TOLD:
+        texts = [environment.get(name, "") for name in names]
+        if all(text.isdecimal() for text in texts) and int(texts[2]) > 1:
+            return Rank(*map(int, texts))
+    return None
+
+
+class RankSlot(WorkerSlot):
+    """The slot of one rank: once its memory is there, it waits until that of every rank is."""
+
+    def __init__(self, spec: SweepSpec, backends: Iterable[Installed], rank: Rank) -> None:
+        device = rank.device(spec.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        super().__init__(replace(spec, device=device), backends)
+        self._rank = rank
+
+    def reserve(self, pool_bytes: int) -> None:
+        super().reserve(pool_bytes)
+        _meet(self._rank)
+
+
+def _meet(rank: Rank) -> None:
+    """Return once every rank is here; raises UsageError where they cannot find each other."""
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise UsageError(f"{' and '.join(missing)} not set: the ranks need it to begin together (torchrun sets it)")
+    try:
+        from torch import distributed
+    except ImportError:
+        raise UsageError("the ranks begin together through torch; install kvbench[cuda]") from None
+    distributed.init_process_group("gloo", rank=rank.number, world_size=rank.count)
+    distributed.barrier()
+    distributed.destroy_process_group()

@@ -1,0 +1,98 @@
+"""`kvbench sweep` on several devices at once, for which two workers of the device cpu stand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvbench.results import Visit, load_run
+from tests.command import cell_of, error_line, failures, kvbench, records, tiny
+
+BOTH = ("--device=cpu,cpu", "--rounds=2", "--warmups=0", "--min-samples=2", "--max-samples=2", "--cell-seconds=0.05")
+
+
+def two(**axes: str) -> list[str]:
+    return [*tiny(backend="batched", **axes)[1:], *BOTH]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("devices")
+    done = kvbench("sweep", *two(), "--out", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_each_device_has_a_run_of_every_cell_alone_and_at_once(run: Path) -> None:
+    assert sorted(path.name for path in run.iterdir()) == ["cpu-0", "cpu-1"]
+    for path in run.iterdir():
+        frame = load_run(path).frame()
+        assert sorted(frame["devices"]) == [1, 2]
+        assert (frame["status"] == "ok").all()
+        assert (frame["verified_bytes"] > 0).all()
+
+
+def test_at_once_a_visit_lasts_until_its_time_is_up(run: Path) -> None:
+    for path in run.iterdir():
+        stopped = {
+            (cell_of(record).devices, record.stopped_by) for record in records(path) if isinstance(record, Visit)
+        }
+        assert stopped == {(1, "max_samples"), (2, "time")}
+
+
+def test_the_report_puts_them_together(run: Path) -> None:
+    done = kvbench("report", run, cwd=run.parent)
+    assert done.returncode == 0, done.stderr
+    text = (run / "report" / "report.md").read_text()
+    assert "## Devices: swaps on all of them at once" in text
+    first, second = [line for line in text.splitlines() if line.startswith("| batched, h2d, 4 x 1")]
+    assert first.count("%") == 1
+    assert second.count("%") == 2  # its own share, and that of both
+
+
+def test_a_cell_that_fails_on_one_device_costs_its_share(tmp_path: Path) -> None:
+    """Both devices meet the fault in cells of two devices; those of one go on."""
+    done = kvbench("sweep", *two(), "--fault=error@call=2 when devices=2", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
+    for name in ("cpu-0", "cpu-1"):
+        assert {cell_of(record).devices for record in failures(tmp_path / "run" / name)} == {2}
+        visits = [record for record in records(tmp_path / "run" / name) if isinstance(record, Visit)]
+        assert {cell_of(visit).devices for visit in visits} == {1}
+        (command,) = {record.command for record in failures(tmp_path / "run" / name)}
+        assert "-a devices=2 --device cpu,cpu" in command
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device=cpu,auto"], "device:"),
+        (["--device=cpu", "-adevices=2"], "nothing to measure: 2 devices swap at once where --device names as many"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+    done = kvbench("sweep", *tiny()[1:], *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in error_line(done)
+
+
+def test_two_devices_swap_at_the_same_time(run: Path) -> None:
+    """Their visits of the cell of two overlap: they began within a second of each other, and took as long."""
+    began = [
+        [record.began for record in records(path) if isinstance(record, Visit) and cell_of(record).devices == 2]
+        for path in sorted(run.iterdir())
+        if path.name.startswith("cpu")
+    ]
+    assert np.abs(np.subtract(*began)).max() <= 1
+
+
+@pytest.mark.parametrize("device", ["cpu,cpu", "cuda:all"])
+def test_what_measures_one_device_refuses_several(tmp_path: Path, device: str) -> None:
+    done = kvbench("tune", "--device", device, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"--device {device}: only a new kvbench sweep measures several devices at once" in error_line(done)
+
+
+def test_one_of_several_runs_cannot_be_resumed(run: Path) -> None:
+    done = kvbench("sweep", "--resume", run / "cpu-1", cwd=run.parent)
+    assert done.returncode == 2
+    assert "--device cpu,cpu: only a new kvbench sweep measures several devices at once" in error_line(done)

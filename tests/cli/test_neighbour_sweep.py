@@ -1,0 +1,63 @@
+"""`kvbench sweep` beside neighbours on the cpu device: what is kept, what a death costs, what is skipped."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvbench.results import Visit
+from tests.command import cell_of, error_line, failures, kvbench, records, tiny
+
+BESIDE = ("--rounds=1", "--warmups=0", "--cell-seconds=0.3")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("neighbour")
+    cells = tiny(backend="batched", blocks="64", neighbour="none,idle,memory,swap,gemm", launch_bytes="whole,16KiB")
+    done = kvbench("sweep", *cells, *BESIDE, "--out", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_a_visit_keeps_both_sides(run: Path) -> None:
+    visits = {cell_of(record).neighbour: record for record in records(run) if isinstance(record, Visit)}
+    assert set(visits) == {"none", "idle", "memory", "swap"}
+    assert visits.pop("none").beside is None
+    assert all(visit.beside and visit.beside.neighbour_beside_us for visit in visits.values())
+
+
+def test_the_summary_has_their_columns_for_cells_beside_a_neighbour_alone(run: Path) -> None:
+    table = pd.read_csv(run / "summary.csv")
+    beside = table[table["neighbour"].isin(["idle", "memory", "swap"])]
+    for column in ("neighbour_slowdown", "swaps_alone_gbps", "swaps_beside_gbps", "exposure_us_per_gb"):
+        assert beside[column].notna().all()
+        assert table.loc[table["neighbour"].isna(), column].isna().all()
+    assert set(table.loc[table["neighbour"] == "gemm", "status"]) == {"skipped"}
+
+
+def test_the_death_of_a_neighbour_costs_its_cell(tmp_path: Path) -> None:
+    cells = tiny(backend="batched", neighbour="none,swap")
+    fault = "--fault=error@call=2 when neighbour=swap"  # among the first that the neighbour makes
+    done = kvbench("sweep", *cells, *BESIDE, fault, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
+    (failure,) = failures(tmp_path / "run")
+    assert failure.message.startswith("the neighbour died: EngineError: copy_batch: INJECTED_ERROR")
+    assert " -a neighbour=swap " in failure.command
+    assert [cell_of(record).neighbour for record in records(tmp_path / "run") if isinstance(record, Visit)] == ["none"]
+
+
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        ("neighbour=cat", "axis neighbour=cat: not one of none, idle, gemm, memory, decode, swap"),
+        ("burst=64MiB", "axis burst=64MiB: not none or a size every 1ms to 10000ms, such as 64MiB/50ms"),
+        ("rate_cap=fast", "axis rate_cap=fast: not a whole number from 1 to 10000 or none"),
+        ("launch_bytes=0", "axis launch_bytes=0: not a size from 1B to 16GiB"),
+        ("priority=urgent", "axis priority=urgent: not one of normal, low, high"),
+    ],
+)
+def test_a_wrong_value_is_one_line(tmp_path: Path, axis: str, message: str) -> None:
+    done = kvbench("sweep", f"-a{axis}", "--device=cpu", cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done) == message

@@ -1,0 +1,72 @@
+"""`kvbench sweep` as several ranks: each writes a run of its own, and they begin together."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbench.errors import UsageError
+from kvbench.results import load_run
+from kvbench.run.ranks import Rank, rank_of
+from tests.command import BRIEF, KVBENCH, error_line, kvbench, tiny
+
+TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
+SRUN = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize("environment", [TORCHRUN, SRUN])
+def test_a_rank_is_told_by_its_launcher(environment: dict[str, str]) -> None:
+    assert rank_of(environment) == Rank(3, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, TORCHRUN | {"WORLD_SIZE": "1"}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}]
+)
+def test_a_process_of_its_own_is_no_rank(environment: dict[str, str]) -> None:
+    assert rank_of(environment) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "visible", "device"),
+    [("auto", None, "cuda:1"), ("cuda", "4,5", "cuda:1"), ("auto", "7", "cuda:0"), ("cpu", None, "cpu")],
+)
+def test_each_rank_takes_its_gpu(asked: str, visible: str | None, device: str) -> None:
+    assert Rank(3, 1, 4).device(asked, visible) == device
+
+
+def test_a_rank_takes_no_other_gpu() -> None:
+    with pytest.raises(UsageError, match="--device cuda:all: each of 4 ranks takes the GPU of its own"):
+        Rank(3, 1, 4).device("cuda:all", None)
+
+
+def test_ranks_need_a_folder_and_a_place_to_meet(tmp_path: Path) -> None:
+    sweep = ("sweep", *tiny(), *BRIEF)
+    assert error_line(kvbench(*sweep, cwd=tmp_path, env=TORCHRUN)) == "4 ranks: say where their runs go, --out DIR"
+    done = kvbench(*sweep, "--out=run", cwd=tmp_path, env=TORCHRUN)
+    assert done.returncode == 2
+    assert "MASTER_ADDR and MASTER_PORT not set" in error_line(done)
+
+
+def test_two_ranks_write_a_run_each_and_are_reported_together(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [KVBENCH, "sweep", *tiny(), *BRIEF, "--out=run"],
+            cwd=tmp_path,
+            env=os.environ | own | {"RANK": str(number), "LOCAL_RANK": str(number)},
+            stdout=subprocess.DEVNULL,
+            stderr=sys.stderr,
+        )
+        for number in range(2)
+    ]
+    assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
+    assert all((load_run(tmp_path / "run" / f"rank-{number}").frame()["status"] == "ok").all() for number in range(2))
+    done = kvbench("report", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,81 @@
+"""Swaps beside every neighbour on a GPU: its stream never runs dry, bytes are right, doing nothing costs nothing."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from kvbench.backends.base import load_backends
+from kvbench.cells.axes import Direction, Neighbour, Priority, Reuse
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import HIGH_PRIORITY, Device, Stream, TimedRegion
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.visit import Bench
+from kvbench.measure.workload import Pools
+from kvbench.results import Beside
+from kvbench.sweep.spec import Sampling
+from tests.visits import measure
+
+pytestmark = pytest.mark.gpu
+
+SAMPLING = Sampling(warmups=1, cell_seconds=0.6)
+CELL = Cell("sm", Direction.D2H, 1024, 16384, sms=2, reuse=Reuse.FRESH, pool_bytes=1 << 28, neighbour=Neighbour.GEMM)
+NEIGHBOURS = [neighbour for neighbour in Neighbour if neighbour is not Neighbour.NONE]
+
+
+@pytest.fixture(scope="module")
+def bench(gpu: Device) -> Iterator[Bench]:
+    stream, urgent = Stream(gpu.driver), Stream(gpu.driver, HIGH_PRIORITY)
+    region, urgent_region = (TimedRegion(gpu.driver, each.handle, 300_000) for each in (stream, urgent))
+    pools, clocks = Pools(gpu, stream, 1 << 28), GpuClocks(gpu.name, None)
+    made = Bench(gpu, stream, region, pools, SteadyCpu(), clocks, urgent=(urgent, urgent_region))
+    yield made
+    for neighbour in made.neighbours.values():
+        neighbour.close()
+
+
+def beside(bench: Bench, cell: Cell) -> Beside:
+    found = measure(bench, load_backends()[cell.backend], cell, SAMPLING, 3, None)
+    assert found.verified_bytes > 2 * cell.swap_bytes
+    assert found.beside is not None
+    return found.beside
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("backend", ["per_block", "batched", "primed", "sm", "triton"])
+@pytest.mark.parametrize("neighbour", NEIGHBOURS)
+def test_every_neighbour_beside_every_backend(
+    bench: Bench, neighbour: Neighbour, backend: str, direction: Direction
+) -> None:
+    sms = 2 if backend in ("sm", "triton") else None
+    turns = beside(bench, replace(CELL, backend=backend, direction=direction, neighbour=neighbour, sms=sms))
+    assert min(len(turns.neighbour_alone_us), len(turns.neighbour_beside_us)) > 10
+    if neighbour is not Neighbour.SWAP:  # whose submission a loop of single copies may hold up
+        assert turns.dry == 0
+
+
+def test_a_neighbour_that_does_nothing_costs_nothing(bench: Bench) -> None:
+    turns = beside(bench, replace(CELL, neighbour=Neighbour.IDLE))
+    assert median(turns.neighbour_beside_us) == pytest.approx(median(turns.neighbour_alone_us), rel=0.005)
+    assert median(turns.swaps_beside_gbps) == pytest.approx(median(turns.swaps_alone_gbps), rel=0.05)
+
+
+def test_a_memory_bound_neighbour_runs_at_the_speed_of_device_memory(bench: Bench) -> None:
+    turns = beside(bench, replace(CELL, neighbour=Neighbour.MEMORY))
+    assert 100 < median(turns.neighbour_alone_us) < 2000  # 512 MiB read and written
+
+
+@pytest.mark.parametrize("priority", Priority)
+@pytest.mark.parametrize("neighbour", [Neighbour.GEMM, Neighbour.DECODE])
+def test_priorities(bench: Bench, neighbour: Neighbour, priority: Priority) -> None:
+    assert beside(bench, replace(CELL, neighbour=neighbour, priority=priority)).dry == 0
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("backend", ["batched", "sm", "triton"])
+def test_launches_and_a_rate_cap(bench: Bench, backend: str, direction: Direction) -> None:
+    sms = 2 if backend in ("sm", "triton") else None
+    cell = replace(CELL, backend=backend, direction=direction, sms=sms, launch_bytes=1 << 20, rate_cap=5)
+    assert max(beside(bench, cell).swaps_beside_gbps) <= 5.1

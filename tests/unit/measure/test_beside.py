@@ -1,0 +1,148 @@
+"""Swaps beside a neighbour on the cpu device: both sides are timed, swaps are paced and verified, a death is told."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from kvbench.backends.base import PreparedSwap, SwapRequest
+from kvbench.backends.batched import Batched
+from kvbench.backends.per_block import PerBlock
+from kvbench.cells.axes import Direction, Neighbour, Reuse
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import Stream, TimedRegion, open_device
+from kvbench.engine.faults import FaultPlan
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.visit import Bench, Measurement, set_up, visit
+from kvbench.measure.workload import Pools, VerificationError
+from kvbench.sweep.spec import Sampling
+from tests.unit.measure.test_visit import Recorded, every_other_block, honest
+from tests.visits import measure
+
+SAMPLING = Sampling(warmups=1, cell_seconds=0.3)
+CELL = Cell("batched", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=1 << 20, neighbour=Neighbour.IDLE)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    device = open_device("cpu", FaultPlan())
+    stream = Stream(device.driver)
+    region = TimedRegion(device.driver, stream.handle, 200_000)
+    made = Bench(device, stream, region, Pools(device, stream, 4 << 20), SteadyCpu(), GpuClocks("cpu", None))
+    yield made
+    for neighbour in made.neighbours.values():
+        neighbour.close()
+
+
+def measured(bench: Bench, **axes: object) -> Measurement:
+    return measure(bench, Batched(), replace(CELL, **axes), SAMPLING, 1, None)  # type: ignore[arg-type]
+
+
+class Mortal:
+    """Works some iterations long."""
+
+    in_stream = False
+
+    def __init__(self, iterations: int) -> None:
+        self.left = iterations
+
+    def thread(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def submit(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("out of breath")
+
+
+class Tiring(PerBlock):
+    """Swaps that leave blocks out from their fourth submission on."""
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        return Recorded(
+            lambda own, number, stream: (honest, every_other_block)[number > 3](own, number, stream)
+        ).create(request)
+
+
+@pytest.mark.parametrize("neighbour", [Neighbour.IDLE, Neighbour.MEMORY, Neighbour.SWAP])
+@pytest.mark.parametrize("direction", Direction)
+def test_both_sides_are_timed_alone_and_beside_the_other(
+    bench: Bench, neighbour: Neighbour, direction: Direction
+) -> None:
+    found = measured(bench, neighbour=neighbour, direction=direction)
+    beside = found.beside
+    assert beside is not None
+    assert min(len(beside.neighbour_alone_us), len(beside.neighbour_beside_us)) > 5
+    assert len(beside.swaps_alone_gbps) == len(beside.swaps_beside_gbps) == 2
+    assert min(*beside.swaps_alone_gbps, *beside.swaps_beside_gbps) > 0
+    assert min(*beside.one_block_alone_us, *beside.one_block_beside_us) > 0
+    assert len(found.samples) > 5
+    assert all(sample.wall_us >= sample.submit_us > 0 for sample in found.samples)
+    assert found.verified_bytes >= 3 * CELL.swap_bytes
+
+
+def test_an_idle_neighbour_takes_the_time_that_it_is_asked_for(bench: Bench) -> None:
+    beside = measured(bench).beside
+    assert beside is not None
+    assert min(beside.neighbour_alone_us) >= 0.9 * IDLE_US
+    assert median(beside.neighbour_alone_us) < 4 * IDLE_US
+
+
+def test_a_neighbour_runs_only_while_it_is_wanted(bench: Bench) -> None:
+    neighbour = RunningNeighbour(bench.device, stream := Stream(bench.device.driver), IdleWork(bench.device, stream))
+    before = neighbour.completed()
+    with neighbour.running():
+        pass
+    after = neighbour.completed()
+    threading.Event().wait(0.01)
+    assert before < after == neighbour.completed()
+    neighbour.close()
+
+
+@pytest.mark.parametrize("iterations", [2, 8])
+def test_the_death_of_a_neighbour_is_told(bench: Bench, iterations: int) -> None:
+    with pytest.raises(NeighbourError, match="the neighbour died: RuntimeError: out of breath"):  # noqa: PT012
+        neighbour = RunningNeighbour(bench.device, Stream(bench.device.driver), Mortal(iterations))
+        with neighbour.running():
+            threading.Event().wait(1.0)
+
+
+def test_a_backend_that_leaves_blocks_out_beside_a_neighbour_is_caught(bench: Bench) -> None:
+    with pytest.raises(VerificationError, match="in the block of descriptor"):
+        measure(bench, Tiring(), CELL, SAMPLING, 1, None)
+    assert measured(bench).beside is not None
+
+
+@pytest.mark.parametrize("neighbour", [Neighbour.NONE, Neighbour.IDLE])
+def test_a_swap_in_launches_moves_every_block(bench: Bench, neighbour: Neighbour) -> None:
+    found = measured(bench, launch_bytes=5 * 4096, neighbour=neighbour)
+    assert found.calls == 4
+    assert found.verified_bytes >= 3 * CELL.swap_bytes
+
+
+def test_a_rate_cap_is_kept_launch_by_launch(bench: Bench) -> None:
+    found = measured(bench, blocks=200, rate_cap=1, launch_bytes=10 * 4096)
+    least_us = 200 * 4096 / 1e3  # at 1 GB/s
+    assert min(sample.wall_us for sample in found.samples) >= least_us
+
+
+def test_bursts_are_as_far_apart_as_asked_for(bench: Bench) -> None:
+    found = measured(bench, burst="64KiB/20ms")
+    assert found.beside is not None
+    # turns of 50 ms begin with a burst of one swap, and have room for two more
+    assert len(found.samples) <= 6
+    assert max(found.beside.swaps_beside_gbps) <= 3 * CELL.swap_bytes / 50e-3 / 1e9
+
+
+def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: Bench) -> None:
+    ready = set_up(bench, Batched(), CELL, SAMPLING, 1)
+    for verify in (True, False, True):
+        found = visit(bench, ready, SAMPLING, None, is_first=False, verify=verify)
+        assert found.beside is not None
+        assert len(found.samples) > 5
+        assert (found.verified_bytes > 0) is verify

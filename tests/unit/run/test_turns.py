@@ -1,0 +1,71 @@
+"""Turns of several devices: one order, those of one device one by one, and nobody waits for a device that is gone."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kvbench.run.together import Turns
+
+
+def two() -> Turns:
+    turns = Turns()
+    turns.join(0)
+    turns.join(1)
+    return turns
+
+
+def test_visits_of_one_device_follow_each_other() -> None:
+    turns, inside, most = two(), [0], []
+
+    def visit(place: int) -> None:
+        for index in range(20):
+            with turns.taken(place, (0, 0, index), together=False) as present:
+                inside[0] += 1
+                most.append((inside[0], present))
+                inside[0] -= 1
+        turns.leave(place)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(visit, (0, 1)))
+    assert {count for count, _ in most} == {1}
+    assert len(most) == 40
+
+
+def test_visits_of_all_devices_are_made_at_once() -> None:
+    turns, meeting = two(), threading.Barrier(2, timeout=10)
+
+    def visit(place: int) -> int:
+        with turns.taken(place, (0, 0, 0), together=True) as present:
+            meeting.wait()
+        turns.leave(place)
+        return present
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(visit, (0, 1))) == [2, 2]
+
+
+def test_a_device_that_skips_a_visit_or_is_gone_is_not_waited_for() -> None:
+    turns = two()
+
+    def skips(place: int) -> None:
+        with turns.taken(place, (0, 0, 1), together=False):
+            pass
+        turns.leave(place)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(skips, 1)
+        with turns.taken(0, (0, 0, 0), together=True) as present:
+            assert present == 1
+        turns.leave(0)
+        other.result(timeout=10)
+    turns.join(0)
+    with turns.taken(0, (1, 0, 0), together=True) as present:
+        assert present == 1
+
+
+def test_an_interrupt_ends_the_waiting() -> None:
+    turns = two()
+    turns.stop()
+    with pytest.raises(KeyboardInterrupt), turns.taken(0, (0, 0, 0), together=False):
+        pass
