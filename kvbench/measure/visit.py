@@ -163,15 +163,11 @@ def visit(
     bench = bench.at(ready.cell.priority)
     cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
     state = cell.stream_state
-    verified_bytes = 0
     workload.verify_ms = 0.0
     take_alone = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.IDLE), Queue())
     take_busy = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.BUSY), Queue())
     with bench.device.injecting(fault), bench.neighbour(ready.backend, cell) as neighbour:
-        if verify:
-            bench.pools.rest()
-            take_alone()
-            verified_bytes += workload.verify()
+        verified_bytes = _check_one(bench, workload, take_alone) if verify else 0
         if is_first:
             _check_order(bench, prepared, workload)
         with bench.cpu.held(cpu) as held_cpu:
@@ -184,9 +180,7 @@ def visit(
             if prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY:
                 busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
         if verify:
-            verified_bytes += workload.verify()
-            take_alone()
-            verified_bytes += workload.verify()
+            verified_bytes += workload.verify() + _check_one(bench, workload, take_alone)
         else:
             workload.leave()
     times_us = [getattr(sample, state.swap_clock) for sample in samples]
@@ -208,6 +202,13 @@ def visit(
         warnings=[*_warnings(samples, cell), *_warnings_beside(beside), *prepared.warnings],
         beside=beside,
     )
+
+
+def _check_one(bench: Bench, workload: Workload, take: Callable[[], Sample]) -> int:
+    """Make one swap over memory at rest and compare it; return the bytes compared."""
+    bench.pools.rest()
+    take()
+    return workload.verify()
 
 
 def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:
