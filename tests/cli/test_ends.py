@@ -97,7 +97,7 @@ def completed(*words: str, cwd: Path) -> list[str]:
 
 def test_values_are_completed_and_no_space_follows_the_equals_sign(tmp_path: Path) -> None:
     names = completed("sweep", "-a", "b", cwd=tmp_path)
-    assert names == ["backend=", "blocks=", "block_size="]
+    assert names == ["backend=", "blocks=", "block_size=", "burst="]
     values = completed("sweep", "-a", "backend=b", cwd=tmp_path)
     assert "backend=batched" in values
     backend = completed("sweep", "-a", "backend", cwd=tmp_path)
