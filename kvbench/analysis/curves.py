@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 
 from kvbench.analysis.compare import Verdict, Visits, compare_visits
-from kvbench.analysis.intervals import Quartiles
 from kvbench.analysis.margins import KNEE, QUEUE_KNEE
 
 MIN_HEIGHT: Final = 1.5
@@ -81,17 +80,6 @@ class Crossover:
     above_bytes: int
     before: str
     after: str
-
-
-def winners(arms: Mapping[str, Mapping[int, Quartiles]]) -> dict[int, str | None]:
-    """Return the arm whose upper quartile lies below all others' lower ones, at every size that all arms have."""
-    common = sorted(set[int].intersection(*(set(times) for times in arms.values()))) if arms else []
-    found: dict[int, str | None] = {}
-    for size in common:
-        first, *others = sorted(arms, key=lambda name: (arms[name][size].median, name))
-        apart = all(arms[name][size].low > arms[first][size].high for name in others)
-        found[size] = first if apart else None
-    return found
 
 
 def crossovers(fastest: Mapping[int, str | None]) -> Sequence[Crossover]:

@@ -6,7 +6,6 @@ hand say; it knows nothing of a difference between two processes or two days.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
@@ -23,25 +22,6 @@ OUTLIER_SIGMAS: Final = 5.0
 _MIN_SPREAD: Final = 6
 _EXACT_UP_TO: Final = 500
 _MAD_TO_SIGMA: Final = 1.4826
-# How far two runs of one build may lie apart on one machine, measured one after the other: what is bound by the CPU
-# moves with whatever else a host does, and no control says by how much.
-DRIFT: Final = 0.05
-# Fewer have no order-statistic interval of 95%.
-MIN_PAIRS: Final = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Quartiles:
-    """Lower quartile, median, upper quartile, in the unit of the samples."""
-
-    low: float
-    median: float
-    high: float
-
-
-def quartiles(samples: Samples) -> Quartiles:
-    """Return the quartiles (numpy's linear rule); raises ValueError for no samples."""
-    return Quartiles(*np.quantile(checked(samples), (0.25, 0.5, 0.75)).tolist())
 
 
 def median_interval(samples: Samples) -> tuple[float, float]:
