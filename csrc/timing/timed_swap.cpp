@@ -20,7 +20,7 @@ Stream own(Stream stream) {
   refuse_legacy_stream(stream);
   return stream;
 }
-constexpr int kChainAttempts = 5;
+constexpr int kChainAttempts = 25;
 double to_us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
 void check(StreamState state, const Queue& queue) {

@@ -103,12 +103,12 @@ def test_a_line_is_switched_off_and_on(opened: Open, cliff: tuple[Run, Path]) ->
     page = opened(cliff[1])
     figure = figure_of(page)
     whole = painted(page, figure)
-    line = figure.get_by_role("button", name="triton, idle stream")
+    line = figure.get_by_role("button", name="triton (12 SMs), idle stream")
     line.click()
     expect(line).to_have_attribute("aria-pressed", "false")
     assert painted(page, figure)[0] != whole[0]
     over = figure.locator(".u-over").first
-    assert not any("triton, idle" in tip_at(page, over, step / 10) for step in range(11))
+    assert not any("triton" in tip_at(page, over, step / 10) for step in range(11))
     line.click()
     assert painted(page, figure) == whole
 
@@ -116,7 +116,7 @@ def test_a_line_is_switched_off_and_on(opened: Open, cliff: tuple[Run, Path]) ->
 def test_a_point_says_its_figures_and_opens_its_cell(opened: Open, cliff: tuple[Run, Path]) -> None:
     page = opened(cliff[1])
     said = tip_at(page, figure_of(page).locator(".u-over").first, 0.04)
-    found = re.search(r"(\w+), (\w+) stream\nblock size (.*): ([\d.]+) GB/s\nquartiles [\d.]+ to [\d.]+", said)
+    found = re.search(r"(\w+)(?: \(12 SMs\))?, (\w+) stream\nblock size (.*): ([\d.]+) GB/s\nquartiles [\d.]+ to [\d.]+", said)
     assert found
     page.mouse.down()
     page.mouse.up()
@@ -190,7 +190,7 @@ def test_cells_are_filtered_and_sorted(opened: Open, cliff: tuple[Run, Path]) ->
 def test_nothing_of_a_stranger_runs_or_loads(opened: Open, tmp_path: Path) -> None:
     bad = " ".join((*HOSTILE, "</script><script>window.pwned=1</script>", "<img src=x onerror=window.pwned=1>"))
     cells = synthetic.cliff_cells((256,))
-    visits = [msgspec.structs.replace(visit, path=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
+    visits = [msgspec.structs.replace(visit, chosen=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
     failure = msgspec.structs.replace(synthetic.failure(cells[1], bad), command=bad)
     records: list[Record] = [*visits, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
     identity = {"driver_version": bad, bad: bad}
