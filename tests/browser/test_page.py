@@ -108,7 +108,7 @@ def test_a_line_is_switched_off_and_on(opened: Open, cliff: tuple[Run, Path]) ->
     expect(line).to_have_attribute("aria-pressed", "false")
     assert painted(page, figure)[0] != whole[0]
     over = figure.locator(".u-over").first
-    assert not any("triton" in tip_at(page, over, step / 10) for step in range(11))
+    assert not any("triton (12 SMs), idle" in tip_at(page, over, step / 10) for step in range(11))
     line.click()
     assert painted(page, figure) == whole
 
@@ -116,7 +116,8 @@ def test_a_line_is_switched_off_and_on(opened: Open, cliff: tuple[Run, Path]) ->
 def test_a_point_says_its_figures_and_opens_its_cell(opened: Open, cliff: tuple[Run, Path]) -> None:
     page = opened(cliff[1])
     said = tip_at(page, figure_of(page).locator(".u-over").first, 0.04)
-    found = re.search(r"(\w+)(?: \(12 SMs\))?, (\w+) stream\nblock size (.*): ([\d.]+) GB/s\nquartiles [\d.]+ to [\d.]+", said)
+    line, point = r"(\w+)(?: \(12 SMs\))?, (\w+) stream", r"block size (.*): ([\d.]+) GB/s"
+    found = re.search(rf"{line}\n{point}\nquartiles [\d.]+ to [\d.]+", said)
     assert found
     page.mouse.down()
     page.mouse.up()
