@@ -22,7 +22,7 @@ def parse_size(text: str) -> int:
     scale = int("1" + "0" * len(fraction))
     scaled = int(whole + fraction) * factor
     if scaled % scale:
-        raise ValueError(f"{text!r} is no whole number of bytes")
+        raise ValueError(f"{text!r} is not a whole number of bytes")
     return scaled // scale
 
 

@@ -109,7 +109,7 @@ class Axis:
         try:
             step = int(parts[2][1:]) if geometric else parse_size(parts[2][1:])
         except ValueError:
-            raise self._refusal(item, f"the step {brief(parts[2])} is no whole number; {self._hint()}") from None
+            raise self._refusal(item, f"the step {brief(parts[2])} is not a whole number; {self._hint()}") from None
         if low > high or step < (2 if geometric else 1) or (geometric and low == 0):
             raise self._refusal(item, "a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)")
         values = [low]

@@ -65,7 +65,7 @@ class Pattern:
             return cls("tensors", terms=(Tensors(int(match[1]), 0),))
         if text.startswith("tensors-") and (terms := _terms(text.removeprefix("tensors-"))):
             return cls("tensors", terms=terms)
-        raise ValueError(f"{text!r} is no pattern; {_RIGHT}")
+        raise ValueError(f"{text!r} is not a pattern; {_RIGHT}")
 
     @classmethod
     def of_tensors(cls, *kinds: Tensors) -> "Pattern":

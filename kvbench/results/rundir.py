@@ -245,8 +245,8 @@ def _read_info(path: Path) -> RunInfo:
     try:
         data = read_capped(file, _INFO_CAP_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        what = f"is no run directory: it has no {RUN_FILE}" if path.is_dir() else "is no run directory: no such folder"
-        raise RunDirectoryError(f"{path} {what}") from None
+        why = f"it has no {RUN_FILE}" if path.is_dir() else "no such folder"
+        raise RunDirectoryError(f"{path} is not a run directory: {why}") from None
     try:
         schema = msgspec.json.decode(data, type=_Version).schema
         if schema > SCHEMA:

@@ -63,7 +63,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "-a", "block_size=4Kb"], ["block_size=4Kb", "KiB, MiB, GiB"]),
     (["sweep", "-a", "block_size=0"], ["block_size=0", "from 1B to 16GiB"]),
     (["sweep", "-a", "block_size=32GiB"], ["block_size=32GiB", "from 1B to 16GiB"]),
-    (["sweep", "-a", "block_size=0.3B"], ["block_size=0.3B", "no whole number of bytes"]),
+    (["sweep", "-a", "block_size=0.3B"], ["block_size=0.3B", "not a whole number of bytes"]),
     (["sweep", "-a", "direction=up"], ["direction=up", "h2d, d2h"]),
     (["sweep", "-a", "stream_state=both"], ["stream_state=both", "idle, busy"]),
     (["sweep", "-a", "order=fifo"], ["order=fifo", "stream, during_api_call, any"]),
@@ -106,14 +106,14 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--fault=slow=1 when blokcs=1"], ["filter 'blokcs=1'", "unknown axis 'blokcs'"]),
     (["sweep", "--fault=slow=1;"], ["--fault ''", "KIND=NUMBER [when FILTER]"]),
     # run directories
-    (["sweep", "--resume=nowhere"], ["nowhere is no run directory: no such folder"]),
-    (["sweep", "--resume=."], [". is no run directory: it has no run.json"]),
-    (["sweep", "--resume=bad.toml"], ["bad.toml is no run directory"]),
+    (["sweep", "--resume=nowhere"], ["nowhere is not a run directory: no such folder"]),
+    (["sweep", "--resume=."], [". is not a run directory: it has no run.json"]),
+    (["sweep", "--resume=bad.toml"], ["bad.toml is not a run directory"]),
     (["sweep", "--resume=nowhere", "--out=there"], ["--resume", "leave out --dry-run and --out"]),
     (["sweep", "--resume=nowhere", "--dry-run"], ["--resume", "leave out --dry-run and --out"]),
-    (["sweep", "--resume=no\nwhere"], ["is no run directory"]),
+    (["sweep", "--resume=no\nwhere"], ["is not a run directory"]),
     (["sweep", "--out=bad.toml/a\nb"], ["cannot write to bad.toml/a", "not a directory"]),
-    (["report", "nowhere", "-o", "there"], ["nowhere is no run directory: no such folder"]),
+    (["report", "nowhere", "-o", "there"], ["nowhere is not a run directory: no such folder"]),
 ]
 
 

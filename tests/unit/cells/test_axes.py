@@ -78,7 +78,7 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
         ("blocks", "", "axis blocks=: an empty value; for example blocks=16,64,256"),
         ("blocks", "1:8", "axis blocks=1:8: a range is lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
         ("blocks", "1:8:2", "axis blocks=1:8:2: a range is lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
-        ("blocks", "1:8:xy", "axis blocks=1:8:xy: the step xy is no whole number; for example blocks=16,64,256"),
+        ("blocks", "1:8:xy", "axis blocks=1:8:xy: the step xy is not a whole number; for example blocks=16,64,256"),
         ("blocks", "8:1:x2", "axis blocks=8:1:x2: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"),
         ("blocks", "1:8:x1", "axis blocks=1:8:x1: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"),
         ("blocks", "1:8:+0", "axis blocks=1:8:+0: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"),

@@ -191,7 +191,7 @@ def test_run_json_that_is_no_object(run: Path, text: str) -> None:
 def test_what_is_no_run_directory(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    with pytest.raises(RunDirectoryError, match=r"is no run directory: it has no run\.json"):
+    with pytest.raises(RunDirectoryError, match=r"is not a run directory: it has no run\.json"):
         load_run(tmp_path)
     for path in (file, tmp_path / "absent"):
         with pytest.raises(RunDirectoryError, match="no such folder"):
