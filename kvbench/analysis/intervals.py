@@ -21,7 +21,7 @@ CONFIDENCE: Final = 0.95
 OUTLIER_SIGMAS: Final = 5.0
 _MIN_SPREAD: Final = 6
 _EXACT_UP_TO: Final = 500
-_MAD_TO_SIGMA: Final = 1.4826
+MAD_TO_SIGMA: Final = 1.4826
 
 
 def median_interval(samples: Samples) -> tuple[float, float]:
@@ -46,7 +46,7 @@ def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
     _, middle, _ = grouped_quartiles(values, counts)
     distance = np.abs(values - np.repeat(middle, counts))
     _, spread, _ = grouped_quartiles(distance, counts)
-    sigma = np.repeat(_MAD_TO_SIGMA * spread, counts)
+    sigma = np.repeat(MAD_TO_SIGMA * spread, counts)
     enough = np.repeat(counts >= _MIN_SPREAD, counts)
     return (distance > OUTLIER_SIGMAS * sigma) & (sigma > 0) & enough
 

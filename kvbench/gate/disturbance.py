@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.analysis.intervals import OUTLIER_SIGMAS, Floats
+from kvbench.analysis.intervals import MAD_TO_SIGMA, OUTLIER_SIGMAS, Floats
 
 Mask = npt.NDArray[np.bool_]
 
@@ -16,7 +16,6 @@ CPU_APART: Final = 0.15
 SLOW_LINK: Final = 0.02
 # The SM clock of a GPU that nothing limits stays where it is.
 SLOW_CLOCK: Final = 0.03
-_MAD_TO_SIGMA: Final = 1.4826
 
 
 def outlying(times_us: Floats, least: float) -> Mask:
@@ -25,7 +24,7 @@ def outlying(times_us: Floats, least: float) -> Mask:
     if not known.size:
         return np.zeros(times_us.shape, dtype=bool)
     middle = float(np.median(known))
-    sigma = _MAD_TO_SIGMA * float(np.median(np.abs(known - middle)))
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(known - middle)))
     return np.asarray(np.nan_to_num(times_us) > middle + max(least * middle, OUTLIER_SIGMAS * sigma))
 
 
