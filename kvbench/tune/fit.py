@@ -124,9 +124,8 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
 
 def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
     def rank(choice: Choice) -> tuple[int, int, int, str]:
-        simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
         near = neighbours.index(choice) if choice in neighbours else len(neighbours)
-        return sms_of(choice), simplicity, near, str(choice)
+        return *preference(choice), near, str(choice)
 
     fastest = min(arms, key=lambda choice: (median(arms[choice].values()), str(choice)))
     loss = {choice: compare_visits(arms[fastest], visits, IN_TURN) for choice, visits in arms.items()}
@@ -145,6 +144,12 @@ _NOT_SLOWER: Final = (Verdict.SAME, Verdict.FASTER)
 def _least(found: Comparison) -> float:
     """Return how much time a candidate may take at least; without an interval its own ratio says it."""
     return found.low if math.isfinite(found.high) else found.ratio
+
+
+def preference(choice: Choice) -> tuple[int, int]:
+    """Return what ties go by, the smaller first: the SMs that a choice takes, then how simple it is."""
+    simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
+    return sms_of(choice), simplicity
 
 
 def sms_of(choice: Choice) -> int:
