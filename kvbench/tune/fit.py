@@ -119,7 +119,9 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
             max((point for point in found if point[0] == size), default=None),
             max((point for point in found if point[1] == count), default=None),
         )
-        found[size, count] = _decide(_raced(times[size, count]), [found[point].choice for point in near if point is not None])
+        found[size, count] = _decide(
+            _raced(times[size, count]), [found[point].choice for point in near if point is not None]
+        )
     return found
 
 
