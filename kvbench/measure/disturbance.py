@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, TypeVar
 
+from kvbench.analysis.margins import SLOW_CPU
 from kvbench.machine.probes import clock_limits, sm_clock_mhz
 from kvbench.machine.sources import Machine, Sources, open_machine
 
 Value = TypeVar("Value")
 
-# The fixed piece of work that probes a CPU takes up to 1.2 times its best time on a quiet host, and twice on a core
-# whose other thread works.
-SLOW_CPU: Final = 1.5
 # Between the first and the second half of a visit; samples of one visit scatter by less on a quiet machine.
 STEP: Final = 1.3
 _MIN_STEPPING: Final = 6
@@ -48,7 +46,7 @@ def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[
     `slowdowns` are of the CPU, before and behind the samples; `times_us` the samples in their order.
     """
     found = []
-    if (slowest := max(slowdowns)) > SLOW_CPU:
+    if (slowest := max(slowdowns)) > 1 + SLOW_CPU.fraction:
         found.append(f"the CPU took {slowest:.1f} times as long as at its best")
     if limits := sorted(_LIMITS.intersection(clocks.limits)):
         found.append(f"the GPU's clocks were limited: {', '.join(limits)}")
