@@ -136,6 +136,12 @@ def backend_named(name: str) -> Backend | None:
     return _load(known[name]) if name in known else None
 
 
+@cache
+def is_own(name: str) -> bool:
+    """Return whether an installed backend comes with kvbench; to look them all up takes as long as a short visit."""
+    return installed()[0][name].own
+
+
 def load_backends() -> Mapping[str, Backend]:
     """Return every installed backend by its name; one that fails to load is there with its reason."""
     return {name: _load(backend) for name, backend in installed()[0].items()}

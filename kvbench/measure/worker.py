@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from kvbench.backends.base import backend_named, facts_of
+from kvbench.backends.base import backend_named, facts_of, is_own
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import (
@@ -36,7 +36,6 @@ from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Beside, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
 from kvbench.run import protocol
-from kvbench.sweep.installed import installed
 from kvbench.units import rough_size
 
 # Lengths of the delay kernel that are tried when a device is opened: that in front of `primed`, and a long one.
@@ -206,7 +205,7 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
             depth_held=flags("depth_held") if cell.queued else None,
         ),
         stopped_by=taken.stopped_by,
-        path=f"{taken.path.value}{CLAIMED if not installed()[0][cell.backend].own else ''}",
+        path=f"{taken.path.value}{'' if is_own(cell.backend) else CLAIMED}",
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
         cpu=taken.cpu,
