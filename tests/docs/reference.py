@@ -22,6 +22,7 @@ from kvbench.results import COLUMNS, RunInfo, load_run
 from kvbench.results.schema import SAMPLE_COLUMNS, Record
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
 from kvbench.sweep.installed import installed
+from kvbench.sweep.plan import FREE_SHARE
 from kvbench.sweep.spec import LIMITS, Sampling
 from kvbench.text import meaning
 from kvbench.tune.answer import answers_of
@@ -101,7 +102,8 @@ def faults() -> str:
 def config_keys() -> str:
     options = {name: said for name, _, _, said in _fields(WhereOptions)}
     rows = [(code(name), kind, default, said) for name, kind, default, said in _fields(ConfigFile)]
-    rows += [(code(f"limits.{name}"), "a size", "what is free", options[name]) for name in LIMITS]
+    free = f"{FREE_SHARE:.0%} of what is free"
+    rows += [(code(f"limits.{name}"), "a size", free, options[name]) for name in LIMITS]
     return table(("key", "takes", "default", "what it says"), rows)
 
 
