@@ -1,6 +1,5 @@
 """The figures of README, from the runs of a committed report."""
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -11,6 +10,7 @@ import pandas as pd
 
 from kvbench.analysis.margins import KNEE
 from kvbench.report.numbers import figure, size
+from kvbench.results import Run, load_run
 from tests.docs.markup import code, table
 
 ROOT: Final = Path(__file__).parents[2]
@@ -99,12 +99,12 @@ def _locality() -> str:
 
 
 def _origin(run: str) -> str:
-    told = json.loads((RUNS / run / "run.json").read_text())
-    identity, rounds = told["identity"], told["spec"]["sampling"]["rounds"]
+    info = committed(run).info
+    identity, rounds = info.identity, info.spec["sampling"]["rounds"]
     return (
-        f"{identity['gpu_name']}, driver {identity['driver_version']}, {told['created'][:10]}. A figure is the median "
+        f"{identity['gpu_name']}, driver {identity['driver_version']}, {info.created[:10]}. A figure is the median "
         f"of {rounds} visits, with its 95% interval: the latency of one swap on an idle stream, other blocks "
-        f"every time, scattered over 16 GiB on both sides. Measured by {code(' '.join(told['command']))}: "
+        f"every time, scattered over 16 GiB on both sides. Measured by {code(' '.join(info.command))}: "
         f"[report]({_LINK}/report.md), [runs]({_LINK}/runs)."
     )
 
@@ -117,13 +117,19 @@ def _evidence(heading: str, words: str = "") -> str:
 
 
 @cache
-def _summary(run: str) -> pd.DataFrame:
-    return pd.read_csv(RUNS / run / "summary.csv")
+def committed(run: str) -> Run:
+    """Return a run of the report."""
+    return load_run(RUNS / run)
+
+
+@cache
+def _frame(run: str) -> pd.DataFrame:
+    return committed(run).frame()
 
 
 def _cells(run: str, **values: Any) -> pd.DataFrame:
     """Return the cells of shuffled blocks with these values; a kernel goes by its rule unless it is named."""
-    frame = _summary(run)
+    frame = _frame(run)
     for name, value in ({"pattern": "shuffled", "kernel": ""} | values).items():
         column = frame[name].astype(object).where(frame[name].notna(), "")
         frame = frame[column.isin(value if isinstance(value, tuple) else (value,))]

@@ -1,6 +1,6 @@
 """What commands print, as the documents show it: on committed runs, so that it is the same on every machine."""
 
-import re
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -13,34 +13,26 @@ _RUN: Final = (RUNS / "engine").relative_to(ROOT).as_posix()
 
 @dataclass(frozen=True)
 class Example:
-    """A command and which lines of its output are shown: the first ones, and those that match `also`."""
+    """A command, and the filter behind it that shortens what it prints."""
 
     arguments: str
-    first: int
-    also: str = r"(?!)"
+    pipe: str = "cat"
 
     def block(self) -> str:
         done = kvbench(*self.arguments.split(), cwd=ROOT, env={"COLUMNS": "80"})
         assert done.returncode == 0, done.stderr
-        return f"```console\n$ kvbench {self.arguments}\n{self._shown(done.stdout.splitlines())}\n```"
-
-    def _shown(self, lines: list[str]) -> str:
-        """Return the lines that are shown, with an ellipsis for each gap."""
-        kept: list[str] = []
-        for number, line in enumerate(lines):
-            if number < self.first or re.search(self.also, line):
-                kept.append(line.rstrip())
-            elif kept[-1:] != ["…"]:
-                kept.append("…")
-        return "\n".join(kept)
+        kept = subprocess.run(["bash", "-c", self.pipe], input=done.stdout, capture_output=True, text=True, check=True)
+        behind = "" if self.pipe == "cat" else f" | {self.pipe}"
+        lines = "\n".join(line.rstrip() for line in kept.stdout.splitlines())
+        return f"```console\n$ kvbench {self.arguments}{behind}\n{lines}\n```"
 
 
 EXAMPLES: Final[Mapping[str, Example]] = {
-    "output-show": Example(f"show {_RUN}", first=14),
-    "output-tune": Example(f"tune {_RUN} --backends batched,sm", first=8),
-    "output-vllm": Example(f"tune {_RUN} --export vllm", first=1, also=r"^\w+="),
-    "output-snippet": Example(f"report {_RUN} --snippet threshold", first=99),
-    "output-rules": Example(f"gate rules {_RUN}", first=99),
-    "output-models": Example("list models", first=99),
+    "output-show": Example(f"show {_RUN}", "head -14"),
+    "output-tune": Example(f"tune {_RUN}", "grep '10000 blocks of'"),
+    "output-vllm": Example(f"tune {_RUN} --export vllm", "grep -v '^#' | grep ."),
+    "output-snippet": Example(f"report {_RUN} --snippet threshold"),
+    "output-rules": Example(f"gate rules {_RUN}"),
+    "output-models": Example("list models"),
 }
 MAKERS: Final[Mapping[str, Callable[[], str]]] = {name: example.block for name, example in EXAMPLES.items()}

@@ -18,7 +18,7 @@ from kvbench.errors import EXIT_CODES
 from kvbench.gate.judgement import VERDICTS, GateVerdict
 from kvbench.gate.outcomes import QUANTITIES
 from kvbench.gate.rules import KEYS
-from kvbench.results import COLUMNS, RunInfo, load_run
+from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.schema import SAMPLE_COLUMNS, Record
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
 from kvbench.sweep.installed import installed
@@ -27,7 +27,7 @@ from kvbench.sweep.spec import LIMITS, Sampling
 from kvbench.text import meaning
 from kvbench.tune.answer import answers_of
 from kvbench.tune.exports import EXPORTS, export
-from tests.docs.figures import RUNS
+from tests.docs.figures import committed
 from tests.docs.markup import code, table
 
 A_GPU: Final = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
@@ -127,7 +127,7 @@ def backends() -> str:
 
 
 def exports() -> str:
-    answers = answers_of([load_run(RUNS / "engine")], lambda _: True, None)
+    answers = answers_of([committed("engine")], lambda _: True, None)
     rows = []
     for name in EXPORTS:
         made = export(name, answers)
