@@ -30,7 +30,7 @@ class Example:
 EXAMPLES: Final[Mapping[str, Example]] = {
     "output-show": Example(f"show {_RUN}", "head -14"),
     "output-tune": Example(f"tune {_RUN}", "grep '10000 blocks of'"),
-    "output-vllm": Example(f"tune {_RUN} --export vllm", "grep -v '^#' | grep ."),
+    "output-vllm": Example(f"tune {_RUN} --export vllm --budget-sms 32", "grep -v '^#' | grep ."),
     "output-snippet": Example(f"report {_RUN} --snippet threshold"),
     "output-rules": Example(f"gate rules {_RUN}"),
     "output-models": Example("list models"),
