@@ -12,7 +12,7 @@ RUN := runs/make-$(shell date -u +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup sweep reports docs test lint types imports cxx-format sanitize sanitize-memory sanitize-threads unit \
+.PHONY: help setup sweep reports test lint types imports cxx-format sanitize sanitize-memory sanitize-threads unit \
     fuzz format clean
 
 help: ## Show this text
@@ -31,9 +31,6 @@ reports: $(STAMP) ## Remake every committed report from the runs beside it; chan
 	@export LC_ALL=C; for runs in reports/*/runs; do \
 	    [ ! -d "$$runs" ] || $(BIN)/kvbench report "$$runs"/* -o "$${runs%/runs}" || exit $$?; \
 	done
-
-docs: $(STAMP) ## Write the generated parts of README and docs/ again
-	$(BIN)/python -m tests.docs
 
 test: lint types imports cxx-format sanitize unit ## Every check that CI runs
 
@@ -62,6 +59,10 @@ sanitize-memory sanitize-threads: $(STAMP)
 
 unit: $(STAMP) ## pytest; tests that need a GPU are skipped, and said so, where there is none
 	$(BIN)/python -m pytest
+
+.PHONY: docs
+docs: $(STAMP) ## Write the generated parts of README and docs/ again
+	$(BIN)/python -m tests.docs
 
 fuzz: $(STAMP) ## 5 000 cases of hostile input, other ones every time; some minutes
 	$(BIN)/python -m tests.fuzz --cases 5000
