@@ -16,8 +16,8 @@ DOCUMENTS: Final = (
     ROOT / "reports" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 )
-# Written by a module of its own, which takes minutes.
-OTHERS: Final = frozenset({"simulation"})
+# Blocks that other modules write.
+OTHERS: Final = frozenset({"cards", "simulation"})
 MAKERS: Final[Mapping[str, Callable[[], str]]] = reference.MAKERS | figures.MAKERS | outputs.MAKERS
 _BLOCK: Final = re.compile(r"(<!-- (?P<name>[\w-]+): begin -->\n)(?P<text>.*?)(<!-- (?P=name): end -->)", re.DOTALL)
 
@@ -38,7 +38,7 @@ def without_blocks(text: str) -> str:
 
 
 def _made(name: str, text: str) -> str:
-    return text if name in OTHERS else _once(name)
+    return _once(name) if name in MAKERS else text
 
 
 @cache

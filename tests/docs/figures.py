@@ -83,7 +83,7 @@ def _limit() -> str:
         f"**Small scattered blocks meet address translation, not the link.** The GPU addresses "
         f"{swap.limit_blocks_per_s / 1e6:.0f} million scattered blocks a second, whatever the SM count. Blocks below "
         f"{large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB cannot fill the link: 1 KiB blocks stop at "
-        f"{figure(swap.gbps)} GB/s. ({_evidence('KV-block swaps', 'Limits')})"
+        f"{figure(swap.gbps)} GB/s. ([Limits]({_LINK}/report.md))"
     )
 
 
@@ -109,11 +109,12 @@ def _origin(run: str) -> str:
     )
 
 
-def _evidence(heading: str, words: str = "") -> str:
+def _evidence(heading: str) -> str:
     """Return a link to the section of the report whose heading begins so."""
-    (found,) = re.findall(rf"^#+ ({re.escape(heading)}.*)$", (REPORT / "report.md").read_text(), re.MULTILINE)
-    anchor = re.sub(r"[^\w\- ]", "", found.lower()).replace(" ", "-")
-    return f"[{words or heading}]({_LINK}/report.md#{anchor})"
+    found = re.findall(rf"^#+ ({re.escape(heading)}.*)$", (REPORT / "report.md").read_text(), re.MULTILINE)
+    assert len(found) == 1, f"{REPORT.name}/report.md has {len(found)} headings that begin with {heading}"
+    anchor = re.sub(r"[^\w\- ]", "", found[0].lower()).replace(" ", "-")
+    return f"[{heading}]({_LINK}/report.md#{anchor})"
 
 
 @cache

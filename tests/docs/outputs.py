@@ -23,12 +23,12 @@ class Example:
         assert done.returncode == 0, done.stderr
         kept = subprocess.run(["bash", "-c", self.pipe], input=done.stdout, capture_output=True, text=True, check=True)
         behind = "" if self.pipe == "cat" else f" | {self.pipe}"
-        lines = "\n".join(line.rstrip() for line in kept.stdout.splitlines())
+        lines = "\n".join(line.rstrip() for line in kept.stdout.strip().splitlines())
         return f"```console\n$ kvbench {self.arguments}{behind}\n{lines}\n```"
 
 
 EXAMPLES: Final[Mapping[str, Example]] = {
-    "output-show": Example(f"show {_RUN}", "head -14"),
+    "output-show": Example(f"show {_RUN}", "sed '/^$/q'"),
     "output-tune": Example(f"tune {_RUN}", "grep '10000 blocks of'"),
     "output-vllm": Example(f"tune {_RUN} --export vllm --budget-sms 32", "grep -v '^#' | grep ."),
     "output-snippet": Example(f"report {_RUN} --snippet threshold"),
