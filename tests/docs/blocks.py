@@ -18,7 +18,11 @@ DOCUMENTS: Final = (
 )
 # Blocks that other modules write.
 OTHERS: Final = frozenset({"cards", "simulation"})
-MAKERS: Final[Mapping[str, Callable[[], str]]] = reference.MAKERS | figures.MAKERS | outputs.MAKERS
+MAKERS: Final[Mapping[str, Callable[[], str]]] = {
+    **reference.MAKERS,
+    **figures.MAKERS,
+    **outputs.MAKERS,
+}
 _BLOCK: Final = re.compile(r"(<!-- (?P<name>[\w-]+): begin -->\n)(?P<text>.*?)(<!-- (?P=name): end -->)", re.DOTALL)
 
 

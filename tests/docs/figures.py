@@ -24,7 +24,7 @@ _TODAY: Final = {"backend": "triton", "sms": 12, "kernel": "vllm"}
 
 def numbers() -> str:
     """Six figures, the ceiling below them, and where they come from."""
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         "`batched`: `cuMemcpyBatchAsync` as it is": {"backend": "batched"},
         "`triton`: a Triton kernel in vLLM's launch shape, 12 SMs": _TODAY,
         "`sm`: the copy kernel of kvbench, 4 SMs": {"backend": "sm", "sms": 4},
