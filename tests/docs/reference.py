@@ -155,7 +155,8 @@ def _command(words: tuple[str, ...], command: Any) -> str:
     for param in command.params:
         text, default = _told(param)
         name = ", ".join(code(word) for word in param.opts) if param not in arguments else code(_metavar(param))
-        rows.append((name, "" if param in arguments else code(_metavar(param)), default, text))
+        value = _choices(param) or ("" if param in arguments else _metavar(param))
+        rows.append((name, code(value), default, text))
     usage = " ".join(("kvbench", *words, "[OPTIONS]", *map(_metavar, arguments)))
     parts = [f"## kvbench {' '.join(words)}", command.help, f"```\n{usage}\n```"]
     return "\n\n".join([*parts, table(("option or argument", "value", "default", "meaning"), rows)])
@@ -176,10 +177,12 @@ def _metavar(param: Any) -> str:
         return str(param.metavar or (name if param.required else f"[{name}]"))
     if getattr(param, "is_flag", False):
         return ""
-    kind = param.type_descriptor.annotation
-    if choices := getattr(kind, "__members__", None):
-        return "|".join(member.value for member in choices.values())
-    return {int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(kind, "TEXT")
+    return {int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(param.type_descriptor.annotation, "TEXT")
+
+
+def _choices(param: Any) -> str:
+    members = getattr(param.type_descriptor.annotation, "__members__", {})
+    return "|".join(member.value for member in members.values())
 
 
 def _fields(kind: Any) -> Iterator[tuple[str, str, str, str]]:
