@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from kvbench.backends.base import Mechanism
 from kvbench.cells.cell import AXES
 from kvbench.cli.main import app
 from kvbench.engine.faults import KINDS, NO_BATCH
@@ -185,6 +186,12 @@ def test_an_option_that_is_spoken_of_exists(document: Path) -> None:
 def test_every_verdict_and_every_quantity_of_the_gate_is_documented() -> None:
     assert names_in(rows_below(REFERENCE / "gate.md", "verdict")) == list(GateVerdict)
     assert names_in(rows_below(REFERENCE / "gate.md", "quantity")) == list(QUANTITIES)
+
+
+def test_the_contract_of_a_backend_names_every_mechanism_and_every_optional_axis() -> None:
+    assert names_in(rows_below(HOW_TO / "backend.md", "`Mechanism`")) == list(Mechanism.__members__)
+    (axes,) = [row[1] for row in rows_below(HOW_TO / "backend.md", "member") if row[0] == code("axes(device)")]
+    assert re.findall("`([a-z_]+)`", axes) == [axis.name for axis in AXES.values() if axis.depends_on_backend]
 
 
 def test_the_documented_rules_are_rules(tmp_path: Path) -> None:
