@@ -18,6 +18,8 @@ BETWEEN_RUNS: Final = Margin(
 )
 GATE: Final = Margin(0.03, "it is the smallest change that a gate is asked to find; cells with a floor have their own")
 CONTROL: Final = Margin(0.02, "large plain copies on a quiet link repeat more closely than that")
+CONTROL_CPU: Final = Margin(0.10, "a fixed piece of work takes so much longer where a CPU's other thread is at work")
+INLINE: Final = Margin(0.25, "where the CPU copies, the host's other work moves the time of one visit by up to as much")
 TIED: Final = Margin(0.03, "a swap that gains no more is no reason to take SMs from a model")
 CLIFF: Final = Margin(0.25, "what every descriptor costs makes GB/s grow with the size, up to as fast as the size does")
 KNEE: Final = Margin(0.05, "what more SMs gain beyond it costs the neighbour more than it brings")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import Comparison, Verdict, Visits, compare_visits
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
@@ -111,6 +111,7 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
     Of those that lose at most `TIED` to the fastest the one with the fewest SMs is taken, of several the simplest way,
     of several again the choice of a neighbour: that with fewer blocks, else that of the smaller size. Points are taken
     in that order. A candidate that clearly loses more than runs of one build may differ by is not among `others`.
+    One with too few visits for a verdict, where others have enough, was given up by a search and is not considered.
     """
     found: dict[Point, Decision] = {}
     for size, count in sorted(times):
@@ -118,15 +119,21 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
             max((point for point in found if point[0] == size), default=None),
             max((point for point in found if point[1] == count), default=None),
         )
-        found[size, count] = _decide(times[size, count], [found[point].choice for point in near if point is not None])
+        found[size, count] = _decide(
+            _raced(times[size, count]), [found[point].choice for point in near if point is not None]
+        )
     return found
+
+
+def _raced(arms: Arms) -> Arms:
+    enough = min(MIN_PAIRS, max(len(visits) for visits in arms.values()))
+    return {choice: visits for choice, visits in arms.items() if len(visits) >= enough}
 
 
 def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
     def rank(choice: Choice) -> tuple[int, int, int, str]:
-        simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
         near = neighbours.index(choice) if choice in neighbours else len(neighbours)
-        return sms_of(choice), simplicity, near, str(choice)
+        return *preference(choice), near, str(choice)
 
     fastest = min(arms, key=lambda choice: (median(arms[choice].values()), str(choice)))
     loss = {choice: compare_visits(arms[fastest], visits, IN_TURN) for choice, visits in arms.items()}
@@ -145,6 +152,12 @@ _NOT_SLOWER: Final = (Verdict.SAME, Verdict.FASTER)
 def _least(found: Comparison) -> float:
     """Return how much time a candidate may take at least; without an interval its own ratio says it."""
     return found.low if math.isfinite(found.high) else found.ratio
+
+
+def preference(choice: Choice) -> tuple[int, int]:
+    """Return what ties go by, the smaller first: the SMs that a choice takes, then how simple it is."""
+    simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
+    return sms_of(choice), simplicity
 
 
 def sms_of(choice: Choice) -> int:

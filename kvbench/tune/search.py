@@ -1,10 +1,11 @@
 """Which visits a tuning makes: all candidates at first, then those that may still be chosen, then between sizes.
 
-What is dropped early is far behind, by more than twice what runs of one build may differ by. A verdict needs six
-visits, and whatever may be chosen gets them.
+A candidate is dropped early where it is far behind the fastest, or no faster than one that the rule of
+`decide_all` prefers. A verdict needs six visits, and whatever may be chosen gets them.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -15,11 +16,15 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Visit
 from kvbench.tune.answer import VLLM_SMS
-from kvbench.tune.fit import Decision, choice_at, decide_all, sms_of
+from kvbench.tune.fit import Decision, choice_at, decide_all, preference, sms_of
 from kvbench.tune.table import Choice
 
-# After so many visits of each: how many times the best time a candidate may take to go on.
-DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 2.0, 2: 1.4, 3: 1.3, 4: 1.2, 5: 1.2}
+# After so many visits of each, a candidate goes on that takes at most so many times the best time, and less than so
+# many times that of every candidate which would be chosen before it if both were as fast.
+DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 1.6, 2: 1.25, 3: 1.15, 4: 1.1, 5: 1.1}
+OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 1.1, 2: 1.02, 3: 0.995, 4: 0.99, 5: 0.99}
+# What answers compare with is visited so often even where it is far behind.
+REFERENCE_VISITS: Final = 3
 # A point that is still open gets no more visits than these.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
@@ -31,16 +36,27 @@ class Search:
     """A search among the cells of a plan; `note` tells it what was measured, `stages` says what to visit next."""
 
     def __init__(
-        self, cells: Iterable[Cell], first_sizes: Sequence[int], seed: int, in_time: Callable[[], bool]
+        self,
+        cells: Iterable[Cell],
+        first_sizes: Sequence[int],
+        sustained_counts: Sequence[int],
+        seed: int,
+        in_time: Callable[[], bool],
     ) -> None:
         """Start with the block sizes `first_sizes`, or with all where none of them is there.
 
-        `in_time` says whether there is time for more than six visits, and for more sizes.
+        Sustained swaps are measured at the numbers of blocks `sustained_counts`, or at all where none of them is there:
+        a chain of swaps depends little on the length of each. `in_time` says whether there is time for more than six
+        visits, and for more sizes.
         """
+        every = list(cells)
+        counts = {cell.blocks for cell in every}
+        counts = counts & set(sustained_counts) or counts
         self._cells: dict[Place, dict[Choice, Cell]] = {}
-        for cell in cells:
-            place = cell.direction, cell.stream_state, cell.block_bytes, cell.blocks
-            self._cells.setdefault(place, {})[choice_at(cell)] = cell
+        for cell in every:
+            if cell.stream_state is not StreamState.SUSTAINED or cell.blocks in counts:
+                place = cell.direction, cell.stream_state, cell.block_bytes, cell.blocks
+                self._cells.setdefault(place, {})[choice_at(cell)] = cell
         sizes = {place[2] for place in self._cells}
         self._first_sizes = sizes & set(first_sizes) or sizes
         self._times: dict[Cell, dict[int, float]] = {}
@@ -54,8 +70,8 @@ class Search:
 
     @property
     def expected_visits(self) -> int:
-        """A guess of how many visits it takes: most candidates are far behind after two."""
-        return 3 * sum(len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
+        """A guess of how many visits it takes: most candidates are dropped after one or two."""
+        return 2 * sum(len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
         """Yield what to visit, with the number of the round, stage by stage; a stage rests on all before it."""
@@ -77,13 +93,22 @@ class Search:
     def _still(self, place: Place, own: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
         """Return the candidates of a place that go on after so many visits."""
         measured = {choice: cell for choice, cell in own.items() if len(self._times.get(cell, {})) == made}
+        if not measured:
+            return {}
         if made >= MIN_PAIRS:
             decision = self._decide(place)
             wanted = {decision.choice, decision.fastest, *decision.others} if decision and decision.others else set()
             return {choice: cell for choice, cell in measured.items() if choice in wanted}
         times = {choice: median(self._times[cell].values()) for choice, cell in measured.items()}
-        most = DROPPED_BEYOND[made] * min(times.values(), default=0.0)
-        return {choice: measured[choice] for choice, us in times.items() if us <= most or _is_reference(choice)}
+        most = DROPPED_BEYOND[made] * min(times.values())
+
+        def goes_on(choice: Choice) -> bool:
+            preferred = [times[other] for other in times if preference(other) < preference(choice)]
+            outdone = times[choice] >= OUTDONE_BEYOND[made] * min(preferred, default=math.inf)
+            return times[choice] <= most and not outdone
+
+        wanted = {choice for choice in times if goes_on(choice) or (_is_reference(choice) and made < REFERENCE_VISITS)}
+        return {choice: measured[choice] for choice in wanted}
 
     def _decide(self, place: Place) -> Decision | None:
         arms = {choice: self._times[cell] for choice, cell in self._cells[place].items() if cell in self._times}
