@@ -60,6 +60,10 @@ sanitize-memory sanitize-threads: $(STAMP)
 unit: $(STAMP) ## pytest; tests that need a GPU are skipped, and said so, where there is none
 	$(BIN)/python -m pytest
 
+.PHONY: docs
+docs: $(STAMP) ## Write the generated parts of README and docs/ again
+	$(BIN)/python -m tests.docs
+
 fuzz: $(STAMP) ## 5 000 cases of hostile input, other ones every time; some minutes
 	$(BIN)/python -m tests.fuzz --cases 5000
 

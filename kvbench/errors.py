@@ -1,6 +1,7 @@
 """What can go wrong, each with the exit code that the command line gives it."""
 
 from enum import IntEnum
+from typing import Final
 
 
 class ExitCode(IntEnum):
@@ -14,6 +15,19 @@ class ExitCode(IntEnum):
     FAILED_CELLS = 5
     UNFORESEEN = 70
     INTERRUPTED = 130
+
+
+EXIT_CODES: Final = {
+    ExitCode.DONE: "done",
+    ExitCode.REGRESSION: "`kvbench gate` found a regression or a broken rule",
+    ExitCode.USAGE: "bad input: one line names the option, the value and what would be right",
+    ExitCode.INCONCLUSIVE: "`kvbench gate` cannot tell: the comparison is undecided, or something else disturbed it",
+    ExitCode.MISMATCH: "two things that must match do not: a run to resume or to compare with, floors or rules of "
+    "another sweep or machine",
+    ExitCode.FAILED_CELLS: "cells failed or are missing, the sweep stopped early, or `kvbench doctor` failed a check",
+    ExitCode.UNFORESEEN: "an internal error: one line describes it and says how to report it",
+    ExitCode.INTERRUPTED: "interrupted; everything measured is kept",
+}
 
 
 def brief(text: str) -> str:

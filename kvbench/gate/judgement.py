@@ -40,6 +40,16 @@ class GateVerdict(StrEnum):
         return _EXIT_CODES.get(self, ExitCode.DONE)
 
 
+VERDICTS: Final[Mapping[GateVerdict, str]] = {
+    GateVerdict.FAILED: "a cell failed, was not verified or is missing on one side, or a rule has no cells to judge",
+    GateVerdict.CONTAMINATED: "the controls moved, which no build changes: nothing is judged",
+    GateVerdict.SLOWER: "the whole interval lies above the margin, at two looks in a row or at the last",
+    GateVerdict.BROKEN: "a rule about one run does not hold",
+    GateVerdict.UNDECIDED: "the interval crosses the margin, and the plan or the time has ended",
+    GateVerdict.SAME: "the whole interval lies within the margin",
+    GateVerdict.HOLDS: "a rule about one run holds",
+    GateVerdict.FASTER: "the whole interval lies below the margin, at two looks in a row or at the last",
+}
 _BY_BADNESS: Final = list(GateVerdict)
 _EXIT_CODES: Final[Mapping[GateVerdict, ExitCode]] = {
     GateVerdict.FAILED: ExitCode.FAILED_CELLS,

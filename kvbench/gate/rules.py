@@ -24,6 +24,15 @@ _KINDS: Final[dict[str, type[Rule]]] = {
     "crossover": CrossoverBetween,
 }
 _A_LIMIT: Final = 'a number, "0.8 ceiling", or a factor and a filter such as "2 backend=batched"'
+KEYS: Final = {
+    "cells": "the cells of the rule, in the grammar of `--filter`; for a crossover without backend and block size",
+    "at_least": "lower bound on each of these cells: a number, or a factor followed by `ceiling` or by a filter",
+    "at_most": "upper bound on each of these cells, written in the same way",
+    "quantity": "the quantity that the bound is on, as the median of the cell (default: gbps)",
+    "no_cliff_above": f"no curve of these cells has a higher cliff; a jump below {MIN_HEIGHT} is not a cliff",
+    "crossover": "two backends: which of them is faster changes with the block size",
+    "between": "the two block sizes between which that change lies",
+}
 _RIGHT: Final = {
     "config": 'the name of a config, such as "cliff"',
     "rule": "a list of tables, at least one; write [[rule]]",

@@ -20,7 +20,10 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     A model is the name of a preset or the path of a config.json; `@tpN` behind it is a number of ranks of its own.
     """
 
-    models: tuple[str, ...] = ()
+    models: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(description="names of presets or paths of config.json; `@tpN` gives a model its own ranks"),
+    ] = ()
     tp: Annotated[Ranks | None, msgspec.Meta(description="ranks that a model's KV heads are spread over")] = None
     tokens: Annotated[Tokens | None, msgspec.Meta(description="tokens of a model that one swap moves")] = None
     block_tokens: Annotated[BlockTokens | None, msgspec.Meta(description="tokens of a model in one block")] = None

@@ -40,25 +40,32 @@ _Path = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(EffectivePath)})({re.
 
 
 class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """run.json: where a run comes from and how it ended.
+    """run.json: where a run comes from and how it ended."""
 
-    `created` is ISO 8601 in UTC; `spec` is the resolved sweep in plain form; `device` holds the fields of DeviceFacts,
-    `backends` those of the backends that were asked for, both as they were then; `identity_hash` is that of `identity`;
-    each of `observed` has `at` = "start" or "end".
-    """
-
-    schema: int = SCHEMA
-    kvbench: str
-    created: str
-    command: list[str]
-    spec: dict[str, Any]
-    device: dict[str, Scalar]
-    identity: dict[str, Scalar]
-    identity_hash: str
-    observed: list[dict[str, Any]] = []
-    backends: list[BackendFacts] = []
-    status: RunStatus = "running"
-    status_reason: str | None = None
+    # fmt: off
+    schema: Annotated[int, msgspec.Meta(
+        description="version of this layout; a reader refuses a newer one than it knows")] = SCHEMA
+    kvbench: Annotated[str, msgspec.Meta(description="version of kvbench")]
+    created: Annotated[str, msgspec.Meta(description="when the run began, ISO 8601 in UTC")]
+    command: Annotated[list[str], msgspec.Meta(description="the command line")]
+    spec: Annotated[dict[str, Any], msgspec.Meta(
+        description="the sweep as it was resolved: axes, filters, sampling, limits, seed, policy, models")]
+    device: Annotated[dict[str, Scalar], msgspec.Meta(
+        description="the device, with the memory that was free when the run began")]
+    identity: Annotated[dict[str, Scalar], msgspec.Meta(
+        description="what makes two machines the same kind: GPU, driver, CUDA, CPU, link, libraries, hash of the "
+        "engine's sources")]
+    identity_hash: Annotated[str, msgspec.Meta(description="hash of `identity`")]
+    observed: Annotated[list[dict[str, Any]], msgspec.Meta(
+        description='state of the machine, `at` "start" and "end": clocks, link, temperature, throttling, load, other '
+        "processes; and why a value is missing")] = []
+    backends: Annotated[list[BackendFacts], msgspec.Meta(
+        description="the backends asked for, as they were: package and version, axes, why one was unavailable; "
+        "`--resume` continues with these")] = []
+    status: Annotated[RunStatus, msgspec.Meta(
+        description="`running`, `complete`, `interrupted` or `stopped`")] = "running"
+    status_reason: Annotated[str | None, msgspec.Meta(description="why the run did not complete")] = None
+    # fmt: on
 
 
 class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):

@@ -18,17 +18,25 @@ from kvbench.text import Line, check_keys, convert, hint, located, name_of, show
 _RawAxes = dict[str, Any]
 
 
-class _ConfigFile(ModelChoice, forbid_unknown_fields=True, kw_only=True, frozen=True):
+class ConfigFile(ModelChoice, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """A config as TOML holds it, models among its keys; the axes are checked by their own grammar."""
 
-    question: Line = ""
-    device: DeviceName = "auto"
-    seed: Seed = 0
-    filters: tuple[str, ...] = ()
-    axes: _RawAxes = msgspec.field(default_factory=dict)
-    group: Annotated[list[_RawAxes], msgspec.Meta(min_length=1)] = msgspec.field(default_factory=lambda: [{}])
-    sampling: Sampling = Sampling()
-    limits: _RawAxes = msgspec.field(default_factory=dict)
+    # fmt: off
+    question: Annotated[Line, msgspec.Meta(description="the question that the sweep answers, one line")] = ""
+    device: Annotated[DeviceName, msgspec.Meta(description="the device, as `--device` takes it")] = "auto"
+    seed: Annotated[Seed, msgspec.Meta(description="seed of bytes, places and order")] = 0
+    filters: Annotated[tuple[str, ...], msgspec.Meta(
+        description="conditions that every cell meets, each as `--filter` takes it")] = ()
+    axes: Annotated[_RawAxes, msgspec.Meta(
+        description="table: values on axes, for all groups")] = msgspec.field(default_factory=dict)
+    group: Annotated[list[_RawAxes], msgspec.Meta(min_length=1,
+        description="tables `[[group]]`: values on axes; the sweep is the union of its groups, "
+        "each the cross product of its values")] = msgspec.field(default_factory=lambda: [{}])
+    sampling: Annotated[Sampling, msgspec.Meta(description="table: how cells are sampled")] = Sampling()
+    limits: Annotated[_RawAxes, msgspec.Meta(
+        description="table: the memory that may be used, `host_memory` and `device_memory`")] = msgspec.field(
+        default_factory=dict)
+    # fmt: on
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -62,7 +70,7 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
         misplaced = [key for key in table if key in AXES]
         if misplaced:
             raise UsageError(f"{misplaced[0]} is an axis; write it below [axes] or [[group]]")
-        file: _ConfigFile = convert(table, _ConfigFile)
+        file: ConfigFile = convert(table, ConfigFile)
         models = ModelChoice(**{name: getattr(file, name) for name in ModelChoice.__struct_fields__})
         common = _axes(file.axes, "[axes]")
         groups = tuple(common | _axes(group, f"[[group]] {place}") for place, group in enumerate(file.group, start=1))

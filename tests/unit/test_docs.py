@@ -1,16 +1,17 @@
 """The documents say what the code does: their tables are its words, their commands run, their links lead somewhere."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
 
+from kvbench.backends.base import Mechanism
 from kvbench.cells.cell import AXES
 from kvbench.cli.main import app
 from kvbench.engine.faults import KINDS, NO_BATCH
@@ -21,23 +22,17 @@ from kvbench.gate.rules import load_rules
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.schema import SAMPLE_COLUMNS, EffectivePath
 from kvbench.sweep.config import load_config, shipped_configs
+from kvbench.tune.table import load_policy
 from tests.command import kvbench
-from tests.markdown import anchors
+from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks
+from tests.docs.reference import leaves
+from tests.markdown import anchors, tokens
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
-REPORTS = ROOT / "reports" / "README.md"
-DOCUMENTS = (README, CONTRIBUTING, REPORTS, ROOT / "CHANGELOG.md")
-
-
-def leaves(group: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield every command below a group, with the words that call it."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from leaves(command, *names, name)
-        else:
-            yield (*names, name), command
+REFERENCE = ROOT / "docs" / "reference"
+HOW_TO = ROOT / "docs" / "how-to"
+MEASURING = ROOT / "docs" / "measuring.md"
 
 
 COMMANDS = dict(leaves(typer.main.get_command(app)))
@@ -84,8 +79,15 @@ def kvbench_commands() -> list[list[str]]:
     return [words[1:] for line in lines if (words := shlex.split(line, comments=True)) and words[0] == "kvbench"]
 
 
+def planned(words: list[str]) -> list[str]:
+    """Return a sweep's arguments without those that its plan does not depend on."""
+    where = words.index("--out") if "--out" in words else len(words)
+    return words[:where] + words[where + 2 :]
+
+
 def python_blocks() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    texts = (document.read_text() for document in DOCUMENTS)
+    return [block for text in texts for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")
@@ -99,21 +101,49 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.returncode == 0, done.stderr
     done = kvbench("tune", "runs/mine", "-p", "mine.toml", cwd=folder)
     assert done.returncode == 0, done.stderr
+    (folder / "reports").symlink_to(ROOT / "reports")
     return folder
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_generated_block_is_as_it_is_made_now(name: str) -> None:
+    (document,) = [document for document in DOCUMENTS if name in names_of(document.read_text())]
+    (text,) = re.findall(rf"<!-- {name}: begin -->.*?<!-- {name}: end -->", document.read_text(), re.DOTALL)
+    assert filled(text) == text, f"{document.relative_to(ROOT)}: run make docs"
+
+
+def test_every_block_has_a_maker() -> None:
+    names = [name for document in DOCUMENTS for name in names_of(document.read_text())]
+    assert sorted(set(names) - OTHERS) == sorted(MAKERS)
+    assert len(set(names)) == len(names)
+
+
+def test_the_front_door_is_short_and_shows_numbers_first() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 200
+    assert any(re.search(r"\*\*\d.*GB/s|\| \*\*\d", line) for line in lines[:24])  # the first screen
+
+
+def test_a_generated_block_is_markdown() -> None:
+    """A comment does not swallow the table, the list or the block of code behind it."""
+    kinds = [token.type for token in tokens(README.read_text())]
+    assert {"table_open", "bullet_list_open", "fence", "image"} <= set(kinds)
+    assert kinds.count("table_open") == 2
+    assert kinds.count("fence") >= 8
 
 
 def test_every_axis_is_documented_in_its_own_words() -> None:
     expected = [(code(axis.name), axis.help, code(f"-a {axis.name}={axis.example}")) for axis in AXES.values()]
-    assert rows_below(README, "axis") == expected
+    assert [row[:3] for row in rows_below(REFERENCE / "axes.md", "axis")] == expected
 
 
 def test_every_config_is_documented_with_its_question() -> None:
     expected = [(code(name), load_config(path).question) for name, path in shipped_configs().items()]
-    assert rows_below(README, "config") == expected
+    assert rows_below(REFERENCE / "config.md", "config") == expected
 
 
 def test_every_column_of_the_summary_is_documented() -> None:
-    rows = rows_below(README, "column")
+    rows = rows_below(REFERENCE / "columns.md", "column")
     assert names_in(rows) == list(COLUMNS)
     assert {row[0]: row[1] for row in rows if "," not in row[0]} == {
         code(name): text for name, text in COLUMNS.items() if not re.search("_us_(median|q1|q3)$", name)
@@ -121,42 +151,68 @@ def test_every_column_of_the_summary_is_documented() -> None:
 
 
 def test_every_column_of_the_samples_is_documented_in_its_own_words() -> None:
-    assert rows_below(README, "sample column") == [(code(name), text) for name, text in SAMPLE_COLUMNS.items()]
+    expected = [(code(name), text) for name, text in SAMPLE_COLUMNS.items()]
+    assert rows_below(REFERENCE / "columns.md", "sample column") == expected
 
 
 def test_every_field_of_run_json_is_documented() -> None:
-    assert names_in(rows_below(README, "field")) == list(RunInfo.__struct_fields__)
+    assert names_in(rows_below(REFERENCE / "run-directory.md", "field")) == list(RunInfo.__struct_fields__)
 
 
 def test_every_exit_code_is_documented() -> None:
-    assert names_in(rows_below(README, "code")) == [str(int(exit_code)) for exit_code in ExitCode]
+    assert names_in(rows_below(REFERENCE / "exit-codes.md", "code")) == [str(int(exit_code)) for exit_code in ExitCode]
 
 
 @pytest.mark.parametrize("path", EffectivePath)
 def test_every_effective_path_is_explained(path: str) -> None:
-    assert f"\n- `{path}`: " in README.read_text()
+    assert f"\n- `{path}`: " in MEASURING.read_text()
 
 
 @pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
 def test_every_command_and_option_is_documented(name: tuple[str, ...]) -> None:
-    shown = "\n".join(path.read_text() for path in (README, CONTRIBUTING))
-    options = {text for option in COMMANDS[name].params for text in option.opts if text.startswith("--")}
-    missing = sorted(text for text in options - {"--axis", "--output"} if text not in shown)  # shown as -a and -o
-    assert " ".join(("kvbench", *name)) in shown
-    assert not missing
+    _, _, shown = (REFERENCE / "commands.md").read_text().partition(f"\n## kvbench {' '.join(name)}\n")
+    own, _, _ = shown.partition("\n## ")
+    options = {text for option in COMMANDS[name].params for text in option.opts if text.startswith("-")}
+    assert options <= set(re.findall(r"`(-[^`]+)`", own))
+
+
+@pytest.mark.parametrize("document", [README, *sorted(HOW_TO.glob("*.md")), ROOT / "docs" / "tutorial.md"], ids=str)
+def test_an_option_that_is_spoken_of_exists(document: Path) -> None:
+    known = {text for command in COMMANDS.values() for option in command.params for text in option.opts}
+    spoken = set(re.findall(r"`(--[a-z-]+)[^`]*`", document.read_text()))
+    assert spoken <= known | {"--help", "--"}
 
 
 def test_every_verdict_and_every_quantity_of_the_gate_is_documented() -> None:
-    assert names_in(rows_below(README, "verdict")) == list(GateVerdict)
-    said = re.search(r"QUANTITY is (.*?), each", README.read_text(), re.DOTALL)
-    assert said is not None
-    assert set(re.findall("`(.*?)`", said[1])) == set(QUANTITIES)
+    assert names_in(rows_below(REFERENCE / "gate.md", "verdict")) == list(GateVerdict)
+    assert names_in(rows_below(REFERENCE / "gate.md", "quantity")) == list(QUANTITIES)
+
+
+def test_the_contract_of_a_backend_names_every_mechanism_and_every_optional_axis() -> None:
+    assert names_in(rows_below(HOW_TO / "backend.md", "`Mechanism`")) == list(Mechanism.__members__)
+    (axes,) = [row[1] for row in rows_below(HOW_TO / "backend.md", "member") if row[0] == code("axes(device)")]
+    assert re.findall("`([a-z_]+)`", axes) == [axis.name for axis in AXES.values() if axis.depends_on_backend]
 
 
 def test_the_documented_rules_are_rules(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```toml\n(config = .*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    text = (HOW_TO / "gate.md").read_text()
+    (block,) = re.findall(r"^```toml\n(config = .*?)^```", text, re.DOTALL | re.MULTILINE)
     (tmp_path / "rules.toml").write_text(block)
     assert len(load_rules(tmp_path / "rules.toml").rules) == block.count("[[rule]]")
+
+
+def test_the_documented_config_is_a_config(tmp_path: Path) -> None:
+    text = (REFERENCE / "config.md").read_text()
+    (block,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "mine.toml").write_text(block)
+    assert len(load_config(tmp_path / "mine.toml").groups) == block.count("[[group]]")
+
+
+def test_the_documented_policy_is_a_policy(tmp_path: Path) -> None:
+    text = (REFERENCE / "policy.md").read_text()
+    (block,) = re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (tmp_path / "policy.toml").write_text(block)
+    assert len(load_policy(tmp_path / "policy.toml").tables) == block.count("[[tables]]")
 
 
 def test_every_fault_is_documented_in_its_own_words() -> None:
@@ -175,10 +231,10 @@ def test_a_documented_command_parses(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [words for words in kvbench_commands() if words[0] == "sweep" and "--resume" not in words],
+    sorted({tuple(planned(words)) for words in kvbench_commands() if words[0] == "sweep" and "--resume" not in words}),
     ids=shlex.join,
 )
-def test_a_documented_sweep_can_be_planned(arguments: list[str], tmp_path: Path, folder: Path) -> None:
+def test_a_documented_sweep_can_be_planned(arguments: tuple[str, ...], tmp_path: Path, folder: Path) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "mine.toml").symlink_to(folder / "mine.toml")
     # A backend that is yet to be written stands for one that is there.
@@ -205,9 +261,17 @@ def test_a_documented_command_on_a_run_runs(arguments: list[str], folder: Path) 
 @pytest.mark.parametrize("block", python_blocks())
 def test_documented_python_runs(block: str, folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", block], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", block],
+        cwd=folder,
+        env=os.environ | {"MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
+    for name in re.findall(r'savefig\("(.*?)"\)', block):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(ROOT)))
@@ -223,10 +287,15 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert not dead
 
 
-@pytest.mark.parametrize("document", [README, CONTRIBUTING, REPORTS], ids=lambda document: document.name)
+@pytest.mark.parametrize(
+    "document",
+    [document for document in DOCUMENTS if document.name != "CHANGELOG.md"],
+    ids=lambda document: str(document.relative_to(ROOT)),
+)
 def test_no_measured_figure_is_typed(document: Path) -> None:
+    text = without_blocks(document.read_text())  # what is generated comes from committed runs
     # what a user writes into a file, such as a rule, is no measurement
-    text = re.sub(r"^```toml\n.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"`-a \S+`", "", text)  # nor is what stands on an axis
+    text = re.sub(r"^```toml\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"-a \S+", "", text)  # nor is what stands on an axis
     assert not re.findall(r"\d[\d.,]*\s*(?:[KMG]B/s|GB per|µs|us\b|ms\b|times\b|-fold|x\b)", text)
     assert not re.findall(r"\b(?:24|28) ?KiB|\b25088\b", text)

@@ -1,0 +1,50 @@
+"""The blocks of the documents that are generated: `<!-- NAME: begin -->`, what is made, `<!-- NAME: end -->`."""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from tests.docs import figures, outputs, reference
+
+ROOT: Final = Path(__file__).parents[2]
+DOCUMENTS: Final = (
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "reports" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
+# Blocks that other modules write.
+OTHERS: Final = frozenset({"cards", "simulation"})
+MAKERS: Final[Mapping[str, Callable[[], str]]] = {
+    **reference.MAKERS,
+    **figures.MAKERS,
+    **outputs.MAKERS,
+}
+_BLOCK: Final = re.compile(r"(<!-- (?P<name>[\w-]+): begin -->\n)(?P<text>.*?)(<!-- (?P=name): end -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """Return a document with each of its blocks made again."""
+    return _BLOCK.sub(lambda found: found[1] + _made(found["name"], found["text"]) + found[4], text)
+
+
+def names_of(text: str) -> list[str]:
+    """Return the names of the blocks of a document."""
+    return [found["name"] for found in _BLOCK.finditer(text)]
+
+
+def without_blocks(text: str) -> str:
+    """Return what was typed of a document."""
+    return _BLOCK.sub("", text)
+
+
+def _made(name: str, text: str) -> str:
+    return _once(name) if name in MAKERS else text
+
+
+@cache
+def _once(name: str) -> str:
+    return f"{MAKERS[name]().strip()}\n"

@@ -1,0 +1,154 @@
+"""The figures of README, from the runs of a committed report."""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from kvbench.analysis.margins import KNEE
+from kvbench.report.numbers import figure, size
+from kvbench.results import Run, load_run
+from tests.docs.markup import code, table
+
+ROOT: Final = Path(__file__).parents[2]
+# The report that README shows.
+REPORT: Final = ROOT / "reports" / "nvidia-h200-2026-11-22"
+RUNS: Final = REPORT / "runs"
+_LINK: Final = REPORT.relative_to(ROOT).as_posix()
+_SWAP: Final = {"blocks": 10_000, "block_size": "4KiB", "stream_state": "idle", "coalesce": ("", "off")}
+_TODAY: Final = {"backend": "triton", "sms": 12, "kernel": "vllm"}
+
+
+def numbers() -> str:
+    """Six figures, the ceiling below them, and where they come from."""
+    ways: dict[str, dict[str, Any]] = {
+        "`batched`: `cuMemcpyBatchAsync` as it is": {"backend": "batched"},
+        "`triton`: a Triton kernel in vLLM's launch shape, 12 SMs": _TODAY,
+        "`sm`: the copy kernel of kvbench, 4 SMs": {"backend": "sm", "sms": 4},
+    }
+    rows = [
+        (words, *(_with_interval(_cell("engine", **_SWAP, **values, direction=way)) for way in ("h2d", "d2h")))
+        for words, values in ways.items()
+    ]
+    ceilings = (_cell("engine", **_SWAP, backend="batched", direction=way).ceiling_gbps for way in ("h2d", "d2h"))
+    rows.append(("the ceiling: large plain copies", *map(figure, ceilings)))
+    chart = "Throughput against block size of fresh blocks for batched copies, primed copies and two copy kernels"
+    return "\n\n".join(
+        (
+            table(("one swap of 10 000 blocks of 4 KiB, GB/s", "host to GPU", "GPU to host"), rows, numbers=2),
+            _origin("engine"),
+            f"![{chart}, with the ceiling of the card]({_LINK}/cliff-engine.png)",
+        )
+    )
+
+
+def surprises() -> str:
+    return "\n".join(f"- {line}" for line in (_cliff(), _few_sms(), _limit(), _locality()))
+
+
+def _cliff() -> str:
+    swap = {"backend": "batched", "direction": "h2d", "blocks": 1024}
+    idle = _cells("quick", **swap, stream_state="idle").sort_values("block_bytes")
+    below = idle[idle.path == "CPU inline"].iloc[-1]
+    above = idle[idle.block_bytes > below.block_bytes].iloc[0]
+    busy = _cell("quick", **swap, stream_state="busy", block_size=below.block_size)
+    last = _size(below.block_size)
+    return (
+        f"**The cliff at {last} is the CPU.** On an idle stream, `cuMemcpyBatchAsync` copies host blocks of up to "
+        f"{last} on the calling thread: {last} blocks move at {figure(below.gbps)} GB/s, {_size(above.block_size)} "
+        f"blocks at {figure(above.gbps)}. With work pending on the stream, the copy engine moves the {last} blocks at "
+        f"{figure(busy.gbps)} GB/s (execution alone). ({_evidence('Cliff')}, run `quick`; "
+        f"[why](reports/README.md#why-the-cliff-exists-and-how-to-check-it))"
+    )
+
+
+def _few_sms() -> str:
+    swap = _SWAP | {"block_size": "16KiB", "backend": "sm", "direction": "h2d"}
+    ladder = _cells("engine", **swap).sort_values("sms")
+    every = ladder.iloc[-1]
+    few = ladder[ladder.gbps >= (1 - KNEE.fraction) * ladder.gbps.max()].iloc[0]
+    return (
+        f"**{few.sms:.0f} SMs fill the link.** With {few.sms:.0f} SMs, `sm` moves 16 KiB blocks to the GPU at "
+        f"{figure(few.gbps)} GB/s; with all {every.sms:.0f} SMs, at {figure(every.gbps)}. ({_evidence('SM ladder')})"
+    )
+
+
+def _limit() -> str:
+    swap = _cells("engine", backend="sm", direction="h2d", blocks=50_000, block_size="1KiB").iloc[0]
+    large_gbps = _cells("engine", backend="sm", direction="h2d", block_size="16KiB").iloc[0].roof_gbps
+    return (
+        f"**Small scattered blocks meet address translation, not the link.** The GPU addresses "
+        f"{swap.limit_blocks_per_s / 1e6:.0f} million scattered blocks a second, whatever the SM count. Blocks below "
+        f"{large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB cannot fill the link: 1 KiB blocks stop at "
+        f"{figure(swap.gbps)} GB/s. ([Limits]({_LINK}/report.md))"
+    )
+
+
+def _locality() -> str:
+    swap = {"backend": "batched", "direction": "h2d", "blocks": 1024, "block_size": "16KiB"}
+    hot = _cell("locality", **swap, pool="dense", reuse="same")
+    fresh = _cell("locality", **swap, pool="16GiB", reuse="fresh")
+    return (
+        f"**A hot benchmark flatters.** Batched copies move the same 1 024 blocks of 16 KiB, side by side, at "
+        f"{figure(hot.gbps)} GB/s, and other blocks out of 16 GiB, as an engine swaps, at {figure(fresh.gbps)}. "
+        f"({_evidence('Locality')})"
+    )
+
+
+def _origin(run: str) -> str:
+    info = committed(run).info
+    identity, rounds = info.identity, info.spec["sampling"]["rounds"]
+    return (
+        f"{identity['gpu_name']}, driver {identity['driver_version']}, {info.created[:10]}. A figure is the median "
+        f"of {rounds} visits, with its 95% interval: the latency of one swap on an idle stream, other blocks "
+        f"every time, scattered over 16 GiB on both sides. Measured by {code(' '.join(info.command))}: "
+        f"[report]({_LINK}/report.md), [runs]({_LINK}/runs)."
+    )
+
+
+def _evidence(heading: str) -> str:
+    """Return a link to the section of the report whose heading begins so."""
+    found = re.findall(rf"^#+ ({re.escape(heading)}.*)$", (REPORT / "report.md").read_text(), re.MULTILINE)
+    assert len(found) == 1, f"{REPORT.name}/report.md has {len(found)} headings that begin with {heading}"
+    anchor = re.sub(r"[^\w\- ]", "", found[0].lower()).replace(" ", "-")
+    return f"[{heading}]({_LINK}/report.md#{anchor})"
+
+
+@cache
+def committed(run: str) -> Run:
+    """Return a run of the report."""
+    return load_run(RUNS / run)
+
+
+@cache
+def _frame(run: str) -> pd.DataFrame:
+    return committed(run).frame()
+
+
+def _cells(run: str, **values: Any) -> pd.DataFrame:
+    """Return the cells of shuffled blocks with these values; a kernel goes by its rule unless it is named."""
+    frame = _frame(run)
+    for name, value in ({"pattern": "shuffled", "kernel": ""} | values).items():
+        column = frame[name].astype(object).where(frame[name].notna(), "")
+        frame = frame[column.isin(value if isinstance(value, tuple) else (value,))]
+    return frame
+
+
+def _cell(run: str, **values: Any) -> Any:
+    found = _cells(run, **values)
+    assert len(found) == 1, f"{run} has {len(found)} cells of {values}"
+    return found.iloc[0]
+
+
+def _with_interval(cell: Any) -> str:
+    return f"**{figure(cell.gbps)}** ({figure(cell.gbps_low)} to {figure(cell.gbps_high)})"
+
+
+def _size(text: str) -> str:
+    return size(text).replace("\N{NO-BREAK SPACE}", " ")
+
+
+MAKERS: Final[Mapping[str, Callable[[], str]]] = {"numbers": numbers, "surprises": surprises}

@@ -1,0 +1,38 @@
+"""What commands print, as the documents show it: on committed runs, so that it is the same on every machine."""
+
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tests.command import kvbench
+from tests.docs.figures import ROOT, RUNS
+
+_RUN: Final = (RUNS / "engine").relative_to(ROOT).as_posix()
+
+
+@dataclass(frozen=True)
+class Example:
+    """A command, and the filter behind it that shortens what it prints."""
+
+    arguments: str
+    pipe: str = "cat"
+
+    def block(self) -> str:
+        done = kvbench(*self.arguments.split(), cwd=ROOT, env={"COLUMNS": "80"})
+        assert done.returncode == 0, done.stderr
+        kept = subprocess.run(["bash", "-c", self.pipe], input=done.stdout, capture_output=True, text=True, check=True)
+        behind = "" if self.pipe == "cat" else f" | {self.pipe}"
+        lines = "\n".join(line.rstrip() for line in kept.stdout.strip().splitlines())
+        return f"```console\n$ kvbench {self.arguments}{behind}\n{lines}\n```"
+
+
+EXAMPLES: Final[Mapping[str, Example]] = {
+    "output-show": Example(f"show {_RUN}", "sed '/^$/q'"),
+    "output-tune": Example(f"tune {_RUN}", "grep '10000 blocks of'"),
+    "output-vllm": Example(f"tune {_RUN} --export vllm --budget-sms 32", "grep -v '^#' | grep ."),
+    "output-snippet": Example(f"report {_RUN} --snippet threshold"),
+    "output-rules": Example(f"gate rules {_RUN}"),
+    "output-models": Example("list models"),
+}
+MAKERS: Final[Mapping[str, Callable[[], str]]] = {name: example.block for name, example in EXAMPLES.items()}

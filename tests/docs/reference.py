@@ -1,0 +1,216 @@
+"""The tables of docs/reference, from the code alone."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import msgspec
+import typer.main
+
+from kvbench.backends.base import backend_named
+from kvbench.cells.cell import AXES
+from kvbench.cells.facts import DeviceFacts
+from kvbench.cli.main import app
+from kvbench.cli.sweep import WhereOptions
+from kvbench.engine.faults import KINDS
+from kvbench.errors import EXIT_CODES
+from kvbench.gate.judgement import VERDICTS, GateVerdict
+from kvbench.gate.outcomes import QUANTITIES
+from kvbench.gate.rules import KEYS
+from kvbench.results import COLUMNS, RunInfo
+from kvbench.results.schema import SAMPLE_COLUMNS, Record
+from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
+from kvbench.sweep.installed import installed
+from kvbench.sweep.plan import FREE_SHARE
+from kvbench.sweep.spec import LIMITS, Sampling
+from kvbench.text import meaning
+from kvbench.tune.answer import answers_of
+from kvbench.tune.exports import EXPORTS, export
+from tests.docs.figures import committed
+from tests.docs.markup import code, table
+
+A_GPU: Final = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
+
+
+def axes() -> str:
+    rows = []
+    for axis in AXES.values():
+        usual = axis.default or (axis.unused,)
+        # the pool that a cell has without one follows from the memory that is free
+        default = ",".join(str(axis.show(value)) for value in usual if value is not None and axis.name != "pool")
+        rows.append((code(axis.name), axis.help, code(f"-a {axis.name}={axis.example}"), code(default)))
+    return table(("axis", "what it says", "for example", "default"), rows)
+
+
+def configs() -> str:
+    rows = ((code(name), load_config(path).question) for name, path in shipped_configs().items())
+    return table(("config", "the question that it answers"), rows)
+
+
+def columns() -> str:
+    """The three columns of a time (its median and quartiles) share a row."""
+    rows, times = [], set()
+    for name, text in COLUMNS.items():
+        found = re.fullmatch(r"(\w+_us)_(median|q1|q3)", name)
+        if found is None:
+            rows.append((code(name), text))
+        elif found[1] not in times:
+            times.add(found[1])
+            names = ", ".join(code(f"{found[1]}_{part}") for part in ("median", "q1", "q3"))
+            rows.append((names, f"median of the visits' medians, and quartiles of all samples' `{found[1]}`"))
+    return table(("column", "meaning"), rows)
+
+
+def sample_columns() -> str:
+    return table(("sample column", "meaning"), ((code(name), text) for name, text in SAMPLE_COLUMNS.items()))
+
+
+def run_json() -> str:
+    return table(("field", "content"), ((code(name), said) for name, _, _, said in _fields(RunInfo)))
+
+
+def records() -> str:
+    rows = []
+    for kind in get_args(Record):
+        summary = re.sub(r"\s+", " ", (kind.__doc__ or "").partition("\n\n")[0])
+        rows.append((code(kind.__struct_config__.tag), summary))
+    return table(("type", "content"), rows)
+
+
+def exit_codes() -> str:
+    return table(("code", "meaning"), ((code(int(number)), text) for number, text in EXIT_CODES.items()))
+
+
+def verdicts() -> str:
+    return table(("verdict", "when"), ((code(verdict), VERDICTS[verdict]) for verdict in GateVerdict))
+
+
+def quantities() -> str:
+    rows = ((code(name), code(column)) for name, column in QUANTITIES.items())
+    return table(("quantity", "column of the summary"), rows)
+
+
+def rule_keys() -> str:
+    return table(("key of a rule", "what it says"), ((code(name), text) for name, text in KEYS.items()))
+
+
+def faults() -> str:
+    return table(("kind", "what happens"), ((code(kind), text) for kind, text in KINDS.items()))
+
+
+def config_keys() -> str:
+    options = {name: said for name, _, _, said in _fields(WhereOptions)}
+    rows = [(code(name), kind, default, said) for name, kind, default, said in _fields(ConfigFile)]
+    free = f"{FREE_SHARE:.0%} of what is free"
+    rows += [(code(f"limits.{name}"), "a size", free, options[name]) for name in LIMITS]
+    return table(("key", "takes", "default", "what it says"), rows)
+
+
+def sampling() -> str:
+    rows = [
+        (code(f"--{name.replace('_', '-')}"), code(name), kind, default, said)
+        for name, kind, default, said in _fields(Sampling)
+    ]
+    return table(("option", "key below `[sampling]`", "takes", "default", "meaning"), rows)
+
+
+def backends() -> str:
+    """The built-in ones, with the optional axes that they support on a GPU."""
+    rows = []
+    for name, found in installed()[0].items():
+        backend = backend_named(name)
+        if found.own and backend is not None:
+            supported = [axis for axis in AXES if axis in backend.axes(A_GPU)]
+            rows.append((code(name), backend.summary, ", ".join(map(code, supported))))
+    return table(("backend", "how it copies", "optional axes on a GPU"), rows)
+
+
+def exports() -> str:
+    answers = answers_of([committed("engine")], lambda _: True, None)
+    rows = []
+    for name in EXPORTS:
+        made = export(name, answers)
+        for number, setting in enumerate(made.settings):
+            rows.append((code(name) if number == 0 else "", code(setting.name), setting.how))
+    return table(("export", "setting", "how to set it"), rows)
+
+
+def commands() -> str:
+    return "\n\n".join(_command(words, command) for words, command in leaves(typer.main.get_command(app)))
+
+
+def leaves(group: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command below a group, with the words that call it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, *words, name)
+        else:
+            yield (*words, name), command
+
+
+def _command(words: tuple[str, ...], command: Any) -> str:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    rows = []
+    for param in command.params:
+        text, default = _told(param)
+        name = ", ".join(code(word) for word in param.opts) if param not in arguments else code(_metavar(param))
+        value = _choices(param) or ("" if param in arguments else _metavar(param))
+        rows.append((name, code(value), default, text))
+    usage = " ".join(("kvbench", *words, "[OPTIONS]", *map(_metavar, arguments)))
+    parts = [f"## kvbench {' '.join(words)}", command.help, f"```\n{usage}\n```"]
+    return "\n\n".join([*parts, table(("option or argument", "value", "default", "meaning"), rows)])
+
+
+def _told(param: Any) -> tuple[str, str]:
+    """Return what a parameter's help says, and its default."""
+    text, _, written = (param.help or "").partition("[default: ")
+    if found := re.search(r"\s*\(default: (.*?)\)", text):
+        text, written = text.replace(found[0], ""), found[1]
+    usual = "" if param.default in (None, False) or callable(param.default) else str(param.default)
+    return text.strip(), written.rstrip("].") or usual
+
+
+def _metavar(param: Any) -> str:
+    if param.metavar or param.param_type_name == "argument":
+        name = param.name.upper()
+        return str(param.metavar or (name if param.required else f"[{name}]"))
+    if getattr(param, "is_flag", False):
+        return ""
+    return {int: "NUMBER", float: "NUMBER", Path: "PATH"}.get(param.type_descriptor.annotation, "TEXT")
+
+
+def _choices(param: Any) -> str:
+    members = getattr(param.type_descriptor.annotation, "__members__", {})
+    return "|".join(member.value for member in members.values())
+
+
+def _fields(kind: Any) -> Iterator[tuple[str, str, str, str]]:
+    """Yield of each field of a struct its name, what it takes, its default and its description."""
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    for field in info.fields:
+        said = (getattr(field.type, "extra_json_schema", None) or {}).get("description", "")
+        assert said, f"{kind.__name__}.{field.name} has no description"
+        usual = field.default if isinstance(field.default, str | int | float) else ""
+        yield field.name, meaning(field.type), code(usual), said
+
+
+MAKERS: Final[Mapping[str, Callable[[], str]]] = {
+    "axes": axes,
+    "backends": backends,
+    "columns": columns,
+    "commands": commands,
+    "config-keys": config_keys,
+    "configs": configs,
+    "exit-codes": exit_codes,
+    "exports": exports,
+    "faults": faults,
+    "quantities": quantities,
+    "records": records,
+    "rule-keys": rule_keys,
+    "run-json": run_json,
+    "sample-columns": sample_columns,
+    "sampling": sampling,
+    "verdicts": verdicts,
+}
