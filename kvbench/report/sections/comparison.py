@@ -10,8 +10,19 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict, compare_apart
 from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.machine.identity import differing
-from kvbench.report.charts.plot import LinePlot, PlotAxis
-from kvbench.report.curves import CLIFF, LADDER, POINT_COLUMNS, RateCurves, curve_line, curve_panels, spread
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine
+from kvbench.report.curves import (
+    CLIFF,
+    LADDER,
+    POINT_COLUMNS,
+    CurveKind,
+    RateCurve,
+    RateCurves,
+    curve_line,
+    curve_panels,
+    line_labels,
+    spread,
+)
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import LATER, SIDE_AXES, where
@@ -25,7 +36,7 @@ _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes",
 _FIGURES: Final = ("samples", "rounds", "swap_us_low", "swap_us_median", "swap_us_high", "gbps", "path")
 _MOST_CELLS: Final = 40
 _BAND: Final = ("ratio", "ratio_low", "ratio_high")
-_RATIO: Final = PlotAxis("ratio of times", "figure", "linear")
+_RATIO: Final = PlotAxis("ratio of times", "figure", "linear", zero=False)
 _ORDER: Final = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.UNDECIDED)
 _VERDICT: Final = (
     f"Slower, faster: by more than {BETWEEN_RUNS.fraction:.0%} with the whole 95% interval of the ratio, from the "
@@ -186,25 +197,29 @@ def _charts(pairing: Pairing) -> list[Chart]:
     ratios.columns = pd.Index(_BAND)
     known = np.isfinite(ratios["ratio_high"])  # where there is no interval there is no band
     ratios = ratios.assign(**{end: ratios[end].where(known, ratios["ratio"]) for end in _BAND[1:]})
+    both = pairing.base.frame[pairing.base.frame["cell_id"].isin(pairing.cells["cell_id"])]
+    picked = {kind.name: (kind, kind.pick(both)) for kind in (CLIFF, LADDER)}
+    return [_chart(pairing, kind, curves, ratios) for kind, curves in picked.values() if isinstance(curves, RateCurves)]
+
+
+def _chart(pairing: Pairing, kind: CurveKind, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
+    """Return the chart of `ratios`, which have the columns `_BAND` and stand by cell id, over the axis of `kind`."""
     base, other = (view.label for view in pairing.views)
-    found = []
-    for kind, subject in ((CLIFF, "block size"), (LADDER, "the SM count")):
-        curves = kind.pick(pairing.base.frame[pairing.base.frame["cell_id"].isin(pairing.cells["cell_id"])])
-        if isinstance(curves, RateCurves):
-            sizes = spread(sorted({curve.panel for curve in curves.curves}))
-            rows = {size: f", {bytes_size(size)} blocks" for size in sizes} if kind is LADDER else {curves.main: ""}
-            drawn = [curve for curve in curves.curves if curve.panel in rows]
-            words = ChartWords(
-                title=f"Time of {other} over time of {base}, against {subject}, N = {count(curves.main)} blocks",
-                subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pairing.views)} · band: 95% interval",
-                footer=includes((curve.state for curve in drawn), "Time"),
-                warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
-            )
-            panels = curve_panels(
-                curves, rows, lambda curve: curve_line(base, curve, curve.points.join(ratios, on="cell_id"), _BAND), {}
-            )
-            points = pd.concat([curve.points[list(POINT_COLUMNS)] for curve in drawn]).join(ratios, on="cell_id")
-            found.append(
-                Chart(f"comparison-{kind.name}-{base}-{other}", words, LinePlot(kind.x, _RATIO, panels), points)
-            )
-    return found
+    sizes = spread(sorted({curve.panel for curve in curves.curves}))
+    rows = {size: f", {bytes_size(size)} blocks" for size in sizes} if kind is LADDER else {curves.main: ""}
+    drawn = [curve for curve in curves.curves if curve.panel in rows]
+    labels = line_labels(drawn)
+
+    def line(curve: RateCurve) -> PlotLine:
+        return curve_line(base, curve, labels, curve.points.join(ratios, on="cell_id"), _BAND)
+
+    subject = "the SM count" if kind is LADDER else "block size"
+    words = ChartWords(
+        title=f"Time of {other} over time of {base}, against {subject}, N = {count(curves.main)} blocks",
+        subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pairing.views)} · band: 95% interval",
+        footer=includes((curve.state for curve in drawn), "Time"),
+        warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
+    )
+    points = pd.concat([curve.points[list(POINT_COLUMNS)] for curve in drawn]).join(ratios, on="cell_id")
+    plot = LinePlot(kind.x, _RATIO, curve_panels(curves, rows, line, {}))
+    return Chart(f"comparison-{kind.name}-{base}-{other}", words, plot, points)

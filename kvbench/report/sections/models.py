@@ -10,8 +10,10 @@ import pandas as pd
 from kvbench.analysis.compare import Comparison
 from kvbench.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.contests import BATCHED
-from kvbench.report.model import DataTable, Finding, Part, Section, Text
+from kvbench.report.curves import GBPS, POINT_COLUMNS
+from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count, faster_words
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
@@ -21,6 +23,7 @@ from kvbench.report.tables import (
     Row,
     a_stream,
     caption,
+    chart_words,
     family,
     few_visits,
     includes,
@@ -32,7 +35,7 @@ from kvbench.report.tables import (
     shown,
     with_sms,
 )
-from kvbench.report.view import View
+from kvbench.report.view import View, ceiling_of, sample_words
 from kvbench.text import short
 
 SINGLE: Final = "per_block"
@@ -84,7 +87,8 @@ def make(view: View) -> Part | str:
     if isinstance(found, str):
         return found
     tables = [table for rows in found for table in _tables(rows)]
-    return Part(tables=tables, told=[one for rows in found for state in STATES for one in _findings(rows, state)])
+    told = [one for rows in found for state in STATES for one in _findings(rows, state)]
+    return Part(charts=[_chart(view, found)], tables=tables, told=told)
 
 
 SECTION = Section("models", "Models: copy by copy against batched", make)
@@ -122,6 +126,37 @@ def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
         for axis in pins[0].hidden
     }
     return Pinned(cells, hidden)
+
+
+def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
+    """Return GB/s of every backend and stream state, model by model."""
+    cells = pd.concat([where(rows.cells, status="ok") for rows in found])
+    series = cells[["backend", "stream_state"]].drop_duplicates().sort_values(["stream_state", "backend"])
+    labels = {
+        (backend, state): f"{with_sms(where(cells, stream_state=state), backend)}, {state} stream"
+        for backend, state in series.itertuples(index=False)
+    }
+    grid = [[_panel(rows, labels) for rows in found]]
+    swaps = found[0].swaps
+    x = PlotAxis("model", "name", "linear", [_name(swap) for swap in swaps])
+    footer = [*includes(cells["stream_state"], "GB/s"), found[0].pinned.words(cells)]
+    title = f"GB/s by model, {_lengths(swaps)}"
+    words = chart_words(view, title, f"{sample_words(cells)} · medians · band: quartiles", footer)
+    points = cells[list(POINT_COLUMNS)].drop_duplicates("cell_id")
+    return Chart(f"models-{view.label}", words, LinePlot(x, GBPS, grid), points)
+
+
+def _panel(rows: ModelRows, labels: Mapping[tuple[str, str], str]) -> PlotPanel:
+    lines = []
+    for (backend, state), label in labels.items():
+        own = {place: row for place, swap in enumerate(rows.swaps) if (row := rows.row(swap, backend, state))}
+        own = {place: row for place, row in own.items() if row["status"] == "ok"}
+        if own:
+            y, low, high = ([float(row[name]) for row in own.values()] for name in ("gbps", "gbps_q1", "gbps_q3"))
+            ids = [str(row["cell_id"]) for row in own.values()]
+            variant = STATES.index(state)
+            lines.append(PlotLine(rows.view.label, label, backend, list(own), y, low, high, ids, variant=variant))
+    return PlotPanel(rows.direction, lines, ceiling_of(where(rows.cells, status="ok")))
 
 
 def _tables(rows: ModelRows) -> list[DataTable]:

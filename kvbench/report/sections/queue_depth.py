@@ -10,7 +10,7 @@ import pandas as pd
 from kvbench.analysis.compare import Visits
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, two_digits
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
@@ -129,22 +129,18 @@ def _chart(view: View, panels: Mapping[str, Sequence[QueueLine]], pinned: Pinned
         f"{sample_words(points)} · medians · band: quartiles",
         [_INCLUDES, pinned.words(points)],
     )
-    streams = sorted({line.streams for lines in panels.values() for line in lines})
-    drawn = [
-        PlotPanel(title, [_plot_line(line, view.label, min(streams.index(line.streams), 2)) for line in lines])
-        for title, lines in panels.items()
-    ]
+    drawn = [PlotPanel(title, [_plot_line(line, view.label) for line in lines]) for title, lines in panels.items()]
     rows = list(grouped(drawn, lambda panel: panel.title.partition(", ")[2]).values())
     y = PlotAxis("us a submission", "figure", "log10")
-    plot = LinePlot(PlotAxis("queued swaps", "count", "symlog2"), y, rows)
+    plot = LinePlot(PlotAxis("queued swaps", "count", "symlog2"), y, told_apart(rows))
     return Chart(f"queue-depth-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
 
 
-def _plot_line(line: QueueLine, run: str, style: int) -> PlotLine:
+def _plot_line(line: QueueLine, run: str) -> PlotLine:
     points, knee = line.points, line.knee
     marks = (
         [PlotMark(knee.depth, knee.depth, f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}")] if knee else []
     )
     y, low, high = (points[f"submit_us_{part}"].tolist() for part in ("median", "q1", "q3"))
     depths, cells = points["queued"].tolist(), points["cell_id"].tolist()
-    return PlotLine(run, line.label, line.backend, style, depths, y, low, high, cells, marks)
+    return PlotLine(run, line.label, line.backend, depths, y, low, high, cells, marks)

@@ -41,10 +41,15 @@ function size(bytes) {
   for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
     if (bytes >= factor && bytes % factor === 0) return `${bytes / factor}\u00a0${unit}`;
   }
-  return `${bytes}\u00a0B`;
+  return bytes < 1024 ? `${bytes}\u00a0B` : `${Number((bytes / 1024).toPrecision(4))}\u00a0KiB`;
 }
 
 const SHOW = { bytes: size, count, figure };
+
+// A value of an axis in words.
+function shown(axis, value) {
+  return axis.unit === "name" ? axis.names[value] : SHOW[axis.unit](value);
+}
 
 // To the clipboard; where that is refused the text is selected, for Ctrl+C.
 async function copyText(source, button) {
