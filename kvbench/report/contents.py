@@ -20,7 +20,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = ()) -> Report:
         if parts and section.of_all:
             chapters.append(Chapter(section, *parts[-1]))
         elif parts:
-            view, part = max(parts, key=lambda one: one[0].weight)  # the first of equal ones
+            view, part = max(parts, key=lambda one: (one[1].weight, one[0].weight))  # the first of equal ones
             chapters.append(Chapter(section, view, part, [other for other, _ in parts if other is not view]))
         else:
             reasons = [f"{section.short_title}: {why}" for _, why in made if isinstance(why, str) and why]

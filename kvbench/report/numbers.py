@@ -52,10 +52,10 @@ def slower_words(ratio: float) -> str:
 
 
 def size(size_text: str) -> str:
-    """Return "4KiB" as people read it: "4 KiB"; "25088B" is "24.5 KiB"."""
+    """Return "4KiB" as people read it: "4 KiB"; "25088B" is "24.5 KiB". Other text stays as it is."""
     if (whole := re.fullmatch(r"(\d{4,})B", size_text)) and int(whole[1]) >= KIB:
         size_text = f"{int(whole[1]) / KIB:.4g}KiB"
-    return re.sub(r"(\d)([A-Za-z])", "\\1\N{NO-BREAK SPACE}\\2", size_text)
+    return re.sub(r"^(\d[\d.]*)([KMG]?i?B)$", "\\1\N{NO-BREAK SPACE}\\2", size_text)
 
 
 def bytes_size(size_bytes: int) -> str:

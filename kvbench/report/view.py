@@ -72,14 +72,13 @@ class View:
 
     @property
     def workload(self) -> str:
-        """Which blocks the swaps move, in the words of most of its cells."""
+        """Which blocks the swaps of most cells move."""
         if self.measured.empty:
             return ""
         pool = str(self.measured["pool"].mode().iloc[0])
-        if str(self.measured["reuse"].mode().iloc[0]) == Reuse.FRESH.value:
-            return "fresh blocks at every swap, " + ("side by side" if pool == "dense" else f"out of {size(pool)}")
-        place = "side by side" if pool == "dense" else f"out of {size(pool)}"
-        return f"{'hot: ' if pool == 'dense' else ''}the same blocks at every swap, {place}"
+        fresh = str(self.measured["reuse"].mode().iloc[0]) == Reuse.FRESH.value
+        place = "from a dense pool" if pool == "dense" else f"from a pool of {size(pool)}"
+        return f"{'fresh blocks' if fresh else 'the same blocks'} in every swap, {place}"
 
     @property
     def on_host(self) -> bool:
@@ -162,6 +161,6 @@ def ceiling_of(cells: pd.DataFrame) -> float | None:
 
 
 def sample_words(cells: pd.DataFrame) -> str:
-    """Return how many samples stand behind each of these cells: "30 samples a cell"."""
+    """Return how many samples stand behind each of these cells: "30 samples per cell"."""
     least, most = int(cells["samples"].min()), int(cells["samples"].max())
-    return f"{least} samples a cell" if least == most else f"{least} to {most} samples a cell"
+    return f"{least} samples per cell" if least == most else f"{least} to {most} samples per cell"

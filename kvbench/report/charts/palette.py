@@ -82,7 +82,8 @@ STROKES: Final = 6  # different ones, by which variants of a backend are told ap
 # Ratios of times: blue where batched takes less, orange where the kernel does, told apart by colour-blind readers.
 _RATIO_COLOURS: Final[tuple[Rgb, Rgb, Rgb]] = ((0x00, 0x72, 0xB2), (0xF7, 0xF7, 0xF7), (0xD5, 0x5E, 0x00))
 RATIO_OCTAVES: Final = 3.0
-UNDECIDED: Final = "not told apart"
+UNDECIDED: Final = "no clear difference"
+UNMEASURED: Final = "not measured"
 RATIO_KEYS: Final = {
     1 / 8: "1/8 or less: batched faster",
     1 / 2: "1/2",

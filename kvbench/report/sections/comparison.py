@@ -24,7 +24,7 @@ from kvbench.report.curves import (
     spread,
 )
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span
-from kvbench.report.numbers import bytes_size, count, figure, size
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, two_digits
 from kvbench.report.select import LATER, SIDE_AXES, where
 from kvbench.report.tables import Row, family, host_mark, includes, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
@@ -39,10 +39,9 @@ _BAND: Final = ("ratio", "ratio_low", "ratio_high")
 _RATIO: Final = PlotAxis("ratio of times", "figure", "linear", zero=False)
 _ORDER: Final = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.UNDECIDED)
 _VERDICT: Final = (
-    f"Slower, faster: by more than {BETWEEN_RUNS.fraction:.0%} with the whole 95% interval of the ratio, from the "
-    f"medians of the visits. Same: all of the interval lies within, because {BETWEEN_RUNS.reason}; kvbench gate "
-    "compare, which measures in turn, finds smaller differences. Undecided: the interval reaches across, or there are "
-    "too few visits for one, of which four of each run are enough"
+    f"Slower, faster: the whole 95% interval of the ratio, from the medians of the visits, lies beyond "
+    f"{BETWEEN_RUNS.fraction:.0%}. Same: the whole interval lies within, because {BETWEEN_RUNS.reason}; kvbench gate "
+    "compare, which measures in turn, finds smaller differences. Undecided: neither, or fewer than four visits in a run"
 )
 
 
@@ -79,10 +78,11 @@ def make(view: View) -> Part | str:
         [_differences(pairing), _by_backend(pairing), _cell_table(pairing)],
         [Finding(sentence, _weight(pairing))] if len(pairing.of(Verdict.UNDECIDED)) < len(pairing.cells) else [],
         {f"comparison-{base.label}-{view.label}.csv": as_csv(pairing.cells)},
+        weight=len(pairing.cells),
     )
 
 
-SECTION = Section("comparison", "Comparison of runs", make)
+SECTION = Section("comparison", "Comparison: runs against each other", make)
 
 
 def base_of(view: View) -> View | None:
@@ -123,11 +123,11 @@ def _sentence(pairing: Pairing) -> str:
     parts = []
     for verdict, ends in ((Verdict.SLOWER, "max"), (Verdict.FASTER, "min")):
         changes = pairing.of(verdict)["change"]
-        most = "" if changes.empty else f" (by up to {getattr(changes, ends)():+.1%})"
+        most = "" if changes.empty else f" (by up to {two_digits(100 * abs(getattr(changes, ends)()))}%)"
         parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
     parts.append(f"{count(len(pairing.of(Verdict.SAME)))} the same within {BETWEEN_RUNS.fraction:.0%}")
     parts.append(f"{count(len(pairing.of(Verdict.UNDECIDED)))} undecided")
-    cells = f"{count(len(pairing.cells))} cells of both"
+    cells = f"{noun(len(pairing.cells), 'cell')} in common"
     return f"{pairing.other.label} against {pairing.base.label}, {cells}: {', '.join(parts)}."
 
 
@@ -148,10 +148,12 @@ def _by_backend(pairing: Pairing) -> DataTable:
     rows = []
     for names, cells in pairing.cells.groupby(["backend", "direction", "stream_state"]):
         counts = [count(len(where(cells, verdict=verdict))) for verdict in _ORDER]
-        rows.append([*map(str, names), count(len(cells)), f"{cells['change'].median():+.1%}", *counts])
-    header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *(verdict.capitalize() for verdict in _ORDER))
+        ratio = f"{TIMES}{1 + cells['change'].median():.3f}"
+        rows.append([*map(str, names), count(len(cells)), ratio, *counts])
+    header = ("Backend", "Dir", "Stream", "Cells", "Median ratio", *(verdict.capitalize() for verdict in _ORDER))
     notes = [_VERDICT, *family(len(pairing.cells))]
-    return DataTable("By backend: cells that differ", header, rows, notes, _origin(pairing), left=3)
+    title = f"Time of {pairing.other.label} / time of {pairing.base.label}, by backend"
+    return DataTable(title, header, rows, notes, _origin(pairing), left=3)
 
 
 def _cell_table(pairing: Pairing) -> DataTable:
@@ -161,10 +163,10 @@ def _cell_table(pairing: Pairing) -> DataTable:
     rows = [_row(row, varying) for row in rows_of(shown.astype(dict.fromkeys(varying, "string")))]
     more = f" (the {_MOST_CELLS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
     labels = (f"{view.label} us" for view in pairing.views)
-    header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta (95%)", "Verdict")
+    header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Ratio (95%)", "Verdict")
     states = ". ".join(includes(shown["stream_state"], "Time"))
     caption = (f"Medians of swap_us. {states}. ", *_origin(pairing))
-    return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6, large=True)
+    return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6, stem="cells")
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
@@ -172,8 +174,8 @@ def _row(row: Row, varying: Iterable[str]) -> list[str]:
     times = [figure(row[f"swap_us_median_{side}"]) for side in ("base", "other")]
     cell = [row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), size(row["block_size"])]
     known = np.isfinite(row["change_high"])
-    interval = f" ({row['change_low'] * 100:+.1f} to {row['change_high'] * 100:+.1f})" if known else ""
-    return [*cell, others, *times, f"{row['change']:+.1%}{interval}", row["verdict"].lower()]
+    interval = f" ({1 + row['change_low']:.3f} to {1 + row['change_high']:.3f})" if known else ""
+    return [*cell, others, *times, f"{TIMES}{1 + row['change']:.3f}{interval}", row["verdict"].lower()]
 
 
 def _origin(pairing: Pairing) -> tuple[Span, ...]:

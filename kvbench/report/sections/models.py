@@ -18,7 +18,7 @@ from kvbench.report.numbers import bytes_size, count, faster_words
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
     MARKS,
-    SAME,
+    UNCLEAR,
     Footnotes,
     Row,
     a_stream,
@@ -40,14 +40,11 @@ from kvbench.text import short
 
 SINGLE: Final = "per_block"
 _WORDS: Final = (
-    "KV heads and tensors are those of one rank. Tensors: K and V of every layer apart, one a layer for MLA, one for "
-    "all layers where they lie cross-layer; block: bytes of one descriptor; ids: blocks swapped in every tensor, the "
-    "same in all; N: descriptors of the swap, tensors times ids. Models with the same numbers are the same swap, "
-    "measured once"
+    "KV heads and tensors are those of one rank. Tensors: K and V of each layer, one per layer for MLA, one in all for "
+    "the cross-layer layout. Block: bytes of one descriptor. Ids: blocks swapped in each tensor. N: descriptors of the "
+    "swap, tensors times ids. Models with equal numbers share one measurement"
 )
-_RATIO: Final = (
-    f"Speed-up: time of {SINGLE} over that of {BATCHED}; ≈ where they are not told apart: {SAME}; or undecided"
-)
+_RATIO: Final = f"Speed-up: time of {SINGLE} over that of {BATCHED}. {UNCLEAR}"
 _KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern")
 
 
@@ -131,10 +128,10 @@ def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
 def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
     """Return GB/s of every backend and stream state, model by model."""
     cells = pd.concat([where(rows.cells, status="ok") for rows in found])
-    series = cells[["backend", "stream_state"]].drop_duplicates().sort_values(["stream_state", "backend"])
     labels = {
         (backend, state): f"{with_sms(where(cells, stream_state=state), backend)}, {state} stream"
-        for backend, state in series.itertuples(index=False)
+        for state in STATES
+        for backend in sorted(set(where(cells, stream_state=state)["backend"]))
     }
     grid = [[_panel(rows, labels) for rows in found]]
     swaps = found[0].swaps
@@ -218,7 +215,7 @@ def _all(rows: ModelRows, state: str) -> DataTable:
         visits = {backend: rows.view.visits[cell] for backend, cell in ids.items() if cell in rows.view.visits}
         texts = mark_fastest({backend: shown(row, notes, milliseconds) for backend, row in found.items()}, visits)
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts.values()])
-    title = f"{rows.direction}, {state} stream: ms a swap, by model and backend"
+    title = f"{rows.direction}, {state} stream: ms per swap, by model and backend"
     cells = rows.measured_cells(backends, (state,))
     table_notes = [MARKS, *few_visits(cells), *family(len(cells) - cells["block_bytes"].nunique()), *notes.lines]
     return _table(

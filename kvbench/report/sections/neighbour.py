@@ -21,18 +21,18 @@ from kvbench.report.view import View, sample_words
 # GB/s at which the cheapest ways to swap are held against each other.
 RATES: Final = (10, 20, 40)
 _INCLUDES: Final = (
-    "Slowdown: an iteration of the neighbour beside swaps over one without, medians of visits in which both were "
-    "measured in turn; p99 and worst of all visits together. GB/s: bytes swapped over the whole time, gaps between "
-    "swaps included. Lost: time that the neighbour lost for each GB swapped. One block: wall time of a swap of one "
-    "block, without and with the neighbour"
+    "Slowdown: time of an iteration of the neighbour beside swaps over the time without, medians of visits that "
+    "measured both in turn; p99 and worst: all visits together. GB/s: bytes swapped over the whole time, gaps "
+    "included. Lost: time that the neighbour lost per GB swapped. One block: wall time of a swap of one block, without "
+    "→ with the neighbour"
 )
 _EDGE: Final = (
     Strong("Bold"),
-    ": nothing else that was measured moves as much at a lower slowdown; ≈: the visits leave open on which side of "
+    ": no other way moves as much at a lower slowdown. ≈: the visits do not decide on which side of "
     f"{1 + IN_TURN.fraction:.2f} it lies",
 )
 _HEADER: Final = (
-    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Slowdown p99", "Worst, us", "Lost, us a GB", "One block, us",
+    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Slowdown p99", "Worst, us", "Lost, us per GB", "One block, us",
 )  # fmt: skip
 _POINT_COLUMNS: Final = (
     "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms", "launch_bytes", "priority",
@@ -52,7 +52,10 @@ def make(view: View) -> Part | str:
     panels = {(name, way): groups.get((name, way), []) for name in names for way in DIRECTIONS}
     tables = [_table(view, cells, f"{name}, {way}", rows, apart) for (name, way), rows in panels.items() if rows]
     told = [found for (name, way), rows in panels.items() if (found := _finding(name, way, rows, apart))]
-    grid = [[_panel(view, f"{name}, {way}", panels[name, way], apart) for way in DIRECTIONS] for name in names]
+    grid = [
+        [_panel(view, f"{name}, {way}", panels[name, way], apart) for way in DIRECTIONS if panels[name, way]]
+        for name in names
+    ]
     points = cells[cells["neighbour_slowdown"] > 0]
     words = chart_words(
         view,
@@ -129,7 +132,7 @@ def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row], apa
         )
     own = cells[cells["cell_id"].isin([row["cell_id"] for row in rows])]
     alone_us = own["neighbour_alone_us"].median()
-    title = f"{title}: {figure(alone_us)} us an iteration without swaps" if alone_us > 0 else title
+    title = f"{title}: {figure(alone_us)} us per iteration without swaps" if alone_us > 0 else title
     return DataTable(title, _HEADER, body, [_EDGE, *notes.lines], caption(view, own, _INCLUDES))
 
 
@@ -179,7 +182,7 @@ def _panel(view: View, title: str, rows: Sequence[Row], apart: Sequence[str]) ->
         )
         for label, own in sorted(by_way.items())
     ]
-    return PlotPanel(title if rows else "", lines)
+    return PlotPanel(title, lines)
 
 
 def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:
