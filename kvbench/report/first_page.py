@@ -35,7 +35,7 @@ def box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
             _, kind = next(iter(by_kind(own).items()))
             lines.append((Strong(direction.value), f" ({kind[0].state.quantity}): {_use(kind)}"))
             if gains := [text for name in _USUAL if (text := _gain(kind, name))]:
-                lines.append((Strong(f"{direction.value} gain"), f": {', '.join(gains)}"))
+                lines.append((Strong(f"{direction.value} gain"), f" (median): {', '.join(gains)}"))
     for chapter in chapters:
         lines += [(Strong("Cliff"), ": ", *spans(one.text)) for one in chapter.part.told if one.headline]
     if limits := _limits(same, answers):
@@ -61,7 +61,7 @@ def _gain(answers: Iterable[Answer], name: str) -> str:
     gains = [found.ratio for answer in answers if (found := answer.gain_over(answer.best_of(name)))]
     if not gains or two_digits(max(gains)) == "1":
         return ""
-    return f"{faster_words(median(gains))} than {name} (median; at most {faster_words(max(gains))})"
+    return f"{faster_words(median(gains))} than {name} (up to {faster_words(max(gains)).removesuffix(' faster')})"
 
 
 def _limits(views: Sequence[View], answers: Sequence[Answer]) -> str:
@@ -72,20 +72,20 @@ def _limits(views: Sequence[View], answers: Sequence[Answer]) -> str:
     limits = {way: (one.limit_blocks_per_s or 0.0) / 1e6 for way, one in reach.items()}
     filling = {way.value: _filling(one for one in answers if one.direction is way) or 0 for way in Direction}
     parts = (
-        _each_way("ceiling {} GB/s", ceilings),
-        _each_way("SM copies {} GB/s", {way: one.sm_gbps for way, one in reach.items()}),
-        _each_way("translation limit {} million blocks per second", limits),
-        _each_way("SMs to fill the link: {}", filling),
+        _each_way("ceiling", " GB/s", ceilings),
+        _each_way("SM copies", " GB/s", {way: one.sm_gbps for way, one in reach.items()}),
+        _each_way("translation limit", " million blocks per second", limits),
+        _each_way("SMs to fill the link:", "", filling),
     )
     return "; ".join(filter(None, parts))
 
 
-def _each_way(words: str, values: Mapping[str, float]) -> str:
-    """Return `words` with the values of both directions, one where they look the same; "" where there is none."""
+def _each_way(name: str, unit: str, values: Mapping[str, float]) -> str:
+    """Return the values of both directions, one where they look the same; "" where there is none."""
     known = {way.value: two_digits(values[way.value]) for way in Direction if values.get(way.value, 0.0) > 0}
     if len(set(known.values())) > 1:
-        return words.format(", ".join(f"{value} {way}" for way, value in known.items()))
-    return words.format(next(iter(known.values()))) if known else ""
+        return f"{name} {', '.join(f'{value}{unit} {way}' for way, value in known.items())}"
+    return f"{name} {next(iter(known.values()))}{unit}" if known else ""
 
 
 def _filling(answers: Iterable[Answer]) -> int | None:

@@ -107,7 +107,7 @@ def definitions() -> list[Text]:
         ),
         f"≈: no clear difference: the 95% interval of the ratio lies within {IN_TURN.fraction:.0%}, because "
         f"{IN_TURN.reason}, or does not decide",
-        "Visit: one turn of a cell; the cells of a round are visited in turn, and comparisons use the medians of visits",
+        "Visit: one turn of a cell; the cells of a round are visited in turn, and comparisons use medians of visits",
     ]
 
 

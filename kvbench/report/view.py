@@ -38,6 +38,19 @@ class View:
         return spelled_out(self.run.frame(self.all_samples))
 
     @cached_property
+    def measured_ids(self) -> frozenset[str]:
+        """The ids of the measured cells."""
+        return frozenset(self.measured["cell_id"])
+
+    def release(self) -> None:
+        """Give the memory of the tables back; they are made again when they are asked for.
+
+        Pandas keeps a reference for every look at a column, which is most of what a small run takes.
+        """
+        for name in ("frame", "measured", "pinned"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
     def measured(self) -> pd.DataFrame:
         return self.frame[self.frame["status"] == "ok"]
 

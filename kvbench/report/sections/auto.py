@@ -51,7 +51,7 @@ def make(view: View) -> Part | str:
     tables = [_ratios(view, kind) for _, kind in found.groupby(["direction", "stream_state"], sort=False)]
     new = found[~found["known"]]
     missed = new[new["ratio"] < CLOSE].sort_values("ratio", kind="stable")
-    told = [] if new.empty else [Finding(_verdict(new), abs(math.log(new["ratio"].min())))]
+    told = [] if new.empty else [Finding(_verdict(new, policy), abs(math.log(new["ratio"].min())))]
     lines = [*(finding.text for finding in told), *_noise(missed), *_policy_words(view, policy, found)]
     return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], told=told)
 
@@ -79,10 +79,11 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found).sort_values(_POINT, ascending=order) if found else pd.DataFrame()
 
 
-def _verdict(new: pd.DataFrame) -> str:
+def _verdict(new: pd.DataFrame, policy: Policy | None) -> str:
     """Return how close auto came to the fastest at shapes that its policy was not measured at, and where it did not."""
     close = int((new["ratio"] >= CLOSE).sum())
-    text = f"auto is within {1 - CLOSE:.0%} of the fastest, or faster, in {count(close)} of {noun(len(new), 'cell')}"
+    cells = noun(len(new), "cell") + (" that its policy was not measured at" if policy else "")
+    text = f"auto is within {1 - CLOSE:.0%} of the fastest, or faster, in {count(close)} of {cells}"
     worst = rows_of(new.sort_values("ratio", kind="stable").head(1))[0]
     if worst["ratio"] >= CLOSE:
         return f"{text}."
@@ -111,14 +112,14 @@ def _policy_of(view: View) -> Policy | None:
 
 def _known(found: pd.DataFrame, policy: Policy | None) -> list[bool]:
     """Return of each row whether the policy was measured at its shape."""
-    tables = policy.tables if policy else ()
-    grids = {(t.direction.value, t.stream_state.value): (set(t.block_bytes), set(t.blocks)) for t in tables}
-    none: tuple[set[int], set[int]] = (set(), set())
-    known = []
-    for row in rows_of(found):
-        sizes, counts = grids.get((row["direction"], row["stream_state"]), none)
-        known.append(row["block_bytes"] in sizes and row["blocks"] in counts)
-    return known
+    shapes = {
+        (table.direction.value, table.stream_state.value, size, blocks)
+        for table in (policy.tables if policy else ())
+        for size, choices in zip(table.block_bytes, table.choices, strict=True)
+        for blocks, choice in zip(table.blocks, choices, strict=True)
+        if choice
+    }
+    return [tuple(row[name] for name in _POINT) in shapes for row in rows_of(found)]
 
 
 def _policy_words(view: View, policy: Policy | None, found: pd.DataFrame) -> list[str]:

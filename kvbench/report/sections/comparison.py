@@ -87,8 +87,7 @@ SECTION = Section("comparison", "Comparison: runs against each other", make)
 
 def base_of(view: View) -> View | None:
     """Return the earlier run that shares most measured cells with `view`, None where none shares any."""
-    ids = set(view.measured["cell_id"])
-    shared = [len(ids.intersection(base.measured["cell_id"])) for base in view.earlier]
+    shared = [len(view.measured_ids & base.measured_ids) for base in view.earlier]
     return view.earlier[shared.index(max(shared))] if any(shared) else None
 
 

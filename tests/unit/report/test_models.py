@@ -116,13 +116,13 @@ def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) ->
     kernels = [cell_of(swap, "sm", sms=number) for number, swap in enumerate(swaps, start=2)]
     records = synthetic.rounds([*cells_of(swaps), *kernels], rate, noise=0.001)
     made = report(tmp_path, records, msgspec.to_builtins(swaps))
-    shown = table(made, "h2d, idle stream: ms a swap, by model and backend")
+    shown = table(made, "h2d, idle stream: ms per swap, by model and backend")
     rows = rows_of(shown)
     assert set(rows) == {"llama-3-8b", "llama-3-70b, TP 4"}
     for _, _, _, *others, kernel in shown.rows:
         assert is_bold(kernel)
         assert not any(map(is_bold, others))
-    assert not any(found.title.startswith("h2d, busy stream: ms a swap") for found in part_of(made, "models").tables)
+    assert not any(found.title.startswith("h2d, busy stream: ms per swap") for found in part_of(made, "models").tables)
     assert "sms 2/3" in said(shown.caption)
     assert "sms 2/3 (not shown" not in said(shown.caption)
 

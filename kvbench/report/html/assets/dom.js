@@ -33,6 +33,10 @@ function figure(value) {
   return value.toFixed(Math.min(6, 2 - Math.floor(Math.log10(size))));
 }
 
+function percent(share) {
+  return `${(100 * share).toFixed(0)}%`;
+}
+
 function count(value) {
   return value.toFixed(0).replace(/\B(?=(\d{3})+$)/g, "\u00a0");
 }
@@ -59,6 +63,18 @@ async function copyText(source, button) {
   } catch {
     getSelection().selectAllChildren(source);
     button.textContent = "Selected: press Ctrl+C";
+  }
+}
+
+// Marks the tables below a node that are wider than their place, so that they say that they scroll.
+const SCROLLING = new ResizeObserver((entries) => {
+  for (const { target } of entries) target.toggleAttribute("data-scrolls", target.scrollWidth > target.clientWidth + 1);
+});
+
+function watchTables(node) {
+  for (const place of node.querySelectorAll(".table")) {
+    SCROLLING.observe(place);
+    place.toggleAttribute("data-scrolls", place.scrollWidth > place.clientWidth + 1);
   }
 }
 
