@@ -61,7 +61,7 @@ def _doubts(measured: pd.DataFrame) -> list[tuple[Span, ...]]:
     """Return what the samples themselves say against some cells."""
     found: list[tuple[Span, ...]] = []
     if astray := int((measured["state_held"] < 1).sum()):
-        said = "samples whose stream was not in the state asked for"
+        said = "samples whose stream was not in the requested state"
         found.append((f"{_cells_have(astray)} {said} (", Code("state_held"), ")"))
     if spread := int((measured["outliers"] > _MANY_OUTLIERS * measured["samples"]).sum()):
         said = f"outliers among more than {_MANY_OUTLIERS:.0%} of the samples, marked and kept"

@@ -26,7 +26,7 @@ INCLUDES: Final = {
     "submit_us": "Host time inside the submission call or calls; excludes preparation",
 }
 
-UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or too few visits to decide)"
+UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or undecided)"
 MARKS: Final[Text] = (Strong("Bold"), f": faster than all others in its row. {UNCLEAR} from the fastest")
 
 Row = dict[str, Any]

@@ -105,7 +105,7 @@ def new_sheet(
     spec = figure.add_gridspec(
         rows,
         columns,
-        left=0.55 / width,
+        left=0.62 / width,
         right=1 - 0.15 / width,
         top=1 - top / height,
         bottom=1 - bottom / height,

@@ -28,7 +28,7 @@ def make(view: View) -> Part | str:
     stream, other = (where(pinned.cells, order=order) for order in ("stream", "any"))
     both = stream.merge(other, on=_KEYS, suffixes=("_stream", "_any"))
     if both.empty:
-        return "it needs cells measured with order stream and with order any that are equal in all else"
+        return "it needs cells measured with order=stream and with order=any that are otherwise equal"
     visits = {time: view.visits_of(time) for time in _TIMES}
     tables, told = [], []
     for _, group in both.groupby(["backend", "stream_state"], sort=False):

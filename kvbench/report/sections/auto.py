@@ -98,8 +98,8 @@ def _noise(missed: pd.DataFrame) -> list[str]:
     """Return how many of the cells where auto was slower say nothing against its choice."""
     same = int((missed["chosen"] == missed["fastest"]).sum())
     noisy = sum(not found.told_apart for found in missed["compared"]) if len(missed) else 0
-    said = f"Of the {noun(len(missed), 'slower cell')}, {count(same)} ran the fastest choice"
-    return [f"{said}, and {count(noisy)} show no clear difference"] if same or noisy else []
+    said = f"{noun(len(missed), 'slower cell')}: {count(same)} with the fastest choice itself"
+    return [f"{said}, {count(noisy)} without a clear difference"] if same or noisy else []
 
 
 def _policy_of(view: View) -> Policy | None:
@@ -157,7 +157,7 @@ def _misses(view: View, missed: pd.DataFrame) -> DataTable:
         shape = (row["direction"], row["stream_state"], count(row["blocks"]), bytes_size(row["block_bytes"]))
         choices = (figure(row["swap_us_median"]), row["chosen"], figure(row["best_us"]), row["fastest"])
         rows.append([*shape, *choices, _ratio(row)])
-    notes = [f"{count(len(missed) - _MOST_SHOWN)} more are not shown"] if len(missed) > _MOST_SHOWN else []
+    notes = [f"{count(len(missed) - _MOST_SHOWN)} more in report.html"] if len(missed) > _MOST_SHOWN else []
     return DataTable(f"Where auto is below {CLOSE} of the fastest", header, rows, notes, _caption(view, missed))
 
 

@@ -130,7 +130,7 @@ def _told(curves: Sequence[RateCurve]) -> list[Finding]:
         same = [(c, cliff) for c, cliff in cliffs if (cliff.below_bytes, cliff.above_bytes) == (below, above)]
         heights, excess = [cliff.height for _, cliff in same], [cliff.excess for _, cliff in same]
         other = [c for c in long if (c.backend, c.direction) == (backend, direction) and c.state != state]
-        none = f"; on {a_stream(other[0].state)} there is none" if other and not any(c.cliff for c in other) else ""
+        none = f"; no cliff on {a_stream(other[0].state)}" if other and not any(c.cliff for c in other) else ""
         if rises:
             ratio = f"{ends(heights, two_digits)} times the GB/s of"
             beyond = f", {ends(excess, two_digits)} times beyond the size"

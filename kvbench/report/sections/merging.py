@@ -29,7 +29,7 @@ def make(view: View) -> Part | str:
     off, on = (measured[measured["coalesce"] == word] for word in ("off", "on"))
     pairs = off.merge(on, on=[*_SHARED, *_SHAPE], suffixes=("_off", "_on"))
     if pairs.empty:
-        return "it needs cells with coalesce=off and coalesce=on that are alike otherwise"
+        return "it needs cells with coalesce=off and coalesce=on that are otherwise equal"
     merging_us = view.visits_of("coalesce_us")
     saved = []
     for row in rows_of(pairs):

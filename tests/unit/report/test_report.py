@@ -35,7 +35,8 @@ from kvbench.report.sections import SECTIONS
 from kvbench.report.sections.stages import nearest
 from kvbench.report.select import pin
 from kvbench.report.view import warnings_of
-from kvbench.results import Note, Record, Roof, Run, Visit, load_run
+from kvbench.results import Note, Record, Run, Visit, load_run
+from kvbench.results.schema import Roof
 from tests import synthetic
 from tests.markdown import anchors, tokens
 from tests.reports import (
@@ -386,7 +387,7 @@ def test_doubts_about_cells_are_said_first(tmp_path: Path) -> None:
     astray = msgspec.structs.replace(idle.samples, pending_before=[1] + [0] * 29)
     doubtful = msgspec.structs.replace(idle, samples=astray, warnings=["the clock was low"])
     warnings = lines_of(made_report(tmp_path, [doubtful, busy]).warnings)
-    assert "run: 1 cell has samples whose stream was not in the state asked for (state_held)" in warnings
+    assert "run: 1 cell has samples whose stream was not in the requested state (state_held)" in warnings
     assert "run: 1 cell: the clock was low" in warnings
 
 

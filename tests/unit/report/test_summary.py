@@ -35,7 +35,7 @@ def test_a_cliff_is_told_with_its_place_height_paths_and_the_other_state(tmp_pat
     )
     assert "(N = 256 to 10 000)" in told
     assert "path: CPU inline below, copy engine above" in told
-    assert told.endswith("; on a busy stream there is none.")
+    assert told.endswith("; no cliff on a busy stream.")
 
 
 def test_a_jump_at_few_numbers_of_blocks_is_not_told(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ class Panel {
           splits: () => this.ticks(),
           filter: (_, splits) => splits,
           grid: { show: false },
-          ...(x.unit === "name" ? { rotate: -40, size: 24 + 4.6 * Math.max(...x.names.map((name) => name.length)) } : { size: 30 }),
+          ...(x.unit === "name" ? { rotate: 40, size: 24 + 4.6 * Math.max(...x.names.map((name) => name.length)) } : { size: 30 }),
         }),
         this.axis(y, { size: 56 }),
       ],
