@@ -91,7 +91,9 @@ class View:
         pool = str(self.measured["pool"].mode().iloc[0])
         fresh = str(self.measured["reuse"].mode().iloc[0]) == Reuse.FRESH.value
         place = "from a dense pool" if pool == "dense" else f"from a pool of {size(pool)}"
-        return f"{'fresh blocks' if fresh else 'the same blocks'} in every swap, {place}"
+        if fresh:
+            return f"fresh blocks in every swap, {place}"
+        return f"{'hot: ' if pool == 'dense' else ''}the same blocks in every swap, {place}"
 
     @property
     def on_host(self) -> bool:

@@ -13,7 +13,6 @@ from kvbench.report.tables import (
     UNCLEAR,
     Footnotes,
     Row,
-    a_stream,
     caption,
     family,
     few_visits,
@@ -82,15 +81,15 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
 def _verdict(new: pd.DataFrame, policy: Policy | None) -> str:
     """Return how close auto came to the fastest at shapes that its policy was not measured at, and where it did not."""
     close = int((new["ratio"] >= CLOSE).sum())
-    cells = noun(len(new), "cell") + (" that its policy was not measured at" if policy else "")
-    text = f"auto is within {1 - CLOSE:.0%} of the fastest, or faster, in {count(close)} of {cells}"
+    cells = noun(len(new), "cell") + (" new to its policy" if policy else "")
+    text = f"auto is within {1 - CLOSE:.0%} of the fastest in {count(close)} of {cells}"
     worst = rows_of(new.sort_values("ratio", kind="stable").head(1))[0]
     if worst["ratio"] >= CLOSE:
         return f"{text}."
     return (
-        f"{text}; at worst {slower_words(1 / worst['ratio'])}: {worst['direction']} on "
-        f"{a_stream(worst['stream_state'])}, {count(worst['blocks'])} {TIMES} {bytes_size(worst['block_bytes'])}, "
-        f"{worst['chosen'] or 'an unknown choice'} instead of {worst['fastest']}."
+        f"{text}; at worst {slower_words(1 / worst['ratio'])} ({worst['direction']}, {worst['stream_state']}, "
+        f"{count(worst['blocks'])} {TIMES} {bytes_size(worst['block_bytes'])}: "
+        f"{worst['chosen'] or 'an unknown choice'} instead of {worst['fastest']})."
     )
 
 

@@ -133,7 +133,7 @@ def _told(curves: Sequence[RateCurve]) -> list[Finding]:
         none = f"; no cliff on {a_stream(other[0].state)}" if other and not any(c.cliff for c in other) else ""
         if rises:
             ratio = f"{ends(heights, two_digits)} times the GB/s of"
-            beyond = f", {ends(excess, two_digits)} times beyond the size"
+            beyond = f", {ends(excess, two_digits)} times more than the size explains"
         else:
             ratio, beyond = f"{ends([100 * (1 - 1 / height) for height in heights], two_digits)}% less GB/s than", ""
         text = (

@@ -25,7 +25,7 @@ def make(view: View) -> Part | str:
     kernels = {arm.backend for contest in contests for arm in contest.arms[1:] if arm.is_kernel}
     charts = [chart for kernel in sorted(kernels) if (chart := _chart(view, kernel, contests, pinned))]
     if not charts:
-        return f"it needs {BATCHED} and a kernel backend measured at {MIN_CELLS} cells or more, with two sizes and two N or more"
+        return f"it needs {BATCHED} and a kernel backend measured at {MIN_CELLS} cells, with two block sizes and two N"
     return Part(charts=charts)
 
 

@@ -59,12 +59,12 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
 
 
 def _sentence(group: Sequence[RateCurve], blocks: int) -> str:
-    """Return with how many SMs a kernel is within 5% of its best on streams of one state; "" for no knee."""
-    parts = []
+    """Return the knees of a kernel on streams of one state; "" for none."""
+    parts: list[str] = []
     for sms, alike in sorted(grouped((curve for curve in group if curve.knee), lambda curve: curve.knee or 0).items()):
         shapes = ", ".join(f"{curve.direction} {bytes_size(curve.panel)}" for curve in alike)
-        parts.append(f"{noun(sms, 'SM')} for {shapes}")
+        parts.append(f"{sms if parts else noun(sms, 'SM')} ({shapes})")
     if not parts:
         return ""
     head = f"{group[0].backend} on {a_stream(group[0].state)}, N = {count(blocks)}"
-    return f"{head}, is within {KNEE.fraction:.0%} of its best with {'; '.join(parts)}."
+    return f"{head}: knee at {', '.join(parts)}."

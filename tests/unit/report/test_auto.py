@@ -48,7 +48,7 @@ def part(tmp_path: Path, slow_bytes: int, policy: dict[str, Any] | None) -> Part
 def test_shapes_of_its_policy_do_not_count(tmp_path: Path, slow_bytes: int, close: int) -> None:
     found = part(tmp_path, slow_bytes, POLICY)
     verdict, *rest = lines_of(found.findings)
-    assert verdict.startswith(f"auto is within 3% of the fastest, or faster, in {close} of 1 cell")
+    assert verdict.startswith(f"auto is within 3% of the fastest in {close} of 1 cell new to its policy")
     assert [said(finding.text) for finding in found.told] == [verdict]
     assert any("At 1 shape of the policy itself, auto was as close in " in line for line in rest)
     known, new = (row[1] for row in found.tables[0].rows)
@@ -60,7 +60,7 @@ def test_without_a_policy_every_shape_counts(tmp_path: Path) -> None:
     found = part(tmp_path, NEW, None)
     verdict, *rest = lines_of(found.findings)
     assert verdict.startswith(
-        "auto is within 3% of the fastest, or faster, in 1 of 2 cells; at worst 2 times slower: h2d"
+        "auto is within 3% of the fastest in 1 of 2 cells; at worst 2 times slower (h2d, idle, 256"
     )
     assert "auto had no policy and used built-in defaults" in rest
 

@@ -19,6 +19,7 @@ const ROOF_STROKES = [[10, 3, 2, 3], [1.5, 3]];
 const PER_LINE = 3;  // series of a line: medians, lower and upper quartiles
 const NEAR_PX = 40;
 const MARK_PX = 15;
+const ABOVE_PX = 6;  // between labels and lines: markers of points at the edge reach there
 
 function circle(path, x, y, r) {
   path.moveTo(x + r, y);
@@ -99,7 +100,7 @@ class Panel {
       width,
       height,
       title: this.title(),
-      padding: [6 + MARK_PX * this.markCount(), null, null, null],  // labels stand above the lines, whatever the zoom
+      padding: [ABOVE_PX + MARK_PX * this.markCount(), null, null, null],  // labels stand above the lines, whatever the zoom
       legend: { show: false },
       cursor: {
         drag: { x: true, y: true, uni: 25, setScale: false },
@@ -194,7 +195,8 @@ class Panel {
     }
     const clip = new Path2D();
     const { left, top, width, height } = plot.bbox;
-    clip.rect(left - 8, top - 8, width + 16, height + 16);
+    const room = (ABOVE_PX - 2) * devicePixelRatio;
+    clip.rect(left - room, top - room, width + 2 * room, height + 2 * room);
     return { stroke: path, fill: path, clip, flags: 3 };
   }
 
@@ -269,7 +271,7 @@ class Panel {
     ctx.textBaseline = "alphabetic";
     ctx.textAlign = "left";
     ctx.fillStyle = colour("text");
-    const first = bbox.top - MARK_PX * devicePixelRatio * this.markCount();
+    const first = bbox.top - (ABOVE_PX - 2 + MARK_PX * this.markCount()) * devicePixelRatio;
     marks.forEach(({ line, mark }, place) => {
       const words = `${line.label}: ${mark.words}`;
       ctx.fillText(words, bbox.left, first + (place + 0.7) * MARK_PX * devicePixelRatio, bbox.width);
