@@ -21,7 +21,8 @@ from kvbench.report.curves import (
     spread,
 )
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
-from kvbench.report.numbers import bytes_size, count, noun, two_digits
+from kvbench.report.numbers import bytes_size, count, two_digits
+from kvbench.report.paths import primed_inline
 from kvbench.report.select import where
 from kvbench.report.tables import (
     INCLUDES,
@@ -45,7 +46,6 @@ _NO_CLIFF = (
     f"interval included: {CLIFF_MARGIN.reason}."
 )
 _CLIFF = "Cliff: GB/s of the larger size over those of the smaller; beyond the size: that over the ratio of the sizes"
-_INLINE = "CPU inline"  # an effective path
 _WAY = ["backend", "direction", "stream_state", "block_bytes"]
 
 
@@ -166,14 +166,6 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
             if key not in found or found[key].weight < math.log(fall.height):
                 found[key] = Finding(text, math.log(fall.height))
     return list(found.values())
-
-
-def primed_inline(cells: pd.DataFrame) -> list[Finding]:
-    """Return in how many cells priming did not keep the CPU from copying, which is what it is for."""
-    primed = where(cells, status="ok", backend="primed")
-    inline = int(primed["path"].fillna("").str.contains(_INLINE, regex=False).sum())
-    text = f"primed took the path {_INLINE}, in some visits or all, in {count(inline)} of {noun(len(primed), 'cell')}."
-    return [Finding(text, math.log1p(inline / len(primed)))] if inline else []
 
 
 def _path_words(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:

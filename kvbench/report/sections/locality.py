@@ -12,7 +12,7 @@ from kvbench.report.charts.plot import PlotAxis
 from kvbench.report.curves import CurveKind, RateCurves, curve_chart, curves_over
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
-from kvbench.report.sections.cliff import primed_inline
+from kvbench.report.paths import primed_inline
 from kvbench.report.select import pin, where
 from kvbench.report.tables import (
     INCLUDES,
