@@ -62,10 +62,13 @@ def visit(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, roun
 
 
 def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Visit]:
-    """Visits of a cell whose neighbour takes 200 us an iteration alone, and 1 ms in two of a hundred beside swaps."""
+    """Visits of a cell whose neighbour takes 200 us an iteration alone, and 1 ms in two of a hundred beside swaps,
+    which on average slow it by `slowdown`.
+    """
+    usual_us = (200.0 * slowdown * 100 - 2 * 1000.0) / 98
     turns = Beside(
         neighbour_alone_us=[200.0] * 100,
-        neighbour_beside_us=[200.0 * slowdown] * 98 + [1000.0] * 2,
+        neighbour_beside_us=[usual_us] * 98 + [1000.0] * 2,
         swaps_alone_gbps=[50.0, 50.0],
         swaps_beside_gbps=[gbps, gbps],
         one_block_alone_us=[10.0] * 8,

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kvbench.analysis.compare import compare_pairs
+from kvbench.analysis.compare import paired_interval
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
-from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
+from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
+from kvbench.results.cost import cost_of
 from kvbench.results.schema import COLUMNS, SAMPLE_COLUMNS, Beside, CellRecord, Failure, Record, Samples, Skip, Visit
 
 if TYPE_CHECKING:
@@ -225,34 +226,37 @@ def _words(cell: Cell, story: _History) -> dict[str, Any]:
 
 def _beside(turns: Sequence[Beside]) -> dict[str, float]:
     """Return what the visits of a cell say of its neighbour; nan where none of them does."""
-    nothing = dict.fromkeys(_BESIDE, math.nan)
-    pairs = [turn for turn in turns if turn.neighbour_alone_us and turn.neighbour_beside_us]
-    if not pairs:
-        return nothing
-    alone, beside = [turn.neighbour_alone_us for turn in pairs], [turn.neighbour_beside_us for turn in pairs]
+    both = [(turn, cost) for turn in turns if (cost := cost_of(turn)) is not None]
+    if not both:
+        return dict.fromkeys(_BESIDE, math.nan)
+    costs = [cost for _, cost in both]
+    alone, beside = [turn.neighbour_alone_us for turn, _ in both], [turn.neighbour_beside_us for turn, _ in both]
     all_alone, all_beside = np.concatenate(alone), np.concatenate(beside)
-    medians = [np.array([np.median(times) for times in side]) for side in (alone, beside)]
-    slowdown = compare_pairs(medians[0], medians[1], IN_TURN)
-    known = math.isfinite(slowdown.high)
-    gbps = _median_of(turns, "swaps_beside_gbps")
-    lost_us_per_s = 1e6 * (1 - all_alone.mean() / all_beside.mean())
     p99_alone_us, p99_us = (float(np.quantile(times, 0.99)) for times in (all_alone, all_beside))
+    gbps = np.array([cost.gbps for cost in costs])
+    slowdown = paired_interval(np.log([cost.slowdown for cost in costs]))
+    exposure = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))
     return {
-        "neighbour_alone_us": float(np.median(medians[0])),
-        "neighbour_beside_us": float(np.median(medians[1])),
+        "neighbour_alone_us": float(np.median([np.mean(times) for times in alone])),
+        "neighbour_beside_us": float(np.median([np.mean(times) for times in beside])),
         "neighbour_p99_us": p99_us,
         "neighbour_worst_us": float(all_beside.max()),
-        "neighbour_slowdown": slowdown.ratio,
-        "neighbour_slowdown_low": slowdown.low if known else math.nan,
-        "neighbour_slowdown_high": slowdown.high if known else math.nan,
+        **_with_ends("neighbour_slowdown", math.exp(slowdown[0]), [math.exp(end) for end in slowdown[1:]]),
+        "neighbour_slowdown_median": math.exp(paired_interval(np.log([cost.slowdown_median for cost in costs]))[0]),
         "neighbour_slowdown_p99": p99_us / p99_alone_us,
         "neighbour_slowdown_worst": float(all_beside.max() / all_alone.max()),
-        "exposure_us_per_gb": lost_us_per_s / gbps,
+        **_with_ends("exposure_us_per_gb", exposure[0], exposure[1:]),
         "swaps_alone_gbps": _median_of(turns, "swaps_alone_gbps"),
-        "swaps_beside_gbps": gbps,
+        **_with_ends("swaps_beside_gbps", float(np.median(gbps)), median_interval(gbps)),
         "one_block_alone_us": _median_of(turns, "one_block_alone_us"),
         "one_block_beside_us": _median_of(turns, "one_block_beside_us"),
     }
+
+
+def _with_ends(name: str, value: float, ends: Sequence[float]) -> dict[str, float]:
+    """Return a figure and the ends of its interval, nan where there is none."""
+    low, high = ends if np.isfinite(ends).all() else (math.nan, math.nan)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def _median_of(turns: Sequence[Beside], name: str) -> float:

@@ -9,54 +9,62 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.axis import Role
-from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
+from kvbench.report.equal_rates import equal_rates, equal_table
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import figure, noun, size, slower_words, two_digits
+from kvbench.report.numbers import figure, slower_words, two_digits
 from kvbench.report.select import DIRECTIONS
 from kvbench.report.tables import Footnotes, Row, caption, chart_words, grouped, rows_of, shown
 from kvbench.report.view import View, sample_words
+from kvbench.report.ways import axes_apart, label_of, sms_of, way_of
+from kvbench.results.frame import as_csv
 
 # GB/s at which the cheapest ways to swap are held against each other.
 RATES: Final = (10, 20, 40)
+# Findings do not tell smaller slowdowns apart.
+_LEAST: Final = 0.01
 _INCLUDES: Final = (
-    "Slowdown: time of an iteration of the neighbour beside swaps over the time without, medians of visits that "
-    "measured both in turn; p99 and worst: all visits together. GB/s: bytes swapped over the whole time, gaps "
-    "included. Lost: time that the neighbour lost per GB swapped. One block: wall time of a swap of one block, without "
+    "Slowdown: mean time of an iteration of the neighbour beside swaps over the mean without, by visits that measured "
+    "both in turn; median and p99: of the iterations. GB/s: bytes swapped over the whole time, gaps included. Lost: "
+    "time that the neighbour lost per GB swapped (95% interval). One block: wall time of a swap of one block, without "
     "→ with the neighbour"
 )
 _EDGE: Final = (
     Strong("Bold"),
     ": no other way moves as much at a lower slowdown. ≈: the visits do not decide on which side of "
-    f"{1 + IN_TURN.fraction:.2f} it lies",
+    f"{1 + IN_TURN.fraction:.2f} a slowdown lies, or whether any time was lost",
 )
 _HEADER: Final = (
-    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Slowdown p99", "Worst, us", "Lost, us per GB", "One block, us",
+    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Median", "p99", "Worst, us", "Lost, us per GB", "One block, us",
 )  # fmt: skip
 _POINT_COLUMNS: Final = (
     "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms", "launch_bytes", "priority",
-    "rate_cap", "burst", "swaps_alone_gbps", "swaps_beside_gbps", "neighbour_alone_us", "neighbour_beside_us",
-    "neighbour_p99_us", "neighbour_worst_us", "neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slowdown_high",
-    "neighbour_slowdown_p99", "exposure_us_per_gb", "one_block_alone_us", "one_block_beside_us", "rounds", "cell_id",
+    "rate_cap", "burst", "swaps_alone_gbps", "swaps_beside_gbps", "swaps_beside_gbps_low", "swaps_beside_gbps_high",
+    "neighbour_alone_us", "neighbour_beside_us", "neighbour_p99_us", "neighbour_worst_us", "neighbour_slowdown",
+    "neighbour_slowdown_low", "neighbour_slowdown_high", "neighbour_slowdown_median", "neighbour_slowdown_p99",
+    "exposure_us_per_gb", "exposure_us_per_gb_low", "exposure_us_per_gb_high", "one_block_alone_us",
+    "one_block_beside_us", "rounds", "cell_id",
 )  # fmt: skip
 
 
 def make(view: View) -> Part | str:
     cells = view.frame[view.frame["neighbour"].notna() & (view.frame["status"] != "skipped")]
-    if not (cells["neighbour_slowdown"] > 0).any():
+    points = cells[cells["neighbour_slowdown"] > 0]
+    if points.empty:
         return "it needs swaps that were measured beside a neighbour"
-    apart = _apart(cells)
+    apart = axes_apart(cells)
     groups = grouped(rows_of(cells), lambda row: (str(row["neighbour"]), str(row["direction"])))
     names = list(dict.fromkeys(name for name, _ in groups))
     panels = {(name, way): groups.get((name, way), []) for name in names for way in DIRECTIONS}
     tables = [_table(view, cells, f"{name}, {way}", rows, apart) for (name, way), rows in panels.items() if rows]
+    equal = equal_rates(view, points, RATES)
+    if not equal.empty:
+        tables.append(equal_table(view, points, equal))
     told = [found for (name, way), rows in panels.items() if (found := _finding(name, way, rows, apart))]
     grid = [
         [_panel(view, f"{name}, {way}", panels[name, way], apart) for way in DIRECTIONS if panels[name, way]]
         for name in names
     ]
-    points = cells[cells["neighbour_slowdown"] > 0]
     words = chart_words(
         view,
         "Slowdown of the neighbour against GB/s of the swaps",
@@ -66,40 +74,11 @@ def make(view: View) -> Part | str:
     x = PlotAxis("GB/s beside the neighbour", "figure", "linear")
     plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart(grid))
     chart = Chart(f"neighbour-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
-    return Part([finding.text for finding in told], [chart], tables, told)
+    files = {f"neighbour-equal-rates-{view.label}.csv": as_csv(equal)} if not equal.empty else {}
+    return Part([finding.text for finding in told], [chart], tables, told, files)
 
 
 SECTION = Section("neighbour", "Neighbours: what swaps cost the work beside them", make)
-
-
-def _apart(cells: pd.DataFrame) -> list[str]:
-    """Return the axes that tell cells of one backend apart, the SM count not among them."""
-    names = [name for name in axes_of(Role.SHAPE, Role.SIDE, Role.BESIDE) if name not in ("sms", "neighbour")]
-    values = cells.groupby(["neighbour", "direction", "backend"])[names].nunique(dropna=False).max()
-    return [name for name in names if values[name] > 1]
-
-
-def _way(row: Row, apart: Sequence[str]) -> str:
-    """Return who swaps and how, the SM count not said."""
-    return ", ".join([str(row["backend"]), *(text for name in apart if (text := _told(name, row[name])))])
-
-
-def _told(name: str, value: object) -> str:
-    """Return the value of a cell on an axis in words, "" where the cell does not use the axis."""
-    axis = AXES[name]
-    text = axis.show(value) if isinstance(value, int) else value
-    used = isinstance(text, str) and text != axis.show(axis.unused)
-    return f"{name} {size(str(text))}" if used else ""
-
-
-def _sms(row: Row) -> int:
-    """Return the SM count, 0 where the backend has none."""
-    return row["sms"] if isinstance(row["sms"], int) else 0
-
-
-def _label(row: Row, apart: Sequence[str]) -> str:
-    sms = _sms(row)
-    return f"{_way(row, apart)}, {noun(sms, 'SM')}" if sms else _way(row, apart)
 
 
 def _measured(rows: Sequence[Row]) -> list[Row]:
@@ -116,8 +95,8 @@ def _edge(rows: Sequence[Row]) -> set[str]:
 def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row], apart: Sequence[str]) -> DataTable:
     notes, edge = Footnotes(), _edge(rows)
     body: list[list[Text]] = []
-    for row in sorted(rows, key=lambda row: (_way(row, apart), _sms(row))):
-        label = _label(row, apart)
+    for row in sorted(rows, key=lambda row: (way_of(row, apart), sms_of(row))):
+        label = label_of(row, apart)
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
             body.append([label, shown(row, notes, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
             continue
@@ -126,7 +105,9 @@ def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row], apa
                 Strong(label) if row["cell_id"] in edge else label,
                 *(figure(row[name]) for name in ("swaps_alone_gbps", "swaps_beside_gbps")),
                 _slowdown(row),
-                *(figure(row[name]) for name in ("neighbour_slowdown_p99", "neighbour_worst_us", "exposure_us_per_gb")),
+                *(f"{row[name]:.2f}" for name in ("neighbour_slowdown_median", "neighbour_slowdown_p99")),
+                figure(row["neighbour_worst_us"]),
+                _exposure(row),
                 f"{figure(row['one_block_alone_us'])} → {figure(row['one_block_beside_us'])}",
             ]
         )
@@ -145,6 +126,15 @@ def _slowdown(row: Row) -> str:
     return f"≈ {text}" if verdict is Verdict.UNDECIDED else text
 
 
+def _exposure(row: Row) -> str:
+    """Return the time lost per GB with its interval; marked where there is none, or it holds 0."""
+    low, high = row["exposure_us_per_gb_low"], row["exposure_us_per_gb_high"]
+    text = figure(row["exposure_us_per_gb"])
+    if not math.isfinite(low):
+        return f"≈ {text}"
+    return f"{'≈ ' if low <= 0 <= high else ''}{text} ({figure(low)} to {figure(high)})"
+
+
 def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> Finding | None:
     """Return what the highest of `RATES` that was reached costs at least, and what the cheapest way moves."""
     measured = _measured(rows)
@@ -153,7 +143,7 @@ def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> 
         return None
     cheapest = min(measured, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
     least = (
-        f"{_label(cheapest, apart)} costs least: {slower_words(cheapest['neighbour_slowdown'])} at "
+        f"{label_of(cheapest, apart)} costs least: {_slower(cheapest['neighbour_slowdown'])} at "
         f"{two_digits(cheapest['swaps_beside_gbps'])} GB/s"
     )
     if not reached:
@@ -161,8 +151,8 @@ def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> 
     fast = [row for row in measured if row["swaps_beside_gbps"] >= reached[-1]]
     best = min(fast, key=lambda row: row["neighbour_slowdown"])
     text = (
-        f"{name} beside {way} swaps at {reached[-1]} GB/s or more is {slower_words(best['neighbour_slowdown'])} at "
-        f"best, p99 {slower_words(best['neighbour_slowdown_p99'])} ({_label(best, apart)}, "
+        f"{name} beside {way} swaps at {reached[-1]} GB/s or more is {_slower(best['neighbour_slowdown'])} at "
+        f"best, p99 {_slower(best['neighbour_slowdown_p99'])} ({label_of(best, apart)}, "
         f"{two_digits(best['swaps_beside_gbps'])} GB/s)"
     )
     if best is not cheapest:
@@ -170,19 +160,15 @@ def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> 
     return Finding(f"{text}.", math.log(best["neighbour_slowdown"]))
 
 
+def _slower(slowdown: float) -> str:
+    """Return a slowdown in words; nothing finer than what repeats."""
+    return slower_words(slowdown) if slowdown >= 1 + _LEAST else f"less than {_LEAST:.0%} slower"
+
+
 def _panel(view: View, title: str, rows: Sequence[Row], apart: Sequence[str]) -> PlotPanel:
     edge = _edge(rows)
-    by_way = grouped(_measured(rows), lambda row: _way(row, apart))
-    lines = [
-        _line(
-            view,
-            label,
-            own,
-            edge,
-        )
-        for label, own in sorted(by_way.items())
-    ]
-    return PlotPanel(title, lines)
+    by_way = grouped(_measured(rows), lambda row: way_of(row, apart))
+    return PlotPanel(title, [_line(view, label, own, edge) for label, own in sorted(by_way.items())])
 
 
 def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:

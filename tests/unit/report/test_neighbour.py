@@ -1,5 +1,7 @@
 """The section on neighbours: slowdown and rate of every way to swap, the Pareto edge, and its chart."""
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +13,21 @@ from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_files, report_of
 from kvbench.report.model import Report
-from kvbench.results import Beside, Record
+from kvbench.results import Beside, Record, Visit
+from kvbench.results.cost import Cost, at_rate
 from tests import synthetic
-from tests.reports import chart_of, is_bold, lines_of, made_report, made_run, part_of, rows_of, sections_of
+from tests.reports import (
+    chart_of,
+    is_bold,
+    lines_of,
+    made_report,
+    made_run,
+    part_of,
+    rows_of,
+    said,
+    sections_of,
+    table_of,
+)
 
 SM = Cell("sm", Direction.D2H, 4096, 16384, neighbour=Neighbour.GEMM)
 # SM count -> (slowdown of the neighbour, GB/s beside it); four SMs move less than two and cost more.
@@ -34,17 +48,87 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def test_the_table_has_both_sides_and_the_tail(report: Report) -> None:
-    (table,) = part_of(report, "neighbour").tables
-    assert str(table.title).startswith("gemm, d2h: 200 us per iteration")
-    alone, gbps, slowdown, p99, worst, lost, block = rows_of(table)["sm, 2 SMs"]
+    table = table_of(part_of(report, "neighbour"), "gemm, d2h: 200 us per iteration")
+    alone, gbps, slowdown, typical, p99, worst, lost, block = rows_of(table)["sm, 2 SMs"]
     assert (alone, gbps, slowdown, p99, worst, block) == ("50.0", "41.0", "1.20", "5.00", "1000", "10.0 → 12.0")
-    mean_us = 0.98 * 240 + 0.02 * 1000
-    assert float(lost) == pytest.approx((1 - 200 / mean_us) * 1e6 / 41, rel=0.01)
+    assert float(typical) == pytest.approx((200 * 1.2 - 20) / 0.98 / 200, abs=0.01)
+    assert lost == "4065 (4065 to 4065)"  # (1 - 1 / 1.2) / 41 GB/s
+
+
+def test_what_most_iterations_do_not_show_is_in_the_slowdown_and_in_the_time_lost(tmp_path: Path) -> None:
+    """One iteration in five takes twice as long, beside swaps of 5 GB/s."""
+    turns = Beside(
+        neighbour_alone_us=[200.0] * 100, neighbour_beside_us=[200.0, 200.0, 400.0, 200.0, 200.0] * 20,
+        swaps_alone_gbps=[5.0], swaps_beside_gbps=[5.0], one_block_alone_us=[10.0], one_block_beside_us=[10.0],
+    )  # fmt: skip
+    visits = [msgspec.structs.replace(visit, beside=turns) for visit in synthetic.beside(SM, 1.0, 5.0)]
+    (row,) = made_run(tmp_path, visits).frame().to_dict("records")
+    assert row["neighbour_slowdown"] == pytest.approx(1.2)
+    assert row["neighbour_slowdown_median"] == pytest.approx(1.0)
+    assert row["exposure_us_per_gb"] == pytest.approx(1e6 / 6 / 5)
+    assert row["exposure_us_per_gb_low"] == pytest.approx(row["exposure_us_per_gb_high"])
+
+
+def test_with_few_gb_the_time_lost_has_a_wide_interval_and_is_marked(tmp_path: Path) -> None:
+    """Visits differ by 1%, which at 0.1 GB/s is much for each GB."""
+    own = [
+        replace_round(synthetic.beside(SM, slowdown, 0.1, 1)[0], number)
+        for number, slowdown in enumerate((0.99, 1.01, 1.0, 0.995, 1.01, 0.99, 1.005))
+    ]
+    (table,) = part_of(made_report(tmp_path, own), "neighbour").tables
+    (row,) = rows_of(table).values()
+    assert re.fullmatch(r"≈ -?\d+ \(-\d+ to \d+\)", row[6])
+
+
+def replace_round(visit: Visit, number: int) -> Visit:
+    return msgspec.structs.replace(visit, round=number)
+
+
+@pytest.mark.parametrize(
+    ("rate", "slowdown", "between"),
+    [
+        (20, 1.1, ("one",)),  # as measured
+        (30, 1 / (1 - (1 - 1 / 1.1 + (1 - 1 / 1.3)) / 2), ("one", "two")),  # half of either's share
+        (10, 1 / (1 - (1 - 1 / 1.1) / 2), (None, "one")),
+    ],
+)
+def test_the_slowdown_at_a_rate_lies_between_the_cells_next_to_it(
+    rate: float, slowdown: float, between: tuple[str | None, ...]
+) -> None:
+    costs = {
+        name: {number: Cost(slow, slow, gbps, 0.0) for number in range(6)}
+        for name, slow, gbps in (("one", 1.1, 20.0), ("two", 1.3, 40.0), ("worse", 1.9, 38.0))
+    }
+    found = at_rate(rate, costs)
+    assert found is not None
+    assert (found.slowdown, found.low, found.high) == pytest.approx((slowdown, slowdown, slowdown))
+    assert found.between == between
+
+
+def test_a_rate_that_no_cell_reaches_has_no_slowdown() -> None:
+    assert at_rate(50, {"one": {0: Cost(1.1, 1.1, 40.0, 0.0)}}) is None
+    few = at_rate(20, {"one": {0: Cost(1.1, 1.1, 40.0, 0.0)}})
+    assert few is not None
+    assert math.isnan(few.low)
+
+
+def test_ways_are_held_against_each_other_at_equal_rates(tmp_path: Path) -> None:
+    triton = replace(SM, backend="triton", sms=12)
+    report = made_report(tmp_path, [*ladder(), *synthetic.beside(triton, 1.4, 40.0)])
+    table = table_of(part_of(report, "neighbour"), "Slowdown at equal GB/s")
+    rows = [[said(text) for text in row] for row in table.rows]
+    at_forty = [(swaps, where, slowdown) for _, _, swaps, where, gbps, slowdown in rows if gbps == "40"]
+    assert at_forty == [
+        ("sm", "1 SM at 20 GB/s, 2 SMs at 41 GB/s", "1.19 (1.19 to 1.19)"),
+        ("triton", "12 SMs at 40 GB/s", "1.40 (1.40 to 1.40)"),
+    ]
+    at_ten = [slowdown for *_, gbps, slowdown in rows if gbps == "10"]
+    assert all(slowdown.startswith("≈") for slowdown in at_ten)
 
 
 def test_the_pareto_edge_is_bold_and_marked(report: Report) -> None:
     part = part_of(report, "neighbour")
-    (table,) = part.tables
+    table = table_of(part, "gemm, d2h")
     assert [is_bold(row[0]) for row in table.rows] == [True, True, False]
     chart = chart_of(report, "neighbour-run")
     (line,) = chart.plot.lines  # type: ignore[union-attr]
@@ -61,7 +145,7 @@ def test_what_a_rate_costs_at_least_is_said_in_words(report: Report) -> None:
 
 
 def test_fewer_than_six_visits_settle_nothing(tmp_path: Path) -> None:
-    (table,) = part_of(made_report(tmp_path, ladder(rounds=5)), "neighbour").tables
+    table = table_of(part_of(made_report(tmp_path, ladder(rounds=5)), "neighbour"), "gemm, d2h")
     assert all(row[2].startswith("≈") for row in rows_of(table).values())
 
 
@@ -75,7 +159,7 @@ def test_ways_that_differ_in_another_axis_are_lines_of_their_own(tmp_path: Path)
 
 def test_a_cell_whose_neighbour_died_is_there_with_its_reason(tmp_path: Path) -> None:
     dead = synthetic.failure(replace(SM, sms=8), "the neighbour died: OutOfMemoryError")
-    (table,) = part_of(made_report(tmp_path, [*ladder(), dead]), "neighbour").tables
+    table = table_of(part_of(made_report(tmp_path, [*ladder(), dead]), "neighbour"), "gemm, d2h")
     assert "¹ failed: error: the neighbour died: OutOfMemoryError" in lines_of(table.notes)
 
 

@@ -1,0 +1,111 @@
+"""What a visit beside a neighbour says: how much slower the neighbour was, how fast the swaps, what each GB cost.
+
+A slowdown is one of the whole time: the mean of the iterations beside swaps over that without. Where swaps come in
+bursts, or hold the device up now and then, most iterations are as fast as ever, and their median shows nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from kvbench.analysis.compare import paired_interval
+from kvbench.analysis.curves import pareto_edge
+from kvbench.analysis.margins import IN_TURN
+from kvbench.results.schema import Beside, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one visit: the neighbour's slowdown (a ratio) by the mean and by the median of its iterations, the swaps'
+    GB/s beside it, and the microseconds that it lost for each GB (10^9 bytes).
+    """
+
+    slowdown: float
+    slowdown_median: float
+    gbps: float
+    exposure_us_per_gb: float
+
+
+def cost_of(beside: Beside | None) -> Cost | None:
+    """Return the cost, None where a turn had no whole iteration, no swap, or no time."""
+    if beside is None or not (beside.neighbour_alone_us and beside.neighbour_beside_us and beside.swaps_beside_gbps):
+        return None
+    alone, slowed = np.asarray(beside.neighbour_alone_us), np.asarray(beside.neighbour_beside_us)
+    gbps = float(np.median(beside.swaps_beside_gbps))
+    with np.errstate(all="ignore"):  # a stranger's run may hold any time
+        slowdown = float(slowed.mean() / alone.mean())
+        by_median = float(np.median(slowed) / np.median(alone))
+        found = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps if gbps > 0 else 0.0)
+    known = np.array([found.slowdown, found.slowdown_median, found.gbps])
+    return found if (known > 0).all() and np.isfinite([*known, found.exposure_us_per_gb]).all() else None
+
+
+def costs_of(visits: Iterable[Visit]) -> dict[str, dict[int, Cost]]:
+    """Return cell id -> round -> cost, for the visits beside a neighbour that tell it."""
+    found: dict[str, dict[int, Cost]] = {}
+    for visit in visits:
+        if (cost := cost_of(visit.beside)) is not None:
+            found.setdefault(visit.cell.id, {})[visit.round] = cost
+    return found
+
+
+def lost(slowdown: float) -> float:
+    """Return the share of its time that a neighbour loses."""
+    return 1 - 1 / slowdown
+
+
+@dataclass(frozen=True, slots=True)
+class AtRate:
+    """The slowdown at `gbps` with its 95% interval (nan without one), from the cells `between` whose rates it lies.
+
+    One cell alone moves as much itself; None stands for no swaps, which cost nothing.
+    """
+
+    gbps: float
+    slowdown: float
+    low: float
+    high: float
+    between: tuple[str | None, ...]
+
+
+def at_rate(gbps: float, costs: Mapping[str, Mapping[int, Cost]]) -> AtRate | None:
+    """Return what swaps at `gbps` cost; None where none of the cells, with their costs by round, is as fast.
+
+    The share of time that the neighbour loses lies on a line between the two cells next to that rate; of cells that
+    move less at a higher cost none counts. The interval rests on the rounds that visited both.
+    """
+    medians = [(cell, *_medians(own)) for cell, own in costs.items() if own]
+    kept = pareto_edge([rate for _, rate, _ in medians], [slowdown for *_, slowdown in medians])
+    rates = sorted((rate, cell) for (cell, rate, _), on_edge in zip(medians, kept, strict=True) if on_edge)
+    rate, nearest = min(rates, key=lambda own: abs(own[0] - gbps), default=(0.0, ""))
+    if abs(rate / gbps - 1) <= IN_TURN.fraction:
+        return _between(gbps, costs, (nearest,), 1.0)
+    below = max(((rate, cell) for rate, cell in rates if rate < gbps), default=(0.0, None))
+    above = min(((rate, cell) for rate, cell in rates if rate > gbps), default=None)
+    if above is None:
+        return None
+    return _between(gbps, costs, (below[1], above[1]), (gbps - below[0]) / (above[0] - below[0]))
+
+
+def _medians(costs: Mapping[int, Cost]) -> tuple[float, float]:
+    """Return the medians of GB/s and slowdown."""
+    return median(cost.gbps for cost in costs.values()), median(cost.slowdown for cost in costs.values())
+
+
+def _between(
+    gbps: float, costs: Mapping[str, Mapping[int, Cost]], cells: tuple[str | None, ...], share: float
+) -> AtRate | None:
+    """Return the slowdown that lies `share` of the way from the first of `cells` to the last."""
+    own = [costs[cell] for cell in cells if cell is not None]
+    rounds = sorted(set(own[0]).intersection(*own))
+    if not rounds:
+        return None
+    first, last = (
+        np.array([0.0 if cell is None else lost(costs[cell][number].slowdown) for number in rounds])
+        for cell in (cells[0], cells[-1])
+    )
+    centre, low, high = np.exp(paired_interval(-np.log1p(-(first + share * (last - first)))))
+    known = np.isfinite(high)
+    return AtRate(gbps, float(centre), float(low) if known else np.nan, float(high) if known else np.nan, cells)
