@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
@@ -16,20 +16,23 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.completion import complete_device, complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder, terminated
+from kvbench.cli.tune_neighbour import NEIGHBOURS, USUAL, limit_of, machine_words, neighbour_named, show_beside
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_output
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.config import find_config, load_config
-from kvbench.sweep.spec import parse_assignments
+from kvbench.sweep.spec import SweepSpec, parse_assignments
 from kvbench.text import convert
 from kvbench.units import KIB
 
 if TYPE_CHECKING:
     from kvbench.results import Run
     from kvbench.tune.answer import Answer
+    from kvbench.tune.search import Search
     from kvbench.tune.table import Choice
 
 CONFIG: Final = "tune"
+NEIGHBOUR_CONFIG: Final = "neighbour"
 _SHAPES: Final = {
     "blocks": "16,128,1024,10000",
     "block_size": "1KiB,2KiB,4KiB,8KiB,16KiB,24KiB,32KiB,48KiB,64KiB,96KiB,128KiB,192KiB,256KiB",
@@ -85,6 +88,22 @@ _Models = Annotated[
     list[str] | None,
     typer.Option(metavar="MODEL", help="Answer for the swaps of a model: a name or a config.json. Repeatable."),
 ]
+_Neighbour = Annotated[
+    str | None,
+    typer.Option(
+        "--neighbour",
+        metavar="NAME",
+        help=f"Take the fastest way that slows this neighbour by no more than --at-most: {', '.join(NEIGHBOURS)}.",
+    ),
+]
+_AtMost = Annotated[
+    str | None,
+    typer.Option(
+        "--at-most",
+        metavar="PERCENT",
+        help=f"With --neighbour: by how much its mean iteration may get slower, 5% or 0.05.  [default: {USUAL}]",
+    ),
+]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run directory to make.  [default: runs/tune-TIME]")]
 _Force = Annotated[bool, typer.Option("--force", help="Replace files that hold something else.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
@@ -98,6 +117,8 @@ def tune(
     allowed: Annotated[Mapping[str, Any], FromStruct(Allowed)] = NO_OPTIONS,
     policy: _Policy = None,
     export: _Export = None,
+    neighbour: _Neighbour = None,
+    at_most: _AtMost = None,
     force: _Force = False,
     as_json: _Json = False,
     out: _Out = None,
@@ -108,6 +129,7 @@ def tune(
     # pandas takes a second to import, which --help should not wait for
     from kvbench.results import load_run
     from kvbench.tune.answer import answers_of, by_kind
+    from kvbench.tune.beside import answers_beside
     from kvbench.tune.fit import policy_of
     from kvbench.tune.table import load_policy
 
@@ -118,9 +140,21 @@ def tune(
     if runs and (out or axis or where):
         raise UsageError("with RUN nothing is measured: leave out --out, --axis and the options of a measurement")
     is_quiet = as_json or str(policy) == "-" or any(file is None for file in targets.values())
-    measured = runs or [_measure(models, may, axis or [], where, out, sys.stderr if is_quiet else None)]
+    to = sys.stderr if is_quiet else None
+    points = [(swap.block_bytes, swap.blocks) for swap in swaps] if swaps else None
+    if neighbour is not None:
+        if policy is not None or targets:
+            raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
+        name, limit = neighbour_named(neighbour), limit_of(at_most or USUAL)
+        measured = runs or [_measure_beside(name, models, may, axis or [], where, out, to)]
+        loaded = [load_run(path) for path in measured]
+        show_beside(loaded, answers_beside(loaded, name, limit, may.keeps, points), as_json=as_json)
+        return
+    if at_most is not None:
+        raise UsageError(f"--at-most {brief(at_most)}: it limits what a neighbour may lose; add --neighbour decode")
+    measured = runs or [_measure(models, may, axis or [], where, out, to)]
     loaded = [load_run(path) for path in measured]
-    answers = answers_of(loaded, may.keeps, [(swap.block_bytes, swap.blocks) for swap in swaps] if swaps else None)
+    answers = answers_of(loaded, may.keeps, points)
     if policy is not None:
         chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
         write_output("-p", policy, policy_of(loaded, chosen).to_toml().encode(), load_policy, force=force)
@@ -141,22 +175,12 @@ def _measure(
     to: TextIO | None,
 ) -> Path:
     """Search for the best ways on this machine and return the run directory."""
-    from kvbench.cli.progress import make_reporter
-    from kvbench.run.runner import start_sweep
     from kvbench.tune.fit import choice_at
     from kvbench.tune.search import Search
 
-    signal.signal(signal.SIGTERM, terminated)
     spec = load_config(find_config(CONFIG), models)
     shapes = {} if models.models else _SHAPES
     spec = spec.with_axes({**shapes, **parse_assignments(axes)}).with_options(**where)
-    if may.names:
-        wanted = [group for group in spec.groups if set(group["backend"]) & set(may.names)]
-        unknown = set(may.names) - {str(name) for group in wanted for name in group["backend"]}
-        if unknown:
-            known = ", ".join(str(name) for group in spec.groups for name in group["backend"])
-            raise UsageError(f"--backends {brief(','.join(may.names))}: kvbench tune measures {known}")
-        spec = replace(spec, groups=tuple(wanted))
     ends_s = time.monotonic() + _SECONDS
 
     def searching(cells: Sequence[Cell]) -> Search:
@@ -165,6 +189,51 @@ def _measure(
             raise UsageError("nothing to choose from: no backend that is allowed runs here")
         return Search(allowed, _FIRST_SIZES, _SUSTAINED_COUNTS, spec.seed, lambda: time.monotonic() < ends_s)
 
+    return _swept(_of_backends(spec, may), out, to, searching)
+
+
+def _measure_beside(
+    neighbour: str,
+    models: ModelChoice,
+    may: Allowed,
+    axes: Sequence[str],
+    where: Mapping[str, Any],
+    out: Path | None,
+    to: TextIO | None,
+) -> Path:
+    """Measure every way of the config of neighbours beside this one and return the run directory."""
+    settings = parse_assignments(axes)
+    if "neighbour" in settings:
+        raise UsageError("-a neighbour=...: --neighbour names it; leave it out")
+    spec = load_config(find_config(NEIGHBOUR_CONFIG), models)
+    spec = spec.with_axes({**settings, "neighbour": neighbour}).with_options(**where)
+    return _swept(_of_backends(spec, may), out, to)
+
+
+def _of_backends(spec: SweepSpec, may: Allowed) -> SweepSpec:
+    """Return the sweep with the allowed backends alone; raises UsageError for one that it does not measure."""
+    if not may.names:
+        return spec
+    known = dict.fromkeys(str(name) for group in spec.groups for name in group["backend"])
+    if not set(may.names) <= set(known):
+        raise UsageError(f"--backends {brief(','.join(may.names))}: kvbench tune measures {', '.join(known)}")
+    kept = (
+        {**group, "backend": tuple(name for name in group["backend"] if name in may.names)} for group in spec.groups
+    )
+    return replace(spec, groups=tuple(group for group in kept if group["backend"]))
+
+
+def _swept(
+    spec: SweepSpec,
+    out: Path | None,
+    to: TextIO | None,
+    searching: Callable[[Sequence[Cell]], "Search"] | None = None,
+) -> Path:
+    """Measure and return the run directory; a measurement that is stopped ends the command."""
+    from kvbench.cli.progress import make_reporter
+    from kvbench.run.runner import start_sweep
+
+    signal.signal(signal.SIGTERM, terminated)
     reporter = make_reporter(as_json=False, file=to)
     outcome = start_sweep(spec, out or default_folder(CONFIG), ["kvbench", *sys.argv[1:]], reporter, searching)
     reporter.finished(outcome)
@@ -203,9 +272,7 @@ def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
     from kvbench.cli.tables import print_rows
     from kvbench.tune.answer import open_points, sentences, workload_of
 
-    info = runs[0].info
-    host = "; every figure is of copies between two host buffers, no GPU" if info.device.get("kind") == "cpu" else ""
-    typer.echo(f"{info.device.get('title')}, {info.created[:10]}; {workload_of(runs[0])}{host}\n")
+    typer.echo(f"{machine_words(runs[0])}; {workload_of(runs[0])}\n")
     for line in sentences(answers):
         typer.echo(line)
     typer.echo("")

@@ -42,7 +42,7 @@ def fit_policy(runs: Sequence[Run]) -> Policy:
 
 def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]) -> Policy:
     """Return the policy of some choices, and where they come from; raises UsageError for runs of several devices."""
-    device, driver = _machine(runs)
+    device, driver = machine_of(runs)
     newest = max(runs, key=lambda run: run.info.created)
     return Policy(
         device=device,
@@ -61,7 +61,7 @@ def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
     that failed is none. Rounds of several runs are numbered on, so that only visits of one run are paired. Raises
     UsageError where there is no such point, and for runs of several devices.
     """
-    _machine(runs)
+    machine_of(runs)
     found: dict[Kind, dict[Point, dict[Choice, dict[int, float]]]] = {}
     backends: dict[tuple[Kind, Point], set[str]] = {}
     first = 0
@@ -165,8 +165,8 @@ def sms_of(choice: Choice) -> int:
     return int(dict(choice.axes).get("sms", 0))
 
 
-def _machine(runs: Sequence[Run]) -> tuple[str, str]:
-    """Return the one device and driver of `runs`."""
+def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
+    """Return the one device and driver of `runs`; raises UsageError where they are of several."""
     pairs = [(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs]
     found = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
     if len(found) > 1:
@@ -176,13 +176,16 @@ def _machine(runs: Sequence[Run]) -> tuple[str, str]:
 
 
 def tried(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a run's table that a policy rests on, `auto` among them: measured or failed.
+    """Return the cells of a run's table that a policy rests on, `auto` among them: measured or failed."""
+    return one_workload(unqueued(frame[frame["status"] != "skipped"]))
 
-    They are those of one workload: memory that the driver allocated, no pause; fresh blocks rather than the same again
-    and shuffled ones rather than other patterns, unless there are few; of several pools that of most cells.
+
+def one_workload(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of one workload: memory that the driver allocated, no pause; fresh blocks rather than the same
+    again and shuffled ones rather than other patterns, unless there are few; of several pools that of most cells.
     """
     cells = frame[frame["memory"].isna() | (frame["memory"] == "allocated")]
-    cells = unqueued(cells[(cells["pause_us"] == 0) & (cells["status"] != "skipped")])
+    cells = cells[cells["pause_us"] == 0]
     for axis, usual in (("reuse", Reuse.FRESH.value), ("pattern", str(SHUFFLED))):
         preferred = cells[cells[axis] == usual]
         cells = preferred if len(preferred) >= _FEW * len(cells) else cells[cells[axis] != usual]

@@ -42,3 +42,22 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     unknown = kvbench("tune", *SMALL, "--backends", "batched,bogus", cwd=tmp_path)
     assert unknown.returncode == 2
     assert error_line(unknown).startswith("--backends batched,bogus: kvbench tune measures batched, primed")
+
+
+def test_beside_a_neighbour_it_measures_and_answers(tmp_path: Path) -> None:
+    small = ("-a", "blocks=64", "-a", "block_size=4KiB", "-a", "direction=h2d", "-a", "burst=none", "-a", "pool=4MiB")
+    done = kvbench("tune", "--neighbour=memory", "--at-most=500%", "--device=cpu", *small, "-o", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "memory beside h2d swaps of 64 blocks of 4 KiB: batched" in done.stdout
+    visits = [record for record in load_run(tmp_path / "run").records if hasattr(record, "samples")]
+    assert {visit.cell.neighbour for visit in visits} == {"memory"}
+    again = kvbench("tune", "run", "--neighbour=memory", "--at-most=500%", "--json", cwd=tmp_path)
+    (answer,) = json.loads(again.stdout)["answers"]
+    assert answer["choice"] == "batched"
+    assert answer["ways"][0]["slowdown_interval"]
+
+
+def test_bad_input_beside_a_neighbour_is_one_line(tmp_path: Path) -> None:
+    twice = kvbench("tune", "--neighbour=memory", "--device=cpu", "-a", "neighbour=idle", cwd=tmp_path)
+    assert twice.returncode == 2
+    assert error_line(twice).startswith("-a neighbour=...: --neighbour names it")

@@ -1,0 +1,86 @@
+"""`kvbench tune --neighbour`: the limit that its user gives, and the answer as it is shown."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from kvbench.cells.axes import Neighbour
+from kvbench.errors import UsageError, brief
+
+if TYPE_CHECKING:
+    from kvbench.results import Run
+    from kvbench.tune.beside import BesideAnswer, Way
+
+NEIGHBOURS: Final = tuple(name.value for name in Neighbour if name is not Neighbour.NONE)
+USUAL: Final = "5%"
+_LIMIT: Final = re.compile(r"(?P<percent>\d{1,4}(\.\d{1,6})?)%|(?P<fraction>0(\.\d{1,8})?)", re.ASCII)
+_HEADER: Final = (
+    "", "Dir", "Blocks", "Size", "Burst", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
+)  # fmt: skip
+_MOST_OPEN: Final = 20
+
+
+def neighbour_named(text: str) -> str:
+    """Return the neighbour of --neighbour; raises UsageError."""
+    if text not in NEIGHBOURS:
+        raise UsageError(f"--neighbour {brief(text)}: not one of {', '.join(NEIGHBOURS)}")
+    return text
+
+
+def limit_of(text: str) -> float:
+    """Return --at-most as a fraction: 0.05 for "5%" and "0.05"; raises UsageError."""
+    found = _LIMIT.fullmatch(text)
+    if found is None:
+        raise UsageError(f"--at-most {brief(text)}: write a percentage (5%) or a fraction below 1 (0.05)")
+    return float(found["percent"]) / 100 if found["percent"] else float(found["fraction"])
+
+
+def machine_words(run: "Run") -> str:
+    """Return what a run was measured on and when."""
+    info = run.info
+    host = "; every figure is of copies between two host buffers, no GPU" if info.device.get("kind") == "cpu" else ""
+    return f"{info.device.get('title')}, {info.created[:10]}{host}"
+
+
+def show_beside(runs: Sequence["Run"], answers: Sequence["BesideAnswer"], *, as_json: bool) -> None:
+    """Print what to use beside the neighbour, the table that it rests on, and what is open."""
+    from kvbench.cli.tables import print_rows
+
+    if as_json:
+        typer.echo(json.dumps({"answers": [answer.to_plain() for answer in answers]}, indent=2))
+        return
+    typer.echo(f"{machine_words(runs[0])}\n")
+    for answer in answers:
+        typer.echo(answer.sentence())
+    typer.echo("")
+    print_rows([_HEADER, *(_row(answer, way) for answer in answers for way in answer.ways)])
+    if lines := [line for answer in answers for line in answer.open_points()]:
+        typer.echo("\nOpen: another run could choose otherwise")
+        for line in lines[:_MOST_OPEN]:
+            typer.echo(f"  {line}")
+        if len(lines) > _MOST_OPEN:
+            typer.echo(f"  and {len(lines) - _MOST_OPEN} more (--json has all)")
+
+
+def _row(answer: "BesideAnswer", way: "Way") -> list[str]:
+    from kvbench.tune.answer import shown_size, words_of
+    from kvbench.tune.beside import percent
+
+    shape, rates, slowdowns = answer.shape, way.gbps_interval, way.slowdown_interval
+    return [
+        "->" if way is answer.chosen else "",
+        shape.direction.value,
+        str(shape.blocks),
+        shown_size(shape.block_bytes),
+        shape.burst,
+        words_of(way.choice),
+        f"{way.gbps:.1f}",
+        "-" if rates is None else f"{rates[0]:.1f} to {rates[1]:.1f}",
+        percent(way.slowdown),
+        "-" if slowdowns is None else " to ".join(map(percent, slowdowns)),
+        percent(way.slowdown_p99),
+        f"{way.exposure_us_per_gb:.0f}",
+    ]

@@ -1,0 +1,244 @@
+"""The fastest way to swap that slows a neighbour by no more than so much, from runs of swaps beside it."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kvbench.analysis.compare import Verdict, paired_interval
+from kvbench.analysis.intervals import Floats, median_interval
+from kvbench.analysis.margins import BETWEEN_RUNS, TIED
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import AXES
+from kvbench.errors import UsageError
+from kvbench.results import Run
+from kvbench.results.cost import Cost, costs_of
+from kvbench.results.frame import visits_that_count
+from kvbench.tune.answer import shown_size, two_digits, words_of
+from kvbench.tune.fit import Point, machine_of, one_workload, preference
+from kvbench.tune.table import AUTO, CHOSEN_AXES, Choice
+
+# What the one who swaps may set, besides what a policy sets.
+_CHOSEN: Final = (*CHOSEN_AXES, "launch_bytes", "priority", "rate_cap")
+
+
+class Shape(NamedTuple):
+    """Swaps that one way is chosen for: `burst` says how they arrive, "none" for without a gap."""
+
+    direction: Direction
+    block_bytes: int
+    blocks: int
+    burst: str
+
+    def words(self) -> str:
+        arriving = "" if self.burst == "none" else f" in bursts of {self.burst.replace('/', ' every ')}"
+        return f"{self.direction} swaps of {self.blocks} blocks of {shown_size(self.block_bytes)}{arriving}"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to swap beside the neighbour: its visits' costs, and the slowdown of the 99th percentile (a ratio)."""
+
+    choice: Choice
+    costs: Sequence[Cost]
+    slowdown_p99: float
+
+    @property
+    def gbps(self) -> float:
+        return median(cost.gbps for cost in self.costs)
+
+    @property
+    def gbps_interval(self) -> tuple[float, float] | None:
+        """The interval of the GB/s; None with too few visits for one."""
+        return _known(median_interval([cost.gbps for cost in self.costs]))
+
+    @property
+    def slowdown(self) -> float:
+        return self._slowdown[0]
+
+    @property
+    def slowdown_interval(self) -> tuple[float, float] | None:
+        return _known(self._slowdown[1:])
+
+    @property
+    def exposure_us_per_gb(self) -> float:
+        return paired_interval(np.array([cost.exposure_us_per_gb for cost in self.costs]))[0]
+
+    @cached_property
+    def _slowdown(self) -> tuple[float, float, float]:
+        logs: Floats = np.log([cost.slowdown for cost in self.costs])
+        centre, low, high = np.exp(paired_interval(logs)).tolist()
+        return centre, low, high
+
+    def verdict(self, limit: float) -> Verdict:
+        """Return whether the whole interval of the slowdown lies above `limit` (SLOWER), or none of it does (SAME).
+
+        With too few visits for an interval, another run may find as much more or less as runs differ by.
+        """
+        apart = 1 + BETWEEN_RUNS.fraction
+        low, high = self.slowdown_interval or (self.slowdown / apart, self.slowdown * apart)
+        within = Verdict.SAME if high <= limit else Verdict.UNDECIDED
+        return Verdict.SLOWER if low > limit else within
+
+    def words(self) -> str:
+        """Return "sm with 2 SMs, 29 GB/s, 1.2% slower"."""
+        return f"{words_of(self.choice)}, {two_digits(self.gbps)} GB/s, {percent(self.slowdown)} slower"
+
+    def words_with_interval(self) -> str:
+        interval = self.slowdown_interval
+        known = "too few visits for an interval" if interval is None else " to ".join(map(percent, interval))
+        return f"{self.words()} ({known})"
+
+
+@dataclass(frozen=True, slots=True)
+class BesideAnswer:
+    """What to use for swaps of one shape beside `neighbour`, which may be slowed by `at_most`, a fraction.
+
+    `ways` are all that were measured, the fastest first; `chosen` is None where each costs more.
+    """
+
+    neighbour: str
+    at_most: float
+    shape: Shape
+    ways: Sequence[Way]
+    chosen: Way | None
+
+    @property
+    def least(self) -> Way:
+        """The way that costs least."""
+        return min(self.ways, key=lambda way: (way.slowdown, -way.gbps))
+
+    def sentence(self) -> str:
+        said, limit = f"{self.neighbour} beside {self.shape.words()}", percent(1 + self.at_most)
+        if self.chosen is None:
+            return f"{said}: no way that was measured costs at most {limit}; the least is {self.least.words()}"
+        gain = ""
+        batched = max((way.gbps for way in self.ways if way.choice.backend == "batched"), default=0.0)
+        if batched and self.chosen.choice.backend != "batched":
+            gain = f", {two_digits(self.chosen.gbps / batched)} times batched"
+        return f"{said}: {self.chosen.words()}, p99 {percent(self.chosen.slowdown_p99)} slower{gain}"
+
+    def open_points(self) -> list[str]:
+        """Return what another run could choose otherwise."""
+        limit, said = 1 + self.at_most, f"{self.neighbour} beside {self.shape.words()}"
+        lines = []
+        if self.chosen is not None and self.chosen.verdict(limit) is Verdict.UNDECIDED:
+            sure = [way for way in self.ways if way.verdict(limit) is Verdict.SAME]
+            then = f"; {sure[0].words_with_interval()} does not" if sure else ""
+            lines.append(f"{said}: {self.chosen.words_with_interval()} may cost more than {percent(limit)}{then}")
+        slowest = self.chosen.gbps * (1 + TIED.fraction) if self.chosen is not None else 0.0
+        lines += [
+            f"{said}: {way.words_with_interval()} may cost no more than {percent(limit)}"
+            for way in self.ways
+            if way.slowdown > limit and way.gbps > slowest and way.verdict(limit) is Verdict.UNDECIDED
+        ]
+        return lines
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the answer as JSON takes it."""
+        return {
+            "neighbour": self.neighbour,
+            "at_most": self.at_most,
+            "direction": self.shape.direction.value,
+            "block_bytes": self.shape.block_bytes,
+            "blocks": self.shape.blocks,
+            "burst": self.shape.burst,
+            "choice": None if self.chosen is None else str(self.chosen.choice),
+            "ways": [_plain_way(way) for way in self.ways],
+            "open": self.open_points(),
+        }
+
+
+def answers_beside(
+    runs: Sequence[Run],
+    neighbour: str,
+    at_most: float,
+    keep: Callable[[Choice], bool],
+    points: Sequence[Point] | None = None,
+) -> list[BesideAnswer]:
+    """Return an answer for every shape that was measured beside `neighbour`, from the ways that `keep` takes.
+
+    They stand by direction, block size, number of blocks and burst; `points` narrows them to some shapes. Raises
+    UsageError where that leaves none, and for runs of several devices.
+    """
+    machine_of(runs)
+    found: dict[Shape, dict[Choice, list[Cost]]] = {}
+    tails: dict[tuple[Shape, Choice], list[float]] = {}
+    seen: set[str] = set()
+    for run in runs:
+        frame, costs = run.frame(), costs_of(visits_that_count(run.records))
+        cells = frame[(frame["neighbour_slowdown"] > 0) & (frame["status"] == "ok") & (frame["backend"] != AUTO)]
+        seen |= set(cells["neighbour"])
+        for row in one_workload(cells[cells["neighbour"] == neighbour]).to_dict("records"):
+            shape, choice = _shape_of(row), _choice_of(row)
+            if keep(choice) and (points is None or (shape.block_bytes, shape.blocks) in points):
+                found.setdefault(shape, {}).setdefault(choice, []).extend(costs[row["cell_id"]].values())
+                tails.setdefault((shape, choice), []).append(float(row["neighbour_slowdown_p99"]))
+    if neighbour not in seen:
+        beside = f"beside {', '.join(sorted(seen))}" if seen else "without a neighbour"
+        raise UsageError(
+            f"--neighbour {neighbour}: these runs measured swaps {beside}; measure with kvbench sweep neighbour -a "
+            f"neighbour={neighbour}"
+        )
+    if not found:
+        raise UsageError(f"--neighbour {neighbour}: none of the swaps beside it were made in a way that is allowed")
+    made = {
+        shape: [Way(choice, own, median(tails[shape, choice])) for choice, own in ways.items()]
+        for shape, ways in found.items()
+    }
+    return [
+        BesideAnswer(neighbour, at_most, shape, sorted(ways, key=lambda way: -way.gbps), _chosen(ways, at_most))
+        for shape, ways in sorted(made.items())
+    ]
+
+
+def percent(slowdown: float) -> str:
+    """Return how much slower a ratio is: 1.042 as "4.2%", what is no slower as "0%"."""
+    return f"{two_digits(max(0.0, slowdown - 1) * 100)}%" if slowdown >= 1.0005 else "0%"
+
+
+def _chosen(ways: Sequence[Way], at_most: float) -> Way | None:
+    """Return the fastest that costs no more; of those as fast that with the fewest SMs, the simplest, the cheapest."""
+    allowed = [way for way in ways if way.slowdown <= 1 + at_most]
+    if not allowed:
+        return None
+    enough = max(way.gbps for way in allowed) / (1 + TIED.fraction)
+    tied = [way for way in allowed if way.gbps >= enough]
+    return min(tied, key=lambda way: (preference(way.choice), len(way.choice.axes), way.slowdown, str(way.choice)))
+
+
+def _shape_of(row: dict[Any, Any]) -> Shape:
+    burst = row["burst"] if pd.notna(row["burst"]) else "none"
+    return Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]), str(burst))
+
+
+def _choice_of(row: dict[Any, Any]) -> Choice:
+    """Return how a row of a run's table swaps, what goes without saying left out."""
+    told = []
+    for name in _CHOSEN:
+        axis, value = AXES[name], row[name]
+        text = axis.show(int(value)) if axis.number and pd.notna(value) else value
+        if isinstance(text, str) and text not in (axis.usual, axis.show(axis.unused)):
+            told.append((name, text))
+    return Choice(str(row["backend"]), tuple(told))
+
+
+def _known(ends: Sequence[float]) -> tuple[float, float] | None:
+    return (ends[0], ends[1]) if math.isfinite(ends[1]) else None
+
+
+def _plain_way(way: Way) -> dict[str, Any]:
+    intervals = {"gbps_interval": way.gbps_interval, "slowdown_interval": way.slowdown_interval}
+    return {
+        "choice": str(way.choice),
+        "gbps": round(way.gbps, 3),
+        "slowdown": round(way.slowdown, 4),
+        "slowdown_p99": round(way.slowdown_p99, 4),
+        "exposure_us_per_gb": round(way.exposure_us_per_gb, 1),
+        **{name: ends and [round(end, 4) for end in ends] for name, ends in intervals.items()},
+    }

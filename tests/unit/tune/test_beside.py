@@ -1,0 +1,180 @@
+"""Answers for swaps beside a neighbour, from runs whose costs follow from what is wanted."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.cells.axes import Direction, Neighbour, Order, Priority
+from kvbench.cells.cell import Cell
+from kvbench.cli.main import app
+from kvbench.errors import UsageError
+from kvbench.results import Record, Run, load_run
+from kvbench.tune.beside import BesideAnswer, answers_beside
+from kvbench.tune.table import Choice
+from tests import synthetic
+
+SM = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.DECODE)
+BATCHED = replace(SM, backend="batched", sms=None, order=Order.STREAM)
+CAPPED = replace(SM, launch_bytes=4 << 20, rate_cap=20)
+# Each with the slowdown of the neighbour and the GB/s beside it.
+WAYS = [(SM, 1.2, 40.0), (replace(SM, sms=1), 1.04, 30.0), (CAPPED, 1.03, 19.0), (BATCHED, 1.01, 10.0)]
+
+
+def visits(cell: Cell, slowdowns: list[float], gbps: float) -> list[Record]:
+    return [
+        msgspec.structs.replace(synthetic.beside(cell, slowdown, gbps, 1)[0], round=number)
+        for number, slowdown in enumerate(slowdowns)
+    ]
+
+
+def ladder(rounds: int = 6) -> list[Record]:
+    return [record for cell, slowdown, gbps in WAYS for record in visits(cell, [slowdown] * rounds, gbps)]
+
+
+def run_of(folder: Path, records: list[Record], name: str = "run") -> Run:
+    return load_run(synthetic.write_run(folder / name, records))
+
+
+def anything(_: Choice) -> bool:
+    return True
+
+
+def only(runs: list[Run], at_most: float = 0.05) -> BesideAnswer:
+    (answer,) = answers_beside(runs, "decode", at_most, anything)
+    return answer
+
+
+def chosen(answer: BesideAnswer) -> str | None:
+    return None if answer.chosen is None else str(answer.chosen.choice)
+
+
+@pytest.mark.parametrize(
+    ("at_most", "choice"),
+    [
+        (0.3, "sm sms=2"),
+        (0.05, "sm sms=1"),
+        (0.035, "sm sms=2 launch_bytes=4MiB rate_cap=20"),
+        (0.02, "batched order=stream"),
+        (0.0, None),
+    ],
+)
+def test_the_fastest_that_costs_no_more_is_chosen(tmp_path: Path, at_most: float, choice: str | None) -> None:
+    assert chosen(only([run_of(tmp_path, ladder())], at_most)) == choice
+
+
+def test_what_is_as_fast_with_fewer_sms_and_settings_is_taken(tmp_path: Path) -> None:
+    urgent = replace(SM, sms=1, priority=Priority.HIGH)
+    many = replace(SM, sms=12)
+    records = [*ladder(), *visits(urgent, [1.039] * 6, 30.2), *visits(many, [1.01] * 6, 30.5)]
+    assert chosen(only([run_of(tmp_path, records)])) == "sm sms=1"
+
+
+def test_the_sentence_says_both_sides_the_tail_and_the_gain(tmp_path: Path) -> None:
+    assert only([run_of(tmp_path, ladder())]).sentence() == (
+        "decode beside d2h swaps of 4096 blocks of 16 KiB: sm with 1 SM, 30 GB/s, 4% slower, p99 400% slower, 3 times "
+        "batched"
+    )
+
+
+def test_where_everything_costs_more_the_least_is_named(tmp_path: Path) -> None:
+    assert (
+        only([run_of(tmp_path, ladder())], 0.001)
+        .sentence()
+        .endswith("no way that was measured costs at most 0.1%; the least is batched, 10 GB/s, 1% slower")
+    )
+
+
+def test_an_interval_that_reaches_beyond_the_limit_is_open(tmp_path: Path) -> None:
+    unsure = visits(replace(SM, sms=1), [1.01, 1.03, 1.04, 1.045, 1.06, 1.09], 30.0)
+    faster = visits(replace(SM, sms=4), [1.03, 1.05, 1.07, 1.07, 1.09, 1.1], 35.0)
+    first, second = only([run_of(tmp_path, [*unsure, *faster, *visits(CAPPED, [1.03] * 6, 19.0)])]).open_points()
+    assert "sm with 1 SM, 30 GB/s, 4.5% slower (1% to 9%) may cost more than 5%; sm with 2 SMs, launch_bytes" in first
+    assert "sm with 4 SMs, 35 GB/s, 7% slower (3% to 10%) may cost no more than 5%" in second
+
+
+def test_with_few_visits_only_what_is_near_the_limit_is_open(tmp_path: Path) -> None:
+    (line,) = only([run_of(tmp_path, ladder(rounds=2))]).open_points()
+    assert "sm with 1 SM, 30 GB/s, 4% slower (too few visits for an interval) may cost more than 5%" in line
+
+
+def test_directions_sizes_and_bursts_have_answers_of_their_own(tmp_path: Path) -> None:
+    others = (replace(SM, direction=Direction.H2D), replace(SM, block_bytes=4096), replace(SM, burst="64MiB/50ms"))
+    records = [*ladder(), *(record for cell in others for record in visits(cell, [1.01] * 6, 5.0))]
+    run = run_of(tmp_path, records)
+    answers = answers_beside([run], "decode", 0.05, anything)
+    assert len({answer.shape for answer in answers}) == 4
+    assert any("in bursts of 64MiB every 50ms" in answer.sentence() for answer in answers)
+    (narrowed,) = answers_beside([run], "decode", 0.05, anything, [(4096, 4096)])
+    assert narrowed.shape.block_bytes == 4096
+
+
+def test_runs_are_taken_together_and_what_is_not_allowed_is_left_out(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path, ladder(rounds=3), name) for name in ("one", "two")]
+    answer = only(runs)
+    assert [len(way.costs) for way in answer.ways] == [6] * 4
+    assert answer.ways[0].slowdown_interval is not None
+    (allowed,) = answers_beside(runs, "decode", 0.05, lambda choice: choice.backend == "batched")
+    assert chosen(allowed) == "batched order=stream"
+
+
+def test_failed_cells_are_no_ways(tmp_path: Path) -> None:
+    records = [*ladder(), synthetic.failure(replace(SM, sms=1), "the neighbour died")]
+    assert chosen(only([run_of(tmp_path, records)])) == "sm sms=2 launch_bytes=4MiB rate_cap=20"
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (visits(replace(SM, neighbour=Neighbour.GEMM), [1.1] * 6, 20.0), "--neighbour decode: .* beside gemm"),
+        (synthetic.visits([replace(SM, neighbour=Neighbour.NONE)]), "--neighbour decode: .* without a neighbour"),
+    ],
+)
+def test_runs_without_the_neighbour_are_refused(tmp_path: Path, records: list[Record], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        only([run_of(tmp_path, records)])
+
+
+def command(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["tune", *map(str, arguments)])
+    return done.exit_code, done.stdout if done.exit_code == 0 else str(done.exception)
+
+
+def test_the_command_shows_the_answer_and_gives_it_as_json(tmp_path: Path) -> None:
+    path = run_of(tmp_path, ladder()).path
+    code, text = command(path, "--neighbour", "decode", "--at-most", "5%")
+    assert code == 0
+    assert "sm with 1 SM, 30 GB/s, 4% slower" in text
+    (marked,) = [line.split() for line in text.splitlines() if line.startswith("->")]
+    assert marked[1:4] == ["d2h", "4096", "16"]
+    for limit in ("5%", "0.05"):
+        code, text = command(path, "--neighbour", "decode", "--at-most", limit, "--json")
+        (answer,) = json.loads(text)["answers"]
+        assert (answer["choice"], answer["at_most"], answer["burst"]) == ("sm sms=1", 0.05, "none")
+        assert answer["ways"][1]["slowdown_interval"] == pytest.approx([1.04, 1.04])
+    assert command(path, "--neighbour", "decode")[0] == 0  # 5% without --at-most
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--neighbour", "cat"], "--neighbour cat: not one of idle, gemm, memory, decode, swap"),
+        (["--neighbour", "none"], "--neighbour none: not one of"),
+        (["--at-most", "5%"], "--at-most 5%: it limits what a neighbour may lose; add --neighbour"),
+        *(
+            (["--neighbour", "decode", f"--at-most={text}"], f"--at-most {text}: write a percentage (5%) or a fraction")
+            for text in ("5", "1.05", "-1%", "nan", "x%", "%", "5 %", "\u0665%")
+        ),
+        (["--neighbour", "decode", "-p", "x.toml"], "--neighbour gives neither a policy nor settings"),
+        (["--neighbour", "decode", "--export", "vllm"], "--neighbour gives neither a policy nor settings"),
+        (["--neighbour", "decode", "--budget-sms", "0", "--backends", "sm"], "in a way that is allowed"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
+    path = run_of(tmp_path, ladder()).path
+    done = CliRunner().invoke(app, ["tune", str(path), *options])
+    assert isinstance(done.exception, UsageError)
+    assert message in str(done.exception)
