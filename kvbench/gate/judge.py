@@ -20,7 +20,7 @@ from kvbench.gate.floors import FloorFile, check_floors
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Margins, Row, worst
 from kvbench.gate.looks import ONCE, PLAN, Look, look_at
 from kvbench.gate.pairs import Pairs, check_identity, pair
-from kvbench.gate.shape import PairedValues, features
+from kvbench.gate.shape import PairedValues, features, neighbours
 from kvbench.results import Run
 
 
@@ -93,7 +93,7 @@ class Judge:
         return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady)
 
     def _rows(self, pairs: Pairs, logs: Floats, drift: float) -> list[Row]:
-        """Return a row for every cell, and for everything that there is to compare about the shape of their curves."""
+        """Return a row for every cell and its neighbour, and for what there is to compare about the shape of curves."""
         allowed = self._cell_margins(pairs) + drift
         looks = self.looks or (PLAN if pairs.in_turn else ONCE)
         rows = []
@@ -110,8 +110,9 @@ class Judge:
                 row = replace(row, reason="; ".join(filter(None, (row.reason, "copied by the CPU"))))
             rows.append(row)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a stranger's run may hold any time
-            shape = features(pairs, allowed, math.log1p(self.margins.margin) + drift)
-            return rows + [_row(values, np.log(values.cand / values.base), looks) for values in shape]
+            relative = math.log1p(self.margins.margin)
+            others = [*neighbours(pairs, relative), *features(pairs, allowed, relative + drift)]
+            return rows + [_row(values, np.log(values.cand / values.base), looks) for values in others]
 
     def _cell_margins(self, pairs: Pairs) -> Floats:
         """Return what every cell may differ by, as log ratios.

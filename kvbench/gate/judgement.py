@@ -12,7 +12,7 @@ from kvbench.analysis.margins import CONTROL, GATE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode
 
-Kind = Literal["cell", "cliff height", "cliff position", "crossover", "rule"]
+Kind = Literal["cell", "neighbour", "cliff height", "cliff position", "crossover", "rule"]
 
 
 class GateVerdict(StrEnum):
@@ -86,7 +86,8 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing judged: a cell, or the height or position of a cliff, or a crossover, or a rule about one run.
+    """One thing judged: a cell, its neighbour's slowdown, a cliff's height or position, a crossover, or a rule about one
+    run.
 
     `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN where there is none). `effect` with its
     interval [`low`, `high`] is the ratio of candidate to base, `margin` the fraction that it may differ by. `cells` are

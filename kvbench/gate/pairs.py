@@ -19,6 +19,7 @@ from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.gate.disturbance import CPU, Mask, spoiled
 from kvbench.machine.identity import OF_THE_BUILD, differences
 from kvbench.results import Ceiling, Control, Failure, Run, Skip, Visit
+from kvbench.results.cost import cost_of
 from kvbench.results.schema import EffectivePath
 
 _SHOWN: Final = 3
@@ -34,7 +35,8 @@ class Pairs:
     """The cells of both sides in a fixed order, under the base's names, and their times by `visit_us`.
 
     `base_us` and `cand_us` have the shape (cells, rounds), with NaN where a round did not measure a cell, or something
-    else spoiled the pair.
+    else spoiled the pair. `slowdowns` are those of the cells' neighbours on either side, of shape (2, cells, rounds),
+    NaN where a cell has none too.
 
     `order` has 1 for every round in which the candidate ran second, -1 where it ran first, 0 where that is not known.
     `controls` are name -> log ratio of the candidate's time to the base's for what no build changes, by round.
@@ -49,6 +51,7 @@ class Pairs:
     cand_us: Floats
     order: Floats
     controls: Mapping[str, Floats]
+    slowdowns: Floats | None = None
     failed: Mapping[Cell, str] = field(default_factory=dict)
     faults: Sequence[str] = ()
     paths: Mapping[Cell, str] = field(default_factory=dict)
@@ -153,6 +156,12 @@ def visit_us(visit: Visit) -> float:
     return float(np.quantile(getattr(samples, visit.cell.stream_state.swap_clock), FAST_SHARE))
 
 
+def _slowdown(visit: Visit) -> float:
+    """Return how much slower the visit's neighbour was, a ratio; NaN without one."""
+    cost = cost_of(visit.beside)
+    return math.nan if cost is None else cost.slowdown
+
+
 def _disturbances(visit: Visit) -> int:
     """Return what disturbed a visit, a slow CPU apart: two sides are compared by their CPUs."""
     return len(visit.disturbed) - ((visit.slowdown or 0) > 1 + SLOW_CPU.fraction)
@@ -203,20 +212,23 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     def both(value: Callable[[Visit], float]) -> Floats:
         return np.array([ours.values(cells, value), theirs.values(names, value)])
 
-    times, probes_us = both(visit_us), both(lambda visit: visit.probe_us or math.nan)
+    times, slowdowns = both(visit_us), both(_slowdown)
+    probes_us = both(lambda visit: visit.probe_us or math.nan)
     disturbed = np.isfinite(both(_disturbances))
     clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
     marks = spoiled(disturbed, probes_us, _cpu_bound(both(_submission_share)), clocks, copies) if in_turn else {}
-    times[:, [cell in failed for cell in cells]] = math.nan
+    for values in (times, slowdowns):
+        values[:, [cell in failed for cell in cells]] = math.nan
     made = np.isfinite(times).all(axis=0)
     for mark in marks.values():
-        times[:, mark] = math.nan
+        times[:, mark] = slowdowns[:, mark] = math.nan
     return Pairs(
         cells,
         times[0],
         times[1],
         order=np.nan_to_num(np.sign(np.subtract(theirs.begun_s(in_turn=in_turn), ours.begun_s(in_turn=in_turn)))),
         controls=_controls(probes_us, copies, marks),
+        slowdowns=slowdowns,
         failed=failed,
         faults=_unfinished([ours, theirs]) if not _stopped(base, cand) else [],
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},

@@ -1,7 +1,8 @@
-"""The shape of the curves, round by round: how high a cliff is and where, and where the faster backend changes.
+"""What is judged besides times: slowdowns of neighbours, and the shape of the curves, round by round.
 
-A curve is the cells that differ in block size alone. What there is to compare is decided over all rounds, by
-`kvbench.analysis`; every round then gives one value of either side, and these are paired as times are.
+A shape is how high a cliff is and where, and where the faster backend changes. A curve is the cells that differ in
+block size alone. What there is to compare is decided over all rounds, by `kvbench.analysis`; every round then gives one
+value of either side, and these are paired as times are.
 """
 
 import itertools
@@ -94,6 +95,21 @@ def features(pairs: Pairs, margins: Floats, relative_margin: float) -> list[Pair
         if len(common) >= MIN_SIZES and _rivals(one.cells[0], other.cells[0]):
             found += _crossover_features(one.common(common), other.common(common))
     return found
+
+
+def neighbours(pairs: Pairs, relative_margin: float) -> list[PairedValues]:
+    """Return the slowdowns of the cells' neighbours, which may differ by `relative_margin`, a log ratio.
+
+    A slowdown is of iterations alone and beside swaps in one visit, so that what the machine does between the visits of
+    the two sides is in neither.
+    """
+    if pairs.slowdowns is None:
+        return []
+    return [
+        PairedValues("neighbour", cell.label, [cell], "x", base, cand, relative_margin)
+        for cell, base, cand in zip(pairs.cells, *pairs.slowdowns, strict=True)
+        if np.isfinite(base).any() or np.isfinite(cand).any()
+    ]
 
 
 def curves_of(cells: Iterable[Cell]) -> list[list[Cell]]:

@@ -19,10 +19,10 @@ def axes_apart(cells: pd.DataFrame) -> list[str]:
 
 def way_of(row: Row, apart: Sequence[str]) -> str:
     """Return who swaps and how, the SM count not said."""
-    return ", ".join([str(row["backend"]), *(text for name in apart if (text := _told(name, row[name])))])
+    return ", ".join([str(row["backend"]), *(text for name in apart if (text := axis_words(name, row[name])))])
 
 
-def _told(name: str, value: object) -> str:
+def axis_words(name: str, value: object) -> str:
     """Return the value of a cell on an axis in words, "" where the cell does not use the axis."""
     axis = AXES[name]
     text = axis.show(value) if isinstance(value, int) else value

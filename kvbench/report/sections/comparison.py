@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from kvbench.analysis.compare import Verdict, compare_apart
-from kvbench.analysis.margins import BETWEEN_RUNS
+from kvbench.analysis.margins import BETWEEN_RUNS, GATE, Margin
+from kvbench.cells.axis import Role
+from kvbench.cells.cell import AXES, axes_of
 from kvbench.machine.identity import differing
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine
 from kvbench.report.curves import (
@@ -24,15 +26,18 @@ from kvbench.report.curves import (
     spread,
 )
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span
+from kvbench.report.neighbour_pairs import neighbour_pairs, neighbour_table
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, two_digits
 from kvbench.report.select import LATER, SIDE_AXES, where
 from kvbench.report.tables import Row, family, host_mark, includes, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
+from kvbench.report.ways import axis_words
 from kvbench.results import Scalar
 from kvbench.results.frame import as_csv
 from kvbench.text import short
 
-_AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES)
+_BESIDE: Final = axes_of(Role.BESIDE)
+_AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES, *_BESIDE)
 _FIGURES: Final = ("samples", "rounds", "swap_us_low", "swap_us_median", "swap_us_high", "gbps", "path")
 _MOST_CELLS: Final = 40
 _BAND: Final = ("ratio", "ratio_low", "ratio_high")
@@ -49,9 +54,9 @@ _VERDICT: Final = (
 class Pairing:
     """`other` against `base`: the rows of the cells that both measured.
 
-    `cells` has the axes (one of `LATER` only where `base` has swept it), `_base` and `_other` of the figures, `change`
-    (the time of other over that of base, less 1) with its interval in `change_low` and `change_high`, and `verdict`.
-    The largest changes for the worse come first, SLOWER and FASTER before the others.
+    `cells` has the axes (one of `LATER`, or of what is beside swaps, only where `base` has swept it), `_base` and
+    `_other` of the figures, `change` (the time of other over that of base, less 1) with its interval in `change_low`
+    and `change_high`, and `verdict`. The largest changes for the worse come first, SLOWER and FASTER before the others.
     """
 
     base: View
@@ -62,22 +67,26 @@ class Pairing:
     def views(self) -> tuple[View, View]:
         return self.base, self.other
 
-    def of(self, verdict: Verdict) -> pd.DataFrame:
-        return where(self.cells, verdict=verdict)
-
 
 def make(view: View) -> Part | str:
     base = base_of(view)
     if base is None:
         return ""
     pairing = Pairing(base, view, _cells(base, view))
-    sentence = _sentence(pairing)
+    beside = neighbour_pairs(base, view)
+    found = [(_sentence(pairing), pairing.cells)]
+    tables = [_differences(pairing), _by_backend(pairing), _cell_table(pairing)]
+    files = {f"comparison-{base.label}-{view.label}.csv": as_csv(pairing.cells)}
+    if not beside.empty:
+        found.append((_sentence_beside(pairing, beside), beside))
+        tables.append(neighbour_table(base, view, beside, (*family(len(beside)),), _origin(pairing)))
+        files[f"comparison-neighbours-{base.label}-{view.label}.csv"] = as_csv(beside)
     return Part(
-        [sentence],
+        [sentence for sentence, _ in found],
         _charts(pairing),
-        [_differences(pairing), _by_backend(pairing), _cell_table(pairing)],
-        [Finding(sentence, _weight(pairing))] if len(pairing.of(Verdict.UNDECIDED)) < len(pairing.cells) else [],
-        {f"comparison-{base.label}-{view.label}.csv": as_csv(pairing.cells)},
+        tables,
+        [Finding(sentence, _weight(cells)) for sentence, cells in found if len(_undecided(cells)) < len(cells)],
+        files,
         weight=len(pairing.cells),
     )
 
@@ -92,7 +101,7 @@ def base_of(view: View) -> View | None:
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:
-    axes = [axis for axis in _AXES if axis not in LATER or base.measured[axis].notna().any()]
+    axes = [axis for axis in _AXES if axis not in (*LATER, *_BESIDE) or _swept(base.measured[axis], axis)]
     both = base.measured[["cell_id", *axes, *_FIGURES]].merge(
         other.measured[["cell_id", *_FIGURES]], on="cell_id", suffixes=("_base", "_other")
     )
@@ -108,6 +117,11 @@ def _cells(base: View, other: View) -> pd.DataFrame:
     return both.iloc[np.lexsort((-both["change"], ~both["verdict"].isin(_ORDER[:2])))]
 
 
+def _swept(values: "pd.Series[Any]", axis: str) -> bool:
+    """Return whether any cell has a value on an axis that some leave out."""
+    return bool((values.notna() & (values != AXES[axis].unused)).any())
+
+
 def _identity(view: View) -> dict[str, Scalar]:
     """Return a run's identity, and what else may differ: the version of kvbench, the day, the ceilings."""
     info = view.run.info
@@ -119,20 +133,34 @@ def _identity(view: View) -> dict[str, Scalar]:
 
 
 def _sentence(pairing: Pairing) -> str:
+    cells = f"{noun(len(pairing.cells), 'cell')} in common"
+    return f"{pairing.other.label} against {pairing.base.label}, {cells}: {_counted(pairing.cells, BETWEEN_RUNS)}."
+
+
+def _sentence_beside(pairing: Pairing, beside: pd.DataFrame) -> str:
+    cells = f"neighbours of {noun(len(beside), 'cell')}"
+    return f"{pairing.other.label} against {pairing.base.label}, {cells}: {_counted(beside, GATE)}."
+
+
+def _counted(cells: pd.DataFrame, margin: Margin) -> str:
+    """Return how many of `cells` have each verdict."""
     parts = []
     for verdict, ends in ((Verdict.SLOWER, "max"), (Verdict.FASTER, "min")):
-        changes = pairing.of(verdict)["change"]
+        changes = where(cells, verdict=verdict)["change"]
         most = "" if changes.empty else f" (by up to {two_digits(100 * abs(getattr(changes, ends)()))}%)"
         parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
-    parts.append(f"{count(len(pairing.of(Verdict.SAME)))} the same within {BETWEEN_RUNS.fraction:.0%}")
-    parts.append(f"{count(len(pairing.of(Verdict.UNDECIDED)))} undecided")
-    cells = f"{noun(len(pairing.cells), 'cell')} in common"
-    return f"{pairing.other.label} against {pairing.base.label}, {cells}: {', '.join(parts)}."
+    parts.append(f"{count(len(where(cells, verdict=Verdict.SAME)))} the same within {margin.fraction:.0%}")
+    parts.append(f"{count(len(_undecided(cells)))} undecided")
+    return ", ".join(parts)
 
 
-def _weight(pairing: Pairing) -> float:
+def _undecided(cells: pd.DataFrame) -> pd.DataFrame:
+    return where(cells, verdict=Verdict.UNDECIDED)
+
+
+def _weight(cells: pd.DataFrame) -> float:
     """Return the largest change that a verdict was reached on."""
-    told = pairing.cells[pairing.cells["verdict"].isin(_ORDER[:2])]["change"]
+    told = cells[cells["verdict"].isin(_ORDER[:2])]["change"]
     return float(np.abs(np.log1p(told)).max()) if len(told) else 0.0
 
 
@@ -169,7 +197,9 @@ def _cell_table(pairing: Pairing) -> DataTable:
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
-    others = ", ".join(f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str))
+    sides = [f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str)]
+    beside = [words for axis in _BESIDE if axis in row and (words := axis_words(axis, row[axis]))]
+    others = ", ".join([*sides, *beside])
     times = [figure(row[f"swap_us_median_{side}"]) for side in ("base", "other")]
     cell = [row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), size(row["block_size"])]
     known = np.isfinite(row["change_high"])

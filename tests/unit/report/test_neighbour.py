@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_files, report_of
 from kvbench.report.model import Report
-from kvbench.results import Beside, Record, Visit
+from kvbench.results import Beside, Record, Run, Visit
 from kvbench.results.cost import Cost, at_rate
 from tests import synthetic
 from tests.reports import (
@@ -27,6 +28,7 @@ from tests.reports import (
     said,
     sections_of,
     table_of,
+    told_of,
 )
 
 SM = Cell("sm", Direction.D2H, 4096, 16384, neighbour=Neighbour.GEMM)
@@ -182,3 +184,42 @@ def test_a_visit_without_a_whole_iteration_has_no_slowdown(tmp_path: Path, turns
     run = made_run(tmp_path, records)
     assert run.frame()["neighbour_slowdown"].isna().all()
     assert "neighbour" not in sections_of(report_of([run]))
+
+
+def run_with(folder: Path, name: str, changed: float = 1.0) -> Run:
+    """A run of the ladder whose neighbour beside two SMs is slower by `changed` than in `WAYS`."""
+    rng = np.random.default_rng(len(name))
+    records: list[Record] = []
+    for number in range(6):
+        for sms, (slowdown, gbps) in WAYS.items():
+            factor = (changed if sms == 2 else 1.0) * float(np.exp(rng.normal(0, 0.003)))
+            records.append(replace_round(synthetic.beside(replace(SM, sms=sms), slowdown * factor, gbps, 1)[0], number))
+    return made_run(folder, records, name=name)
+
+
+def test_a_neighbour_that_is_slower_by_5_percent_in_another_run_is_found(tmp_path: Path) -> None:
+    report = report_of([run_with(tmp_path, "before"), run_with(tmp_path, "afterwards", 1.05)])
+    part = part_of(report, "comparison")
+    _, beside = lines_of(part.findings)
+    assert re.match(
+        r"afterwards against before, neighbours of 3 cells: 1 slower \(by up to [45]\S*%\), 0 faster", beside
+    )
+    assert beside in told_of(report, "comparison")
+    first, *others = table_of(part, "Slowdown of neighbours").rows
+    assert [said(text) for text in (*first[:3], first[-1])] == ["gemm", "d2h", "sm, 2 SMs", "slower"]
+    assert [said(row[-1]) for row in others] == ["same", "same"]
+    assert "comparison-neighbours-before-afterwards.csv" in part.files
+    cells = table_of(part, "Cell by cell").rows
+    assert {said(row[-1]) for row in cells} == {"same"}
+    assert all("neighbour gemm" in said(row[5]) for row in cells)
+
+
+def test_with_few_visits_a_slower_neighbour_is_undecided(tmp_path: Path) -> None:
+    runs = [
+        made_run(tmp_path, [*synthetic.beside(SM, slowdown, 20.0, rounds=2)], name=name)
+        for name, slowdown in (("one", 1.1), ("two", 1.3))
+    ]
+    report = report_of(runs)
+    (row,) = table_of(part_of(report, "comparison"), "Slowdown of neighbours").rows
+    assert said(row[-1]) == "undecided"
+    assert told_of(report, "comparison") == []
