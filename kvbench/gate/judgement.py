@@ -86,7 +86,7 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing judged: a cell, its neighbour's slowdown, a cliff's height or position, a crossover, or a rule about one
+    """One thing judged: a cell, its neighbour's slowdown, a cliff's height or position, a crossover, a rule about one
     run.
 
     `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN where there is none). `effect` with its

@@ -23,7 +23,7 @@ USUAL = {GEMM: 1.2, DECODE: 1.03}
 
 def run_of(folder: Path, slowdowns: dict[Cell, float], gbps: float = 40.0, rounds: int = 8) -> Run:
     """A run whose visits' slowdowns differ by half a percent."""
-    noise = np.random.default_rng(int(gbps) + len(str(folder))).normal(0, 0.005, (rounds, len(slowdowns)))
+    noise = np.random.default_rng(int.from_bytes(folder.name.encode())).normal(0, 0.005, (rounds, len(slowdowns)))
     records: list[Record] = []
     for number in range(rounds):
         for place, (cell, slowdown) in enumerate(slowdowns.items()):
