@@ -88,7 +88,8 @@ class PlainReporter:
             self._say(f"kvbench report {path} makes tables and charts of it")
         else:
             self._say(f"{outcome.status}: {outcome.reason}")
-            self._say(f"everything measured is kept; kvbench sweep --resume {path} goes on")
+            whole = shlex.quote(str(outcome.folder or outcome.path))
+            self._say(f"everything measured is kept; kvbench sweep --resume {whole} goes on")
 
     def _advance(self, record: Visit | Failure) -> None:
         del record
@@ -211,6 +212,7 @@ class JsonReporter:
 
     def finished(self, outcome: Outcome) -> None:
         fields = asdict(outcome)
+        del fields["folder"]
         self._say("finished", run=str(fields.pop("path")), **fields)
 
     def _say(self, event: str, **fields: object) -> None:

@@ -51,7 +51,7 @@ class Observer(Protocol):
 @dataclass(frozen=True)
 class Outcome:
     """How a sweep ended: its status, the reason where it is not complete, its cells by fate, and how many times the
-    large copies of a round (a ceiling, a control) failed.
+    large copies of a round (a ceiling, a control) failed. `folder` holds the runs of several devices.
     """
 
     path: Path
@@ -61,10 +61,14 @@ class Outcome:
     failed: int
     skipped: int
     copies_failed: int = 0
+    folder: Path | None = None
 
 
 class Progress:
-    """What a run holds: visits, ceilings and controls by round; ids of the cells that failed or were skipped."""
+    """What a run holds: visits, ceilings and controls by round; ids of the cells that failed or were skipped.
+
+    `again` has the attempt at which the visit of a cell id and round is made again: it counts for nothing as it is.
+    """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.visits: set[tuple[str, int, int]] = set()
@@ -74,6 +78,7 @@ class Progress:
         self.failed: set[str] = set()
         self.copies_failed = 0
         self.skipped: set[str] = set()
+        self.again: dict[tuple[str, int], int] = {}
         for record in records:
             self.note(record)
 
@@ -99,6 +104,13 @@ class Progress:
         cell_id = visit.cell.id
         made = (cell_id, visit.round, visit.attempt) in self.visits
         return not made and cell_id not in self.failed and cell_id not in self.skipped
+
+    def due(self, planned: Iterable[PlannedVisit]) -> list[PlannedVisit]:
+        """Return what is still to be made, round by round; visits that are made again come last in theirs."""
+        every = [
+            replace(visit, attempt=self.again.get((visit.cell.id, visit.round), visit.attempt)) for visit in planned
+        ]
+        return sorted(filter(self.wants, every), key=lambda visit: (visit.round, visit.attempt))
 
     @property
     def measured(self) -> int:
@@ -183,7 +195,7 @@ class Execution:
             self._follow(self.search)
             return
         every = list(visits(self.plan, self.spec.sampling, self.spec.seed))
-        missing = [visit for visit in every if self.progress.wants(visit)]
+        missing = self.progress.due(every)
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return

@@ -1,6 +1,6 @@
 """Runs a sweep: plans it, holds the worker, and finishes what an earlier run left."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -101,26 +101,42 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
     """
     run = load_run(path)
     spec = SweepSpec.from_plain(run.info.spec)
-    if asked is not None and asked.to_plain() != spec.to_plain():
-        raise MismatchError(f"--resume {path}: that run is of another sweep; give no other options to go on with it")
-    known, _ = installed()
-    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
-        raise MismatchError(f"--resume {path}: backends of that run are not installed: {', '.join(lost)}")
+    check_same_sweep(path, spec, asked)
     with _slot(spec) as (slot, clashes):
         opened = fitting(spec, slot.start(), clashes)
-        here = _identity(opened)
-        if identity_hash(here) != run.info.identity_hash:
-            changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"
-            raise MismatchError(f"--resume {path}: this is not the machine of that run ({changed})")
-        plan = _plan_of(run, spec, opened)
-        progress = Progress(run.records)
+        plan = plan_of(run, spec, opened)
         with RunWriter.reopen(path) as writer:
-            for cell in plan.cells if retry_failed else ():
-                if cell.id in progress.failed:
-                    retry = Retry(cell_text=cell.as_strings())
-                    writer.append(retry)
-                    progress.note(retry)
+            progress = progress_of(run, plan.cells, writer, retry_failed=retry_failed)
             return Execution(spec, plan, opened, writer, slot, observer, progress).run()
+
+
+def check_same_sweep(path: Path, spec: SweepSpec, asked: SweepSpec | None) -> None:
+    """Raise MismatchError where what is `asked` for is not the `spec` of the run at `path`."""
+    if asked is not None and asked.to_plain() != spec.to_plain():
+        raise MismatchError(f"--resume {path}: that run is of another sweep; give no other options to go on with it")
+
+
+def progress_of(run: Run, cells: Iterable[Cell], writer: RunWriter, *, retry_failed: bool) -> Progress:
+    """Return what a run holds; its failed cells are recorded to be tried again if asked for. Raises StorageError."""
+    progress = Progress(run.records)
+    for cell in cells if retry_failed else ():
+        if cell.id in progress.failed:
+            retry = Retry(cell_text=cell.as_strings())
+            writer.append(retry)
+            progress.note(retry)
+    return progress
+
+
+def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
+    """Return the plan that `run` was begun with; raises MismatchError for another machine, or other backends."""
+    known, _ = installed()
+    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
+        raise MismatchError(f"--resume {run.path}: backends of that run are not installed: {', '.join(lost)}")
+    here = _identity(opened)
+    if identity_hash(here) != run.info.identity_hash:
+        changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"
+        raise MismatchError(f"--resume {run.path}: this is not the machine of that run ({changed})")
+    return _plan_of(run, spec, opened)
 
 
 def _plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:

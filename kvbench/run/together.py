@@ -4,7 +4,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -12,10 +13,11 @@ import msgspec
 
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
-from kvbench.results import Failure, Record, RunWriter, Visit
+from kvbench.results import Failure, Record, RunWriter, Visit, load_run
+from kvbench.results.rundir import runs_in
 from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.protocol import MeasureCell, Opened, Request, Start
-from kvbench.run.runner import fitting, planned, run_info
+from kvbench.run.runner import check_same_sweep, fitting, plan_of, planned, progress_of, run_info
 from kvbench.run.worker_process import Kind, WorkerSlot
 from kvbench.sweep.installed import Installed, asked_for, installed
 from kvbench.sweep.plan import Plan, PlannedVisit, visits
@@ -119,40 +121,110 @@ class Silent:
 def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> list[Outcome]:
     """Run `spec` on all of its devices into `path`, a run directory in it for each. Raises KvbenchError before then."""
     with ExitStack() as stack:
-        start_path, turns = path.absolute() / START_FILE, Turns()
-        slots, opened = _opened(spec, start_path, turns, stack)
-        names = [found.device.name for found in opened]
-        axis = {"devices": (1, len(names))}
-        spec = replace(spec, device=",".join(names), groups=tuple({**axis, **group} for group in spec.groups))
-        plans = [planned(spec, found) for found in opened]
-        common = set(plans[0].cells).intersection(*(plan.cells for plan in plans))
-        if not common:
-            raise UsageError(f"nothing to measure: no cell can run on each of {', '.join(names)}")
-        with _as_new(path):
-            start_path.write_bytes(bytes(8 * len(names)))
-        stack.callback(start_path.unlink)
-        executions: list[Execution] = []
-        for place, (slot, found, plan) in enumerate(zip(slots, opened, plans, strict=True)):
-            plan = replace(plan, cells=tuple(cell for cell in plan.cells if cell in common))
-            slot.order = {
-                (visit.round, visit.cell.id): index
-                for index, visit in enumerate(visits(plan, spec.sampling, spec.seed))
-            }
-            name = f"cpu-{place}" if found.device.kind == "cpu" else names[place].replace(":", "-")
+        turns = Turns()
+        slots, opened = _opened(spec, path, turns, stack)
+        spec = _of_several(spec, [found.device.name for found in opened])
+        plans = _common([planned(spec, found) for found in opened], spec)
+        _make_new(path)
+        stack.enter_context(_start_file(path, len(slots)))
+        made: list[_OfOne] = []
+        for slot, found, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
             writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, found, command)))
-            shown = Silent() if executions else observer
-            executions.append(Execution(spec, plan, found, writer, slot, shown, Progress()))
-        return _run(executions, turns)
+            made.append(_OfOne(slot, found, plan, writer, Progress()))
+        return _run(spec, path, made, turns, observer)
 
 
-def _opened(spec: SweepSpec, start_path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
+def resume_together(
+    path: Path, asked: SweepSpec | None, observer: Observer, *, retry_failed: bool = False
+) -> list[Outcome]:
+    """Finish the runs of several devices in `path`, as `resume_sweep` does one.
+
+    A visit on all devices that not every run holds is made again on each. Raises UsageError where the run of a device
+    is missing, and as `resume_sweep` does.
+    """
+    runs = {run.path.name: run for run in map(load_run, runs_in(path))}
+    spec = SweepSpec.from_plain(next(iter(runs.values())).info.spec)
+    if len(spec.devices) < 2 or {*_folders(spec)} != runs.keys():
+        wanted = (
+            f"{', '.join(_folders(spec))} of --device {spec.device}" if len(spec.devices) > 1 else "several devices"
+        )
+        raise UsageError(
+            f"--resume {path}: it holds {', '.join(runs)}, and not the runs of {wanted}; resume each alone"
+        )
+    for run in runs.values():
+        check_same_sweep(run.path, spec, SweepSpec.from_plain(run.info.spec))
+    if asked is not None:
+        names = spec.devices if asked.device == EVERY_GPU else asked.devices
+        check_same_sweep(path, spec, _of_several(asked, names))
+    with ExitStack() as stack:
+        turns = Turns()
+        slots, opened = _opened(spec, path, turns, stack)
+        own = [runs[name] for name in _folders(spec)]
+        plans = _common([plan_of(run, spec, found) for run, found in zip(own, opened, strict=True)], spec)
+        writers = [stack.enter_context(RunWriter.reopen(run.path)) for run in own]
+        stack.enter_context(_start_file(path, len(slots)))
+        made = [
+            _OfOne(slot, found, plan, writer, progress_of(run, plan.cells, writer, retry_failed=retry_failed))
+            for slot, found, plan, run, writer in zip(slots, opened, plans, own, writers, strict=True)
+        ]
+        _settle([one.progress for one in made], plans[0].cells, spec.sampling.rounds)
+        return _run(spec, path, made, turns, observer)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfOne:
+    """One of the devices: its worker, what that found, what is planned on it, where it is recorded, what is there."""
+
+    slot: TurnSlot
+    opened: Opened
+    plan: Plan
+    writer: RunWriter
+    progress: Progress
+
+
+def _of_several(spec: SweepSpec, names: Sequence[str]) -> SweepSpec:
+    """Return `spec` on the devices of these names, each cell on one and on all of them."""
+    axis = {"devices": (1, len(names))}
+    return replace(spec, device=",".join(names), groups=tuple({**axis, **group} for group in spec.groups))
+
+
+def _folders(spec: SweepSpec) -> list[str]:
+    """Return the names of the devices' run directories."""
+    names = enumerate(spec.devices)
+    return [f"cpu-{place}" if name == "cpu" else name.replace(":", "-") for place, name in names]
+
+
+def _common(plans: Sequence[Plan], spec: SweepSpec) -> list[Plan]:
+    """Return the plans with the cells that all of them hold; raises UsageError where there is none."""
+    common = set(plans[0].cells).intersection(*(plan.cells for plan in plans))
+    if not common:
+        raise UsageError(f"nothing to measure: no cell can run on each of {', '.join(spec.devices)}")
+    return [replace(plan, cells=tuple(cell for cell in plan.cells if cell in common)) for plan in plans]
+
+
+def _settle(progresses: Sequence[Progress], cells: Iterable[Cell], rounds: int) -> None:
+    """Have visits on all devices made again that some devices have not made, or not at the same attempt."""
+    last = [dict[tuple[str, int], int]() for _ in progresses]
+    for own, progress in zip(last, progresses, strict=True):
+        for cell_id, number, attempt in progress.visits:
+            own[cell_id, number] = max(attempt, own.get((cell_id, number), -1))
+    for visit in product((cell.id for cell in cells if cell.devices > 1), range(rounds)):
+        attempts = [own.get(visit, -1) for own in last]
+        for progress in progresses:
+            if len(set(attempts)) > 1:
+                progress.again[visit] = max(attempts) + 1
+            elif attempts[0] >= 0:
+                progress.visits.add((*visit, 0))
+
+
+def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
     """Open every device that `spec` names, or all GPUs that there are."""
     slots: list[TurnSlot] = []
     opened: list[Opened] = []
     known, clashes = installed()
     backends = asked_for(spec, known)
     for name in spec.devices:
-        start = Start(path=str(start_path), place=len(slots), number=0)
+        start = Start(path=str(path.absolute() / START_FILE), place=len(slots), number=0)
         slot = stack.enter_context(closing(TurnSlot(replace(spec, device=name), backends, turns, start)))
         try:
             opened.append(fitting(spec, slot.start(), clashes))
@@ -165,10 +237,18 @@ def _opened(spec: SweepSpec, start_path: Path, turns: Turns, stack: ExitStack) -
     return slots, opened
 
 
-def _run(executions: Sequence[Execution], turns: Turns) -> list[Outcome]:
+def _run(spec: SweepSpec, path: Path, made: Sequence[_OfOne], turns: Turns, observer: Observer) -> list[Outcome]:
+    """Measure on all devices at once; the first one's progress is shown."""
+    executions: list[Execution] = []
+    for one in made:
+        planned_visits = enumerate(visits(one.plan, spec.sampling, spec.seed))
+        one.slot.order = {(visit.round, visit.cell.id): index for index, visit in planned_visits}
+        shown = Silent() if executions else observer
+        executions.append(Execution(spec, one.plan, one.opened, one.writer, one.slot, shown, one.progress))
+
     def run(place: int) -> Outcome:
         try:
-            return executions[place].run()
+            return replace(executions[place].run(), folder=path)
         finally:
             turns.leave(place)
 
@@ -182,11 +262,27 @@ def _run(executions: Sequence[Execution], turns: Turns) -> list[Outcome]:
 
 
 @contextmanager
-def _as_new(path: Path) -> Iterator[None]:
+def _start_file(path: Path, devices: int) -> Iterator[None]:
+    """Have the file there meanwhile at which the workers meet."""
+    file = path / START_FILE
+    with _written(path):
+        file.write_bytes(bytes(8 * devices))
     try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _make_new(path: Path) -> None:
+    with _written(path):
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
-            raise UsageError(f"{path} is not empty; choose another folder")
+            raise UsageError(f"{path} is not empty; choose another folder, or finish its runs with --resume {path}")
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
         yield
     except OSError as error:
         raise UsageError(f"cannot write to {path}: {str(error.strerror).lower()}") from None
