@@ -74,7 +74,8 @@ class Tiring(PerBlock):
 def test_both_sides_are_timed_alone_and_beside_the_other(
     bench: Bench, neighbour: Neighbour, direction: Direction
 ) -> None:
-    found = measured(bench, neighbour=neighbour, direction=direction)
+    cell = replace(CELL, neighbour=neighbour, direction=direction)
+    found = measure(bench, Batched(), cell, Sampling(warmups=1, cell_seconds=0.6), 1, None)
     beside = found.beside
     assert beside is not None
     assert min(len(beside.neighbour_alone_us), len(beside.neighbour_beside_us)) > 5
