@@ -11,9 +11,9 @@ from typing import Final
 
 import typer
 
-from kvbench._version import __version__
 from kvbench.cells.cell import AXES
 from kvbench.cli import doctor, gate, listing, report, show, sweep, tune
+from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, KvbenchError, StorageError, brief
 from kvbench.text import printable, short
 
@@ -34,13 +34,13 @@ app = typer.Typer(
 
 def _version(show: bool) -> None:
     if show:
-        typer.echo(f"kvbench {__version__}")
+        typer.echo(version_line())
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show version and commit."),
 ) -> None:
     del version
 
