@@ -16,8 +16,8 @@ RUN := runs/make-$(shell date -u +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup sweep reports dist test lint types imports cxx-format sanitize sanitize-memory sanitize-threads \
-    unit fuzz format clean
+.PHONY: help setup sweep reports check-reports dist test lint types imports cxx-format sanitize sanitize-memory \
+    sanitize-threads unit fuzz format clean
 
 help: ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,8 +33,13 @@ sweep: $(RUNNING) ## Measure this machine (configs/quick.toml) and write a repor
 
 reports: $(RUNNING) ## Remake every committed report from the runs beside it; changes nothing where they agree
 	@export LC_ALL=C; for runs in reports/*/runs; do \
-	    [ ! -d "$$runs" ] || $(BIN)/kvbench report "$$runs"/* -o "$${runs%/runs}" || exit $$?; \
+	    echo "Making the report of $${runs%/runs} (about a minute) ..."; \
+	    $(BIN)/kvbench report "$$runs"/* -o "$${runs%/runs}" || exit $$?; \
 	done
+	@$(BIN)/python -m reports.cards --write
+
+check-reports: $(RUNNING) ## Check that every committed report is whole, honest, and what its runs say
+	@$(BIN)/python -m reports.cards
 
 dist: $(RUNNING) ## Build the sdist and a wheel into dist/, check what they hold, run the wheel in a clean environment
 	$(PIP) install --quiet -c constraints.txt build
