@@ -20,7 +20,7 @@ RUN := runs/make-$(shell date -u +%Y%m%d-%H%M%S)
     sanitize-threads unit fuzz format clean
 
 help: ## Show this text
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: PYTHON=python3.12 (to make $(VENV) with), ARGS='-a blocks=64' (more for make sweep)"
 
 setup: $(RUNNING) ## Make .venv, install what running needs (with PyTorch and Triton where there is a GPU), build csrc
@@ -82,11 +82,13 @@ format: $(STAMP) ## Rewrite sources in the project's format
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 clean: ## Remove what was built and installed (runs/ stays)
-	rm -rf $(VENV) build dist kvbench/_engine.pyi .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist kvbench/_engine.pyi kvbench/_commit.txt .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The build requirements come first and from the constraints too, so that no step takes an unpinned package; cmake and
 # ninja are among them, so that none need be installed. Editable: one copy of the Python files for every tool, and
 # the stub of the compiled module beside them. Warnings of the compiler are errors here, not in a user's installation.
+first = @[ -e $@ ] || echo
+or_compiling = @[ -e $@ ] && echo "Compiling the engine ..." || echo
 define make_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "kvbench needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -94,7 +96,7 @@ define make_venv
 	    { echo "kvbench needs a C++20 compiler (Debian and Ubuntu: apt install g++)" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make a virtual environment (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
-	@echo "Installing the build tools (about 30 MB) ..."
+	$(first) "Installing the build tools (about 30 MB) ..."
 	@$(PIP) install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
 endef
 
@@ -103,13 +105,13 @@ BUILD := $(PIP) install --quiet -c constraints.txt --no-build-isolation \
 
 $(VENV)/.installed-to-run: $(INSTALLED)
 	$(make_venv)
-	@echo "Installing kvbench (about 60 MB) and compiling its engine ..."
+	$(or_compiling) "Installing what kvbench needs (about 60 MB), then compiling the engine ..."
 	@$(BUILD) .
 	@touch $@
 
 $(VENV)/.installed-to-run-cuda: $(INSTALLED)
 	$(make_venv)
-	@echo "Installing kvbench with PyTorch and Triton (about 2.8 GB) and compiling its engine ..."
+	$(or_compiling) "Installing PyTorch, Triton and what else kvbench needs (about 2.8 GB), then compiling the engine ..."
 	@$(BUILD) '.[cuda]'
 	@touch $@
 
@@ -117,10 +119,10 @@ $(VENV)/.installed-to-run-cuda: $(INSTALLED)
 $(STAMP): $(INSTALLED)
 	$(make_venv)
 ifeq ($(DRIVER),)
-	@echo "Installing PyTorch for the CPU (about 200 MB) ..."
+	$(first) "Installing PyTorch for the CPU (about 200 MB) ..."
 	@$(PIP) install --quiet --retries 0 --no-deps -c constraints.txt --index-url $(CPU_TORCH) torch || \
-	    echo "$(CPU_TORCH) has none for this machine: installing the one with CUDA (about 2.4 GB) ..."
+	    echo "There is none at $(CPU_TORCH); the one with CUDA comes instead (about 2.4 GB)."
 endif
-	@echo "Installing kvbench, Triton and what tests need (about 500 MB) and compiling its engine ..."
+	$(or_compiling) "Installing Triton and what else tests need (about 500 MB$(DRIVER:cuda=, and PyTorch with 2.4 GB)), then compiling the engine ..."
 	@$(BUILD) '.[cuda,dev]'
 	@touch $@
