@@ -120,7 +120,7 @@ $(STAMP): $(INSTALLED)
 	$(make_venv)
 ifeq ($(DRIVER),)
 	$(first) "Installing PyTorch for the CPU (about 200 MB) ..."
-	@$(PIP) install --quiet --retries 0 --no-deps -c constraints.txt --index-url $(CPU_TORCH) torch || \
+	@$(PIP) install --quiet --retries 0 --no-deps -c constraints.txt --index-url $(CPU_TORCH) torch 2>/dev/null || \
 	    echo "There is none at $(CPU_TORCH); the one with CUDA comes instead (about 2.4 GB)."
 endif
 	$(or_compiling) "Installing Triton and what else tests need (about 500 MB$(DRIVER:cuda=, and PyTorch with 2.4 GB)), then compiling the engine ..."

@@ -3,7 +3,7 @@
 import gzip
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,15 +20,15 @@ from tests import synthetic
 
 KEPT = ("batched", StreamState.IDLE)
 CELLS = [cell for cell in synthetic.cliff_cells((256,)) if (cell.backend, cell.stream_state) == KEPT]
-SEEN = [*synthetic.ceilings(), *synthetic.rounds(CELLS)]
+SEEN: Sequence[Record] = [*synthetic.ceilings(), *synthetic.rounds(CELLS)]
 
 
-def info(spec: SweepSpec | None = None, **changes: object) -> RunInfo:
-    plain = synthetic.info(spec=(spec or SweepSpec("quick")).to_plain(), **changes)
+def info(spec: SweepSpec | None = None, title: str = "Synthetic H200", kind: str = "cuda") -> RunInfo:
+    plain = synthetic.info(title, kind, spec=(spec or SweepSpec("quick")).to_plain())
     return msgspec.structs.replace(plain, identity_hash=identity_hash(plain.identity))
 
 
-def add_run(card: Path, name: str, records: list[Record], info_: RunInfo) -> Path:
+def add_run(card: Path, name: str, records: Sequence[Record], info_: RunInfo) -> Path:
     run = synthetic.write_run(card / "runs" / name, records, info_)
     journal = run / "journal.jsonl"
     (run / "journal.jsonl.gz").write_bytes(gzip.compress(journal.read_bytes()))
@@ -165,6 +165,8 @@ UNVERIFIED = msgspec.structs.replace(synthetic.visit(CELLS[0], 10.0), verified_b
         (SEEN, info(kind="cpu"), "not measured on a GPU"),
     ],
 )
-def test_a_run_that_is_not_whole_is_refused(tmp_path: Path, records: list[Record], info_: RunInfo, words: str) -> None:
+def test_a_run_that_is_not_whole_is_refused(
+    tmp_path: Path, records: Sequence[Record], info_: RunInfo, words: str
+) -> None:
     complaints = cards.complaints_about(add_run(tmp_path / "card", "quick", records, info_))
     assert any(words in text for text in complaints), complaints
