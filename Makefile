@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# What a GPU needs is installed where its driver is. Tests need it everywhere: kernels run in Triton's interpreter.
+# `make sweep` installs PyTorch and Triton only if the NVIDIA driver loads. Tests always need them: without a GPU, they
+# run the kernels in Triton's interpreter.
 DRIVER := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo cuda)
 STAMP := $(VENV)/.installed
 RUNNING := $(or $(wildcard $(STAMP)),$(VENV)/.installed-to-run$(DRIVER:%=-%))
@@ -23,7 +24,7 @@ help: ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: PYTHON=python3.12 (to make $(VENV) with), ARGS='-a blocks=64' (more for make sweep)"
 
-setup: $(RUNNING) ## Make .venv, install what running needs (with PyTorch and Triton where there is a GPU), build csrc
+setup: $(RUNNING) ## Make .venv, install the dependencies (PyTorch and Triton only with an NVIDIA driver), build csrc
 
 sweep: $(RUNNING) ## Measure this machine (configs/quick.toml) and write a report
 	@status=0; $(BIN)/kvbench sweep --out $(RUN) $(ARGS) || status=$$?; \
@@ -38,10 +39,10 @@ reports: $(RUNNING) ## Remake every committed report from the runs beside it; ch
 	done
 	@$(BIN)/python -m reports.cards --write
 
-check-reports: $(RUNNING) ## Check that every committed report is whole, honest, and what its runs say
+check-reports: $(RUNNING) ## Check that every committed report is complete and follows from its runs
 	@$(BIN)/python -m reports.cards
 
-dist: $(RUNNING) ## Build the sdist and a wheel into dist/, check what they hold, run the wheel in a clean environment
+dist: $(RUNNING) ## Build an sdist and a wheel in dist/, check their contents, run the wheel in a clean environment
 	$(PIP) install --quiet -c constraints.txt build
 	.ci/dist $(BIN)/python
 
@@ -105,24 +106,25 @@ BUILD := $(PIP) install --quiet -c constraints.txt --no-build-isolation \
 
 $(VENV)/.installed-to-run: $(INSTALLED)
 	$(make_venv)
-	$(or_compiling) "Installing what kvbench needs (about 60 MB), then compiling the engine ..."
+	$(or_compiling) "Installing the dependencies (about 60 MB), then compiling the engine ..."
 	@$(BUILD) .
 	@touch $@
 
 $(VENV)/.installed-to-run-cuda: $(INSTALLED)
 	$(make_venv)
-	$(or_compiling) "Installing PyTorch, Triton and what else kvbench needs (about 2.8 GB), then compiling the engine ..."
+	$(or_compiling) "Installing PyTorch, Triton and the other dependencies (about 2.8 GB), then compiling the engine ..."
 	@$(BUILD) '.[cuda]'
 	@touch $@
 
-# Without a driver the smaller build of PyTorch is enough; where its index cannot be reached, the usual one comes.
+# Without a driver, the CPU build of PyTorch is enough. If its index is not reachable, the next step installs the CUDA
+# build.
 $(STAMP): $(INSTALLED)
 	$(make_venv)
 ifeq ($(DRIVER),)
 	$(first) "Installing PyTorch for the CPU (about 200 MB) ..."
 	@$(PIP) install --quiet --retries 0 --no-deps -c constraints.txt --index-url $(CPU_TORCH) torch 2>/dev/null || \
-	    echo "There is none at $(CPU_TORCH); the one with CUDA comes instead (about 2.4 GB)."
+	    echo "$(CPU_TORCH) is not reachable: installing the CUDA build instead (about 2.4 GB)"
 endif
-	$(or_compiling) "Installing Triton and what else tests need (about 500 MB$(DRIVER:cuda=, and PyTorch with 2.4 GB)), then compiling the engine ..."
+	$(or_compiling) "Installing Triton and the test tools (about $(if $(DRIVER),3 GB,500 MB)), then compiling the engine ..."
 	@$(BUILD) '.[cuda,dev]'
 	@touch $@

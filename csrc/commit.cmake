@@ -1,4 +1,4 @@
-# Records the commit that is built, which `kvbench --version` shows. An sdist carries it as a file among its sources.
+# Records the commit for `kvbench --version`. An sdist contains it as kvbench/_commit.txt.
 set(CHECKOUT ${CMAKE_CURRENT_SOURCE_DIR}/..)
 if(EXISTS ${CHECKOUT}/.git)
   set(COMMIT "")

@@ -1,6 +1,7 @@
-"""The committed reports: is a card's folder whole and honest, and the table of all cards in README.md.
+"""Checks the committed reports, and writes the table of cards in README.md.
 
-`python -m reports.cards` checks every card and the table, `--write` renews the table. Exit code 1: something is wrong.
+A card is a folder with the runs of one GPU and their report. `python -m reports.cards` checks every card and the table;
+`--write` updates the table. Exit code 1: a check failed.
 """
 
 import argparse
@@ -24,10 +25,10 @@ FOLDER: Final = Path(__file__).parent
 README: Final = FOLDER / "README.md"
 MARKERS: Final = ("<!-- cards: begin -->", "<!-- cards: end -->")
 MAX_CARD_BYTES: Final = 3_000_000
-# With fewer, no difference between two cells can be called one.
+# Fewer leave every comparison undecided.
 MIN_VISITS: Final = 6
 REPORT: Final = "report.md"
-# Below a card, as globs: what is committed, and what `make reports` and a sweep write beside it, which git ignores.
+# Globs below a card: committed files, and generated files, which git ignores.
 COMMITTED: Final = (REPORT, "*.png", "policy*.toml", f"runs/**/{RUN_FILE}", f"runs/**/{PACKED_JOURNAL_FILE}")
 IGNORED: Final = ("report.html", "*.svg", "*.csv", "runs/**/summary.csv")
 
@@ -43,7 +44,7 @@ def run_folders(card: Path) -> list[Path]:
 
 
 def complaints_about(card: Path) -> list[str]:
-    """Return what is wrong with a card's folder, a line each; nothing where it can be committed."""
+    """Return what is wrong with a card, one line each; empty if it can be committed."""
     complaints = list(_about_files(card))
     runs: list[Run] = []
     for path in run_folders(card):
@@ -56,7 +57,7 @@ def complaints_about(card: Path) -> list[str]:
     if complaints or not runs:
         return complaints or [f"{card}: no runs"]
     if len({_machine(run) for run in runs}) > 1:
-        return [f"{card}: its runs are of several devices or drivers; each has a folder of its own"]
+        return [f"{card}: its runs are of several devices or drivers; use one folder for each"]
     return list(_about_report(card, runs))
 
 
@@ -67,10 +68,10 @@ def _about_files(card: Path) -> Iterator[str]:
         if path.is_symlink():
             yield f"{path} is a symbolic link"
         elif path.is_file() and path not in committed | ignored:
-            yield f"{path} does not belong to a card: it holds {', '.join(COMMITTED)}"
+            yield f"{path} is not a file of a card: these are {', '.join(COMMITTED)}"
     size_bytes = sum(path.lstat().st_size for path in committed)
     if size_bytes > MAX_CARD_BYTES:
-        yield f"{card} has {size_bytes / 1e6:.1f} MB to commit; at most {MAX_CARD_BYTES / 1e6:.0f} MB are taken"
+        yield f"{card} has {size_bytes / 1e6:.1f} MB; the maximum is {MAX_CARD_BYTES / 1e6:.0f} MB"
 
 
 def _about_run(run: Run) -> Iterator[str]:
@@ -112,13 +113,13 @@ def _about_report(card: Path, runs: Sequence[Run]) -> Iterator[str]:
     report = report_of(runs)
     path = card / REPORT
     if not path.is_file() or path.read_bytes() != document(report).encode():
-        yield f"{path} is not what kvbench report writes from these runs: make reports"
+        yield f"{path} is not what kvbench report writes from these runs: run make reports"
     drawn = {f"{chart.stem}.png" for chart in report.charts}
     there = {path.name for path in card.glob("*.png")}
     for name in sorted(drawn - there):
-        yield f"{card / name} is missing: make reports"
+        yield f"{card / name} is missing: run make reports"
     for name in sorted(there - drawn):
-        yield f"{card / name} is no chart of this report: remove it"
+        yield f"{card / name} is not a chart of this report: remove it"
 
 
 def table(folders: Iterable[Path]) -> str:
@@ -159,9 +160,9 @@ def with_table(readme: str, folders: Iterable[Path]) -> str:
 
 
 def main() -> int:
-    """Check all cards, or renew the table; returns the exit code."""
+    """Check all cards and the table, or update the table; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m reports.cards", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="renew the table in README.md")
+    parser.add_argument("--write", action="store_true", help="update the table in README.md")
     write = parser.parse_args().write
     complaints = [text for card in cards() for text in complaints_about(card)]
     text = README.read_text()
@@ -169,11 +170,11 @@ def main() -> int:
         if write:
             README.write_text(with_table(text, cards()))
         else:
-            complaints.append(f"{README}: the table of cards is not that of the folders: make reports")
+            complaints.append(f"{README}: the table of cards is out of date: run make reports")
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     if not complaints:
-        print(f"whole: {', '.join(card.name for card in cards())}")
+        print("complete:", *(card.name for card in cards()))
     return bool(complaints)
 
 

@@ -1,4 +1,4 @@
-"""Which kvbench this is: its version, and the commit that it runs from or was built from."""
+"""The version of kvbench, and the commit of its checkout or build."""
 
 import subprocess
 from contextlib import suppress
@@ -9,13 +9,13 @@ from kvbench._version import __version__
 
 
 def version_line() -> str:
-    """Return "kvbench VERSION (COMMIT)", without the commit where nothing tells it; never raises."""
+    """Return "kvbench VERSION (COMMIT)", without the commit if it is unknown; never raises."""
     found = commit(Path(kvbench.__file__).parent)
     return f"kvbench {__version__} ({found})" if found else f"kvbench {__version__}"
 
 
 def commit(package: Path) -> str | None:
-    """Return the commit of the folder `package`: in a checkout git's answer, elsewhere what the build recorded."""
+    """Return the commit of the package folder: from git in a checkout, else from the file that the build wrote."""
     checkout = package.parent
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         if (checkout / ".git").exists():

@@ -1,4 +1,4 @@
-"""Committed reports: those that are here are whole, and a folder that is not is refused with what is wrong."""
+"""Committed reports are complete, and a folder that is not is refused with the reason."""
 
 import gzip
 import json
@@ -137,10 +137,10 @@ def keep_the_journal_twice(card: Path) -> None:
         (change_the_report, "is not what kvbench report writes"),
         (lambda card: (card / "report.md").unlink(), "is not what kvbench report writes"),
         (lambda card: next(card.glob("*.png")).unlink(), "is missing"),
-        (lambda card: (card / "other.png").touch(), "is no chart of this report"),
-        (lambda card: (card / "notes.txt").touch(), "does not belong to a card"),
+        (lambda card: (card / "other.png").touch(), "is not a chart of this report"),
+        (lambda card: (card / "notes.txt").touch(), "is not a file of a card"),
         (lambda card: (card / "link.png").symlink_to("report.md"), "symbolic link"),
-        (lambda card: (card / "large.png").write_bytes(bytes(3_000_001)), "at most 3 MB"),
+        (lambda card: (card / "large.png").write_bytes(bytes(3_000_001)), "the maximum is 3 MB"),
         (lambda card: shutil.rmtree(card / "runs/quick"), "no runs"),
         (add_another_machine, "several devices"),
     ],
