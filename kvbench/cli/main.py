@@ -11,9 +11,9 @@ from typing import Final
 
 import typer
 
-from kvbench._version import __version__
 from kvbench.cells.cell import AXES
 from kvbench.cli import doctor, gate, listing, report, show, sweep, tune
+from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, KvbenchError, StorageError, brief
 from kvbench.text import printable, short
 
@@ -34,7 +34,7 @@ app = typer.Typer(
 
 def _version(show: bool) -> None:
     if show:
-        typer.echo(f"kvbench {__version__}")
+        typer.echo(version_line())
         raise typer.Exit
 
 
