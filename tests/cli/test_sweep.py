@@ -383,10 +383,10 @@ def check_that_the_rest_is_finished(run: Path, kept: Counter[tuple[str, int]]) -
 
 def test_a_second_sweep_cannot_write_to_a_run_under_way(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with kvbench_started(*SLOW, "--json", "--out", run, cwd=tmp_path) as process:
-        await_records(process, "visit", 1)
+    hangs = ("--fault=hang@call=0", "--deadline-s=600")  # under way however long the second one takes to start
+    with kvbench_started("sweep", *tiny(), *BRIEF, *hangs, "--json", "--out", run, cwd=tmp_path) as process:
+        await_records(process, "ceiling")
         done = resume(run)
-        process.kill()
     assert done.returncode == 2
     assert error_line(done) == f"another kvbench is writing to {run}"
 

@@ -177,19 +177,7 @@ COUNTED = changed("self.request = request", "self.request, self.submitted = requ
 CHEATS = {
     "stops": (COUNTED.replace("memory = self", "if self.submitted > 2: return\n            memory = self"), "wrong"),
     "halves": (changed("size in zip(", "size in list(zip(").replace("memory.sizes):", "memory.sizes))[::2]:"), "wrong"),
-    "unordered": (
-        changed("def submit(self, stream):", "def copy(self, stream):").replace(
-            "self.request.device.driver.synchronize(stream)", "pass"
-        )
-        + """
-        def submit(self, stream):
-            import threading
-            thread = threading.Thread(target=self.copy, args=(stream,))
-            thread.start()
-            thread.join()
-""",
-        "it is not ordered in its stream",
-    ),
+    "unordered": (changed("self.request.device.driver.synchronize(stream)", "pass"), "it is not ordered in its stream"),
 }
 
 
