@@ -13,7 +13,7 @@ import pytest
 
 from kvbench.gate.looks import PLAN
 from kvbench.results import Visit, load_run
-from tests.command import KVBENCH, Done, error_line, kvbench, kvbench_started
+from tests.command import KVBENCH, Done, error_line, kvbench, kvbench_here, kvbench_started
 
 SUITE = """
 [axes]
@@ -229,7 +229,7 @@ def test_time_that_is_up_ends_it_with_what_there_is(folder: Path) -> None:
 )
 def test_bad_input_is_refused_before_anything_is_measured(folder: Path, options: tuple[str, ...], message: str) -> None:
     suite = () if any(option.startswith("--suite") for option in options) else ("--suite=suite.toml",)
-    done = kvbench("gate", "compare", "--device=cpu", "--out=gate", *suite, *options, cwd=folder)
+    done = kvbench_here("gate", "compare", "--device=cpu", "--out=gate", *suite, *options, cwd=folder)
     assert done.returncode == 2, done.stdout + done.stderr
     assert message in error_line(done)
     assert not (folder / "gate").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 from kvbench.cells.axes import StreamState
 from kvbench.results import load_run
 from kvbench.tune.table import load_policy
-from tests.command import error_line, kvbench
+from tests.command import error_line, kvbench, kvbench_here
 
 SMALL = ("--device=cpu", "-a", "blocks=4", "-a", "block_size=4KiB,64KiB", "-a", "pool=4MiB", "-a", "direction=h2d")
 
@@ -39,9 +39,9 @@ def test_what_goes_to_stdout_is_alone_there(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    nothing = kvbench("tune", *SMALL, "--backends", "sm", "-o", "run", cwd=tmp_path)
+    nothing = kvbench_here("tune", *SMALL, "--backends", "sm", "-o", "run", cwd=tmp_path)
     assert nothing.returncode == 2
     assert "nothing to measure" in error_line(nothing)
-    unknown = kvbench("tune", *SMALL, "--backends", "batched,bogus", cwd=tmp_path)
+    unknown = kvbench_here("tune", *SMALL, "--backends", "batched,bogus", cwd=tmp_path)
     assert unknown.returncode == 2
     assert error_line(unknown).startswith("--backends batched,bogus: kvbench tune measures batched, primed")
