@@ -182,11 +182,10 @@ def test_a_side_that_hangs_fails_its_rows_and_no_others(folder: Path) -> None:
 
 
 def test_when_the_controls_moved_nothing_is_settled_and_nothing_judged(folder: Path) -> None:
-    done = compare(folder, "--control-margin=0", "--minutes=0.1")  # no copy takes exactly as long as another
+    done = compare(folder, "--control-margin=0", "--minutes=0.01")  # no copy takes exactly as long as another
     assert done.returncode == 3, done.stdout + done.stderr
     assert "kvbench gate compare: CONTAMINATED" in done.stdout
     assert set(verdicts(folder).values()) == {"CONTAMINATED"}
-    assert len(pairs_of(folder)) > 2 * (PLAN[0].pairs + 2)
 
 
 def test_two_backends_are_compared_cell_by_cell(folder: Path) -> None:
@@ -252,7 +251,8 @@ def test_after_ctrl_c_or_sigterm_what_both_sides_have_can_be_judged(
     with kvbench_started("gate", "compare", *options, cwd=folder) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith("12 pairs"):
+            if line.startswith(f"{PLAN[0].pairs} pairs"):
+                assert line.endswith(": 0 rows are settled, 2 are open\n")
                 break
         os.kill(process.pid, number)
         assert process.wait(60) == 130
