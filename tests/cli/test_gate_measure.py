@@ -259,18 +259,23 @@ def test_after_ctrl_c_or_sigterm_what_both_sides_have_can_be_judged(
     infos = [load_run(folder / "gate" / side).info for side in ("base", "cand")]
     ended = {(info.status, info.status_reason) for info in infos}
     assert ended == {("interrupted", f"interrupted ({name})")}
-    judged = kvbench("gate", "compare", *WIDE, "gate/base", "--", "gate/cand", cwd=folder)
+    # So few pairs of a busy host may leave a cell undecided.
+    judged = kvbench("gate", "compare", *WIDE, "--inconclusive=pass", "gate/base", "--", "gate/cand", cwd=folder)
     assert judged.returncode == 0, judged.stdout + judged.stderr
     assert "both sides were interrupted" in judged.stdout
 
 
 def test_floors_are_measured_and_used(folder: Path) -> None:
-    options = ("--suite=suite.toml", "--device=cpu", "--minutes=0.06", "--out=aa", "--force")
-    done = kvbench("gate", "calibrate", *options, cwd=folder)
+    for minutes in ("0.06", "0.6", "3"):  # a busy host needs longer for as many rounds
+        options = ("--suite=suite.toml", "--device=cpu", f"--minutes={minutes}", f"--out={minutes}", "--force")
+        done = kvbench("gate", "calibrate", *options, cwd=folder)
+        if done.returncode == 0:
+            break
+        assert "give it more --minutes" in done.stderr
     assert done.returncode == 0, done.stdout + done.stderr
-    floors = json.loads((folder / "aa" / "floor.json").read_text())["floors"]
-    assert len(floors) == 2
-    done = compare(folder, "--floor=aa/floor.json")
+    floor = folder / minutes / "floor.json"
+    assert len(json.loads(floor.read_text())["floors"]) == 2
+    done = compare(folder, f"--floor={floor}")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
