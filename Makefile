@@ -71,8 +71,10 @@ sanitize-memory sanitize-threads: $(STAMP)
 	$(BIN)/cmake --build build/$@
 	$(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error
 
+# Side by side, but for those that measure a GPU: they have the machine to themselves.
 unit: $(STAMP) ## pytest; tests that need a GPU are skipped, and said so, where there is none
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal --ignore=tests/gpu
+	$(BIN)/python -m pytest tests/gpu
 
 .PHONY: docs
 docs: $(STAMP) ## Write the generated parts of README and docs/ again

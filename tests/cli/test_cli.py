@@ -16,7 +16,7 @@ import pytest
 from kvbench.cells.cell import AXES
 from kvbench.cli.main import main, run
 from kvbench.sweep.config import shipped_configs
-from tests.command import KVBENCH, error_line, events, kvbench, only_line
+from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, only_line
 
 # Arguments, then words that the error has to hold: the option or key, the value, and what would be right.
 BAD_INPUT: list[tuple[list[str], list[str]]] = [
@@ -159,14 +159,14 @@ def test_the_command_refuses_bad_input_in_the_same_way(tmp_path: Path, arguments
 
 def test_a_sweep_in_a_file_with_impossible_values_is_refused_with_file_and_key(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[sampling]\nrounds = true\n")
-    done = kvbench("sweep", "mine.toml", cwd=tmp_path)
+    done = kvbench_here("sweep", "mine.toml", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == "mine.toml: sampling.rounds: true is not a whole number from 1 to 1000"
 
 
 def test_options_override_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('device = "cpu"\n[axes]\nbackend = "per_block"\nblocks = [4, 8]\n')
-    done = kvbench("sweep", "mine.toml", "-adirection=h2d", "-ablocks=16", "--dry-run", "--json", cwd=tmp_path)
+    done = kvbench_here("sweep", "mine.toml", "-adirection=h2d", "-ablocks=16", "--dry-run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (event,) = events(done)
     assert [(cell["direction"], cell["blocks"]) for cell in event["cells"]] == [("h2d", "16")]
@@ -182,7 +182,7 @@ def test_version_is_that_of_the_package(tmp_path: Path) -> None:
 
 def listed(folder: Path, what: str) -> list[dict[str, str]]:
     """Return what `kvbench list` shows as JSON; its plain lines hold the same words."""
-    done, plain = kvbench("list", what, "--json", cwd=folder), kvbench("list", what, cwd=folder)
+    done, plain = kvbench_here("list", what, "--json", cwd=folder), kvbench_here("list", what, cwd=folder)
     assert (done.returncode, plain.returncode) == (0, 0), done.stderr + plain.stderr
     rows: list[dict[str, str]] = json.loads(done.stdout)
     lines = plain.stdout.splitlines()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvbench.results import Visit, load_run
-from tests.command import cell_of, error_line, failures, kvbench, records, tiny
+from tests.command import cell_of, error_line, failures, kvbench, kvbench_here, records, tiny
 
 BOTH = ("--device=cpu,cpu", "--rounds=2", "--warmups=0", "--min-samples=2", "--max-samples=2", "--cell-seconds=0.05")
 
@@ -70,7 +70,7 @@ def test_a_cell_that_fails_on_one_device_costs_its_share(tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
-    done = kvbench("sweep", *tiny()[1:], *options, cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny()[1:], *options, cwd=tmp_path)
     assert done.returncode == 2
     assert message in error_line(done)
 
@@ -87,12 +87,12 @@ def test_two_devices_swap_at_the_same_time(run: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cpu,cpu", "cuda:all"])
 def test_what_measures_one_device_refuses_several(tmp_path: Path, device: str) -> None:
-    done = kvbench("tune", "--device", device, cwd=tmp_path)
+    done = kvbench_here("tune", "--device", device, cwd=tmp_path)
     assert done.returncode == 2
     assert f"--device {device}: only a new kvbench sweep measures several devices at once" in error_line(done)
 
 
 def test_one_of_several_runs_cannot_be_resumed(run: Path) -> None:
-    done = kvbench("sweep", "--resume", run / "cpu-1", cwd=run.parent)
+    done = kvbench_here("sweep", "--resume", run / "cpu-1", cwd=run.parent)
     assert done.returncode == 2
     assert "--device cpu,cpu: only a new kvbench sweep measures several devices at once" in error_line(done)

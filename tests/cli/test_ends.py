@@ -9,7 +9,7 @@ import pytest
 from kvbench.cli import listing, main, report
 from kvbench.errors import ExitCode
 from tests import synthetic
-from tests.command import BRIEF, KVBENCH, error_line, kvbench, only_line, tiny
+from tests.command import BRIEF, KVBENCH, error_line, kvbench, kvbench_here, only_line, tiny
 
 
 def test_what_nobody_foresaw_is_70_and_says_how_to_report_it(
@@ -110,7 +110,7 @@ def test_values_are_completed_and_no_space_follows_the_equals_sign(tmp_path: Pat
 
 def test_a_dry_run_without_cells_ends_as_the_sweep_would(tmp_path: Path) -> None:
     cells = tiny(backend="triton")
-    dry, wet = (kvbench("sweep", *cells, *more, cwd=tmp_path) for more in (["--dry-run"], ["--out=run"]))
+    dry, wet = (kvbench_here("sweep", *cells, *more, cwd=tmp_path) for more in (["--dry-run"], ["--out=run"]))
     assert dry.returncode == wet.returncode == 2
     assert error_line(dry) == error_line(wet)
     assert "skipped 1 cell of triton: " in dry.stdout

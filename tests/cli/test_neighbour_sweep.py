@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from kvbench.results import Visit
-from tests.command import cell_of, error_line, failures, kvbench, records, tiny
+from tests.command import cell_of, error_line, failures, kvbench, kvbench_here, records, tiny
 
 BESIDE = ("--rounds=1", "--warmups=0", "--cell-seconds=0.3")
 
@@ -58,6 +58,6 @@ def test_the_death_of_a_neighbour_costs_its_cell(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_value_is_one_line(tmp_path: Path, axis: str, message: str) -> None:
-    done = kvbench("sweep", f"-a{axis}", "--device=cpu", cwd=tmp_path)
+    done = kvbench_here("sweep", f"-a{axis}", "--device=cpu", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == message

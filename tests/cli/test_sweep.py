@@ -30,6 +30,7 @@ from tests.command import (
     events,
     failures,
     kvbench,
+    kvbench_here,
     kvbench_started,
     records,
     skips,
@@ -71,6 +72,10 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 def resume(run: Path, *options: str) -> Done:
     return kvbench("sweep", "--resume", run, *options, cwd=run.parent)
+
+
+def resume_here(run: Path, *options: str) -> Done:
+    return kvbench_here("sweep", "--resume", run, *options, cwd=run.parent)
 
 
 def status(run: Path) -> str:
@@ -161,7 +166,7 @@ def test_a_dry_run_shows_everything_and_makes_nothing(tmp_path: Path) -> None:
 
 def test_a_dry_run_as_json_is_one_event(tmp_path: Path) -> None:
     cells = tiny(backend="per_block,triton")
-    (event,) = events(kvbench("sweep", *cells, "--dry-run", "--json", cwd=tmp_path))
+    (event,) = events(kvbench_here("sweep", *cells, "--dry-run", "--json", cwd=tmp_path))
     assert event["event"] == "preview"
     assert event["device"]["kind"] == "cpu"
     assert [cell["backend"] for cell in event["cells"]] == ["per_block"]
@@ -296,7 +301,7 @@ def test_the_command_of_a_failure_reproduces_it(faulty: tuple[Done, Path], tmp_p
     failure = next(failure for failure in failures(faulty[1]) if cell_of(failure).blocks == blocks)
     words = shlex.split(failure.command)
     assert words[0] == "kvbench"
-    done = kvbench(*words[1:], "--out", "again", cwd=tmp_path)
+    done = kvbench_here(*words[1:], "--out", "again", cwd=tmp_path)
     assert done.returncode == 5, done.stderr
     (again,) = failures(tmp_path / "again")
     assert (again.cell, again.kind, again.message) == (failure.cell, failure.kind, failure.message)
@@ -369,7 +374,7 @@ def check_that_the_rest_is_finished(run: Path, kept: Counter[tuple[str, int]]) -
     assert (run / "journal.jsonl").read_bytes().startswith(before)
     counts = visit_counts(run)
     assert set(counts.values()) == {1}
-    preview = events(kvbench(*SLOW, "--dry-run", "--json", cwd=run.parent))[0]
+    preview = events(kvbench_here(*SLOW, "--dry-run", "--json", cwd=run.parent))[0]
     assert len(preview["cells"]) == SLOW_CELLS
     visits = visits_that_count(records(run))
     for number in range(2):
@@ -383,10 +388,10 @@ def check_that_the_rest_is_finished(run: Path, kept: Counter[tuple[str, int]]) -
 
 def test_a_second_sweep_cannot_write_to_a_run_under_way(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with kvbench_started(*SLOW, "--json", "--out", run, cwd=tmp_path) as process:
-        await_records(process, "visit", 1)
+    hangs = ("--fault=hang@call=0", "--deadline-s=600")  # under way however long the second one takes to start
+    with kvbench_started("sweep", *tiny(), *BRIEF, *hangs, "--json", "--out", run, cwd=tmp_path) as process:
+        await_records(process, "ceiling")
         done = resume(run)
-        process.kill()
     assert done.returncode == 2
     assert error_line(done) == f"another kvbench is writing to {run}"
 
@@ -419,7 +424,7 @@ def test_an_edited_line_is_refused(run: Path) -> None:
     journal = run / "journal.jsonl"
     text = journal.read_text()
     journal.write_text(text.replace('"round":1', '"round":2', 1))
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 2
     assert "journal line 4 was changed after it was written" in error_line(done)
     assert journal.read_text() == text.replace('"round":1', '"round":2', 1)
@@ -429,7 +434,7 @@ def test_a_missing_line_is_refused(run: Path) -> None:
     journal = run / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(lines[:1] + lines[2:]))
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 2
     assert "journal line 2 was changed after it was written, or a line before it was removed" in error_line(done)
 
@@ -442,7 +447,7 @@ def change_info(run: Path, **changes: object) -> None:
 def test_another_machine_is_refused(run: Path) -> None:
     identity = load_run(run).info.identity | {"cpu_model": "a CPU of elsewhere"}
     change_info(run, identity=identity, identity_hash=identity_hash(identity))
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 4
     assert "this is not the machine of that run" in error_line(done)
     assert 'cpu_model: "a CPU of elsewhere" against ' in error_line(done)
@@ -450,7 +455,7 @@ def test_another_machine_is_refused(run: Path) -> None:
 
 def test_an_identity_that_was_edited_is_refused(run: Path) -> None:
     change_info(run, identity_hash="0" * 16)
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 4
     assert "its record was changed" in error_line(done)
 
@@ -461,19 +466,19 @@ def test_an_identity_that_was_edited_is_refused(run: Path) -> None:
     ids=" ".join,
 )
 def test_other_options_are_refused(run: Path, options: list[str]) -> None:
-    done = resume(run, *options)
+    done = resume_here(run, *options)
     assert done.returncode == 4
     assert error_line(done) == (f"--resume {run}: that run is of another sweep; give no other options to go on with it")
     assert status(run) == "complete"
 
 
 def test_the_options_of_the_run_itself_are_accepted(run: Path) -> None:
-    assert resume(run, *tiny(), *BRIEF, "--rounds=2").returncode == 0
+    assert resume_here(run, *tiny(), *BRIEF, "--rounds=2").returncode == 0
 
 
 def test_a_run_of_a_newer_kvbench_is_refused(run: Path) -> None:
     change_info(run, schema=99)
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 2
     assert "was written by a newer kvbench (schema 99; this one reads 1): upgrade kvbench" in error_line(done)
 
@@ -489,14 +494,14 @@ def test_a_run_of_a_newer_kvbench_is_refused(run: Path) -> None:
 )
 def test_a_run_directory_that_is_none_is_refused(run: Path, text: str, message: str) -> None:
     (run / "run.json").write_text(text)
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 2
     assert message in error_line(done)
 
 
 def test_a_spec_that_was_edited_is_refused(run: Path) -> None:
     change_info(run, spec=load_run(run).info.spec | {"seed": -1})
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 2
     assert "seed: -1 is not a whole number" in error_line(done)
 
@@ -506,7 +511,7 @@ def test_a_spec_that_was_edited_is_refused(run: Path) -> None:
 
 def test_a_folder_below_a_file_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    done = kvbench("sweep", *tiny(), "--out", "file/run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), "--out", "file/run", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == "cannot write to file/run: not a directory"
     assert not done.stdout
@@ -516,14 +521,14 @@ def test_a_folder_below_a_file_is_refused_before_anything_is_measured(tmp_path: 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes to read-only folders")
 def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o555)
-    done = kvbench("sweep", *tiny(), "--out", "locked/run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), "--out", "locked/run", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == "cannot write to locked/run: permission denied"
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    done = kvbench("sweep", *tiny(), "--out", tmp_path, cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), "--out", tmp_path, cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == (
         f"{tmp_path} is not empty; choose another folder, or finish its run with --resume {tmp_path}"
@@ -580,7 +585,7 @@ def test_no_room_for_the_run_directory_is_told(tmp_path: Path) -> None:
 )
 def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: Path, option: str, reason: str) -> None:
     cells = tiny(backend="batched", direction="h2d", blocks="1", block_size="4KiB,256MiB", **HOT)
-    done = kvbench("sweep", *cells, *BRIEF, option, "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BRIEF, option, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1 cell measured, 0 failed, 1 skipped: run" in done.stdout
     (found,) = [skip.reason for skip in skips(tmp_path / "run")]
@@ -590,7 +595,7 @@ def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: 
 
 
 def test_a_sweep_of_skips_alone_says_why_and_makes_nothing(tmp_path: Path) -> None:
-    done = kvbench("sweep", *tiny(), *BRIEF, "--host-memory=1MiB", "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), *BRIEF, "--host-memory=1MiB", "--out", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done).startswith("nothing to measure: needs 128.")
     assert not (tmp_path / "run").exists()

@@ -26,7 +26,7 @@ from kvbench.results import Visit, load_run
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
-from tests.command import BRIEF, cell_of, error_line, events, kvbench
+from tests.command import BRIEF, cell_of, error_line, events, kvbench_here
 
 KIB = 1024
 DENSE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
@@ -396,7 +396,7 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
         json.dumps({**DENSE, "num_hidden_layers": 4, "sliding_window": 32, "sliding_window_pattern": 2})
     )
     options = ("--device=cpu", "--model=tiny/config.json", "--tp=4", "--tokens=160", "--block-tokens=8", *BRIEF)
-    done = kvbench("sweep", *options, "-fbackend=per_block|batched", "--out=run", cwd=tmp_path)
+    done = kvbench_here("sweep", *options, "-fbackend=per_block|batched", "--out=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = load_run(tmp_path / "run")
     visits = [record for record in run.records if isinstance(record, Visit)]
@@ -414,7 +414,7 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
 
 def test_a_damaged_block_of_a_model_is_found(tmp_path: Path) -> None:
     options = ("--model=deepseek-v2-lite", "--tokens=32", "--block-tokens=1", "-fbackend=batched,direction=h2d")
-    done = kvbench(
+    done = kvbench_here(
         "sweep", "--device=cpu", *options, *BRIEF, "--fault=corrupt@descriptor=40", "--out=run", cwd=tmp_path
     )
     assert done.returncode == 5
@@ -423,7 +423,7 @@ def test_a_damaged_block_of_a_model_is_found(tmp_path: Path) -> None:
 
 def test_several_models_and_options_on_top_of_a_config(tmp_path: Path) -> None:
     options = ("--model=llama-3-8b", "--model=phi-4", "--tokens=16", "-adirection=h2d", "-abackend=batched")
-    done = kvbench("sweep", "order", "--device=cpu", *options, "--dry-run", "--json", cwd=tmp_path)
+    done = kvbench_here("sweep", "order", "--device=cpu", *options, "--dry-run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (event,) = events(done)
     assert {(cell["blocks"], cell["block_size"], cell["pattern"]) for cell in event["cells"]} == {
@@ -433,6 +433,6 @@ def test_several_models_and_options_on_top_of_a_config(tmp_path: Path) -> None:
 
 
 def test_what_the_model_decides_is_no_other_option(tmp_path: Path) -> None:
-    done = kvbench("sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run", cwd=tmp_path)
+    done = kvbench_here("sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == "-a blocks: the model decides blocks, block_size, pattern; leave it out"
