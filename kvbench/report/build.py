@@ -58,7 +58,7 @@ def report_files(
         drawn = draw_lines(plot, words, colours) if isinstance(plot, LinePlot) else draw_map(plot, words)
         files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn.items()}
         files[f"{chart.stem}.csv"] = as_csv(chart.points)
-    files |= {f"{stem}.csv": _csv(table) for stem, table in report.tables.items()}
+    files |= {name: _csv(table) for name, table in report.files.items()}
     return files | {name: data for part in report.parts for name, data in part.files.items()}
 
 

@@ -1,30 +1,19 @@
 """What a report holds: the sections of runs, and what stands around them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvbench.report import first_page, front
-from kvbench.report.model import Chapter, Code, Part, Report, Text
+from kvbench.report.model import Chapter, Code, Part, Report, Section, Text
 from kvbench.report.sections import sections_of
-from kvbench.report.view import views_of
+from kvbench.report.view import View, views_of
 from kvbench.results import Run
 
 
 def report_of(runs: Sequence[Run], unread: Sequence[str] = ()) -> Report:
     """Return the report of `runs` as data; `unread` says of other runs why they could not be read."""
     views = views_of(runs)
-    chapters: list[Chapter] = []
-    missing: list[Text] = [f"A run: {why}" for why in unread]
-    for section in sections_of(views):
-        made = [(view, section.make(view)) for view in views]
-        parts = [(view, part) for view, part in made if isinstance(part, Part)]
-        if parts and section.of_all:
-            chapters.append(Chapter(section, *parts[-1]))
-        elif parts:
-            view, part = max(parts, key=lambda one: one[0].weight)  # the first of equal ones
-            chapters.append(Chapter(section, view, part, [other for other, _ in parts if other is not view]))
-        else:
-            reasons = [f"{section.short_title}: {why}" for _, why in made if isinstance(why, str) and why]
-            missing += dict.fromkeys(reasons)
+    chapters, missing = _chapters(views)
     return Report(
         views=views,
         host_note=front.host_note(views),
@@ -33,8 +22,39 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = ()) -> Report:
         commands=[(f"{view.label}: ", Code(view.command)) for view in views],
         warnings=front.warnings(views),
         chapters=chapters,
-        missing=missing,
+        missing=[*(f"A run: {why}" for why in unread), *missing],
         skipped=front.skipped(views),
         failed=front.failed(views),
         definitions=front.definitions(),
     )
+
+
+def _chapters(views: Sequence[View]) -> tuple[list[Chapter], list[Text]]:
+    """Return the chapters of the sections that a run can fill, and why no run fills the others.
+
+    One run is looked at after the other, so that the tables of one are in memory with what they are made of.
+    """
+    sections = sections_of(views)
+    found: dict[str, Chapter] = {}
+    reasons: dict[str, dict[str, None]] = {}
+    for view in views:
+        for section in sections:
+            made = section.make(view)
+            if isinstance(made, Part):
+                found[section.name] = _chapter(section, view, made, found.get(section.name))
+            elif made:
+                reasons.setdefault(section.name, {})[f"{section.short_title}: {made}"] = None
+        view.release()
+    absent = [section.name for section in sections if section.name not in found]
+    missing: list[Text] = [reason for name in absent for reason in reasons.get(name, {})]
+    return [found[section.name] for section in sections if section.name in found], missing
+
+
+def _chapter(section: Section, view: View, part: Part, before: Chapter | None) -> Chapter:
+    """Return the chapter of a section once a run more has filled it."""
+    if before is None or section.of_all:
+        return Chapter(section, view, part)
+    if (part.weight, view.weight) > (before.part.weight, before.view.weight):
+        others = sorted([before.view, *before.others], key=lambda other: len(other.earlier))
+        return Chapter(section, view, part, others)
+    return replace(before, others=[*before.others, view])

@@ -1,17 +1,18 @@
 """Curves of a run (GB/s over block sizes or SM counts, submission times over queued swaps) and charts of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart
-from kvbench.report.numbers import TIMES, bytes_size, figure, noun
+from kvbench.report.numbers import TIMES, bytes_size, noun, two_digits
 from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin, where
 from kvbench.report.tables import chart_words, includes, with_sms
 from kvbench.report.view import View, ceiling_of, sample_words
@@ -24,8 +25,8 @@ GBPS: Final = PlotAxis("GB/s", "figure", "linear")
 _RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
 POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_low",
-    "gbps_high", "gbps_q1", "gbps_q3", "ceiling_gbps", "ceiling_share", "swap_us_median", "samples", "rounds",
-    "cell_id",
+    "gbps_high", "gbps_q1", "gbps_q3", "ceiling_gbps", "ceiling_share", "limit_blocks_per_s", "roof_gbps",
+    "roof_share", "swap_us_median", "samples", "rounds", "cell_id",
 )  # fmt: skip
 
 
@@ -111,9 +112,14 @@ def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
 
 
 def cliff_words(cliff: Cliff) -> str:
-    """Return where a cliff is and how high beyond the ratio of the sizes: "x3.1 at 24 KiB → 28 KiB"."""
-    sign = TIMES if cliff.rises else "÷"
-    return f"{sign}{figure(cliff.excess)} at {bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
+    """Return where a cliff is and how high, in all and beyond the ratio of the sizes.
+
+    "24 KiB → 28 KiB: x5.4, x4.6 beyond the size"; for a fall "24 KiB → 28 KiB: 80% less".
+    """
+    place = f"{bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
+    if not cliff.rises:
+        return f"{place}: {two_digits(100 * (1 - 1 / cliff.height))}% less"
+    return f"{place}: {TIMES}{two_digits(cliff.height)}, {TIMES}{two_digits(cliff.excess)} beyond the size"
 
 
 def _cliff_marks(curve: RateCurve) -> list[PlotMark]:
@@ -138,9 +144,12 @@ def curve_chart(
     shown = [curve for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)]
     points = pd.concat([curve.points for curve in shown])
     ceilings = {way: ceiling_of(where(curves.cells, status="ok", direction=way)) for way in DIRECTIONS}
-    panels = curve_panels(
-        curves, rows, lambda curve: curve_line(view.label, curve, curve.points, _RATES, kind.marks(curve)), ceilings
-    )
+    names = line_labels(shown)
+
+    def line(curve: RateCurve) -> PlotLine:
+        return curve_line(view.label, curve, names, curve.points, _RATES, kind.marks(curve))
+
+    panels = curve_panels(curves, rows, line, ceilings, roofs_of)
     footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.words(points)]
     words = chart_words(view, title, f"{sample_words(points)} · band: quartiles", footer)
     plot = LinePlot(kind.x, GBPS, panels)
@@ -152,31 +161,86 @@ def curve_panels(
     rows: Mapping[int, str],
     line: Callable[[RateCurve], PlotLine],
     ceilings: Mapping[str, float | None],
+    roofs: Callable[[Sequence[RateCurve]], Sequence[PlotRoof]] = lambda _: (),
 ) -> list[list[PlotPanel]]:
-    """Return a row of panels for each of `rows`, one a direction; `ceilings` are in the unit of the lines."""
+    """Return a row of panels for each of `rows`, one a direction.
+
+    `ceilings`, and the `roofs` of the curves of a panel, are in the unit of the lines.
+    """
     ways = [way for way in DIRECTIONS if way in set(where(curves.cells, status="ok")["direction"])]
+    grid = []
+    for panel, words in rows.items():
+        by_way = {way: curves.at(panel, way) for way in ways}
+        grid.append(
+            [
+                PlotPanel(f"{way}{words}", [line(curve) for curve in own], ceilings.get(way), roofs(own))
+                for way, own in by_way.items()
+            ]
+        )
+    return grid
+
+
+def roofs_of(curves: Sequence[RateCurve]) -> list[PlotRoof]:
+    """Return what the cells of these curves, which share a panel, can reach: copies, and copies by SMs."""
+    if not curves:
+        return []
+    points = pd.concat([curve.points.assign(x=curve.x) for curve in curves])
+    known = points[points["roof_gbps"].notna()]
+    kinds = {"roof of copies": known[known["sms"].isna()], "roof of SM copies": known[known["sms"].notna()]}
     return [
-        [
-            PlotPanel(f"{way}{words}", [line(curve) for curve in curves.at(panel, way)], ceilings.get(way))
-            for way in ways
-        ]
-        for panel, words in rows.items()
+        PlotRoof(label, *_with_corners(own.drop_duplicates("x").sort_values("x")))
+        for label, own in kinds.items()
+        if not own.empty
     ]
 
 
+def _with_corners(points: pd.DataFrame) -> tuple[list[float], list[float]]:
+    """Return a roof over `x`, with the block size at which it leaves the translation limit, where `x` are sizes."""
+    rows = list(zip(points["x"], points["block_bytes"], points["limit_blocks_per_s"], points["roof_gbps"], strict=True))
+    x: list[float] = [int(rows[0][0])]
+    y = [float(rows[0][3])]
+    for (_, size, limit, roof), (next_x, next_size, _, next_roof) in pairwise(rows):
+        corner = next_roof / limit * 1e9
+        if roof < next_roof and next_x == next_size and size < corner < next_size:
+            x.append(corner)
+            y.append(float(next_roof))
+        x.append(int(next_x))
+        y.append(float(next_roof))
+    return x, y
+
+
+def line_labels(curves: Iterable[RateCurve]) -> dict[tuple[str, str], str]:
+    """Return the label of a chart's lines by backend and stream state, with the SMs of all its panels."""
+    found: dict[tuple[str, str], list[RateCurve]] = {}
+    for curve in curves:
+        found.setdefault((curve.backend, curve.state), []).append(curve)
+    return {
+        (backend, state): f"{_with_all_sms(backend, own)}, {state} stream" for (backend, state), own in found.items()
+    }
+
+
+def _with_all_sms(backend: str, curves: Sequence[RateCurve]) -> str:
+    is_ladder = all(curve.points["sms"].fillna(0).tolist() == list(curve.x) for curve in curves)
+    return backend if is_ladder else with_sms(pd.concat([curve.points for curve in curves]), backend)
+
+
 def curve_line(
-    run: str, curve: RateCurve, points: pd.DataFrame, columns: Sequence[str], marks: Sequence[PlotMark] = ()
+    run: str,
+    curve: RateCurve,
+    labels: Mapping[tuple[str, str], str],
+    points: pd.DataFrame,
+    columns: Sequence[str],
+    marks: Sequence[PlotMark] = (),
 ) -> PlotLine:
     """Return the line of a curve in a chart; those of one backend are told apart by the stream's state.
 
-    `columns` of `points`, which are the curve's, hold what is drawn and the ends of its band.
+    `labels` are those of `line_labels`; `columns` of `points`, which are the curve's, hold what is drawn and the ends
+    of its band.
     """
-    is_ladder = points["sms"].fillna(0).tolist() == list(curve.x)
-    name = curve.backend if is_ladder else with_sms(points, curve.backend)
-    label = f"{name}, {curve.state} stream"
+    label = labels[curve.backend, curve.state]
     y, low, high = ([float(value) for value in points[name]] for name in columns)
     cells = list(points["cell_id"])
-    return PlotLine(run, label, curve.backend, STATES.index(curve.state), curve.x, y, low, high, cells, marks)
+    return PlotLine(run, label, curve.backend, curve.x, y, low, high, cells, marks, STATES.index(curve.state))
 
 
 def spread(values: Sequence[int]) -> list[int]:

@@ -25,7 +25,7 @@ def snippet(report: Report, section: str) -> str:
     Raises UsageError for a section that the report does not have.
     """
     chapter = next((one for one in report.chapters if one.section.name == section), None)
-    tables = [table for table in chapter.part.tables if not table.large] if chapter else []
+    tables = [table for table in chapter.part.tables if not table.stem] if chapter else []
     if chapter is None or not tables:
         known = ", ".join(one.section.name for one in report.chapters if one.part.tables)
         raise UsageError(f"--snippet {brief(section)}: these runs have tables of {known or 'nothing'}")
@@ -47,14 +47,14 @@ def _parts(report: Report) -> Iterator[str]:
     for chapter in report.chapters:
         yield from _chapter(chapter)
     yield f"## The runs\n\n{table(report.runs)}"
-    yield f"Made by\n\n{_list(report.commands)}"
-    yield from _listed("What was odd", report.warnings)
+    yield f"Commands:\n\n{_list(report.commands)}"
+    yield from _listed("Warnings", report.warnings)
     yield from _listed("Not in this report", report.missing)
     yield from _listed("Skipped cells", report.skipped)
     if report.failed:
         yield f"## Failed cells\n\nThey have no figures.\n\n{table(report.failed)}"
-    yield from _listed("What the numbers include", report.definitions)
-    yield f"The same as one page, with charts to zoom and every cell with its raw samples: [{PAGE_FILE}]({PAGE_FILE})"
+    yield from _listed("Definitions", report.definitions)
+    yield f"[{PAGE_FILE}]({PAGE_FILE}) has the same content, charts that zoom, and every cell with its raw samples."
 
 
 def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
@@ -77,11 +77,11 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
         yield f"![{markdown.inline(chart.words.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
     if part.findings:
         yield _list(part.findings)
-    yield from (table(shown) for shown in part.tables if not shown.large)
-    large = [(shown.title, f"{chapter.stem_of(shown)}.csv") for shown in part.tables if shown.large]
-    if large:
-        yield "More tables:\n\n" + markdown.bullets(f"[{markdown.inline(title)}]({file})" for title, file in large)
-    yield from (f"All of it: [{name}]({name})" for name in part.files)
+    yield from (table(shown) for shown in part.tables if not shown.stem)
+    if files := chapter.files:
+        links = (f"[{markdown.inline(shown.title)}]({name})" for name, shown in files.items())
+        yield "More tables:\n\n" + markdown.bullets(links)
+    yield from (f"All cells: [{name}]({name})" for name in part.files)
 
 
 def table(shown: DataTable) -> str:

@@ -1,6 +1,6 @@
 """The answer on top of a report: what to use each way, the cliff, the limits of this machine, and how sure that is."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from statistics import median, mode
 from typing import Final
@@ -9,7 +9,7 @@ from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError
 from kvbench.report.model import Chapter, Strong, Text, spans
-from kvbench.report.numbers import bytes_size, count, figure, noun, two_digits
+from kvbench.report.numbers import bytes_size, count, faster_words, noun, two_digits
 from kvbench.report.view import View
 from kvbench.tune.answer import Answer, answers_of, by_kind, words_of
 from kvbench.tune.fit import sms_of
@@ -33,7 +33,9 @@ def box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
         own = [answer for answer in answers if answer.direction is direction]
         if own:
             _, kind = next(iter(by_kind(own).items()))
-            lines.append((Strong(direction.value), f": {_use(kind)}"))
+            lines.append((Strong(direction.value), f" ({kind[0].state.quantity}): {_use(kind)}"))
+            if gains := [text for name in _USUAL if (text := _gain(kind, name))]:
+                lines.append((Strong(f"{direction.value} gain"), f" (median): {', '.join(gains)}"))
     for chapter in chapters:
         lines += [(Strong("Cliff"), ": ", *spans(one.text)) for one in chapter.part.told if one.headline]
     if limits := _limits(same, answers):
@@ -43,39 +45,47 @@ def box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
 
 
 def _use(answers: Sequence[Answer]) -> str:
-    """Return what to use by block size, and what it gains against the usual ways."""
+    """Return what to use by block size."""
     sizes = {size: list(own) for size, own in groupby(answers, key=lambda answer: answer.block_bytes)}
     # of few blocks the choice matters less
     usual = {size: mode(words_of(answer.choice) for answer in own[len(own) // 2 :]) for size, own in sizes.items()}
     runs = [(choice, [size for size, _ in run]) for choice, run in groupby(usual.items(), key=lambda item: item[1])]
     parts = []
     for place, (choice, members) in enumerate(runs):
-        where = f"from {bytes_size(members[0])} on" if place else f"up to {bytes_size(members[-1])}"
+        where = f"from {bytes_size(members[0])}" if place else f"up to {bytes_size(members[-1])}"
         parts.append(choice if len(runs) == 1 else f"{choice} {where}")
-    gains = [text for name in _USUAL if (text := _gain(answers, name))]
-    said = f"{', '.join(parts)} ({answers[0].state.quantity})"
-    return f"{said}: {', '.join(gains)}" if gains else said
+    return ", ".join(parts)
 
 
 def _gain(answers: Iterable[Answer], name: str) -> str:
     gains = [found.ratio for answer in answers if (found := answer.gain_over(answer.best_of(name)))]
     if not gains or two_digits(max(gains)) == "1":
         return ""
-    return f"{two_digits(median(gains))} times as fast as {name} in the middle, up to {two_digits(max(gains))}"
+    return f"{faster_words(median(gains))} than {name} (up to {faster_words(max(gains)).removesuffix(' faster')})"
 
 
 def _limits(views: Sequence[View], answers: Sequence[Answer]) -> str:
     """Return what this machine can reach."""
     frame = max(views, key=lambda view: view.weight).measured
-    ceilings = frame.groupby("direction")["ceiling_gbps"].first().dropna()
-    parts = [f"large copies {way} {figure(float(ceilings[way]))} GB/s" for way in Direction if way in ceilings]
-    for way, reach in next((roofs for view in views if (roofs := view.run.roofs())), {}).items():
-        parts.append(f"SM copies {way} {figure(reach.sm_gbps)} GB/s")
-        if reach.limit_blocks_per_s:
-            parts.append(f"scattered blocks {way} {two_digits(reach.limit_blocks_per_s / 1e6)} million a second")
-    filling = {way: _filling(answer for answer in answers if answer.direction is way) for way in Direction}
-    parts += [f"{noun(sms, 'SM')} fill the link {way}" for way, sms in filling.items() if sms]
-    return ", ".join(parts)
+    ceilings = {str(way): float(gbps) for way, gbps in frame.groupby("direction")["ceiling_gbps"].first().items()}
+    reach = next((roofs for view in views if (roofs := view.run.roofs())), {})
+    limits = {way: (one.limit_blocks_per_s or 0.0) / 1e6 for way, one in reach.items()}
+    filling = {way.value: _filling(one for one in answers if one.direction is way) or 0 for way in Direction}
+    parts = (
+        _each_way("ceiling", " GB/s", ceilings),
+        _each_way("SM copies", " GB/s", {way: one.sm_gbps for way, one in reach.items()}),
+        _each_way("translation limit", " million blocks per second", limits),
+        _each_way("SMs to fill the link:", "", filling),
+    )
+    return "; ".join(filter(None, parts))
+
+
+def _each_way(name: str, unit: str, values: Mapping[str, float]) -> str:
+    """Return the values of both directions, one where they look the same; "" where there is none."""
+    known = {way.value: two_digits(values[way.value]) for way in Direction if values.get(way.value, 0.0) > 0}
+    if len(set(known.values())) > 1:
+        return f"{name} {', '.join(f'{value}{unit} {way}' for way, value in known.items())}"
+    return f"{name} {next(iter(known.values()))}{unit}" if known else ""
 
 
 def _filling(answers: Iterable[Answer]) -> int | None:
@@ -93,10 +103,10 @@ def _filling(answers: Iterable[Answer]) -> int | None:
 
 def _sure(views: Sequence[View], fullest: View, answers: Sequence[Answer]) -> str:
     visits = [len(answer.arms[answer.choice]) for answer in answers] or fullest.measured["rounds"].tolist()
-    parts = [f"{noun(int(median(visits)), 'visit')} a cell"]
+    parts = [f"{noun(int(median(visits)), 'visit')} per cell"]
     if answers:
         unsure = sum(bool(answer.decision.others) for answer in answers)
-        parts.append(f"{count(unsure)} of {count(len(answers))} choices could be others in another run")
+        parts.append(f"another run could choose differently for {count(unsure)} of {noun(len(answers), 'shape')}")
     failed = sum(int((view.frame["status"] == "failed").sum()) for view in views)
     parts += [f"{noun(failed, 'cell')} failed"] if failed else []
     return ", ".join(parts)

@@ -5,6 +5,7 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, count, figure, noun
 from kvbench.report.select import DIRECTIONS, where
@@ -45,7 +46,7 @@ def run_table(views: Sequence[View]) -> DataTable:
 
 
 def warnings(views: Sequence[View]) -> list[Text]:
-    """Return what a reader has to know first: what is odd about a run or its samples, and its notes."""
+    """Return what a reader must know about a run or its samples, and its notes."""
     found: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
     found += [(f"{view.label}: ", *doubt) for view in views for doubt in _doubts(view.measured)]
     for view in views:
@@ -60,7 +61,7 @@ def _doubts(measured: pd.DataFrame) -> list[tuple[Span, ...]]:
     """Return what the samples themselves say against some cells."""
     found: list[tuple[Span, ...]] = []
     if astray := int((measured["state_held"] < 1).sum()):
-        said = "samples whose stream was not in the state asked for"
+        said = "samples whose stream was not in the requested state"
         found.append((f"{_cells_have(astray)} {said} (", Code("state_held"), ")"))
     if spread := int((measured["outliers"] > _MANY_OUTLIERS * measured["samples"]).sum()):
         said = f"outliers among more than {_MANY_OUTLIERS:.0%} of the samples, marked and kept"
@@ -89,15 +90,24 @@ def failed(views: Sequence[View]) -> DataTable | None:
 
 def definitions() -> list[Text]:
     medians = [name for name in COLUMNS if name.endswith("_us_median")]
-    rate = "GB/s: 10^9 bytes a second, bytes of one swap over the median of "
+    rate = "GB/s: 10^9 bytes per second, the bytes of one swap over the median of the visits' medians of "
     return [
         *((Code(name.removesuffix("_median")), f": {COLUMNS[name].partition(': ')[2]}") for name in medians),
         (
             rate,
             Code("swap_us"),
-            " of the visits; bands are the quartiles of all samples, a spread that decides nothing",
+            "; bands are the quartiles of all samples, which decide no comparison",
         ),
-        "ceiling: median GB/s of large plain copies in the same run and direction",
+        "Ceiling: median GB/s of large plain copies in the same run and direction",
+        (
+            "Roof: what a cell can reach: the ceiling (for a kernel the GB/s of large SM copies), and no more than the "
+            "translation limit, ",
+            Code("limit_blocks_per_s"),
+            ", for blocks scattered over 1 GiB or more",
+        ),
+        f"≈: no clear difference: the 95% interval of the ratio lies within {IN_TURN.fraction:.0%}, because "
+        f"{IN_TURN.reason}, or does not decide",
+        "Visit: one turn of a cell; the cells of a round are visited in turn, and comparisons use medians of visits",
     ]
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final
 
 import pandas as pd
@@ -45,7 +46,8 @@ def plain(text: Text) -> str:
 class DataTable:
     """A table; the first `left` columns are words, the others numbers. `title` and `caption` may be "".
 
-    A `large` one is for looking things up, not for pasting: in Markdown it is a CSV file.
+    A table with a `stem` is for looking things up, not for pasting: in Markdown it is a CSV file, named after its
+    section and the stem, such as "d2h-auto-idle".
     """
 
     title: str
@@ -54,12 +56,7 @@ class DataTable:
     notes: Sequence[Text] = ()
     caption: Text = ""
     left: int = 1
-    large: bool = False
-
-    @property
-    def stem(self) -> str:
-        """The name of its CSV file, without the run and the suffix."""
-        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")[:80]
+    stem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,8 @@ class Finding:
 class Part:
     """What one run adds to a section.
 
-    `told` are findings that belong on the first page; `files` stand beside the report and are linked.
+    `told` are findings that belong on the first page; `files` stand beside the report and are linked. Of the parts of
+    several runs a report shows that of the largest `weight`.
     """
 
     findings: Sequence[Text] = ()
@@ -111,6 +109,7 @@ class Part:
     tables: Sequence[DataTable] = ()
     told: Sequence[Finding] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
+    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,8 @@ class Section:
 class Chapter:
     """A section, what one run adds to it, and the other runs that could fill it.
 
-    That run is the one with most visits; of a section `of_all` it is the last.
+    That run is the one whose part has most `weight`, of several the one with most visits; of a section `of_all` it is
+    the last.
     """
 
     section: Section
@@ -146,11 +146,18 @@ class Chapter:
     def origin(self) -> str:
         """Which run is shown, and which others could be; "" where there is one alone."""
         others = ", ".join(view.label for view in self.others)
-        return f"Run {self.view.label}, the one with most visits. Measured in {others}, too." if others else ""
+        return f"From run {self.view.label}. Also measured in {others}." if others else ""
 
-    def stem_of(self, table: DataTable) -> str:
-        """Return the stem of the CSV file of a large table."""
-        return f"{self.section.name}-{self.view.label}-{table.stem}"
+    @property
+    def files(self) -> dict[str, DataTable]:
+        """The tables that are CSV files, by the names of these; a name that is taken gets a number."""
+        taken = {f"{chart.stem}.csv" for chart in self.part.charts} | set(self.part.files)
+        found: dict[str, DataTable] = {}
+        for table in (table for table in self.part.tables if table.stem):
+            stem = re.sub(r"[^a-z0-9]+", "-", f"{self.section.name}-{table.stem}".lower())[:80]
+            names = (f"{stem}{'' if number == 1 else f'-{number}'}.csv" for number in count(1))
+            found[next(name for name in names if name not in taken and name not in found)] = table
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +201,9 @@ class Report:
         return [chart for part in self.parts for chart in part.charts]
 
     @property
-    def tables(self) -> dict[str, DataTable]:
-        """The large tables, by the stem of their CSV files."""
-        return {
-            chapter.stem_of(table): table for chapter in self.chapters for table in chapter.part.tables if table.large
-        }
+    def files(self) -> dict[str, DataTable]:
+        """The tables that are CSV files, by the names of these."""
+        return {name: table for chapter in self.chapters for name, table in chapter.files.items()}
 
     @property
     def summary(self) -> list[Sentence]:

@@ -44,11 +44,18 @@ def faster_words(ratio: float) -> str:
     return f"{two_digits(abs(ratio - 1) * 100)}% {'faster' if ratio >= 1 else 'slower'}"
 
 
+def slower_words(ratio: float) -> str:
+    """Return how much more time something takes, from its time over the other's: "20% slower", "4.2 times slower"."""
+    if ratio >= 1.95:
+        return f"{two_digits(ratio)} times slower"
+    return f"{two_digits(abs(ratio - 1) * 100)}% {'slower' if ratio >= 1 else 'faster'}"
+
+
 def size(size_text: str) -> str:
-    """Return "4KiB" as people read it: "4 KiB"; "25088B" is "24.5 KiB"."""
+    """Return "4KiB" as people read it: "4 KiB"; "25088B" is "24.5 KiB". Other text stays as it is."""
     if (whole := re.fullmatch(r"(\d{4,})B", size_text)) and int(whole[1]) >= KIB:
         size_text = f"{int(whole[1]) / KIB:.4g}KiB"
-    return re.sub(r"(\d)([A-Za-z])", "\\1\N{NO-BREAK SPACE}\\2", size_text)
+    return re.sub(r"^(\d[\d.]*)([KMG]?i?B)$", "\\1\N{NO-BREAK SPACE}\\2", size_text)
 
 
 def bytes_size(size_bytes: int) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
+from kvbench.report.numbers import size
 from kvbench.results.frame import unqueued
 
 SERIES: Final = axes_of(Role.SERIES)
@@ -120,14 +121,14 @@ def _usual(values: "pd.Series[str]", preferred: str | None) -> str | None:
 def _axis_words(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
     known = cells[["direction", axis]].drop_duplicates().dropna()
     values = [(str(way), str(value)) for way, value in known.itertuples(index=False)]
-    by_way = {way: "/".join(_in_order({value for of, value in values if of == way})) for way in DIRECTIONS}
+    by_way = {way: "/".join(map(size, _in_order({value for of, value in values if of == way}))) for way in DIRECTIONS}
     texts = {way: text for way, text in by_way.items() if text}
     if not texts:
         return ""
     same = len(set(texts.values())) == 1
     text = next(iter(texts.values())) if same else ", ".join(f"{text} for {way}" for way, text in texts.items())
-    left_out = _in_order(others - set(texts.values()))
-    more = f" (not shown: {', '.join(left_out)})" if left_out else ""
+    left_out = _in_order(others - {value for _, value in values})
+    more = f" (not shown: {', '.join(map(size, left_out))})" if left_out else ""
     return f"{axis} {text}{more}"
 
 

@@ -9,28 +9,25 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, by_chance, leaders
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import ChartWords, Code, Span, Strong, Text
-from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, superscript
+from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, superscript
 from kvbench.report.select import STATES, Pinned, where
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.text import short
 
 INCLUDES: Final = {
-    "idle": "GB/s from wall_us on an idle stream: the host clock from just before the submission to completion, "
-    "descriptor upload, submission and execution included, preparation not",
-    "busy": "GB/s from gpu_us on a busy stream: between the events around the submission, descriptor upload included; "
-    "submission only as far as it is not hidden behind the work that was pending, preparation not",
-    "sustained": "GB/s from the wall_us that one more swap adds to a chain of them, one behind the other: descriptor "
-    "upload, submission and execution included, preparation not",
-    "gpu_us": "GPU time between the events around the submission: descriptor upload included, on an idle stream also "
-    "the gap between the start event's retirement and the call",
-    "submit_us": "Host time inside the submission call or calls, preparation not included",
+    "idle": "GB/s from wall_us on an idle stream: host clock from just before the submission to completion; includes "
+    "descriptor upload, submission and execution, excludes preparation",
+    "busy": "GB/s from gpu_us on a busy stream: time between the events around the submission; includes descriptor "
+    "upload, and submission only where pending work does not hide it; excludes preparation",
+    "sustained": "GB/s from the wall_us that one more swap adds to a chain of back-to-back swaps; includes descriptor "
+    "upload, submission and execution, excludes preparation",
+    "gpu_us": "GPU time between the events around the submission; includes descriptor upload, and on an idle stream "
+    "the gap between the start event and the call",
+    "submit_us": "Host time inside the submission call or calls; excludes preparation",
 }
 
-SAME: Final = f"the same within {IN_TURN.fraction:.0%}, because {IN_TURN.reason}"
-MARKS: Final[Text] = (
-    Strong("Bold"),
-    f": faster than all others of its row. ≈: not told apart from the fastest: {SAME}; or undecided",
-)
+UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or undecided)"
+MARKS: Final[Text] = (Strong("Bold"), f": faster than all others in its row. {UNCLEAR} from the fastest")
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -89,7 +86,7 @@ def mark_fastest(texts: Mapping[str, str], arms: Mapping[str, Visits]) -> dict[s
 
 
 def ratio_words(found: Comparison) -> str:
-    """Return a ratio of times, with "≈" where the two are not told apart."""
+    """Return a ratio of times, with "≈" where there is no clear difference."""
     return f"{unsure(found)}{TIMES}{figure(found.ratio)}"
 
 
@@ -101,16 +98,15 @@ def unsure(found: Comparison) -> str:
 def few_visits(cells: pd.DataFrame) -> list[Text]:
     """Return the note of a table in which some cells have too few visits for any verdict."""
     fewest = int(cells["rounds"].min())
-    said = f"Undecided for too few visits: some cells have {fewest}, and {MIN_PAIRS} of each are needed to compare two"
+    said = f"Some cells have {noun(fewest, 'visit')} only: a comparison needs {MIN_PAIRS} of each cell"
     return [said] if fewest < MIN_PAIRS else []
 
 
 def family(comparisons: int) -> list[Text]:
     """Return the note of a table with as many comparisons: how many differences chance alone would show."""
-    found = (
-        f"Of {count(comparisons)} comparisons of equal things chance alone shows {by_chance(comparisons)} as different"
-    )
-    return [f"{found}, at most"] if comparisons > 1 else []
+    wrong = noun(by_chance(comparisons), "difference")
+    said = f"Chance alone can show up to {wrong} in {count(comparisons)} comparisons of equal things"
+    return [said] if comparisons > 1 else []
 
 
 def with_sms(cells: pd.DataFrame, backend: str) -> str:
@@ -176,4 +172,4 @@ def chart_words(view: View, title: str, samples: str, footer: Sequence[str]) -> 
 
 
 def a_stream(state: str) -> str:
-    return {"idle": "an idle stream", "busy": "a busy stream"}.get(state, "a stream of swaps one behind the other")
+    return {"idle": "an idle stream", "busy": "a busy stream"}.get(state, "a sustained stream")

@@ -38,6 +38,19 @@ class View:
         return spelled_out(self.run.frame(self.all_samples))
 
     @cached_property
+    def measured_ids(self) -> frozenset[str]:
+        """The ids of the measured cells."""
+        return frozenset(self.measured["cell_id"])
+
+    def release(self) -> None:
+        """Give the memory of the tables back; they are made again when they are asked for.
+
+        Pandas keeps a reference for every look at a column, which is most of what a small run takes.
+        """
+        for name in ("frame", "measured", "pinned"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
     def measured(self) -> pd.DataFrame:
         return self.frame[self.frame["status"] == "ok"]
 
@@ -72,14 +85,15 @@ class View:
 
     @property
     def workload(self) -> str:
-        """Which blocks the swaps move, in the words of most of its cells."""
+        """Which blocks the swaps of most cells move."""
         if self.measured.empty:
             return ""
         pool = str(self.measured["pool"].mode().iloc[0])
-        if str(self.measured["reuse"].mode().iloc[0]) == Reuse.FRESH.value:
-            return "fresh blocks at every swap, " + ("side by side" if pool == "dense" else f"out of {size(pool)}")
-        place = "side by side" if pool == "dense" else f"out of {size(pool)}"
-        return f"{'hot: ' if pool == 'dense' else ''}the same blocks at every swap, {place}"
+        fresh = str(self.measured["reuse"].mode().iloc[0]) == Reuse.FRESH.value
+        place = "from a dense pool" if pool == "dense" else f"from a pool of {size(pool)}"
+        if fresh:
+            return f"fresh blocks in every swap, {place}"
+        return f"{'hot: ' if pool == 'dense' else ''}the same blocks in every swap, {place}"
 
     @property
     def on_host(self) -> bool:
@@ -162,6 +176,6 @@ def ceiling_of(cells: pd.DataFrame) -> float | None:
 
 
 def sample_words(cells: pd.DataFrame) -> str:
-    """Return how many samples stand behind each of these cells: "30 samples a cell"."""
+    """Return how many samples stand behind each of these cells: "30 samples per cell"."""
     least, most = int(cells["samples"].min()), int(cells["samples"].max())
-    return f"{least} samples a cell" if least == most else f"{least} to {most} samples a cell"
+    return f"{least} samples per cell" if least == most else f"{least} to {most} samples per cell"

@@ -85,6 +85,73 @@ def test_a_drag_zooms_and_a_double_click_resets(opened: Open, cliff: tuple[Run, 
     assert painted(page, figure) == whole
 
 
+# What stands above the lines of a panel: how high that is in pixels, and what is painted there.
+LABELS = """canvas => {
+  const { offsetTop, offsetLeft, offsetWidth } = canvas.parentNode.querySelector(".u-over");
+  const [height, left, width] = [offsetTop - 4, offsetLeft, offsetWidth].map((size) => size * devicePixelRatio);
+  const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, -left, 0);
+  const pixels = copy.getImageData(0, 0, width, height).data;
+  return [height, pixels.reduce((sum, value, place) => (sum * 31 + value * (place % 997)) % 2147483647, 0)];
+}"""
+
+
+def test_labels_stand_above_the_lines_after_a_zoom_too(opened: Open, tmp_path: Path) -> None:
+    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
+    page = opened(report_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)])[1])
+    figure = figure_of(page)
+    canvas = figure.locator("canvas").first
+    height, labels = canvas.evaluate(LABELS)
+    other_height, blank = figure.locator("canvas").last.evaluate(LABELS)
+    assert height >= other_height + 15
+    assert labels != 0 == blank
+    drag(page, figure.locator(".u-over").first, (0.5, 0.5), (0.9, 0.9))
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(100)
+    assert canvas.evaluate(LABELS) == [height, labels]
+
+
+def test_no_two_keys_of_a_legend_look_alike(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1])
+    keys = figure_of(page).locator(".legend svg").evaluate_all("keys => keys.map(key => key.outerHTML)")
+    assert len(keys) == 3 * 2 + 1
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_list_of_contents_fits(opened: Open, cliff: tuple[Run, Path], width: int) -> None:
+    page = opened(cliff[1])
+    page.set_viewport_size({"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    cut = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth).length"
+    assert page.locator("nav, nav li").evaluate_all(cut) == 0
+    assert page.evaluate("document.querySelector('nav').offsetHeight") <= (50 if width == 1440 else 150)
+
+
+def test_tables_that_scroll_say_so(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1])
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.wait_for_timeout(200)
+    wide = "nodes => nodes.map(node => [node.scrollWidth > node.clientWidth + 1, node.hasAttribute('data-scrolls')])"
+    found = page.locator(".table").evaluate_all(wide)
+    assert {scrolls for scrolls, _ in found} == {True, False}
+    assert all(scrolls == said for scrolls, said in found)
+    hint = page.locator(".table[data-scrolls]").first.evaluate("node => getComputedStyle(node, '::before').content")
+    assert "Scroll sideways" in hint
+
+
+def test_the_look_up_shows_rate_share_and_path_first(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1])
+    heads = page.locator(".cells thead th").all_inner_texts()
+    assert heads[:4] == ["cell", "GB/s", "share", "path"]
+    page.get_by_role("searchbox").fill("batched h2d blocks=10000 16 KiB idle")
+    expect(page.locator("#found")).to_contain_text("1 of ")
+    name, gbps, share, path = page.locator(".cells tbody td").all_inner_texts()[:4]
+    assert name.replace("\N{NO-BREAK SPACE}", " ") == "batched h2d 10 000 \N{MULTIPLICATION SIGN} 16 KiB, idle"
+    assert share == f"{float(gbps) / synthetic.CEILING_GBPS:.0%}"
+    assert path == "copy engine"
+
+
 def test_the_keyboard_zooms_every_panel(opened: Open, cliff: tuple[Run, Path]) -> None:
     page = opened(cliff[1])
     figure = figure_of(page)
@@ -185,7 +252,7 @@ def test_cells_are_filtered_and_sorted(opened: Open, cliff: tuple[Run, Path]) ->
     head.click()
     expect(page.locator("th[aria-sort=descending]")).to_have_text("GB/s")
     best = own.loc[own["gbps"].idxmax(), "cell_id"]
-    expect(page.locator(".open").first).to_have_text(best)
+    expect(page.locator("tr[data-cell]").first).to_have_attribute("data-cell", best)
 
 
 def test_nothing_of_a_stranger_runs_or_loads(opened: Open, tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ def test_the_answer_comes_first_then_the_cliff_then_what_was_found(run: Path) ->
     assert done.exit_code == 0, done.output
     words = " ".join(done.output.split())
     assert done.output.startswith("Synthetic H200, driver 580.159, 2026-11-20; hot: the same blocks")
-    assert "h2d: triton with 12 SMs up to 32 KiB, batched from 64 KiB on (latency)" in words
-    assert "Cliff: batched h2d on an idle stream: blocks of 28 KiB reach 5.4 times more GB/s" in words
-    assert "How sure: 6 visits a cell" in words
+    assert "h2d (latency): triton with 12 SMs up to 32 KiB, batched from 64 KiB h2d gain (median): " in words
+    assert "Cliff: batched h2d on an idle stream: 28 KiB blocks reach 5.4 times the GB/s of 24 KiB blocks" in words
+    assert "How sure: 6 visits per cell" in words
     assert words.index("Cliff:") < words.index("24 KiB #") < words.index("What was found")
     assert max(map(len, done.output.splitlines())) <= 100
 

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.patches import Patch, Rectangle
 
-from kvbench.report.charts.palette import RATIO_KEYS, UNDECIDED, is_dark, ratio_colour
+from kvbench.report.charts.palette import RATIO_KEYS, UNDECIDED, UNMEASURED, is_dark, ratio_colour
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.charts.sheet import drawable, new_sheet, render, styled
 from kvbench.report.model import ChartWords
@@ -15,7 +15,7 @@ from kvbench.report.numbers import bytes_size, count, figure
 
 _ROW: Final = 0.21  # inches
 _HATCH: Final = "////"
-_UNMEASURED: Final = "#C9C9C9"
+_GROUND: Final = "#C9C9C9"  # where nothing was measured
 _BEHIND: Final = (0.66, 0.6)  # of a tile: what keeps the hatching off a figure
 
 MapPlace = tuple[tuple[int, int], MapTile]
@@ -37,7 +37,7 @@ def draw_map(plot: MapPlot, words: ChartWords) -> dict[str, bytes]:
 def _draw(ax: Axes, panel: MapPanel, sizes: Sequence[int], counts: Sequence[int]) -> None:
     ax.set_title(drawable(panel.title))
     ax.grid(visible=False)
-    ax.set_facecolor(_UNMEASURED)
+    ax.set_facecolor(_GROUND)
     places = [((counts.index(blocks), sizes.index(size)), tile) for (size, blocks), tile in panel.tiles.items()]
     undecided = [place for place in places if not place[1].decided]
     _boxes(ax, [place for place in places if place[1].decided], (1, 1), edgecolor="white", linewidth=0.6)
@@ -65,5 +65,5 @@ def _boxes(ax: Axes, places: Sequence[MapPlace], size: tuple[float, float], **st
 def _legend() -> list[Patch]:
     keys = [Patch(facecolor=ratio_colour(r), edgecolor="#999999", label=words) for r, words in RATIO_KEYS.items()]
     undecided = Patch(facecolor=ratio_colour(1.0), edgecolor="#999999", hatch=_HATCH, label=UNDECIDED)
-    unmeasured = Patch(facecolor=_UNMEASURED, edgecolor="#999999", label="not measured")
+    unmeasured = Patch(facecolor=_GROUND, edgecolor="#999999", label=UNMEASURED)
     return [*keys, undecided, unmeasured]

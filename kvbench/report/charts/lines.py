@@ -1,33 +1,44 @@
-"""Line charts as pictures: medians with their quartiles as bands, the ceiling, jumps and knees marked."""
+"""Line charts as pictures: medians with their quartiles as bands, ceiling and roofs, jumps and knees marked."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from kvbench.report.charts.palette import Ink
+from kvbench.report.charts.palette import STROKES, Ink, is_hollow
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.charts.sheet import PANEL_WIDTH, drawable, new_sheet, render, styled
 from kvbench.report.model import ChartWords
-from kvbench.report.numbers import bytes_size, count
+from kvbench.report.numbers import bytes_size, count, figure
 
-_CEILING: Final = "#666666"
-_STYLES: Final = ("-", (0, (4, 1.8)), (0, (1.2, 1.4)))
+Dashes = Literal["-"] | tuple[float, Sequence[float]]
+
+_GREY: Final = "#666666"
+_STYLES: Final[Sequence[Dashes]] = (
+    "-",
+    (0, (4, 1.8)),
+    (0, (1.2, 1.4)),
+    (0, (5, 1.5, 1, 1.5)),
+    (0, (2, 4)),
+    (0, (7, 1.5, 1, 1.5, 1, 1.5)),
+)
 _CEILING_DASHES: Final = (0, (6, 4))
+_ROOF_COLOUR: Final = "#1B1F24"
+_ROOF_DASHES: Final[Sequence[Dashes]] = ((0, (8, 2, 1.5, 2)), (0, (1, 2.5)))
 _LABEL_POINTS: Final = 14
-_ROOM: Final = 0.06  # of the height, above the lines and below, on a logarithmic axis
+_ROOM: Final = 0.06  # of the height, above the lines and below, where the axis does not begin at 0
+_NAME_TURN: Final = 35  # degrees
 
 
 def draw_lines(plot: LinePlot, words: ChartWords, inks: Mapping[str, Ink]) -> dict[str, bytes]:
     """Return {"png": …, "svg": …}: a row of the plot's grid is a row of panels."""
     with styled():
-        panels = [panel for row in plot.grid for panel in row]
-        figure, axes = new_sheet(words, _legend(plot, inks), plot.grid)
-        panel_points = 72 * axes[0][0].get_position().height * figure.get_figheight()
-        labels = max(sum(_is_on_top(plot, mark) for line in panel.lines for mark in line.marks) for panel in panels)
+        sheet, axes = new_sheet(words, _legend(plot, inks), plot.grid, below=_below(plot.x))
+        panel_points = 72 * axes[0][0].get_position().height * sheet.get_figheight()
+        labels = max(sum(bool(mark.words) for line in panel.lines for mark in line.marks) for panel in plot.panels)
         limits = _limits(plot, labels * _LABEL_POINTS / panel_points)
         for row, line in zip(axes, plot.grid, strict=True):
             for ax, panel in zip(row, line, strict=True):
@@ -35,39 +46,30 @@ def draw_lines(plot: LinePlot, words: ChartWords, inks: Mapping[str, Ink]) -> di
                 _draw(ax, plot, panel, inks)
                 ax.label_outer()
             row[0].set_ylabel(plot.y.label, labelpad=1)
-        return render(figure)
+        return render(sheet)
 
 
 def _draw(ax: Axes, plot: LinePlot, panel: PlotPanel, inks: Mapping[str, Ink]) -> None:
-    ax.set_title(panel.title)
+    known = "" if panel.ceiling is None else f" · ceiling {figure(panel.ceiling)} {plot.y.label}"
+    ax.set_title(drawable(f"{panel.title}{known}"))
     if not panel.lines:
-        ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=_CEILING)
+        ax.text(0.5, 0.5, "not measured", transform=ax.transAxes, ha="center", color=_GREY)
     if panel.ceiling is not None:
-        _draw_ceiling(ax, panel.ceiling)
+        ax.axhline(panel.ceiling, color=_GREY, linestyle=_CEILING_DASHES, linewidth=1.0, zorder=1.5)
+    for roof in panel.roofs:
+        dashes = _ROOF_DASHES[plot.roof_labels.index(roof.label)]
+        ax.plot(roof.x, roof.y, color=_ROOF_COLOUR, linestyle=dashes, linewidth=0.8, zorder=1.6)
     for line in panel.lines:
         ax.fill_between(line.x, line.low, line.high, color=inks[line.backend].colour, alpha=0.18, linewidth=0)
         ax.add_line(_line(line, inks[line.backend], line.x, line.y))
-    marks = [(line, mark) for line in panel.lines for mark in line.marks]
-    for place, (line, mark) in enumerate(marks):
-        show = _mark_jump if mark.low < mark.high else _mark_knee
-        show(ax, plot, line, mark, inks[line.backend], place)
+    place = 0
+    for line, mark in [(own, mark) for own in panel.lines for mark in own.marks]:
+        show = _mark_jump if mark.low < mark.high else _mark_point
+        show(ax, line, mark, inks[line.backend], place)
+        place += bool(mark.words)
 
 
-def _draw_ceiling(ax: Axes, ceiling: float) -> None:
-    ax.axhline(ceiling, color=_CEILING, linestyle=_CEILING_DASHES, linewidth=1.0, zorder=1.5)
-    ax.annotate(
-        f"ceiling {ceiling:.1f}",
-        (1, ceiling),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="right",
-        fontsize=7.5,
-        color=_CEILING,
-    )
-
-
-def _mark_jump(ax: Axes, _: LinePlot, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
+def _mark_jump(ax: Axes, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
     """Shade the jump, draw its height, and write both in the headroom above the curves."""
     # opaque, so that lines with the same jump shade it once
     ax.axvspan(mark.low, mark.high, color="#E6E6E6", linewidth=0, zorder=0.5)
@@ -75,59 +77,45 @@ def _mark_jump(ax: Axes, _: LinePlot, line: PlotLine, mark: PlotMark, ink: Ink, 
     middle = math.sqrt(mark.low * mark.high)
     arrow = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (middle, at[mark.high]), xytext=(middle, at[mark.low]), arrowprops=arrow)
-    first, last = ax.get_xlim()
-    across = math.log2(middle / first) / math.log2(last / first)
-    where = "left" if across < 0.3 else "right" if across > 0.7 else "center"
-    _label(ax, line, mark, ink, (middle, 1), (0, -2 - _LABEL_POINTS * place), where, ("data", "axes fraction"))
+    _label(ax, line, mark, ink, place)
 
 
-def _mark_knee(ax: Axes, plot: LinePlot, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
-    """Ring the knee, and write it in the corner that such lines leave free."""
+def _mark_point(ax: Axes, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
     rate = dict(zip(line.x, line.y, strict=True))[mark.low]
     ax.plot([mark.low], [rate], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
-    if _is_on_top(plot, mark):
-        _label(ax, line, mark, ink, (0, 1), (4, -2 - _LABEL_POINTS * place), "left")
-    else:
-        _label(ax, line, mark, ink, (1, 0), (-4, 5 + _LABEL_POINTS * place), "right")
+    _label(ax, line, mark, ink, place)
 
 
-def _label(
-    ax: Axes,
-    line: PlotLine,
-    mark: PlotMark,
-    ink: Ink,
-    at: tuple[float, float],
-    offset_points: tuple[float, float],
-    where: str,
-    coordinates: str | tuple[str, str] = "axes fraction",
-) -> None:
-    ax.annotate(
-        drawable(f"{line.label}: {mark.words}"),
-        at,
-        xycoords=coordinates,
-        xytext=offset_points,
-        textcoords="offset points",
-        ha=where,
-        va="top" if at[1] else "bottom",
-        fontsize=8,
-        fontweight="bold",
-        color=ink.text,
-        bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.9},
-    )
-
-
-def _is_on_top(plot: LinePlot, mark: PlotMark) -> bool:
-    """Return whether a mark's words stand above the lines: GB/s that rise leave the lower right corner free."""
-    return mark.low < mark.high or plot.y.scale == "log10"
+def _label(ax: Axes, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
+    """Write what is marked into the headroom, where no line runs."""
+    if mark.words:
+        ax.annotate(
+            drawable(f"{line.label}: {mark.words}"),
+            (0, 1),
+            xycoords="axes fraction",
+            xytext=(4, -2 - _LABEL_POINTS * place),
+            textcoords="offset points",
+            va="top",
+            fontsize=8,
+            fontweight="bold",
+            color=ink.text,
+            bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.9},
+        )
 
 
 def _limits(plot: LinePlot, headroom: float) -> tuple[float, float]:
     """Return the ends of the y axis; `headroom` is a share of its height for labels."""
-    lines, ceilings = plot.lines, [panel.ceiling for row in plot.grid for panel in row if panel.ceiling is not None]
+    levels = [panel.ceiling for panel in plot.panels if panel.ceiling is not None]
+    roofs = [rate for panel in plot.panels for roof in panel.roofs for rate in roof.y]
+    if plot.y.scale == "linear" and plot.y.zero:
+        return 0.0, max([*(rate for line in plot.lines for rate in line.y), *levels, *roofs]) * 1.08 / (1 - headroom)
+    ends = [end for line in plot.lines for end in (*line.low, *line.high) if math.isfinite(end)]
     if plot.y.scale == "linear":
-        return 0.0, max([*(rate for line in lines for rate in line.y), *ceilings]) * 1.08 / (1 - headroom)
-    ends = [end for line in lines for end in (*line.low, *line.high) if end > 0]
-    low, high = math.log10(min(ends, default=1.0)), math.log10(max(ends, default=1.0))
+        low, high = min(ends), max(ends)
+        span = max(high - low, 0.1 * high) / max(1 - headroom - 2 * _ROOM, 0.2)
+        return low - _ROOM * span, low + (1 - _ROOM) * span
+    known = [math.log10(end) for end in ends if end > 0] or [0.0]
+    low, high = min(known), max(known)
     span = max(high - low, 1.0) / max(1 - headroom - 2 * _ROOM, 0.2)
     return 10 ** (low - _ROOM * span), 10 ** (low + (1 - _ROOM) * span)
 
@@ -135,7 +123,11 @@ def _limits(plot: LinePlot, headroom: float) -> tuple[float, float]:
 def _scale(ax: Axes, plot: LinePlot, limits: tuple[float, float]) -> None:
     """Give both axes their scales, the same in every panel."""
     values = sorted({x for line in plot.lines for x in line.x})
-    if plot.x.scale == "linear":
+    if plot.x.unit == "name":
+        ax.set_xlim(-0.5, len(plot.x.names) - 0.5)
+        names = [drawable(name) for name in plot.x.names]
+        ax.set_xticks(range(len(names)), names, fontsize=7.5, rotation=_NAME_TURN, ha="right", rotation_mode="anchor")
+    elif plot.x.scale == "linear":
         ax.set_xlim(0, 1.08 * values[-1])
     else:
         _scale_octaves(ax, plot.x, values)
@@ -147,6 +139,11 @@ def _scale(ax: Axes, plot: LinePlot, limits: tuple[float, float]) -> None:
         ax.yaxis.set_minor_locator(NullLocator())
         ax.tick_params(axis="y", labelsize=7.5)
     ax.set_ylim(limits)
+
+
+def _below(axis: PlotAxis) -> float:
+    """Return the room for an x axis with its labels, in inches."""
+    return 0.55 + 0.06 * max(map(len, axis.names), default=0) * math.sin(math.radians(_NAME_TURN))
 
 
 def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
@@ -190,17 +187,22 @@ def _line(line: PlotLine, ink: Ink, x: Sequence[float], y: Sequence[float]) -> L
         x,
         y,
         color=ink.colour,
-        linestyle=_STYLES[line.style],
+        linestyle=_STYLES[line.variant % STROKES],
         linewidth=1.7,
         marker=ink.marker,
         markersize=4.5,
-        markerfacecolor="white" if line.style else ink.colour,
+        markerfacecolor="white" if is_hollow(line.variant) else ink.colour,
         label=drawable(line.label),
     )
 
 
 def _legend(plot: LinePlot, inks: Mapping[str, Ink]) -> list[Line2D]:
-    """Return a key for every line of a name of its own, and for the ceiling."""
+    """Return a key for every line of a name of its own, for the ceiling, and for every roof."""
     keys = {line.label: _line(line, inks[line.backend], [], []) for line in plot.lines}
-    ceiling = Line2D([], [], color=_CEILING, linestyle=_CEILING_DASHES, linewidth=1.0, label="ceiling")
-    return [*keys.values(), *([ceiling] if any(panel.ceiling for row in plot.grid for panel in row) else [])]
+    ceiling = Line2D([], [], color=_GREY, linestyle=_CEILING_DASHES, linewidth=1.0, label="ceiling")
+    roofs = [
+        Line2D([], [], color=_ROOF_COLOUR, linestyle=dashes, linewidth=0.8, label=label)
+        for label, dashes in zip(plot.roof_labels, _ROOF_DASHES, strict=False)
+    ]
+    ceilings = [ceiling] if any(panel.ceiling for panel in plot.panels) else []
+    return [*keys.values(), *ceilings, *roofs]

@@ -1,4 +1,8 @@
-"""Colours and marks of backends: the same in every chart, told apart by colour-blind readers and in grey print."""
+"""Colours and marks of backends: the same in every chart, told apart by colour-blind readers and in grey print.
+
+Every colour has a contrast of 3 or more (WCAG 2, for lines) on a white page and on the dark one, so that a chart needs
+one set of colours; black stands for the colour of the text.
+"""
 
 import math
 from collections.abc import Iterable
@@ -8,7 +12,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Ink:
-    """How a backend is drawn: colour (Okabe-Ito) and point marker."""
+    """How a backend is drawn: colour and point marker."""
 
     colour: str
     marker: str
@@ -16,40 +20,70 @@ class Ink:
     @property
     def text(self) -> str:
         """The colour, darkened as far as text needs that is read on white (WCAG: contrast of 4.5 or more)."""
-        rgb = [int(self.colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        while 1.05 / (_luminance(rgb) + 0.05) < 4.5:
-            rgb = [channel * 0.95 for channel in rgb]
-        return "#" + "".join(f"{round(channel * 255):02X}" for channel in rgb)
+        red, green, blue = rgb_of(self.colour)
+        while contrast((red, green, blue), _WHITE) < 4.5:
+            red, green, blue = (channel * 0.95 for channel in (red, green, blue))
+        return "#" + "".join(f"{round(channel * 255):02X}" for channel in (red, green, blue))
 
 
-def _luminance(colour: Iterable[float]) -> float:
+Rgb = tuple[float, float, float]
+_WHITE: Final[Rgb] = (1.0, 1.0, 1.0)
+_BLACK: Final[Rgb] = (0.0, 0.0, 0.0)
+
+
+def rgb_of(colour: str) -> Rgb:
+    """Return red, green and blue of "#RRGGBB", each from 0 to 1."""
+    red, green, blue = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    return red, green, blue
+
+
+def contrast(one: Rgb, other: Rgb) -> float:
+    """Return the contrast (WCAG 2) of two colours, from 1 to 21."""
+    dark, light = sorted(map(_luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: Rgb) -> float:
     """Return the relative luminance (WCAG 2) of red, green and blue, each from 0 to 1."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
     return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 _OWN: Final = {
-    "per_block": Ink("#D55E00", "^"),
-    "batched": Ink("#0072B2", "o"),
-    "triton": Ink("#009E73", "s"),
-    "sm": Ink("#CC79A7", "D"),
-    "primed": Ink("#56B4E9", "P"),
+    "per_block": Ink("#B05426", "^"),
+    "batched": Ink("#2C60DD", "o"),
+    "triton": Ink("#00825B", "s"),
+    "sm": Ink("#A553AB", "D"),
+    "primed": Ink("#0A9AED", "P"),
+    "auto": Ink("#B68C0C", "v"),
 }
-_FREE: Final = (Ink("#E69F00", "v"), Ink("#000000", "X"), Ink("#8C6D31", "h"), Ink("#7F7F7F", "<"))
+_FREE: Final = (Ink("#000000", "X"), Ink("#7F7F7F", "<"), Ink("#008B9A", "h"), Ink("#D0406A", ">"))
 
 
 def inks(backends: Iterable[str]) -> dict[str, Ink]:
     """Return an ink for every backend; those of other packages take the free ones in the order of their names."""
     others = sorted(set(backends) - set(_OWN))
-    return _OWN | {name: _FREE[number % len(_FREE)] for number, name in enumerate(others)}
+    return _OWN | {name: _free(number) for number, name in enumerate(others)}
 
 
-Rgb = tuple[float, float, float]
+def _free(number: int) -> Ink:
+    """Return a free ink; where the colours come again, they come with other markers."""
+    turn, place = divmod(number, len(_FREE))
+    return Ink(_FREE[place].colour, _FREE[(place + turn) % len(_FREE)].marker)
+
+
+def is_hollow(variant: int) -> bool:
+    """Return whether the markers of a line's variant are hollow: each stroke comes with either kind."""
+    return 0 < variant <= STROKES
+
+
+STROKES: Final = 6  # different ones, by which variants of a backend are told apart
 
 # Ratios of times: blue where batched takes less, orange where the kernel does, told apart by colour-blind readers.
 _RATIO_COLOURS: Final[tuple[Rgb, Rgb, Rgb]] = ((0x00, 0x72, 0xB2), (0xF7, 0xF7, 0xF7), (0xD5, 0x5E, 0x00))
 RATIO_OCTAVES: Final = 3.0
-UNDECIDED: Final = "not told apart"
+UNDECIDED: Final = "no clear difference"
+UNMEASURED: Final = "not measured"
 RATIO_KEYS: Final = {
     1 / 8: "1/8 or less: batched faster",
     1 / 2: "1/2",
@@ -70,5 +104,4 @@ def ratio_colour(ratio: float) -> Rgb:
 
 def is_dark(colour: Rgb) -> bool:
     """Return whether text on this colour has to be white."""
-    red, green, blue = colour
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.4
+    return contrast(colour, _WHITE) > contrast(colour, _BLACK)

@@ -1,25 +1,30 @@
 """What a chart draws, as data: lines on axes, or maps of ratios."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """What an axis counts: its label, and whether its numbers are bytes, whole numbers, or any figure.
+    """What an axis counts: its label, and whether its numbers are bytes, whole numbers, any figure, or places of names.
 
-    "symlog2" (of x) is linear up to 1 and logarithmic from there, so that it has a place for 0.
+    "symlog2" (of x) is linear up to 1 and logarithmic from there, so that it has a place for 0. An axis of the unit
+    "name" has `names`: 0 stands for the first. A linear y axis begins at 0, unless `zero` is false.
     """
 
     label: str
-    unit: Literal["bytes", "count", "figure"]
+    unit: Literal["bytes", "count", "figure", "name"]
     scale: Literal["log2", "symlog2", "log10", "linear"]
+    names: Sequence[str] = ()
+    zero: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PlotMark:
-    """What to point out on a line, in words: a jump from the point at `low` to that at `high`, or one point."""
+    """What to point out on a line: a jump from the point at `low` to that at `high`, or one point; `words` may be ""
+    where the place says enough.
+    """
 
     low: float
     high: float
@@ -30,20 +35,30 @@ class PlotMark:
 class PlotLine:
     """A line of points ascending in x: medians in `y`, quartiles in `low` and `high`, in the unit of the y axis.
 
-    `backend` decides colour and marker, `style` (0, 1 or 2: solid, dashed, dotted) the stroke; `cell_ids` are the cells
-    behind the points, of the run labelled `run`.
+    `backend` decides colour and marker, `variant` the stroke and whether markers are hollow: a plot's lines of one
+    label have the same of both, and lines of two labels do not (`told_apart`). `cell_ids` are the cells behind the
+    points, of the run labelled `run`.
     """
 
     run: str
     label: str
     backend: str
-    style: int
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float]
     high: Sequence[float]
     cell_ids: Sequence[str]
     marks: Sequence[PlotMark] = ()
+    variant: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlotRoof:
+    """What the cells at `x` can reach at most, `y` in the unit of the y axis."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,7 @@ class PlotPanel:
     title: str
     lines: Sequence[PlotLine]
     ceiling: float | None = None
+    roofs: Sequence[PlotRoof] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +81,30 @@ class LinePlot:
 
     @property
     def lines(self) -> list[PlotLine]:
-        return [line for row in self.grid for panel in row for line in panel.lines]
+        return [line for panel in self.panels for line in panel.lines]
+
+    @property
+    def panels(self) -> list[PlotPanel]:
+        return [panel for row in self.grid for panel in row]
+
+    @property
+    def roof_labels(self) -> list[str]:
+        return sorted({roof.label for panel in self.panels for roof in panel.roofs})
+
+
+def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
+    """Return the panels with a variant for every label of a backend, counted from 0 in the order of the lines."""
+    labels: dict[str, dict[str, int]] = {}
+    for line in (line for row in grid for panel in row for line in panel.lines):
+        own = labels.setdefault(line.backend, {})
+        own.setdefault(line.label, len(own))
+    return [
+        [
+            replace(panel, lines=[replace(line, variant=labels[line.backend][line.label]) for line in panel.lines])
+            for panel in row
+        ]
+        for row in grid
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,11 +71,15 @@ def drawable(text: str) -> str:
 
 
 def new_sheet(
-    words: ChartWords, keys: Sequence[Artist], grid: Sequence[Sequence[object]], panel_height: float | None = None
+    words: ChartWords,
+    keys: Sequence[Artist],
+    grid: Sequence[Sequence[object]],
+    panel_height: float | None = None,
+    below: float = _X_LABEL,
 ) -> tuple[Figure, list[list[Axes]]]:
     """Return a sheet with its head, legend and footnotes, and an empty panel for each of `grid`.
 
-    The height of a panel is in inches.
+    The height of a panel and the room `below` the panels for the x axis are in inches.
     """
     rows, columns = len(grid), max(map(len, grid))
     width = max(7.6, PANEL_WIDTH * columns)
@@ -87,8 +91,8 @@ def new_sheet(
     keys_per_row = max(1, int(width / (0.85 + 0.085 * longest)))
     top = 0.42 + 0.24 * len(head)
     bottom = top + rows * panel + (rows - 1) * _ROW_GAP
-    legend = bottom + _X_LABEL
-    notes = legend + 0.28 * math.ceil(len(keys) / keys_per_row) + 0.2
+    legend = bottom + below
+    notes = legend + 0.2 * math.ceil(len(keys) / keys_per_row) + 0.25
     height = notes + 0.15 * len(foot) + 0.05
     figure = Figure(figsize=(width, height))
     left = 0.15 / width
@@ -101,7 +105,7 @@ def new_sheet(
     spec = figure.add_gridspec(
         rows,
         columns,
-        left=0.55 / width,
+        left=0.62 / width,
         right=1 - 0.15 / width,
         top=1 - top / height,
         bottom=1 - bottom / height,

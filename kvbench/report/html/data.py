@@ -23,7 +23,16 @@ from kvbench.text import short
 _DIGITS: Final = 4
 _WORDS: Final = ("status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id", "command")
 _COUNTS: Final = ("block_bytes", "samples", "rounds", "outliers", "verified_bytes")
-_SHARES: Final = ("gbps", "gbps_q1", "gbps_q3", "ceiling_share", "state_held", "execution_only", "depth_held")
+_SHARES: Final = (
+    "gbps",
+    "gbps_q1",
+    "gbps_q3",
+    "ceiling_share",
+    "roof_share",
+    "state_held",
+    "execution_only",
+    "depth_held",
+)
 _HARMLESS: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from kvbench.report.charts.palette import RATIO_KEYS, RATIO_OCTAVES, UNDECIDED, Ink, is_dark, ratio_colour
+from kvbench.report.charts.palette import RATIO_KEYS, RATIO_OCTAVES, UNDECIDED, UNMEASURED, Ink, is_dark, ratio_colour
 from kvbench.report.front import TITLE
 from kvbench.report.html.data import chart_json, figures_json, samples_json
 from kvbench.report.model import Code, Report, Strong, Text, spans
@@ -40,6 +40,7 @@ def html_page(report: Report, inks: Mapping[str, Ink]) -> str:
         runs=[(figures_json(view), samples_json(view)) for view in report.views],
         ratio_keys=[(_step(ratio), words) for ratio, words in RATIO_KEYS.items()],
         undecided=UNDECIDED,
+        unmeasured=UNMEASURED,
     )
 
 

@@ -7,18 +7,17 @@ from typing import Final
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section
-from kvbench.report.numbers import count, figure, size
+from kvbench.report.numbers import count, figure, noun, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import INCLUDES, SAME, Row, a_stream, caption, ends, family, few_visits, rows_of, unsure
+from kvbench.report.tables import INCLUDES, UNCLEAR, Row, a_stream, caption, ends, family, few_visits, rows_of, unsure
 from kvbench.report.view import View
 
 _RACE: Final = (
-    "† ANY on d2h lets the driver read the source before earlier work on the stream has finished: "
-    "right only where nothing still writes it"
+    "† ANY on d2h lets the driver read the source before earlier work on the stream has finished: use it only where no "
+    "pending work writes the source"
 )
 _DELTA: Final = (
-    "Delta: ANY / STREAM - 1 from the medians of the visits of each round, with its 95% interval; ≈ where the interval "
-    f"does not tell them apart: {SAME}; or undecided"
+    f"Delta: ANY / STREAM - 1, from the medians of the visits of each round, with its 95% interval. {UNCLEAR}"
 )
 _TIMES: Final = {"gpu_us": "GPU time", "submit_us": "host submission"}
 _KEYS: Final = ["backend", "stream_state", "direction", "blocks", "block_bytes", "block_size"]
@@ -29,7 +28,7 @@ def make(view: View) -> Part | str:
     stream, other = (where(pinned.cells, order=order) for order in ("stream", "any"))
     both = stream.merge(other, on=_KEYS, suffixes=("_stream", "_any"))
     if both.empty:
-        return "it needs cells measured with order stream and with order any that are equal in all else"
+        return "it needs cells measured with order=stream and with order=any that are otherwise equal"
     visits = {time: view.visits_of(time) for time in _TIMES}
     tables, told = [], []
     for _, group in both.groupby(["backend", "stream_state"], sort=False):
@@ -49,10 +48,10 @@ def _change(row: Row, visits: Mapping[str, Visits]) -> Comparison:
 
 
 def _change_words(row: Row, found: Comparison) -> str:
-    """Return a change in percent, marked "≈" where the two are not told apart."""
+    """Return a change in percent, marked "≈" where there is no clear difference."""
     rounds = min(row["rounds_stream"], row["rounds_any"])
     if rounds < MIN_PAIRS:
-        return f"undecided: {rounds} rounds of {MIN_PAIRS}"
+        return f"undecided: {noun(rounds, 'round')} of {MIN_PAIRS}"
     low, value, high = ((end - 1) * 100 for end in (found.low, found.ratio, found.high))
     return f"{unsure(found)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
 
@@ -79,9 +78,9 @@ def _table(view: View, pinned: Pinned, time: str, rows: Sequence[Row], changes: 
 
 def _sentence(rows: Sequence[Row], changes: Mapping[str, Sequence[Comparison]]) -> str:
     """Return what ANY changes against STREAM, beyond the noise."""
-    head = f"ANY instead of STREAM for {rows[0]['backend']} on {a_stream(rows[0]['stream_state'])}"
+    head = f"ANY against STREAM, {rows[0]['backend']} on {a_stream(rows[0]['stream_state'])}"
     if not any(found.told_apart for own in changes.values() for found in own):
-        return f"{head}: nothing told apart in {count(len(rows))} cells, neither GPU time nor host submission."
+        return f"{head}: no clear difference in {noun(len(rows), 'cell')}, in GPU time and in host submission."
     parts = []
     for way in DIRECTIONS:
         here = [place for place, row in enumerate(rows) if row["direction"] == way]
@@ -98,5 +97,5 @@ def _weight(changes: Mapping[str, Sequence[Comparison]]) -> float:
 def _changed(changes: Sequence[Comparison], title: str) -> str:
     beyond = [found.ratio - 1 for found in changes if found.told_apart]
     if not beyond:
-        return f"{title} not told apart in all {len(changes)} cells"
+        return f"{title}: no clear difference"
     return f"{title} differs in {len(beyond)} of {len(changes)} cells ({ends(beyond, lambda share: f'{share:+.1%}')})"

@@ -1,18 +1,18 @@
 """The backend `auto` against the best of the others, cell by cell, where both were measured."""
 
+import math
 from typing import Final
 
 import pandas as pd
 
 from kvbench.errors import UsageError
-from kvbench.report.model import DataTable, Part, Section, Strong, Text
-from kvbench.report.numbers import bytes_size, count, figure
+from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
 from kvbench.report.select import where
 from kvbench.report.tables import (
-    SAME,
+    UNCLEAR,
     Footnotes,
     Row,
-    a_stream,
     caption,
     family,
     few_visits,
@@ -30,9 +30,13 @@ _MOST_SHOWN: Final = 12
 _POINT: Final = ["direction", "stream_state", "block_bytes", "blocks"]
 _INCLUDES: Final = (
     "Time of the fastest other backend over that of auto: 1 where auto is as fast, below 1 where it is slower. The "
-    "fastest is the lowest of several medians, which noise alone makes lower than auto's"
+    "fastest is the lowest of several medians, which noise alone makes lower than that of auto"
 )
-_MARKS: Final = (Strong("Bold"), f": below {CLOSE}. ≈: auto and the fastest are not told apart: {SAME}; or undecided")
+_MARKS: Final = (Strong("Bold"), f": below {CLOSE}. {UNCLEAR}")
+_KNOWN: Final = (
+    "In parentheses: shapes that the policy was measured at. They show that its choice repeats, not how well it serves "
+    "other shapes, and do not count"
+)
 
 
 def make(view: View) -> Part | str:
@@ -41,12 +45,17 @@ def make(view: View) -> Part | str:
     found = _against_best(view, cells)
     if found.empty:
         return f"it needs {AUTO} and another backend measured at the same block size and number of blocks"
+    policy = _policy_of(view)
+    found = found.assign(known=_known(found, policy))
     tables = [_ratios(view, kind) for _, kind in found.groupby(["direction", "stream_state"], sort=False)]
-    missed = found[found["ratio"] < CLOSE].sort_values("ratio", kind="stable")
-    return Part(_findings(view, found, missed), tables=tables if missed.empty else [*tables, _misses(view, missed)])
+    new = found[~found["known"]]
+    missed = new[new["ratio"] < CLOSE].sort_values("ratio", kind="stable")
+    told = [] if new.empty else [Finding(_verdict(new, policy), abs(math.log(new["ratio"].min())))]
+    lines = [*(finding.text for finding in told), *_noise(missed), *_policy_words(view, policy, found)]
+    return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], told=told)
 
 
-SECTION = Section("auto", "The backend auto against the best of the others", make)
+SECTION = Section("auto", "Auto: the backend auto against the fastest other backend", make)
 
 
 def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
@@ -69,73 +78,86 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found).sort_values(_POINT, ascending=order) if found else pd.DataFrame()
 
 
-def _findings(view: View, found: pd.DataFrame, missed: pd.DataFrame) -> list[str]:
-    close = len(found) - len(missed)
-    worst = rows_of(found.sort_values("ratio", kind="stable").head(1))[0]
-    lines = [
-        f"auto was within {1 - CLOSE:.0%} of the fastest other backend, or faster, in {count(close)} of "
-        f"{count(len(found))} cells ({close / len(found):.1%}). At worst it reached {worst['ratio']:.2f} of its "
-        f"speed: {worst['direction']}, {a_stream(worst['stream_state'])}, N = {count(worst['blocks'])} of "
-        f"{bytes_size(worst['block_bytes'])}, where it chose {worst['chosen'] or 'something unsaid'} and "
-        f"{worst['fastest']} was fastest"
-    ]
-    if not missed.empty:
-        same, noisy = (
-            (missed["chosen"] == missed["fastest"]).sum(),
-            sum(not found.told_apart for found in missed["compared"]),
-        )
-        lines.append(
-            f"Of the {count(len(missed))} other cells, auto ran the very choice that was fastest in "
-            f"{count(same)}, and {count(noisy)} are not told apart"
-        )
-    return [*lines, *_policy_words(view, found)]
-
-
-def _policy_words(view: View, found: pd.DataFrame) -> list[str]:
-    """Return what auto went by, and how well it did at points that its policy was not made from."""
-    plain = view.run.info.spec.get("policy")
-    if not plain:
-        return ["It had no policy and chose by built-in defaults"]
-    try:
-        policy = Policy.from_plain(plain)
-    except UsageError:
-        return ["It went by a policy that cannot be read"]
-    grids = {(t.direction.value, t.stream_state.value): (set(t.block_bytes), set(t.blocks)) for t in policy.tables}
-    none: tuple[set[int], set[int]] = (set(), set())
-    known = []
-    for row in rows_of(found):
-        sizes, counts = grids.get((row["direction"], row["stream_state"]), none)
-        known.append(row["block_bytes"] in sizes and row["blocks"] in counts)
-    new = found[[not own for own in known]]
-    line = f"It went by a policy measured on {policy.made[:10] or 'an unknown day'}"
-    if new.empty:
-        return [f"{line}, at these very points: this says that the policy repeats, not how well it serves others"]
+def _verdict(new: pd.DataFrame, policy: Policy | None) -> str:
+    """Return how close auto came to the fastest at shapes that its policy was not measured at, and where it did not."""
     close = int((new["ratio"] >= CLOSE).sum())
-    return [f"{line}. At points that it was not measured at, auto was as close in {count(close)} of {count(len(new))}"]
+    cells = noun(len(new), "cell") + (" new to its policy" if policy else "")
+    text = f"auto is within {1 - CLOSE:.0%} of the fastest in {count(close)} of {cells}"
+    worst = rows_of(new.sort_values("ratio", kind="stable").head(1))[0]
+    if worst["ratio"] >= CLOSE:
+        return f"{text}."
+    return (
+        f"{text}; at worst {slower_words(1 / worst['ratio'])} ({worst['direction']}, {worst['stream_state']}, "
+        f"{count(worst['blocks'])} {TIMES} {bytes_size(worst['block_bytes'])}: "
+        f"{worst['chosen'] or 'an unknown choice'} instead of {worst['fastest']})."
+    )
+
+
+def _noise(missed: pd.DataFrame) -> list[str]:
+    """Return how many of the cells where auto was slower say nothing against its choice."""
+    same = int((missed["chosen"] == missed["fastest"]).sum())
+    noisy = sum(not found.told_apart for found in missed["compared"]) if len(missed) else 0
+    said = f"{noun(len(missed), 'slower cell')}: {count(same)} with the fastest choice itself"
+    return [f"{said}, {count(noisy)} without a clear difference"] if same or noisy else []
+
+
+def _policy_of(view: View) -> Policy | None:
+    """Return the policy of the run; None where it has none that can be read."""
+    try:
+        return Policy.from_plain(plain) if (plain := view.run.info.spec.get("policy")) else None
+    except UsageError:
+        return None
+
+
+def _known(found: pd.DataFrame, policy: Policy | None) -> list[bool]:
+    """Return of each row whether the policy was measured at its shape."""
+    shapes = {
+        (table.direction.value, table.stream_state.value, size, blocks)
+        for table in (policy.tables if policy else ())
+        for size, choices in zip(table.block_bytes, table.choices, strict=True)
+        for blocks, choice in zip(table.blocks, choices, strict=True)
+        if choice
+    }
+    return [tuple(row[name] for name in _POINT) in shapes for row in rows_of(found)]
+
+
+def _policy_words(view: View, policy: Policy | None, found: pd.DataFrame) -> list[str]:
+    """Return where the choices of auto come from, and how they repeat at the shapes of its policy."""
+    if policy is None:
+        read = view.run.info.spec.get("policy")
+        return ["auto used a policy that cannot be read" if read else "auto had no policy and used built-in defaults"]
+    line = f"auto used a policy measured on {policy.made[:10] or 'an unknown day'}"
+    own = found[found["known"]]
+    if own.empty:
+        return [line]
+    close = int((own["ratio"] >= CLOSE).sum())
+    return [f"{line}. At {noun(len(own), 'shape')} of the policy itself, auto was as close in {count(close)}"]
 
 
 def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
     header, rows = grid_table(kind, Footnotes(), _ratio)
     direction, state = kind[["direction", "stream_state"]].iloc[0]
-    title = f"{direction}, {a_stream(state)}: time of the best / time of auto"
-    notes = [_MARKS, *few_visits(kind), *family(len(kind))]
+    title = f"{direction}, {state} stream: time of the fastest / time of auto"
+    notes = [_MARKS, *([_KNOWN] if kind["known"].any() else []), *few_visits(kind), *family(len(kind))]
     return DataTable(title, header, rows, notes, _caption(view, kind))
 
 
 def _ratio(row: Row) -> Text:
     text = f"{unsure(row['compared'])}{row['ratio']:.2f}"
+    if row["known"]:
+        return f"({text})"
     return Strong(text) if row["ratio"] < CLOSE else text
 
 
 def _misses(view: View, missed: pd.DataFrame) -> DataTable:
-    header = ("Dir", "Stream", "Blocks", "Block size", "auto us", "Chose", "Best us", "Best", "Ratio")
+    header = ("Dir", "Stream", "Blocks", "Block size", "auto us", "Choice", "Fastest us", "Fastest", "Ratio")
     rows = []
     for row in rows_of(missed.head(_MOST_SHOWN)):
         shape = (row["direction"], row["stream_state"], count(row["blocks"]), bytes_size(row["block_bytes"]))
         choices = (figure(row["swap_us_median"]), row["chosen"], figure(row["best_us"]), row["fastest"])
         rows.append([*shape, *choices, _ratio(row)])
-    notes = [f"and {count(len(missed) - _MOST_SHOWN)} more"] if len(missed) > _MOST_SHOWN else []
-    return DataTable(f"Where auto reached less than {CLOSE} of the best", header, rows, notes, _caption(view, missed))
+    notes = [f"{count(len(missed) - _MOST_SHOWN)} more in report.html"] if len(missed) > _MOST_SHOWN else []
+    return DataTable(f"Where auto is below {CLOSE} of the fastest", header, rows, notes, _caption(view, missed))
 
 
 def _caption(view: View, found: pd.DataFrame) -> Text:

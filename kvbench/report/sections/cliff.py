@@ -21,7 +21,8 @@ from kvbench.report.curves import (
     spread,
 )
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
-from kvbench.report.numbers import bytes_size, count, figure, noun, two_digits
+from kvbench.report.numbers import bytes_size, count, two_digits
+from kvbench.report.paths import primed_inline
 from kvbench.report.select import where
 from kvbench.report.tables import (
     INCLUDES,
@@ -38,13 +39,13 @@ from kvbench.report.tables import (
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
 from kvbench.text import short
+from kvbench.tune.table import AUTO
 
 _NO_CLIFF = (
-    f"No jump between neighbours that is larger than the ratio of their sizes by {CLIFF_MARGIN.fraction:.0%} or more, "
-    f"its interval included: {CLIFF_MARGIN.reason}."
+    f"No jump between neighbouring block sizes exceeds the ratio of the sizes by {CLIFF_MARGIN.fraction:.0%} or more, "
+    f"interval included: {CLIFF_MARGIN.reason}."
 )
-_CLIFF = "Cliff: GB/s of the larger size over those of the smaller, divided by the ratio of the two sizes"
-_INLINE = "CPU inline"  # an effective path
+_CLIFF = "Cliff: GB/s of the larger size over those of the smaller; beyond the size: that over the ratio of the sizes"
 _WAY = ["backend", "direction", "stream_state", "block_bytes"]
 
 
@@ -53,7 +54,7 @@ def make(view: View) -> Part | str:
     if isinstance(curves, str):
         return curves
     findings = [_finding(curve, cliff) for curve in curves.curves if (cliff := curve.cliff)]
-    told = [*_told(curves.curves), *_falls(curves.cells), *_inline(curves.cells)]
+    told = [*_told(curves.curves), *_falls(curves.cells), *primed_inline(curves.cells)]
     groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))
     tables = [_table(view, curves, group) for group in groups.values()]
     return Part(findings or [_NO_CLIFF], _charts(view, curves), tables, told)
@@ -93,7 +94,7 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
         body,
         [_CLIFF, *few_visits(measured), *notes.lines, *blank],
         caption(view, measured, INCLUDES[state], curves.pinned),
-        large=backend != "batched",
+        stem="" if backend == "batched" else f"{direction}-{backend}-{state}",
     )
 
 
@@ -102,7 +103,7 @@ def _blanks(view: View) -> list[Text]:
     filters = view.run.info.spec.get("filters")
     texts = [text for text in filters if isinstance(text, str)] if isinstance(filters, list) else []
     kept = Code(short(", ".join(texts)))
-    return [("Blank: left out by the sweep, which kept ", kept, " alone")] if texts else []
+    return [("Blank: not measured, because the sweep kept only ", kept)] if texts else []
 
 
 def _rate_and_share(row: Row) -> Text:
@@ -112,7 +113,7 @@ def _rate_and_share(row: Row) -> Text:
 def _finding(curve: RateCurve, cliff: Cliff) -> str:
     return (
         f"{curve.backend} {curve.direction}, {curve.state} stream, N = {count(curve.panel)}: {cliff_words(cliff)} "
-        f"({figure(cliff.below_gbps)} to {figure(cliff.above_gbps)} GB/s), {_path_words([(curve, cliff)])}."
+        f"({two_digits(cliff.below_gbps)} to {two_digits(cliff.above_gbps)} GB/s); {_path_words([(curve, cliff)])}."
     )
 
 
@@ -129,12 +130,15 @@ def _told(curves: Sequence[RateCurve]) -> list[Finding]:
         same = [(c, cliff) for c, cliff in cliffs if (cliff.below_bytes, cliff.above_bytes) == (below, above)]
         heights, excess = [cliff.height for _, cliff in same], [cliff.excess for _, cliff in same]
         other = [c for c in long if (c.backend, c.direction) == (backend, direction) and c.state != state]
-        none = f"; on {a_stream(other[0].state)} there is none" if other and not any(c.cliff for c in other) else ""
-        brought = f", {ends(excess, two_digits)} times what their size brings" if rises else ""
+        none = f"; no cliff on {a_stream(other[0].state)}" if other and not any(c.cliff for c in other) else ""
+        if rises:
+            ratio = f"{ends(heights, two_digits)} times the GB/s of"
+            beyond = f", {ends(excess, two_digits)} times more than the size explains"
+        else:
+            ratio, beyond = f"{ends([100 * (1 - 1 / height) for height in heights], two_digits)}% less GB/s than", ""
         text = (
-            f"{backend} {direction} on {a_stream(state)}: blocks of {bytes_size(above)} reach "
-            f"{ends(heights, two_digits)} times {'more' if rises else 'fewer'} GB/s than blocks of "
-            f"{bytes_size(below)}{brought} (N = {ends([c.panel for c, _ in same], count)}), {_path_words(same)}{none}."
+            f"{backend} {direction} on {a_stream(state)}: {bytes_size(above)} blocks reach {ratio} {bytes_size(below)} "
+            f"blocks{beyond} (N = {ends([c.panel for c, _ in same], count)}); {_path_words(same)}{none}."
         )
         found.append(Finding(text, math.log(max(excess))))
     found.sort(key=lambda finding: -finding.weight)
@@ -142,16 +146,19 @@ def _told(curves: Sequence[RateCurve]) -> list[Finding]:
 
 
 def _falls(cells: pd.DataFrame) -> list[Finding]:
-    """Return where GB/s fall as a swap gets more blocks: the largest fall of each backend, direction and state."""
+    """Return where GB/s fall as a swap gets more blocks: the largest fall of each backend, direction and state.
+
+    The falls of auto are those of its choices, which have a section of their own.
+    """
     found: dict[tuple[str, ...], Finding] = {}
-    for _, own in where(cells, status="ok").groupby(_WAY):
+    for _, own in where(cells[cells["backend"] != AUTO], status="ok").groupby(_WAY):
         rows = own.sort_values("blocks")
         backend, way, state = (str(rows[axis].iloc[0]) for axis in _WAY[:3])
         size = int(rows["block_bytes"].iloc[0])
         fall = find_cliff(*(rows[name].tolist() for name in ("blocks", "gbps", "gbps_low", "gbps_high")))
         if fall and not fall.rises:
             text = (
-                f"{backend} {way} on {a_stream(state)}: blocks of {bytes_size(size)} fall from "
+                f"{backend} {way} on {a_stream(state)}: {bytes_size(size)} blocks fall from "
                 f"{two_digits(fall.below_gbps)} to {two_digits(fall.above_gbps)} GB/s between N = "
                 f"{count(fall.below_bytes)} and {count(fall.above_bytes)}."
             )
@@ -161,19 +168,11 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
     return list(found.values())
 
 
-def _inline(cells: pd.DataFrame) -> list[Finding]:
-    """Return in how many cells priming, which is there to keep the CPU from copying, did not."""
-    primed = where(cells, status="ok", backend="primed")
-    inline = int(primed["path"].fillna("").str.startswith(_INLINE).sum())
-    text = f"primed took the path {_INLINE} in {noun(inline, 'cell')} of {count(len(primed))}."
-    return [Finding(text, math.log(2))] if inline else []
-
-
 def _path_words(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:
     """Return what ran in most visits below and above the cliffs of these curves."""
     ends = [(_path(curve, cliff.below_bytes), _path(curve, cliff.above_bytes)) for curve, cliff in cliffs]
     below, above = (" or ".join(sorted(set(paths))) for paths in zip(*ends, strict=True))
-    return f"effective path {below}" if below == above else f"effective path {below} below, {above} above"
+    return f"path: {below}" if below == above else f"path: {below} below, {above} above"
 
 
 def _path(curve: RateCurve, size_bytes: int) -> str:

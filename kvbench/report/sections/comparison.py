@@ -10,10 +10,21 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict, compare_apart
 from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.machine.identity import differing
-from kvbench.report.charts.plot import LinePlot, PlotAxis
-from kvbench.report.curves import CLIFF, LADDER, POINT_COLUMNS, RateCurves, curve_line, curve_panels, spread
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine
+from kvbench.report.curves import (
+    CLIFF,
+    LADDER,
+    POINT_COLUMNS,
+    CurveKind,
+    RateCurve,
+    RateCurves,
+    curve_line,
+    curve_panels,
+    line_labels,
+    spread,
+)
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span
-from kvbench.report.numbers import bytes_size, count, figure, size
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, two_digits
 from kvbench.report.select import LATER, SIDE_AXES, where
 from kvbench.report.tables import Row, family, host_mark, includes, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
@@ -25,13 +36,12 @@ _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes",
 _FIGURES: Final = ("samples", "rounds", "swap_us_low", "swap_us_median", "swap_us_high", "gbps", "path")
 _MOST_CELLS: Final = 40
 _BAND: Final = ("ratio", "ratio_low", "ratio_high")
-_RATIO: Final = PlotAxis("ratio of times", "figure", "linear")
+_RATIO: Final = PlotAxis("ratio of times", "figure", "linear", zero=False)
 _ORDER: Final = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.UNDECIDED)
 _VERDICT: Final = (
-    f"Slower, faster: by more than {BETWEEN_RUNS.fraction:.0%} with the whole 95% interval of the ratio, from the "
-    f"medians of the visits. Same: all of the interval lies within, because {BETWEEN_RUNS.reason}; kvbench gate "
-    "compare, which measures in turn, finds smaller differences. Undecided: the interval reaches across, or there are "
-    "too few visits for one, of which four of each run are enough"
+    f"Slower, faster: the whole 95% interval of the ratio, from the medians of the visits, lies beyond "
+    f"{BETWEEN_RUNS.fraction:.0%}. Same: the whole interval lies within, because {BETWEEN_RUNS.reason}; kvbench gate "
+    "compare, which measures in turn, finds smaller differences. Undecided: neither, or fewer than four visits in a run"
 )
 
 
@@ -68,16 +78,16 @@ def make(view: View) -> Part | str:
         [_differences(pairing), _by_backend(pairing), _cell_table(pairing)],
         [Finding(sentence, _weight(pairing))] if len(pairing.of(Verdict.UNDECIDED)) < len(pairing.cells) else [],
         {f"comparison-{base.label}-{view.label}.csv": as_csv(pairing.cells)},
+        weight=len(pairing.cells),
     )
 
 
-SECTION = Section("comparison", "Comparison of runs", make)
+SECTION = Section("comparison", "Comparison: runs against each other", make)
 
 
 def base_of(view: View) -> View | None:
     """Return the earlier run that shares most measured cells with `view`, None where none shares any."""
-    ids = set(view.measured["cell_id"])
-    shared = [len(ids.intersection(base.measured["cell_id"])) for base in view.earlier]
+    shared = [len(view.measured_ids & base.measured_ids) for base in view.earlier]
     return view.earlier[shared.index(max(shared))] if any(shared) else None
 
 
@@ -112,11 +122,11 @@ def _sentence(pairing: Pairing) -> str:
     parts = []
     for verdict, ends in ((Verdict.SLOWER, "max"), (Verdict.FASTER, "min")):
         changes = pairing.of(verdict)["change"]
-        most = "" if changes.empty else f" (by up to {getattr(changes, ends)():+.1%})"
+        most = "" if changes.empty else f" (by up to {two_digits(100 * abs(getattr(changes, ends)()))}%)"
         parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
     parts.append(f"{count(len(pairing.of(Verdict.SAME)))} the same within {BETWEEN_RUNS.fraction:.0%}")
     parts.append(f"{count(len(pairing.of(Verdict.UNDECIDED)))} undecided")
-    cells = f"{count(len(pairing.cells))} cells of both"
+    cells = f"{noun(len(pairing.cells), 'cell')} in common"
     return f"{pairing.other.label} against {pairing.base.label}, {cells}: {', '.join(parts)}."
 
 
@@ -137,10 +147,12 @@ def _by_backend(pairing: Pairing) -> DataTable:
     rows = []
     for names, cells in pairing.cells.groupby(["backend", "direction", "stream_state"]):
         counts = [count(len(where(cells, verdict=verdict))) for verdict in _ORDER]
-        rows.append([*map(str, names), count(len(cells)), f"{cells['change'].median():+.1%}", *counts])
-    header = ("Backend", "Dir", "Stream", "Cells", "Median delta", *(verdict.capitalize() for verdict in _ORDER))
+        ratio = f"{TIMES}{1 + cells['change'].median():.3f}"
+        rows.append([*map(str, names), count(len(cells)), ratio, *counts])
+    header = ("Backend", "Dir", "Stream", "Cells", "Median ratio", *(verdict.capitalize() for verdict in _ORDER))
     notes = [_VERDICT, *family(len(pairing.cells))]
-    return DataTable("By backend: cells that differ", header, rows, notes, _origin(pairing), left=3)
+    title = f"Time of {pairing.other.label} / time of {pairing.base.label}, by backend"
+    return DataTable(title, header, rows, notes, _origin(pairing), left=3)
 
 
 def _cell_table(pairing: Pairing) -> DataTable:
@@ -150,10 +162,10 @@ def _cell_table(pairing: Pairing) -> DataTable:
     rows = [_row(row, varying) for row in rows_of(shown.astype(dict.fromkeys(varying, "string")))]
     more = f" (the {_MOST_CELLS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
     labels = (f"{view.label} us" for view in pairing.views)
-    header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Delta (95%)", "Verdict")
+    header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Ratio (95%)", "Verdict")
     states = ". ".join(includes(shown["stream_state"], "Time"))
     caption = (f"Medians of swap_us. {states}. ", *_origin(pairing))
-    return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6, large=True)
+    return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6, stem="cells")
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
@@ -161,8 +173,8 @@ def _row(row: Row, varying: Iterable[str]) -> list[str]:
     times = [figure(row[f"swap_us_median_{side}"]) for side in ("base", "other")]
     cell = [row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), size(row["block_size"])]
     known = np.isfinite(row["change_high"])
-    interval = f" ({row['change_low'] * 100:+.1f} to {row['change_high'] * 100:+.1f})" if known else ""
-    return [*cell, others, *times, f"{row['change']:+.1%}{interval}", row["verdict"].lower()]
+    interval = f" ({1 + row['change_low']:.3f} to {1 + row['change_high']:.3f})" if known else ""
+    return [*cell, others, *times, f"{TIMES}{1 + row['change']:.3f}{interval}", row["verdict"].lower()]
 
 
 def _origin(pairing: Pairing) -> tuple[Span, ...]:
@@ -186,25 +198,29 @@ def _charts(pairing: Pairing) -> list[Chart]:
     ratios.columns = pd.Index(_BAND)
     known = np.isfinite(ratios["ratio_high"])  # where there is no interval there is no band
     ratios = ratios.assign(**{end: ratios[end].where(known, ratios["ratio"]) for end in _BAND[1:]})
+    both = pairing.base.frame[pairing.base.frame["cell_id"].isin(pairing.cells["cell_id"])]
+    picked = {kind.name: (kind, kind.pick(both)) for kind in (CLIFF, LADDER)}
+    return [_chart(pairing, kind, curves, ratios) for kind, curves in picked.values() if isinstance(curves, RateCurves)]
+
+
+def _chart(pairing: Pairing, kind: CurveKind, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
+    """Return the chart of `ratios`, which have the columns `_BAND` and stand by cell id, over the axis of `kind`."""
     base, other = (view.label for view in pairing.views)
-    found = []
-    for kind, subject in ((CLIFF, "block size"), (LADDER, "the SM count")):
-        curves = kind.pick(pairing.base.frame[pairing.base.frame["cell_id"].isin(pairing.cells["cell_id"])])
-        if isinstance(curves, RateCurves):
-            sizes = spread(sorted({curve.panel for curve in curves.curves}))
-            rows = {size: f", {bytes_size(size)} blocks" for size in sizes} if kind is LADDER else {curves.main: ""}
-            drawn = [curve for curve in curves.curves if curve.panel in rows]
-            words = ChartWords(
-                title=f"Time of {other} over time of {base}, against {subject}, N = {count(curves.main)} blocks",
-                subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pairing.views)} · band: 95% interval",
-                footer=includes((curve.state for curve in drawn), "Time"),
-                warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
-            )
-            panels = curve_panels(
-                curves, rows, lambda curve: curve_line(base, curve, curve.points.join(ratios, on="cell_id"), _BAND), {}
-            )
-            points = pd.concat([curve.points[list(POINT_COLUMNS)] for curve in drawn]).join(ratios, on="cell_id")
-            found.append(
-                Chart(f"comparison-{kind.name}-{base}-{other}", words, LinePlot(kind.x, _RATIO, panels), points)
-            )
-    return found
+    sizes = spread(sorted({curve.panel for curve in curves.curves}))
+    rows = {size: f", {bytes_size(size)} blocks" for size in sizes} if kind is LADDER else {curves.main: ""}
+    drawn = [curve for curve in curves.curves if curve.panel in rows]
+    labels = line_labels(drawn)
+
+    def line(curve: RateCurve) -> PlotLine:
+        return curve_line(base, curve, labels, curve.points.join(ratios, on="cell_id"), _BAND)
+
+    subject = "the SM count" if kind is LADDER else "block size"
+    words = ChartWords(
+        title=f"Time of {other} over time of {base}, against {subject}, N = {count(curves.main)} blocks",
+        subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pairing.views)} · band: 95% interval",
+        footer=includes((curve.state for curve in drawn), "Time"),
+        warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
+    )
+    points = pd.concat([curve.points[list(POINT_COLUMNS)] for curve in drawn]).join(ratios, on="cell_id")
+    plot = LinePlot(kind.x, _RATIO, curve_panels(curves, rows, line, {}))
+    return Chart(f"comparison-{kind.name}-{base}-{other}", words, plot, points)

@@ -5,12 +5,13 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.report.charts.palette import UNDECIDED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.contests import BATCHED, Arm, BackendContest, backend_contests
 from kvbench.report.model import Chart, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS, Pinned, where
-from kvbench.report.tables import Row, chart_words, family, few_visits, includes, rows_of
+from kvbench.report.tables import Row, chart_words, family, few_visits, includes, rows_of, with_sms
 from kvbench.report.view import View, sample_words
 from kvbench.text import short
 
@@ -24,7 +25,7 @@ def make(view: View) -> Part | str:
     kernels = {arm.backend for contest in contests for arm in contest.arms[1:] if arm.is_kernel}
     charts = [chart for kernel in sorted(kernels) if (chart := _chart(view, kernel, contests, pinned))]
     if not charts:
-        return f"it needs {BATCHED} and a kernel backend measured at {MIN_CELLS} cells, two sizes and two N at least"
+        return f"it needs {BATCHED} and a kernel backend measured at {MIN_CELLS} cells, with two block sizes and two N"
     return Part(charts=charts)
 
 
@@ -50,7 +51,7 @@ def _chart(view: View, kernel: str, contests: Sequence[BackendContest], pinned: 
         f"{pinned.words(measured)}; reproduced by {short(view.command, 300)}",
         *notes,
     ]
-    title = f"Time of {BATCHED} copies over time of {kernel}, by block size and number of blocks"
+    title = f"Time of {BATCHED} copies over time of {_head(points)}, by block size and number of blocks"
     words = chart_words(view, title, f"{sample_words(measured)} · medians", footer)
     rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == way] for way in DIRECTIONS]
     return Chart(f"crossover-map-{kernel}-{view.label}", words, MapPlot([row for row in rows if row]), points)
@@ -70,8 +71,13 @@ def _ratios(view: View, contest: BackendContest, kernel: Arm) -> pd.DataFrame:
 
 def _panel(cells: pd.DataFrame) -> MapPanel:
     rows = rows_of(cells)
-    title = f"{rows[0]['direction']}, {rows[0]['stream_state']} stream: {BATCHED} / {rows[0]['kernel']}"
+    title = f"{rows[0]['direction']}, {rows[0]['stream_state']} stream: {BATCHED} / {_head(cells)}"
     return MapPanel(title, {(row["block_bytes"], row["blocks"]): _tile(row) for row in rows})
+
+
+def _head(cells: pd.DataFrame) -> str:
+    """Return the kernel of these cells with its SMs."""
+    return with_sms(cells.assign(backend=cells["kernel"]), str(cells["kernel"].iloc[0]))
 
 
 def _tile(row: Row) -> MapTile:
@@ -79,6 +85,6 @@ def _tile(row: Row) -> MapTile:
     for backend, side in ((BATCHED, "_batched"), (row["kernel"], "_kernel")):
         median, low, high = (figure(row[f"swap_us_{part}{side}"]) for part in ("median", "low", "high"))
         said.append(f"{backend} {median} us ({low} to {high})")
-    verdict = "" if row["decided"] else "; not told apart"
+    verdict = "" if row["decided"] else f"; {UNDECIDED}"
     words = f"{count(row['blocks'])} blocks of {bytes_size(row['block_bytes'])}: {'; '.join(said)}{verdict}"
     return MapTile(row["ratio"], row["decided"], words)

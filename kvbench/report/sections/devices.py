@@ -6,13 +6,13 @@ import pandas as pd
 
 from kvbench.cells.cell import AXES
 from kvbench.report.model import DataTable, Part, Section, Text
-from kvbench.report.numbers import figure, noun, size
+from kvbench.report.numbers import TIMES, figure, noun, size
 from kvbench.report.tables import caption, rows_of
 from kvbench.report.view import View
 
 _INCLUDES = (
-    "GB/s of the same cell, alone and while every device swaps its own blocks, begun together; share: the second over "
-    "the first. All: the sum over the devices, where the report holds each of them"
+    "GB/s of a cell alone, and while every device swaps its own blocks at the same time. Share: the second over the "
+    "first. All: sums over the devices, where the report holds each of them"
 )
 _KEY = [name for name in AXES if name != "devices"]
 
@@ -57,6 +57,6 @@ def _row(row: dict[str, object], runs: Sequence[pd.DataFrame]) -> list[Text]:
     total = [*map(figure, sums), f"{sums[1] / sums[0]:.0%}"] if everywhere else ["", "", ""]
     sms = f", {noun(row['sms'], 'SM')}" if isinstance(row["sms"], int) else ""
     beside = f", beside {row['neighbour']}" if isinstance(row["neighbour"], str) else ""
-    label = f"{row['backend']}, {row['direction']}, {row['blocks']} x {size(str(row['block_size']))}, "
+    label = f"{row['backend']}, {row['direction']}, {row['blocks']} {TIMES} {size(str(row['block_size']))}, "
     label += f"{row['stream_state']}{sms}{beside}"
     return [label, figure(alone), figure(at_once), f"{at_once / alone:.0%}", *total]

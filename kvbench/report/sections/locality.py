@@ -11,13 +11,14 @@ from kvbench.cells.axes import Reuse
 from kvbench.report.charts.plot import PlotAxis
 from kvbench.report.curves import CurveKind, RateCurves, curve_chart, curves_over
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, two_digits
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
+from kvbench.report.paths import primed_inline
 from kvbench.report.select import pin, where
 from kvbench.report.tables import (
     INCLUDES,
+    UNCLEAR,
     Footnotes,
     Row,
-    a_stream,
     caption,
     family,
     few_visits,
@@ -36,9 +37,9 @@ _ARMS: Final = {
 }
 _HOT, _FAR = ("dense", Reuse.SAME), ("far", Reuse.FRESH)
 _NOTE: Final = (
-    "Hot, dense: the same blocks of a pool just large enough, every time. Fresh: other blocks every time, none seen "
-    "again before the caches forgot it. Scattered: over the largest pool of the run, on both sides. Cost: the time of "
-    "a fresh, scattered swap over that of a hot, dense one; ≈ where the two are not told apart"
+    "Hot, dense: every swap moves the same blocks of a pool that is just large enough. Fresh: every swap moves blocks "
+    "that the caches no longer hold. Scattered: blocks of the largest pool of the run, on both sides. Cost: time of a "
+    f"fresh, scattered swap over that of a hot, dense one. {UNCLEAR}"
 )
 Arm = tuple[str, Reuse]
 Shape = tuple[str, str, int, int]
@@ -50,13 +51,14 @@ def make(view: View) -> Part | str:
     compared = {shape: cells for shape, cells in arms.items() if _HOT in cells and _FAR in cells}
     curves = _pool_curves(view.frame)
     if not compared and isinstance(curves, str):
-        return f"it needs a swap measured hot and dense and out of a large pool, or {MIN_POOLS} sizes of the pool"
+        return f"it needs a swap measured both hot and dense and from a large pool, or {MIN_POOLS} sizes of the pool"
     cells = pd.DataFrame([row for swap in compared.values() for row in swap.values()])
     tables, told = [], []
     for way in sorted({shape[0] for shape in compared}, reverse=True):
         own = {shape: swap for shape, swap in compared.items() if shape[0] == way}
         tables.append(_table(view, way, own, cells, caption(view, cells, INCLUDES["idle"], pinned)))
         told += _findings(view, way, own)
+    told += primed_inline(pinned.cells)
     charts = []
     if not isinstance(curves, str):
         sizes = {curve.panel: f", {bytes_size(curve.panel)} blocks" for curve in curves.curves}
@@ -90,7 +92,7 @@ def _table(
         cost = ratio_words(view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"])))
         body.append([f"{count(blocks)} {TIMES} {bytes_size(size)}", backend, *found, cost])
     header = ("Swap", "Backend", *_ARMS.values(), "Cost")
-    title = f"{way}, idle stream: GB/s by how far blocks lie apart and whether they come again"
+    title = f"{way}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
     return DataTable(title, header, body, [_NOTE, *family(len(body)), *few_visits(cells), *notes.lines], words, left=2)
 
 
@@ -111,16 +113,16 @@ def _findings(view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]]) ->
     worst = max(costs, key=lambda shape: costs[shape].ratio)
     slower = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.SLOWER}
     unharmed = sorted({shape[1] for shape in costs} - slower)
-    text = f"{way}, fresh blocks out of a large pool against hot ones on {a_stream('idle')}: "
+    text = f"{way} of fresh, scattered blocks against hot, dense ones: "
     if worst[1] in slower:
-        text += f"{_name(worst)} takes {two_digits(costs[worst].ratio)} times as long"
+        text += f"{_name(worst)} is {slower_words(costs[worst].ratio)}"
     rest = f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower" if unharmed else ""
-    return [Finding(f"{text}{', ' if slower and rest else ''}{rest}.", math.log(costs[worst].ratio))]
+    return [Finding(f"{text}{'; ' if slower and rest else ''}{rest}.", math.log(costs[worst].ratio))]
 
 
 def _name(shape: Shape) -> str:
     _, backend, blocks, size = shape
-    return f"{backend} with {count(blocks)} {TIMES} {bytes_size(size)}"
+    return f"{backend} of {count(blocks)} {TIMES} {bytes_size(size)}"
 
 
 def _pool_curves(cells: pd.DataFrame) -> RateCurves | str:
@@ -136,4 +138,4 @@ def _pool_curves(cells: pd.DataFrame) -> RateCurves | str:
     return RateCurves(curves_over(own, "block_bytes", "pool_bytes"), pinned, own, int(own["blocks"].iloc[0]))
 
 
-POOLS: Final = CurveKind("locality", PlotAxis("pool", "bytes", "log2"), _pool_curves, lambda _: [])
+POOLS: Final = CurveKind("locality", PlotAxis("pool size", "bytes", "log2"), _pool_curves, lambda _: [])

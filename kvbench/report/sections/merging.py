@@ -1,15 +1,16 @@
 """What merging adjacent descriptors costs and saves: batched copies with it and without, pattern by pattern."""
 
+import math
 from typing import Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import Comparison, compare_visits
+from kvbench.analysis.compare import Comparison, Verdict, compare_visits
 from kvbench.analysis.margins import IN_TURN
-from kvbench.report.model import DataTable, Part, Section
-from kvbench.report.numbers import count, figure, size
-from kvbench.report.select import SERIES, SIDE_AXES
-from kvbench.report.tables import SAME, Row, caption, family, few_visits, rows_of, unsure
+from kvbench.report.model import DataTable, Finding, Part, Section
+from kvbench.report.numbers import TIMES, count, faster_words, figure, size
+from kvbench.report.select import DIRECTIONS, SERIES, SIDE_AXES
+from kvbench.report.tables import UNCLEAR, Row, a_stream, caption, family, few_visits, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 
@@ -17,10 +18,9 @@ _SHAPE: Final = ("blocks", "block_bytes", "pattern")
 _SHARED: Final = (*SERIES, *(axis for axis in SIDE_AXES if axis not in (*_SHAPE, "coalesce")))
 _NAMED: Final = ("order", "sms", "descriptors_per_call", "kernel")
 _INCLUDES: Final = (
-    "Medians in us of a swap: wall_us on an idle stream, gpu_us on a busy one. Off: as listed. On: after merging what "
-    "is adjacent on both sides. Merging: coalesce_us, the host's time for it, before the swap and not in it. Saved: "
-    f"off less on and merging, as a share of off; ≈ where off and on with merging are not told apart: {SAME}; or "
-    "undecided"
+    "Medians in us per swap: wall_us on an idle stream, gpu_us on a busy one. Off: blocks as listed. On: blocks that "
+    "are adjacent on both sides are merged. Merging: coalesce_us, host time before the swap, which the swap does not "
+    f"include. Saved: (off - on - merging) / off. {UNCLEAR}"
 )
 
 
@@ -29,7 +29,7 @@ def make(view: View) -> Part | str:
     off, on = (measured[measured["coalesce"] == word] for word in ("off", "on"))
     pairs = off.merge(on, on=[*_SHARED, *_SHAPE], suffixes=("_off", "_on"))
     if pairs.empty:
-        return "it needs cells with coalesce=off and coalesce=on that are alike otherwise"
+        return "it needs cells with coalesce=off and coalesce=on that are otherwise equal"
     merging_us = view.visits_of("coalesce_us")
     saved = []
     for row in rows_of(pairs):
@@ -38,10 +38,27 @@ def make(view: View) -> Part | str:
         saved.append(compare_visits(before, {n: us + costs.get(n, 0.0) for n, us in after.items()}, IN_TURN))
     pairs["saved"] = pd.Series(saved, dtype=object)
     tables = [_table(view, measured, group) for _, group in pairs.groupby(list(_SHARED), dropna=False)]
-    return Part(tables=sorted(tables, key=lambda table: table.title))
+    return Part(tables=sorted(tables, key=lambda table: table.title), told=_findings(pairs))
 
 
-SECTION = Section("merging", "Merging adjacent descriptors: what it costs and saves", make)
+SECTION = Section("merging", "Merging: what merging adjacent blocks costs and saves", make)
+
+
+def _findings(pairs: pd.DataFrame) -> list[Finding]:
+    """Return the largest gain of merging in each direction."""
+    found = []
+    for way in DIRECTIONS:
+        faster = [row for row in rows_of(pairs) if row["direction"] == way and row["saved"].verdict is Verdict.FASTER]
+        if faster:
+            best = min(faster, key=lambda row: float(row["saved"].ratio))
+            ratio = float(best["saved"].ratio)
+            text = (
+                f"Merging adjacent blocks makes {best['backend']} {way} {faster_words(1 / ratio)} on "
+                f"{a_stream(best['stream_state'])} ({best['pattern']}, {count(best['blocks'])} {TIMES} "
+                f"{size(best['block_size_off'])})."
+            )
+            found.append(Finding(text, -math.log(ratio)))
+    return found
 
 
 def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> DataTable:

@@ -10,17 +10,20 @@ import pandas as pd
 from kvbench.analysis.compare import Comparison
 from kvbench.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.contests import BATCHED
-from kvbench.report.model import DataTable, Finding, Part, Section, Text
+from kvbench.report.curves import GBPS, POINT_COLUMNS
+from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count, faster_words
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
     MARKS,
-    SAME,
+    UNCLEAR,
     Footnotes,
     Row,
     a_stream,
     caption,
+    chart_words,
     family,
     few_visits,
     includes,
@@ -32,19 +35,16 @@ from kvbench.report.tables import (
     shown,
     with_sms,
 )
-from kvbench.report.view import View
+from kvbench.report.view import View, ceiling_of, sample_words
 from kvbench.text import short
 
 SINGLE: Final = "per_block"
 _WORDS: Final = (
-    "KV heads and tensors are those of one rank. Tensors: K and V of every layer apart, one a layer for MLA, one for "
-    "all layers where they lie cross-layer; block: bytes of one descriptor; ids: blocks swapped in every tensor, the "
-    "same in all; N: descriptors of the swap, tensors times ids. Models with the same numbers are the same swap, "
-    "measured once"
+    "KV heads and tensors are those of one rank. Tensors: K and V of each layer, one per layer for MLA, one in all for "
+    "the cross-layer layout. Block: bytes of one descriptor. Ids: blocks swapped in each tensor. N: descriptors of the "
+    "swap, tensors times ids. Models with equal numbers share one measurement"
 )
-_RATIO: Final = (
-    f"Speed-up: time of {SINGLE} over that of {BATCHED}; ≈ where they are not told apart: {SAME}; or undecided"
-)
+_RATIO: Final = f"Speed-up: time of {SINGLE} over that of {BATCHED}. {UNCLEAR}"
 _KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern")
 
 
@@ -84,7 +84,8 @@ def make(view: View) -> Part | str:
     if isinstance(found, str):
         return found
     tables = [table for rows in found for table in _tables(rows)]
-    return Part(tables=tables, told=[one for rows in found for state in STATES for one in _findings(rows, state)])
+    told = [one for rows in found for state in STATES for one in _findings(rows, state)]
+    return Part(charts=[_chart(view, found)], tables=tables, told=told)
 
 
 SECTION = Section("models", "Models: copy by copy against batched", make)
@@ -122,6 +123,37 @@ def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
         for axis in pins[0].hidden
     }
     return Pinned(cells, hidden)
+
+
+def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
+    """Return GB/s of every backend and stream state, model by model."""
+    cells = pd.concat([where(rows.cells, status="ok") for rows in found])
+    labels = {
+        (backend, state): f"{with_sms(where(cells, stream_state=state), backend)}, {state} stream"
+        for state in STATES
+        for backend in sorted(set(where(cells, stream_state=state)["backend"]))
+    }
+    grid = [[_panel(rows, labels) for rows in found]]
+    swaps = found[0].swaps
+    x = PlotAxis("model", "name", "linear", [_name(swap) for swap in swaps])
+    footer = [*includes(cells["stream_state"], "GB/s"), found[0].pinned.words(cells)]
+    title = f"GB/s by model, {_lengths(swaps)}"
+    words = chart_words(view, title, f"{sample_words(cells)} · medians · band: quartiles", footer)
+    points = cells[list(POINT_COLUMNS)].drop_duplicates("cell_id")
+    return Chart(f"models-{view.label}", words, LinePlot(x, GBPS, grid), points)
+
+
+def _panel(rows: ModelRows, labels: Mapping[tuple[str, str], str]) -> PlotPanel:
+    lines = []
+    for (backend, state), label in labels.items():
+        own = {place: row for place, swap in enumerate(rows.swaps) if (row := rows.row(swap, backend, state))}
+        own = {place: row for place, row in own.items() if row["status"] == "ok"}
+        if own:
+            y, low, high = ([float(row[name]) for row in own.values()] for name in ("gbps", "gbps_q1", "gbps_q3"))
+            ids = [str(row["cell_id"]) for row in own.values()]
+            variant = STATES.index(state)
+            lines.append(PlotLine(rows.view.label, label, backend, list(own), y, low, high, ids, variant=variant))
+    return PlotPanel(rows.direction, lines, ceiling_of(where(rows.cells, status="ok")))
 
 
 def _tables(rows: ModelRows) -> list[DataTable]:
@@ -183,7 +215,7 @@ def _all(rows: ModelRows, state: str) -> DataTable:
         visits = {backend: rows.view.visits[cell] for backend, cell in ids.items() if cell in rows.view.visits}
         texts = mark_fastest({backend: shown(row, notes, milliseconds) for backend, row in found.items()}, visits)
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts.values()])
-    title = f"{rows.direction}, {state} stream: ms a swap, by model and backend"
+    title = f"{rows.direction}, {state} stream: ms per swap, by model and backend"
     cells = rows.measured_cells(backends, (state,))
     table_notes = [MARKS, *few_visits(cells), *family(len(cells) - cells["block_bytes"].nunique()), *notes.lines]
     return _table(

@@ -11,9 +11,9 @@ from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import TIMES, figure, noun, size
+from kvbench.report.numbers import figure, noun, size, slower_words, two_digits
 from kvbench.report.select import DIRECTIONS
 from kvbench.report.tables import Footnotes, Row, caption, chart_words, grouped, rows_of, shown
 from kvbench.report.view import View, sample_words
@@ -21,18 +21,18 @@ from kvbench.report.view import View, sample_words
 # GB/s at which the cheapest ways to swap are held against each other.
 RATES: Final = (10, 20, 40)
 _INCLUDES: Final = (
-    "Slowdown: an iteration of the neighbour beside swaps over one without, medians of visits in which both were "
-    "measured in turn; p99 and worst of all visits together. GB/s: bytes swapped over the whole time, gaps between "
-    "swaps included. Lost: time that the neighbour lost for each GB swapped. One block: wall time of a swap of one "
-    "block, without and with the neighbour"
+    "Slowdown: time of an iteration of the neighbour beside swaps over the time without, medians of visits that "
+    "measured both in turn; p99 and worst: all visits together. GB/s: bytes swapped over the whole time, gaps "
+    "included. Lost: time that the neighbour lost per GB swapped. One block: wall time of a swap of one block, without "
+    "→ with the neighbour"
 )
 _EDGE: Final = (
     Strong("Bold"),
-    ": nothing else that was measured moves as much at a lower slowdown; ≈: the visits leave open on which side of "
+    ": no other way moves as much at a lower slowdown. ≈: the visits do not decide on which side of "
     f"{1 + IN_TURN.fraction:.2f} it lies",
 )
 _HEADER: Final = (
-    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Slowdown p99", "Worst, us", "Lost, us a GB", "One block, us",
+    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Slowdown p99", "Worst, us", "Lost, us per GB", "One block, us",
 )  # fmt: skip
 _POINT_COLUMNS: Final = (
     "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms", "launch_bytes", "priority",
@@ -52,16 +52,20 @@ def make(view: View) -> Part | str:
     panels = {(name, way): groups.get((name, way), []) for name in names for way in DIRECTIONS}
     tables = [_table(view, cells, f"{name}, {way}", rows, apart) for (name, way), rows in panels.items() if rows]
     told = [found for (name, way), rows in panels.items() if (found := _finding(name, way, rows, apart))]
-    grid = [[_panel(view, f"{name}, {way}", panels[name, way], apart) for way in DIRECTIONS] for name in names]
+    grid = [
+        [_panel(view, f"{name}, {way}", panels[name, way], apart) for way in DIRECTIONS if panels[name, way]]
+        for name in names
+    ]
     points = cells[cells["neighbour_slowdown"] > 0]
     words = chart_words(
         view,
-        "What swaps cost their neighbour, against GB/s",
-        f"{sample_words(points)} · medians of visits · band: 95% interval",
+        "Slowdown of the neighbour against GB/s of the swaps",
+        f"{sample_words(points)} · medians of visits · band: 95% interval · ring: nothing as fast costs less",
         [_INCLUDES],
     )
-    x, y = PlotAxis("GB/s beside the neighbour", "figure", "linear"), PlotAxis("slowdown", "figure", "linear")
-    chart = Chart(f"neighbour-{view.label}", words, LinePlot(x, y, grid), points[list(_POINT_COLUMNS)])
+    x = PlotAxis("GB/s beside the neighbour", "figure", "linear")
+    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart(grid))
+    chart = Chart(f"neighbour-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
     return Part([finding.text for finding in told], [chart], tables, told)
 
 
@@ -128,7 +132,7 @@ def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row], apa
         )
     own = cells[cells["cell_id"].isin([row["cell_id"] for row in rows])]
     alone_us = own["neighbour_alone_us"].median()
-    title = f"{title}: {figure(alone_us)} us an iteration without swaps" if alone_us > 0 else title
+    title = f"{title}: {figure(alone_us)} us per iteration without swaps" if alone_us > 0 else title
     return DataTable(title, _HEADER, body, [_EDGE, *notes.lines], caption(view, own, _INCLUDES))
 
 
@@ -149,25 +153,36 @@ def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> 
         return None
     cheapest = min(measured, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
     least = (
-        f"{_label(cheapest, apart)} slows it the least, {TIMES}{cheapest['neighbour_slowdown']:.2f} at "
-        f"{figure(cheapest['swaps_beside_gbps'])} GB/s"
+        f"{_label(cheapest, apart)} costs least: {slower_words(cheapest['neighbour_slowdown'])} at "
+        f"{two_digits(cheapest['swaps_beside_gbps'])} GB/s"
     )
     if not reached:
-        return Finding(f"Beside {name}, {way}: {least}.", math.log(cheapest["neighbour_slowdown"]))
+        return Finding(f"{name} beside {way} swaps: {least}.", math.log(cheapest["neighbour_slowdown"]))
     fast = [row for row in measured if row["swaps_beside_gbps"] >= reached[-1]]
     best = min(fast, key=lambda row: row["neighbour_slowdown"])
     text = (
-        f"Beside {name}, {way}: {reached[-1]} GB/s or more cost it {TIMES}{best['neighbour_slowdown']:.2f} at least, "
-        f"p99 {TIMES}{best['neighbour_slowdown_p99']:.2f} ({_label(best, apart)}, "
-        f"{figure(best['swaps_beside_gbps'])} GB/s); {least}."
+        f"{name} beside {way} swaps at {reached[-1]} GB/s or more is {slower_words(best['neighbour_slowdown'])} at "
+        f"best, p99 {slower_words(best['neighbour_slowdown_p99'])} ({_label(best, apart)}, "
+        f"{two_digits(best['swaps_beside_gbps'])} GB/s)"
     )
-    return Finding(text, math.log(best["neighbour_slowdown"]))
+    if best is not cheapest:
+        text += f"; {least}"
+    return Finding(f"{text}.", math.log(best["neighbour_slowdown"]))
 
 
 def _panel(view: View, title: str, rows: Sequence[Row], apart: Sequence[str]) -> PlotPanel:
     edge = _edge(rows)
     by_way = grouped(_measured(rows), lambda row: _way(row, apart))
-    return PlotPanel(title if rows else "", [_line(view, label, own, edge) for label, own in sorted(by_way.items())])
+    lines = [
+        _line(
+            view,
+            label,
+            own,
+            edge,
+        )
+        for label, own in sorted(by_way.items())
+    ]
+    return PlotPanel(title, lines)
 
 
 def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:
@@ -182,16 +197,10 @@ def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLi
         run=view.label,
         label=label,
         backend=str(rows[0]["backend"]),
-        style=int(label != rows[0]["backend"]),
         x=[float(row["swaps_beside_gbps"]) for row in ordered],
         y=y,
         low=ends[0],
         high=ends[1],
         cell_ids=[str(row["cell_id"]) for row in ordered],
-        marks=[PlotMark(row["swaps_beside_gbps"], row["swaps_beside_gbps"], _mark(row)) for row in on_edge],
+        marks=[PlotMark(row["swaps_beside_gbps"], row["swaps_beside_gbps"], "") for row in on_edge],
     )
-
-
-def _mark(row: Row) -> str:
-    cost = f"{figure(row['swaps_beside_gbps'])} GB/s at {TIMES}{row['neighbour_slowdown']:.2f}"
-    return f"{noun(_sms(row), 'SM')}, {cost}" if _sms(row) else cost

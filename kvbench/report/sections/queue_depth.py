@@ -10,9 +10,9 @@ import pandas as pd
 from kvbench.analysis.compare import Visits
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, two_digits
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words, two_digits
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
 from kvbench.report.tables import Footnotes, Row, caption, chart_words, few_visits, grouped, rows_of, shown
 from kvbench.report.view import View, sample_words
@@ -20,24 +20,24 @@ from kvbench.report.view import View, sample_words
 MIN_DEPTHS: Final = 4
 _INCLUDES: Final = (
     "Time of one submission (submit_us, medians) behind the given number of queued swaps of the same kind on a busy "
-    "stream: host time inside its call or calls, preparation not included. A pool deals the queued swaps and this one "
-    "over its streams in turn. Where the driver's queue is full the wait for room is in it, and may be the rest of the "
-    "delay that holds the queue back"
+    "stream: host time inside the call or calls, excludes preparation. Several streams take the queued swaps and this "
+    "one in turn. Where the driver's queue is full, the time includes the wait for room, which can last as long as the "
+    "delay that holds the queue"
 )
 _RISE: Final = f"{1 + QUEUE_KNEE.fraction:g} times"
-_NO_KNEE: Final = f"No depth at which a submission takes more than {_RISE} as long as on a shallow queue."
+_NO_KNEE: Final = f"At no depth does a submission take more than {_RISE} as long as on a shallow queue."
 _POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "streams", "queued",
     "submit_us_median", "submit_us_q1", "submit_us_q3", "depth_held", "samples", "rounds", "cell_id",
 )  # fmt: skip
 _BEGUN: Final = "†"
 _NOT_HELD: Final = (
-    f"{_BEGUN} in most samples some of the queued swaps had started before the submission, as they must where the "
-    "driver's queue does not hold them all (depth_held)"
+    f"{_BEGUN} in most samples some of the queued swaps had started before the submission, because the driver's queue "
+    "does not hold them all (depth_held)"
 )
 _KNEE: Final = (
-    f"Knee: the first depth at which a submission takes more than {_RISE} as long as at the three smallest, with its "
-    f"interval, and how many times as long. Less is no knee: {QUEUE_KNEE.reason}"
+    f"Knee: the first depth at which a submission takes more than {_RISE} as long as at the three smallest depths, "
+    f"interval included, and the ratio. Smaller rises do not count: {QUEUE_KNEE.reason}"
 )
 
 
@@ -86,8 +86,8 @@ def _line(cells: pd.DataFrame, submit_us: Mapping[str, Visits]) -> QueueLine:
 
 def _finding(line: QueueLine, knee: QueueKnee) -> Finding:
     text = (
-        f"{line.label}, {line.panel}: behind {count(knee.depth)} queued swaps a submission takes "
-        f"{two_digits(knee.height)} times as long ({figure(knee.shallow_us)} to {figure(knee.submit_us)} us)."
+        f"{line.label}, {line.panel}: a submission behind {count(knee.depth)} queued swaps is "
+        f"{slower_words(knee.height)} ({two_digits(knee.shallow_us)} to {two_digits(knee.submit_us)} us)."
     )
     return Finding(text, math.log(knee.height))
 
@@ -104,7 +104,7 @@ def _table(view: View, title: str, lines: Sequence[QueueLine], pinned: Pinned) -
     body.append(["knee", *(_knee_words(line.knee) for line in lines)])
     cells = pd.concat([line.points for line in lines])
     return DataTable(
-        f"{title}: us a submission against queued swaps",
+        f"{title}: us per submission against queued swaps",
         ("Queued", *(line.label for line in lines)),
         body,
         [_KNEE, *([_NOT_HELD] if begun else []), *few_visits(cells), *notes.lines],
@@ -125,26 +125,22 @@ def _chart(view: View, panels: Mapping[str, Sequence[QueueLine]], pinned: Pinned
     points = pd.concat([line.points for lines in panels.values() for line in lines])
     words = chart_words(
         view,
-        "Time of one more submission against swaps that are queued already",
+        "Time of one more submission against queued swaps",
         f"{sample_words(points)} · medians · band: quartiles",
         [_INCLUDES, pinned.words(points)],
     )
-    streams = sorted({line.streams for lines in panels.values() for line in lines})
-    drawn = [
-        PlotPanel(title, [_plot_line(line, view.label, min(streams.index(line.streams), 2)) for line in lines])
-        for title, lines in panels.items()
-    ]
+    drawn = [PlotPanel(title, [_plot_line(line, view.label) for line in lines]) for title, lines in panels.items()]
     rows = list(grouped(drawn, lambda panel: panel.title.partition(", ")[2]).values())
-    y = PlotAxis("us a submission", "figure", "log10")
-    plot = LinePlot(PlotAxis("queued swaps", "count", "symlog2"), y, rows)
+    y = PlotAxis("us per submission", "figure", "log10")
+    plot = LinePlot(PlotAxis("queued swaps", "count", "symlog2"), y, told_apart(rows))
     return Chart(f"queue-depth-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
 
 
-def _plot_line(line: QueueLine, run: str, style: int) -> PlotLine:
+def _plot_line(line: QueueLine, run: str) -> PlotLine:
     points, knee = line.points, line.knee
     marks = (
         [PlotMark(knee.depth, knee.depth, f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}")] if knee else []
     )
     y, low, high = (points[f"submit_us_{part}"].tolist() for part in ("median", "q1", "q3"))
     depths, cells = points["queued"].tolist(), points["cell_id"].tolist()
-    return PlotLine(run, line.label, line.backend, style, depths, y, low, high, cells, marks)
+    return PlotLine(run, line.label, line.backend, depths, y, low, high, cells, marks)

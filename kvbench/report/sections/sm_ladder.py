@@ -1,4 +1,4 @@
-"""The SM ladder: GB/s against the SM count of a kernel, and from how many on more do not help."""
+"""The SM ladder: GB/s against the SM count of a kernel, and the count beyond which more SMs do not help."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from kvbench.report.view import View
 _WEIGHT = 0.2  # a sentence on what suffices tells no effect
 _BOLD = (
     Strong("Bold"),
-    f": the knee, the first SM count that reaches the best of its column but {KNEE.fraction:.0%}, its interval "
-    f"included: {KNEE.reason}; none where GB/s still rise at the largest count",
+    f": the knee, the smallest SM count within {KNEE.fraction:.0%} of the best of its column, interval included: "
+    f"{KNEE.reason}. None where GB/s still rise at the largest count",
 )
 
 
@@ -59,12 +59,12 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
 
 
 def _sentence(group: Sequence[RateCurve], blocks: int) -> str:
-    """Return from how many SMs on a kernel is within 5% of its best on streams of one state; "" for no knee."""
-    parts = []
+    """Return the knees of a kernel on streams of one state; "" for none."""
+    parts: list[str] = []
     for sms, alike in sorted(grouped((curve for curve in group if curve.knee), lambda curve: curve.knee or 0).items()):
         shapes = ", ".join(f"{curve.direction} {bytes_size(curve.panel)}" for curve in alike)
-        parts.append(f"{noun(sms, 'SM')} for {shapes}")
+        parts.append(f"{sms if parts else noun(sms, 'SM')} ({shapes})")
     if not parts:
         return ""
     head = f"{group[0].backend} on {a_stream(group[0].state)}, N = {count(blocks)}"
-    return f"{head}, is within {KNEE.fraction:.0%} of its best from {'; '.join(parts)}."
+    return f"{head}: knee at {', '.join(parts)}."

@@ -8,9 +8,9 @@ from typing import Final
 import pandas as pd
 
 from kvbench.report.model import DataTable, Part, Section
-from kvbench.report.numbers import bytes_size, count, figure, size
+from kvbench.report.numbers import bytes_size, count, figure, noun, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import caption, rows_of, settings
+from kvbench.report.tables import Row, caption, rows_of, settings
 from kvbench.report.view import View
 from kvbench.units import KIB
 
@@ -21,14 +21,13 @@ WANTED: Final = tuple(product((16, 256, 10_000), (4 * KIB, 16 * KIB, 32 * KIB)))
 NEAR: Final = 4.0
 _KEY: Final = ["blocks", "block_bytes", "backend"]
 _INCLUDES: Final = (
-    "Medians in us on an idle stream. Prepare: host time to turn the list of blocks into what the driver or the kernel "
-    "takes, before the swap. Submit: host time inside the submission call or calls. Execute: wall_us - submit_us, "
-    "sample by sample: from the call's return to completion, descriptor upload and the end's notice included; what the "
-    "GPU did during the call is in submit"
+    "Medians in us on an idle stream. Prepare: host time to turn the list of blocks into descriptors, before the swap. "
+    "Submit: host time inside the submission call or calls; includes what the GPU does meanwhile. Execute: wall_us - "
+    "submit_us of each sample, from the return of the call until the host sees completion; includes descriptor upload"
 )
 _BUSY: Final = (
-    "GPU, busy: gpu_us of the same swap on a busy stream, between the events around it, its submission only as far as "
-    "it is not hidden"
+    "GPU, busy: gpu_us of the same swap on a busy stream, between the events around it; includes submission only where "
+    "pending work does not hide it"
 )
 
 
@@ -45,7 +44,7 @@ def make(view: View) -> Part | str:
     return Part(tables=tables)
 
 
-SECTION = Section("stages", "Where the time goes: prepare, submit, execute", make)
+SECTION = Section("stages", "Stages: time to prepare, submit and execute", make)
 
 
 def nearest(shapes: Collection[Swap]) -> dict[Swap, Swap]:
@@ -69,7 +68,7 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
     for row in rows_of(idle):
         execute = float(execute_us[row["cell_id"]])
         times = (row["prepare_us_median"], row["submit_us_median"], execute, row["wall_us_median"])
-        line = [row["backend"], count(row["blocks"]), size(row["block_size"]), *map(figure, times)]
+        line = [_name(row), count(row["blocks"]), size(row["block_size"]), *map(figure, times)]
         if busy:
             found = busy.get(tuple(row[name] for name in _KEY))
             line.append(figure(found["gpu_us_median"]) if found else "")
@@ -77,7 +76,7 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
     header = ("Backend", "Blocks", "Block size", "Prepare us", "Submit us", "Execute us", "Wall us")
     includes = f"{_INCLUDES}. {_BUSY}" if busy else _INCLUDES
     return DataTable(
-        f"{idle['direction'].iloc[0]}: us a swap",
+        f"{idle['direction'].iloc[0]}: us per swap",
         (*header, "GPU us, busy") if busy else header,
         rows,
         _stand_ins(near),
@@ -85,11 +84,16 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
     )
 
 
+def _name(row: Row) -> str:
+    return f"{row['backend']} ({noun(row['sms'], 'SM')})" if isinstance(row["sms"], int) else str(row["backend"])
+
+
 def _stand_ins(near: Mapping[Swap, Swap]) -> list[str]:
-    """Return which cells stand for those that the run does not hold, and which have none near."""
-    others = "; ".join(f"{_shape(shape)} for {_shape(wanted)}" for wanted, shape in near.items() if shape != wanted)
+    """Return which cells the table shows instead of those that the run does not hold, and which have none near."""
+    moved = {wanted: shape for wanted, shape in near.items() if shape != wanted}
+    others = "; ".join(f"{_shape(shape)} instead of {_shape(wanted)}" for wanted, shape in moved.items())
     absent = "; ".join(_shape(wanted) for wanted in WANTED if wanted not in near)
-    lines = [f"The nearest that this run holds: {others}" if others else "", f"Nothing near {absent}" if absent else ""]
+    lines = [f"Nearest measured cells: {others}" if others else "", f"Nothing near {absent}" if absent else ""]
     return [line for line in lines if line]
 
 

@@ -48,7 +48,8 @@ def make(view: View) -> Part | str:
             for arm in contest.arms
         }
         times = {backend: found for backend, found in by_backend.items() if found}
-        if duels := _duels(times):
+        heads = {arm.backend: with_sms(where(arm.cells, blocks=blocks), arm.backend) for arm in contest.arms}
+        if duels := _duels(times, heads):
             lines = [_duel(others, fastest) for others, fastest in duels]
             tables.append(_table(view, contest, pinned, blocks, times, lines))
             text = f"{contest.direction} on {a_stream(contest.state)}, N = {count(blocks)}: {'; '.join(lines)}."
@@ -74,15 +75,15 @@ def common_blocks(measured: pd.DataFrame) -> int:
     return int(max(ranks)[-1])
 
 
-def _duels(times: Times) -> list[tuple[list[str], Winners]]:
+def _duels(times: Times, heads: Mapping[str, str]) -> list[tuple[list[str], Winners]]:
     """Return the others that share two sizes with batched, and the winner at each: those with the same ones together.
 
-    A winner is True to its size: "batched", "" for the others, None where that is undecided.
+    The others are named as in `heads`. A winner is "batched", "" for the others, None where that is undecided.
     """
     others = [backend for backend in times if backend != BATCHED] if BATCHED in times else []
     found = {other: winners({BATCHED: times[BATCHED], other: times[other]}, IN_TURN) for other in others}
     named = {
-        other: tuple((size, "" if name == other else name) for size, name in fastest.items())
+        heads[other]: tuple((size, "" if name == other else name) for size, name in fastest.items())
         for other, fastest in found.items()
         if len(fastest) >= _MIN_SIZES
     }
@@ -94,7 +95,7 @@ def _duel(names: list[str], fastest: Winners) -> str:
     others = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     decided = [winner for winner in fastest.values() if winner is not None]
     if not decided:
-        return f"{BATCHED} and {others} are not told apart"
+        return f"{BATCHED} and {others} show no clear difference"
     changes = crossovers(fastest)
     verb = "is" if decided[0] or len(names) == 1 else "are"
     first, second = (BATCHED, others) if decided[0] else (others, BATCHED)
@@ -105,7 +106,7 @@ def _duel(names: list[str], fastest: Winners) -> str:
     elif len(decided) == len(fastest):
         line += " at every size"
     unclear = [bytes_size(size) for size, name in fastest.items() if name is None]
-    return line + (f" (not told apart at {', '.join(unclear)})" if unclear else "")
+    return line + (f" (no clear difference at {', '.join(unclear)})" if unclear else "")
 
 
 def _table(

@@ -260,12 +260,13 @@ def test_auto_is_held_against_the_best_of_the_others(tmp_path: Path) -> None:
             *contest(32768, 110.0, "sm sms=2"),
         ],
     )
-    section = markdown.section(text, "## The backend auto against the best of the others")
-    assert "in 2 of 4 cells (50.0%)" in section
-    assert "At worst it reached 0.80 of its speed: h2d, an idle stream, N = 1\N{NO-BREAK SPACE}024 of 16" in section
-    assert "it chose batched order=any and sm sms=2 was fastest" in section
-    assert "Of the 2 other cells, auto ran the very choice that was fastest in 1, and 0 are not told apart" in section
-    assert "It had no policy" in section
+    section = markdown.section(text, "## Auto: the backend auto against the fastest other backend")
+    assert (
+        "within 3% of the fastest in 2 of 4 cells; at worst 25% slower (h2d, idle, 1\N{NO-BREAK SPACE}024 " in section
+    )
+    assert "batched order=any instead of sm sms=2)" in section
+    assert "2 slower cells: 1 with the fastest choice itself, 0 without a clear difference" in section
+    assert "auto had no policy" in section
     row = next(line for line in section.splitlines() if line.startswith("| 16\N{NO-BREAK SPACE}KiB |"))
     assert row.endswith("| **0.80** |")
     assert "| ≈ 0.99 |" in section
@@ -274,7 +275,7 @@ def test_auto_is_held_against_the_best_of_the_others(tmp_path: Path) -> None:
 
 def test_a_hostile_choice_stays_text(tmp_path: Path) -> None:
     text = report(tmp_path, contest(4096, 200.0, "<script>|![x](http://evil.example)"))
-    section = markdown.section(text, "## The backend auto against the best of the others")
+    section = markdown.section(text, "## Auto: the backend auto against the fastest other backend")
     assert "<script>" not in section
     assert "![x](" not in section
 

@@ -79,7 +79,7 @@ def test_what_is_slower_beyond_the_noise_comes_first(tmp_path: Path, cells: list
     assert (points.loc[~slow, "verdict"] == "SAME").mean() > 0.8
     assert points["verdict"].eq("SLOWER").to_numpy()[: slow.sum()].all()
     (told,) = told_of(report, "comparison")
-    assert re.search(r"afterwards against before, 52 cells of both: 1[2-5] slower \(by up to \+2\d\.\d%\)", told)
+    assert re.search(r"afterwards against before, 52 cells in common: 1[2-5] slower \(by up to 2\d%\)", told)
     assert [chart.stem for chart in part.charts] == ["comparison-cliff-before-afterwards"]
 
 
@@ -124,7 +124,7 @@ def test_few_visits_are_undecided_and_not_told_on_top(tmp_path: Path, cells: lis
     report = report_of(runs)
     (said_of_it,) = lines_of(part_of(report, "comparison").findings)
     assert said_of_it.startswith(
-        f"bb against a, {len(cells)} cells of both: 0 slower, 0 faster, 0 the same within 5%, 52 undecided"
+        f"bb against a, {len(cells)} cells in common: 0 slower, 0 faster, 0 the same within 5%, 52 undecided"
     )
     assert told_of(report, "comparison") == []
 
@@ -151,7 +151,7 @@ def test_the_identity_of_a_stranger_stays_text(tmp_path: Path, cells: list[Cell]
     text = document(report_of([run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info)]))
     parts = list(tokens(text))
     kinds = {token.type for token in parts}
-    assert "## Comparison of runs" in text
+    assert "## Comparison: runs against each other" in text
     assert not kinds & {"html_block", "html_inline", "hr"}
     assert all(char.isprintable() or char in "\n\N{NO-BREAK SPACE}\N{WORD JOINER}" for char in text)
     assert not [token for token in parts if "javascript" in str(token.attrGet("href"))]

@@ -15,7 +15,8 @@ from kvbench.cells.axes import Direction, Neighbour, Order, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
-from kvbench.report.charts.palette import inks
+from kvbench.report.charts.palette import STROKES, inks, is_hollow
+from kvbench.report.charts.plot import LinePlot
 from kvbench.report.contents import report_of
 from kvbench.report.document import document
 from kvbench.report.html.page import html_page
@@ -100,6 +101,17 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_every_section_is_pinned(report: Report) -> None:
     assert set(sections_of(report)) == {section.name for section in (*SECTIONS, comparison.SECTION)}
+
+
+def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
+    colours = inks(backend for view in report.views for backend in view.frame["backend"])
+    plots = {chart.stem: chart.plot for chart in report.charts if isinstance(chart.plot, LinePlot)}
+    assert {stem.partition("-")[0] for stem in plots} == {"models", "cliff", "sm", "queue", "neighbour", "comparison"}
+    for plot in plots.values():
+        drawn = {
+            line.label: (colours[line.backend], line.variant % STROKES, is_hollow(line.variant)) for line in plot.lines
+        }
+        assert len(set(drawn.values())) == len(drawn)
 
 
 def test_the_wording_in_markdown(report: Report) -> None:

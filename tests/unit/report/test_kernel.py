@@ -116,8 +116,8 @@ def test_tables_show_the_rule_and_name_the_other_shapes(report: Report) -> None:
         words = " ".join(map(said, [others.caption, *others.notes, *(cell for row in others.rows for cell in row)]))
         assert "kernel" not in words
         assert "skipped" not in words
-    stages = table_of(part_of(report, "stages"), "h2d: us a swap")
-    rows = [tuple(row[:3]) for row in stages.rows if row[0] == "sm"]
+    stages = table_of(part_of(report, "stages"), "h2d: us per swap")
+    rows = [tuple(row[:3]) for row in stages.rows if row[0].startswith("sm")]
     assert len(rows) == len(set(rows)) == 4
     assert NOT_SHOWN in said(stages.caption)
 
@@ -149,7 +149,7 @@ def test_a_model_has_the_rule_of_its_swap(tmp_path: Path) -> None:
     batched = [replace(cell, backend="batched", sms=None, kernel=RULE) for cell in cells[-1:]]
     info = synthetic.info(spec={"models": msgspec.to_builtins(swaps)})
     report = report_of([make(tmp_path, measured(*cells, *batched), info=info)])
-    assert NOT_SHOWN in caption(report, "models", "h2d, idle stream: ms a swap")
+    assert NOT_SHOWN in caption(report, "models", "h2d, idle stream: ms per swap")
 
 
 def test_the_one_shape_of_a_run_is_shown_and_named(tmp_path: Path) -> None:

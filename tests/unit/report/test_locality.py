@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from kvbench.cells.axes import Direction, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.report.charts.plot import LinePlot
@@ -48,6 +50,20 @@ def test_a_swap_that_scattering_does_not_slow_is_not_told_apart(tmp_path: Path) 
     part = part_of(tmp_path, {SWAP: 100.0, FAR: 100.5})
     assert isinstance(part, Part)
     assert str(part.tables[0].rows[0][-1]).startswith("≈")
+
+
+def test_priming_that_did_not_keep_the_cpu_from_copying_is_told(tmp_path: Path) -> None:
+    primed = [replace(cell, backend="primed", sms=None) for cell in (SWAP, FAR)]
+    visits = [
+        msgspec.structs.replace(
+            visit(cell, 100.0, round_=number), path="CPU inline" if cell.pool_bytes else "copy engine"
+        )
+        for number in range(6)
+        for cell in primed
+    ]
+    part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *visits]))])[0])
+    assert isinstance(part, Part)
+    assert "primed took the path CPU inline, in some visits or all, in 1 of 2 cells." in [one.text for one in part.told]
 
 
 def test_a_chart_goes_over_three_sizes_of_the_pool(tmp_path: Path) -> None:

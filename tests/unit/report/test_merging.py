@@ -46,5 +46,5 @@ def test_the_time_of_merging_counts_against_what_it_saves(tmp_path: Path) -> Non
 
 def test_without_pairs_the_report_says_what_it_needs(tmp_path: Path) -> None:
     report = made_report(tmp_path, [*synthetic.ceilings(), *visits("shuffled", True, 100.0, 5.0)])
-    needed = "it needs cells with coalesce=off and coalesce=on that are alike otherwise"
+    needed = "it needs cells with coalesce=off and coalesce=on that are otherwise equal"
     assert any(needed in line for line in lines_of(report.missing))

@@ -12,13 +12,14 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
+from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import document
 from kvbench.report.model import DataTable, Report
 from kvbench.report.numbers import ABSENT, TIMES
 from kvbench.results import Record
 from tests import synthetic
 from tests.markdown import tokens
-from tests.reports import is_bold, lines_of, made_report, part_of, rows_of, said, table_of, told_of
+from tests.reports import chart_of, is_bold, lines_of, made_report, part_of, rows_of, said, table_of, told_of
 
 MODELS = ("llama-3-8b", "mistral-7b", "llama-3-70b@tp4", "gpt-oss-20b", "deepseek-v3")
 # GB/s of a device that does not exist
@@ -102,6 +103,23 @@ def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> 
     assert any(text.startswith(words) for text in told_of(made, "models"))
 
 
+def test_the_chart_has_every_model_with_the_rate_of_its_own_cell(tmp_path: Path) -> None:
+    swaps = swaps_of(*MODELS)
+    first, *rest = cells_of(swaps)
+    records = [*synthetic.rounds(rest, rate, noise=0.001), synthetic.failure(first, "error 719")]
+    plot = chart_of(report(tmp_path, records, msgspec.to_builtins(swaps)), "models-run").plot
+    assert isinstance(plot, LinePlot)
+    assert list(plot.x.names) == ["llama-3-8b", "mistral-7b", "llama-3-70b, TP 4", "gpt-oss-20b", "deepseek-v3"]
+    lines = {line.label: line for line in plot.lines}
+    assert set(lines) == {f"{backend}, {state} stream" for backend, state in RATES if backend != "sm"}
+    for (backend, state), gbps in RATES.items():
+        if backend != "sm":
+            line = lines[f"{backend}, {state} stream"]
+            failed = {0, 1} if (backend, state) == ("per_block", "idle") else set()  # two models are the same swap
+            assert set(line.x) == set(range(5)) - failed
+            assert list(line.y) == pytest.approx([gbps] * len(line.x), rel=0.01)
+
+
 def test_a_speed_up_inside_the_noise_is_marked(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b")
     cells = [cell_of(swaps[0], backend) for backend in ("per_block", "batched")]
@@ -116,13 +134,13 @@ def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) ->
     kernels = [cell_of(swap, "sm", sms=number) for number, swap in enumerate(swaps, start=2)]
     records = synthetic.rounds([*cells_of(swaps), *kernels], rate, noise=0.001)
     made = report(tmp_path, records, msgspec.to_builtins(swaps))
-    shown = table(made, "h2d, idle stream: ms a swap, by model and backend")
+    shown = table(made, "h2d, idle stream: ms per swap, by model and backend")
     rows = rows_of(shown)
     assert set(rows) == {"llama-3-8b", "llama-3-70b, TP 4"}
     for _, _, _, *others, kernel in shown.rows:
         assert is_bold(kernel)
         assert not any(map(is_bold, others))
-    assert not any(found.title.startswith("h2d, busy stream: ms a swap") for found in part_of(made, "models").tables)
+    assert not any(found.title.startswith("h2d, busy stream: ms per swap") for found in part_of(made, "models").tables)
     assert "sms 2/3" in said(shown.caption)
     assert "sms 2/3 (not shown" not in said(shown.caption)
 

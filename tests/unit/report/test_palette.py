@@ -1,12 +1,17 @@
-"""Backends are told apart by readers who see colours differently, and by marks where colours do not help."""
+"""Backends are told apart by readers who see colours differently, and by marks where colours do not help.
 
-from itertools import combinations
+Text has a contrast of 4.5 (WCAG 2, AA) with what it stands on, lines have one of 3.
+"""
+
+import re
+from importlib import resources
+from itertools import combinations, product
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvbench.report.charts.palette import inks
+from kvbench.report.charts.palette import RATIO_OCTAVES, contrast, inks, is_dark, ratio_colour, rgb_of
 
 Floats = npt.NDArray[np.float64]
 # Colour-vision deficiencies at full severity, on linear RGB: Machado, Oliveira and Fernandes 2009, table 1.
@@ -49,3 +54,43 @@ def test_the_colours_of_the_built_in_backends_stay_apart(sight: str) -> None:
 def test_no_two_backends_share_a_mark() -> None:
     marks = [ink.marker for ink in inks(["alpha", "zebra"]).values()]
     assert len(set(marks)) == len(marks)
+
+
+def test_many_strangers_are_drawn_differently() -> None:
+    drawn = inks(f"stranger{number}" for number in range(12)).values()
+    assert len({(ink.colour, ink.marker) for ink in drawn}) == len(drawn)
+
+
+def schemes() -> list[dict[str, str]]:
+    """Return the colours of the page by name, light and dark."""
+    css = (resources.files("kvbench.report.html") / "assets" / "page.css").read_text()
+    return [
+        dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", block))
+        for block in re.findall(r":root[^{]*\{(.*?)\}", css, re.DOTALL)
+    ]
+
+
+@pytest.mark.parametrize("colours", schemes(), ids=["light", "dark"])
+def test_text_and_lines_of_the_page_can_be_read(colours: dict[str, str]) -> None:
+    grounds = [colours["page"], colours["raised"]]
+    texts = [colours[name] for name in ("text", "faint", "link", "warning")]
+    pairs = [*product(texts, grounds), (colours["text"], colours["unmeasured"])]
+    assert min(contrast(rgb_of(text), rgb_of(ground)) for text, ground in pairs) >= 4.5
+    lines = [ink.colour for ink in inks(["a", "b", "c", "d"]).values()]
+    seen = {colour: contrast(rgb_of(colour), rgb_of(colours["page"])) for colour in lines if colour != "#000000"}
+    assert min(seen.values()) >= 3, min(seen, key=lambda colour: seen[colour])
+
+
+def test_labels_of_a_chart_can_be_read_on_paper() -> None:
+    assert min(contrast(rgb_of(ink.text), (1, 1, 1)) for ink in inks(["a", "b", "c", "d"]).values()) >= 4.5
+
+
+def test_figures_of_a_map_can_be_read_on_every_tile() -> None:
+    for octave in np.linspace(-RATIO_OCTAVES, RATIO_OCTAVES, 25):
+        tile = ratio_colour(float(2**octave))
+        assert contrast((1, 1, 1) if is_dark(tile) else (0, 0, 0), tile) >= 4.5
+
+
+@pytest.mark.parametrize("colours", schemes(), ids=["light", "dark"])
+def test_what_was_not_measured_does_not_look_like_a_ratio_of_one(colours: dict[str, str]) -> None:
+    assert contrast(rgb_of(colours["unmeasured"]), ratio_colour(1.0)) >= 1.4

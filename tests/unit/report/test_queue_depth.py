@@ -48,7 +48,7 @@ def test_the_table_has_a_row_for_every_depth_and_the_knee_below(table: DataTable
     assert at["knee"][1:] == ["none"] * 3
     caption = said(table.caption)
     assert caption.startswith(
-        "Synthetic H200 · driver 580.159 · 2026-11-20 · 30 samples a cell. Time of one submission"
+        "Synthetic H200 · driver 580.159 · 2026-11-20 · 30 samples per cell. Time of one submission"
     )
 
 
@@ -63,8 +63,8 @@ def test_a_knee_is_said_in_words(report: Report) -> None:
     part = part_of(report, "queue-depth")
     (line,) = lines_of(part.findings)
     assert re.fullmatch(
-        r"per_block, N = 1, 1 stream, h2d, 32 KiB blocks: behind 1 024 queued swaps a submission takes 50 times "
-        r"as long \([\d.]+ to 1\d\d us\)\.",
+        r"per_block, N = 1, 1 stream, h2d, 32 KiB blocks: a submission behind 1 024 queued swaps is 50 times slower "
+        r"\([\d.]+ to 1\d\d us\)\.",
         line,
     )
     assert [finding.text for finding in part.told] == list(part.findings)
@@ -84,7 +84,7 @@ def test_queues_without_a_knee_are_said_too(tmp_path: Path) -> None:
     visits = synthetic.rounds(synthetic.queue_cells(), lambda cell: cell.swap_bytes / 1e4)
     part = part_of(made_report(tmp_path, visits), "queue-depth")
     (line,) = lines_of(part.findings)
-    assert line.startswith("No depth at which a submission takes more than 2 times as long")
+    assert line.startswith("At no depth does a submission take more than 2 times as long")
     assert not part.told
 
 

@@ -31,11 +31,11 @@ def test_a_cliff_is_told_with_its_place_height_paths_and_the_other_state(tmp_pat
     records = on_paths(synthetic.rounds(synthetic.cliff_cells((256, 10_000))), inline_below_24_kib)
     (told,) = found(tmp_path, records, "cliff")
     assert told.startswith(
-        "batched h2d on an idle stream: blocks of 28 KiB reach 5.4 times more GB/s than blocks of 24 KiB, 4.6 to 4.7 "
+        "batched h2d on an idle stream: 28 KiB blocks reach 5.4 times the GB/s of 24 KiB blocks, 4.6 to 4.7 times "
     )
     assert "(N = 256 to 10 000)" in told
-    assert "effective path CPU inline below, copy engine above" in told
-    assert told.endswith("; on a busy stream there is none.")
+    assert "path: CPU inline below, copy engine above" in told
+    assert told.endswith("; no cliff on a busy stream.")
 
 
 def test_a_jump_at_few_numbers_of_blocks_is_not_told(tmp_path: Path) -> None:
@@ -45,33 +45,29 @@ def test_a_jump_at_few_numbers_of_blocks_is_not_told(tmp_path: Path) -> None:
     counts = (16, 64, 256)
     cells = [cell for cell in synthetic.cliff_cells(counts) if cell.backend == "batched"]
     told = found(tmp_path, synthetic.rounds(cells, rate), "cliff")
-    assert not any("than blocks of" in text for text in told)
-    assert any(
-        text.startswith("batched h2d on an idle stream: blocks of ") and "between N = 16 and 64" in text
-        for text in told
-    )
+    assert not any("than the size explains" in text for text in told)
+    assert any(text.startswith("batched h2d on an idle stream: ") and "between N = 16 and 64" in text for text in told)
 
 
 def test_crossovers_are_told_with_the_sizes_between_which_they_are(tmp_path: Path) -> None:
     told = found(tmp_path, synthetic.rounds(synthetic.cliff_cells((10_000,))), "threshold")
     assert len(told) == 4
     idle = next(text for text in told if text.startswith("h2d on an idle stream, N = 10 000: "))
-    assert "triton is faster than batched up to 32 KiB, batched from 64 KiB on" in idle
+    assert "triton (12 SMs) is faster than batched up to 32 KiB, batched from 64 KiB on" in idle
 
 
 def test_what_noise_hides_is_not_told_apart(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "per_block"]
     few = [cell for cell in cells if cell.block_bytes in (1024, 16 * 1024)]
     told = found(tmp_path, synthetic.rounds(few, lambda _: 20.0, noise=0.3), "threshold")
-    assert all(text.endswith("batched and triton are not told apart.") for text in told)
+    assert all(text.endswith("batched and triton (12 SMs) show no clear difference.") for text in told)
 
 
 def test_the_knees_of_the_ladder_are_told_by_shape(tmp_path: Path) -> None:
     told = found(tmp_path, synthetic.rounds(synthetic.ladder_cells()), "sm-ladder")
     shapes = "h2d 4 KiB, h2d 8 KiB, h2d 16 KiB, d2h 4 KiB, d2h 8 KiB, d2h 16 KiB"
     assert sorted(told) == [
-        f"triton on {state} stream, N = 10 000, is within 5% of its best from 4 SMs for {shapes}."
-        for state in ("a busy", "an idle")
+        f"triton on {state} stream, N = 10 000: knee at 4 SMs ({shapes})." for state in ("a busy", "an idle")
     ]
 
 
@@ -85,7 +81,7 @@ def test_a_ladder_that_still_rises_has_no_knee(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("faster", "noise", "words"),
-    [(1.04, 1e-4, "GPU time differs in 8 of 8 cells (-3.8%)"), (1.0, 0.2, "nothing told apart in 16 cells")],
+    [(1.04, 1e-4, "GPU time differs in 8 of 8 cells (-3.8%)"), (1.0, 0.2, "no clear difference in 16 cells")],
 )
 def test_what_any_changes_is_told(tmp_path: Path, faster: float, noise: float, words: str) -> None:
     def rate(cell: Cell) -> float:
@@ -93,13 +89,13 @@ def test_what_any_changes_is_told(tmp_path: Path, faster: float, noise: float, w
 
     rounds = [synthetic.visits(synthetic.order_cells(), rate, count=10, noise=noise, round_=n) for n in range(8)]
     (told,) = found(tmp_path, [visit for visits in rounds for visit in visits], "access-order")
-    assert told.startswith("ANY instead of STREAM for batched on an idle stream: ")
+    assert told.startswith("ANY against STREAM, batched on an idle stream: ")
     assert words in told
 
 
 def test_too_few_rounds_tell_nothing_of_any(tmp_path: Path) -> None:
     (told,) = found(tmp_path, synthetic.visits(synthetic.order_cells(), count=10), "access-order")
-    assert "nothing told apart in 16 cells" in told
+    assert "no clear difference in 16 cells" in told
 
 
 def test_a_run_without_figures_has_no_sentences(tmp_path: Path) -> None:

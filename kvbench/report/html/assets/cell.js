@@ -28,6 +28,7 @@ class CellPanel {
     ));
     if (!this.dialog.open) this.dialog.showModal();
     this.dialog.scrollTop = 0;
+    watchTables(this.dialog);
   }
 }
 
@@ -42,24 +43,25 @@ function facts(run, row) {
   const word = (name) => run.words[name][row];
   const number = (name) => run.counts[name][row];
   const rate = (name) => figureOf(run, row, name);
-  const share = (name) => (rate(name) === null ? null : `${(100 * rate(name)).toFixed(0)} %`);
+  const share = (name) => (rate(name) === null ? null : percent(rate(name)));
   const others = Object.entries(run.axes)
     .filter(([name, values]) => values[row] !== null && !["backend", "direction", "blocks", "block_size", "stream_state"].includes(name))
-    .map(([name, values]) => `${name} ${values[row]}`);
+    .map(([name, values]) => `${name} ${sized(values[row])}`);
   const speed = rate("gbps") === null ? null
     : `${figure(rate("gbps"))} (quartiles ${figure(rate("gbps_q1"))} to ${figure(rate("gbps_q3"))})`;
   const rows = [
-    ["Run", `${run.label}: ${run.title}`],
-    ["Status", word("status") === "ok" ? null : word("status")],
-    ["Reason", word("reason")],
     ["GB/s", speed],
     ["Share of the ceiling", share("ceiling_share")],
+    ["Share of the roof", share("roof_share")],
     ["Effective path", word("path")],
+    ["Status", word("status") === "ok" ? null : word("status")],
+    ["Reason", word("reason")],
+    ["Run", `${run.label}: ${run.title}`],
     ["Chosen by auto", word("chosen")],
     ["Other axes", others.join(", ") || null],
     ["Samples", number("samples") ? `${number("samples")} in ${number("rounds")} rounds, ${number("outliers")} marked as outliers` : null],
     ["Stopped by", word("stopped_by")],
-    ["Stream in the state asked for", share("state_held")],
+    ["Stream in the requested state", share("state_held")],
     ["gpu_us is execution only", share("execution_only")],
     ["All queued swaps waiting", share("depth_held")],
     ["Bytes compared", number("verified_bytes") ? count(number("verified_bytes")) : null],
@@ -82,7 +84,7 @@ function command(run, row) {
   const source = el("code", { class: "command" }, run.words.command[row] ?? "");
   const button = el("button", { type: "button", id: "copy" }, "Copy");
   button.addEventListener("click", () => copyText(source, button));
-  return el("div", {}, el("h3", {}, "Measured again by"), el("p", { class: "copied" }, source, button));
+  return el("div", {}, el("h3", {}, "Command that measures it again"), el("p", { class: "copied" }, source, button));
 }
 
 function raw(run, row, visits) {

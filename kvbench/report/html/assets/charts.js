@@ -11,6 +11,7 @@ class LineChart {
     const panels = spec.grid.flat();
     const lines = panels.flatMap((panel) => panel.lines);
     this.xs = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+    this.roofs = [...new Set(panels.flatMap((panel) => panel.roofs.map((roof) => roof.label)))].sort();
     this.full = { x: padded(spec.x.scale, this.xs), y: this.fullY(panels, lines) };
     const place = node.querySelector(".panels");
     place.classList.toggle("wide", panels.length > 1);
@@ -24,13 +25,12 @@ class LineChart {
   }
 
   fullY(panels, lines) {
-    const known = [...lines.flatMap((line) => [...line.y, ...line.high]), ...panels.map((panel) => panel.ceiling)];
-    const values = known.filter((value) => value !== null);
-    if (this.spec.y.scale !== "linear") {
-      return padded(this.spec.y.scale, [...values, ...lines.flatMap((line) => line.low)].filter((value) => value > 0));
-    }
-    const marks = Math.max(0, ...panels.map((panel) => panel.lines.reduce((sum, line) => sum + line.marks.length, 0)));
-    return [0, (Math.max(1e-9, ...values) * 1.08) / (1 - Math.min(0.4, (marks * MARK_PX) / 170))];
+    const { scale, zero } = this.spec.y;
+    const levels = panels.flatMap((panel) => [panel.ceiling, ...panel.roofs.flatMap((roof) => roof.y)]);
+    const values = [...lines.flatMap((line) => [...line.y, ...line.high]), ...levels].filter((value) => value !== null);
+    if (scale === "linear" && zero) return [0, Math.max(1e-9, ...values) * 1.08];
+    const ends = [...values, ...lines.flatMap((line) => line.low)].filter((value) => value !== null);
+    return padded(scale, scale === "linear" ? ends : ends.filter((value) => value > 0));
   }
 
   build() {
@@ -45,7 +45,16 @@ class LineChart {
       const button = el("button", { type: "button", "aria-pressed": "true" }, keyOf(line), label);
       button.addEventListener("click", () => this.toggle(label, button));
       return button;
-    }));
+    }), ...this.levelKeys());
+  }
+
+  levelKeys() {
+    const key = (words, stroke, ink) => el("span", { class: "key" }, strokeKey(stroke, ink, 1.2), words);
+    const ceiling = this.spec.grid.flat().some((panel) => panel.ceiling !== null);
+    return [
+      ...(ceiling ? [key("ceiling", CEILING_STROKE, "var(--faint)")] : []),
+      ...this.roofs.map((label, number) => key(label, ROOF_STROKES[number], "var(--text)")),
+    ];
   }
 
   toggle(label, button) {
@@ -83,7 +92,7 @@ class LineChart {
     for (const panel of this.spec.grid.flat()) {
       for (const line of panel.lines) {
         line.x.forEach((value, at) => rows.push([
-          panel.title, line.run, line.label, value, line.y[at], line.low[at], line.high[at], line.cell_ids[at],
+          panel.title, line.run, line.label, x.names[value] ?? value, line.y[at], line.low[at], line.high[at], line.cell_ids[at],
         ]));
       }
     }
@@ -96,10 +105,9 @@ class LineChart {
     tip.hidden = !near;
     if (!near) return;
     const { line, number } = near;
-    const show = (axis, value) => `${SHOW[axis.unit](value)}`;
     const { x, y } = this.spec;
-    const at = `${x.label} ${show(x, line.x[number])}: ${show(y, line.y[number])} ${y.label}`;
-    const between = `quartiles ${show(y, line.low[number])} to ${show(y, line.high[number])}`;
+    const at = `${x.label} ${shown(x, line.x[number])}: ${shown(y, line.y[number])} ${y.label}`;
+    const between = `quartiles ${shown(y, line.low[number])} to ${shown(y, line.high[number])}`;
     tip.replaceChildren(el("strong", {}, line.label), el("br"), at, el("br"), between);
     const box = panel.plot.over.getBoundingClientRect();
     const { left, top } = panel.plot.cursor;
@@ -121,12 +129,16 @@ function padded(scale, values) {
 
 function keyOf(line) {
   const path = new Path2DText();
-  MARKERS[line.marker](path, 16, 7, 4);
+  MARKERS[line.marker](path, 20, 7, 4);
   const ink = line.colour === "#000000" ? "currentColor" : line.colour;
-  const dash = ["none", "5 3", "2 2"][line.style];
-  return drawn("svg", { width: 32, height: 14, "aria-hidden": "true" },
-    drawn("line", { x1: 0, x2: 32, y1: 7, y2: 7, stroke: ink, "stroke-width": 2, "stroke-dasharray": dash }),
-    drawn("path", { d: path.text, stroke: ink, "stroke-width": 1.2, fill: dash === "none" ? ink : "var(--page)" }));
+  const key = strokeKey(strokeOf(line), ink, 2);
+  key.append(drawn("path", { d: path.text, stroke: ink, "stroke-width": 1.2, fill: isHollow(line) ? "var(--page)" : ink }));
+  return key;
+}
+
+function strokeKey(stroke, ink, width) {
+  return drawn("svg", { width: 40, height: 14, "aria-hidden": "true" },
+    drawn("line", { x1: 0, x2: 40, y1: 7, y2: 7, stroke: ink, "stroke-width": width, "stroke-dasharray": stroke.join(" ") || "none" }));
 }
 
 // Path2D's calls as the text of an SVG path, so that a marker is drawn the same in a chart and in its legend.

@@ -33,6 +33,10 @@ function figure(value) {
   return value.toFixed(Math.min(6, 2 - Math.floor(Math.log10(size))));
 }
 
+function percent(share) {
+  return `${(100 * share).toFixed(0)}%`;
+}
+
 function count(value) {
   return value.toFixed(0).replace(/\B(?=(\d{3})+$)/g, "\u00a0");
 }
@@ -41,10 +45,15 @@ function size(bytes) {
   for (const [unit, factor] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]]) {
     if (bytes >= factor && bytes % factor === 0) return `${bytes / factor}\u00a0${unit}`;
   }
-  return `${bytes}\u00a0B`;
+  return bytes < 1024 ? `${bytes}\u00a0B` : `${Number((bytes / 1024).toPrecision(4))}\u00a0KiB`;
 }
 
 const SHOW = { bytes: size, count, figure };
+
+// A value of an axis in words.
+function shown(axis, value) {
+  return axis.unit === "name" ? axis.names[value] : SHOW[axis.unit](value);
+}
 
 // To the clipboard; where that is refused the text is selected, for Ctrl+C.
 async function copyText(source, button) {
@@ -54,6 +63,18 @@ async function copyText(source, button) {
   } catch {
     getSelection().selectAllChildren(source);
     button.textContent = "Selected: press Ctrl+C";
+  }
+}
+
+// Marks the tables below a node that are wider than their place, so that they say that they scroll.
+const SCROLLING = new ResizeObserver((entries) => {
+  for (const { target } of entries) target.toggleAttribute("data-scrolls", target.scrollWidth > target.clientWidth + 1);
+});
+
+function watchTables(node) {
+  for (const place of node.querySelectorAll(".table")) {
+    SCROLLING.observe(place);
+    place.toggleAttribute("data-scrolls", place.scrollWidth > place.clientWidth + 1);
   }
 }
 

@@ -28,7 +28,7 @@ class LookUp {
     const axis = (name) => ({
       name,
       filter: true,
-      text: ({ run, row }) => run.axes[name][row] ?? "",
+      text: ({ run, row }) => sized(run.axes[name][row] ?? ""),
       key: ({ run, row }) => (NUMBER_KEYS[name] ? NUMBER_KEYS[name](run, row) : run.axes[name][row] ?? ""),
     });
     const number = (name, words) => ({
@@ -38,14 +38,14 @@ class LookUp {
       text: ({ run, row }) => figure(figureOf(run, row, name)),
     });
     return [
-      ...(this.several ? [{ name: "run", key: ({ run }) => run.label, filter: true }] : []),
-      ...MAIN_AXES.filter((name) => names.includes(name)).map(axis),
       number("gbps", "GB/s"),
-      { name: "ceiling", number: true, key: share, text: (cell) => (share(cell) < 0 ? "–" : `${(100 * share(cell)).toFixed(0)} %`) },
+      { name: "share", number: true, key: share, text: (cell) => (share(cell) < 0 ? "–" : percent(share(cell))) },
       { name: "path", key: ({ run, row }) => run.words.path[row] ?? "" },
-      ...others.map(axis),
       number("swap_us_median", "swap_us"),
       { name: "status", filter: true, key: ({ run, row }) => run.words.status[row] },
+      ...(this.several ? [{ name: "run", key: ({ run }) => run.label, filter: true }] : []),
+      ...[...MAIN_AXES.filter((name) => names.includes(name)), ...others].map(axis),
+      { name: "cell id", key: ({ id }) => id },
     ];
   }
 
@@ -100,7 +100,8 @@ class LookUp {
   }
 
   found() {
-    const asked = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const whole = this.search.value.toLowerCase().replace(/(\d)\s+(?=[kmg]?i?b(\s|$))/g, "$1");  // "16 KiB" is one word
+    const asked = whole.split(/\s+/).filter(Boolean);
     const cells = this.cells.filter((cell) =>
       asked.every((word) => cell.words.some((said) => fits(word, said))) &&
       [...this.filters].every(([column, key]) => column.key(cell) === key));
@@ -119,9 +120,23 @@ class LookUp {
   line(cell) {
     const open = () => this.open(cell.run.label, cell.id);
     const words = { type: "button", class: "open", "aria-label": `Open ${cellName(cell.run, cell.row)}` };
-    return el("tr", { onclick: open }, el("td", {}, el("button", words, cell.id)), ...this.columns.map((column) =>
+    return el("tr", { onclick: open, "data-cell": cell.id }, el("td", {}, el("button", words, shortName(cell))), ...this.columns.map((column) =>
       el("td", { class: column.number ? "right" : null }, textOf(column, cell))));
   }
+}
+
+function shortName({ run, row }) {
+  const axis = (name) => run.axes[name][row];
+  const sms = axis("sms") ? `, ${axis("sms")} SMs` : "";
+  const blocks = `${count(Number(axis("blocks")))} \u00d7 ${size(run.counts.block_bytes[row])}`;
+  return `${axis("backend")} ${axis("direction")} ${blocks}, ${axis("stream_state")}${sms}`;
+}
+
+// "16KiB" as people read it; other text stays as it is.
+function sized(text) {
+  const found = /^(\d+)([KMG]?i?B)$/.exec(text);
+  const factor = found && { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 }[found[2]];
+  return factor ? size(Number(found[1]) * factor) : text;
 }
 
 function textOf(column, cell) {

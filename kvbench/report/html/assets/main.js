@@ -34,6 +34,7 @@ function start() {
   addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; built(); });
 
   new LookUp(runs, document.getElementById("look-up"), open);
+  watchTables(document);
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -7,13 +7,19 @@ const MARKERS = {
   "^": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [270, 30, 150]),
   v: (path, x, y, r) => polygon(path, x, y, 1.3 * r, [90, 210, 330]),
   "<": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [180, 300, 60]),
+  ">": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [0, 120, 240]),
   h: (path, x, y, r) => polygon(path, x, y, 1.2 * r, [0, 60, 120, 180, 240, 300]),
   P: (path, x, y, r) => cross(path, x, y, r, 0),
   X: (path, x, y, r) => cross(path, x, y, r, 45),
 };
+// The strokes of a backend's variants; those after the first round differ in whether their markers are hollow.
+const STROKES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [3, 7], [12, 3, 2, 3, 2, 3]];
+const CEILING_STROKE = [6, 4];
+const ROOF_STROKES = [[10, 3, 2, 3], [1.5, 3]];
 const PER_LINE = 3;  // series of a line: medians, lower and upper quartiles
 const NEAR_PX = 40;
 const MARK_PX = 15;
+const ABOVE_PX = 6;  // between labels and lines: markers of points at the edge reach there
 
 function circle(path, x, y, r) {
   path.moveTo(x + r, y);
@@ -93,7 +99,8 @@ class Panel {
     return {
       width,
       height,
-      title: this.panel.title,
+      title: this.title(),
+      padding: [ABOVE_PX + MARK_PX * this.markCount(), null, null, null],  // labels stand above the lines, whatever the zoom
       legend: { show: false },
       cursor: {
         drag: { x: true, y: true, uni: 25, setScale: false },
@@ -105,7 +112,12 @@ class Panel {
         y: { ...kind(y.scale), range: () => this.range("y") },
       },
       axes: [
-        this.axis(x, { splits: () => this.ticks(), filter: (_, splits) => splits, grid: { show: false }, size: 30 }),
+        this.axis(x, {
+          splits: () => this.ticks(),
+          filter: (_, splits) => splits,
+          grid: { show: false },
+          ...(x.unit === "name" ? { rotate: 40, size: 24 + 4.6 * Math.max(...x.names.map((name) => name.length)) } : { size: 30 }),
+        }),
         this.axis(y, { size: 56 }),
       ],
       series: [{}, ...this.series()],
@@ -120,6 +132,15 @@ class Panel {
         ready: [(plot) => this.listen(plot)],
       },
     };
+  }
+
+  title() {
+    const { title, ceiling } = this.panel;
+    return ceiling === null ? title : `${title} · ceiling ${figure(ceiling)} ${this.chart.spec.y.label}`;
+  }
+
+  markCount() {
+    return this.panel.lines.flatMap((line) => line.marks).filter((mark) => mark.words).length;
   }
 
   axis(axis, more) {
@@ -138,7 +159,7 @@ class Panel {
   }
 
   tickText(axis, value) {
-    return axis.unit === "figure" ? String(Number(value.toPrecision(3))) : SHOW[axis.unit](value);
+    return axis.unit === "figure" ? String(Number(value.toPrecision(3))) : shown(axis, value);
   }
 
   series() {
@@ -151,11 +172,11 @@ class Panel {
         size: 8,
         width: 1.4,
         stroke: ink,
-        fill: line.style ? colour("page") : ink,
+        fill: isHollow(line) ? colour("page") : ink,
         paths: (plot, series, first, last) => this.markers(plot, series, first, last, line.marker),
       };
       const median = { show, label: line.label, stroke: ink, width: 1.8, spanGaps: true, points: marker };
-      return [{ ...median, dash: [undefined, [7, 4], [2, 3]][line.style] }, edge, edge];
+      return [{ ...median, dash: strokeOf(line) }, edge, edge];
     });
   }
 
@@ -174,7 +195,8 @@ class Panel {
     }
     const clip = new Path2D();
     const { left, top, width, height } = plot.bbox;
-    clip.rect(left - 8, top - 8, width + 16, height + 16);
+    const room = (ABOVE_PX - 2) * devicePixelRatio;
+    clip.rect(left - room, top - room, width + 2 * room, height + 2 * room);
     return { stroke: path, fill: path, clip, flags: 3 };
   }
 
@@ -182,11 +204,11 @@ class Panel {
   ticks() {
     const [low, high] = this.range("x");
     const { unit, scale } = this.chart.spec.x;
-    const room = unit === "bytes" ? 50 : 34;
+    const room = { bytes: 50, name: 14 }[unit] ?? 34;
     const width = this.plot ? this.plot.bbox.width / devicePixelRatio : 400;
     const pixels = (value) => (width * (forward(scale, value) - forward(scale, low))) / (forward(scale, high) - forward(scale, low));
     const inside = this.chart.xs.filter((value) => value >= low && value <= high);
-    const round = (value) => (Number.isInteger(Math.log2(value)) ? 0 : 1);
+    const round = (value) => (unit === "name" || Number.isInteger(Math.log2(value)) ? 0 : 1);
     const named = [];
     for (const value of [...inside].sort((a, b) => round(a) - round(b) || a - b)) {
       if (named.every((other) => Math.abs(pixels(value) - pixels(other)) >= room)) named.push(value);
@@ -204,44 +226,57 @@ class Panel {
     ctx.lineWidth = devicePixelRatio;
     ctx.textBaseline = "alphabetic";
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
-    if (this.panel.ceiling !== null) this.drawCeiling(ctx, bbox, y(this.panel.ceiling));
-    let place = 0;
-    for (const line of this.visible()) {
-      for (const mark of line.marks) {
-        this.drawMark(ctx, bbox, line, mark, [x(mark.low), x(mark.high)], place);
-        place += 1;
-      }
+    if (this.panel.ceiling !== null) {
+      const level = y(this.panel.ceiling);
+      this.drawPath(ctx, [[bbox.left, level], [bbox.left + bbox.width, level]], CEILING_STROKE, colour("faint"));
     }
+    for (const roof of this.panel.roofs) {
+      const points = roof.x.map((value, number) => [x(value), y(roof.y[number])]);
+      this.drawPath(ctx, points, ROOF_STROKES[this.chart.roofs.indexOf(roof.label)], colour("text"));
+    }
+    const marks = this.visible().flatMap((line) => line.marks.map((mark) => ({ line, mark })));
+    for (const { line, mark } of marks) this.drawMark(ctx, bbox, line, mark, x, y);
     if (!this.panel.lines.length) ctx.fillText("not measured", bbox.left + bbox.width / 2, bbox.top + bbox.height / 2);
     ctx.restore();
+    this.drawLabels(marks.filter(({ mark }) => mark.words));
   }
 
-  drawCeiling(ctx, bbox, level) {
-    ctx.strokeStyle = ctx.fillStyle = colour("faint");
-    ctx.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
+  drawPath(ctx, points, stroke, ink) {
+    ctx.strokeStyle = ink;
+    ctx.setLineDash(stroke.map((length) => length * devicePixelRatio));
     ctx.beginPath();
-    ctx.moveTo(bbox.left, level);
-    ctx.lineTo(bbox.left + bbox.width, level);
+    for (const point of points) ctx.lineTo(...point);
     ctx.stroke();
     ctx.setLineDash([]);
-    ctx.textAlign = "right";
-    const words = `ceiling ${figure(this.panel.ceiling)}`;
-    ctx.fillText(words, bbox.left + bbox.width - 3, level - 4 * devicePixelRatio);
   }
 
-  drawMark(ctx, bbox, line, mark, [low, high], place) {
-    const middle = (low + high) / 2;
-    ctx.fillStyle = `${this.ink(line)}22`;
-    const width = Math.max(high - low, 3 * devicePixelRatio);
-    ctx.fillRect(middle - width / 2, bbox.top, width, bbox.height);
-    const share = (middle - bbox.left) / bbox.width;
-    if (share < 0 || share > 1) return;
-    const words = `${line.label}: ${mark.words}`;
-    const length = ctx.measureText(words).width;
-    const left = Math.max(bbox.left, Math.min(middle - length / 2, bbox.left + bbox.width - length));
+  // Shades a jump, rings a point.
+  drawMark(ctx, bbox, line, mark, x, y) {
+    if (mark.low < mark.high) {
+      ctx.fillStyle = `${this.ink(line)}22`;
+      ctx.fillRect(x(mark.low), bbox.top, x(mark.high) - x(mark.low), bbox.height);
+      return;
+    }
+    ctx.strokeStyle = this.ink(line);
+    ctx.beginPath();
+    ctx.arc(x(mark.low), y(line.y[line.x.indexOf(mark.low)]), 8 * devicePixelRatio, 0, 2 * Math.PI);
+    ctx.stroke();
+  }
+
+  // Writes what is marked between the title and the lines, where a zoom brings no line.
+  drawLabels(marks) {
+    const { ctx, bbox } = this.plot;
+    ctx.save();
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.textBaseline = "alphabetic";
     ctx.textAlign = "left";
     ctx.fillStyle = colour("text");
-    ctx.fillText(words, left, bbox.top + (place + 0.85) * MARK_PX * devicePixelRatio);
+    const first = bbox.top - (ABOVE_PX - 2 + MARK_PX * this.markCount()) * devicePixelRatio;
+    marks.forEach(({ line, mark }, place) => {
+      const words = `${line.label}: ${mark.words}`;
+      ctx.fillText(words, bbox.left, first + (place + 0.7) * MARK_PX * devicePixelRatio, bbox.width);
+    });
+    ctx.restore();
   }
 
   // The point of a visible line that is nearest to the pointer, if any is near.
@@ -280,6 +315,14 @@ class Panel {
     });
     plot.over.addEventListener("mouseleave", () => this.chart.point(this, null));
   }
+}
+
+function strokeOf(line) {
+  return STROKES[line.variant % STROKES.length];
+}
+
+function isHollow(line) {
+  return line.variant > 0 && line.variant <= STROKES.length;
 }
 
 function kind(scale) {

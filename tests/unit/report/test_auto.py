@@ -1,0 +1,81 @@
+"""The section on auto: it is judged at shapes that its policy was not measured at."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.report.model import Part
+from tests import synthetic
+from tests.reports import is_bold, lines_of, made_report, part_of, said, told_of
+
+KNOWN, NEW = 4096, 16384
+POLICY: dict[str, Any] = {
+    "format": 1,
+    "device": "Synthetic H200",
+    "driver": "580.159",
+    "identity_hash": "0123456789ab",
+    "made": "2026-11-19T10:00:00Z",
+    "runs": ["kvbench sweep quick"],
+    "tables": [
+        {
+            "direction": "h2d",
+            "stream_state": "idle",
+            "block_bytes": [KNOWN],
+            "blocks": [256],
+            "choices": [["batched"]],
+        }
+    ],
+}
+
+
+def part(tmp_path: Path, slow_bytes: int, policy: dict[str, Any] | None) -> Part:
+    """Return the section of a run in which auto takes twice as long as batched copies at one block size."""
+    batched = [Cell("batched", Direction.H2D, 256, size) for size in (KNOWN, NEW)]
+    auto = [replace(cell, backend="auto") for cell in batched]
+
+    def rate(cell: Cell) -> float:
+        return 10.0 if cell.backend == "auto" and cell.block_bytes == slow_bytes else 20.0
+
+    info = synthetic.info(spec={"policy": policy} if policy else {})
+    return part_of(made_report(tmp_path, synthetic.rounds([*batched, *auto], rate, noise=0.001), info), "auto")
+
+
+@pytest.mark.parametrize(("slow_bytes", "close"), [(KNOWN, 1), (NEW, 0)])
+def test_shapes_of_its_policy_do_not_count(tmp_path: Path, slow_bytes: int, close: int) -> None:
+    found = part(tmp_path, slow_bytes, POLICY)
+    verdict, *rest = lines_of(found.findings)
+    assert verdict.startswith(f"auto is within 3% of the fastest in {close} of 1 cell new to its policy")
+    assert [said(finding.text) for finding in found.told] == [verdict]
+    assert any("At 1 shape of the policy itself, auto was as close in " in line for line in rest)
+    known, new = (row[1] for row in found.tables[0].rows)
+    assert said(known).startswith("(")
+    assert is_bold(new) == (slow_bytes == NEW)
+
+
+def test_without_a_policy_every_shape_counts(tmp_path: Path) -> None:
+    found = part(tmp_path, NEW, None)
+    verdict, *rest = lines_of(found.findings)
+    assert verdict.startswith(
+        "auto is within 3% of the fastest in 1 of 2 cells; at worst 2 times slower (h2d, idle, 256"
+    )
+    assert "auto had no policy and used built-in defaults" in rest
+
+
+def test_a_fall_of_auto_is_left_to_its_own_section(tmp_path: Path) -> None:
+    cells = [
+        Cell(name, Direction.D2H, blocks, size)
+        for name in ("auto", "batched")
+        for blocks in (1000, 200_000)
+        for size in (1024, 2048, 4096, 8192)
+    ]
+
+    def rate(cell: Cell) -> float:
+        return 30.0 if cell.blocks > 1000 else 52.0
+
+    told = told_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "cliff")
+    assert [text for text in told if "fall from 52 to 30 GB/s between N = 1 000 and 200 000" in text] == told[:1]
+    assert told[0].startswith("batched d2h on an idle stream: ")
