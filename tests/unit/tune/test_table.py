@@ -176,7 +176,7 @@ choices = [["sm sms=2"], ["batched"]]
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('device = "a GPU"', "", "policy: without device"),
+        ('device = "a GPU"', "", "policy: device is missing"),
         ('device = "a GPU"', 'device = "a GPU"\nformat = 2', "policy.format: 2 is not a whole number from 1 to 1"),
         ('device = "a GPU"', 'device = "a\\u001b[2JGPU"', "is not one line of at most 500"),
         ('device = "a GPU"', 'device = "a GPU"\ndevcie = 1', "did you mean device?"),
