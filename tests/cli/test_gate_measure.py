@@ -138,12 +138,12 @@ for line in sys.stdin.buffer:
 @pytest.mark.parametrize(
     ("lie", "words"),
     [
-        ("said = b'kvbench: warming up\\n'", "not understood"),
+        ("said = b'kvbench: warming up\\n'", "answer is invalid"),
         ("said = b'x' * (65 << 20)", "no end within 64 MiB"),
-        ('said = b\'{"type":"reserved"}\\n\'', "none to what it was asked"),
+        ('said = b\'{"type":"reserved"}\\n\'', "does not match the request"),
         ("said = said.replace(b'\"round\":0', b'\"round\":7')", "of another visit"),
         ("said = said.replace(b'\"span_ns\":[', b'\"span_ns\":[1')", "while the other side measured"),
-        ("said = b'\\xff' * 99 + b'\\n'", "not understood"),
+        ("said = b'\\xff' * 99 + b'\\n'", "answer is invalid"),
     ],
     ids=["no JSON", "no end", "another answer", "another visit", "a clock that lies", "no text"],
 )
@@ -221,7 +221,7 @@ def test_time_that_is_up_ends_it_with_what_there_is(folder: Path) -> None:
         (("--base=here", "--cand=backend:batched"), "a backend is compared with another backend"),
         (("--base=here", "--cand=here", "--suite=none"), 'config "none"'),
         (("--base=here", "--cand=here", "--filter=blocks=5"), "nothing to measure: no cell meets the filters"),
-        (("--base=here", "--cand=here", "--cand-fault=burn=1"), "--fault 'burn=1': write KIND=NUMBER"),
+        (("--base=here", "--cand=here", "--cand-fault=burn=1"), "--fault 'burn=1': not a fault; write KIND=NUMBER"),
         (("--base=here", "--cand=backend:no-such", "--base=backend:batched"), "unknown backend no-such"),
         (("--base=backend:batched", "--cand=backend:per_block", "-abackend=sm"), "the sides name the backends"),
         (("--base=here", "--cand=here", "--floor=none.json"), "--floor none.json: no such file"),
