@@ -313,7 +313,7 @@ def test_coalescing_starts_anew_with_other_blocks(bench: Bench) -> None:
 def test_another_number_of_blocks_and_ids_in_place_of_addresses_are_refused(bench: Bench) -> None:
     swap = bench.batched(*row(4))
     sources, destinations, _ = bench.lists(*row(5))
-    with pytest.raises(ValueError, match="another number of descriptors"):
+    with pytest.raises(ValueError, match="the number of descriptors must not change"):
         swap.retarget(sources, destinations)
     ids = np.arange(4, dtype=np.uint32)
     with pytest.raises(ValueError, match="descriptors, not ids"):
@@ -357,7 +357,7 @@ def mechanism(device: Device, backend: Backend) -> Mechanism:
 @pytest.mark.parametrize("legacy", [0, 1])
 def test_the_legacy_default_stream_is_refused(bench: Bench, legacy: int) -> None:
     for swap in (bench.per_block(*row(2)), bench.batched(*row(2))):
-        with pytest.raises(EngineError, match="legacy default stream cannot take a swap; create a stream of your own"):
+        with pytest.raises(EngineError, match="legacy default stream is not supported; create a stream"):
             swap.submit(legacy)
     with pytest.raises(EngineError, match="legacy default stream"):
         TimedRegion(bench.device.driver, legacy, 1000)
@@ -412,9 +412,9 @@ def test_lists_of_different_lengths_are_refused(bench: Bench) -> None:
 
 
 def test_memory_of_the_device_cannot_be_touched_from_the_host(cpu: Device) -> None:
-    with pytest.raises(IndexError, match="lies on the device"):
+    with pytest.raises(IndexError, match="is on the device"):
         Buffer(cpu.driver, MemoryKind.device, 64).array()
-    with pytest.raises(IndexError, match="smaller than that"):
+    with pytest.raises(IndexError, match="has fewer bytes"):
         Buffer(cpu.driver, MemoryKind.allocated, 64).fill_value(65, 0)
 
 
