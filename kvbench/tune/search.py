@@ -1,7 +1,7 @@
-"""Which visits a tuning makes: all candidates at first, then those that may still be chosen, then between sizes.
+"""The visits of a tuning: first all candidates, then those that can still win, then sizes in between.
 
-What is dropped early is far behind, by more than twice what runs of one build may differ by. A verdict needs six
-visits, and whatever may be chosen gets them.
+A candidate that is dropped early is slower by more than twice the difference of two runs of one build. A verdict needs
+six visits, and every candidate that can be chosen gets them.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from kvbench.tune.answer import VLLM_SMS
 from kvbench.tune.fit import Decision, choice_at, decide_all, sms_of
 from kvbench.tune.table import Choice
 
-# After so many visits of each: how many times the best time a candidate may take to go on.
+# Number of visits -> the maximum ratio to the best time with which a candidate stays in the race.
 DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 2.0, 2: 1.4, 3: 1.3, 4: 1.2, 5: 1.2}
-# A point that is still open gets no more visits than these.
+# The maximum number of visits for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
 
@@ -28,14 +28,14 @@ Place = tuple[Direction, StreamState, int, int]  # with block bytes and blocks
 
 
 class Search:
-    """A search among the cells of a plan; `note` tells it what was measured, `stages` says what to visit next."""
+    """A search among the cells of a plan; `note` takes the results, `stages` yields the next visits."""
 
     def __init__(
         self, cells: Iterable[Cell], first_sizes: Sequence[int], seed: int, in_time: Callable[[], bool]
     ) -> None:
-        """Start with the block sizes `first_sizes`, or with all where none of them is there.
+        """Start with the block sizes `first_sizes`, or with all sizes if the plan has none of them.
 
-        `in_time` says whether there is time for more than six visits, and for more sizes.
+        `in_time` returns whether there is time for more than six visits, and for more sizes.
         """
         self._cells: dict[Place, dict[Choice, Cell]] = {}
         for cell in cells:
@@ -48,17 +48,17 @@ class Search:
         self._in_time = in_time
 
     def note(self, visit: Visit) -> None:
-        """Take in a visit; of several attempts the last counts."""
+        """Record a visit; of several attempts the last one counts."""
         clock = visit.cell.stream_state.swap_clock
         self._times.setdefault(visit.cell, {})[visit.round] = median(getattr(visit.samples, clock))
 
     @property
     def expected_visits(self) -> int:
-        """A guess of how many visits it takes: most candidates are far behind after two."""
+        """The estimated number of visits: most candidates drop out after two."""
         return 3 * sum(len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
-        """Yield what to visit, with the number of the round, stage by stage; a stage rests on all before it."""
+        """Yield the visits (round, cell) stage by stage; each stage depends on the results of all before it."""
         yield from self._race({place: own for place, own in self._cells.items() if place[2] in self._first_sizes})
         for _ in range(BISECTIONS):
             if self._in_time() and (between := self._between()):
@@ -75,7 +75,7 @@ class Search:
             running = {place: own for place, own in kept.items() if own}
 
     def _still(self, place: Place, own: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
-        """Return the candidates of a place that go on after so many visits."""
+        """Return the candidates of a place that stay in the race after `made` visits."""
         measured = {choice: cell for choice, cell in own.items() if len(self._times.get(cell, {})) == made}
         if made >= MIN_PAIRS:
             decision = self._decide(place)
@@ -90,7 +90,7 @@ class Search:
         return decide_all({place[2:]: arms})[place[2:]] if arms else None
 
     def _between(self) -> dict[Place, dict[Choice, Cell]]:
-        """Return the middle between two neighbouring sizes of different choices, with what is in the race at either."""
+        """Return the size between two consecutive sizes with different choices, with the candidates of both."""
         decided = {place: decision for place in self._cells if (decision := self._decide(place))}
         found: dict[Place, dict[Choice, Cell]] = {}
         for low, high in pairwise(sorted(decided, key=lambda place: (place[0], place[1], place[3], place[2]))):
@@ -117,5 +117,5 @@ class Search:
 
 
 def _is_reference(choice: Choice) -> bool:
-    """Return whether a choice is one that answers compare with: batched copies, and vLLM's setting of today."""
+    """Return whether a choice is a reference of the answers: batched copies, or vLLM's current setting."""
     return choice.backend == "batched" or (choice.backend == "triton" and sms_of(choice) == VLLM_SMS)
