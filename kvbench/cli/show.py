@@ -19,7 +19,7 @@ _BAR: Final = 40
 
 
 def show(runs: _Runs, as_json: _Json = False) -> None:
-    """Show the first page of the report: what to use, the cliff, the limits, the findings. Needs no GPU, no torch."""
+    """Show the first page of a report: what to use, the cliff, limits and findings. Needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
     from kvbench.report.contents import report_of
     from kvbench.results import load_run

@@ -106,14 +106,14 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--fault=slow=1 when blokcs=1"], ["filter 'blokcs=1'", "unknown axis 'blokcs'"]),
     (["sweep", "--fault=slow=1;"], ["--fault ''", "KIND=NUMBER [when FILTER]"]),
     # run directories
-    (["sweep", "--resume=nowhere"], ["nowhere is not a run directory: no such folder"]),
+    (["sweep", "--resume=nowhere"], ["nowhere is not a run directory: folder not found"]),
     (["sweep", "--resume=."], [". is not a run directory: it has no run.json"]),
     (["sweep", "--resume=bad.toml"], ["bad.toml is not a run directory"]),
     (["sweep", "--resume=nowhere", "--out=there"], ["--resume", "leave out --dry-run and --out"]),
     (["sweep", "--resume=nowhere", "--dry-run"], ["--resume", "leave out --dry-run and --out"]),
     (["sweep", "--resume=no\nwhere"], ["is not a run directory"]),
     (["sweep", "--out=bad.toml/a\nb"], ["bad.toml/a", "cannot be written: not a directory"]),
-    (["report", "nowhere", "-o", "there"], ["nowhere is not a run directory: no such folder"]),
+    (["report", "nowhere", "-o", "there"], ["nowhere is not a run directory: folder not found"]),
 ]
 
 
