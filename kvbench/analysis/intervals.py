@@ -27,7 +27,7 @@ MAD_TO_SIGMA: Final = 1.4826
 def median_interval(samples: Samples) -> tuple[float, float]:
     """Return the interval that contains the true median with at least 95% confidence, from the binomial distribution.
 
-    Both ends are samples. With fewer than 6 samples no such interval exists, and the result is (-inf, inf).
+    Both ends are samples. With fewer than 6 samples there is no interval, and the result is (-inf, inf).
     Raises ValueError if `samples` is empty.
     """
     values = np.sort(checked(samples))

@@ -179,7 +179,7 @@ def test_the_command_answers_in_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--export", "nothing"], "--export nothing: write vllm, sglang, flexkv, lmcache or json"),
+        (["--export", "nothing"], "--export nothing: not an export; write vllm, sglang, flexkv, lmcache or json"),
         (["--backends", "bogus"], "nothing to choose from"),
         (["--model", "llama-3-8b"], "nothing to choose from"),
         (["--out", "somewhere"], "RUN: nothing is measured"),
