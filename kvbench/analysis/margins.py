@@ -18,6 +18,10 @@ BETWEEN_RUNS: Final = Margin(
 )
 GATE: Final = Margin(0.03, "it is the smallest change that a gate must find; cells with a floor have their own margin")
 CONTROL: Final = Margin(0.02, "large plain copies on a quiet link repeat more closely")
+CONTROL_CPU: Final = Margin(0.10, "a fixed piece of work takes this much longer on a CPU with a busy sibling thread")
+INLINE: Final = Margin(
+    0.25, "where the CPU copies, other work on the host changes the time of a visit by up to this much"
+)
 TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a model")
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")
 KNEE: Final = Margin(0.05, "beyond it, more SMs cost the neighbour more than they gain")

@@ -35,8 +35,9 @@ _SHAPES: Final = {
     "block_size": "1KiB,2KiB,4KiB,8KiB,16KiB,24KiB,32KiB,48KiB,64KiB,96KiB,128KiB,192KiB,256KiB",
 }
 _FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
+_SUSTAINED_COUNTS: Final = (128, 1024)
 # After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.
-_SECONDS: Final = 140.0
+_SECONDS: Final = 120.0
 _MOST_OPEN: Final = 20
 
 
@@ -163,7 +164,7 @@ def _measure(
         allowed = [cell for cell in cells if may.keeps(choice_at(cell))]
         if not allowed:
             raise UsageError("nothing to choose from: no allowed backend runs on this machine")
-        return Search(allowed, _FIRST_SIZES, spec.seed, lambda: time.monotonic() < ends_s)
+        return Search(allowed, _FIRST_SIZES, _SUSTAINED_COUNTS, spec.seed, lambda: time.monotonic() < ends_s)
 
     reporter = make_reporter(as_json=False, file=to)
     outcome = start_sweep(spec, out or default_folder(CONFIG), ["kvbench", *sys.argv[1:]], reporter, searching)

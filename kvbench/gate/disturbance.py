@@ -10,6 +10,8 @@ from kvbench.analysis.intervals import MAD_TO_SIGMA, OUTLIER_SIGMAS, Floats
 
 Mask = npt.NDArray[np.bool_]
 
+CPU: Final = "CPU"
+
 # Between the two visits of a pair: on a quiet CPU a fixed piece of work repeats within 5%.
 CPU_APART: Final = 0.15
 # Large copies on a quiet link repeat more closely.
@@ -43,7 +45,7 @@ def spoiled(disturbed: Mask, probes_us: Floats, clocks_mhz: Floats, copies_us: M
     limited = [outlying(1 / clocks_mhz[:, place], SLOW_CLOCK).any(axis=0) for place in range(disturbed.shape[1])]
     return {
         "disturbed visit": np.asarray(disturbed.any(axis=0)),
-        "CPU": outlying(apart, CPU_APART) | outlying(1 / apart, CPU_APART),
+        CPU: outlying(apart, CPU_APART) | outlying(1 / apart, CPU_APART),
         "link": slow_link,
         "clock": np.reshape(limited, slow_link.shape),
     }

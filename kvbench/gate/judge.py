@@ -13,7 +13,8 @@ import numpy as np
 
 from kvbench.analysis.compare import MIN_PAIRS, paired_interval
 from kvbench.analysis.intervals import Floats
-from kvbench.analysis.margins import BETWEEN_RUNS
+from kvbench.analysis.margins import BETWEEN_RUNS, CONTROL_CPU, INLINE
+from kvbench.gate.disturbance import CPU
 from kvbench.gate.floors import FloorFile, check_floors
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Margins, Row, worst
 from kvbench.gate.looks import ONCE, PLAN, Look, look_at
@@ -77,7 +78,7 @@ class Judge:
         )
 
     def _control(self, name: str, logs: Floats, order: Floats) -> ControlEffect:
-        """Return how far a control moved. It is steady if its whole interval is within the margin.
+        """Return how far a control moved. It is steady if its whole interval is within its margin.
 
         With too few pairs for an interval, it is steady if its median is within the margin.
         """
@@ -86,7 +87,7 @@ class Judge:
         if not values.size:
             return ControlEffect(name, math.nan, math.nan, math.nan, 0, steady=True)
         centre, low, high = paired_interval(values)
-        margin = math.log1p(self.margins.control_margin)
+        margin = math.log1p(CONTROL_CPU.fraction if name == CPU else self.margins.control_margin)
         steady = abs(centre) <= margin if math.isinf(low) else -margin <= low <= high <= margin
         return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady)
 
@@ -104,6 +105,8 @@ class Judge:
                 row = Row("cell", cell.label, GateVerdict.FAILED, [cell], reason=pairs.failed[cell])
             elif cell in pairs.paths:
                 row = replace(row, reason="; ".join(filter(None, (row.reason, pairs.paths[cell]))))
+            elif cell in pairs.inline:
+                row = replace(row, reason="; ".join(filter(None, (row.reason, "copied by the CPU"))))
             rows.append(row)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # an untrusted run can hold any time
             shape = features(pairs, allowed, math.log1p(self.margins.margin) + drift)
@@ -112,11 +115,12 @@ class Judge:
     def _cell_margins(self, pairs: Pairs) -> Floats:
         """Return the margin of every cell as a log ratio.
 
-        It is the largest of the relative margin, the cell's A/A floor (a fraction), and the absolute margin divided by
-        the base's median.
+        It is the largest of the relative margin, the margin of copies by the CPU if the CPU copies the cell on both
+        sides, the cell's A/A floor (a fraction), and the absolute margin divided by the base's median.
         """
         floors = self.floors.floors if self.floors is not None else {}
-        own = np.array([floors.get(cell.id, 0.0) for cell in pairs.cells])
+        inline = np.where([cell in pairs.inline for cell in pairs.cells], INLINE.fraction, 0.0)
+        own = np.maximum(inline, [floors.get(cell.id, 0.0) for cell in pairs.cells])
         absolute = [self.margins.absolute_us / _middle(times_us) for times_us in pairs.base_us]
         return np.asarray(np.log1p(np.fmax(np.maximum(self.margins.margin, own), absolute)))
 

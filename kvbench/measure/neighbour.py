@@ -26,7 +26,8 @@ LEAST_AHEAD, MOST_AHEAD = 3, 200
 CALIBRATION_ITERATIONS: Final = 5
 WARMUP_S: Final = 0.02
 NAP_S: Final = 0.0005
-IDLE_US: Final = 500
+# Long, since launches beside a swap's kernel delay the begin of another kernel by some 20 us (H200, driver 580.159.04).
+IDLE_US: Final = 10_000
 HOST_COPY_BYTES: Final = 8 << 20
 SWAPS_AHEAD: Final = 16
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import Comparison, Verdict, Visits, compare_visits
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
@@ -110,7 +110,8 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
 
     Among the candidates within `TIED` of the fastest, the one with the fewest SMs wins, then the simplest backend, then
     the choice of an adjacent point: the one with fewer blocks, else the one with the smaller size. Points are decided
-    in that order. `others` excludes candidates that lose clearly more than two runs of one build can differ.
+    in that order. `others` excludes candidates that lose clearly more than two runs of one build can differ. A
+    candidate with too few visits for a verdict, while others have enough, was dropped by a search and is ignored.
     """
     found: dict[Point, Decision] = {}
     for size, count in sorted(times):
@@ -118,15 +119,21 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
             max((point for point in found if point[0] == size), default=None),
             max((point for point in found if point[1] == count), default=None),
         )
-        found[size, count] = _decide(times[size, count], [found[point].choice for point in near if point is not None])
+        found[size, count] = _decide(
+            _raced(times[size, count]), [found[point].choice for point in near if point is not None]
+        )
     return found
+
+
+def _raced(arms: Arms) -> Arms:
+    enough = min(MIN_PAIRS, max(len(visits) for visits in arms.values()))
+    return {choice: visits for choice, visits in arms.items() if len(visits) >= enough}
 
 
 def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
     def rank(choice: Choice) -> tuple[int, int, int, str]:
-        simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
         near = neighbours.index(choice) if choice in neighbours else len(neighbours)
-        return sms_of(choice), simplicity, near, str(choice)
+        return *preference(choice), near, str(choice)
 
     fastest = min(arms, key=lambda choice: (median(arms[choice].values()), str(choice)))
     loss = {choice: compare_visits(arms[fastest], visits, IN_TURN) for choice, visits in arms.items()}
@@ -145,6 +152,12 @@ _NOT_SLOWER: Final = (Verdict.SAME, Verdict.FASTER)
 def _least(found: Comparison) -> float:
     """Return the lower end of a candidate's relative time, or its ratio without an interval."""
     return found.low if math.isfinite(found.high) else found.ratio
+
+
+def preference(choice: Choice) -> tuple[int, int]:
+    """Return what ties go by, the smaller first: the SMs that a choice takes, then how simple it is."""
+    simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
+    return sms_of(choice), simplicity
 
 
 def sms_of(choice: Choice) -> int:

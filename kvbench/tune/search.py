@@ -1,10 +1,11 @@
 """The visits of a tuning: first all candidates, then those that can still win, then sizes in between.
 
-A candidate that is dropped early is slower by more than twice the difference of two runs of one build. A verdict needs
-six visits, and every candidate that can be chosen gets them.
+A candidate is dropped early if it is far slower than the fastest, or no faster than one that the rule of `decide_all`
+prefers. A verdict needs six visits, and every candidate that can be chosen gets them.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -15,11 +16,15 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Visit
 from kvbench.tune.answer import VLLM_SMS
-from kvbench.tune.fit import Decision, choice_at, decide_all, sms_of
+from kvbench.tune.fit import Decision, choice_at, decide_all, preference, sms_of
 from kvbench.tune.table import Choice
 
-# Number of visits -> the maximum ratio to the best time with which a candidate stays in the race.
-DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 2.0, 2: 1.4, 3: 1.3, 4: 1.2, 5: 1.2}
+# Number of visits -> the maximum ratio to the best time with which a candidate stays in the race, and the maximum ratio
+# to the time of every candidate that the rule prefers at equal times.
+DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 1.6, 2: 1.25, 3: 1.15, 4: 1.1, 5: 1.1}
+OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 1.1, 2: 1.02, 3: 0.995, 4: 0.99, 5: 0.99}
+# The minimum number of visits of a reference of the answers, even if it is far slower.
+REFERENCE_VISITS: Final = 3
 # The maximum number of visits for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
@@ -31,16 +36,27 @@ class Search:
     """A search among the cells of a plan; `note` takes the results, `stages` yields the next visits."""
 
     def __init__(
-        self, cells: Iterable[Cell], first_sizes: Sequence[int], seed: int, in_time: Callable[[], bool]
+        self,
+        cells: Iterable[Cell],
+        first_sizes: Sequence[int],
+        sustained_counts: Sequence[int],
+        seed: int,
+        in_time: Callable[[], bool],
     ) -> None:
         """Start with the block sizes `first_sizes`, or with all sizes if the plan has none of them.
 
-        `in_time` returns whether there is time for more than six visits, and for more sizes.
+        Sustained swaps are measured at the numbers of blocks `sustained_counts`, or at all numbers if the plan has none
+        of them: a chain of swaps depends little on the length of each. `in_time` returns whether there is time for more
+        than six visits, and for more sizes.
         """
+        every = list(cells)
+        counts = {cell.blocks for cell in every}
+        counts = counts & set(sustained_counts) or counts
         self._cells: dict[Place, dict[Choice, Cell]] = {}
-        for cell in cells:
-            place = cell.direction, cell.stream_state, cell.block_bytes, cell.blocks
-            self._cells.setdefault(place, {})[choice_at(cell)] = cell
+        for cell in every:
+            if cell.stream_state is not StreamState.SUSTAINED or cell.blocks in counts:
+                place = cell.direction, cell.stream_state, cell.block_bytes, cell.blocks
+                self._cells.setdefault(place, {})[choice_at(cell)] = cell
         sizes = {place[2] for place in self._cells}
         self._first_sizes = sizes & set(first_sizes) or sizes
         self._times: dict[Cell, dict[int, float]] = {}
@@ -54,8 +70,8 @@ class Search:
 
     @property
     def expected_visits(self) -> int:
-        """The estimated number of visits: most candidates drop out after two."""
-        return 3 * sum(len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
+        """The estimated number of visits: most candidates drop out after one or two."""
+        return 2 * sum(len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
         """Yield the visits (round, cell) stage by stage; each stage depends on the results of all before it."""
@@ -77,13 +93,22 @@ class Search:
     def _still(self, place: Place, own: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
         """Return the candidates of a place that stay in the race after `made` visits."""
         measured = {choice: cell for choice, cell in own.items() if len(self._times.get(cell, {})) == made}
+        if not measured:
+            return {}
         if made >= MIN_PAIRS:
             decision = self._decide(place)
             wanted = {decision.choice, decision.fastest, *decision.others} if decision and decision.others else set()
             return {choice: cell for choice, cell in measured.items() if choice in wanted}
         times = {choice: median(self._times[cell].values()) for choice, cell in measured.items()}
-        most = DROPPED_BEYOND[made] * min(times.values(), default=0.0)
-        return {choice: measured[choice] for choice, us in times.items() if us <= most or _is_reference(choice)}
+        most = DROPPED_BEYOND[made] * min(times.values())
+
+        def goes_on(choice: Choice) -> bool:
+            preferred = [times[other] for other in times if preference(other) < preference(choice)]
+            outdone = times[choice] >= OUTDONE_BEYOND[made] * min(preferred, default=math.inf)
+            return times[choice] <= most and not outdone
+
+        wanted = {choice for choice in times if goes_on(choice) or (_is_reference(choice) and made < REFERENCE_VISITS)}
+        return {choice: measured[choice] for choice in wanted}
 
     def _decide(self, place: Place) -> Decision | None:
         arms = {choice: self._times[cell] for choice, cell in self._cells[place].items() if cell in self._times}

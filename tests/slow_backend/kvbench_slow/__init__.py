@@ -1,6 +1,7 @@
 """The copy kernel `sm` (on the device cpu the batched copy) with a delay behind it: a known share of the swap's time.
 
-`sm_same` runs the same delay with no length, so that what launching it costs is on both sides of a comparison.
+`sm_same` runs the same delay with no length, so that what launching it costs is on both sides of a comparison. And
+`per_block` with calls that take longer, which `calls_same` do not.
 """
 
 import time
@@ -8,6 +9,7 @@ from statistics import median
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.backends.batched import Batched
+from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import Sm
 from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import Stream
@@ -46,6 +48,52 @@ class Slow10(Same):
     name = "sm_slow10"
     summary = "sm (cpu: batched), slower by a tenth"
     share = 0.10
+
+
+class SameCalls:
+    """One copy a block; `share` is how much longer the calls take than they do."""
+
+    name = "calls_same"
+    summary = "per_block"
+    default_sms = None
+    share = 0.0
+
+    def __init__(self) -> None:
+        self._copies = PerBlock()
+
+    def axes(self, device: DeviceFacts) -> frozenset[str]:
+        return self._copies.axes(device)
+
+    def unavailable(self, device: DeviceFacts) -> str | None:
+        return self._copies.unavailable(device)
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        prepared = self._copies.create(request)
+        return PreparedSwap(SlowCalls(prepared, self.share), prepared.mechanism, prepared.retarget)
+
+
+class SlowCalls5(SameCalls):
+    name = "calls_slow5"
+    summary = "per_block, its calls slower by a twentieth"
+    share = 0.05
+
+
+class SlowCalls:
+    """A swap whose submission keeps its thread longer, by `share` of what it takes."""
+
+    def __init__(self, prepared: PreparedSwap, share: float) -> None:
+        self._swap, self._share = prepared.swap, share
+        self.calls = prepared.swap.calls
+
+    def prepare(self) -> None:
+        self._swap.prepare()
+
+    def submit(self, stream: int) -> None:
+        began_ns = time.perf_counter_ns()
+        self._swap.submit(stream)
+        until_ns = began_ns + (1 + self._share) * (time.perf_counter_ns() - began_ns)
+        while time.perf_counter_ns() < until_ns:
+            pass
 
 
 class Delayed:
