@@ -126,7 +126,7 @@ class Axis:
 
 
 def whole(lowest: int, highest: int, words: dict[str, int] | None = None) -> Callable[[str], int]:
-    """Return what reads a whole number in a range, or one of `words` that stand for a number."""
+    """Return a function that reads a whole number in a range, or one of `words`, each of which means a number."""
 
     def read(text: str) -> int:
         if words and text in words:
