@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from kvbench.analysis.intervals import Floats
+from kvbench.analysis.margins import SLOW_CPU
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import MismatchError, UsageError, brief
@@ -24,6 +25,7 @@ _SHOWN: Final = 3
 # Between two sides with the same code, on a busy host, the lower tenths of visits differ by a third to a half of the
 # difference of their medians (H200, driver 580.159.04, 114 cells).
 FAST_SHARE: Final = 0.1
+CPU_BOUND: Final = 1 / 3
 NO_FIGURE: Final = "no delay outlasted the submission in every sample, so execution could not be measured separately"
 
 
@@ -151,6 +153,23 @@ def visit_us(visit: Visit) -> float:
     return float(np.quantile(getattr(samples, visit.cell.stream_state.swap_clock), FAST_SHARE))
 
 
+def _disturbances(visit: Visit) -> int:
+    """Return the number of disturbances of a visit except a slow CPU, because the CPUs of both sides are compared."""
+    return len(visit.disturbed) - ((visit.slowdown or 0) > 1 + SLOW_CPU.fraction)
+
+
+def _submission_share(visit: Visit) -> float:
+    swap_us = visit_us(visit)
+    own_thread = visit.cell.stream_state is not StreamState.BUSY
+    return float(np.quantile(visit.samples.submit_us, FAST_SHARE)) / swap_us if swap_us > 0 and own_thread else math.nan
+
+
+def _cpu_bound(shares: Floats) -> Mask:
+    """Return a mask of the cells whose submission takes a third of the time or more."""
+    known = (own[np.isfinite(own)] for own in np.swapaxes(shares, 0, 1))
+    return np.array([own.size > 0 and np.median(own) >= CPU_BOUND for own in known], dtype=bool)
+
+
 def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     """Pair the rounds of `base` with those of `cand`; raises UsageError unless both have the same number, at least one.
 
@@ -185,9 +204,9 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         return np.array([ours.values(cells, value), theirs.values(names, value)])
 
     times, probes_us = both(visit_us), both(lambda visit: visit.probe_us or math.nan)
-    disturbed = np.isfinite(both(lambda visit: len(visit.disturbed)))
+    disturbed = np.isfinite(both(_disturbances))
     clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
-    marks = spoiled(disturbed, probes_us, clocks, copies) if in_turn else {}
+    marks = spoiled(disturbed, probes_us, _cpu_bound(both(_submission_share)), clocks, copies) if in_turn else {}
     times[:, [cell in failed for cell in cells]] = math.nan
     made = np.isfinite(times).all(axis=0)
     for mark in marks.values():

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, TypeVar
 
+from kvbench.analysis.margins import SLOW_CPU
 from kvbench.machine.probes import clock_limits, sm_clock_mhz
 from kvbench.machine.sources import Machine, Sources, open_machine
 
 Value = TypeVar("Value")
 
-# On a quiet host the CPU probe takes up to 1.2 times its best time; on a core with a busy sibling thread, twice.
-SLOW_CPU: Final = 1.5
 # Ratio between the halves of a visit; on a quiet machine the samples of one visit differ by less.
 STEP: Final = 1.3
 _MIN_STEPPING: Final = 6
@@ -47,7 +46,7 @@ def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[
     `slowdowns` are those of the CPU before and after the samples; `times_us` are the samples in their order.
     """
     found = []
-    if (slowest := max(slowdowns)) > SLOW_CPU:
+    if (slowest := max(slowdowns)) > 1 + SLOW_CPU.fraction:
         found.append(f"the CPU took {slowest:.1f} times as long as at its best")
     if limits := sorted(_LIMITS.intersection(clocks.limits)):
         found.append(f"the GPU's clocks were limited: {', '.join(limits)}")

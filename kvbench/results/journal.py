@@ -1,11 +1,13 @@
-"""The journal: one record per line, each on disk before the next is appended and sealed by a running checksum.
+"""The journal: one record per line, written before the next is measured and sealed by a running checksum.
 
+A line is in the file once it is appended, so that a killed process loses none, and on disk at most a second later.
 A line is the record's JSON with a last field `crc`: the CRC-32 of that JSON without the field, started from the
 checksum of the previous line. This detects lines that were changed, removed or moved. A kill or a full disk can leave a
 last line without a newline: readers drop it, and it is removed before more lines are appended.
 """
 
 import os
+import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -25,6 +27,8 @@ _SEAL_BYTES: Final = len(_SEAL % 0)
 # Limits for both writing and reading, so that everything written can be read again.
 MAX_LINE_BYTES: Final = 64 << 20
 MAX_JOURNAL_BYTES: Final = 1 << 30
+# Waiting for the disk takes as long as a visit of a small cell.
+SYNC_EVERY_S: Final = 1.0
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
 
@@ -88,11 +92,12 @@ class JournalWriter:
         self._path = path
         self._size_bytes = at.size_bytes
         self._crc = at.crc
+        self._synced_s = time.monotonic()
         if at.torn_bytes:
             os.ftruncate(descriptor, at.size_bytes)
 
     def append(self, record: Record) -> None:
-        """Write one line and wait until it is on disk; raises StorageError if the disk is full."""
+        """Write one line, and once a second wait until all are on disk; raises StorageError if the disk is full."""
         line, crc = seal(record, self._crc)
         if len(line) > MAX_LINE_BYTES or self._size_bytes + len(line) > MAX_JOURNAL_BYTES:
             raise StorageError(f"{self._path} would exceed the size that kvbench can read; everything measured is kept")
@@ -100,7 +105,8 @@ class JournalWriter:
             left = memoryview(line)
             while left:
                 left = left[os.write(self._descriptor, left) :]
-            os.fsync(self._descriptor)
+            if time.monotonic() >= self._synced_s + SYNC_EVERY_S:
+                self._sync()
         except BaseException as error:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._size_bytes)
@@ -111,4 +117,10 @@ class JournalWriter:
         self._crc = crc
 
     def close(self) -> None:
+        with suppress(OSError):  # the lines are written: what else could be done for them?
+            self._sync()
         os.close(self._descriptor)
+
+    def _sync(self) -> None:
+        os.fsync(self._descriptor)
+        self._synced_s = time.monotonic()

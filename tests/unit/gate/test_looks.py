@@ -59,12 +59,13 @@ class Machine:
         rng = np.random.default_rng(1)
         self.disturbed = np.zeros((2, 4, 20), dtype=bool)
         self.probes_us = rng.normal(300, 3, (2, 4, 20))
+        self.cpu_bound = np.array([True, True, True, False])
         self.clocks_mhz = np.full((2, 4, 20), 1980.0)
         self.copies_us = {way: rng.normal(5000, 10, (2, 20)) for way in ("h2d", "d2h")}
 
     def spoiled(self) -> dict[str, list[list[int]]]:
         """Return cause -> places of the pairs that it spoiled."""
-        found = spoiled(self.disturbed, self.probes_us, self.clocks_mhz, self.copies_us)
+        found = spoiled(self.disturbed, self.probes_us, self.cpu_bound, self.clocks_mhz, self.copies_us)
         return {cause: np.argwhere(mark).tolist() for cause, mark in found.items() if mark.any()}
 
 
@@ -83,6 +84,8 @@ def test_a_visit_that_was_disturbed_spoils_its_pair_alone(side: int) -> None:
 def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> None:
     machine = Machine()
     machine.probes_us[side, 2, 7] *= 1.3
+    machine.probes_us[side, 3, 8] *= 1.3  # of a cell that waits for no CPU
+    machine.probes_us[:, 1, 9] *= 2  # slow for both
     assert machine.spoiled() == {"CPU": [[2, 7]]}
 
 
@@ -90,6 +93,7 @@ def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> Non
 def test_a_slow_link_spoils_all_pairs_of_its_round(way: str) -> None:
     machine = Machine()
     machine.copies_us[way][1, 5] *= 1.07
+    machine.copies_us[way][:, 6] *= 1.07  # slow for both
     assert machine.spoiled() == {"link": [[cell, 5] for cell in range(4)]}
 
 

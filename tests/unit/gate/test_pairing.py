@@ -237,6 +237,7 @@ def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
         records: list[Record] = []
         for made in synthetic.rounds(CELLS):
             began_ns = 1000 * made.round + 100 * place
+            made.samples.submit_us[:] = [0.5 * us for us in made.samples.gpu_us]
             own = changes if (place, made.round, made.cell) == (1, 3, CELLS[0]) else {}
             records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **{**calm, **own}))
         runs.append(write(tmp_path / name, records))
