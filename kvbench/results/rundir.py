@@ -215,7 +215,7 @@ class RunWriter:
             return cls(path, info, _lock_journal(path, 0))
 
     def append(self, record: Record) -> None:
-        """Append a record to the journal and wait until it is on disk; raises StorageError, with the journal intact."""
+        """Append a record to the journal; raises StorageError, with the journal intact."""
         self._journal.append(record)
 
     def set_status(self, status: RunStatus, reason: str | None = None) -> None:
