@@ -146,7 +146,7 @@ def test_a_dry_run_shows_everything_and_makes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     shown = done.stdout.splitlines()
     assert shown[0].startswith("device cpu: ")
-    assert "no GPU" in shown[0]
+    assert "without a GPU" in shown[0]
     assert shown[1].startswith("2 cells; at most ")
     assert "of pinned host memory and " in shown[1]
     assert "; about " in shown[1]
@@ -398,7 +398,7 @@ def test_a_complete_run_is_left_as_it_is(run: Path) -> None:
     before = (run / "journal.jsonl").read_bytes()
     done = resume(run)
     assert done.returncode == 0, done.stderr
-    assert "4 done before" in done.stdout
+    assert "4 already done" in done.stdout
     assert (run / "journal.jsonl").read_bytes() == before
     assert status(run) == "complete"
 
