@@ -147,7 +147,7 @@ def test_a_dry_run_shows_everything_and_makes_nothing(tmp_path: Path) -> None:
     shown = done.stdout.splitlines()
     assert shown[0].startswith("device cpu: ")
     assert "without a GPU" in shown[0]
-    assert shown[1].startswith("2 cells; at most ")
+    assert shown[1].startswith("2 cells; up to ")
     assert "of pinned host memory and " in shown[1]
     assert "; about " in shown[1]
     assert shown[2:4] == [
