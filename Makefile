@@ -12,6 +12,8 @@ CPU_TORCH := https://download.pytorch.org/whl/cpu
 # What an installation copies or compiles: not the Python files, and not the C++ tests, which build apart.
 INSTALLED := pyproject.toml constraints.txt $(wildcard configs/*.toml configs/*/*.toml) \
     $(shell find csrc -path csrc/tests -prune -o -type f -print)
+# What people read.
+PROSE := README.md CONTRIBUTING.md CHANGELOG.md .github configs csrc kvbench $(wildcard docs)
 CXX_SOURCES = $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.cu')
 RUN := runs/make-$(shell date -u +%Y%m%d-%H%M%S)
 
@@ -48,9 +50,11 @@ dist: $(RUNNING) ## Build an sdist and a wheel in dist/, check their contents, r
 
 test: lint types imports cxx-format sanitize unit ## Every check that CI runs
 
-lint: $(STAMP) ## ruff: rules and format
+lint: $(STAMP) ## ruff: rules and format; codespell and the list of plain words (tests/style.py)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell $(PROSE) tests
+	$(BIN)/python -m tests.style
 
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy

@@ -405,7 +405,7 @@ void a_sample_tells_whether_its_queue_stood() {
         region.measure(*swap, StreamState::busy, {.depth = 4, .streams = streams, .delay_ns = kDelayNs});
     check::that(held.depth_held && held.pending_before, "the whole queue waited behind the delay");
     check::that(held.wall_us > kDelayNs / 4e3, "wall time contains the rest of the delay");
-    // A submission that waits lets the delay in front of it end.
+    // A submission that waits lets the delay before it end.
     const Sample late = region.measure([] {}, [&](Stream stream) { bench.driver->synchronize(stream); },
                                        StreamState::busy, {.depth = 1, .streams = streams});
     check::that(!late.depth_held, "the queue had begun to run");

@@ -1,4 +1,4 @@
-"""A sweep on several devices of one host: a run for each, every cell on each alone and on all of them at once."""
+"""A sweep on several devices of one host: one run per device, every cell on each device alone and on all at once."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,17 +23,17 @@ from kvbench.sweep.spec import EVERY_GPU, SweepSpec
 
 START_FILE: Final = ".start"
 
-# Round, attempt, and place in the round.
+# Round, attempt, and position in the round.
 Key = tuple[int, int, int]
 
 
 class Turns:
-    """Brings the devices' visits into one order: a visit begins when every device that is left has come to it, or past
-    it; those of one device alone follow each other, those of all begin at once.
+    """Orders the visits of all devices: a visit begins when every remaining device has reached or passed it. Visits of
+    single devices follow each other; visits of all devices begin at once.
     """
 
     def __init__(self) -> None:
-        self.copies = threading.Lock()  # large copies, one device at a time
+        self.copies = threading.Lock()  # serializes large copies: one device at a time
         self._changed = threading.Condition()
         self._left: set[int] = set()
         self._come: dict[int, Key] = {}
@@ -56,7 +56,7 @@ class Turns:
 
     @contextmanager
     def taken(self, place: int, key: Key, *, together: bool) -> Iterator[int]:
-        """Wait for the visit of `key` and return how many devices make it; raises KeyboardInterrupt once stopped."""
+        """Wait for the visit `key` and yield how many devices make it; raises KeyboardInterrupt if stopped."""
         with self._changed:
             self._come[place] = key
             self._changed.notify_all()
@@ -78,7 +78,7 @@ class Turns:
 
 
 class TurnSlot(WorkerSlot):
-    """The slot of one of several devices, whose visits keep to the turns."""
+    """The slot of one of several devices; its visits wait for their turns."""
 
     def __init__(self, spec: SweepSpec, backends: Iterable[Installed], turns: Turns, start: Start) -> None:
         super().__init__(spec, backends)
@@ -95,7 +95,7 @@ class TurnSlot(WorkerSlot):
         together = cell.devices > 1
         with self._turns.taken(self._place, (request.round, request.attempt, index), together=together) as present:
             if present < cell.devices:
-                message = f"{present} of {cell.devices} devices are left to swap at once"
+                message = f"only {present} of {cell.devices} devices are left for a swap at once"
                 return Failure(cell_text=request.cell, round=request.round, kind="error", message=message, command="")
             if together:
                 number = request.round * len(self.order) + index + 1
@@ -104,7 +104,7 @@ class TurnSlot(WorkerSlot):
 
 
 class Silent:
-    """Watches and says nothing: one device's progress is shown, the others keep its pace."""
+    """Ignores all events: only one device's progress is shown, because the others keep pace with it."""
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         pass
@@ -117,7 +117,7 @@ class Silent:
 
 
 def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> list[Outcome]:
-    """Run `spec` on all of its devices into `path`, a run directory in it for each. Raises KvbenchError before then."""
+    """Run `spec` on its devices, each into a run directory in `path`. Raises KvbenchError only before it starts."""
     with ExitStack() as stack:
         start_path, turns = path.absolute() / START_FILE, Turns()
         slots, opened = _opened(spec, start_path, turns, stack)
@@ -127,7 +127,7 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
         plans = [planned(spec, found) for found in opened]
         common = set(plans[0].cells).intersection(*(plan.cells for plan in plans))
         if not common:
-            raise UsageError(f"nothing to measure: no cell can run on each of {', '.join(names)}")
+            raise UsageError(f"nothing to measure: no cell can run on all of {', '.join(names)}")
         with _as_new(path):
             start_path.write_bytes(bytes(8 * len(names)))
         stack.callback(start_path.unlink)
@@ -146,7 +146,7 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
 
 
 def _opened(spec: SweepSpec, start_path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
-    """Open every device that `spec` names, or all GPUs that there are."""
+    """Open every device that `spec` names, or all GPUs."""
     slots: list[TurnSlot] = []
     opened: list[Opened] = []
     known, clashes = installed()
@@ -189,4 +189,4 @@ def _as_new(path: Path) -> Iterator[None]:
             raise UsageError(f"{path} is not empty; choose another folder")
         yield
     except OSError as error:
-        raise UsageError(f"cannot write to {path}: {str(error.strerror).lower()}") from None
+        raise UsageError(f"{path} cannot be written: {str(error.strerror).lower()}") from None

@@ -66,7 +66,7 @@ def test_a_cell_that_fails_on_one_device_costs_its_share(tmp_path: Path) -> None
     ("options", "message"),
     [
         (["--device=cpu,auto"], "device:"),
-        (["--device=cpu", "-adevices=2"], "nothing to measure: 2 devices swap at once where --device names as many"),
+        (["--device=cpu", "-adevices=2"], "nothing to measure: devices=2 requires --device to name 2 devices"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
@@ -89,10 +89,10 @@ def test_two_devices_swap_at_the_same_time(run: Path) -> None:
 def test_what_measures_one_device_refuses_several(tmp_path: Path, device: str) -> None:
     done = kvbench_here("tune", "--device", device, cwd=tmp_path)
     assert done.returncode == 2
-    assert f"--device {device}: only a new kvbench sweep measures several devices at once" in error_line(done)
+    assert f"--device {device}: only a new kvbench sweep supports several devices" in error_line(done)
 
 
 def test_one_of_several_runs_cannot_be_resumed(run: Path) -> None:
     done = kvbench_here("sweep", "--resume", run / "cpu-1", cwd=run.parent)
     assert done.returncode == 2
-    assert "--device cpu,cpu: only a new kvbench sweep measures several devices at once" in error_line(done)
+    assert "--device cpu,cpu: only a new kvbench sweep supports several devices" in error_line(done)

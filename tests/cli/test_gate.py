@@ -49,7 +49,7 @@ def test_every_outcome_has_its_exit_code(tmp_path: Path, cand: Side, options: tu
     if code == 4:
         assert 'gpu_name: "Synthetic H200" against "another"' in error_line(done)
     if "--force" in options:
-        assert "warning: forced: not one kind of machine" in done.stdout
+        assert "warning: forced: different kinds of machines" in done.stdout
 
 
 def test_plain_text_names_the_cell_and_what_to_run(tmp_path: Path) -> None:
@@ -84,16 +84,16 @@ def test_files_json_and_github_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["compare"], "name what is compared"),
-        (["compare", "a", "b"], "-- stands between the runs"),
-        (["compare", "--", "b"], "-- stands between the runs"),
-        (["compare", "a", "--"], "-- stands between the runs"),
-        (["compare", "a", "--", "b", "--json"], "--json stands after --"),
-        (["compare", "--minutes=4", "a", "--", "b"], "--minutes says how to measure"),
-        (["compare", "--base-fault=slow=1", "a", "--", "b"], "--base-fault says how to measure"),
-        (["compare", "--base=here"], "--base and --cand go together"),
+        (["compare"], "nothing to compare: write RUN_A... -- RUN_B..."),
+        (["compare", "a", "b"], "the runs of the base, --, the runs of the candidate"),
+        (["compare", "--", "b"], "the runs of the base, --, the runs of the candidate"),
+        (["compare", "a", "--"], "the runs of the base, --, the runs of the candidate"),
+        (["compare", "a", "--", "b", "--json"], "--json: only runs can follow --"),
+        (["compare", "--minutes=4", "a", "--", "b"], "--minutes: requires --base and --cand"),
+        (["compare", "--base-fault=slow=1", "a", "--", "b"], "--base-fault: requires --base and --cand"),
+        (["compare", "--base=here"], "--base and --cand: give both"),
         (["compare", "a", "--", "b"], "a is not a run directory"),
-        (["compare", "--floor=none.json", "a", "--", "b"], "--floor none.json: no such file"),
+        (["compare", "--floor=none.json", "a", "--", "b"], "--floor none.json: file not found"),
         (["compare", "--margin=-1", "a", "--", "b"], "margin: -1.0 is not a number from 0 to 10"),
         (["compare", "--absolute-us=inf", "a", "--", "b"], "absolute_us: Infinity is not a number from 0 to 1e+09"),
         (["compare", "--control-margin=nan", "a", "--", "b"], "control_margin: NaN is not a number from 0 to 10"),
@@ -127,7 +127,7 @@ def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     for twice in (before[1], Path("link"), Path("copy")):
         done = kvbench_here("gate", "compare", *before, "--", after[0], twice, cwd=tmp_path)
         assert done.returncode == 2, done.stdout + done.stderr
-        assert "the same run stands on both sides" in error_line(done)
+        assert "the same run is on both sides" in error_line(done)
         assert twice.name in error_line(done)
 
 

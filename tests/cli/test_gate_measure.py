@@ -138,12 +138,12 @@ for line in sys.stdin.buffer:
 @pytest.mark.parametrize(
     ("lie", "words"),
     [
-        ("said = b'kvbench: warming up\\n'", "not understood"),
-        ("said = b'x' * (65 << 20)", "no end within 64 MiB"),
-        ('said = b\'{"type":"reserved"}\\n\'', "none to what it was asked"),
+        ("said = b'kvbench: warming up\\n'", "answer is invalid"),
+        ("said = b'x' * (65 << 20)", "longer than 64 MiB"),
+        ('said = b\'{"type":"reserved"}\\n\'', "does not match the request"),
         ("said = said.replace(b'\"round\":0', b'\"round\":7')", "of another visit"),
-        ("said = said.replace(b'\"span_ns\":[', b'\"span_ns\":[1')", "while the other side measured"),
-        ("said = b'\\xff' * 99 + b'\\n'", "not understood"),
+        ("said = said.replace(b'\"span_ns\":[', b'\"span_ns\":[1')", "overlaps a visit of the other side"),
+        ("said = b'\\xff' * 99 + b'\\n'", "answer is invalid"),
     ],
     ids=["no JSON", "no end", "another answer", "another visit", "a clock that lies", "no text"],
 )
@@ -202,7 +202,7 @@ def test_an_environment_measures_with_the_kvbench_that_is_in_it(folder: Path) ->
     done = compare(folder, "--json", base=f"env:{sys.prefix}", cand="here")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["rows"]
-    assert "2 cells of two sides in turn" in done.stderr
+    assert "2 cells on two sides in turn" in done.stderr
 
 
 def test_time_that_is_up_ends_it_with_what_there_is(folder: Path) -> None:
@@ -217,13 +217,13 @@ def test_time_that_is_up_ends_it_with_what_there_is(folder: Path) -> None:
     [
         (("--base=here",), "--base and --cand"),
         (("--base=nowhere", "--cand=here"), "--base nowhere: write env:PATH"),
-        (("--base=here", "--cand=backend:batched"), "a backend is compared with another backend"),
+        (("--base=here", "--cand=backend:batched"), "a backend can only be compared with a backend"),
         (("--base=here", "--cand=here", "--suite=none"), 'config "none"'),
         (("--base=here", "--cand=here", "--filter=blocks=5"), "nothing to measure: no cell meets the filters"),
-        (("--base=here", "--cand=here", "--cand-fault=burn=1"), "--fault 'burn=1': write KIND=NUMBER"),
+        (("--base=here", "--cand=here", "--cand-fault=burn=1"), "--fault 'burn=1': not a fault; write KIND=NUMBER"),
         (("--base=here", "--cand=backend:no-such", "--base=backend:batched"), "unknown backend no-such"),
-        (("--base=backend:batched", "--cand=backend:per_block", "-abackend=sm"), "the sides name the backends"),
-        (("--base=here", "--cand=here", "--floor=none.json"), "--floor none.json: no such file"),
+        (("--base=backend:batched", "--cand=backend:per_block", "-abackend=sm"), "the sides set the backends"),
+        (("--base=here", "--cand=here", "--floor=none.json"), "--floor none.json: file not found"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_measured(folder: Path, options: tuple[str, ...], message: str) -> None:

@@ -46,7 +46,7 @@ def test_the_raw_samples_have_it_too(run: Path) -> None:
 
 def test_queued_swaps_on_an_idle_stream_are_skipped_with_the_reason(tmp_path: Path) -> None:
     done = kvbench_here("sweep", *tiny(queued="0,3"), "--dry-run", cwd=tmp_path)
-    assert "swaps wait in a queue on a busy stream only (stream_state=busy)" in done.stdout
+    assert "queued swaps require a busy stream (stream_state=busy)" in done.stdout
 
 
 # The verified swap, the check of the order, three plain ones that tell how long the delay has to be, the sample behind

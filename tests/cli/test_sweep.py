@@ -151,14 +151,14 @@ def test_a_dry_run_shows_everything_and_makes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     shown = done.stdout.splitlines()
     assert shown[0].startswith("device cpu: ")
-    assert "no GPU" in shown[0]
-    assert shown[1].startswith("2 cells; at most ")
+    assert "without a GPU" in shown[0]
+    assert shown[1].startswith("2 cells; up to ")
     assert "of pinned host memory and " in shown[1]
     assert "; about " in shown[1]
     assert shown[2:4] == [
         f"  {backend} h2d 4 x 1KiB idle pool=2MiB reuse=fresh" for backend in ("per_block", "batched")
     ]
-    assert shown[4] == "6 combinations dropped by filters"
+    assert shown[4] == "6 combinations excluded by filters"
     assert "skipped 2 cells of per_block, batched: the cpu device has no access order" in shown[5:]
     assert any("Triton kernels need a GPU" in line for line in shown[5:])
     assert not list(tmp_path.iterdir())
@@ -207,7 +207,7 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
         done.stdout.splitlines()[1],
         "skipped 1 cell of triton: Triton kernels need a GPU; the cpu device has no SMs",
         "1 cell measured, 0 failed, 1 skipped: run",
-        "kvbench report run makes tables and charts of it",
+        "to write tables and charts: kvbench report run",
     ]
     assert done.stdout.splitlines()[1].startswith("1 cell in 1 visit; about ")
     assert "How sure: 1 visit a cell" in done.stdout.splitlines()[-1]  # it ends with the first page
@@ -292,7 +292,7 @@ def test_every_failure_is_shown_with_the_command_that_reproduces_it(faulty: tupl
     done, run = faulty
     for failure in failures(run):
         assert f"FAILED ({failure.kind}) {cell_of(failure).label}: {failure.message}" in done.stdout
-        assert f"  again: {failure.command}\n" in done.stdout
+        assert f"  to measure it again: {failure.command}\n" in done.stdout
     assert "2 cells measured, 6 failed, 0 skipped" in done.stdout
 
 
@@ -393,7 +393,7 @@ def test_a_second_sweep_cannot_write_to_a_run_under_way(tmp_path: Path) -> None:
         await_records(process, "ceiling")
         done = resume(run)
     assert done.returncode == 2
-    assert error_line(done) == f"another kvbench is writing to {run}"
+    assert error_line(done) == f"{run}: another kvbench process is writing to it"
 
 
 # Resuming what was damaged, or is of another sweep
@@ -403,7 +403,7 @@ def test_a_complete_run_is_left_as_it_is(run: Path) -> None:
     before = (run / "journal.jsonl").read_bytes()
     done = resume(run)
     assert done.returncode == 0, done.stderr
-    assert "4 done before" in done.stdout
+    assert "4 already done" in done.stdout
     assert (run / "journal.jsonl").read_bytes() == before
     assert status(run) == "complete"
 
@@ -436,7 +436,7 @@ def test_a_missing_line_is_refused(run: Path) -> None:
     journal.write_text("".join(lines[:1] + lines[2:]))
     done = resume_here(run)
     assert done.returncode == 2
-    assert "journal line 2 was changed after it was written, or a line before it was removed" in error_line(done)
+    assert "journal line 2 was changed after it was written, or an earlier line was removed" in error_line(done)
 
 
 def change_info(run: Path, **changes: object) -> None:
@@ -449,7 +449,7 @@ def test_another_machine_is_refused(run: Path) -> None:
     change_info(run, identity=identity, identity_hash=identity_hash(identity))
     done = resume_here(run)
     assert done.returncode == 4
-    assert "this is not the machine of that run" in error_line(done)
+    assert "the run is of another machine" in error_line(done)
     assert 'cpu_model: "a CPU of elsewhere" against ' in error_line(done)
 
 
@@ -468,7 +468,9 @@ def test_an_identity_that_was_edited_is_refused(run: Path) -> None:
 def test_other_options_are_refused(run: Path, options: list[str]) -> None:
     done = resume_here(run, *options)
     assert done.returncode == 4
-    assert error_line(done) == (f"--resume {run}: that run is of another sweep; give no other options to go on with it")
+    assert error_line(done) == (
+        f"--resume {run}: the run is of another sweep; to continue it, leave out all other options"
+    )
     assert status(run) == "complete"
 
 
@@ -513,7 +515,7 @@ def test_a_folder_below_a_file_is_refused_before_anything_is_measured(tmp_path: 
     (tmp_path / "file").write_text("kept")
     done = kvbench_here("sweep", *tiny(), "--out", "file/run", cwd=tmp_path)
     assert done.returncode == 2
-    assert error_line(done) == "cannot write to file/run: not a directory"
+    assert error_line(done) == "file/run cannot be written: not a directory"
     assert not done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -523,7 +525,7 @@ def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o555)
     done = kvbench_here("sweep", *tiny(), "--out", "locked/run", cwd=tmp_path)
     assert done.returncode == 2
-    assert error_line(done) == "cannot write to locked/run: permission denied"
+    assert error_line(done) == "locked/run cannot be written: permission denied"
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
@@ -531,7 +533,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     done = kvbench_here("sweep", *tiny(), "--out", tmp_path, cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == (
-        f"{tmp_path} is not empty; choose another folder, or finish its run with --resume {tmp_path}"
+        f"{tmp_path} is not empty; choose another folder, or continue its run with --resume {tmp_path}"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -579,8 +581,8 @@ def test_no_room_for_the_run_directory_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ("--host-memory=200MiB", "host memory for both sides; 200.0 MiB may be used (--host-memory)"),
-        ("--device-memory=200MiB", "of memory on cpu; 200.0 MiB may be used (--device-memory)"),
+        ("--host-memory=200MiB", "host memory for both sides; the limit is 200.0 MiB (--host-memory)"),
+        ("--device-memory=200MiB", "of memory on cpu; the limit is 200.0 MiB (--device-memory)"),
     ],
 )
 def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: Path, option: str, reason: str) -> None:
@@ -611,5 +613,5 @@ def test_memory_that_is_not_to_be_had_is_told(tmp_path: Path) -> None:
     message = error_line(done)
     assert message.startswith("not enough memory for ")
     assert "of 384.0 MiB each (mmap: ENOMEM)" in message
-    assert message.endswith("ask for smaller swaps, or lower --host-memory and --device-memory")
+    assert message.endswith("use smaller swaps, or lower --host-memory and --device-memory")
     assert status(tmp_path / "run") == "stopped"

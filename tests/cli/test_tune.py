@@ -44,4 +44,4 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     assert "nothing to measure" in error_line(nothing)
     unknown = kvbench_here("tune", *SMALL, "--backends", "batched,bogus", cwd=tmp_path)
     assert unknown.returncode == 2
-    assert error_line(unknown).startswith("--backends batched,bogus: kvbench tune measures batched, primed")
+    assert error_line(unknown).startswith("--backends batched,bogus: kvbench tune measures only batched, primed")

@@ -130,7 +130,7 @@ def test_without_a_policy_auto_says_so(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (row,) = summary(tmp_path / "run").to_dict("records")
     assert row["chosen"] == "batched"  # the built-in default, a kernel, does not run here
-    assert "auto had no policy and chose by built-in defaults" in row["warnings"]
+    assert "auto had no policy and used its built-in defaults" in row["warnings"]
 
 
 def test_without_a_policy_auto_is_measured_only_when_it_is_asked_for(fitted: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def planned(folder: Path, *options: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("backend", "reason"),
-    [("sm sms=2", "kernels need a GPU"), ("nobody", "no such backend is installed")],
+    [("sm sms=2", "kernels need a GPU"), ("nobody", "the backend is not installed")],
 )
 def test_a_choice_that_cannot_run_here_is_said(fitted: Path, tmp_path: Path, backend: str, reason: str) -> None:
     policy = write_policy(tmp_path, fitted, far=backend)
@@ -157,7 +157,10 @@ def test_a_choice_that_cannot_run_here_is_said(fitted: Path, tmp_path: Path, bac
     assert done.returncode == 0, done.stderr
     (row,) = summary(tmp_path / "run").to_dict("records")
     assert row["chosen"] == "batched"
-    assert f"auto could not take {backend.split()[0]}, which the policy chooses ({reason}" in row["warnings"]
+    assert (
+        f"auto used its defaults: {backend.split()[0]}, which the policy chooses, is unavailable ({reason}"
+        in row["warnings"]
+    )
 
 
 def test_a_direction_without_a_table_is_said(fitted: Path, tmp_path: Path) -> None:
@@ -166,7 +169,7 @@ def test_a_direction_without_a_table_is_said(fitted: Path, tmp_path: Path) -> No
     done = kvbench_here("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (warning,) = summary(tmp_path / "run")["warnings"]
-    assert warning == "the policy has no table for d2h; auto chose by defaults"
+    assert warning == "auto used its defaults: the policy has no table for d2h"
 
 
 def test_a_policy_of_another_device_is_refused(fitted: Path, tmp_path: Path) -> None:
@@ -189,7 +192,7 @@ def test_a_policy_of_another_driver_is_used_and_noted(fitted: Path, tmp_path: Pa
 def test_a_policy_that_no_cell_would_go_by_is_refused(fitted: Path, tmp_path: Path) -> None:
     done = kvbench_here("sweep", *tiny(), "--policy", fitted / "mine.toml", "--dry-run", cwd=tmp_path)
     assert done.returncode == 2
-    assert "no cell would go by it; add -a backend=auto,batched" in error_line(done)
+    assert "no cell uses the backend auto; add -a backend=auto,batched" in error_line(done)
 
 
 def test_auto_fails_as_its_choice_does(fitted: Path, tmp_path: Path) -> None:
@@ -206,7 +209,7 @@ def test_auto_fails_as_its_choice_does(fitted: Path, tmp_path: Path) -> None:
 def test_a_run_that_went_by_no_policy_has_none_to_give(fitted: Path) -> None:
     done = kvbench_here("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run", cwd=fitted)
     assert done.returncode == 2
-    expected = "--policy first: this run went by none; kvbench tune first -p FILE makes one of it"
+    expected = "--policy first: this run used no policy; build one with kvbench tune first -p FILE"
     assert error_line(done) == expected
 
 

@@ -114,7 +114,7 @@ def test_an_installed_package_is_measured_beside_the_others(installed: Path, tmp
 def test_without_the_package_its_backend_is_unknown(tmp_path: Path) -> None:
     done = kvbench("sweep", *tiny(backend="memmove"), "--out", tmp_path / "run", cwd=tmp_path)
     assert done.returncode == 2
-    assert error_line(done).startswith("unknown backend memmove; there are auto, batched, per_block, ")
+    assert error_line(done).startswith("unknown backend memmove; use one of auto, batched, per_block, ")
     assert not (tmp_path / "run").exists()
 
 
@@ -219,7 +219,7 @@ def test_a_package_under_a_name_of_kvbench_s_own_is_not_loaded_and_named(site: P
     entries.write_text(entries.read_text().replace("plugin = ", "batched = "))
     done = sweep_with(site, "batched")
     assert done.returncode == 0, done.stderr
-    line = "note: package kvbench-plugin==1.0 brings a backend batched too, which is not loaded: "
+    line = "note: package kvbench-plugin==1.0 also provides a backend batched, which is not loaded: "
     assert line in done.stdout
     shown = kvbench("list", "backends", cwd=site, env={"PYTHONPATH": str(site)})
     assert line in shown.stderr
@@ -229,7 +229,7 @@ def test_a_package_under_a_name_of_kvbench_s_own_is_not_loaded_and_named(site: P
 def test_a_package_that_answers_nonsense_is_named_and_the_others_are_listed(site: Path) -> None:
     install(site, changed("return frozenset()", "return 7").replace("a backend for tests", "\\x1b[31mred"))
     rows = listed(site)
-    assert rows["plugin"]["here"].startswith("not on cpu: kvbench-plugin==1.0 does not describe it: ValidationError")
+    assert rows["plugin"]["here"].startswith("not on cpu: kvbench-plugin==1.0 fails to describe it: ValidationError")
     assert rows["batched"]["here"] == "available"
     install_again = changed("a backend for tests", "\\x1b[31mred")
     (site / "kvbench_plugin.py").write_text(textwrap.dedent(install_again))
@@ -253,7 +253,7 @@ def test_a_run_goes_on_with_the_backends_that_it_began_with(site: Path) -> None:
     shutil.move(site / "kvbench_plugin-1.0.dist-info", site / "away")
     lost = kvbench("sweep", "--resume", run, cwd=site, env={"PYTHONPATH": str(site)})
     assert lost.returncode == 4
-    assert error_line(lost).endswith("backends of that run are not installed: plugin of kvbench-plugin==1.0")
+    assert error_line(lost).endswith("backends of the run are not installed: plugin of kvbench-plugin==1.0")
     shutil.move(site / "away", site / "kvbench_plugin-1.0.dist-info")
     metadata = site / "kvbench_plugin-1.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("1.0", "2.0"))

@@ -538,7 +538,7 @@ def test_the_command_speaks_json(tmp_path: Path) -> None:
     said = json.loads(done.stdout)
     assert said["files"] == [str(tmp_path / "out" / name) for name in ("report.md", "report.html")]
     assert [warning.removeprefix(f"{run.path}: ") for warning in said["warnings"]] == [
-        "the last line of journal.jsonl is incomplete (a kill, a full disk) and was dropped",
+        "the last line of journal.jsonl is incomplete, because of a kill or a full disk, and was dropped",
         "interrupted",
         "no measured cell",
     ]
