@@ -271,7 +271,7 @@ def test_floors_are_measured_and_used(folder: Path) -> None:
         done = kvbench("gate", "calibrate", *options, cwd=folder)
         if done.returncode == 0:
             break
-        assert "give it more --minutes" in done.stderr
+        assert "use more --minutes" in done.stderr
     assert done.returncode == 0, done.stdout + done.stderr
     floor = folder / minutes / "floor.json"
     assert len(json.loads(floor.read_text())["floors"]) == 2
