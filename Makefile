@@ -3,40 +3,58 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# `make sweep` installs PyTorch and Triton only if the NVIDIA driver loads. Tests always need them: without a GPU, they
+# run the kernels in Triton's interpreter.
+DRIVER := $(shell $(PYTHON) -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null && echo cuda)
 STAMP := $(VENV)/.installed
+RUNNING := $(or $(wildcard $(STAMP)),$(VENV)/.installed-to-run$(DRIVER:%=-%))
+CPU_TORCH := https://download.pytorch.org/whl/cpu
 # What an installation copies or compiles: not the Python files, and not the C++ tests, which build apart.
 INSTALLED := pyproject.toml constraints.txt $(wildcard configs/*.toml configs/*/*.toml) \
     $(shell find csrc -path csrc/tests -prune -o -type f -print)
+# What people read.
+PROSE := README.md CONTRIBUTING.md CHANGELOG.md .github configs csrc kvbench $(wildcard docs)
 CXX_SOURCES = $(shell find csrc -name '*.cpp' -o -name '*.hpp' -o -name '*.cu')
 RUN := runs/make-$(shell date -u +%Y%m%d-%H%M%S)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup sweep reports test lint types imports cxx-format sanitize sanitize-memory sanitize-threads unit \
-    fuzz format clean
+.PHONY: help setup sweep reports check-reports dist test lint types imports cxx-format sanitize sanitize-memory \
+    sanitize-threads unit fuzz format clean
 
 help: ## Show this text
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: PYTHON=python3.12 (to make $(VENV) with), ARGS='-a blocks=64' (more for make sweep)"
 
-setup: $(STAMP) ## Make .venv, install the pinned dependencies, build csrc
+setup: $(RUNNING) ## Make .venv, install the dependencies (PyTorch and Triton only with an NVIDIA driver), build csrc
 
-sweep: $(STAMP) ## Measure this machine (configs/quick.toml) and write a report
+sweep: $(RUNNING) ## Measure this machine (configs/quick.toml) and write a report
 	@status=0; $(BIN)/kvbench sweep --out $(RUN) $(ARGS) || status=$$?; \
 	if [ -f $(RUN)/run.json ]; then \
 	    $(BIN)/kvbench report $(RUN) || exit $$?; \
 	fi; exit $$status
 
-reports: $(STAMP) ## Remake every committed report from the runs beside it; changes nothing where they agree
+reports: $(RUNNING) ## Remake every committed report from the runs beside it; changes nothing where they agree
 	@export LC_ALL=C; for runs in reports/*/runs; do \
-	    [ ! -d "$$runs" ] || $(BIN)/kvbench report "$$runs"/* -o "$${runs%/runs}" || exit $$?; \
+	    echo "Making the report of $${runs%/runs} (about a minute) ..."; \
+	    $(BIN)/kvbench report "$$runs"/* -o "$${runs%/runs}" || exit $$?; \
 	done
+	@$(BIN)/python -m reports.cards --write
+
+check-reports: $(RUNNING) ## Check that every committed report is complete and follows from its runs
+	@$(BIN)/python -m reports.cards
+
+dist: $(RUNNING) ## Build an sdist and a wheel in dist/, check their contents, run the wheel in a clean environment
+	$(PIP) install --quiet -c constraints.txt build
+	.ci/dist $(BIN)/python
 
 test: lint types imports cxx-format sanitize unit ## Every check that CI runs
 
-lint: $(STAMP) ## ruff: rules and format
+lint: $(STAMP) ## ruff: rules and format; codespell and the list of plain words (tests/style.py)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell $(PROSE) tests
+	$(BIN)/python -m tests.style
 
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
@@ -57,8 +75,10 @@ sanitize-memory sanitize-threads: $(STAMP)
 	$(BIN)/cmake --build build/$@
 	$(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error
 
+# Side by side, but for those that measure a GPU: they have the machine to themselves.
 unit: $(STAMP) ## pytest; tests that need a GPU are skipped, and said so, where there is none
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist=worksteal --ignore=tests/gpu
+	$(BIN)/python -m pytest tests/gpu
 
 .PHONY: docs
 docs: $(STAMP) ## Write the generated parts of README and docs/ again
@@ -73,19 +93,48 @@ format: $(STAMP) ## Rewrite sources in the project's format
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 clean: ## Remove what was built and installed (runs/ stays)
-	rm -rf $(VENV) build dist kvbench/_engine.pyi .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist kvbench/_engine.pyi kvbench/_commit.txt .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The build requirements come first and from the constraints too, so that no step takes an unpinned package; cmake and
 # ninja are among them, so that none need be installed. Editable: one copy of the Python files for every tool, and
 # the stub of the compiled module beside them. Warnings of the compiler are errors here, not in a user's installation.
-$(STAMP): $(INSTALLED)
+first = @[ -e $@ ] || echo
+or_compiling = @[ -e $@ ] && echo "Compiling the engine ..." || echo
+define make_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "kvbench needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@command -v $${CXX:-c++} g++ clang++ >/dev/null || \
 	    { echo "kvbench needs a C++20 compiler (Debian and Ubuntu: apt install g++)" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || \
 	    { echo "$(PYTHON) cannot make a virtual environment (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
-	$(PIP) install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation \
-	    --config-settings=cmake.define.KVBENCH_WERROR=ON --editable '.[cuda,dev]'
+	$(first) "Installing the build tools (about 30 MB) ..."
+	@$(PIP) install --quiet -c constraints.txt scikit-build-core nanobind cmake ninja
+endef
+
+BUILD := $(PIP) install --quiet -c constraints.txt --no-build-isolation \
+    --config-settings=cmake.define.KVBENCH_WERROR=ON --editable
+
+$(VENV)/.installed-to-run: $(INSTALLED)
+	$(make_venv)
+	$(or_compiling) "Installing the dependencies (about 60 MB), then compiling the engine ..."
+	@$(BUILD) .
+	@touch $@
+
+$(VENV)/.installed-to-run-cuda: $(INSTALLED)
+	$(make_venv)
+	$(or_compiling) "Installing PyTorch, Triton and the other dependencies (about 2.8 GB), then compiling the engine ..."
+	@$(BUILD) '.[cuda]'
+	@touch $@
+
+# Without a driver, the CPU build of PyTorch is enough. If its index is not reachable, the next step installs the CUDA
+# build.
+$(STAMP): $(INSTALLED)
+	$(make_venv)
+ifeq ($(DRIVER),)
+	$(first) "Installing PyTorch for the CPU (about 200 MB) ..."
+	@$(PIP) install --quiet --retries 0 --no-deps -c constraints.txt --index-url $(CPU_TORCH) torch 2>/dev/null || \
+	    echo "$(CPU_TORCH) is not reachable: installing the CUDA build instead (about 2.4 GB)"
+endif
+	$(or_compiling) "Installing Triton and the test tools (about $(if $(DRIVER),3 GB,500 MB)), then compiling the engine ..."
+	@$(BUILD) '.[cuda,dev]'
 	@touch $@

@@ -1,7 +1,7 @@
-"""kvbench measures how KV-cache blocks move between host memory and a GPU, on the machine at hand.
+"""kvbench measures how fast KV-cache blocks move between host memory and a GPU, on this machine.
 
-What a notebook or a back end of another package imports comes from here. Names load on first use: reading runs needs
-neither a GPU nor torch nor the compiled module, and back ends do.
+Notebooks and backends of other packages import from here. Names load on first use: reading runs needs no GPU, no torch
+and not the compiled module; backends do.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m kvbench`: the command of the environment that this interpreter belongs to."""
+"""`python -m kvbench`: run the command line with this interpreter."""
 
 from kvbench.cli.main import main
 

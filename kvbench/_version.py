@@ -1,4 +1,4 @@
-"""The version of kvbench, on its own so that every module may ask for it."""
+"""The version of kvbench, in its own module so that every module can import it."""
 
 from typing import Final
 

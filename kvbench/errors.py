@@ -1,4 +1,4 @@
-"""What can go wrong, each with the exit code that the command line gives it."""
+"""The errors of kvbench, each with the exit code of the command line."""
 
 from enum import IntEnum
 from typing import Final
@@ -31,13 +31,13 @@ EXIT_CODES: Final = {
 
 
 def brief(text: str) -> str:
-    """Return `text` for a message: on one line and short."""
+    """Return `text` for a message: on one line and shortened."""
     line = text if text.isprintable() else ascii(text)
     return line if len(line) <= 80 else line[:77] + "..."
 
 
 class KvbenchError(Exception):
-    """An error that ends a command with one line; `exit_code` says how."""
+    """An error that ends a command with one line and with `exit_code`."""
 
     exit_code = ExitCode.USAGE
 
@@ -47,16 +47,16 @@ class UsageError(KvbenchError):
 
 
 class RunDirectoryError(KvbenchError):
-    """A run directory that cannot be read: not one, damaged, or of another schema."""
+    """A run directory that cannot be read: it is not a run directory, it is damaged, or it has another schema."""
 
 
 class MismatchError(KvbenchError):
-    """Two runs, or a run and this machine, that must agree and do not."""
+    """Two runs, or a run and this machine, do not match although they must."""
 
     exit_code = ExitCode.MISMATCH
 
 
 class StorageError(KvbenchError):
-    """The run directory can take no more data (full disk, lost mount); what was written before is kept."""
+    """The run directory cannot be written (full disk, lost mount); everything written before is kept."""
 
     exit_code = ExitCode.FAILED_CELLS

@@ -1,4 +1,4 @@
-"""Files: a stranger's read without following anything, ours written whole, those that come with kvbench."""
+"""Files: safe reads of untrusted files, atomic writes, and the data files shipped with kvbench."""
 
 import errno
 import os
@@ -20,16 +20,16 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO}
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Open `path` to read if it is a regular file itself, not a link to one; raises RunDirectoryError.
+    """Open `path` for reading if it is a regular file, not a link to one; raises RunDirectoryError.
 
-    FileNotFoundError and NotADirectoryError pass: their meaning is the caller's.
+    FileNotFoundError and NotADirectoryError propagate: the caller decides what they mean.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        what = "is a symbolic link; it is not followed" if error.errno == errno.ELOOP else error.strerror
+        what = "is a symbolic link, which kvbench does not follow" if error.errno == errno.ELOOP else error.strerror
         raise RunDirectoryError(f"{path}: {what}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -48,10 +48,10 @@ def read_capped(path: Path, cap_bytes: int) -> bytes:
 
 
 def write_whole(path: Path, data: bytes, *, wait: bool = True) -> None:
-    """Replace `path` by `data` in one step; a link there is replaced, not followed.
+    """Replace the content of `path` with `data` atomically; a link at `path` is replaced, not followed.
 
-    It is on disk when this returns, unless `wait` is false, for what can be made again. Raises StorageError when there
-    is no room; other OSErrors pass.
+    The data is on disk on return, unless `wait` is false (for files that can be regenerated). Raises StorageError if
+    the disk is full; other OSErrors propagate.
     """
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -74,7 +74,7 @@ def write_whole(path: Path, data: bytes, *, wait: bool = True) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Return once the names in a folder are on disk, not only what is in its files; raises OSError."""
+    """Flush the directory entries of a folder to disk; raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -83,10 +83,10 @@ def sync_folder(path: Path) -> None:
 
 
 def write_output(option: str, path: Path, data: bytes, ours: Callable[[Path], object], *, force: bool) -> None:
-    """Write the file that a user named with `option`; `-` is standard output, a link is followed.
+    """Write the file that a user named with `option`; `-` is standard output, and links are followed.
 
-    What is not a regular file (a device, a pipe) is written to, never replaced. A regular one that `ours` cannot read
-    (it raises KvbenchError) is replaced with `force` only. Raises UsageError and StorageError.
+    A file that is not regular (a device, a pipe) is written to, never replaced. A regular file that `ours` cannot read
+    (it raises KvbenchError) is replaced only with `force`. Raises UsageError and StorageError.
     """
     try:
         if str(path) == "-":
@@ -95,7 +95,7 @@ def write_output(option: str, path: Path, data: bytes, ours: Callable[[Path], ob
             return
         target = path.resolve()
         if target.exists() and not target.is_file():
-            # A pipe without a reader is refused, not waited for.
+            # Opening a pipe without a reader fails instead of blocking.
             descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.set_blocking(descriptor, True)
             with os.fdopen(descriptor, "wb") as file:
@@ -105,7 +105,9 @@ def write_output(option: str, path: Path, data: bytes, ours: Callable[[Path], ob
             try:
                 ours(target)
             except KvbenchError:
-                raise UsageError(f"{option} {path}: the file holds something else; --force replaces it") from None
+                raise UsageError(
+                    f"{option} {path}: the file exists with other content; add --force to replace it"
+                ) from None
         write_whole(target, data)
     except (OSError, RuntimeError) as error:
         if isinstance(error, OSError):
@@ -115,20 +117,20 @@ def write_output(option: str, path: Path, data: bytes, ours: Callable[[Path], ob
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log to append to; raises OSError, also for a link, which is not followed."""
+    """Open a log for appending; raises OSError, including for a symbolic link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "ab")
 
 
 def raise_if_no_room(path: Path, error: OSError) -> None:
-    """Raise StorageError if `error` means that the disk takes no more."""
+    """Raise StorageError if `error` means that the disk is full or gone."""
     if error.errno in _NO_ROOM:
         raise StorageError(f"{path} cannot be written: {error.strerror}; what was measured before is kept") from None
 
 
 def shipped_folder() -> Path:
-    """Return the folder of what comes with kvbench: configs, and below it the presets of models."""
+    """Return the folder of the shipped configs, which also contains the model presets."""
     checkout = Path(__file__).resolve().parents[1]
-    # First, since an editable install also holds a copy, as old as the installation.
+    # The checkout comes first: an editable install also has a copy, which is as old as the installation.
     if (checkout / "pyproject.toml").is_file() and (checkout / "configs").is_dir():
         return checkout / "configs"
     packaged = resources.files("kvbench") / "configs"
@@ -137,22 +139,22 @@ def shipped_folder() -> Path:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the table of a TOML file; raises UsageError that says why it cannot be read, without its name."""
+    """Return the table of a TOML file; raises UsageError, which says why it cannot be read but not its name."""
     with read_as("TOML"):
         if path.is_dir():
             raise UsageError("is a directory, not a TOML file")
         if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError("is not a TOML file of at most 1 MiB")
+            raise UsageError("is not a TOML file of up to 1 MiB")
         return tomllib.loads(path.read_bytes().decode())
 
 
 @contextmanager
 def read_as(language: str) -> Iterator[None]:
-    """Turn what goes wrong inside, when a file is read and parsed as `language`, into a UsageError."""
+    """Turn errors raised inside, while a file is read and parsed as `language`, into a UsageError."""
     try:
         yield
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"cannot be read as {language}: {reason}") from None
     except RecursionError:
-        raise UsageError(f"cannot be read as {language}: nested too deep") from None
+        raise UsageError(f"cannot be read as {language}: nested too deeply") from None

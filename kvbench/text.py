@@ -1,4 +1,4 @@
-"""Text from users and files: names, hints, checks with the one line that refuses, and lines that are safe to show."""
+"""Text from users and files: names, hints, checks with one-line errors, and text that is safe to print."""
 
 import difflib
 import json
@@ -11,9 +11,9 @@ import msgspec
 
 from kvbench.errors import UsageError, brief
 
-# Names of sweeps and models.
+# The pattern of names of sweeps and models.
 NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
-# One line of text in a file: a sweep's question, a policy's device.
+# One line of text in a file, such as a sweep's question or a policy's device.
 MAX_LINE: Final = 500
 Line = Annotated[
     str,
@@ -30,34 +30,34 @@ T = TypeVar("T")
 
 
 def name_of(text: str, otherwise: str) -> str:
-    """Return a name by `NAME_PATTERN` that is as near to `text` as can be; `otherwise` where nothing is left of it."""
+    """Return `text` reduced to a name that matches `NAME_PATTERN`, or `otherwise` if nothing remains."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text).lstrip("-._")[:64] or otherwise
 
 
 def check_keys(table: Iterable[str], known: Sequence[str]) -> None:
-    """Raise UsageError for the first key that is not `known`, with the nearest one that is."""
+    """Raise UsageError for the first unknown key; the message suggests the nearest known one."""
     for key in table:
         if key not in known:
-            raise UsageError(f"unknown key {shown(key)}; {hint(key, known, 'there are ' + ', '.join(known))}")
+            raise UsageError(f"unknown key {shown(key)}; {hint(key, known, 'use one of ' + ', '.join(known))}")
 
 
 def hint(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Return the question whether the nearest known word was meant, `otherwise` where none is near."""
+    """Return "did you mean …?" with the nearest known word, or `otherwise` if none is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {near[0]}?" if near else otherwise
 
 
 def shown(value: object) -> str:
-    """Return `value` for a message: as JSON and TOML write it, on one line and short."""
+    """Return `value` for a message: in JSON and TOML notation, on one line and shortened."""
     try:
         return brief(json.dumps(value, ensure_ascii=False, default=str))
-    except ValueError:  # Python refuses to write a number of thousands of digits
-        return "a huge number"
+    except ValueError:  # Python refuses to format integers with thousands of digits
+        return "a number with thousands of digits"
 
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Put `where` in front of the message of a UsageError raised inside."""
+    """Prefix the message of a UsageError raised inside with `where`."""
     try:
         yield
     except UsageError as error:
@@ -65,12 +65,12 @@ def located(where: str) -> Iterator[None]:
 
 
 def printable(text: object) -> str:
-    """Return `text` as one line that is safe on a terminal: what does not print becomes U+FFFD."""
+    """Return `text` as one line that is safe on a terminal: unprintable characters become U+FFFD."""
     return "".join(char if char.isprintable() else "\ufffd" for char in str(text))
 
 
 def short(text: str, most: int = 400) -> str:
-    """Return `text` in at most `most` characters; what is cut off is an ellipsis."""
+    """Return `text` with at most `most` characters; a truncated text ends in an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -80,7 +80,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def printable_tree(plain: Any) -> Any:
-    """Return what JSON holds with every text in it printable, keys too."""
+    """Return JSON-compatible data with every string, keys included, made printable."""
     if isinstance(plain, str):
         return printable(plain)
     if isinstance(plain, list):
@@ -91,9 +91,9 @@ def printable_tree(plain: Any) -> Any:
 
 
 def convert(plain: object, kind: type[T] | Any, name: str = "") -> T:
-    """Return `plain`, as JSON or TOML hold it, as a `kind` whose constraints it meets.
+    """Return `plain`, which is data from JSON or TOML, converted to `kind` with its constraints checked.
 
-    Raises UsageError that names the key (below `name`), the value and what would be right.
+    Raises UsageError, which names the key (below `name`), the value and what would be right.
     """
     try:
         converted: T = msgspec.convert(plain, kind)
@@ -103,7 +103,7 @@ def convert(plain: object, kind: type[T] | Any, name: str = "") -> T:
 
 
 def meaning(info: Any) -> str:
-    """Return in words what a type of `msgspec.inspect` takes: "a whole number from 1 to 1000"."""
+    """Describe the values that a type of `msgspec.inspect` accepts: "a whole number from 1 to 1000"."""
     match info:
         case msgspec.inspect.Metadata():
             return str((info.extra or {}).get("meaning") or meaning(info.type))
@@ -142,17 +142,17 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
     lead = f"{where}: " if where else ""
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
         known = [field.encode_name for field in plain_type(info).fields]
-        return f"{lead}unknown key {shown(unknown[1])}; {hint(unknown[1], known, 'there are ' + ', '.join(known))}"
+        return f"{lead}unknown key {shown(unknown[1])}; {hint(unknown[1], known, 'use one of ' + ', '.join(known))}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
-        return f"{lead}without {missing[1]}"
+        return f"{lead}{missing[1]} is missing"
     if info is None or not text.startswith(("Expected ", "Number ", "Invalid ")):
         return f"{lead}{printable(text)[:300]}"
     return f"{lead}{shown(value)} is not {meaning(info)}"
 
 
 def _step(value: Any, info: Any, index: str, key: str) -> tuple[Any, Any]:
-    """Return the value and the type one step down a path of msgspec; None for a type that the path does not tell."""
-    if not (index or key) or info is None:  # some key of a mapping, which one is not said
+    """Return the value and the type one step down a msgspec path; the type is None if the path does not say it."""
+    if not (index or key) or info is None:  # msgspec does not say which key of a mapping
         return None, None
     inner = plain_type(info)
     if index:
@@ -162,7 +162,7 @@ def _step(value: Any, info: Any, index: str, key: str) -> tuple[Any, Any]:
 
 
 def plain_type(info: Any) -> Any:
-    """Return the type without its constraints, and of "X or nothing" X."""
+    """Return the type without its constraints, and `X` for `X | None`."""
     while isinstance(info, msgspec.inspect.Metadata | msgspec.inspect.UnionType):
         if isinstance(info, msgspec.inspect.Metadata):
             info = info.type

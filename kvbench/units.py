@@ -1,4 +1,4 @@
-"""Byte sizes and times as people write them."""
+"""Parse and format byte sizes and durations."""
 
 import re
 from typing import Final
@@ -10,14 +10,16 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that `text` names: "4KiB", "1.5MiB", "576", "64KB" (10^3).
+    """Return the bytes of a size: "4KiB", "1.5MiB", "576", "64KB" (10^3).
 
-    Raises ValueError when it is no size, or no whole number of bytes.
+    Raises ValueError if `text` is not a size, or not a whole number of bytes.
     """
     match = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(match[2]) if match else None
     if match is None or factor is None:
-        raise ValueError(f"{text!r} is not a size; write bytes or a number with B, KiB, MiB, GiB (or KB, MB, GB)")
+        raise ValueError(
+            f"{text!r} is not a size; write a number of bytes, or a number with B, KiB, MiB, GiB, KB, MB or GB"
+        )
     whole, _, fraction = match[1].partition(".")
     scale = int("1" + "0" * len(fraction))
     scaled = int(whole + fraction) * factor
@@ -35,7 +37,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def rough_size(size_bytes: int) -> str:
-    """Return a size for people, to three digits or so: "12.2 GiB", "576 B"."""
+    """Return a readable, rounded size: "12.2 GiB", "576 B"."""
     for unit in ("GiB", "MiB", "KiB"):
         if size_bytes >= _FACTORS[unit]:
             return f"{size_bytes / _FACTORS[unit]:.1f} {unit}"
@@ -43,12 +45,12 @@ def rough_size(size_bytes: int) -> str:
 
 
 def gigabytes_per_second(size_bytes: float, time_us: float) -> float:
-    """Return GB/s (10^9 bytes a second) for `size_bytes` moved in `time_us`; NaN for no time."""
+    """Return GB/s (10^9 bytes per second) for `size_bytes` moved in `time_us`; NaN for a time of zero."""
     return size_bytes / time_us / 1e3 if time_us > 0 else float("nan")
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration for people: "0.4 s", "48 s", "3 min 20 s", "1 h 05 min"."""
+    """Return a readable duration: "0.4 s", "48 s", "3 min 20 s", "1 h 05 min"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,18 +1,22 @@
 """Runs the real `kvbench` command, as its user does, and reads what it leaves behind."""
 
+import io
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from kvbench.cells.cell import Cell
+from kvbench.cli import main
 from kvbench.results import Failure, Record, Skip, Visit, load_run
 from kvbench.results.frame import visits_that_count
 
@@ -63,6 +67,28 @@ def kvbench(
         timeout=TIMEOUT_S,
         check=False,
     )
+
+
+def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Done:
+    """Run `kvbench ARGUMENTS…` in `cwd` and in this process: a start of the command can take longer than what it does.
+
+    A worker is a process of its own here too.
+    """
+    words = [str(argument) for argument in arguments]
+    out, err = io.StringIO(), io.StringIO()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with (
+            chdir(cwd),
+            redirect_stdout(out),
+            redirect_stderr(err),
+            mock.patch.object(sys, "argv", ["kvbench", *words]),
+            mock.patch.dict(os.environ, env or {}),
+        ):
+            code = main.run(words)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    return Done(words, code, out.getvalue(), err.getvalue())
 
 
 @contextmanager

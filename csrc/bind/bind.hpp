@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-/// The Python module, one function a topic; later topics use the types of earlier ones.
+/// The Python module, one function per topic; later topics use the types of earlier ones.
 namespace kvbench::bind {
 
 namespace nb = nanobind;

@@ -32,7 +32,7 @@ void driver(nb::module_& m) {
       .value("corrupt", FaultKind::corrupt)
       .value("stray", FaultKind::stray);
 
-  nb::class_<DeviceInfo>(m, "DeviceInfo", "What the driver says of a device.")
+  nb::class_<DeviceInfo>(m, "DeviceInfo", "The driver's facts about a device.")
       .def_ro("kind", &DeviceInfo::kind)
       .def_ro("title", &DeviceInfo::title)
       .def_ro("pci_bus_id", &DeviceInfo::pci_bus_id)
@@ -42,7 +42,7 @@ void driver(nb::module_& m) {
       .def_ro("shared_bytes", &DeviceInfo::shared_bytes)
       .def_ro("numa_node", &DeviceInfo::numa_node);
 
-  nb::class_<Driver>(m, "Driver", "A device that takes swaps.")
+  nb::class_<Driver>(m, "Driver", "A device for swaps.")
       .def_prop_ro("info", &Driver::info)
       .def_prop_ro("batch_entry", &Driver::batch_entry)
       .def(
@@ -72,7 +72,7 @@ void driver(nb::module_& m) {
       .def("bind_thread", &Driver::bind_thread, "Make the device current for the calling thread.")
       .def("delay", &Driver::delay, "delay_ns"_a, "stream"_a)
       .def("synchronize", &Driver::synchronize, "stream"_a, nb::call_guard<nb::gil_scoped_release>());
-  nb::class_<HostDriver, Driver>(m, "HostDriver", "Plain memory with in-order streams, and faults to inject.")
+  nb::class_<HostDriver, Driver>(m, "HostDriver", "A device of plain memory with in-order streams and fault injection.")
       .def(
           "arm",
           [](HostDriver& driver, FaultKind kind, std::uint64_t at, double delay_us) {

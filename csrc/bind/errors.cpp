@@ -7,13 +7,13 @@
 namespace kvbench::bind {
 namespace {
 
-// Its attributes are declared in stub_patterns.txt: nothing of the type itself tells them.
+// Its attributes are declared in stub_patterns.txt, because the type itself does not show them.
 nb::object& engine_error() {
   static nb::object* type = nullptr;
   if (type == nullptr) {
     type = new nb::object(nb::steal(PyErr_NewExceptionWithDoc(
         "kvbench._engine.EngineError",
-        "A call of the driver failed: `call`, the driver's error `name`, and `descriptor` (index or None).",
+        "A failed driver call: `call`, the driver's error `name`, and `descriptor` (index or None).",
         PyExc_RuntimeError, nullptr)));
   }
   return *type;

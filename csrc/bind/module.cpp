@@ -5,7 +5,7 @@ using namespace kvbench;
 NB_MODULE(_engine, m) {
   m.doc() = "The swap engine: descriptors submitted on streams, timed without Python in between.";
   m.attr("SOURCE_HASH") = KVBENCH_SOURCE_HASH;
-  // At interpreter exit whoever still holds a device (a test session, a plug-in) would be told of a leak.
+  // No leak warnings: at interpreter exit a test session or a plug-in can still hold a device.
   nanobind::set_leak_warnings(false);
   bind::errors(m);
   bind::driver(m);

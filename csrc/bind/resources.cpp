@@ -29,7 +29,7 @@ void resources(nb::module_& m) {
                                                                      {buffer.bytes()}, self);
           },
           "The buffer as bytes; host buffers only.");
-  nb::class_<OwnedStream>(m, "Stream", "A non-blocking stream of its own.")
+  nb::class_<OwnedStream>(m, "Stream", "A non-blocking stream.")
       .def(nb::init<std::shared_ptr<Driver>, Priority>(), "driver"_a, "priority"_a = Priority::normal)
       .def_prop_ro("handle", &OwnedStream::handle)
       .def("synchronize", &OwnedStream::synchronize, nb::call_guard<nb::gil_scoped_release>());
@@ -39,7 +39,7 @@ void resources(nb::module_& m) {
       .def("record", &OwnedEvent::record, "stream"_a)
       .def("completed", &OwnedEvent::completed, "Whether everything before the last record has completed.")
       .def("wait", &OwnedEvent::wait, nb::call_guard<nb::gil_scoped_release>(),
-           "Return once everything before the last record has completed; at once where there was none.")
+           "Return once everything before the last record has completed; without a record, return at once.")
       .def("us_since", &OwnedEvent::us_since, "start"_a, "Microseconds on the device since `start`; both completed.");
 }
 

@@ -30,7 +30,7 @@ void sm_kernels(nb::module_& m) {
          const Ids& source_ids, const Ids& destination_ids, Direction direction, std::size_t stride,
          std::size_t block_bytes, unsigned sms, std::size_t inline_up_to) {
         if (source_bases.size() != destination_bases.size() || source_ids.size() != destination_ids.size()) {
-          throw nb::value_error("the two sides have different numbers of tensors or blocks");
+          throw nb::value_error("both sides must have the same number of tensors and blocks");
         }
         return make_sm_copy(std::move(kernel),
                             TensorBlocks{copied(source_bases), copied(destination_bases), copied(source_ids),

@@ -12,15 +12,15 @@ void swaps(nb::module_& m) {
       .value("stream", AccessOrder::stream)
       .value("during_api_call", AccessOrder::during_api_call)
       .value("any", AccessOrder::any);
-  nb::class_<Swap>(m, "Swap", "One swap that can be submitted again and again.")
+  nb::class_<Swap>(m, "Swap", "One swap that can be submitted repeatedly.")
       .def(
           "retarget",
           [](Swap& swap, const Words& sources, const Words& destinations) {
             swap.retarget(view(sources), view(destinations));
           },
           "sources"_a, "destinations"_a,
-          "Take the addresses of the next submission: as many as before, of the same sizes and alignment. They count "
-          "from the next prepare on. ValueError for another number, or for a swap whose blocks are named by ids.")
+          "Replace the addresses for the next submission; number, sizes and alignment must stay the same. They take "
+          "effect at the next prepare. ValueError if the number differs, or for a swap with ids.")
       .def(
           "retarget_ids",
           [](Swap& swap, const Ids& source_ids, const Ids& destination_ids) {

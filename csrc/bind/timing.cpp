@@ -28,7 +28,7 @@ void timing(nb::module_& m) {
       .def_ro("pending_before", &Sample::pending_before)
       .def_ro("pending_after", &Sample::pending_after)
       .def_ro("depth_held", &Sample::depth_held);
-  nb::class_<Queue>(m, "Queue", "The swaps that wait in front of the measured one.")
+  nb::class_<Queue>(m, "Queue", "The swaps queued before the measured one.")
       .def(
           "__init__",
           [](Queue* self, std::size_t depth, std::size_t streams, std::uint64_t delay_ns) {
@@ -50,14 +50,14 @@ void timing(nb::module_& m) {
             return region.sustained(chain, few);
           },
           "swaps"_a, "few"_a, nb::call_guard<nb::gil_scoped_release>(),
-          "What one more swap takes in a chain, one behind the other on an idle stream: the first `few` of `swaps` "
-          "against all others. ValueError unless those are more.")
+          "The time that one more swap adds to a chain on an idle stream: the first `few` of `swaps` against all "
+          "others. ValueError unless those are more.")
       .def("measure_delay_us", &TimedRegion::measure_delay_us, "delay_ns"_a, nb::call_guard<nb::gil_scoped_release>(),
-           "How long the stream is really busy when a delay of `delay_ns` is asked for, between two events.")
+           "Microseconds between two events for which the stream is really busy if a delay of `delay_ns` is requested.")
       .def(
           "measure_python",
           [](TimedRegion& region, const Prepare& prepare, const Submit& submit, StreamState state, const Queue& queue) {
-            // `submit` is called from here, so that its launch and little else of Python is timed.
+            // Calling `submit` from here times its launch and little other Python code.
             return region.measure([&] { prepare(); }, [&](Stream stream) { submit(stream); }, state, queue);
           },
           "prepare"_a, "submit"_a, "state"_a, "queue"_a = Queue{})
@@ -70,7 +70,7 @@ void timing(nb::module_& m) {
             }
             return region.sustained(chain, few);
           },
-          "swaps"_a, "few"_a, "The same of (prepare, submit) pairs.");
+          "swaps"_a, "few"_a, "The same for (prepare, submit) pairs.");
 
   m.def("probe_cpu_us", &probe_cpu_us, "Microseconds that a fixed piece of work takes on this thread's CPU.");
 }

@@ -8,7 +8,7 @@
 namespace kvbench::bind {
 
 void verification(nb::module_& m) {
-  nb::class_<Audit>(m, "Audit", "What an audit of ranges found; the range is an index, None where nothing is wrong.")
+  nb::class_<Audit>(m, "Audit", "The result of an audit of ranges; the range is an index, or None if nothing is wrong.")
       .def_ro("wrong_bytes", &Audit::wrong_bytes)
       .def_ro("first_wrong_offset", &Audit::first_wrong_offset)
       .def_ro("first_wrong_range", &Audit::first_wrong_range)
@@ -21,7 +21,7 @@ void verification(nb::module_& m) {
       },
       "buffer"_a, "offsets"_a, "sizes"_a, "source_offsets"_a, "seed"_a, "stream"_a,
       nb::call_guard<nb::gil_scoped_release>(),
-      "Write into every range what a pool of `seed` holds from the range's source offset on; offsets and sizes in "
+      "Write into every range the bytes of a pool with `seed` from the range's source offset on; offsets and sizes in "
       "bytes. Ranges must not overlap. ValueError for a range outside of the buffer.");
   m.def(
       "write_value",
@@ -29,7 +29,7 @@ void verification(nb::module_& m) {
         buffer.write({view(offsets), view(sizes), {}}, value_everywhere(value), stream);
       },
       "buffer"_a, "offsets"_a, "sizes"_a, "value"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Write one byte value into every range; as write_words.");
+      "Write one byte value into every range; otherwise as write_words.");
   m.def(
       "audit_words",
       [](const Buffer& buffer, const Words& offsets, const Words& sizes, const Words& source_offsets,
@@ -38,7 +38,7 @@ void verification(nb::module_& m) {
       },
       "buffer"_a, "offsets"_a, "sizes"_a, "source_offsets"_a, "seed"_a, "stream"_a,
       nb::call_guard<nb::gil_scoped_release>(),
-      "Compare every range with what a pool of `seed` holds from the range's source offset on, where the buffer lies.");
+      "Compare every range with the bytes of a pool with `seed` from the range's source offset on.");
   m.def(
       "audit_value",
       [](const Buffer& buffer, const Words& offsets, const Words& sizes, std::uint8_t value, Stream stream) {
@@ -59,7 +59,7 @@ void verification(nb::module_& m) {
         return std::tuple(verdict.wrong_bytes, verdict.first_wrong_offset, verdict.first_wrong_range);
       },
       "destination"_a, "source"_a, "size_bytes"_a, "source_offsets"_a, "destination_offsets"_a, "sizes"_a, "poison"_a,
-      "Compare the first `bytes` of two host buffers: (wrong bytes, first wrong offset, its range or None).");
+      "Compare the first `size_bytes` of two host buffers: (wrong bytes, first wrong offset, its range or None).");
 }
 
 }  // namespace kvbench::bind

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The part of CUDA's driver API that the engine calls, declared here so that building needs no CUDA toolkit.
+/// The part of CUDA's driver API that the engine calls, declared here so that the build needs no CUDA toolkit.
 /// Names, values and layouts are those of the driver API reference (12.8 and 13.0).
 namespace kvbench::cuda {
 

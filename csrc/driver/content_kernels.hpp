@@ -7,7 +7,8 @@
 
 namespace kvbench {
 
-/// Memory that grows to what was asked for last, and is kept: to pin a page takes longer than to compare a swap.
+/// Memory that grows to the largest requested size and is kept, because pinning a page takes longer than comparing a
+/// swap.
 class Scratch {
  public:
   Scratch(Driver& driver, MemoryKind kind) : driver_(driver), kind_(kind) {}
@@ -29,12 +30,12 @@ class Scratch {
 /// The kernels of kernels/audit.cu, loaded on one device; they work on stretches of its memory. One thread at a time.
 class ContentKernels {
  public:
-  /// `cubin` is that source, compiled for the device of `driver`, which outlives this.
+  /// `cubin` is that source, compiled for the device of `driver`, which must outlive this object.
   ContentKernels(Driver& driver, std::span<const std::byte> cubin);
 
-  /// Writes the stretches, which do not overlap, behind what is on `stream`, and returns once they are written.
+  /// Writes the stretches, which must not overlap, after the work on `stream`, and returns when they are written.
   void write(std::span<const Stretch> stretches, const Content& content, Stream stream);
-  /// Compares the stretches behind what is on `stream`.
+  /// Compares the stretches after the work on `stream`.
   AuditCount audit(std::span<const Stretch> stretches, const Content& content, Stream stream);
 
  private:
@@ -43,7 +44,7 @@ class ContentKernels {
   Driver& driver_;
   Kernel write_;
   Kernel audit_;
-  Scratch table_{driver_, MemoryKind::allocated};  ///< the stretches, which a kernel reads once each
+  Scratch table_{driver_, MemoryKind::allocated};  ///< the stretches, each of which a kernel reads once
   Scratch counted_{driver_, MemoryKind::device};
   Scratch staged_{driver_, MemoryKind::allocated};
 };

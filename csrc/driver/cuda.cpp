@@ -33,7 +33,7 @@ class CudaDriver final : public Driver {
 
   ~CudaDriver() override {
     api_.ctx_set_current(context_);
-    content_kernels_.reset();  // while there is a context to release its memory in
+    content_kernels_.reset();  // while the context that owns its memory still exists
     for (const cuda::Module module : modules_) api_.module_unload(module);
     api_.primary_ctx_release(device_);
   }
@@ -91,7 +91,7 @@ class CudaDriver final : public Driver {
 
   Stream create_stream(Priority priority) override {
     bind();
-    int least = 0;  // a smaller number comes first; 0 is that of a stream made without one
+    int least = 0;  // a smaller number has the higher priority; 0 is the default
     int greatest = 0;
     check(api_.ctx_get_stream_priority_range(&least, &greatest), "cuCtxGetStreamPriorityRange");
     cuda::StreamHandle stream = nullptr;
@@ -154,7 +154,7 @@ class CudaDriver final : public Driver {
     attribute.src_access_order = static_cast<int>(attributes.order);
     attribute.flags = attributes.prefer_overlap ? cuda::kFlagPreferOverlapWithCompute : 0;
     std::size_t first = 0;  // attrsIdxs has numAttrs entries, the first 0
-    // The driver takes its arrays as mutable and does not write them.
+    // The driver declares its arrays as mutable but does not write them.
     auto* to = reinterpret_cast<cuda::DevicePointer*>(const_cast<Address*>(destinations.data()));
     auto* from = reinterpret_cast<cuda::DevicePointer*>(const_cast<Address*>(sources.data()));
     auto* sizes = const_cast<std::size_t*>(bytes.data());
@@ -222,7 +222,7 @@ class CudaDriver final : public Driver {
   }
 
  private:
-  /// torch and others change the thread's context behind our back.
+  /// torch and other libraries change the context of the thread.
   void bind() const { check(api_.ctx_set_current(context_), "cuCtxSetCurrent"); }
 
   static void* handle(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
@@ -272,7 +272,7 @@ class CudaDriver final : public Driver {
     info_.sm_count = attribute(cuda::kMultiprocessorCount);
     info_.shared_bytes = attribute(cuda::kMaxSharedMemoryPerBlockOptin);
     int node = -1;
-    // Drivers before 12.2 do not know this attribute.
+    // Drivers before 12.2 do not have this attribute.
     if (api_.device_get_attribute(&node, cuda::kHostNumaId, device_) == cuda::kSuccess) info_.numa_node = node;
   }
 

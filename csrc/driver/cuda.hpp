@@ -8,10 +8,10 @@
 namespace kvbench {
 
 /// Opens GPU `ordinal` through the driver library (found at run time; nothing is linked).
-/// Throws DriverError when there is no library, no such device, or an entry point older than CUDA 12.0 is missing.
+/// Throws DriverError if the library, the device, or an entry point of CUDA 12.0 is missing.
 std::shared_ptr<Driver> open_cuda(int ordinal, const std::string& library = "libcuda.so.1");
 
-/// How many GPUs the driver library offers; throws DriverError when there is no library.
+/// Returns the number of GPUs of the driver library; throws DriverError if there is no library.
 int count_cuda_devices(const std::string& library = "libcuda.so.1");
 
 }  // namespace kvbench

@@ -9,7 +9,7 @@
 #include "driver/error.hpp"
 #include "kernels/pool_words.hpp"
 
-/// The one seam between the swap engine and what it runs on: libcuda (cuda_driver) or plain memory (host_driver).
+/// The interface between the swap engine and its device: libcuda (cuda_driver) or plain memory (host_driver).
 namespace kvbench {
 
 using Address = std::uint64_t;
@@ -19,16 +19,16 @@ using Kernel = std::uintptr_t;
 
 enum class Direction : std::uint8_t { h2d, d2h };
 
-/// Of a stream among those of its device; the cpu device has one kind.
+/// The priority of a stream on its device; the cpu device ignores it.
 enum class Priority : std::uint8_t { normal, high };
 
 /// CUmemcpySrcAccessOrder, by the driver's values.
 enum class AccessOrder : std::uint8_t { stream = 1, during_api_call = 2, any = 3 };
 
-/// Where a buffer lies. `allocated` and `registered` are pinned; they differ in who made the pages.
+/// The location of a buffer. `allocated` and `registered` memory is pinned; they differ in who allocated the pages.
 enum class MemoryKind : std::uint8_t { device, allocated, registered };
 
-/// Which signature of cuMemcpyBatchAsync was resolved: 12.8 reports the index that failed, 13.0 does not.
+/// The resolved signature of cuMemcpyBatchAsync: 12.8 reports the index that failed, 13.0 does not.
 enum class BatchEntry : std::uint8_t { none, cuda_12_8, cuda_13_0, host };
 
 struct BatchAttributes {
@@ -38,21 +38,21 @@ struct BatchAttributes {
 
 struct DeviceInfo {
   std::string kind;   ///< "cpu" or "cuda"
-  std::string title;  ///< as the driver names it
+  std::string title;  ///< the driver's name of the device
   std::string pci_bus_id;
   int compute_major = 0;
   int compute_minor = 0;
   int sm_count = 0;
-  int shared_bytes = 0;  ///< most shared memory that a block of threads may have, static and dynamic
-  int numa_node = -1;    ///< host node nearest to the device, -1 where unknown
+  int shared_bytes = 0;  ///< maximum shared memory of a thread block, static and dynamic
+  int numa_node = -1;    ///< host node nearest to the device, -1 if unknown
 };
 
 struct Memory {
   Address address = 0;
-  Address device_address = 0;  ///< what a kernel has to use; differs from `address` on some hosts
+  Address device_address = 0;  ///< the address for kernels; differs from `address` on some hosts
 };
 
-/// The shape of a launch; `shared_bytes` is dynamic shared memory a block.
+/// The shape of a launch; `shared_bytes` is the dynamic shared memory per block.
 struct Grid {
   unsigned blocks = 1;
   unsigned threads = 1;
@@ -64,7 +64,7 @@ struct FreeMemory {
   std::size_t total_bytes = 0;
 };
 
-/// Entry points of a device. Calls that fail throw DriverError. Copies and `delay` are asynchronous and in stream
+/// Entry points of a device. Failed calls throw DriverError. Copies and `delay` are asynchronous and in stream
 /// order.
 class Driver {
  public:
@@ -76,8 +76,8 @@ class Driver {
   [[nodiscard]] virtual const DeviceInfo& info() const = 0;
   [[nodiscard]] virtual BatchEntry batch_entry() const = 0;
   [[nodiscard]] virtual FreeMemory free_memory() const = 0;
-  /// Makes the device current for the calling thread. Calls that make or fill something do it themselves; whoever
-  /// submits (copy, copy_batch, launch, record) does it before, outside of what is timed.
+  /// Makes the device current for the calling thread. Calls that create or fill something do this themselves; before
+  /// submissions (copy, copy_batch, launch, record) the caller does it, outside the timed region.
   virtual void bind_thread() = 0;
 
   virtual Memory allocate(MemoryKind kind, std::size_t bytes) = 0;
@@ -100,21 +100,21 @@ class Driver {
   virtual void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
                           std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
                           Stream stream) = 0;
-  /// A plain copy that is part of no swap (filling, comparing): faults do not strike it.
+  /// A plain copy outside of swaps (filling, comparing): faults do not apply to it.
   virtual void transfer(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) {
     copy(destination, source, bytes, direction, stream);
   }
   virtual void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) = 0;
-  /// Writes stretches of the device's memory, which do not overlap, behind what is on `stream`; returns once they are
+  /// Writes stretches of device memory, which must not overlap, after the work on `stream`; returns when they are
   /// written.
   virtual void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) = 0;
-  /// Compares stretches of the device's memory behind what is on `stream`.
+  /// Compares stretches of device memory after the work on `stream`.
   virtual AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) = 0;
-  /// Gives the driver the kernels behind write_content and audit_content; the host device needs none.
+  /// Loads the kernels of write_content and audit_content; the host device needs none.
   virtual void load_content_kernels(std::span<const std::byte> cubin) = 0;
   /// Keeps the stream busy for a bounded time.
   virtual void delay(std::uint64_t delay_ns, Stream stream) = 0;
-  /// Gives the driver the kernel behind `delay`, compiled for this device; the host device needs none.
+  /// Loads the kernel of `delay`, compiled for this device; the host device needs none.
   virtual void load_delay_kernel(std::span<const std::byte> cubin) = 0;
   /// Loads kernel `name` of a module compiled for this device; it lives as long as the driver.
   virtual Kernel load_kernel(std::span<const std::byte> cubin, const char* name, std::size_t shared_bytes) = 0;

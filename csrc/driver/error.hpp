@@ -8,7 +8,7 @@
 
 namespace kvbench {
 
-/// A driver call that failed: which call, the driver's name for the error, and the descriptor where it is known.
+/// A failed driver call: the call, the driver's name of the error, and the index of the descriptor if it is known.
 class DriverError : public std::runtime_error {
  public:
   DriverError(std::string call, std::string name, std::optional<std::size_t> descriptor = std::nullopt)
@@ -21,7 +21,7 @@ class DriverError : public std::runtime_error {
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   [[nodiscard]] std::optional<std::size_t> descriptor() const noexcept { return descriptor_; }
 
-  /// The same error, said of descriptor `index` of the swap.
+  /// The same error for descriptor `index` of the swap.
   [[nodiscard]] DriverError at(std::size_t index) const { return {call_, name_, index}; }
 
  private:

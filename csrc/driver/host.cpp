@@ -29,7 +29,7 @@ struct HostEvent {
   std::atomic<Clock::rep> at{0};
 };
 
-/// What happens to one copy, decided when it is submitted.
+/// The fault of one copy, decided when it is submitted.
 struct CopyFault {
   double delay_us = 0;
   bool corrupt = false;
@@ -68,7 +68,7 @@ class HostStream {
  private:
   void run(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
-    // A stream that is destroyed runs nothing more: the memory of what is queued may be gone.
+    // A destroyed stream runs nothing more: the memory of queued copies can be gone.
     while (changed_.wait(lock, stop, [this] { return !tasks_.empty(); }) && !stop.stop_requested()) {
       const std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
@@ -85,7 +85,7 @@ class HostStream {
   std::condition_variable_any changed_;
   std::deque<std::function<void()>> tasks_;
   bool running_ = false;
-  std::jthread thread_;  // last: it uses what stands above
+  std::jthread thread_;  // last member: it uses the members above
 };
 
 std::string cpu_title() {
@@ -100,13 +100,13 @@ std::string cpu_title() {
 }
 
 void wait_until(Clock::time_point end) {
-  // Sleeping is coarse: the last stretch is spun so that short delays keep their length.
+  // Sleeping is coarse: the last part spins, so that short delays are accurate.
   constexpr auto kCoarse = std::chrono::microseconds(200);
   if (const auto now = Clock::now(); end - now > kCoarse) std::this_thread::sleep_until(end - kCoarse);
   while (Clock::now() < end) std::this_thread::yield();
 }
 
-/// The streams copy one at a time, as through one copy engine: the swaps queued on a pool write the same destination.
+/// The streams copy one at a time, like one copy engine: swaps queued on several streams write the same destination.
 void run_copy(std::mutex& engine, Address destination, Address source, std::size_t bytes, CopyFault fault) {
   {
     const std::lock_guard lock(engine);
@@ -164,7 +164,7 @@ class PlainHostDriver final : public HostDriver {
   }
   bool completed(Event event) override {
     if (reinterpret_cast<const HostEvent*>(event)->completed) return true;
-    std::this_thread::yield();  // the stream's thread may want this core
+    std::this_thread::yield();  // lets the stream's thread run on this core
     return false;
   }
   double elapsed_us(Event start, Event end) override {

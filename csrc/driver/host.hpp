@@ -9,13 +9,13 @@ namespace kvbench {
 
 enum class FaultKind : std::uint8_t {
   none,
-  error_at_call,        ///< the k-th copy call (a single copy or a batch) is refused
-  error_at_descriptor,  ///< the k-th descriptor is refused, in a batch or as a single copy
-  hang,                 ///< the stream stops for good at the k-th call
+  error_at_call,        ///< the k-th copy call (a single copy or a batch) fails
+  error_at_descriptor,  ///< the k-th descriptor fails, in a batch or as a single copy
+  hang,                 ///< the stream stops forever at the k-th call
   crash,                ///< the process dies by SIGSEGV at the k-th call
   slow,                 ///< every copy takes `delay_us` longer
   corrupt,              ///< the k-th descriptor's last byte arrives wrong
-  stray,                ///< the k-th descriptor also writes the byte behind its destination
+  stray,                ///< the k-th descriptor also writes the byte after its destination
 };
 
 /// A fault to inject; `at` counts from 0 since the fault was armed.
@@ -28,11 +28,11 @@ struct Fault {
 /// The swap engine's driver over plain memory: in-order asynchronous streams, one worker thread each. Copies are real.
 class HostDriver : public Driver {
  public:
-  /// Starts counting calls and descriptors from 0 and injects `fault` from here on.
+  /// Counts calls and descriptors from 0 again and injects `fault` from now on.
   virtual void arm(Fault fault) = 0;
 };
 
-/// `with_batch` false gives a device without a batched copy, as an old driver would be.
+/// With `with_batch` false, the device has no batched copy, like an old driver.
 std::shared_ptr<HostDriver> open_host(bool with_batch = true);
 
 }  // namespace kvbench

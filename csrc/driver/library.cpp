@@ -11,7 +11,7 @@ namespace {
 
 using GetProcAddress = Result (*)(const char*, void**, int version, std::uint64_t flags, int* status);
 
-/// Oldest CUDA version whose entry points the engine needs, the batched copy apart.
+/// Oldest CUDA version with all entry points that the engine needs, except the batched copy.
 constexpr int kBaseVersion = 12000;
 
 class Library {
@@ -24,7 +24,7 @@ class Library {
       throw DriverError("dlsym(cuGetProcAddress_v2)", "the driver is older than CUDA 12.0");
     }
   }
-  // libcuda keeps threads of its own: it is never unloaded.
+  // libcuda has its own threads and is therefore never unloaded.
   ~Library() = default;
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
@@ -90,8 +90,8 @@ Api load_api(const std::string& path) {
   library.require("cuModuleGetFunction", api.module_get_function);
   library.require("cuFuncSetAttribute", api.func_set_attribute);
   library.require("cuLaunchKernel", api.launch_kernel);
-  // The 13.0 headers renamed the symbol to a signature without failIdx. A driver that is asked for a version newer than
-  // itself may answer with what it has: each signature is asked for where the driver knows it.
+  // The 13.0 headers renamed the symbol to a signature without failIdx. For a version newer than itself a driver can
+  // return an older signature, so each signature is requested only from drivers that have it.
   int version = 0;
   api.driver_get_version(&version);
   if (version >= 13000) {

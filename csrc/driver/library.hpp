@@ -6,7 +6,7 @@
 
 namespace kvbench::cuda {
 
-/// Finds the driver library at `path` and every entry point in it; throws DriverError that names what is missing.
+/// Loads the driver library at `path` and every entry point in it; throws DriverError, which names what is missing.
 /// A driver older than 12.8 has no batched copy: both of its entries stay null.
 Api load_api(const std::string& path);
 

@@ -24,21 +24,21 @@ class Buffer {
   [[nodiscard]] Address device_address() const { return memory_.device_address; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
-  /// The first `bytes` of a buffer that the CPU can touch; throws std::out_of_range otherwise.
+  /// The first `bytes` of a host buffer; throws std::out_of_range for a device buffer or too many bytes.
   [[nodiscard]] std::span<unsigned char> host(std::size_t bytes) {
-    if (kind_ == MemoryKind::device) throw std::out_of_range("the buffer lies on the device");
-    if (bytes > bytes_) throw std::out_of_range("the buffer is smaller than that");
+    if (kind_ == MemoryKind::device) throw std::out_of_range("the buffer is on the device");
+    if (bytes > bytes_) throw std::out_of_range("the buffer has fewer bytes");
     return {reinterpret_cast<unsigned char*>(memory_.address), bytes};
   }
 
-  /// Writes `content` into ranges, which do not overlap, behind what is on `stream`; returns once it is written.
-  /// Throws std::invalid_argument for a range that leaves the buffer.
+  /// Writes `content` into ranges, which must not overlap, after the work on `stream`; returns when it is written.
+  /// Throws std::invalid_argument for a range outside of the buffer.
   void write(const Ranges& ranges, const Content& content, Stream stream) {
-    // By the device, pinned memory too: over the link it is faster than the CPUs are.
+    // The device also writes pinned memory: over the link it is faster than the CPUs.
     driver_->write_content(stretches_of(device_address(), bytes_, ranges), content, stream);
   }
 
-  /// Compares ranges with `content` behind what is on `stream`, on the side where the buffer lies; throws as write().
+  /// Compares ranges with `content` after the work on `stream`, on the side of the buffer; throws as write().
   [[nodiscard]] Audit audit(const Ranges& ranges, const Content& content, Stream stream) const {
     const auto stretches = stretches_of(address(), bytes_, ranges);
     if (kind_ == MemoryKind::device) {
@@ -55,7 +55,7 @@ class Buffer {
   Memory memory_;
 };
 
-/// A non-blocking stream of its own.
+/// A non-blocking stream.
 class OwnedStream {
  public:
   explicit OwnedStream(std::shared_ptr<Driver> driver, Priority priority = Priority::normal)
@@ -72,7 +72,7 @@ class OwnedStream {
   Stream handle_;
 };
 
-/// A mark on a stream: everything before it has completed, or not yet.
+/// A mark on a stream that shows whether everything before it has completed.
 class OwnedEvent {
  public:
   explicit OwnedEvent(std::shared_ptr<Driver> driver) : driver_(std::move(driver)), handle_(driver_->create_event()) {}
@@ -86,7 +86,7 @@ class OwnedEvent {
     while (!completed()) {
     }
   }
-  /// Between this event and `start`, which completed before it.
+  /// Microseconds between this event and `start`, which completed before it.
   [[nodiscard]] double us_since(const OwnedEvent& start) const { return driver_->elapsed_us(start.handle_, handle_); }
 
  private:

@@ -1,5 +1,6 @@
-// Writes the content of pools into stretches of device memory, and compares stretches with what they must hold. Blocks
-// take stretches in turn and their threads the words of each, so that neighbours touch neighbouring words.
+// Writes the content of pools into stretches of device memory, and compares stretches with their expected content.
+// Thread blocks take stretches in turn and their threads the words of each, so that adjacent threads access adjacent
+// words.
 #include "pool_words.hpp"
 
 using namespace kvbench;

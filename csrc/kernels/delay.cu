@@ -1,4 +1,4 @@
-// Keeps a stream busy for a bounded time. One thread: it must not take an SM from what is measured behind it.
+// Keeps a stream busy for a bounded time. One thread, so that it takes no SM from the measured work after it.
 extern "C" __global__ void kvbench_delay(unsigned long long delay_ns) {
   unsigned long long start;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));

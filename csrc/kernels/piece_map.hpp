@@ -1,19 +1,19 @@
-// The list that the copy kernel reads, how it is cut into pieces and a piece into accesses. Included by the kernel, by
-// the host code that writes the list, and by tests of both.
+// The list that the copy kernel reads, its division into pieces, and the division of a piece into accesses. Included by
+// the kernel, by the host code that writes the list, and by tests of both.
 #pragma once
 
 #include "types.hpp"
 
 namespace kvbench {
 
-/// The longest list that comes with the launch; together with its head it keeps to the 4 KiB of parameters
-/// that every driver takes.
+/// The maximum size of a list passed with the launch; with its head it fits into the 4 KiB of parameters
+/// that every driver supports.
 constexpr u32 kInlineTableBytes = 3968;
 
-/// A line of host memory: accesses of the link that keep to lines are not split.
+/// A line of host memory: accesses over the link within a line are not split.
 constexpr u32 kLineBytes = 128;
 
-/// Worker `worker` of `workers` takes pieces [first, last): contiguous shares that differ by one piece at most.
+/// Worker `worker` of `workers` takes pieces [first, last): contiguous shares that differ by at most one piece.
 struct Share {
   u32 first;
   u32 last;
@@ -24,7 +24,7 @@ KVBENCH_BOTH Share share_of(u32 pieces, u32 workers, u32 worker) {
           static_cast<u32>(static_cast<u64>(pieces) * (worker + 1) / workers)};
 }
 
-/// Piece `piece` of a list of equal blocks, each cut into pieces of `piece_bytes`: its row and where it lies in the
+/// Piece `piece` of a list of equal blocks, each divided into pieces of `piece_bytes`: its row and its offset in the
 /// block.
 struct Part {
   u32 row;
@@ -49,9 +49,9 @@ struct Ids {
   u32 destination;
 };
 
-/// A swap as the host writes it, in one of three forms; offsets are into the bytes at `table`.
-/// Blocks of one size: a Row for each. Mixed sizes (lengths_at > 0): a Row for each piece, and their lengths.
-/// Tensors (ids_at > 0): a Row for each tensor's first block, and the Ids of the blocks, the same in every tensor.
+/// A swap as written by the host, in one of three forms; offsets are into the bytes at `table`.
+/// Blocks of one size: one Row per block. Mixed sizes (lengths_at > 0): one Row per piece, and their lengths.
+/// Tensors (ids_at > 0): one Row per tensor (its first block), and the Ids of the blocks, the same in every tensor.
 struct List {
   u64 table;
   u64 lengths_at;
@@ -64,12 +64,12 @@ struct List {
   u32 host_is_source;
 };
 
-/// A list short enough to come with the launch.
+/// A list short enough to be passed with the launch.
 struct InlineList {
   List list;
   u64 table[kInlineTableBytes / sizeof(u64)];
 };
-static_assert(sizeof(InlineList) <= 4096, "every driver takes 4 KiB of parameters");
+static_assert(sizeof(InlineList) <= 4096, "every driver supports 4 KiB of parameters");
 
 struct Piece {
   u64 source;

@@ -1,5 +1,5 @@
-// The bytes of a pool as a function of their place in it, and how a stretch of memory is written with them or compared
-// with them. Included by the kernels for the device's memory and by the host code for its own.
+// The bytes of a pool as a function of their offset, and functions that write them to a stretch of memory or compare
+// them with it. Included by the kernels for device memory and by the host code for host memory.
 #pragma once
 
 #include "types.hpp"
@@ -13,7 +13,7 @@ KVBENCH_BOTH u64 splitmix64(u64 state) {
   return state ^ (state >> 31);
 }
 
-/// Word `index` of a pool that was filled with `seed` is splitmix64(pool_start(seed) + index), in little-endian order.
+/// Word `index` of a pool with `seed` is splitmix64(pool_start(seed) + index), in little-endian order.
 /// Any two seeds give unrelated words.
 KVBENCH_BOTH u64 pool_start(u64 seed) { return splitmix64(seed); }
 KVBENCH_BOTH u64 pool_word(u64 seed, u64 index) { return splitmix64(pool_start(seed) + index); }
@@ -26,7 +26,7 @@ KVBENCH_BOTH u64 pool_bytes(u64 seed, u64 offset) {
   return shift == 0 ? low : low | pool_word(seed, index + 1) << (64 - shift);
 }
 
-/// What bytes hold: those of a pool that was filled with `seed`, or, where `repeats`, the byte `value`.
+/// The content of memory: the words of a pool with `seed`, or, if `repeats`, the byte `value`.
 struct Content {
   u64 seed;
   u32 repeats;
@@ -37,14 +37,14 @@ KVBENCH_BOTH u64 content_bytes(const Content& content, u64 offset) {
   return content.repeats != 0 ? content.value * 0x0101010101010101ull : pool_bytes(content.seed, offset);
 }
 
-/// `bytes` of memory from `address` on, any alignment; they hold the content from `source` on.
+/// `bytes` of memory from `address` on, with any alignment; they hold the content from `source` on.
 struct Stretch {
   u64 address;
   u64 bytes;
   u64 source;
 };
 
-/// What a kernel works on: `count` stretches at `stretches`, and where an audit counts (an AuditCount).
+/// The input of a kernel: `count` stretches at `stretches`, and the AuditCount of an audit.
 struct PoolWork {
   u64 stretches;
   u64 count;
@@ -52,7 +52,7 @@ struct PoolWork {
   Content content;
 };
 
-/// What an audit found; `first` is an address, kNowhere where nothing is wrong.
+/// The result of an audit; `first` is an address, or kNowhere if nothing is wrong.
 struct AuditCount {
   u64 wrong_bytes;
   u64 first;

@@ -1,8 +1,8 @@
-// Copies the blocks of a swap with a few SMs. Warps take contiguous shares of the pieces; the descriptors of the next
-// 32 pieces are read while the bytes of the current ones move, so that the list may lie in pinned host memory.
+// Copies the blocks of a swap with a few SMs. Warps take contiguous shares of the pieces. The descriptors of the next
+// 32 pieces are read while the bytes of the current ones move, so that the list can be in pinned host memory.
 //
-// One kernel shape a compilation: KVBENCH_WARPS warps a block, each with KVBENCH_DEPTH stages (bulk) or loads a lane
-// (lanes) in flight, pieces of KVBENCH_PIECE_BYTES.
+// One kernel shape per compilation: KVBENCH_WARPS warps per thread block, each with KVBENCH_DEPTH stages (bulk) or
+// loads per lane (lanes) in flight, and pieces of KVBENCH_PIECE_BYTES.
 #include "piece_map.hpp"
 
 #ifndef KVBENCH_WARPS
@@ -19,7 +19,7 @@ constexpr u32 kWarps = KVBENCH_WARPS;
 constexpr u32 kDepth = KVBENCH_DEPTH;
 constexpr u32 kPieceBytes = KVBENCH_PIECE_BYTES;
 
-/// Hands a warp its pieces in order; every lane holds one piece of the current 32 and one of the next.
+/// Gives a warp its pieces in order; every lane holds one of the current 32 pieces and one of the next 32.
 class PieceReader {
  public:
   __device__ PieceReader(const List& list, Share share) : list_(list), share_(share) {
@@ -27,7 +27,7 @@ class PieceReader {
     advance(share.first);
   }
 
-  /// Returns piece `piece` to all lanes; pieces are asked for in ascending order.
+  /// Returns piece `piece` to all lanes; pieces must be requested in ascending order.
   __device__ Piece at(u32 piece) {
     const u32 place = (piece - share_.first) % 32;
     if (place == 0 && piece != share_.first) advance(piece);
@@ -52,7 +52,7 @@ class PieceReader {
 };
 
 __device__ __forceinline__ uint4 load_16(const void* from) {
-  // Relaxed at system scope: host memory is read once, past L1, and the loads of one thread stay in flight together.
+  // Relaxed at system scope: host memory is read once, bypassing L1, with several loads of a thread in flight.
   uint4 value;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
@@ -67,8 +67,8 @@ __device__ __forceinline__ void store_16(void* to, uint4 value) {
                : "memory");
 }
 
-/// Copies words [0, words) with a whole warp, kDepth loads of every lane before its first store. Lanes begin `skew`
-/// words early, so that a warp's accesses keep to the lines of the host's side.
+/// Copies words [0, words) with a whole warp; every lane issues kDepth loads before its first store. Lanes begin `skew`
+/// words early, so that the accesses of a warp are aligned to lines of the host side.
 template <typename Word, typename Load, typename Store>
 __device__ __forceinline__ void copy_words(const char* from, char* to, u32 words, u32 skew, Load load, Store store) {
   const u32 end = words + skew;
@@ -136,12 +136,12 @@ __device__ __forceinline__ void copy_lanes(const List& list) {
   for (u32 piece = share.first; piece < share.last; ++piece) copy_piece(reader.at(piece), list.host_is_source != 0);
 }
 
-/// Every address and size a multiple of 16: bulk copies into a ring of stages in shared memory and out of it again,
-/// issued by one lane of each warp. Needs sm_90. The bytes lie in a stage as they lie in a line of the host's side, so
-/// that no access of the link is split.
+/// Every address and size a multiple of 16: bulk copies into and out of a ring of stages in shared memory, issued by
+/// one lane of each warp. Needs sm_90. The bytes have the same place in a stage as in a line of the host side, so that
+/// no access over the link is split.
 __device__ __forceinline__ void copy_bulk(const List& list) {
 #if __CUDA_ARCH__ >= 900
-  // A stage is filled again once its store has read it; so many stores may be under way meanwhile.
+  // A stage is refilled after its store has read it; this many stores can be in flight.
   constexpr u32 kStoring = 2;
   constexpr u32 kAhead = kDepth - kStoring;
   constexpr u32 kStagePitch = kPieceBytes + kLineBytes;
@@ -161,7 +161,7 @@ __device__ __forceinline__ void copy_bulk(const List& list) {
   const Share share = share_of_warp(list);
   const u32 count = share.last - share.first;
   PieceReader loads(list, share);
-  // Where a stage's bytes lie and where they go waits in the lane of that number until they have come.
+  // Lane i keeps the place and the destination of stage i until its bytes have arrived.
   u64 waiting_destination = 0;
   u32 waiting_bytes = 0;
   u32 waiting_place = 0;

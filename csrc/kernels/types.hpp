@@ -1,4 +1,4 @@
-// What every header has that both a kernel and the host include.
+// Common definitions for headers that both kernels and host code include.
 #pragma once
 
 #ifdef __CUDACC__

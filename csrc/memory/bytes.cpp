@@ -25,7 +25,7 @@ void check_poison(Verdict& verdict, std::span<const unsigned char> destination, 
   if (begin == end) return;
   const unsigned char* gap = destination.data() + begin;
   const std::size_t length = end - begin;
-  // Comparing the gap with itself, one byte on, is a memcmp for "all bytes alike".
+  // Comparing the gap with itself, shifted by one byte, is a memcmp for "all bytes equal".
   if (gap[0] == poison && std::memcmp(gap, gap + 1, length - 1) == 0) return;
   for (std::size_t i = 0; i < length; ++i) {
     if (gap[i] != poison) count_wrong(verdict, begin + i, std::nullopt);
@@ -76,7 +76,7 @@ Verdict verify(std::span<const unsigned char> destination, std::span<const unsig
                const CopiedRanges& ranges, unsigned char poison) {
   const std::size_t count = ranges.bytes.size();
   if (ranges.source_offsets.size() != count || ranges.destination_offsets.size() != count) {
-    throw std::invalid_argument("verify: arrays of different lengths");
+    throw std::invalid_argument("verify: the arrays have different lengths");
   }
   std::vector<std::size_t> ascending(count);
   std::iota(ascending.begin(), ascending.end(), std::size_t{0});
@@ -86,7 +86,7 @@ Verdict verify(std::span<const unsigned char> destination, std::span<const unsig
     const std::size_t i = ascending[k];
     const bool inside = end_of(i) <= destination.size() && ranges.source_offsets[i] + ranges.bytes[i] <= source.size();
     const bool apart = k == 0 || end_of(ascending[k - 1]) <= ranges.destination_offsets[i];
-    if (!inside || !apart) throw std::invalid_argument("verify: ranges overlap or leave their memory");
+    if (!inside || !apart) throw std::invalid_argument("verify: ranges overlap or exceed their memory");
   }
   constexpr std::size_t kParts = 64;
   const std::size_t parts_a_thread = destination.size() < 8 * kGrainBytes ? kParts : 1;

@@ -12,14 +12,14 @@ namespace {
 
 constexpr std::uint64_t kStretchBytes = std::uint64_t{256} << 10;
 
-/// How many of the stretches are worth a thread.
+/// The minimum number of stretches per thread.
 std::size_t grain_of(std::span<const Stretch> stretches) {
   std::uint64_t bytes = 0;
   for (const Stretch& stretch : stretches) bytes += stretch.bytes;
   return bytes == 0 ? 1 : std::max<std::size_t>(1, stretches.size() * kGrainBytes / bytes);
 }
 
-/// Whether a stretch and its content are whole words: nearly all are, and their loops are many times as fast.
+/// Whether a stretch and its content are whole words: nearly all are, and their loops are much faster.
 bool is_of_words(const Stretch& stretch, const Content& content) {
   return content.repeats == 0 && (stretch.address | stretch.bytes | stretch.source) % 8 == 0;
 }
@@ -50,7 +50,7 @@ void audit_stretch(const Stretch& stretch, const Content& content, AuditCount& f
 std::vector<Stretch> stretches_of(std::uint64_t base, std::size_t memory_bytes, const Ranges& ranges) {
   const std::size_t count = ranges.bytes.size();
   if (ranges.offsets.size() != count || (ranges.sources.size() != count && !ranges.sources.empty())) {
-    throw std::invalid_argument("ranges: arrays of different lengths");
+    throw std::invalid_argument("ranges: the arrays have different lengths");
   }
   std::vector<Stretch> stretches;
   stretches.reserve(count);
@@ -58,7 +58,7 @@ std::vector<Stretch> stretches_of(std::uint64_t base, std::size_t memory_bytes, 
     const std::uint64_t offset = ranges.offsets[i];
     const std::uint64_t bytes = ranges.bytes[i];
     if (bytes > memory_bytes || offset > memory_bytes - bytes) {
-      throw std::invalid_argument("ranges: a range leaves its memory");
+      throw std::invalid_argument("ranges: a range exceeds its memory");
     }
     const std::uint64_t source = ranges.sources.empty() ? 0 : ranges.sources[i];
     for (std::uint64_t at = 0; at < bytes; at += kStretchBytes) {

@@ -8,17 +8,17 @@
 
 #include "kernels/pool_words.hpp"
 
-/// Pools whose every byte is known from its place: swaps in them are checked range by range, wherever the ranges lie,
-/// and nothing else of the pool is touched.
+/// Pools whose every byte is determined by its place: swaps in them are checked range by range, at any place, without
+/// access to the rest of the pool.
 namespace kvbench {
 
-/// The words of a pool that was filled with `seed`.
+/// The words of a pool with `seed`.
 inline Content words_of_seed(std::uint64_t seed) { return {seed, 0, 0}; }
-/// One byte value, as poison is.
+/// One byte value, such as poison.
 inline Content value_everywhere(std::uint8_t value) { return {0, 1, value}; }
 
-/// Range i is bytes[i] long and begins at offsets[i] of its memory; it holds the content from sources[i] on. `sources`
-/// may be empty for a content that is alike everywhere. Ranges may have any size and alignment.
+/// Range i has bytes[i] bytes at offsets[i] of its memory; it holds the content from sources[i] on. `sources` can be
+/// empty for a content that is the same everywhere. Ranges can have any size and alignment.
 struct Ranges {
   std::span<const std::uint64_t> offsets;
   std::span<const std::uint64_t> bytes;
@@ -27,19 +27,19 @@ struct Ranges {
 
 struct Audit {
   std::uint64_t wrong_bytes = 0;
-  std::uint64_t first_wrong_offset = 0;  ///< in the memory, meaningful when wrong_bytes > 0
+  std::uint64_t first_wrong_offset = 0;  ///< in the memory, valid if wrong_bytes > 0
   std::optional<std::size_t> first_wrong_range;
   std::uint64_t checked_bytes = 0;
 };
 
-/// Cuts `ranges` of the memory at `base` into stretches that one worker takes at a time. Throws std::invalid_argument
-/// when the arrays differ in length or a range leaves the memory.
+/// Divides `ranges` of the memory at `base` into stretches, the unit of work. Throws std::invalid_argument if the
+/// arrays differ in length or a range exceeds the memory.
 std::vector<Stretch> stretches_of(std::uint64_t base, std::size_t memory_bytes, const Ranges& ranges);
 
-/// What `found` says of `ranges`, whose memory lies at `base`.
+/// Converts `found` to the result for `ranges`, whose memory is at `base`.
 Audit audit_of(const AuditCount& found, std::uint64_t base, const Ranges& ranges);
 
-/// Writes stretches of host memory, which do not overlap, on several threads.
+/// Writes stretches of host memory, which must not overlap, on several threads.
 void write_stretches(std::span<const Stretch> stretches, const Content& content);
 /// Compares stretches of host memory on several threads.
 AuditCount audit_stretches(std::span<const Stretch> stretches, const Content& content);

@@ -11,7 +11,7 @@ void coalesce(const DescriptorList& descriptors, DescriptorList& merged, std::ve
   const Address* source = descriptors.sources.data();
   const Address* destination = descriptors.destinations.data();
   const std::size_t* bytes = descriptors.bytes.data();
-  // Where runs begin, without a branch: a place that turns out to lie inside a run is written over by the next.
+  // Finds the beginnings of runs without a branch: an index inside a run is overwritten by the next one.
   first.resize(count + 1);
   std::size_t* begins = first.data();
   begins[0] = 0;
@@ -59,8 +59,8 @@ class BatchedSwap final : public Swap {
     const std::size_t stride = descriptors_per_call();
     for (std::size_t begin = 0; begin < list.size(); begin += stride) {
       const std::size_t count = std::min(stride, list.size() - begin);
-      // cuMemcpyBatchAsync copies on the CPU, inside the call, when the stream is idle at that moment; between calls it
-      // becomes so when the thread is held up for longer than the last call's copies take.
+      // On an idle stream cuMemcpyBatchAsync copies on the CPU, inside the call. Between calls the stream becomes idle
+      // if the thread is delayed for longer than the copies of the last call take.
       if (options_.prime_ns > 0 && driver_->idle(stream)) driver_->delay(options_.prime_ns, stream);
       try {
         driver_->copy_batch(std::span(list.destinations).subspan(begin, count),
@@ -119,7 +119,7 @@ class BatchedSwap final : public Swap {
   double coalesce_us_ = 0;
 };
 
-/// What runs on a driver without cuMemcpyBatchAsync: the loop over single copies, which says that it is one.
+/// The fallback for drivers without cuMemcpyBatchAsync: a loop over single copies, which reports fell_back().
 class FallbackSwap final : public Swap {
  public:
   explicit FallbackSwap(std::unique_ptr<Swap> loop) : loop_(std::move(loop)) {}

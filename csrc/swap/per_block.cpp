@@ -8,7 +8,7 @@ namespace kvbench {
 
 void DescriptorList::retarget(std::span<const Address> new_sources, std::span<const Address> new_destinations) {
   if (new_sources.size() != size() || new_destinations.size() != size()) {
-    throw std::invalid_argument("retarget: the swap has another number of descriptors");
+    throw std::invalid_argument("retarget: the number of descriptors must not change");
   }
   std::ranges::copy(new_sources, sources.begin());
   std::ranges::copy(new_destinations, destinations.begin());
@@ -21,7 +21,7 @@ void Swap::retarget_ids(std::span<const std::uint32_t>, std::span<const std::uin
 void refuse_legacy_stream(Stream stream) {
   constexpr Stream kStreamLegacy = 1;  // CU_STREAM_LEGACY
   if (stream == 0 || stream == kStreamLegacy) {
-    throw DriverError("submit", "the legacy default stream cannot take a swap; create a stream of your own");
+    throw DriverError("submit", "the legacy default stream is not supported; create a stream");
   }
 }
 

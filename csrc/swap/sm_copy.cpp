@@ -19,7 +19,7 @@ u32 checked_pieces(std::size_t pieces) {
   return static_cast<u32>(pieces);
 }
 
-/// What a list says, and the bytes behind it.
+/// A list: its head and its bytes.
 class Listing {
  public:
   explicit Listing(Direction direction) {
@@ -40,7 +40,7 @@ class Listing {
   List head_{};
 };
 
-/// A row for every block where all have one size, else a row and a length for every piece.
+/// One row per block if all have the same size, else one row and one length per piece.
 class DescriptorListing final : public Listing {
  public:
   DescriptorListing(DescriptorList descriptors, std::size_t piece_bytes, Direction direction)
@@ -92,7 +92,7 @@ class DescriptorListing final : public Listing {
   std::size_t rows_ = 0;
 };
 
-/// A row for every tensor and the ids of the blocks.
+/// One row per tensor, and the ids of the blocks.
 class TensorListing final : public Listing {
  public:
   TensorListing(TensorBlocks blocks, std::size_t piece_bytes, Direction direction)
@@ -107,12 +107,12 @@ class TensorListing final : public Listing {
   }
 
   void retarget(std::span<const Address>, std::span<const Address>) override {
-    throw std::invalid_argument("retarget: the swap's blocks are named by ids");
+    throw std::invalid_argument("retarget: the swap has ids, not descriptors");
   }
   void retarget_ids(std::span<const std::uint32_t> source_ids,
                     std::span<const std::uint32_t> destination_ids) override {
     if (source_ids.size() != blocks_.source_ids.size() || destination_ids.size() != blocks_.source_ids.size()) {
-      throw std::invalid_argument("retarget_ids: the swap has another number of blocks");
+      throw std::invalid_argument("retarget_ids: the number of blocks must not change");
     }
     std::ranges::copy(source_ids, blocks_.source_ids.begin());
     std::ranges::copy(destination_ids, blocks_.destination_ids.begin());
@@ -133,7 +133,7 @@ class TensorListing final : public Listing {
   TensorBlocks blocks_;
 };
 
-/// A list in pinned memory; `done` marks the launch that read it last.
+/// A list in pinned memory; `done` marks the last launch that read it.
 struct Slot {
   Slot(const std::shared_ptr<Driver>& driver, std::size_t bytes)
       : pinned(driver, MemoryKind::allocated, bytes), done(driver) {}
@@ -142,7 +142,7 @@ struct Slot {
   OwnedEvent done;
 };
 
-/// A launch of the kernel over a list; what the two ways of handing over the list share.
+/// A launch of the kernel over a list: the common part of the two ways of passing the list.
 class SmSwap : public Swap {
  public:
   SmSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
@@ -164,7 +164,7 @@ class SmSwap : public Swap {
   unsigned sms_;
 };
 
-/// The list comes with the launch, which copies it: nothing is left in flight.
+/// The list is passed with the launch, which copies it, so no buffer stays in flight.
 class InlineSwap final : public SmSwap {
  public:
   InlineSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
@@ -185,7 +185,7 @@ class InlineSwap final : public SmSwap {
   InlineList arguments_{};
 };
 
-/// The list lies in pinned memory, where the kernel reads it.
+/// The list is in pinned memory, from which the kernel reads it.
 class ListedSwap final : public SmSwap {
  public:
   ListedSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
@@ -195,7 +195,7 @@ class ListedSwap final : public SmSwap {
     }
   }
 
-  /// Writes the list into the slot that was used least recently, once the launch that read it has completed.
+  /// Writes the list into the least recently used slot, after the launch that read it has completed.
   void prepare() override {
     next_ = (next_ + 1) % slots_.size();
     slots_[next_]->done.wait();
@@ -208,7 +208,7 @@ class ListedSwap final : public SmSwap {
     List list = listing_->head();
     list.table = slot.pinned.device_address();
     std::array<void*, 1> arguments{&list};
-    // More blocks than pieces can fill would only start and end.
+    // Additional thread blocks without pieces would only start and end.
     kernel_->launch(false, std::min(list.pieces, sms_), arguments.data(), stream);
     slot.done.record(stream);
   }

@@ -10,11 +10,11 @@
 
 namespace kvbench {
 
-/// How a copy kernel works: `bulk` moves pieces through a ring of stages in shared memory (sm_90 upward, every address
-/// and size a multiple of 16), `lanes` loads and stores with all threads (any size, any alignment).
+/// The method of a copy kernel: `bulk` moves pieces through a ring of stages in shared memory (sm_90 or newer, every
+/// address and size a multiple of 16), `lanes` loads and stores with all threads (any size, any alignment).
 enum class SmMethod : std::uint8_t { lanes, bulk };
 
-/// What a kernel was compiled for: warps a block, stages or loads in flight a warp, bytes of a piece.
+/// The shape a kernel was compiled for: warps per thread block, stages or loads in flight per warp, bytes per piece.
 struct SmShape {
   SmMethod method = SmMethod::lanes;
   unsigned warps = 16;
@@ -30,7 +30,7 @@ class SmKernel {
 
   [[nodiscard]] std::shared_ptr<Driver> driver() const { return driver_; }
   [[nodiscard]] const SmShape& shape() const { return shape_; }
-  /// Launches with `arguments` on `sms` blocks; `comes_inline`: the list is part of the arguments.
+  /// Launches `sms` thread blocks with `arguments`; `comes_inline`: the list is part of the arguments.
   void launch(bool comes_inline, unsigned sms, void** arguments, Stream stream) const;
 
  private:
@@ -53,16 +53,16 @@ struct TensorBlocks {
 };
 
 struct SmOptions {
-  unsigned sms = 2;                      ///< blocks of the grid
-  Direction direction = Direction::h2d;  ///< says which side lies behind the link
-  std::size_t inline_up_to = 0;          ///< a list of up to this many bytes comes with the launch, others are read
+  unsigned sms = 2;                      ///< thread blocks of the grid
+  Direction direction = Direction::h2d;  ///< determines which side is on the host
+  std::size_t inline_up_to = 0;          ///< a list of up to this many bytes is passed with the launch
 };
 
 /// One kernel launch that copies every descriptor.
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, DescriptorList descriptors,
                                    SmOptions options);
 
-/// The same for blocks of tensors, whose list is shorter by the number of tensors.
+/// The same for blocks of tensors, whose list is shorter by a factor of the number of tensors.
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options);
 
 }  // namespace kvbench

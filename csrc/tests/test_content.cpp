@@ -21,7 +21,7 @@ unsigned char expected(std::uint64_t seed, std::uint64_t offset) {
   return static_cast<unsigned char>(pool_word(seed, offset / 8) >> (8 * (offset % 8)));
 }
 
-/// A pool on either side of the host device, and ranges in it: `sizes` bytes, any alignment, apart from each other.
+/// A pool on each side of the host device, and ranges in it: `sizes` bytes, any alignment, apart from each other.
 struct Bench {
   Bench(MemoryKind kind, std::size_t pool_bytes) : pool(driver, kind, pool_bytes), stream(driver), size(pool_bytes) {
     whole(kSeed);

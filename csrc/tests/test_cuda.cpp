@@ -85,7 +85,7 @@ void what_is_missing_is_named() {
   const auto no_library = check::thrown<DriverError>([] { open_cuda(0, "libno_such_cuda.so"); });
   check::equal(no_library.call(), "dlopen(libno_such_cuda.so)", "call");
   const auto no_device = check::thrown<DriverError>([] { open_cuda(3, library(13000)); });
-  check::equal(std::string(no_device.what()), "cuDeviceGet: CUDA_ERROR_INVALID_VALUE", "no such device");
+  check::equal(std::string(no_device.what()), "cuDeviceGet: CUDA_ERROR_INVALID_VALUE", "missing device");
   check::equal(count_cuda_devices(library(13000)), 2, "devices");
 }
 

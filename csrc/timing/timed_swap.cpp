@@ -26,7 +26,7 @@ double to_us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 void check(StreamState state, const Queue& queue) {
   if (queue.streams == 0) throw std::invalid_argument("a queue needs at least one stream");
   if (state == StreamState::idle && (queue.depth > 0 || queue.streams > 1)) {
-    throw std::invalid_argument("swaps wait in a queue on a busy stream only");
+    throw std::invalid_argument("queued swaps require a busy stream");
   }
 }
 
@@ -71,7 +71,7 @@ Sample TimedRegion::timed(const std::function<void()>& prepare, const Submit& su
   const std::int64_t prepare_start_ns = wall_ns();
   prepare();
   const std::int64_t prepared_ns = wall_ns();
-  driver_->bind_thread();  // what prepares may have made another device current
+  driver_->bind_thread();  // preparing can make another device current
   driver_->synchronize(lanes.front());
   Sample sample;
   if (state == StreamState::busy) {
@@ -90,8 +90,8 @@ Sample TimedRegion::timed(const std::function<void()>& prepare, const Submit& su
     end_.record(measured);
     sample.pending_after = !start_.completed();
   } else {
-    // Until the host sees completion nothing is called that an engine would not call. There is nothing to ask, either:
-    // the start event retired before the submission.
+    // Until the host sees completion, only calls that an engine would make. No other is needed: the start event retired
+    // before the submission.
     end_.record(measured);
   }
   end_.wait();
@@ -121,11 +121,11 @@ Sample TimedRegion::measure(const std::function<void()>& prepare, const Submit& 
 }
 
 void TimedRegion::settle(std::span<const Stream> used) noexcept {
-  // What was submitted before a failure still reads and writes memory that the caller may release.
+  // Work submitted before a failure still accesses memory that the caller can release.
   for (const Stream lane : used) {
     try {
       driver_->synchronize(lane);
-    } catch (const DriverError&) {  // the first failure is the one to tell
+    } catch (const DriverError&) {  // report only the first failure
     }
   }
 }
@@ -140,7 +140,7 @@ double TimedRegion::measure_delay_us(std::uint64_t delay_ns) {
   const Stream stream = lanes_.front();
   driver_->bind_thread();
   driver_->synchronize(stream);
-  // Behind another delay, so that the time of submitting this one does not count.
+  // After another delay, so that the submission time of this one does not count.
   driver_->delay(busy_delay_ns_, stream);
   start_.record(stream);
   driver_->delay(delay_ns, stream);
@@ -175,7 +175,7 @@ Sample TimedRegion::chain(std::span<const Submission> swaps, Stream stream) {
 
 Sample TimedRegion::sustained(std::span<const Submission> swaps, std::size_t few) {
   if (few == 0 || swaps.size() <= 2 * few)
-    throw std::invalid_argument("sustained: a chain needs a shorter one beside it");
+    throw std::invalid_argument("sustained: the long chain must have more swaps than the short one");
   const std::span<const Stream> used = lanes(1);
   const std::size_t many = swaps.size() - few;
   const auto more = static_cast<double>(many - few);
@@ -186,7 +186,7 @@ Sample TimedRegion::sustained(std::span<const Submission> swaps, std::size_t few
       const auto slope = [&](double Sample::* time) { return std::max(0.0, (longer.*time - shorter.*time) / more); };
       Sample sample;
       sample.wall_us = slope(&Sample::wall_us);
-      if (sample.wall_us == 0) continue;  // the shorter chain was held up
+      if (sample.wall_us == 0) continue;  // the short chain was delayed
       sample.prepare_us = longer.prepare_us / static_cast<double>(many);
       sample.submit_us = slope(&Sample::submit_us);
       sample.gpu_us = slope(&Sample::gpu_us);
@@ -197,7 +197,7 @@ Sample TimedRegion::sustained(std::span<const Submission> swaps, std::size_t few
     settle(used);
     throw;
   }
-  throw std::runtime_error("sustained: the longer chain of swaps keeps ending sooner than the shorter one");
+  throw std::runtime_error("sustained: the long chain of swaps repeatedly ended before the short one");
 }
 
 }  // namespace kvbench

@@ -1,9 +1,9 @@
-"""The one meaning of faster: an interval for a ratio of times, a margin with a reason, and four verdicts.
+"""The definition of a verdict: an interval for a ratio of times, a margin with a reason, and four verdicts.
 
-What is compared are the medians of visits. Samples of one visit share what disturbed the machine meanwhile and are not
-independent; visits nearly are. Both intervals are exact for any number of visits and rest on ranks: visits made in turn
-are paired (Wilcoxon's signed ranks, Hodges and Lehmann's estimate), those of two runs are not (Mann and Whitney's).
-Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, chapters 3 and 4.
+The compared values are the medians of visits. Samples of one visit are not independent, because they share every
+disturbance of the machine; visits are nearly independent. Both intervals are rank-based and exact for any number of
+visits: visits made in turn are paired (Wilcoxon signed-rank, Hodges-Lehmann estimate), visits of two runs are not
+(Mann-Whitney). See Hollander, Wolfe and Chicken, Nonparametric Statistical Methods, chapters 3 and 4.
 """
 
 import math
@@ -20,17 +20,17 @@ import numpy as np
 from kvbench.analysis.intervals import CONFIDENCE, Floats, Samples, checked, interval_rank
 from kvbench.analysis.margins import Margin
 
-# Fewer pairs have no interval of 95%; of visits that are not paired, four of each side have one.
+# Fewer pairs have no 95% interval; unpaired visits need four on each side.
 MIN_PAIRS: Final = 6
-# Averages of every two pairs grow with the square of their number; beyond this the median alone is narrow enough.
+# The number of pairwise averages grows quadratically; beyond this limit the interval of the median is narrow enough.
 _AVERAGED_UP_TO: Final = 200
 
-# Of one cell: the median of each visit in microseconds, by round.
+# The median of each visit of one cell in microseconds, by round.
 Visits = Mapping[int, float]
 
 
 class Verdict(StrEnum):
-    """What the times of two things say of the second against the first."""
+    """The result of comparing the times of a second thing with those of a first."""
 
     FASTER = "FASTER"
     SLOWER = "SLOWER"
@@ -40,10 +40,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`ratio` of the times of one thing to those of another, its interval [`low`, `high`], and what that amounts to.
+    """The `ratio` of the times of one thing to those of another, its interval [`low`, `high`], and the verdict.
 
-    FASTER and SLOWER: the whole interval lies beyond the margin. SAME: all of it lies within. Else UNDECIDED, always so
-    with too few visits for an interval, which then is (0, inf).
+    FASTER and SLOWER: the whole interval is outside the margin. SAME: the whole interval is inside. Otherwise
+    UNDECIDED. With too few visits the interval is (0, inf) and the verdict is UNDECIDED.
     """
 
     ratio: float
@@ -57,20 +57,20 @@ class Comparison:
 
 
 def compare_pairs(base: Samples, other: Samples, margin: Margin, confidence: float = CONFIDENCE) -> Comparison:
-    """Compare medians of visits where `other[i]` was measured in turn with `base[i]`.
+    """Compare medians of visits, where `other[i]` was measured in turn with `base[i]`.
 
-    Raises ValueError unless there are as many of either, all positive and finite.
+    Raises ValueError unless both have the same length and all times are positive and finite.
     """
     first, second = _logs(base), _logs(other)
     if len(first) != len(second):
-        raise ValueError("pairs need as many of one as of the other")
+        raise ValueError("pairs need the same number of times on both sides")
     return _judged(*paired_interval(second - first, confidence), margin)
 
 
 def compare_visits(base: Visits, other: Visits, margin: Margin) -> Comparison:
-    """Compare two cells of one run by the rounds that measured both.
+    """Compare two cells of one run over the rounds that measured both.
 
-    Where none did, the ratio is that of the medians, and UNDECIDED.
+    Without a common round, the ratio is that of the medians and the verdict is UNDECIDED.
     """
     rounds = sorted(base.keys() & other.keys())
     if not rounds:
@@ -91,7 +91,7 @@ def compare_apart(base: Samples, other: Samples, margin: Margin, confidence: flo
 def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
     """Return the centre of paired log ratios and the ends of its interval; (-inf, inf) with too few pairs.
 
-    With many pairs it is that of their median.
+    With many pairs this is the interval of their median.
     """
     if len(logs) > _AVERAGED_UP_TO:
         values = np.sort(logs)
@@ -104,7 +104,7 @@ def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float
 
 
 def verdict_of(low: float, high: float, margin: float) -> Verdict:
-    """Return what an interval of log ratios of times says against a margin, also a log ratio."""
+    """Return the verdict for an interval of log ratios of times; `margin` is a log ratio too."""
     if high < -margin:
         return Verdict.FASTER
     if low > margin:
@@ -113,9 +113,10 @@ def verdict_of(low: float, high: float, margin: float) -> Verdict:
 
 
 def leaders(arms: Mapping[str, Visits], margin: Margin) -> dict[str, Verdict]:
-    """Return the arm with the smallest median, and those that are not SLOWER than it, each with its verdict.
+    """Return the arm with the smallest median and all arms that are not SLOWER than it, each with its verdict.
 
-    The first is the fastest, SAME as itself. Raises ValueError for times that are not positive; no arm is empty.
+    The fastest arm comes first, with the verdict SAME. Raises ValueError for times that are not positive; no arm must
+    be empty.
     """
     ordered = sorted(arms, key=lambda name: (median(arms[name].values()), name))
     found = {name: compare_visits(arms[ordered[0]], arms[name], margin).verdict for name in ordered[1:]}
@@ -123,7 +124,7 @@ def leaders(arms: Mapping[str, Visits], margin: Margin) -> dict[str, Verdict]:
 
 
 def winners(arms: Mapping[str, Mapping[int, Visits]], margin: Margin) -> dict[int, str | None]:
-    """Return the fastest arm at every size that all arms have, ascending; None where no arm is FASTER than all others.
+    """Return size -> fastest arm for every common size, ascending; None if no arm is FASTER than all others.
 
     `arms` is arm -> size -> visits.
     """
@@ -136,13 +137,13 @@ def winners(arms: Mapping[str, Mapping[int, Visits]], margin: Margin) -> dict[in
 
 
 def by_chance(comparisons: int) -> int:
-    """Return how many FASTER or SLOWER chance alone could show among so many comparisons of equal things, at most."""
+    """Return the expected number of FASTER and SLOWER verdicts among comparisons of equal things, rounded up."""
     return math.ceil(round(comparisons * (1 - CONFIDENCE), 9))
 
 
 def _judged(centre: float, low: float, high: float, margin: Margin) -> Comparison:
     verdict = verdict_of(low, high, math.log1p(margin.fraction))
-    with np.errstate(over="ignore"):  # a stranger's run may hold any time
+    with np.errstate(over="ignore"):  # an untrusted run can hold any time
         ratio, least, most = np.exp([centre, low, high]).tolist()
     return Comparison(ratio, least, most, verdict)
 
@@ -150,12 +151,12 @@ def _judged(centre: float, low: float, high: float, margin: Margin) -> Compariso
 def _logs(times: Samples) -> Floats:
     values = checked(times)
     if values.min() <= 0:
-        raise ValueError("a ratio needs positive times")
+        raise ValueError("times must be positive and finite")
     return np.log(values)
 
 
 def _rank(ways: tuple[int, ...], confidence: float) -> int | None:
-    """Return the largest k with P(statistic <= k) at most half of what `confidence` leaves; None if there is none."""
+    """Return the largest k with P(statistic <= k) <= (1 - confidence) / 2, or None if there is none."""
     allowed = (1 - confidence) / 2 * sum(ways)
     below, rank = 0, -1
     while below + ways[rank + 1] <= allowed:
@@ -166,7 +167,7 @@ def _rank(ways: tuple[int, ...], confidence: float) -> int | None:
 
 @lru_cache(maxsize=256)
 def _signed_ranks(pairs: int) -> tuple[int, ...]:
-    """Return in how many ways signs of the ranks 1 to `pairs` give each sum of the positive ones, 0 first."""
+    """Return, for each sum from 0 on, the number of sign choices of the ranks 1 to `pairs` with that positive sum."""
     ways = np.zeros(pairs * (pairs + 1) // 2 + 1, dtype=object)
     ways[0] = 1
     for rank in range(1, pairs + 1):
@@ -176,9 +177,9 @@ def _signed_ranks(pairs: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _rank_sums(m: int, n: int) -> tuple[int, ...]:
-    """Return in how many orders of m and n values u pairs of m x n are in order, for u = 0, 1, ..., m n.
+    """Return, for u = 0, 1, ..., m n, the number of orders of m and n values in which u of the m n pairs are in order.
 
-    They are the coefficients of the Gaussian binomial (m + n over m).
+    These are the coefficients of the Gaussian binomial (m + n over m).
     """
     ways = [1] + [0] * (m * n)
     for k in range(1, m + 1):

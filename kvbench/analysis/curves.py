@@ -1,4 +1,4 @@
-"""What curves show: cliffs (jumps), knees (where they stop rising) and crossovers (where the fastest changes)."""
+"""Features of curves: cliffs (jumps), knees (the curve stops rising) and crossovers (the fastest changes)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SHALLOW: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Cliff:
-    """A jump between two neighbouring block sizes: `height` is the faster GB/s over the slower."""
+    """A jump between two consecutive block sizes: `height` is the faster GB/s divided by the slower."""
 
     below_bytes: int
     above_bytes: int
@@ -34,19 +34,21 @@ class Cliff:
 
     @property
     def excess(self) -> float:
-        """The height beyond what the sizes alone bring: GB/s double with them where every descriptor costs the same."""
+        """The height divided by the ratio of the sizes on a rise: at a constant cost per descriptor, GB/s double with
+        the size.
+        """
         return self.height * self.below_bytes / self.above_bytes if self.rises else self.height
 
 
 def find_cliff(
     sizes: Sequence[int], gbps: Sequence[float], low: Sequence[float], high: Sequence[float]
 ) -> Cliff | None:
-    """Return the jump between neighbours of a curve that is largest beyond the ratio of their sizes, or None.
+    """Return the jump between consecutive points of a curve with the largest excess over the ratio of sizes, or None.
 
-    `sizes` are block sizes in bytes, in any order and unique, for one number of blocks; `gbps` with its interval
-    [`low`, `high`] belongs to them. A jump counts when it is at least `MIN_HEIGHT` and the intervals clear it. On a
-    rise they must also clear the ratio of the sizes: where every descriptor costs the same, GB/s double with the size
-    and nothing happened; beyond that, the larger blocks take less time than the smaller ones.
+    `sizes` are unique block sizes in bytes, in any order, for one number of blocks; `gbps` and its interval [`low`,
+    `high`] belong to them. A jump must be at least `MIN_HEIGHT`, and its intervals must not overlap. On a rise, even
+    the ratio of the nearest ends must exceed the ratio of the sizes: at a constant cost per descriptor, GB/s double
+    with the size, which is not a cliff; beyond that, larger blocks take less time than smaller ones.
     """
     points = sorted(zip(sizes, gbps, low, high, strict=True))
     found: list[Cliff] = []
@@ -62,9 +64,9 @@ def find_cliff(
 
 
 def knee(sm_counts: Sequence[int], gbps: Sequence[float], low: Sequence[float]) -> int | None:
-    """Return the smallest SM count that is within `KNEE` of the best GB/s; None where GB/s still rise at the end.
+    """Return the smallest SM count within `KNEE` of the best GB/s, or None if GB/s still rise at the end.
 
-    `low` are the lower ends of the intervals of `gbps`: a count whose interval reaches further down does not count.
+    `low` are the lower ends of the intervals of `gbps`; an SM count whose interval reaches below the limit is skipped.
     """
     points = [point for point in zip(sm_counts, gbps, low, strict=True) if np.isfinite(point[1])]
     enough = (1 - KNEE.fraction) * max((rate for _, rate, _ in points), default=0.0)
@@ -74,7 +76,7 @@ def knee(sm_counts: Sequence[int], gbps: Sequence[float], low: Sequence[float]) 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """`before` is fastest up to `below_bytes`, `after` from `above_bytes` on; any size in between is undecided."""
+    """`before` is fastest up to `below_bytes`, `after` from `above_bytes` on; sizes in between are undecided."""
 
     below_bytes: int
     above_bytes: int
@@ -83,7 +85,7 @@ class Crossover:
 
 
 def crossovers(fastest: Mapping[int, str | None]) -> Sequence[Crossover]:
-    """Return where the winner changes, from `compare.winners`; sizes in any order."""
+    """Return the changes of the winner, from `compare.winners`; sizes in any order."""
     decided = [(size, name) for size, name in sorted(fastest.items()) if name is not None]
     pairs = pairwise(decided)
     return [Crossover(below, above, before, after) for (below, before), (above, after) in pairs if before != after]
@@ -91,7 +93,7 @@ def crossovers(fastest: Mapping[int, str | None]) -> Sequence[Crossover]:
 
 @dataclass(frozen=True, slots=True)
 class QueueKnee:
-    """The first `depth` at which a submission takes much longer than on a shallow queue; both times in microseconds."""
+    """The first `depth` at which a submission is much slower than on a shallow queue; both times in microseconds."""
 
     depth: int
     submit_us: float
@@ -105,8 +107,8 @@ class QueueKnee:
 def find_queue_knee(times: Mapping[int, Visits]) -> QueueKnee | None:
     """Return the first depth at which a submission is slower than on a shallow queue by `QUEUE_KNEE`, or None.
 
-    `times` are those of the submission, by the number of swaps that were queued before it. The `SHALLOW` smallest
-    depths are the shallow queue: its time in a round is the median of theirs.
+    `times` are submission times by the number of swaps queued before it. The `SHALLOW` smallest depths are the shallow
+    queue; its time in a round is the median of their times.
     """
     depths = sorted(times)
     if len(depths) <= SHALLOW:
@@ -121,7 +123,9 @@ def find_queue_knee(times: Mapping[int, Visits]) -> QueueKnee | None:
 
 
 def pareto_edge(gains: Sequence[float], costs: Sequence[float]) -> list[bool]:
-    """Return for each of several things whether no other gains as much at a lower cost, or more at no higher one."""
+    """Return, for each item, whether it is on the Pareto edge: no other item gains as much at a lower cost, or more at
+    the same or a lower cost.
+    """
     both = list(zip(gains, costs, strict=True))
     return [
         not any(other >= gain and price <= cost and (other, price) != (gain, cost) for other, price in both)

@@ -1,7 +1,7 @@
-"""Numbers in, numbers and verdicts out: medians with intervals that assume no distribution, and comparisons.
+"""Medians and quartiles, with intervals that assume no distribution.
 
-Times are skewed and have outliers, so everything here rests on order statistics. An interval says what the samples at
-hand say; it knows nothing of a difference between two processes or two days.
+Times are skewed and have outliers, so everything here uses order statistics. An interval describes only the given
+samples; it does not cover differences between two processes or two days.
 """
 
 import math
@@ -25,10 +25,10 @@ MAD_TO_SIGMA: Final = 1.4826
 
 
 def median_interval(samples: Samples) -> tuple[float, float]:
-    """Return the interval that holds the true median with at least 95% confidence, from the binomial distribution.
+    """Return the interval that contains the true median with at least 95% confidence, from the binomial distribution.
 
-    Both ends are samples. With fewer than 6 no such interval exists: the result is (-inf, inf).
-    Raises ValueError for no samples.
+    Both ends are samples. With fewer than 6 samples there is no interval, and the result is (-inf, inf).
+    Raises ValueError if `samples` is empty.
     """
     values = np.sort(checked(samples))
     rank = interval_rank(len(values))
@@ -38,10 +38,10 @@ def median_interval(samples: Samples) -> tuple[float, float]:
 
 
 def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
-    """Return a mark for every value further than `OUTLIER_SIGMAS` robust standard deviations (MAD) from its median.
+    """Return a mask of the values more than `OUTLIER_SIGMAS` robust standard deviations (MAD) from their median.
 
-    `values` lie group after group, `counts` in each, none empty. Marks only: nothing is dropped anywhere. None is
-    marked where more than half a group is equal, nor among fewer than six, which say too little of their own spread.
+    `values` is the concatenation of non-empty groups of `counts` values. Outliers are marked, never dropped. A group
+    has no outliers if more than half of its values are equal, or if it has fewer than six values.
     """
     _, middle, _ = grouped_quartiles(values, counts)
     distance = np.abs(values - np.repeat(middle, counts))
@@ -52,7 +52,7 @@ def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
 
 
 def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, Floats]:
-    """Return the `quartiles` of many groups: `values` lie group after group, `counts` in each, none empty."""
+    """Return the `quartiles` of many groups; `values` is the concatenation of non-empty groups of `counts` values."""
     found = np.empty((3, len(counts)))
     first = np.cumsum(counts) - counts
     for count in np.unique(counts):
@@ -64,9 +64,10 @@ def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, F
 
 @lru_cache(maxsize=4096)
 def interval_rank(count: int, confidence: float = CONFIDENCE) -> int | None:
-    """Return the largest r for which [x_(r), x_(n-1-r)], counted from 0, covers the median; None if there is none.
+    """Return the largest r for which [x_(r), x_(n-1-r)], counted from 0, covers the median, or None.
 
-    Coverage is 1 - 2 P(B <= r) with B binomial (n, 1/2); past a few hundred samples by its normal limit.
+    The coverage is 1 - 2 P(B <= r) with B binomial (n, 1/2), by the normal approximation for more than a few hundred
+    samples.
     """
     if count > _EXACT_UP_TO:
         quantile = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -83,5 +84,5 @@ def checked(samples: Samples) -> Floats:
     """Return `samples` as an array; raises ValueError unless they are at least one finite number."""
     values = np.asarray(samples, dtype=np.float64)
     if values.size == 0 or not np.isfinite(values).all():
-        raise ValueError("samples are at least one finite number")
+        raise ValueError("samples must be one or more finite numbers")
     return values

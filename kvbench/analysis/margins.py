@@ -1,4 +1,4 @@
-"""Every threshold that a verdict rests on, each with its reason."""
+"""The thresholds of all verdicts, each with its reason."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,26 +6,28 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """How far apart two times may lie and still count as the same, a fraction; `reason` completes "because …"."""
+    """The largest relative difference of two times that count as the same; `reason` completes "because …"."""
 
     fraction: float
     reason: str
 
 
-IN_TURN: Final = Margin(0.02, "two copies of one cell, visited in turn, differ by up to as much")
+IN_TURN: Final = Margin(0.02, "two copies of one cell, visited in turn, differ by up to this much")
 BETWEEN_RUNS: Final = Margin(
-    0.05, "two runs of one build, one after the other, differ by up to as much: a host's other work moves the CPU"
+    0.05, "two consecutive runs of one build differ by up to this much: other work on the host affects the CPU"
 )
-GATE: Final = Margin(0.03, "it is the smallest change that a gate is asked to find; cells with a floor have their own")
-CONTROL: Final = Margin(0.02, "large plain copies on a quiet link repeat more closely than that")
-CONTROL_CPU: Final = Margin(0.10, "a fixed piece of work takes so much longer where a CPU's other thread is at work")
+GATE: Final = Margin(0.03, "it is the smallest change that a gate must find; cells with a floor have their own margin")
+CONTROL: Final = Margin(0.02, "large plain copies on a quiet link repeat more closely")
+CONTROL_CPU: Final = Margin(0.10, "a fixed piece of work takes this much longer on a CPU with a busy sibling thread")
 SLOW_CPU: Final = Margin(
     0.5,
-    "the fixed piece of work that probes a CPU takes up to 1.2 times its best on a quiet host, twice on a shared core",
+    "the CPU probe takes up to 1.2 times its best time on a quiet host, and twice on a core with a busy sibling thread",
 )
-INLINE: Final = Margin(0.25, "where the CPU copies, the host's other work moves the time of one visit by up to as much")
-TIED: Final = Margin(0.03, "a swap that gains no more is no reason to take SMs from a model")
-CLIFF: Final = Margin(0.25, "what every descriptor costs makes GB/s grow with the size, up to as fast as the size does")
-KNEE: Final = Margin(0.05, "what more SMs gain beyond it costs the neighbour more than it brings")
-QUEUE_KNEE: Final = Margin(1.0, "a submission behind a few swaps takes up to twice as long on some drivers")
-STEADY_CEILING: Final = Margin(0.02, "large copies on a quiet machine repeat more closely than that")
+INLINE: Final = Margin(
+    0.25, "where the CPU copies, other work on the host changes the time of a visit by up to this much"
+)
+TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a model")
+CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")
+KNEE: Final = Margin(0.05, "beyond it, more SMs cost the neighbour more than they gain")
+QUEUE_KNEE: Final = Margin(1.0, "on some drivers, a submission after a few swaps takes up to twice as long")
+STEADY_CEILING: Final = Margin(0.02, "large copies on a quiet machine repeat more closely")

@@ -1,1 +1,1 @@
-"""The ways to run a swap, each a backend found through the entry-point group `kvbench.backends`."""
+"""The built-in backends. Backends are found through the entry-point group `kvbench.backends`."""

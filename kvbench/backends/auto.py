@@ -1,4 +1,4 @@
-"""The backend that picks another one for every swap, by a policy measured on this device."""
+"""The backend auto, which chooses another backend for every swap according to a policy measured on this device."""
 
 from dataclasses import replace
 from typing import Final
@@ -9,11 +9,11 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.tune.table import AUTO, Choice, Chooser, Policy, Table
 from kvbench.units import KIB
 
-# Runs on any device, by single copies where the driver has no batched one.
+# Runs on any device; without a batched copy in the driver it runs single copies.
 LAST_RESORT: Final = Choice("batched")
-# Without a policy: what held on an H200 with driver 580 (reports/). A batched call costs the host something for every
-# descriptor, a kernel does not; with large blocks the copy engine gets more out of the link, and with none pending in
-# front of it that wants many of them.
+# The defaults without a policy, from an H200 with driver 580 (reports/). A batched call costs host time for every
+# descriptor; a kernel does not. With large blocks the copy engine reaches more of the link, but on an idle stream only
+# with many blocks.
 _BY_DEFAULT: Final = {
     StreamState.IDLE: (("sm", "sm"), ("sm", "primed"), ("primed", "primed")),
     StreamState.BUSY: (("sm", "sm"), ("primed", "primed"), ("primed", "primed")),
@@ -32,17 +32,17 @@ DEFAULTS: Final = Policy(
         for state, choices in _BY_DEFAULT.items()
     ),
 )
-NO_POLICY: Final = "auto had no policy and chose by built-in defaults; kvbench tune -p FILE makes one"
+NO_POLICY: Final = "auto had no policy and used its built-in defaults; build a policy with kvbench tune -p FILE"
 
 
 class Auto:
-    """Hands a swap to the backend that the policy names for its direction, stream state, blocks and mean block size.
+    """Runs a swap on the backend that the policy names for its direction, stream state, blocks and mean block size.
 
-    The choice is made before the swap is prepared. The stream's state is what the cell says; a caller asks the stream.
+    The choice is made before the swap is prepared, for the stream state of the cell; an engine would query the stream.
     """
 
     name = AUTO
-    summary = "picks backend and parameters for every swap, by a policy measured on this device"
+    summary = "chooses backend and parameters for every swap by a policy measured on this device"
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory"} if device.kind == "cuda" else ())
@@ -58,21 +58,21 @@ class Auto:
             mean_bytes = float(request.memory.sizes.mean())
             cell = replace(cell, sms=facts.sms_for(cell.direction, cell.spread_bytes, mean_bytes))
         chosen = backend_named(choice.backend)
-        assert chosen is not None  # else it was not chosen
+        assert chosen is not None  # an uninstalled backend is never chosen
         prepared = chosen.create(replace(request, cell=cell))
         return replace(prepared, chosen=str(choice), warnings=(*prepared.warnings, *warnings))
 
 
 def _choose(request: SwapRequest, here: DeviceFacts) -> tuple[Choice, tuple[str, ...]]:
-    """Return the choice for `request`, and what has to be said about how it came about."""
+    """Return the choice for `request`, and the warnings about it."""
     choice = _look_up(request.policy, request) if request.policy else None
     if choice is not None:
         reason = _why_not(choice, here)
         if reason is None:
             return choice, ()
-        told = f"auto could not take {choice.backend}, which the policy chooses ({reason}); it chose by defaults"
+        told = f"auto used its defaults: {choice.backend}, which the policy chooses, is unavailable ({reason})"
     elif request.policy is not None:
-        told = f"the policy has no table for {request.cell.direction}; auto chose by defaults"
+        told = f"auto used its defaults: the policy has no table for {request.cell.direction}"
     else:
         told = NO_POLICY
     usual = _look_up(DEFAULTS, request)
@@ -82,7 +82,7 @@ def _choose(request: SwapRequest, here: DeviceFacts) -> tuple[Choice, tuple[str,
 
 def _why_not(choice: Choice, here: DeviceFacts) -> str | None:
     if backend_named(choice.backend) is None:
-        return "no such backend is installed"
+        return "the backend is not installed"
     return facts_of(choice.backend, here).unavailable
 
 

@@ -1,7 +1,7 @@
-"""What a backend is, and how installed ones are found.
+"""The backend interface, and the discovery of installed backends.
 
-Another project's kernel is measured by installing a package that names a class under the entry-point group
-`kvbench.backends`; the class needs no arguments and follows `Backend`.
+To measure another project's kernel, install a package that registers a class under the entry-point group
+`kvbench.backends`. The class takes no arguments and implements `Backend`.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from kvbench.tune.table import Policy
 
 
 class Mechanism(StrEnum):
-    """What a backend asks for; measuring finds the effective path, which may be another."""
+    """The mechanism that a backend requests; the effective path, which measuring determines, can differ."""
 
     SINGLE_COPIES = "single copies"
     BATCHED_COPY = "batched copy"
@@ -35,11 +35,11 @@ class Mechanism(StrEnum):
 
 @dataclass(frozen=True)
 class SwapRequest:
-    """The swap that a backend is asked to run: the cell, its descriptors as addresses, and the device.
+    """The swap that a backend is to run: the cell, its descriptors as addresses, and the device.
 
-    The arrays in `memory` are written anew before every swap, in place: count and sizes stay.
+    The arrays in `memory` are rewritten in place before every swap; the number and sizes of descriptors stay the same.
 
-    `policy` is the sweep's, for a backend that chooses among others.
+    `policy` is the policy of the sweep, for a backend that chooses among others.
     """
 
     device: Device
@@ -50,20 +50,20 @@ class SwapRequest:
 
 @runtime_checkable
 class PythonSwap(Protocol):
-    """A swap submitted from Python. `prepare` and `submit` are timed apart; `submit` must not wait for completion.
+    """A swap submitted from Python. `prepare` and `submit` are timed separately; `submit` must not wait for completion.
 
-    Descriptor buffers that a submission reads must not be reused while it is in flight.
+    A descriptor buffer must not be reused while a submission that reads it is in flight.
     """
 
     @property
     def calls(self) -> int:
-        """Driver calls or kernel launches in one submission."""
+        """Driver calls or kernel launches per submission."""
 
     def prepare(self) -> None:
-        """Turn the descriptors into what the kernel takes; called before every submission."""
+        """Convert the descriptors to the kernel's input; called before every submission."""
 
     def submit(self, stream: int) -> None:
-        """Submit on the CUDA stream with this handle (on the cpu device: the engine's stream)."""
+        """Submit to the CUDA stream with this handle (on the cpu device: the engine's stream)."""
 
 
 def _nothing() -> None:
@@ -72,11 +72,11 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class PreparedSwap:
-    """A backend's answer to a request: a swap of the compiled engine or one of its own, and what moves the bytes.
+    """A prepared swap: a swap of the compiled engine or of the backend itself, and the mechanism that moves the bytes.
 
-    Between two swaps the addresses in the request's memory change. A swap that reads them in `prepare` needs nothing
-    else; one that has copied them gives a `retarget`, which takes them over. A backend that chooses among others says
-    with `chosen` what it chose; `warnings` go into the cell's row.
+    The addresses in the request's memory change between swaps. A swap that reads them in `prepare` needs nothing else;
+    a swap that copied them must provide `retarget`, which copies them again. A backend that chooses among others sets
+    `chosen` to its choice. `warnings` appear in the cell's row of the results.
     """
 
     swap: Swap | PythonSwap
@@ -87,15 +87,15 @@ class PreparedSwap:
 
 
 class Backend(Protocol):
-    """A way of running swaps.
+    """An implementation of swaps.
 
-    One that runs on SMs may say with `default_sms` how many it takes when none are named: a number, or a rule as in
-    `kvbench.cells.facts`; one with the axis kernel says with `kernels` which there are.
+    A backend that runs on SMs can set `default_sms` to its default SM count: a number, or a rule as in
+    `kvbench.cells.facts`. A backend that supports the axis kernel lists its kinds of kernels in `kernels`.
     """
 
     @property
     def name(self) -> str:
-        """The word on the backend axis."""
+        """The value of the axis backend."""
 
     @property
     def summary(self) -> str:
@@ -105,15 +105,15 @@ class Backend(Protocol):
         """Return the optional axes that this backend supports on `device`."""
 
     def unavailable(self, device: DeviceFacts, /) -> str | None:
-        """Return why it cannot run on `device`, None when it can."""
+        """Return why it cannot run on `device`, or None if it can."""
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        """Return the swap of `request`, ready to be submitted again and again."""
+        """Return the swap of `request`, ready to be submitted repeatedly."""
 
 
 @dataclass(frozen=True)
 class BrokenBackend:
-    """Stands for an entry point that does not load, so that its cells say why."""
+    """Replaces a backend that fails to load, so that its cells report the reason."""
 
     name: str
     reason: str
@@ -131,7 +131,7 @@ class BrokenBackend:
 
 @cache
 def backend_named(name: str) -> Backend | None:
-    """Return an installed backend, loaded once; one that fails to load with its reason, None for no backend's name."""
+    """Return an installed backend, loaded once; a BrokenBackend if it fails to load, None for an unknown name."""
     known, _ = installed()
     return _load(known[name]) if name in known else None
 
@@ -143,24 +143,26 @@ def is_own(name: str) -> bool:
 
 
 def load_backends() -> Mapping[str, Backend]:
-    """Return every installed backend by its name; one that fails to load is there with its reason."""
+    """Return every installed backend by name; one that fails to load is a BrokenBackend."""
     return {name: _load(backend) for name, backend in installed()[0].items()}
 
 
 def _load(found: Installed) -> Backend:
     if found.entry is None:
-        return BrokenBackend(found.name, f"packages {found.package} both bring it: uninstall one")
+        return BrokenBackend(
+            found.name, f"packages {found.package} provide a backend of this name: uninstall all but one"
+        )
     told = f"{found.entry.value} of {found.package}"
     try:
         backend: Backend = found.entry.load()()
         name = backend.name
-    except Exception as error:  # another package's import can fail in any way
+    except Exception as error:  # the import of another package can fail in any way
         return BrokenBackend(found.name, f"{told} does not load: {_line(error)}")
     return backend if name == found.name else BrokenBackend(found.name, f"{told} calls itself {name!r}")
 
 
 def facts_of(name: str, device: DeviceFacts) -> BackendFacts:
-    """Return what the plan has to know of an installed backend on `device`; one that cannot tell is unavailable."""
+    """Return the facts that the plan needs about a backend on `device`; a backend that fails is unavailable."""
     found, backend = installed()[0][name], backend_named(name)
     assert backend is not None
     try:
@@ -174,13 +176,13 @@ def facts_of(name: str, device: DeviceFacts) -> BackendFacts:
             "kernels": getattr(backend, "kernels", ()),
             "package": found.package,
         }
-        # Another package may answer anything.
+        # Another package can return anything.
         facts: BackendFacts = msgspec.convert(msgspec.to_builtins(told), BackendFacts)
         if not facts.default_sms or not facts.default_sms[-1].fits(Direction.H2D, 0, 1 << 34):
-            raise ValueError("the last row of default_sms does not fit every swap")
+            raise ValueError("the last row of default_sms must apply to every swap")
         return facts
     except Exception as error:  # as in _load
-        reason = f"{found.package} does not describe it: {_line(error)}"
+        reason = f"{found.package} fails to describe it: {_line(error)}"
         return BackendFacts(name, "does not describe itself", frozenset(), reason, package=found.package)
 
 

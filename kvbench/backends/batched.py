@@ -1,4 +1,4 @@
-"""The driver's batched copy: all descriptors in one call, or in calls of at most D."""
+"""The driver's batched copy: all descriptors in one call, or a limited number per call."""
 
 from math import sqrt
 from typing import Final
@@ -9,27 +9,27 @@ from kvbench.cells.facts import QUEUE_AXES, DeviceFacts
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, batched
 
-# Up to this size the driver copies on the CPU; seen with driver 580 on an H200, see the cliff in reports/.
+# Up to this block size the driver copies on the CPU: observed with driver 580 on an H200, see the cliff in reports/.
 CPU_INLINE_UP_TO_BYTES: Final = 24 * 1024
 PRIME_NS: Final = 2000
 MIN_SLICE: Final = 32
 
 
 def slice_of(blocks: int) -> int:
-    """Return how many descriptors of a swap of `blocks` a sliced submission puts into one call.
+    """Return the descriptors per call of a sliced submission of `blocks` descriptors.
 
-    The copy engine starts when a call returns. A slice more costs the host a little; the last slice's submission is
-    what no copying hides. Their sum is least where the slice grows with the root of the number of blocks; the factor
-    is what was best on an H200 with driver 580.
+    The copy engine starts when a call returns. Each additional slice costs some host time, and no copying hides the
+    submission of the last slice. The sum of both costs is minimal if the slice grows with the square root of the number
+    of blocks; the factor was the best on an H200 with driver 580.
     """
     return max(MIN_SLICE, round(2 * sqrt(blocks)))
 
 
 class Batched:
-    """cuMemcpyBatchAsync; single copies, and said so, where the driver has none."""
+    """cuMemcpyBatchAsync; if the driver does not have it, single copies, which the results report."""
 
     name = "batched"
-    summary = "cuMemcpyBatchAsync: many descriptors a call"
+    summary = "cuMemcpyBatchAsync: many descriptors per call"
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         if device.batch_entry is None:
@@ -45,25 +45,25 @@ class Batched:
 
 
 class Primed(Batched):
-    """The batched copy in slices, with a short kernel in front of it where small h2d blocks meet an idle stream.
+    """The batched copy in slices, preceded by a short kernel for small h2d blocks on an idle stream.
 
-    Scattered blocks go in ascending order of their host addresses: neighbours share address translations, which hold
-    the copy engine back otherwise. Sorting is part of the preparation.
+    Scattered blocks are sorted by host address: adjacent blocks share address translations, which otherwise slow down
+    the copy engine. Sorting is part of the preparation.
 
-    On an idle stream cuMemcpyBatchAsync copies small h2d blocks on the CPU, inside the call; with anything pending it
-    hands them to the copy engine, which starts when the call returns. The kernel makes the stream busy, its launch is
-    part of the submission; slices let the engine copy the first blocks while the last are submitted.
+    On an idle stream, cuMemcpyBatchAsync copies small h2d blocks on the CPU, inside the call. If any work is pending,
+    it passes them to the copy engine, which starts when the call returns. The kernel makes the stream busy; its launch
+    is part of the submission. With slices, the copy engine copies the first blocks while the last are submitted.
     """
 
     name = "primed"
-    summary = "batched, in slices, with a short kernel in front where the driver would copy on the CPU"
+    summary = "batched, in slices, after a short kernel where the driver would copy on the CPU"
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return super().axes(device) - {"descriptors_per_call"}
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         if device.kind != "cuda":
-            return "priming runs a kernel; the cpu device has none"
+            return "priming runs a kernel; the cpu device has no kernels"
         return None if device.batch_entry else "the driver has no batched copy to prime"
 
     def create(self, request: SwapRequest) -> PreparedSwap:

@@ -1,4 +1,4 @@
-"""One asynchronous copy a block: what engines did before there was a batched call."""
+"""One asynchronous copy per block, as engines did before the batched call existed."""
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.facts import QUEUE_AXES, DeviceFacts
@@ -9,7 +9,7 @@ class PerBlock:
     """cuMemcpyHtoDAsync or cuMemcpyDtoHAsync for each descriptor."""
 
     name = "per_block"
-    summary = "one asynchronous copy a descriptor"
+    summary = "one asynchronous copy per descriptor"
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return QUEUE_AXES | ({"memory"} if device.kind == "cuda" else set())

@@ -1,4 +1,4 @@
-"""Our own copy kernel: few SMs, a list that comes with the launch or is read in place, any size and alignment."""
+"""kvbench's copy kernel: few SMs, any size and alignment, descriptors passed with the launch or read in place."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -16,33 +16,34 @@ from kvbench.engine.nvrtc import cached_cubin
 from kvbench.errors import UsageError
 from kvbench.units import KIB, MIB
 
-# How a list reaches the kernel. With the launch, as much as csrc allows: saves a read over the link. Above, it is read
-# in place, ahead of the bytes: an upload was nowhere faster by more than the noise, up to 100 000 descriptors.
+# How the descriptor list reaches the kernel. Up to the limit in csrc it is passed with the launch, which saves a read
+# over the link. A longer list is read in place, ahead of the bytes: an upload was never measurably faster, up to
+# 100 000 descriptors.
 INLINE_UP_TO_BYTES: Final = 4 * KIB
 _BULK_ALIGNMENT: Final = 16
 _BULK_FROM_COMPUTE: Final = 90
 _LANES: Final = KernelShape("lanes", 16, 8, 4 * KIB)
 _MANY_LANES: Final = KernelShape("lanes", 32, 4, 4 * KIB)
-# (blocks of up to so many bytes, shape): small blocks want many in flight, large ones few large pieces.
+# (maximum block size in bytes, shape): small blocks need many copies in flight, large blocks few large pieces.
 _BULK: Final = (
     (1 * KIB, KernelShape("bulk", 32, 6, 1 * KIB)),
     (2 * KIB, KernelShape("bulk", 16, 6, 2 * KIB)),
     (1 << 34, KernelShape("bulk", 8, 6, 4 * KIB)),
 )
-# Blocks spread over less are found in the GPU's address translation; over more, most of them miss it, and each SM has
-# few misses in flight: more SMs for small blocks, and for d2h the lanes, which have more in flight than bulk stores.
+# Below this size the GPU's address translations are cached. Above it most blocks miss, and each SM has few misses in
+# flight: small blocks need more SMs, and d2h needs the lanes, which have more misses in flight than bulk stores.
 _SCATTERED_FROM_BYTES: Final = 512 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """SMs for some swaps, and the shape of the kernel: None for bulk copies of a shape by the size of the blocks."""
+    """The SM count for some swaps, and the kernel shape; None means bulk copies with a shape by block size."""
 
     swaps: SmsRow
     shape: KernelShape | None = None
 
 
-# The fewest SMs within 3% of the best, on an H200 and an H100: fresh blocks out of 16 GiB, and dense ones.
+# The smallest SM count within 3% of the best, on an H200 and an H100, for fresh blocks in 16 GiB and for dense blocks.
 _RULE: Final = (
     _Choice(SmsRow(8, Direction.D2H, _SCATTERED_FROM_BYTES, 2 * KIB), _MANY_LANES),
     _Choice(SmsRow(4, Direction.D2H, _SCATTERED_FROM_BYTES, 8 * KIB), _LANES),
@@ -56,18 +57,18 @@ DEFAULT_SMS: Final[SmsRule] = tuple(choice.swaps for choice in _RULE)
 def shape_for(
     cell: Cell, largest_bytes: int, address_bits: int, compute: int, shared_bytes: int = MAX_SHARED_BYTES
 ) -> KernelShape:
-    """Return the kernel for a swap: the one that the cell names, or by the rule, with as many warps as fit.
+    """Return the kernel shape for a swap: the shape in the cell or by the rule, with as many warps as fit.
 
-    `largest_bytes` is the largest block, `address_bits` the bitwise or of all addresses and sizes, `compute` the
-    compute capability times ten, `shared_bytes` what a block of threads may have. Raises UsageError for a bulk kernel
-    that cannot do it.
+    `largest_bytes` is the size of the largest block, `address_bits` the bitwise or of all addresses and sizes,
+    `compute` the compute capability times ten, `shared_bytes` the maximum shared memory of a thread block. Raises
+    UsageError for a bulk kernel that does not support this swap.
     """
     takes_bulk = compute >= _BULK_FROM_COMPUTE and address_bits % _BULK_ALIGNMENT == 0
     if cell.kernel != RULE:
         shape = KernelShape.parse(cell.kernel)
         if shape.method == "bulk" and not takes_bulk:
             raise UsageError(
-                f"axis kernel={cell.kernel}: bulk copies need sm_90 and multiples of {_BULK_ALIGNMENT} bytes"
+                f"axis kernel={cell.kernel}: bulk copies need sm_90 or newer and multiples of {_BULK_ALIGNMENT} bytes"
             )
         return shape
     chosen = next(
@@ -80,10 +81,10 @@ def shape_for(
 
 
 class Sm:
-    """csrc/kernels/sm_copy.cu, compiled by NVRTC for the GPU at hand."""
+    """csrc/kernels/sm_copy.cu, compiled by NVRTC for this GPU."""
 
     name = "sm"
-    summary = "our copy kernel on a chosen number of SMs"
+    summary = "kvbench's copy kernel, with a chosen SM count"
     kernels = ("bulk", "lanes")
     default_sms = DEFAULT_SMS
 

@@ -1,4 +1,4 @@
-"""A swap in launches: its descriptors in several prepared swaps, submitted one behind the other."""
+"""A swap in several launches: its descriptors in several prepared swaps, submitted one after the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ def joined(launches: Sequence[PreparedSwap]) -> PreparedSwap:
 
 @dataclass(frozen=True)
 class SplitSwap:
-    """Prepares and submits launch after launch."""
+    """Prepares and submits all launches in order."""
 
     launches: Sequence[PreparedSwap]
 

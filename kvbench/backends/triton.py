@@ -1,4 +1,4 @@
-"""A copy kernel in Triton for descriptor lists: any mix of sizes, any alignment, the SM count as its grid."""
+"""A Triton copy kernel for descriptor lists: any mix of sizes, any alignment, the SM count as the grid size."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Triton:
     """Launched through torch, on the measured stream."""
 
     name = "triton"
-    summary = "Triton copy kernel on a chosen number of SMs"
+    summary = "Triton copy kernel, with a chosen SM count"
 
     kernels = (VLLM,)
 
@@ -45,7 +45,7 @@ class Triton:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a descriptor list becomes a launch: items of at most PIECE_BYTES, and lanes a program copies at a time."""
+    """The launch of a descriptor list: items of up to PIECE_BYTES, and the lanes that a program copies at a time."""
 
     items: int
     pieces: int
@@ -61,7 +61,7 @@ def shape_of(sizes: Addresses) -> Shape:
 
 
 class _Slot:
-    """A descriptor table in pinned memory and its copy on the device; `done` marks the launch that read it last."""
+    """A descriptor table in pinned memory and its copy on the device; `done` marks the last launch that read it."""
 
     def __init__(self, device: Device, table_bytes: int) -> None:
         self.pinned = Buffer(device.driver, MemoryKind.allocated, table_bytes)
@@ -70,12 +70,12 @@ class _Slot:
 
 
 class TritonSwap:
-    """Descriptors are packed by `prepare`; `submit` enqueues their upload and launches the kernel."""
+    """`prepare` packs the descriptors; `submit` enqueues their upload and launches the kernel."""
 
     calls = 2
 
     def __init__(self, request: SwapRequest) -> None:
-        # Imported here: torch and Triton take seconds to load, and a machine without a GPU may lack both.
+        # Imported here: torch and Triton take seconds to load, and a machine without a GPU can lack both.
         import torch
 
         from kvbench.backends.triton_kernel import copy_descriptors
@@ -92,7 +92,7 @@ class TritonSwap:
         self._next = 0
 
     def prepare(self) -> None:
-        """Write the table into the slot whose last launch is the oldest, once that launch has completed."""
+        """Write the table into the slot with the oldest launch, after that launch has completed."""
         self._next = (self._next + 1) % SLOTS
         slot = self._slots[self._next]
         slot.done.wait()
@@ -120,10 +120,10 @@ class TritonSwap:
 
 
 class VllmSwap:
-    """The launch of vLLM's Triton path: a program a page in turn, 4 warps, int64 words in chunks of up to 8 KiB.
+    """The launch of vLLM's Triton path: programs take pages in turn, 4 warps, int64 words in chunks of up to 8 KiB.
 
-    The kernel is ours; what is launched, and what is uploaded for it, is as in vllm/v1/kv_offload/cpu/
-    swap_blocks_triton.py of autumn 2026: sources, destinations and sizes go up as three tensors of their own.
+    The kernel is kvbench's. The launch and its uploads are those of vllm/v1/kv_offload/cpu/swap_blocks_triton.py of
+    autumn 2026: sources, destinations and sizes are uploaded as three separate tensors.
     """
 
     calls = 4
@@ -135,7 +135,7 @@ class VllmSwap:
 
         memory = request.memory
         if any(int(np.bitwise_or.reduce(part)) % 8 for part in self._lists(memory)):
-            raise KvbenchError(f"kernel={VLLM} copies words of 8 bytes: block sizes must be multiples of 8")
+            raise KvbenchError(f"kernel={VLLM} copies 8-byte words: block_size must be a multiple of 8")
         self._torch: Any = torch
         self._kernel: Any = copy_pages
         self._device = f"cuda:{int(request.device.name.partition(':')[2] or 0)}"

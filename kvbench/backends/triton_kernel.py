@@ -1,4 +1,4 @@
-"""The Triton kernel: a grid of programs copies a list of descriptors, each cut into pieces."""
+"""The Triton kernel: a grid of programs copies a list of descriptors, each divided into pieces."""
 
 import triton
 import triton.language as tl
@@ -8,9 +8,9 @@ import triton.language as tl
 def _copy_words(
     source, destination, groups, word: tl.constexpr, group: tl.constexpr, group_bytes: tl.constexpr, lanes: tl.constexpr
 ):
-    """Copy `groups` groups of `group` words each; both addresses are multiples of a group's bytes.
+    """Copy `groups` groups of `group` words each; both addresses are multiples of the group size in bytes.
 
-    A group of two 8-byte words is one 16-byte access of a thread: the hints let the compiler see that.
+    A group of two 8-byte words is one 16-byte access of a thread; the hints tell the compiler so.
     """
     lane = tl.arange(0, lanes)
     count = groups * group
@@ -27,8 +27,8 @@ def _copy_words(
 def copy_descriptors(table_address, items, pieces, piece_bytes: tl.constexpr, lanes: tl.constexpr):
     """Copy `items` pieces; item i is piece i % pieces of descriptor i // pieces.
 
-    `table_address` points to int64 rows (source, destination, bytes). Where both addresses are multiples of 16 the
-    bytes move in 16-byte accesses, of 4 in words of 4, else one by one; the tail behind the last whole word moves byte
+    `table_address` points to int64 rows (source, destination, bytes). If both addresses are multiples of 16, the bytes
+    move in 16-byte accesses; if of 4, in 4-byte words; else one by one. The tail after the last whole word moves byte
     by byte.
     """
     table = tl.cast(table_address, tl.int64).to(tl.pointer_type(tl.int64))
@@ -55,9 +55,9 @@ def copy_descriptors(table_address, items, pieces, piece_bytes: tl.constexpr, la
 
 @triton.jit(do_not_specialize=["pages"])
 def copy_pages(sources, destinations, sizes, pages, chunk_words: tl.constexpr):
-    """Copy `pages` pages, each a source, a destination (addresses) and bytes in three int64 arrays, multiples of 8.
+    """Copy `pages` pages, given as int64 arrays of source addresses, destination addresses and bytes, multiples of 8.
 
-    A program takes every grid-th page and copies it in chunks of `chunk_words` words of 8 bytes.
+    Each program takes every grid-th page and copies it in chunks of `chunk_words` 8-byte words.
     """
     lane = tl.arange(0, chunk_words)
     page = tl.program_id(0)

@@ -1,10 +1,10 @@
-"""The words on the axes of a sweep."""
+"""The named values of the axes of a sweep."""
 
 from enum import StrEnum
 
 
 class Direction(StrEnum):
-    """Which way a swap goes: into the GPU (onload) or out of it (offload)."""
+    """The direction of a swap: to the GPU (h2d, onload) or from it (d2h, offload)."""
 
     H2D = "h2d"
     D2H = "d2h"
@@ -19,10 +19,10 @@ class Order(StrEnum):
 
 
 class StreamState(StrEnum):
-    """What the stream is at when a swap is submitted, and with it the quantity that GB/s are of.
+    """What is pending on the stream when a swap is submitted, which decides the quantity that GB/s measure.
 
-    idle: nothing is pending; latency. busy: a delay that outlasts the submission; execution. sustained: the swaps
-    before it, one behind the other without a wait.
+    idle: nothing; latency. busy: a delay that outlasts the submission; execution. sustained: the previous swaps,
+    submitted one after the other without waiting; sustained.
     """
 
     IDLE = "idle"
@@ -31,24 +31,24 @@ class StreamState(StrEnum):
 
     @property
     def swap_clock(self) -> str:
-        """The sample's time that GB/s come from: on a busy stream wall_us would include the rest of the delay."""
+        """The time that GB/s are computed from: on a busy stream, wall_us would include the rest of the delay."""
         return "gpu_us" if self is StreamState.BUSY else "wall_us"
 
     @property
     def quantity(self) -> str:
-        """The name of what GB/s are of."""
+        """The name of the quantity that GB/s measure."""
         return {"idle": "latency", "busy": "execution", "sustained": "sustained"}[self.value]
 
 
 class Reuse(StrEnum):
-    """Whether a swap moves other blocks than the swap before it, as an engine's does, or the same again."""
+    """Whether each swap moves different blocks from the previous one, as in an engine, or the same blocks again."""
 
     FRESH = "fresh"
     SAME = "same"
 
 
 class Neighbour(StrEnum):
-    """What runs on the device beside the swaps, all the time."""
+    """The work that runs continuously on the device beside the swaps."""
 
     NONE = "none"
     IDLE = "idle"
@@ -59,7 +59,7 @@ class Neighbour(StrEnum):
 
 
 class Priority(StrEnum):
-    """Which stream the device serves first: the swaps' or the neighbour's; normal is neither."""
+    """Which stream the device serves first: the swaps' or the neighbour's; normal means neither."""
 
     NORMAL = "normal"
     LOW = "low"
@@ -67,7 +67,7 @@ class Priority(StrEnum):
 
 
 class Memory(StrEnum):
-    """How host memory was pinned: allocated by the driver, or the program's own pages registered with it."""
+    """How host memory is pinned: allocated by the driver, or the program's own pages registered with the driver."""
 
     ALLOCATED = "allocated"
     REGISTERED = "registered"

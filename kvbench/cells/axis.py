@@ -16,25 +16,24 @@ AxisValue = str | int | bool | StrEnum | Pattern
 
 
 class Role(StrEnum):
-    """What an axis is to a reader of results."""
+    """The role of an axis in reports."""
 
-    SERIES = "series"  # tells the curves of a chart apart
-    SHAPE = "shape"  # the size of a swap: what curves run over
-    SIDE = "side"  # one value is shown, the others are named
-    QUEUE = "queue"  # a queue in front of the swap: a section of its own
-    BESIDE = "beside"  # what runs beside the swap, and how the swaps arrive: a section of its own
+    SERIES = "series"  # distinguishes the curves of a chart
+    SHAPE = "shape"  # the size of a swap: the x-axis of curves
+    SIDE = "side"  # a chart shows one value and names the others
+    QUEUE = "queue"  # queued swaps: has its own section
+    BESIDE = "beside"  # the neighbour, and how swaps arrive: has its own section
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis, whole: what the command line, the plan, results, reports and docs know of it.
+    """The complete description of one axis for the command line, the plan, results, reports and docs.
 
     `name` and `field` come from the field of `Cell` that carries the entry. `read` and `write` are the grammar of one
-    value; `ranged` ones are numbers and take ranges. `default` are the values where none are asked for.
-    An axis that not every backend supports has a `noun`, which completes "… has no"; a cell without it has None
-    (`optional`) or the `unused` value, for which the swap is the same as without the axis. `cuda_only` ones need a GPU.
-    `chosen` ones may be set by a policy. `usual` is the value that goes without saying. The summary holds a `number` as
-    such, everything else as text.
+    value; `ranged` axes are numbers and accept ranges. `default` holds the values used if none are requested.
+    An axis that not every backend supports has a `noun`, which completes "… has no"; a cell that does not use it has
+    None (`optional`) or the `unused` value, which leaves the swap unchanged. `cuda_only` axes need a GPU. A policy can
+    set `chosen` axes. Labels omit the `usual` value. The summary stores a `number` axis as a number, others as text.
     """
 
     help: str
@@ -56,21 +55,21 @@ class Axis:
 
     @property
     def depends_on_backend(self) -> bool:
-        """Whether a backend may lack the axis; one that does is measured with `unused`."""
+        """Whether a backend can lack the axis; such a backend is measured with `unused`."""
         return bool(self.noun)
 
     @property
     def later(self) -> bool:
-        """Whether cells leave the axis out where they do not use it, so that their ids stay as they were before it."""
+        """Whether cells omit the axis if they do not use it, which keeps the ids of cells older than the axis."""
         return self.unused is not None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the summary: the value as text, and as a number where that is another column."""
+        """The columns of the summary: the value as text, and, if that is another column, as a number."""
         return (self.name,) if self.name == self.field else (self.name, self.field)
 
     def parse_one(self, text: str) -> AxisValue:
-        """Read one value; raises UsageError that names the axis, the value and what would be right."""
+        """Read one value; raises UsageError, which names the axis, the value and what would be right."""
         try:
             return self.read(text)
         except ValueError as error:
@@ -80,9 +79,9 @@ class Axis:
         return None if value is None else self.write(value)
 
     def parse(self, text: str) -> tuple[AxisValue, ...]:
-        """Read a list: values and ranges between commas, `lo:hi:xK` (geometric) and `lo:hi:+K` (arithmetic).
+        """Read a comma-separated list of values and ranges, `lo:hi:xK` (geometric) and `lo:hi:+K` (arithmetic).
 
-        Values keep their order and are unique. Raises UsageError.
+        Return unique values in the given order. Raises UsageError.
         """
         values: dict[AxisValue, None] = {}
         for item in text.split(","):
@@ -99,19 +98,19 @@ class Axis:
             return (self.parse_one(item),)
         parts = item.split(":")
         if len(parts) != 3 or parts[2][:1] not in ("x", "+"):
-            raise self._refusal(item, f"a range is lo:hi:xK or lo:hi:+K; {self._hint()}")
+            raise self._refusal(item, f"not a range lo:hi:xK or lo:hi:+K; {self._hint()}")
         low, high = self.parse_one(parts[0]), self.parse_one(parts[1])
         assert isinstance(low, int)
         assert isinstance(high, int)
         if any(end.strip()[0].isalpha() for end in parts[:2]):
-            raise self._refusal(item, f"a range goes from a number to a number; {self._hint()}")
+            raise self._refusal(item, f"the ends of a range must be numbers; {self._hint()}")
         geometric = parts[2][0] == "x"
         try:
             step = int(parts[2][1:]) if geometric else parse_size(parts[2][1:])
         except ValueError:
             raise self._refusal(item, f"the step {brief(parts[2])} is not a whole number; {self._hint()}") from None
         if low > high or step < (2 if geometric else 1) or (geometric and low == 0):
-            raise self._refusal(item, "a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)")
+            raise self._refusal(item, "a range must ascend: xK (K >= 2, from 1 or more) or +K (K >= 1)")
         values = [low]
         while (following := values[-1] * step if geometric else values[-1] + step) <= high:
             values.append(following)
@@ -127,7 +126,7 @@ class Axis:
 
 
 def whole(lowest: int, highest: int, words: dict[str, int] | None = None) -> Callable[[str], int]:
-    """Return what reads a whole number in a range, or one of `words` that stand for a number."""
+    """Return a function that reads a whole number in a range, or one of `words`, each of which means a number."""
 
     def read(text: str) -> int:
         if words and text in words:
@@ -141,7 +140,7 @@ def whole(lowest: int, highest: int, words: dict[str, int] | None = None) -> Cal
 
 
 def number_or_all(value: AxisValue) -> str:
-    """Write a number of which 0 means all."""
+    """Write a number; 0 is written as all."""
     return "all" if value == 0 else str(value)
 
 
@@ -154,7 +153,7 @@ def block_size(text: str) -> int:
 
 
 def pool(text: str) -> int:
-    """Read how far blocks are scattered: a size in bytes, or 0 for the word dense; raises ValueError."""
+    """Read the size of the pool in bytes, or 0 for the word dense; raises ValueError."""
     if text == "dense":
         return 0
     found = parse_size(text)
@@ -164,7 +163,7 @@ def pool(text: str) -> int:
 
 
 def pool_words(value: AxisValue) -> str:
-    """Write how far blocks are scattered."""
+    """Write the size of the pool, or dense for 0."""
     return "dense" if value == 0 else size(value)
 
 
@@ -184,22 +183,22 @@ def pause_words(value: AxisValue) -> str:
 
 
 def launch(text: str) -> int:
-    """Read the most bytes of one launch: a size, or 0 for the word whole; raises ValueError."""
+    """Read the maximum bytes per launch, or 0 for the word whole; raises ValueError."""
     return 0 if text == "whole" else block_size(text)
 
 
 def launch_words(value: AxisValue) -> str:
-    """Write the most bytes of one launch."""
+    """Write the maximum bytes per launch, or whole for 0."""
     return "whole" if value == 0 else size(value)
 
 
 def number_or_none(value: AxisValue) -> str:
-    """Write a number of which 0 means none."""
+    """Write a number; 0 is written as none."""
     return "none" if value == 0 else str(value)
 
 
 def arrival(text: str) -> str:
-    """Read how swaps arrive: none, or a burst of a size every so many milliseconds; raises ValueError."""
+    """Read how swaps arrive: none, or bursts as SIZE/PERIODms; raises ValueError."""
     if text == "none":
         return text
     burst_bytes, period_us = burst_of(text)
@@ -207,11 +206,11 @@ def arrival(text: str) -> str:
 
 
 def burst_of(text: str) -> tuple[int, int]:
-    """Return the bytes of a burst and the microseconds from one to the next: 64MiB/50ms; raises ValueError."""
+    """Return the bytes of a burst and the period of bursts in microseconds, from 64MiB/50ms; raises ValueError."""
     size_text, _, period = text.partition("/")
     match = re.fullmatch(r"(\d{1,5})ms", period)
     if match is None or not 1 <= int(match[1]) <= 10_000:
-        raise ValueError("not none or a size every 1ms to 10000ms, such as 64MiB/50ms")
+        raise ValueError("not none, or a size and a period from 1ms to 10000ms, such as 64MiB/50ms")
     return block_size(size_text), int(match[1]) * 1000
 
 
@@ -240,7 +239,7 @@ def on_off(text: str) -> bool:
 
 
 def choice(kind: type[StrEnum]) -> Callable[[str], AxisValue]:
-    """Return what reads one of the words of `kind`."""
+    """Return a function that reads one of the values of `kind`."""
 
     def read(text: str) -> AxisValue:
         try:

@@ -1,4 +1,4 @@
-"""The cell: one point of a sweep. Each of its fields carries the entry of its axis."""
+"""The cell: one point of a sweep. Each field carries the entry of its axis."""
 
 import hashlib
 import json
@@ -40,30 +40,32 @@ AxisTexts = dict[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point of the sweep. `None` on an axis means that the backend or the device does not know that axis.
+    """One point of a sweep. `None` on an axis means that the backend or the device does not support the axis.
 
-    `order` is what the driver is asked for (the default that follows from direction is resolved by the plan);
-    `descriptors_per_call` 0 means all in one call; `sms` is the grid of an SM backend (0, all SMs of the device,
-    stands in a request alone: the plan puts the number in). `queued` swaps wait in front of the measured one, dealt
-    with it over `streams` in turn. `kernel` is a KernelShape as text, or the word that leaves it to the backend.
+    `order` is the access order requested from the driver (the plan resolves the default for the direction).
+    `descriptors_per_call` 0 means all in one call. `sms` is the grid size of an SM backend; 0 means all SMs of the
+    device and occurs only in requests, because the plan replaces it by the number. `queued` swaps are submitted before
+    the measured one; all of them are distributed over `streams` round-robin. `kernel` is a KernelShape as text, or the
+    word that leaves the choice to the backend.
     """
 
     # fmt: off
     backend: Annotated[str, Axis(
-        "who copies (kvbench list backends)", "per_block,batched", word, role=Role.SERIES)]
+        "implementation of the swap (kvbench list backends)", "per_block,batched", word, role=Role.SERIES)]
     direction: Annotated[Direction, Axis(
-        "h2d (onload) or d2h (offload)", "h2d,d2h", choice(Direction), role=Role.SERIES, default=tuple(Direction))]
+        "direction: h2d (onload) or d2h (offload)", "h2d,d2h", choice(Direction), role=Role.SERIES,
+        default=tuple(Direction))]
     blocks: Annotated[int, Axis(
-        "descriptors in one swap", "16,64,256", whole(1, 10**8),
+        "number of blocks per swap, one descriptor each", "16,64,256", whole(1, 10**8),
         role=Role.SHAPE, default=(256,), ranged=True, number=True)]
     block_bytes: Annotated[int, Axis(
-        "bytes of one descriptor", "1KiB:256KiB:x2", block_size, size,
+        "size of a block", "1KiB:256KiB:x2", block_size, size,
         role=Role.SHAPE, default=(16 * KIB,), ranged=True, number=True, name="block_size")]
     stream_state: Annotated[StreamState, Axis(
-        "what is pending on the stream at the submission: nothing, a delay, or the swaps before", "idle,busy,sustained",
+        "what is pending on the stream at submission: nothing, a delay, or the previous swaps", "idle,busy,sustained",
         choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,))] = StreamState.IDLE
     pattern: Annotated[Pattern, Axis(
-        "how blocks lie in memory: shuffled, contiguous, reversed, runs-R, tensors-T, tensors-TxK+TxK",
+        "layout of the blocks in memory: shuffled, contiguous, reversed, runs-R, tensors-T, tensors-TxK+TxK",
         "shuffled,runs-16,tensors-64", Pattern.parse, default=(SHUFFLED,), usual=str(SHUFFLED))] = SHUFFLED
     memory: Annotated[Memory | None, Axis(
         "how host memory is pinned", "allocated,registered", choice(Memory), default=(Memory.ALLOCATED,),
@@ -72,55 +74,55 @@ class Cell:
         "source access order of batched copies (default: any for h2d, stream for d2h)", "stream,any", choice(Order),
         optional=True, noun="access order", cuda_only=True, chosen=True)] = None
     sms: Annotated[int | None, Axis(
-        "SMs that a kernel may use (its grid); all is the device's number",
+        "SM count of a copy kernel (its grid size), or all",
         "1:32:x2", whole(1, 4096, {"all": 0}), number_or_all,
         ranged=True, optional=True, noun="SMs to choose", cuda_only=True, chosen=True, number=True)] = None
     descriptors_per_call: Annotated[int | None, Axis(
         "maximum descriptors per batched call", "all,8192", whole(1, 10**8, {"all": 0}), number_or_all, default=(0,),
         ranged=True, optional=True, noun="descriptors per call", chosen=True, usual="all")] = None
     coalesce: Annotated[bool | None, Axis(
-        "merge descriptors adjacent on both sides before the call", "off,on", on_off, switch, default=(False,),
+        "merge descriptors that are adjacent on both sides before the call", "off,on", on_off, switch, default=(False,),
         optional=True, noun="coalescing", chosen=True, usual="off")] = None
     overlap: Annotated[bool | None, Axis(
-        "CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE of batched copies", "off,on", on_off, switch, default=(False,),
+        "set CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE on batched copies", "off,on", on_off, switch, default=(False,),
         optional=True, noun="overlap flag", cuda_only=True, chosen=True, usual="off")] = None
     queued: Annotated[int, Axis(
-        "swaps that wait on a busy stream in front of the measured one", "0,1:4096:x4", whole(0, 100_000),
+        "swaps queued on a busy stream before the measured one", "0,1:4096:x4", whole(0, 100_000),
         role=Role.QUEUE, ranged=True, unused=0, noun="queue of swaps", number=True)] = 0
     streams: Annotated[int, Axis(
-        "streams over which these and the measured one are dealt in turn", "1,8", whole(1, 64),
+        "streams over which the queued and the measured swaps are distributed round-robin", "1,8", whole(1, 64),
         role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", number=True)] = 1
     kernel: Annotated[str, Axis(
-        "shape of the sm kernel: bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, or rule for its own choice",
+        "shape of the sm kernel: bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, or rule for the kernel's default",
         "rule,bulk-8x6x4KiB,lanes-16x8x4KiB", KernelShape.canonical,
         unused=RULE, noun="kernel to shape", chosen=True)] = RULE
     pool_bytes: Annotated[int, Axis(
-        "memory that the blocks are scattered over on either side: a size, or dense (side by side)",
+        "memory that the blocks are scattered over on each side: a size, or dense (adjacent blocks)",
         "dense,16GiB", pool, pool_words, default=(0,), ranged=True, unused=0, number=True, name="pool")] = 0
     reuse: Annotated[Reuse, Axis(
-        "fresh: other blocks at every swap; same: the same blocks again", "fresh,same", choice(Reuse),
+        "fresh: every swap moves different blocks; same: every swap moves the same blocks", "fresh,same", choice(Reuse),
         default=(Reuse.FRESH,), unused=Reuse.SAME)] = Reuse.SAME
     pause_us: Annotated[int, Axis(
-        "other CPU work before every swap, as between decode steps", "0,200us", pause, pause_words,
+        "duration of other CPU work before every swap, as between decode steps", "0,200us", pause, pause_words,
         ranged=True, unused=0, number=True, name="pause")] = 0
     launch_bytes: Annotated[int, Axis(
-        "split a swap into launches of at most this size, one behind the other", "whole,1MiB,16MiB",
+        "maximum size of a launch: larger swaps are split into consecutive launches", "whole,1MiB,16MiB",
         launch, launch_words, ranged=True, unused=0)] = 0
     priority: Annotated[Priority, Axis(
-        "priority of the swaps' stream; low: the neighbour's stream has the higher one", "normal,low,high",
+        "priority of the swaps' stream; low: the neighbour's stream has the higher priority", "normal,low,high",
         choice(Priority), unused=Priority.NORMAL)] = Priority.NORMAL
     neighbour: Annotated[Neighbour, Axis(
-        "what runs beside the swaps: none, idle, gemm, memory (device copies), decode, swap (the other way)",
+        "work beside the swaps: none, idle, gemm, memory (device copies), decode, swap (opposite direction)",
         "none,gemm,decode", choice(Neighbour), role=Role.BESIDE, unused=Neighbour.NONE)] = Neighbour.NONE
     rate_cap: Annotated[int, Axis(
-        "GB/s that swaps beside a neighbour are paced to, launch by launch", "none,20",
+        "maximum GB/s of swaps beside a neighbour, paced launch by launch", "none,20",
         whole(1, 10_000, {"none": 0}), number_or_none,
         role=Role.BESIDE, ranged=True, unused=0, number=True)] = 0
     burst: Annotated[str, Axis(
-        "how swaps beside a neighbour arrive: without a gap (none), or in bursts of a size every so many ms",
+        "arrival of swaps beside a neighbour: without gaps (none), or bursts of SIZE every PERIOD",
         "none,64MiB/50ms", arrival, role=Role.BESIDE, unused="none")] = "none"
     devices: Annotated[int, Axis(
-        "devices of one host that swap at once, each its own blocks (--device cuda:all sets it)", "1,2", whole(1, 64),
+        "devices of one host that swap at once, each its own blocks (set by --device cuda:all)", "1,2", whole(1, 64),
         role=Role.BESIDE, ranged=True, unused=1, number=True)] = 1
     # fmt: on
 
@@ -131,27 +133,27 @@ class Cell:
 
     @property
     def hot(self) -> bool:
-        """Whether the swap moves the same blocks again, side by side in memory: the far end from an engine's swap."""
+        """Whether every swap moves the same blocks, adjacent in memory: the opposite of an engine's swap."""
         return self.pool_bytes == 0 and self.reuse is Reuse.SAME
 
     @property
     def spread_bytes(self) -> int:
-        """Bytes that the blocks of one swap are spread over on either side."""
+        """Bytes that the blocks of one swap are spread over on each side."""
         return max(self.pool_bytes, self.swap_bytes)
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes that the blocks take side by side, spare rows included, on either side."""
+        """Bytes that the adjacent blocks take on each side, including spare rows."""
         return self.pattern.pool_rows(self.blocks) * self.block_bytes
 
     @property
     def id(self) -> str:
-        """Twelve hex digits that depend on the values alone: the same cell has the same id in every run."""
+        """Twelve hex digits that depend only on the values: the same cell has the same id in every run."""
         return _id_of(self)
 
     @property
     def label(self) -> str:
-        """The cell for people, without what goes without saying: "batched h2d 10000 x 16KiB idle pool=16GiB …"."""
+        """A readable label, without usual values: "batched h2d 10000 x 16KiB idle pool=16GiB …"."""
         texts = self.as_strings()
         head = f"{self.backend} {self.direction} {self.blocks} x {texts['block_size']} {self.stream_state}"
         side = [(axis, texts.get(axis.name)) for axis in AXES.values() if axis.role not in (Role.SERIES, Role.SHAPE)]
@@ -159,24 +161,24 @@ class Cell:
         return " ".join(filter(None, (head, "hot" if self.hot else "", tail)))
 
     def as_strings(self) -> AxisTexts:
-        """Return axis name -> value in the grammar of `-a`, None where the axis does not apply.
+        """Return axis name -> value in the grammar of `-a`, or None if the axis does not apply.
 
-        An axis that came later is left out where the cell does not use it (`Axis.later`): ids stay as they were.
+        A later axis (`Axis.later`) that the cell does not use is omitted, so that ids stay the same.
         """
         values = ((axis, getattr(self, axis.field)) for axis in AXES.values())
         return {axis.name: axis.show(value) for axis, value in values if not (axis.later and value == axis.unused)}
 
     @classmethod
     def from_strings(cls, values: AxisTexts) -> Self:
-        """Rebuild a cell from `as_strings`; raises UsageError for unknown axes or impossible values.
+        """Rebuild a cell from `as_strings`; raises UsageError for unknown axes or invalid values.
 
-        A missing axis that came later, or that not every backend supports, is one that the cell does not use.
+        A missing axis that is later, or that not every backend supports, counts as not used.
         """
         unknown = sorted(set(values) - set(AXES))
         spared = {name: axis for name, axis in AXES.items() if axis.depends_on_backend or axis.later}
         missing = sorted(set(AXES) - set(spared) - set(values))
         if unknown or missing:
-            raise UsageError(f"a cell has the axes {', '.join(AXES)}; got unknown {unknown}, missing {missing}")
+            raise UsageError(f"a cell has the axes {', '.join(AXES)}; unknown: {unknown}, missing: {missing}")
         parsed = {axis.field: axis.unused for axis in spared.values()}
         for name, text in values.items():
             axis = AXES[name]
@@ -186,11 +188,11 @@ class Cell:
         return cls(**parsed)  # type: ignore[arg-type]  # each axis parses to its field's type
 
     def command(self) -> str:
-        """Return the command that measures this cell alone."""
+        """Return the command that measures only this cell."""
         return command_of(self.spelled_out())
 
     def spelled_out(self) -> AxisTexts:
-        """Return `as_strings`, with the axes that by default a cell uses and this one does not."""
+        """Return `as_strings`, plus the axes that cells use by default but this cell does not."""
         used_by_default = (axis for axis in AXES.values() if axis.later and axis.default)
         return self.as_strings() | {axis.name: axis.show(getattr(self, axis.field)) for axis in used_by_default}
 
@@ -209,7 +211,7 @@ AXES: Final = _entries(Cell)
 
 
 def axis_named(name: str) -> Axis:
-    """Return the axis `name`; raises UsageError that lists the axes there are."""
+    """Return the axis `name`; raises UsageError, which lists the axes."""
     if name not in AXES:
         raise UsageError(f"unknown axis {brief(name)!r}; {hint(name, AXES, 'the axes are ' + ', '.join(AXES))}")
     return AXES[name]

@@ -1,22 +1,22 @@
-"""What the worker tells the parent about its device and its backends, so that a plan needs neither."""
+"""Facts about the device and the backends that the worker reports, so that the parent can plan without loading them."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.axes import Direction, Neighbour
 
-# One plain copy of this size gives a device's ceiling.
+# Size of the plain copy that measures a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
-# A visit beside a neighbour takes at least so long: each of its turns needs iterations of the neighbour.
+# Minimum duration of a visit beside a neighbour: each turn needs iterations of the neighbour.
 LEAST_BESIDE_S: Final = 0.3
-# What neighbours that run through torch take of a GPU's memory, its own included, generously.
+# Generous bound on the GPU memory of neighbours that run through torch, including torch itself.
 TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.MEMORY: 3 << 30, Neighbour.DECODE: 22 << 30}
 
 
 @dataclass(frozen=True, slots=True)
 class SmsRow:
-    """SMs that a kernel takes when none are named, for swaps one way (None: both) out of a pool of `least_pool_bytes`
-    or more, in blocks of `most_block_bytes` or less.
+    """The default SM count of a kernel for swaps in one direction (None: both), with a pool of `least_pool_bytes` or
+    more and blocks of `most_block_bytes` or less.
     """
 
     sms: int
@@ -25,7 +25,7 @@ class SmsRow:
     most_block_bytes: int = 1 << 34
 
     def fits(self, direction: Direction, pool_bytes: int, block_bytes: float) -> bool:
-        """Whether the row is for swaps this way, spread over `pool_bytes`, in blocks of `block_bytes`."""
+        """Whether the row applies to swaps in this direction, spread over `pool_bytes`, in blocks of `block_bytes`."""
         return (
             self.direction in (None, direction)
             and pool_bytes >= self.least_pool_bytes
@@ -33,10 +33,10 @@ class SmsRow:
         )
 
 
-# The first row that fits decides; the last one fits every swap.
+# The first row that applies decides; the last row applies to every swap.
 SmsRule = tuple[SmsRow, ...]
 DEFAULT_SMS: Final[SmsRule] = (SmsRow(12),)
-# The axes of a backend whose swaps may be submitted again before an earlier submission has completed.
+# The axes of a backend whose swaps can be submitted again before an earlier submission has completed.
 QUEUE_AXES: Final = frozenset({"queued", "streams"})
 
 
@@ -45,9 +45,9 @@ class BackendFacts:
     """A backend as the plan sees it.
 
     `axes` are the optional axes that it supports on this device (of memory, order, sms, descriptors_per_call, coalesce,
-    overlap, queued, streams, kernel); `unavailable` is the reason why it cannot run there, None where it can;
-    `default_sms` is the rule for its SM count when none is asked for. `kernels` are the first words of the kernels that
-    it can be asked for, `package` is what brings it ("name==version").
+    overlap, queued, streams, kernel). `unavailable` is the reason why it cannot run there, or None. `default_sms` is
+    the rule for its default SM count. `kernels` are the kinds of kernels that the axis kernel accepts, and `package`
+    is the package that provides it ("name==version").
     """
 
     name: str
@@ -59,7 +59,7 @@ class BackendFacts:
     package: str = ""
 
     def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: float) -> int:
-        """Return the SMs that a swap takes when none are named; `pool_bytes` is what its blocks are spread over."""
+        """Return the default SM count of a swap; `pool_bytes` is the memory that its blocks are spread over."""
         return next(row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes))
 
 
@@ -67,7 +67,7 @@ class BackendFacts:
 class DeviceFacts:
     """A device as the plan sees it: `name` is "cpu" or "cuda:N", `kind` "cpu" or "cuda".
 
-    `shared_bytes` is the shared memory that a block of threads may have, None on the cpu device.
+    `shared_bytes` is the maximum shared memory of a thread block, None on the cpu device.
     """
 
     name: str
@@ -84,6 +84,6 @@ class DeviceFacts:
 def pool_rows(blocks: int) -> int:
     """Return the rows of a memory pool for swaps of `blocks` blocks.
 
-    The spare rows stay poisoned: they prove that a swap wrote nothing else.
+    Spare rows keep a known pattern, which proves that a swap wrote nothing else.
     """
     return blocks + max(2, blocks // 16)

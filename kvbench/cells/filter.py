@@ -1,4 +1,4 @@
-"""Filters: which cells of a sweep to keep, as `--filter "block_size<=24KiB,backend=per_block|batched"` says it."""
+"""Filters select cells of a sweep, for example `--filter "block_size<=24KiB,backend=per_block|batched"`."""
 
 import math
 import operator
@@ -14,7 +14,7 @@ from kvbench.text import hint, located
 from kvbench.units import parse_size
 
 SWAP_BYTES: Final = Axis(
-    "bytes of one swap: blocks x block size",
+    "bytes per swap: blocks x block size",
     "2GiB",
     parse_size,
     size,
@@ -26,11 +26,11 @@ SWAP_BYTES: Final = Axis(
 
 def _cell_id(text: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{12}", text):
-        raise ValueError("write the twelve hex digits of a cell's id")
+        raise ValueError("not a cell id; write its twelve hex digits")
     return text
 
 
-CELL_ID: Final = Axis("one cell, by its id in the results", "0123456789ab", _cell_id, name="cell_id", field="id")
+CELL_ID: Final = Axis("id of a cell in the results", "0123456789ab", _cell_id, name="cell_id", field="id")
 _FILTERED: Final[dict[str, Axis]] = {**AXES, SWAP_BYTES.name: SWAP_BYTES, CELL_ID.name: CELL_ID}
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "<": operator.lt,
@@ -46,8 +46,7 @@ _GRAMMAR: Final = "write axis OP value with OP one of = != < <= > >=, for exampl
 class Filter:
     """One condition on a cell: the value on `axis` compared with `values` (several only for `=` and `!=`).
 
-    `axis` is the name of an axis, `swap_bytes` or `cell_id`. A cell without a value on the axis meets `!=` and
-    nothing else.
+    `axis` is the name of an axis, `swap_bytes` or `cell_id`. A cell without a value on the axis meets only `!=`.
     """
 
     axis: str
@@ -60,7 +59,7 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> "Filter":
-        """Read one condition as `str` writes it; raises UsageError."""
+        """Read one condition in the form that `str` writes; raises UsageError."""
         with located(f"filter {brief(text)!r}"):
             match = _CONDITION.fullmatch(text.strip())
             if match is None:
@@ -68,19 +67,19 @@ class Filter:
             name, sign, alternatives = match.groups()
             axis = _FILTERED.get(name)
             if axis is None:
-                otherwise = f"there are {', '.join(_FILTERED)}"
+                otherwise = f"use one of {', '.join(_FILTERED)}"
                 raise UsageError(f"unknown axis {brief(name)!r}; {hint(name, _FILTERED, otherwise)}")
             if sign in _COMPARISONS and not axis.ranged:
                 raise UsageError(f"axis {name} has no order; compare it with = or !=")
             if sign in _COMPARISONS and "|" in alternatives:
-                raise UsageError("alternatives with | go with = and != only")
+                raise UsageError("alternatives with | require = or !=")
             values = tuple(dict.fromkeys(axis.parse_one(item.strip()) for item in alternatives.split("|")))
             if name == "sms" and 0 in values:
-                raise UsageError("cells hold the number of SMs, never 'all'; write the number")
+                raise UsageError("a cell has a number of SMs, not 'all'; write the number")
         return cls(name, sign, values)
 
     def holds(self, cell: Cell) -> bool:
-        """Tell whether `cell` meets this condition."""
+        """Return whether `cell` meets this condition."""
         value = getattr(cell, _FILTERED[self.axis].field)
         if self.operator == "=":
             return value in self.values
@@ -96,5 +95,5 @@ class Filter:
 
 
 def parse_filters(text: str) -> tuple[Filter, ...]:
-    """Read the conditions between the commas of one `--filter`; raises UsageError."""
+    """Read the comma-separated conditions of one `--filter`; raises UsageError."""
     return tuple(Filter.parse(item) for item in text.split(","))

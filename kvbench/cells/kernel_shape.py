@@ -1,4 +1,4 @@
-"""The shape of the copy kernel: how it works and with how many warps, stages or loads, and bytes a piece."""
+"""The shape of the copy kernel: its method, and its number of warps, stages or loads, and piece size."""
 
 import re
 from dataclasses import dataclass, replace
@@ -12,16 +12,16 @@ VLLM: Final = "vllm"
 _MAX_DEPTH: Final = 32
 _LINE_BYTES: Final = 128
 _BARRIER_BYTES: Final = 8
-# What a block of threads may use on sm_90, the most there is.
+# Maximum shared memory of a thread block on sm_90, the largest of all architectures.
 MAX_SHARED_BYTES: Final = 227 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class KernelShape:
-    """`bulk`: `warps` rings of `depth` stages of `piece_bytes` in shared memory (sm_90 upward, 16-byte alignment).
-    `lanes`: `warps` warps that keep `depth` loads a thread in flight, pieces of `piece_bytes` (any alignment).
+    """`bulk`: `warps` rings of `depth` stages of `piece_bytes` in shared memory (sm_90 or newer, 16-byte alignment).
+    `lanes`: `warps` warps that keep `depth` loads per thread in flight, in pieces of `piece_bytes` (any alignment).
 
-    Raises ValueError for a shape that no kernel can have.
+    Raises ValueError for an invalid shape.
     """
 
     method: str
@@ -31,12 +31,12 @@ class KernelShape:
 
     def __post_init__(self) -> None:
         if not 1 <= self.warps <= 32:
-            raise ValueError(f"{self.warps} warps are not 1 to 32")
+            raise ValueError(f"{self.warps} warps is not from 1 to 32")
         least = 3 if self.method == "bulk" else 1
         if not least <= self.depth <= _MAX_DEPTH:
-            raise ValueError(f"a depth of {self.depth} is not {least} to {_MAX_DEPTH}")
+            raise ValueError(f"depth {self.depth} is not from {least} to {_MAX_DEPTH}")
         if not 128 <= self.piece_bytes <= 65_536 or self.piece_bytes % 16:
-            raise ValueError(f"a piece of {self.piece_bytes} bytes is no multiple of 16 from 128B to 64KiB")
+            raise ValueError(f"a piece of {self.piece_bytes} bytes is not a multiple of 16 from 128B to 64KiB")
         if self.shared_bytes > MAX_SHARED_BYTES:
             raise ValueError(
                 f"its stages take {self.shared_bytes} bytes of shared memory, more than {MAX_SHARED_BYTES}"
@@ -44,13 +44,13 @@ class KernelShape:
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that a block of its threads takes."""
+        """Bytes of shared memory that a thread block takes."""
         stages = self.warps * self.depth if self.method == "bulk" else 0
-        # A stage is a piece and a line beside it; before them lie the barriers, filled up to a whole line.
+        # A stage is a piece plus one line; the barriers come first, padded to a whole line.
         return stages * (self.piece_bytes + _LINE_BYTES) + -(-stages * _BARRIER_BYTES // _LINE_BYTES) * _LINE_BYTES
 
     def fitted(self, shared_bytes: int) -> "KernelShape | None":
-        """Return the shape with as many of its warps as fit into `shared_bytes`, None where not even one does."""
+        """Return the shape with as many of its warps as fit into `shared_bytes`, or None if not even one fits."""
         fewer = (replace(self, warps=warps) for warps in range(self.warps, 0, -1))
         return next((shape for shape in fewer if shape.shared_bytes <= shared_bytes), None)
 
@@ -59,7 +59,7 @@ class KernelShape:
 
     @classmethod
     def parse(cls, text: str) -> "KernelShape":
-        """Read a shape as `str` writes it; raises ValueError."""
+        """Read a shape in the form that `str` writes; raises ValueError."""
         match = re.fullmatch(r"(bulk|lanes)-(\d{1,2})x(\d{1,2})x(\d{1,6}[A-Za-z]*)", text)
         if match is None:
             raise ValueError(
@@ -69,12 +69,12 @@ class KernelShape:
 
     @classmethod
     def canonical(cls, text: str) -> str:
-        """Return a shape, or a word that stands for one, as a cell holds it; raises ValueError."""
+        """Return the canonical text of a shape, or of a word for a shape, as stored in a cell; raises ValueError."""
         return text if text in (RULE, VLLM) else str(cls.parse(text))
 
     @property
     def defines(self) -> tuple[str, ...]:
-        """The compiler's options that make the kernel this one."""
+        """The compiler options that select this kernel."""
         return (
             f"-DKVBENCH_WARPS={self.warps}",
             f"-DKVBENCH_DEPTH={self.depth}",

@@ -1,1 +1,1 @@
-"""The command line: one file a command; nobody imports this package."""
+"""The command line, one file per command. No other package imports this one."""

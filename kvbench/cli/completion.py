@@ -1,4 +1,4 @@
-"""What a shell may complete: values on axes, devices, run directories. Nothing is opened or loaded for it."""
+"""Shell completion of axis values, devices and run directories. It opens no device and loads no backend."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from kvbench.sweep.installed import installed
 
 
 def complete_axis(incomplete: str) -> list[str]:
-    """Return `name=` for several axes, else `name=value` with the words of the one that fits.
+    """Return `name=` for each matching axis, or `name=value` completions if exactly one axis matches.
 
-    There is always more than one answer where more is to be typed, so that no shell puts a space behind the `=`.
+    An incomplete word always gets more than one completion, so that the shell does not add a space after the `=`.
     """
     name, equals, value = incomplete.partition("=")
     fitting = [axis for axis in AXES if axis == name or (not equals and axis.startswith(name))]
@@ -25,12 +25,12 @@ def _words(axis: str) -> list[str]:
 
 
 def complete_device() -> list[str]:
-    """Return the devices that the kernel's files tell of; CUDA is not asked."""
+    """Return the devices listed under /proc, without initializing CUDA."""
     count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     return ["auto", "cpu", *(f"cuda:{ordinal}" for ordinal in range(count))]
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Return the run directories here and in runs/."""
+    """Return the run directories in the current directory and in runs/."""
     found = sorted({*Path().glob(f"*/{RUN_FILE}"), *Path("runs").glob(f"*/{RUN_FILE}")})
     return [str(file.parent) for file in found if str(file.parent).startswith(incomplete)]

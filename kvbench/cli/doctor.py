@@ -1,4 +1,4 @@
-"""`kvbench doctor`: gather the facts of this machine, show every check with its remedy."""
+"""`kvbench doctor`: gather facts about this machine and show every check with its remedy."""
 
 import json
 import os
@@ -17,11 +17,11 @@ from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagno
 
 def doctor(
     device: Annotated[
-        str, typer.Option(help="auto (the first GPU, else the host), cpu or cuda:N.", autocompletion=complete_device)
+        str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.", autocompletion=complete_device)
     ] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what stands in the way of good measurements on this machine, and the remedy."""
+    """Check whether this machine is fit to measure on, and print a remedy for each problem."""
     findings = gather(device)
     checks = diagnose(findings)
     if as_json:
@@ -36,12 +36,12 @@ def doctor(
 
 
 def gather(asked: str) -> Findings:
-    """Return the facts for the device that `asked` means, errors among them; raises UsageError for no device's name."""
+    """Return the facts about the requested device, including errors; raises UsageError for an invalid device name."""
     from kvbench.machine.observation import identity, observe
     from kvbench.machine.probes import cpus_of_node
     from kvbench.run import inspection
 
-    resolve_device(asked, EngineReport(engine_error=None))  # a misspelt device costs no wait
+    resolve_device(asked, EngineReport(engine_error=None))  # reject a misspelt device before the engine loads
     try:
         engine = inspection.describe()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""`kvbench gate`: rules about one run, two builds compared, and how far a build differs from itself."""
+"""`kvbench gate`: check rules about one run, compare two builds, and measure how far a build differs from itself."""
 
 import json
 import shlex
@@ -35,20 +35,20 @@ _AFTER_DASHES: Final = "kvbench.gate.after_dashes"
 
 gate = typer.Typer(
     name="gate",
-    help="Say whether a build is slower, is not, or cannot be told; or whether rules hold.",
+    help="Compare two builds or backends, or check rules about one run.",
     no_args_is_help=True,
 )
 
 
 class OnInconclusive(StrEnum):
-    """What UNDECIDED and CONTAMINATED are for the exit code."""
+    """How UNDECIDED and CONTAMINATED affect the exit code."""
 
     PASS = "pass"  # noqa: S105  # no password
     FAIL = "fail"
 
 
 class _TwoLists(typer.core.TyperCommand):
-    """A command whose arguments are two lists around `--`, which the parser itself drops without a trace."""
+    """A command whose arguments are two lists separated by `--`, which the parser itself drops."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_AFTER_DASHES] = len(args) - args.index("--") - 1 if "--" in args else None
@@ -56,9 +56,9 @@ class _TwoLists(typer.core.TyperCommand):
 
 
 class Measuring(msgspec.Struct, frozen=True, kw_only=True):
-    """How two sides are measured. A field is an option of the commands that measure."""
+    """How two sides are measured. Each field is an option of the commands that measure."""
 
-    suite: Annotated[str, msgspec.Meta(description=f"a config's name or a TOML file (default: {DEFAULT_SUITE})")] = (
+    suite: Annotated[str, msgspec.Meta(description=f"name of a config, or a TOML file (default: {DEFAULT_SUITE})")] = (
         DEFAULT_SUITE
     )
     device: Annotated[
@@ -66,11 +66,13 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     minutes: Annotated[
         float,
-        msgspec.Meta(ge=0.01, le=1440, description=f"time that all of it may take (default: {DEFAULT_MINUTES})"),
+        msgspec.Meta(
+            ge=0.01, le=1440, description=f"time limit in minutes, start-up included (default: {DEFAULT_MINUTES})"
+        ),
     ] = DEFAULT_MINUTES
-    seed: Annotated[int | None, msgspec.Meta(description="seed of bytes, places and order (default: the suite's)")] = (
-        None
-    )
+    seed: Annotated[
+        int | None, msgspec.Meta(description="seed of contents, placement and visit order (default: the suite's)")
+    ] = None
     base_fault: Annotated[
         str | None, msgspec.Meta(description="fault to inject into the base (cpu device only; see CONTRIBUTING)")
     ] = None
@@ -79,7 +81,7 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-_Side = Annotated[str | None, typer.Option(metavar="SIDE", help="A side to measure: env:PATH, backend:NAME, or here.")]
+_Side = Annotated[str | None, typer.Option(metavar="SIDE", help="Side to measure: env:PATH, backend:NAME, or here.")]
 _Measuring = Annotated[Mapping[str, Any], FromStruct(Measuring)]
 _GitHub = Annotated[bool, typer.Option("--github", help="Write a step summary and annotations for GitHub Actions.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")]
@@ -87,7 +89,7 @@ _Runs = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[RUN_A... -- RUN_B...]",
-        help="Runs made before, one a round: the base's, then after -- the candidate's.",
+        help="Existing runs to compare: those of the base, --, those of the candidate.",
         show_default=False,
     ),
 ]
@@ -95,15 +97,17 @@ _Runs = Annotated[
 
 @gate.command()
 def rules(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to check.", show_default=False)],
     rules_file: Annotated[
-        Path | None, typer.Option("--rules", metavar="FILE", help="A TOML file of rules.  [default: kvbench's own]")
+        Path | None, typer.Option("--rules", metavar="FILE", help="TOML file of rules (default: kvbench's own).")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write gate.json, .xml, .md.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Directory for gate.json, gate.xml and gate.md.")
+    ] = None,
     github: _GitHub = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Check statements about one run, which hold on any machine of its kind; needs neither GPU nor torch."""
+    """Check rules about one run. Needs no GPU and no torch."""
     from kvbench.gate.output.deliver import Destinations
     from kvbench.gate.output.formats import rules_data
     from kvbench.gate.output.sheet import sheet_of_rules
@@ -129,21 +133,21 @@ def compare(
     filters: Filters = None,
     measuring: _Measuring = NO_OPTIONS,
     floor: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A/A floors of the cells, from kvbench gate calibrate.")
+        Path | None, typer.Option(metavar="FILE", help="A/A floors of the cells, written by kvbench gate calibrate.")
     ] = None,
     margins: Annotated[Mapping[str, Any], FromStruct(Margins)] = NO_OPTIONS,
     inconclusive: Annotated[
-        OnInconclusive, typer.Option(help="Whether UNDECIDED and CONTAMINATED pass.")
+        OnInconclusive, typer.Option(help="Let UNDECIDED and CONTAMINATED pass or fail.")
     ] = OnInconclusive.FAIL,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="The folder for gate.json, .xml, .md, and all runs."),
+        typer.Option("--out", "-o", metavar="DIR", help="Directory for gate.json, gate.xml, gate.md and all runs."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Compare runs of different machines, and say so.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare runs of different machines, with a warning.")] = False,
     github: _GitHub = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Compare two builds: slower, not slower, or cannot tell. Exit code 0, 1 or 3; 4 mismatch, 5 failed cells."""
+    """Compare two builds. Exit codes: 0 not slower, 1 slower, 3 inconclusive, 4 mismatch, 5 failed cells."""
     from kvbench.gate.floors import read_floors
     from kvbench.gate.judge import Judge
     from kvbench.gate.output.deliver import Destinations
@@ -157,11 +161,11 @@ def compare(
     if base is None and cand is None:
         given = {**measuring, **({"axis": axis} if axis else {}), **({"filter": filters} if filters else {})}
         for name in given:
-            raise UsageError(f"--{name.replace('_', '-')} says how to measure: it goes with --base and --cand")
+            raise UsageError(f"--{name.replace('_', '-')}: requires --base and --cand")
         judgement = judge.judge(*_made_before(runs or [], ctx.meta[_AFTER_DASHES]))
     else:
         if base is None or cand is None or runs:
-            raise UsageError("--base and --cand go together, without runs made before")
+            raise UsageError("--base and --cand: give both, without existing runs")
         deadline_s, how = _deadline(measuring)
         sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
         folder = out or default_folder("gate")
@@ -176,20 +180,20 @@ def compare(
 @gate.command()
 @with_struct_options
 def calibrate(
-    side: Annotated[str, typer.Option(help="What is measured against itself: here, or env:PATH.")] = "here",
+    side: Annotated[str, typer.Option(help="Side to measure against itself: here, or env:PATH.")] = "here",
     axis: Axis = None,
     filters: Filters = None,
     measuring: Annotated[Mapping[str, Any], FromStruct(Measuring, ("base_fault", "cand_fault"))] = NO_OPTIONS,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder to make for all runs.  [default: runs/gate-TIME]")
+        Path | None, typer.Option("--out", "-o", help="Directory to create for all runs (default: runs/gate-TIME).")
     ] = None,
     floor: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file to write.  [default: floor.json beside the runs]")
+        Path | None, typer.Option(metavar="FILE", help="File to write (default: floor.json in --out).")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write floors of a disturbed machine too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write the floors even if the machine was disturbed.")] = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Measure one build against itself: how far each cell moves when nothing changed, for `compare --floor`."""
+    """Measure one build against itself to find how far each cell moves without a change, for compare --floor."""
     from kvbench.gate.floors import FLOOR_FILE, floors_of, write_floors
     from kvbench.gate.judge import Judge
     from kvbench.gate.judgement import GateVerdict
@@ -205,11 +209,11 @@ def calibrate(
         ours, theirs = both.runs()
         judgement = Judge(forced=force, looks=ONCE).judge([ours], [theirs])
     if judgement.verdict is GateVerdict.FAILED:
-        raise _FailedCellsError(f"cells failed; no floors are written: {folder}")
+        raise _FailedCellsError(f"no floors are written, because cells failed: {folder}")
     if judgement.verdict is GateVerdict.CONTAMINATED and not force:
         raise _DisturbedError(
-            "the control copies moved, so something else uses this machine and its floors would hide regressions; "
-            "nothing is written (--force writes them)"
+            "no floors are written, because the control copies moved: something else uses this machine, and its floors "
+            "would hide regressions; to write them anyway, add --force"
         )
     file = floors_of(judgement, ours)
     path = floor or folder / FLOOR_FILE
@@ -218,7 +222,7 @@ def calibrate(
     if as_json:
         typer.echo(json.dumps({"floor": str(path), "cells": cells, "median": middle, "largest": largest}))
     else:
-        typer.echo(f"floors of {cells} cells: half of them up to {middle:.1%}, the largest {largest:.1%}: {path}")
+        typer.echo(f"floors of {cells} cells: median {middle:.1%}, maximum {largest:.1%}: {path}")
 
 
 class _FailedCellsError(KvbenchError):
@@ -236,12 +240,12 @@ def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence
 
     if after_dashes is None or not 0 < after_dashes < len(paths):
         raise UsageError(
-            "name what is compared: RUN_A... -- RUN_B... (-- stands between the runs of the base and those of the "
-            "candidate), or --base and --cand"
+            "nothing to compare: write RUN_A... -- RUN_B... (the runs of the base, --, the runs of the candidate), or "
+            "--base and --cand"
         )
     late = next((path for path in paths[-after_dashes:] if str(path).startswith("-")), None)
     if late is not None:
-        raise UsageError(f"{brief(str(late))} stands after --, where only runs stand: put options before the runs")
+        raise UsageError(f"{brief(str(late))}: only runs can follow --; put options before the runs")
     runs = [load_run(path) for path in paths]
     base, cand = runs[:-after_dashes], runs[-after_dashes:]
     check_two(base, cand)
@@ -249,19 +253,19 @@ def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence
 
 
 def _deadline(measuring: Mapping[str, Any]) -> tuple[float, Measuring]:
-    """Return when measuring has to end, on the monotonic clock, and how to measure; raises UsageError."""
+    """Return the deadline of measuring in seconds on the monotonic clock, and how to measure; raises UsageError."""
     how: Measuring = convert(measuring, Measuring)
     return time.monotonic() + 60 * how.minutes, how
 
 
 def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, side: "Side") -> "SweepSpec":
-    """Return what either side measures; raises UsageError, also where `side` names a backend and the axes do too."""
+    """Return the sweep of each side; raises UsageError, also if both `side` and the axes name a backend."""
     from kvbench.sweep.config import find_config, load_config
     from kvbench.sweep.spec import parse_assignments
 
     settings = parse_assignments(axis or [])
     if side.backend is not None and "backend" in settings:
-        raise UsageError("-a backend=...: the sides name the backends; leave it out")
+        raise UsageError("-a backend=...: the sides set the backends; leave it out")
     spec = load_config(find_config(how.suite)).with_axes(settings).with_filters(filters or [])
     spec = spec.with_options(device=how.device, seed=how.seed)
     return spec.with_sampling({"rounds": 1, "controls": spec.sampling.controls or DEFAULT_CONTROLS})
@@ -271,7 +275,7 @@ def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, si
 def _measured(
     sides: "tuple[Side, Side]", spec: "SweepSpec", folder: Path, *, as_json: bool, forced: bool
 ) -> Iterator["SideBySide"]:
-    """Open both sides, and record how their runs ended; Ctrl-C and SIGTERM are exit code 130, with all data kept."""
+    """Open both sides, and record how their runs ended; Ctrl-C and SIGTERM give exit code 130 and keep all data."""
     from kvbench.gate.side_by_side import opened
 
     def say(line: str) -> None:
@@ -291,6 +295,6 @@ def _measured(
             both.finish("complete")
     except KeyboardInterrupt as stop:
         sides_made = shlex.quote(f"{folder}/base"), shlex.quote(f"{folder}/cand")
-        how = f"kvbench gate compare {' -- '.join(sides_made)} judges it"
+        how = f"to judge it: kvbench gate compare {' -- '.join(sides_made)}"
         typer.echo(f"interrupted ({str(stop) or 'Ctrl-C'}); everything measured is kept; {how}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None

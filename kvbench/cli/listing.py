@@ -1,4 +1,4 @@
-"""`kvbench list`: the axes, backends, configs, devices and models that there are."""
+"""`kvbench list`: list the available axes, backends, configs, devices and models."""
 
 import json
 from enum import StrEnum
@@ -8,14 +8,14 @@ import typer
 
 from kvbench.text import printable
 
-What = StrEnum("What", ["AXES", "BACKENDS", "CONFIGS", "DEVICES", "MODELS"])  # each the word in lower case
+What = StrEnum("What", ["AXES", "BACKENDS", "CONFIGS", "DEVICES", "MODELS"])  # values are the names in lower case
 
 
 def listing(
     what: Annotated[What, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the axes, backends, configs, devices or models that there are."""
+    """List the available axes, backends, configs, devices or models."""
     rows = _LISTINGS[what]()
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -34,7 +34,7 @@ def _axes() -> list[dict[str, str]]:
 
 
 def _configs() -> list[dict[str, str]]:
-    """Describe the configs with the time that each takes on a usual GPU: no worker starts, and none is needed."""
+    """Describe the configs, each with its estimated time on a typical GPU; starts no worker."""
     from kvbench.backends.base import facts_of
     from kvbench.cells.facts import DeviceFacts
     from kvbench.sweep.config import load_config, shipped_configs

@@ -1,4 +1,4 @@
-"""The `kvbench` command: its sub-commands, and the one place where an error becomes a line and an exit code."""
+"""The `kvbench` command: its subcommands, and the one place where an error becomes a line and an exit code."""
 
 import io
 import os
@@ -11,22 +11,22 @@ from typing import Final
 
 import typer
 
-from kvbench._version import __version__
 from kvbench.cells.cell import AXES
 from kvbench.cli import doctor, gate, listing, report, show, sweep, tune
+from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, KvbenchError, StorageError, brief
 from kvbench.text import printable, short
 
-# A longer line is cut.
+# Longer error messages are truncated to this many characters.
 MAX_LINE: Final = 2000
 TRACEBACK_VARIABLE: Final = "KVBENCH_TRACEBACK"
 
-# The parser's error for any bad option: typer exports only a subclass of it, and from 0.26 on it is no longer click's.
+# The base class of the parser's errors: typer exports only a subclass, and since 0.26 the base is not click's own.
 _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="kvbench",
-    help="Benchmark KV-cache block swaps between host memory and the GPU, on the machine at hand.",
+    help="Benchmark KV-cache block swaps between host memory and the GPU, on this machine.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -34,13 +34,13 @@ app = typer.Typer(
 
 def _version(show: bool) -> None:
     if show:
-        typer.echo(f"kvbench {__version__}")
+        typer.echo(version_line())
         raise typer.Exit
 
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     del version
 
@@ -55,7 +55,7 @@ app.command()(doctor.doctor)
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output whose errors are told as its own: not as those of what the command was about when it wrote."""
+    """Standard output whose write errors are reported as errors of standard output, not of the running command."""
 
     def write(self, text: str, /) -> int:
         with _output_errors():
@@ -77,9 +77,9 @@ def _output_errors() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the command line in this process, and end it."""
+    """Run the command line in this process and exit."""
     _fill_streams()
-    # What stands in place of the process's own standard output knows best how it is written.
+    # A replaced sys.stdout (as in tests) keeps its own encoding and buffering.
     if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
         shown = sys.stdout.isatty()
         sys.stdout = _Output(sys.stdout.detach(), encoding="utf-8", errors="replace", line_buffering=shown)
@@ -87,13 +87,13 @@ def main() -> None:
     try:
         sys.stdout.flush()
     except (KvbenchError, OSError):
-        # It takes no more, or whoever read it has gone; Python would complain once more when it flushes it at exit.
+        # Standard output is full or its reader is gone. Python would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """Return the exit code of a command; every error is one line on stderr, what was not foreseen is UNFORESEEN."""
+    """Return the exit code of a command; every error is one line on stderr, an unexpected one gives UNFORESEEN."""
     try:
         code = app(arguments, prog_name="kvbench", standalone_mode=False)
         sys.stdout.flush()
@@ -101,7 +101,7 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), error.exit_code)
     except _BAD_USAGE as error:
         message = " ".join(error.format_message().split())
-        # Bare `kvbench` is an error without one, its help stands already.
+        # Bare `kvbench` raises an error without a message: its help is already printed.
         return _complain(message + _value_left_out(error, message) + _axis_meant(error), ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort, BrokenPipeError):
         return ExitCode.INTERRUPTED
@@ -111,20 +111,20 @@ def run(arguments: list[str]) -> int:
         at = extract_tb(error.__traceback__)[-1]
         what = short(f"{type(error).__name__}: {error}", 300)
         return _complain(
-            f"{what} ({Path(at.filename).name}, line {at.lineno}); nobody foresaw this: please report it, with what "
-            f"{TRACEBACK_VARIABLE}=1 in the environment makes the same command print and with kvbench doctor --json",
+            f"{what} ({Path(at.filename).name}, line {at.lineno}); this is a bug in kvbench: please report it with "
+            f"the output of the same command under {TRACEBACK_VARIABLE}=1 and of kvbench doctor --json",
             ExitCode.UNFORESEEN,
         )
     return int(code or 0)
 
 
 def _fill_streams() -> None:
-    """Open the null device in place of each standard stream that is closed: else a file of ours gets its number."""
+    """Open the null device for each closed standard stream, so that no other file gets its descriptor."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
@@ -141,7 +141,7 @@ def _axis_meant(error: Exception) -> str:
 
 
 def _value_left_out(error: Exception, message: str) -> str:
-    # typer 0.26 and newer check values with pydantic, whose messages do not hold the value.
+    # typer 0.26 and newer check values with pydantic, whose messages do not include the value.
     details = getattr(error.__cause__, "errors", None)
     value = brief(repr(details()[0]["input"])) if details else ""
     return f" (given: {value})" if value not in message else ""

@@ -1,4 +1,4 @@
-"""Options that come from a struct: one field, one option, with the field's type, range and description."""
+"""Options generated from a struct: one option per field, with the field's type, range and description."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ _CLICK_TYPES: Final = {msgspec.inspect.IntType: int, msgspec.inspect.FloatType: 
 
 @dataclass(frozen=True)
 class FromStruct:
-    """Marks a parameter that takes the options of `kind`, except `leave_out`, as a mapping of those that were given."""
+    """Marks a parameter that receives the given options of `kind`, except `leave_out`, as a mapping."""
 
     kind: type[msgspec.Struct]
     leave_out: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = {key: value for key, value in values.items() if value is not None}
         command(**given)
 
-    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return spread
 

@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: a progress bar on a terminal, plain lines otherwise, or JSON lines."""
+"""Progress of a running sweep: a progress bar on a terminal, plain lines otherwise, or JSON lines."""
 
 import json
 import shlex
@@ -28,7 +28,7 @@ SHOWN_CELLS = 20
 
 
 class PlainReporter:
-    """A line at the start, one every ten seconds, one for each failure, one at the end, to `file`."""
+    """Writes a line to `file` at the start, every ten seconds, for each failure and at the end."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
@@ -42,7 +42,7 @@ class PlainReporter:
     def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(device_line(opened))
         self._say(
-            f"{counted(len(plan.cells), 'cell')}; at most {rough_size(plan.side_bytes)} of pinned host memory and "
+            f"{counted(len(plan.cells), 'cell')}; up to {rough_size(plan.side_bytes)} of pinned host memory and "
             f"{rough_size(plan.side_bytes)} on the device; about {format_duration(plan.estimate_s)}"
         )
         for cell in plan.cells[:SHOWN_CELLS]:
@@ -50,7 +50,7 @@ class PlainReporter:
         if len(plan.cells) > SHOWN_CELLS:
             self._say(f"  and {len(plan.cells) - SHOWN_CELLS} more (--json lists all)")
         if plan.filtered:
-            self._say(f"{counted(plan.filtered, 'combination')} dropped by filters")
+            self._say(f"{counted(plan.filtered, 'combination')} excluded by filters")
         for note in opened.notes:
             self._say(f"note: {note}")
         self._say_skips(plan)
@@ -59,7 +59,7 @@ class PlainReporter:
         self._done_before, self._total = done, total
         self._started_s = self._last_line_s = time.monotonic()
         self._say(device_line(opened))
-        before = f", {done} done before" if done else ""
+        before = f", {done} already done" if done else ""
         cells = f"{counted(len(plan.cells), 'cell')} in {counted(total, 'visit')}"
         self._say(f"{cells}{before}; about {format_duration(plan.estimate_s)}")
         self._say_skips(plan)
@@ -71,7 +71,7 @@ class PlainReporter:
         if isinstance(record, Failure):
             if self._failures.first(record.cell.backend, record):
                 self._say(f"FAILED ({record.kind}) {record.cell.label}: {record.message}")
-                self._say(f"  again: {record.command}")
+                self._say(f"  to measure it again: {record.command}")
         elif isinstance(record, Note):
             self._say(f"note: {record.text}")
         if isinstance(record, Failure) or (isinstance(record, Visit) and not record.attempt):
@@ -85,11 +85,11 @@ class PlainReporter:
         path = shlex.quote(str(outcome.path))
         self._say(f"{cells}: {outcome.path}")
         if outcome.status == "complete":
-            self._say(f"kvbench report {path} makes tables and charts of it")
+            self._say(f"to write tables and charts: kvbench report {path}")
         else:
             self._say(f"{outcome.status}: {outcome.reason}")
             whole = shlex.quote(str(outcome.folder or outcome.path))
-            self._say(f"everything measured is kept; kvbench sweep --resume {whole} goes on")
+            self._say(f"everything measured is kept; to continue: kvbench sweep --resume {whole}")
 
     def _advance(self, record: Visit | Failure) -> None:
         del record
@@ -113,7 +113,7 @@ class PlainReporter:
 
 
 class QuietReporter(PlainReporter):
-    """What fails, and how the sweep ended."""
+    """Writes failures and the outcome only."""
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         pass
@@ -127,7 +127,7 @@ class QuietReporter(PlainReporter):
 
 
 class TerminalReporter(PlainReporter):
-    """A bar with the cell under way and the time left, below a table of what was measured so far."""
+    """Shows a progress bar with the current cell and the time left, below a table of the results so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,8 +167,8 @@ class TerminalReporter(PlainReporter):
             own[cell.id] = gigabytes_per_second(cell.swap_bytes, swap_us)
 
     def _screen(self) -> Group:
-        """Return a row for every backend, direction and quantity: its cells, and GB/s from the least to the most."""
-        table = Table("backend", "", "", "cells", "least", "median", "most", box=None)
+        """Return a row for every backend, direction and quantity: its cells, and minimum, median and maximum GB/s."""
+        table = Table("backend", "", "", "cells", "minimum", "median", "maximum", box=None)
         for names, rates in sorted(self._rates.items()):
             figures = min(rates.values()), median(rates.values()), max(rates.values())
             table.add_row(*names, str(len(rates)), *(f"{rate:.1f} GB/s" for rate in figures))
@@ -179,7 +179,7 @@ class TerminalReporter(PlainReporter):
 
 
 class JsonReporter:
-    """One JSON object a line: the plan, every record of the journal, the outcome."""
+    """Prints one JSON object per line: the plan, every record of the journal, the outcome."""
 
     def preview(self, plan: Plan, opened: Opened) -> None:
         self._say(
@@ -220,7 +220,7 @@ class JsonReporter:
 
 
 def make_reporter(*, as_json: bool, quiet: bool = False, file: TextIO | None = None) -> JsonReporter | PlainReporter:
-    """Return the reporter that was asked for, else the one that fits stdout, or plain lines for another `file`."""
+    """Return the requested reporter, else the one that fits stdout, or plain lines if `file` is given."""
     if as_json:
         return JsonReporter()
     if quiet:
@@ -229,9 +229,9 @@ def make_reporter(*, as_json: bool, quiet: bool = False, file: TextIO | None = N
 
 
 def device_line(opened: Opened) -> str:
-    """Return the device in one line; a cpu device says what that means."""
+    """Return the device in one line; for the cpu device, the line says what its figures mean."""
     device = opened.device
     if device.kind == "cpu":
-        return f"device cpu: {device.title}; every figure is of copies between two host buffers, no GPU"
-    batch = device.batch_entry or "no cuMemcpyBatchAsync: batched runs single copies"
+        return f"device cpu: {device.title}; all figures are copies between two host buffers, without a GPU"
+    batch = device.batch_entry or "no cuMemcpyBatchAsync: the backend batched runs single copies"
     return f"device {device.name}: {device.title}, {device.sm_count} SMs; {batch}"

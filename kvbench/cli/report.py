@@ -1,4 +1,4 @@
-"""`kvbench report`: tables and charts from run directories."""
+"""`kvbench report`: write tables and charts from run directories."""
 
 import json
 import time
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S: Final = 10.0
 _Runs = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN...", help="Run directories.", show_default=False, autocompletion=complete_run),
+    typer.Argument(metavar="RUN...", help="Run directories to read.", show_default=False, autocompletion=complete_run),
 ]
 _Out = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="DIR", help="Where the report goes; for a single run, by default RUN/report."
+        "--output", "-o", metavar="DIR", help="Directory for the report (default for a single run: RUN/report)."
     ),
 ]
 _Snippet = Annotated[
     str | None,
-    typer.Option(metavar="SECTION", help="Print one table of a section, as it pastes into a pull request: threshold."),
+    typer.Option(metavar="SECTION", help="Print one table of a section as Markdown for a pull request: threshold."),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the files and the warnings as JSON.")]
 
 
 def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _Snippet = None) -> None:
-    """Write report.md, report.html, the charts (PNG, SVG) and the CSV behind each; needs neither GPU nor torch."""
-    # pandas and matplotlib take a second to import, which --help should not wait for
+    """Write report.md, report.html, and charts as PNG, SVG and CSV. Needs no GPU and no torch."""
+    # pandas and matplotlib take a second to import; --help must not wait for them
     progress = _Progress()
     if snippet is not None:
         from kvbench.report.contents import report_of
@@ -54,13 +54,13 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _S
     else:
         for text in warnings:
             typer.echo(f"warning: {text}", err=True)
-        typer.echo(f"report: {files[0]}, {files[1].name} and {len(files) - 2} files beside it")
+        typer.echo(f"report: {files[0]}, {files[1].name} and {len(files) - 2} more files in the same directory")
     if unread:
         raise RunDirectoryError(f"not in the report: {'; '.join(unread)}")
 
 
 class _Progress:
-    """A line on stderr every ten seconds; a short report has none."""
+    """Writes a line to stderr every ten seconds; a short report writes none."""
 
     def __init__(self) -> None:
         self._last_s = time.monotonic()
@@ -72,7 +72,7 @@ class _Progress:
 
 
 def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]]":
-    """Return the runs that can be read and why the others cannot; raises RunDirectoryError where none can."""
+    """Return the readable runs and why each other run is unreadable; raises RunDirectoryError if none is readable."""
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
 
@@ -92,8 +92,8 @@ def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]
 
 def _default_output(runs: list[Path]) -> Path:
     if len(runs) > 1:
-        raise UsageError("with several runs, say where the report goes: -o DIR")
+        raise UsageError("--output: required with several runs; write -o DIR")
     out = runs[0] / "report"
     if out.is_symlink():
-        raise UsageError(f"{out} is a symbolic link, which is not followed: say where the report goes with -o DIR")
+        raise UsageError(f"{out} is a symbolic link, which kvbench does not follow; name another directory with -o DIR")
     return out

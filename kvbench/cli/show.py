@@ -1,4 +1,4 @@
-"""`kvbench show`: the first page of a report, in the terminal."""
+"""`kvbench show`: print the first page of a report in the terminal."""
 
 import json
 import shutil
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from kvbench.report.curves import RateCurve
     from kvbench.report.model import Report, Text
 
-_Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)]
+_Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories to read.", show_default=False)]
 _Json = Annotated[bool, typer.Option("--json", help="Print the first page as JSON.")]
 _WIDEST: Final = 100
 _BAR: Final = 40
 
 
 def show(runs: _Runs, as_json: _Json = False) -> None:
-    """Show what runs say: what to use, the cliff, the limits, what was found; needs neither GPU nor torch."""
-    # pandas takes a second to import, which --help should not wait for
+    """Show the first page of a report: what to use, the cliff, limits and findings. Needs no GPU and no torch."""
+    # pandas takes a second to import; --help must not wait for it
     from kvbench.report.contents import report_of
     from kvbench.results import load_run
 
@@ -35,7 +35,7 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
 
 
 def print_first_page(report: "Report") -> None:
-    """Print the answer of a report, its findings, and the cliff in characters where there is one."""
+    """Print the answer of a report, its findings, and a bar chart of the cliff if there is one."""
     if report.host_note:
         _print(report.host_note)
     for line in report.box:
@@ -57,7 +57,7 @@ def _print(text: "Text", mark: str = "") -> None:
 
 
 def _cliff(report: "Report") -> "RateCurve | None":
-    """Return the curve with the highest cliff in the chapter on it."""
+    """Return the curve with the largest cliff in the section on cliffs."""
     from kvbench.report.curves import RateCurves, cliff_curves
 
     shown = [chapter.view for chapter in report.chapters if chapter.section.name == "cliff"]

@@ -1,4 +1,4 @@
-"""`kvbench sweep`: from options to a spec, and from a sweep under way to what its user sees."""
+"""`kvbench sweep`: turn options into a spec, run the sweep and show its progress."""
 
 import os
 import shlex
@@ -32,7 +32,7 @@ POLICY_VARIABLE: Final = "KVBENCH_POLICY"
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 EPILOG: Final = (
     "Axes take lists and ranges:  -a blocks=16,64,256   -a block_size=1KiB:256KiB:x2   -a sms=1:32:x2   "
-    "-a blocks=1000:5000:+1000.   kvbench list axes shows them all."
+    "-a blocks=1000:5000:+1000.   List all axes with: kvbench list axes"
 )
 
 Axis = Annotated[
@@ -41,33 +41,38 @@ Axis = Annotated[
         "--axis",
         "-a",
         metavar="NAME=VALUES",
-        help="Set an axis: -a block_size=4KiB,16KiB. Repeatable.",
+        help="Set the values of an axis: -a block_size=4KiB,16KiB. Repeatable.",
         autocompletion=complete_axis,
     ),
 ]
 Filters = Annotated[
     list[str] | None,
-    typer.Option("--filter", "-f", metavar="CONDITIONS", help="Keep cells that meet all: 'block_size<=24KiB,sms!=1'."),
+    typer.Option(
+        "--filter",
+        "-f",
+        metavar="CONDITIONS",
+        help="Keep only cells that meet all conditions: 'block_size<=24KiB,sms!=1'. Repeatable.",
+    ),
 ]
 
 
 class WhereOptions(msgspec.Struct):
-    """What a sweep runs on, and with what."""
+    """The device of a sweep, its memory limits, seed and fault."""
 
     device: Annotated[
         str | None,
-        msgspec.Meta(description="auto, cpu, cuda, cuda:N; cuda:all or a list swap at once"),
+        msgspec.Meta(description="device: auto, cpu, cuda or cuda:N; cuda:all or a list to swap on several at once"),
     ] = None
-    host_memory: Annotated[str | None, msgspec.Meta(description="pinned memory that may be used: 8GiB")] = None
-    device_memory: Annotated[str | None, msgspec.Meta(description="GPU memory that may be used: 40GiB")] = None
-    seed: Annotated[int | None, msgspec.Meta(description="seed of bytes, places and order")] = None
+    host_memory: Annotated[str | None, msgspec.Meta(description="limit of pinned host memory: 8GiB")] = None
+    device_memory: Annotated[str | None, msgspec.Meta(description="limit of GPU memory: 40GiB")] = None
+    seed: Annotated[int | None, msgspec.Meta(description="seed of contents, placement and visit order")] = None
     fault: Annotated[str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)")] = None
 
 
 _Config = Annotated[
     str | None,
     typer.Argument(
-        help=f"A config's name or a TOML file.  [default: {DEFAULT_CONFIG}; with --model {MODELS_CONFIG}]",
+        help=f"Name of a config, or a TOML file (default: {DEFAULT_CONFIG}; with --model: {MODELS_CONFIG}).",
         autocompletion=shipped_configs,
     ),
 ]
@@ -75,21 +80,19 @@ _Models = Annotated[
     list[str] | None,
     typer.Option(
         metavar="MODEL",
-        help="Swap what a model's offload swaps: a name (kvbench list models) or a config.json. Repeatable.",
+        help="Measure the swaps of a model: a name (kvbench list models) or a config.json. Repeatable.",
         autocompletion=presets,
     ),
 ]
-_Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="The run directory to make.  [default: runs/CONFIG-TIME]")
-]
+_Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/CONFIG-TIME).")]
 _Resume = Annotated[
-    Path | None, typer.Option(help="Finish what is missing in this run directory.", autocompletion=complete_run)
+    Path | None, typer.Option(help="Measure what is missing in this run directory.", autocompletion=complete_run)
 ]
-_Retry = Annotated[bool, typer.Option("--retry-failed", help="With --resume: measure its failed cells again.")]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Show cells, skips, memory and time; measure nothing.")]
+_Retry = Annotated[bool, typer.Option("--retry-failed", help="With --resume: measure the failed cells again.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the cells, skips, memory and time; measure nothing.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of text.")]
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show failures and the end alone.")]
-_POLICY_HELP: Final = f"What the backend auto goes by: a policy's file or a run's; else ${POLICY_VARIABLE} says."
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print failures and the outcome only.")]
+_POLICY_HELP: Final = f"Policy of the backend auto: a policy file or a run directory (default: ${POLICY_VARIABLE})."
 _Policy = Annotated[Path | None, typer.Option(help=_POLICY_HELP)]
 
 
@@ -110,7 +113,7 @@ def sweep(
     sampling: Annotated[Mapping[str, Any], FromStruct(Sampling)] = NO_OPTIONS,
     policy: _Policy = None,
 ) -> None:
-    """Measure KV block swaps over every axis, into a run directory."""
+    """Measure swaps of KV-cache blocks and write a run directory."""
     from kvbench.cli.progress import make_reporter
     from kvbench.run.runner import nothing_to_measure, preview
 
@@ -130,11 +133,11 @@ def sweep(
 
     if resume is not None:
         if dry_run or out is not None:
-            raise UsageError("--resume goes on with a run as it is: leave out --dry-run and --out")
+            raise UsageError("--resume continues an existing run: leave out --dry-run and --out")
         told = any((config, axis, filters, policy, sampling, where)) or choice != ModelChoice()
         outcomes = _resume(resume, asked() if told else None, reporter, retry_failed=retry_failed)
     elif retry_failed:
-        raise UsageError("--retry-failed goes with --resume RUN")
+        raise UsageError("--retry-failed: requires --resume RUN")
     elif dry_run:
         plan, opened = preview(asked())
         reporter.preview(plan, opened)
@@ -155,11 +158,11 @@ def sweep(
 
 
 def terminated(number: int, _frame: object) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)  # as Ctrl-C ends it
+    raise KeyboardInterrupt(signal.Signals(number).name)  # ends the command as Ctrl-C does
 
 
 def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[Outcome]":
-    """Run a new sweep on its device, on each of several at once, or as one of several ranks."""
+    """Run a new sweep on one device, on several devices at once, or as one of several ranks."""
     from kvbench.run.ranks import rank_of
     from kvbench.run.runner import start_sweep
     from kvbench.run.together import start_together
@@ -168,7 +171,7 @@ def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[Out
     folder, command = out or default_folder(spec.name), ["kvbench", *sys.argv[1:]]
     if rank is not None:
         if out is None:
-            raise UsageError(f"{rank.count} ranks: say where their runs go, --out DIR")
+            raise UsageError(f"--out: required with {rank.count} ranks; write --out DIR")
         return [start_sweep(spec, out / f"rank-{rank.number}", command, observer, rank=rank)]
     if len(spec.devices) > 1:
         return start_together(spec, folder, command, observer)
@@ -187,7 +190,7 @@ def _resume(path: Path, asked: SweepSpec | None, observer: "Observer", *, retry_
 
 
 def _show(paths: Sequence[Path]) -> None:
-    """Print the first page of the report of runs."""
+    """Print the first page of the report on these runs."""
     from kvbench.cli.show import print_first_page
     from kvbench.report.contents import report_of
     from kvbench.results import load_run
@@ -197,17 +200,17 @@ def _show(paths: Sequence[Path]) -> None:
 
 
 def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:
-    """Return `spec` with the policy of `--policy`, else of the environment, where it asks for the backend auto."""
+    """Return `spec` with the policy of `--policy` or of the environment if it includes the backend auto."""
     if not any(AUTO in group.get("backend", (AUTO,)) for group in spec.groups):
         if option is not None:
-            raise UsageError(f"--policy {option}: no cell would go by it; add -a backend=auto,batched")
+            raise UsageError(f"--policy {option}: no cell uses the backend auto; add -a backend=auto,batched")
         return spec
     path = option or os.environ.get(POLICY_VARIABLE)
     return replace(spec, policy=_policy_at(Path(path))) if path else spec
 
 
 def _policy_at(path: Path) -> Policy:
-    """Return the policy in a file, or the one that a run went by."""
+    """Return the policy in a file, or the policy that a run used."""
     if not path.is_dir():
         return load_policy(path)
     from kvbench.results import load_run
@@ -215,11 +218,11 @@ def _policy_at(path: Path) -> Policy:
     policy = SweepSpec.from_plain(load_run(path).info.spec).policy
     if policy is None:
         raise UsageError(
-            f"--policy {path}: this run went by none; kvbench tune {shlex.quote(str(path))} -p FILE makes one of it"
+            f"--policy {path}: this run used no policy; build one with kvbench tune {shlex.quote(str(path))} -p FILE"
         )
     return policy
 
 
 def default_folder(name: str) -> Path:
-    """Return the run directory that a command makes where none is named."""
+    """Return the run directory that a command creates if none is named."""
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"

@@ -1,4 +1,4 @@
-"""Rows in aligned columns, the same on a terminal and in a pipe."""
+"""Rows in aligned columns, identical on a terminal and in a pipe."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from kvbench.text import printable
 
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of plain text in columns; a line is as long as it has to be."""
+    """Print rows of plain text in columns; lines are not wrapped."""
     table = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*(Text(printable(text)) for text in row))

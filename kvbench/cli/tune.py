@@ -1,4 +1,4 @@
-"""`kvbench tune`: which way to swap where, from a measurement of its own or from finished runs."""
+"""`kvbench tune`: find the best way to swap, from a new measurement or from finished runs."""
 
 import json
 import signal
@@ -39,21 +39,21 @@ _SHAPES: Final = {
 }
 _FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
 _SUSTAINED_COUNTS: Final = (128, 1024)
-# A search that takes longer asks no more than it must: with what starts before it and ends behind it, three minutes.
+# After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.
 _SECONDS: Final = 120.0
 _MOST_OPEN: Final = 20
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """What may be chosen."""
+    """The allowed choices."""
 
     budget_sms: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=4096)] | None,
-        msgspec.Meta(description="SMs that a swap may take at most; 0 for copies by the copy engine alone"),
+        msgspec.Meta(description="maximum SMs per swap; 0 for copies by the copy engine only"),
     ] = None
-    backends: Annotated[
-        str | None, msgspec.Meta(description="backends that may be chosen: batched,sm (default: all)")
-    ] = None
+    backends: Annotated[str | None, msgspec.Meta(description="backends to choose from: batched,sm (default: all)")] = (
+        None
+    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,22 +71,23 @@ class Allowed(msgspec.Struct, frozen=True):
 _Runs = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="[RUN]...", help="Finished runs to answer from, without measuring.", autocompletion=complete_run
+        metavar="[RUN]...", help="Finished runs to use instead of a new measurement.", autocompletion=complete_run
     ),
 ]
 _Policy = Annotated[
-    Path | None, typer.Option("--policy", "-p", metavar="FILE", help="Write the choices for auto (TOML); - is stdout.")
+    Path | None,
+    typer.Option("--policy", "-p", metavar="FILE", help="Write a policy for the backend auto (TOML); - for stdout."),
 ]
 _Export = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME[=FILE]",
-        help="Settings for vllm, sglang, flexkv or lmcache, or json, on standard output or in a file. Repeatable.",
+        help="Write settings for vllm, sglang, flexkv or lmcache, or json, to stdout or a file. Repeatable.",
     ),
 ]
 _Models = Annotated[
     list[str] | None,
-    typer.Option(metavar="MODEL", help="Answer for the swaps of a model: a name or a config.json. Repeatable."),
+    typer.Option(metavar="MODEL", help="Tune for the swaps of a model: a name or a config.json. Repeatable."),
 ]
 _Neighbour = Annotated[
     str | None,
@@ -104,8 +105,8 @@ _AtMost = Annotated[
         help=f"With --neighbour: by how much its mean iteration may get slower, 5% or 0.05.  [default: {USUAL}]",
     ),
 ]
-_Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run directory to make.  [default: runs/tune-TIME]")]
-_Force = Annotated[bool, typer.Option("--force", help="Replace files that hold something else.")]
+_Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/tune-TIME).")]
+_Force = Annotated[bool, typer.Option("--force", help="Replace files with other content.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
@@ -125,8 +126,8 @@ def tune(
     axis: Axis = None,
     where: Annotated[Mapping[str, Any], FromStruct(WhereOptions, completion={"device": complete_device})] = NO_OPTIONS,
 ) -> None:
-    """Say which way to swap where on this machine, and what that gains. With RUN it needs neither GPU nor torch."""
-    # pandas takes a second to import, which --help should not wait for
+    """Find the fastest way to swap for each size on this machine, and its gain. With RUN, needs no GPU and no torch."""
+    # pandas takes a second to import; --help must not wait for it
     from kvbench.results import load_run
     from kvbench.tune.answer import answers_of, by_kind
     from kvbench.tune.beside import answers_beside
@@ -138,7 +139,7 @@ def tune(
     swaps = models.swaps()
     targets = dict(_target(text) for text in export or [])
     if runs and (out or axis or where):
-        raise UsageError("with RUN nothing is measured: leave out --out, --axis and the options of a measurement")
+        raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
     is_quiet = as_json or str(policy) == "-" or any(file is None for file in targets.values())
     to = sys.stderr if is_quiet else None
     points = [(swap.block_bytes, swap.blocks) for swap in swaps] if swaps else None
@@ -174,7 +175,7 @@ def _measure(
     out: Path | None,
     to: TextIO | None,
 ) -> Path:
-    """Search for the best ways on this machine and return the run directory."""
+    """Search for the best ways to swap on this machine and return the run directory."""
     from kvbench.tune.fit import choice_at
     from kvbench.tune.search import Search
 
@@ -186,7 +187,7 @@ def _measure(
     def searching(cells: Sequence[Cell]) -> Search:
         allowed = [cell for cell in cells if may.keeps(choice_at(cell))]
         if not allowed:
-            raise UsageError("nothing to choose from: no backend that is allowed runs here")
+            raise UsageError("nothing to choose from: no allowed backend runs on this machine")
         return Search(allowed, _FIRST_SIZES, _SUSTAINED_COUNTS, spec.seed, lambda: time.monotonic() < ends_s)
 
     return _swept(_of_backends(spec, may), out, to, searching)
@@ -202,10 +203,12 @@ def _measure_beside(
     to: TextIO | None,
 ) -> Path:
     """Measure every way of the config of neighbours beside this one and return the run directory."""
+    if models.models:
+        raise UsageError("--model: with --neighbour it needs RUN; to measure, use -a blocks=... and -a block_size=...")
     settings = parse_assignments(axes)
     if "neighbour" in settings:
         raise UsageError("-a neighbour=...: --neighbour names it; leave it out")
-    spec = load_config(find_config(NEIGHBOUR_CONFIG), models)
+    spec = load_config(find_config(NEIGHBOUR_CONFIG))
     spec = spec.with_axes({**settings, "neighbour": neighbour}).with_options(**where)
     return _swept(_of_backends(spec, may), out, to)
 
@@ -216,7 +219,7 @@ def _of_backends(spec: SweepSpec, may: Allowed) -> SweepSpec:
         return spec
     known = dict.fromkeys(str(name) for group in spec.groups for name in group["backend"])
     if not set(may.names) <= set(known):
-        raise UsageError(f"--backends {brief(','.join(may.names))}: kvbench tune measures {', '.join(known)}")
+        raise UsageError(f"--backends {brief(','.join(may.names))}: kvbench tune measures only {', '.join(known)}")
     kept = (
         {**group, "backend": tuple(name for name in group["backend"] if name in may.names)} for group in spec.groups
     )
@@ -243,12 +246,14 @@ def _swept(
 
 
 def _target(text: str) -> tuple[str, Path | None]:
-    """Return the name of an export and its file, None for standard output."""
+    """Return the name of an export and its file, or None for standard output."""
     from kvbench.tune.exports import EXPORTS
 
     name, equals, file = text.partition("=")
     if name not in (*EXPORTS, "json") or (equals and not file):
-        raise UsageError(f"--export {brief(text)}: write {', '.join(EXPORTS)} or json, with =FILE for a file")
+        raise UsageError(
+            f"--export {brief(text)}: not an export; write {', '.join(EXPORTS)} or json, with =FILE for a file"
+        )
     return name, Path(file) if equals else None
 
 
@@ -263,12 +268,12 @@ def _export(name: str, file: Path | None, answers: Sequence["Answer"], *, force:
 
 
 def _no_telling(file: Path) -> None:
-    """Raise UsageError: whether it holds settings of another program cannot be told."""
+    """Raise UsageError: kvbench cannot recognize settings of another program."""
     raise UsageError(str(file))
 
 
 def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
-    """Print what to use where, the table that it rests on, and what is open."""
+    """Print what to use for each size, the table of all answers, and the open choices."""
     from kvbench.cli.tables import print_rows
     from kvbench.tune.answer import open_points, sentences, workload_of
 
@@ -278,7 +283,7 @@ def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
     typer.echo("")
     print_rows([_HEADER, *map(_row, answers)])
     if open_lines := open_points(answers):
-        typer.echo("\nOpen: another run could choose otherwise")
+        typer.echo("\nOpen: another run could choose differently")
         for line in open_lines[:_MOST_OPEN]:
             typer.echo(f"  {line}")
         if len(open_lines) > _MOST_OPEN:

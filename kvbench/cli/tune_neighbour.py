@@ -41,7 +41,8 @@ def limit_of(text: str) -> float:
 def machine_words(run: "Run") -> str:
     """Return what a run was measured on and when."""
     info = run.info
-    host = "; every figure is of copies between two host buffers, no GPU" if info.device.get("kind") == "cpu" else ""
+    on_host = info.device.get("kind") == "cpu"
+    host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
     return f"{info.device.get('title')}, {info.created[:10]}{host}"
 
 

@@ -1,4 +1,4 @@
-"""The compiled swap engine as the rest of the package sees it: a device, its memory, its streams, its clocks."""
+"""The Python interface of the compiled swap engine: a device, its memory, its streams, its clocks."""
 
 import ctypes
 import importlib.util
@@ -46,7 +46,7 @@ from kvbench.machine.sources import Sources
 Addresses = NDArray[np.uint64]
 SOURCE_HASH: Final = kvbench._engine.SOURCE_HASH
 DIRECTIONS: Final = {way: kvbench._engine.Direction[way] for way in Direction}
-# Of the states that one submission can be timed in.
+# The stream states in which a single submission can be timed.
 STREAM_STATES: Final = {state: kvbench._engine.StreamState[state] for state in (StreamState.IDLE, StreamState.BUSY)}
 ACCESS_ORDERS: Final = {order: kvbench._engine.AccessOrder[order] for order in Order}
 NORMAL_PRIORITY: Final = kvbench._engine.Priority.normal
@@ -70,7 +70,7 @@ _FAULT_KINDS: Final = {
 
 @dataclass(frozen=True)
 class Device:
-    """An open device: `name` is "cpu" or "cuda:N"; `driver` is what buffers, streams and swaps are made on."""
+    """An open device: `name` is "cpu" or "cuda:N"; `driver` creates buffers, streams and swaps."""
 
     name: str
     driver: kvbench._engine.Driver
@@ -93,10 +93,10 @@ class Device:
         return _BATCH_ENTRIES[self.driver.batch_entry]
 
     def facts(self) -> DeviceFacts:
-        """Return what the plan has to know; free memory is that of this moment, in bytes."""
+        """Return the facts that the plan needs; free memory, in bytes, is the current value."""
         info = self.driver.info
         host_free = available_bytes(Sources())
-        # The cpu device takes what the host can give, page cache included, which its driver does not count as free.
+        # The cpu device can use all available host memory, including page cache, which its driver does not count.
         device_free = self.driver.free_memory()[0] if self.is_cuda else host_free
         return DeviceFacts(
             name=self.name,
@@ -112,7 +112,7 @@ class Device:
 
     @contextmanager
     def injecting(self, fault: Fault | None) -> Iterator[None]:
-        """Inject `fault` meanwhile (None: none); the cpu device only."""
+        """Inject `fault` within the context (None: no fault); cpu device only."""
         self.arm(fault)
         try:
             yield
@@ -120,18 +120,18 @@ class Device:
             self.arm(None)
 
     def arm(self, fault: Fault | None) -> None:
-        """Inject `fault` from now on (None: nothing more); the cpu device only."""
+        """Inject `fault` from now on (None: no fault); cpu device only."""
         if isinstance(self.driver, kvbench._engine.HostDriver):
             kind, number = (_FAULT_KINDS[fault.kind], fault.number) if fault else (kvbench._engine.FaultKind.none, 0)
             self.driver.arm(kind, at=number, delay_us=number)
 
 
 def resolve_device(name: str) -> str:
-    """Return the device that `name` ("auto", "cpu", "cuda", "cuda:N") stands for; raises UsageError if not there."""
+    """Return the device for `name` ("auto", "cpu", "cuda", "cuda:N"); raises UsageError if it does not exist."""
     if name == "cpu":
         return name
     if "," in name or name.endswith(":all"):
-        raise UsageError(f"--device {name}: only a new kvbench sweep measures several devices at once; name one")
+        raise UsageError(f"--device {name}: only a new kvbench sweep supports several devices; name one device")
     try:
         count = count_cuda_devices()
     except EngineError:
@@ -141,7 +141,7 @@ def resolve_device(name: str) -> str:
     ordinal = int(name.partition(":")[2] or 0)
     if ordinal >= count:
         there = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
-        raise UsageError(f"--device {name}: no such device; this machine has {there}")
+        raise UsageError(f"--device {name}: not found; this machine has {there}")
     return f"cuda:{ordinal}"
 
 
@@ -153,15 +153,15 @@ def open_device(name: str, faults: FaultPlan) -> Device:
     if name == "cpu":
         return Device(name, kvbench._engine.open_host(faults.with_batch))
     if faults != FaultPlan():
-        raise UsageError(f"--fault: faults are injected on the cpu device only, not on {name}")
+        raise UsageError(f"--fault: not supported on {name}; use --device cpu")
     device = Device(name, kvbench._engine.open_cuda(int(name.partition(":")[2])))
-    # Loaded before anything is timed: lazy loading behind a blocked stream deadlocks.
+    # Loaded before anything is timed: lazy loading while a stream is blocked deadlocks.
     device.driver.load_delay_kernel(nvrtc.cached_cubin("delay", device.arch))
     device.driver.load_content_kernels(nvrtc.cached_cubin("audit", device.arch))
     return device
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent is gone, so that no worker is left holding a GPU."""
+    """Ask the kernel to kill this process when its parent dies, so that no worker keeps holding a GPU."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""Faults to inject through the engine's host device, as `--fault` names them.
+"""Faults to inject on the engine's host device, in the grammar of `--fault`.
 
-A fault is `KIND=NUMBER`, optionally with ` when FILTER` (the grammar of `--filter`) for the cells that it strikes;
-several stand between semicolons, the first that fits a cell is armed for it. `no-batch` makes the device one without a
-batched copy.
+A fault is `KIND=NUMBER`, optionally with ` when FILTER` (the grammar of `--filter`) to select cells. Faults are
+separated by semicolons; the first one that applies to a cell is armed for it. `no-batch` removes the batched copy from
+the device.
 """
 
 import re
@@ -14,12 +14,12 @@ from kvbench.cells.filter import Filter, parse_filters
 from kvbench.errors import UsageError
 
 KINDS: Final = {
-    "error@call": "the N-th copy call of a visit is refused",
-    "error@descriptor": "the N-th descriptor of a visit is refused",
-    "hang@call": "the stream stops for good at the N-th call",
+    "error@call": "the N-th copy call of a visit fails",
+    "error@descriptor": "the N-th descriptor of a visit fails",
+    "hang@call": "the stream stops forever at the N-th call",
     "crash@call": "the process dies at the N-th call",
     "corrupt@descriptor": "the N-th descriptor arrives with a wrong last byte",
-    "stray@descriptor": "the N-th descriptor also writes the byte behind its destination",
+    "stray@descriptor": "the N-th descriptor also writes the byte after its destination",
     "slow": "every copy takes N microseconds longer",
 }
 NO_BATCH: Final = "no-batch"
@@ -28,7 +28,7 @@ _FAULT: Final = re.compile(r"([a-z@]+)=(\d{1,12})(?:\s+when\s+(.+))?")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: its kind (a key of KINDS), the number after it, and the cells that it strikes."""
+    """One fault: its kind (a key of KINDS), its number, and the filters of its cells."""
 
     kind: str
     number: int
@@ -50,7 +50,7 @@ class FaultPlan:
 
 
 def parse_faults(text: str | None) -> FaultPlan:
-    """Read `--fault`; raises UsageError that names the part and what would be right."""
+    """Read `--fault`; raises UsageError, which names the invalid part and what would be right."""
     parts = [part.strip() for part in text.split(";")] if text else []
     faults = tuple(_parse_one(part) for part in parts if part != NO_BATCH)
     return FaultPlan(faults, with_batch=NO_BATCH not in parts)
@@ -59,5 +59,7 @@ def parse_faults(text: str | None) -> FaultPlan:
 def _parse_one(text: str) -> Fault:
     match = _FAULT.fullmatch(text)
     if match is None or match[1] not in KINDS:
-        raise UsageError(f"--fault {text!r}: write KIND=NUMBER [when FILTER] with KIND one of {', '.join(KINDS)}")
+        raise UsageError(
+            f"--fault {text!r}: not a fault; write KIND=NUMBER [when FILTER] with KIND one of {', '.join(KINDS)}"
+        )
     return Fault(match[1], int(match[2]), tuple(parse_filters(match[3])) if match[3] else ())

@@ -1,4 +1,4 @@
-"""The memory of one swap as a backend sees it: descriptors as addresses, and tensors in short form."""
+"""The memory of one swap as a backend sees it: descriptors as addresses, and a compact form for tensors."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from kvbench.engine.device import Addresses
 
 @dataclass(frozen=True)
 class TensorGrid:
-    """Tensors of one kind as a kernel may take them: T bases and K ids a side in place of T x K descriptors.
+    """Tensors of one kind in compact form for kernels: T bases and K ids per side instead of T x K descriptors.
 
     Descriptor t * K + k copies `row_bytes` from `source_bases[t] + source_ids[k] * row_bytes` to
     `destination_bases[t] + destination_ids[k] * row_bytes`; bases are addresses as the device sees them.
@@ -23,16 +23,16 @@ class TensorGrid:
     row_bytes: int
 
     def ids(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Return the ids of either side as kernels take them."""
+        """Return the ids of both sides (source, destination) as 32-bit integers for kernels."""
         return self.source_ids.astype(np.uint32), self.destination_ids.astype(np.uint32)
 
 
 @dataclass(frozen=True)
 class SwapMemory:
-    """A cell's layout as addresses: what drivers copy between and, for kernels, the same as the device sees it.
+    """A cell's layout as addresses: those for the driver's copies, and the same as the device sees them for kernels.
 
-    `grids` holds the same swap once more for the pattern `tensors-…`, one for each kind of tensors, in descriptor
-    order; it is empty for every other pattern.
+    For the pattern `tensors-…`, `grids` describes the same swap in compact form, one grid per kind of tensors, in
+    descriptor order; it is empty for every other pattern.
     """
 
     sources: Addresses
@@ -43,7 +43,7 @@ class SwapMemory:
     grids: tuple[TensorGrid, ...] = ()
 
     def part(self, start: int, end: int) -> "SwapMemory":
-        """Return the descriptors from `start` to before `end`, in the same memory as these; without grids."""
+        """Return the descriptors from `start` up to, but not including, `end`, in the same memory; without grids."""
         of = slice(start, end)
         return SwapMemory(
             self.sources[of],

@@ -1,4 +1,4 @@
-"""Compiles the engine's CUDA sources with NVRTC for the GPU at hand, and caches the cubin."""
+"""Compile the engine's CUDA sources with NVRTC for this GPU, and cache the cubin."""
 
 import hashlib
 import os
@@ -18,21 +18,21 @@ HEADERS = ("types.hpp", "piece_map.hpp", "pool_words.hpp")
 
 
 class NvrtcError(KvbenchError):
-    """NVRTC is missing or refused a source; the message carries its log."""
+    """NVRTC is missing or failed to compile a source; the message contains its log."""
 
 
 def kernel_source(file: str) -> str:
-    """Return the text of `csrc/kernels/<file>`, from a checkout or from the installed package."""
+    """Return the text of `csrc/kernels/<file>` from a checkout or from the installed package."""
     return (_kernel_folder() / file).read_text()
 
 
 def kernel_texts() -> list[str]:
-    """Return the texts of all shipped kernels and their headers, by name."""
+    """Return the texts of all shipped kernels and their headers, sorted by name."""
     return [kernel_source(name) for name in sorted(file.name for file in _kernel_folder().iterdir() if file.is_file())]
 
 
 def version() -> str:
-    """Return NVRTC's version; raises NvrtcError when it cannot be loaded."""
+    """Return the version of NVRTC; raises NvrtcError if it cannot be loaded."""
     nvrtc = _load()
     status, major, minor = nvrtc.nvrtcVersion()
     _check(status, "nvrtcVersion")
@@ -40,7 +40,7 @@ def version() -> str:
 
 
 def compile_cubin(source: str, name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
-    """Return machine code of `source` for `arch` ("sm_90"); raises NvrtcError with the compiler's log."""
+    """Return the cubin of `source` for `arch` ("sm_90"); raises NvrtcError with the compiler's log."""
     nvrtc = _load()
     headers = [kernel_source(header).encode() for header in HEADERS]
     names = [header.encode() for header in HEADERS]
@@ -50,7 +50,7 @@ def compile_cubin(source: str, name: str, arch: str, defines: Sequence[str] = ()
         options = [option.encode() for option in (*OPTIONS, *defines, f"--gpu-architecture={arch}")]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise NvrtcError(f"NVRTC refused {name}.cu for {arch}: {_log(nvrtc, program)}")
+            raise NvrtcError(f"NVRTC failed to compile {name}.cu for {arch}: {_log(nvrtc, program)}")
         status, size = nvrtc.nvrtcGetCUBINSize(program)
         _check(status, "nvrtcGetCUBINSize")
         cubin: bytes = b" " * size
@@ -70,10 +70,10 @@ def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
     path = _cache_folder() / f"{name}-{arch}-{key}.cubin"
     with suppress(OSError):
         cached = path.read_bytes()
-        if cached.startswith(ELF):  # a full disk may have left a file without its content
+        if cached.startswith(ELF):  # a full disk can leave a file without content
             return cached
     cubin = compile_cubin(source, name, arch, defines)
-    # A cache that cannot be written costs a compilation a run, nothing else.
+    # If the cache cannot be written, every run compiles again; nothing else changes.
     with suppress(OSError, StorageError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, cubin, wait=False)
@@ -82,7 +82,7 @@ def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
 
 def _kernel_folder() -> Traversable:
     checkout = Path(__file__).parents[2] / "csrc" / "kernels"
-    # First, since an editable install also holds a copy, as old as the installation.
+    # The checkout comes first: an editable install also has a copy, which is as old as the installation.
     return checkout if checkout.is_dir() else resources.files("kvbench") / "kernels"
 
 
@@ -90,7 +90,7 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvbench"
 
 
-def _load() -> Any:  # the bindings carry no types
+def _load() -> Any:  # the bindings have no types
     try:
         from cuda.bindings import nvrtc
 

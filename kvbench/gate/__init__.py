@@ -1,1 +1,1 @@
-"""The gate: statements about one run (rules), and two builds compared over paired runs (judge). Pure: no GPU needed."""
+"""The gate: rules about one run, and the comparison of two builds over paired runs. Needs no GPU."""

@@ -1,4 +1,4 @@
-"""Which pairs something else on the machine spoiled: visits that were disturbed, or conditions that differ."""
+"""Detects pairs spoiled by other activity on the machine: disturbed visits, or different conditions."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,16 +12,16 @@ Mask = npt.NDArray[np.bool_]
 
 CPU: Final = "CPU"
 
-# Between the two visits of a pair: a fixed piece of work repeats within 5% on a quiet CPU.
+# Between the two visits of a pair: on a quiet CPU a fixed piece of work repeats within 5%.
 CPU_APART: Final = 0.15
-# Large copies on a quiet link repeat more closely than that.
+# Large copies on a quiet link repeat more closely.
 SLOW_LINK: Final = 0.02
-# The SM clock of a GPU that nothing limits stays where it is.
+# The SM clock of an unlimited GPU does not change.
 SLOW_CLOCK: Final = 0.03
 
 
 def outlying(times_us: Floats, least: float) -> Mask:
-    """Return a mark for every time above the median by more than the fraction `least`, and beyond the usual scatter."""
+    """Return a mask of the times that exceed the median by more than the fraction `least` and the usual scatter."""
     known = times_us[np.isfinite(times_us)]
     if not known.size:
         return np.zeros(times_us.shape, dtype=bool)
@@ -33,13 +33,13 @@ def outlying(times_us: Floats, least: float) -> Mask:
 def spoiled(
     disturbed: Mask, probes_us: Floats, cpu_bound: Mask, clocks_mhz: Floats, copies_us: Mapping[str, Floats]
 ) -> dict[str, Mask]:
-    """Return cause -> mark for every pair, of shape (cells, rounds).
+    """Return cause -> mask of the spoiled pairs, of shape (cells, rounds).
 
-    `disturbed` marks the visits that were, by more than a slow CPU; `probes_us` are the times of a fixed piece of work
-    on their CPUs, which matter to the cells that are `cpu_bound`; `clocks_mhz` are their SM clocks. All have the shape
-    (2, cells, rounds). `copies_us`, of shape (2, rounds), are the times of either side's large copies one way, made at
-    the begin of a round. What is slow for both sides spoils nothing, and neither does a link that is slow for one side
-    throughout: it shows as a control that is not steady.
+    `disturbed` marks the visits disturbed by anything but a slow CPU. `probes_us` are the times of a fixed piece of
+    work on their CPUs, which matter only for the `cpu_bound` cells; `clocks_mhz` are their SM clocks. All have the
+    shape (2, cells, rounds). `copies_us`, of shape (2, rounds), are the times of both sides' large copies in one
+    direction at the start of a round. What is slow for both sides spoils nothing. A link that is always slow for one
+    side does not count here either: it appears as an unsteady control.
     """
     slow_link = np.zeros(disturbed.shape[1:], dtype=bool)
     for sides in copies_us.values():

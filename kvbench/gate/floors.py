@@ -1,4 +1,4 @@
-"""A/A floors: how far a cell of a build differs from itself on a machine, from `kvbench gate calibrate`, in a file."""
+"""A/A floors: how far each cell of a build differs from itself on a machine; a file of `kvbench gate calibrate`."""
 
 import math
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ _CellId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{12}$")]
 
 
 class FloorFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """`floors` maps a cell's id to the fraction by which its time may differ with nothing changed (0.02: 2%).
+    """`floors` maps a cell's id to the fraction by which its time can differ without a change (0.02: 2%).
 
-    `identity` is that of the machine, hashed in `identity_hash`; `rounds` pairs are behind each floor; `created` is
-    ISO 8601 in UTC.
+    `identity` is that of the machine, `identity_hash` its hash; each floor is based on `rounds` pairs; `created` is ISO
+    8601 in UTC.
     """
 
     schema: Literal[1] = 1
@@ -41,10 +41,10 @@ class FloorFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
 
 def floors_of(judgement: Judgement, run: Run) -> FloorFile:
-    """Return the floors that an A/A comparison found; `run` is one of its runs.
+    """Return the floors of an A/A comparison; `run` is one of its runs.
 
-    A cell's floor is the end of its effect's interval that lies further from 1, so that 95% of such comparisons stay
-    within it. Raises UsageError where no cell has an interval: for want of rounds, or since all failed.
+    A cell's floor is the end of its effect's interval that is further from 1, so that 95% of such comparisons stay
+    within it. Raises UsageError if no cell has an interval, because of too few rounds or because all cells failed.
     """
     floors = {
         row.cells[0].id: round(math.expm1(max(abs(math.log(row.low)), abs(math.log(row.high)))), 5)
@@ -52,7 +52,7 @@ def floors_of(judgement: Judgement, run: Run) -> FloorFile:
         if row.kind == "cell" and row.low > 0 and math.isfinite(row.high)
     }
     if not floors:
-        raise UsageError(f"no cell has a floor after {judgement.rounds} rounds: give it more --minutes")
+        raise UsageError(f"no cell has a floor after {judgement.rounds} rounds; use more --minutes")
     return FloorFile(
         kvbench=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -64,37 +64,37 @@ def floors_of(judgement: Judgement, run: Run) -> FloorFile:
 
 
 def write_floors(path: Path, file: FloorFile) -> None:
-    """Write `path`, which is new, one of floors, or no regular file; raises StorageError and UsageError."""
+    """Write `path`, which must be new, a file of floors, or not a regular file; raises StorageError and UsageError."""
     data = msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n"
     write_output("--floor", path, data, read_floors, force=False)
 
 
 def read_floors(path: Path) -> FloorFile:
-    """Read what `write_floors` wrote, strictly; raises UsageError and RunDirectoryError."""
+    """Read the output of `write_floors`, with strict checks; raises UsageError and RunDirectoryError."""
     try:
         return msgspec.json.decode(read_capped(path, _CAP_BYTES), type=FloorFile)
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"--floor {path}: no such file; kvbench gate calibrate makes one") from None
+        raise UsageError(f"--floor {path}: file not found; create one with kvbench gate calibrate") from None
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise RunDirectoryError(f"--floor {path} is no file of floors: {error}") from None
+        raise RunDirectoryError(f"--floor {path}: not a file of floors: {error}") from None
 
 
 def check_floors(file: FloorFile, run: Run, cells: Sequence[Cell], *, forced: bool) -> list[str]:
-    """Return warnings about floors of another machine than that of `run`, and of `cells` without one.
+    """Return warnings about floors from a machine other than that of `run`, and about `cells` without a floor.
 
-    Raises MismatchError for another machine unless `forced`, and for floors of none of `cells`.
+    Raises MismatchError for another machine unless `forced`, and if none of `cells` has a floor.
     """
     found = machine_differences(file.identity, run.info.identity)
     text = f"the floors are of another machine: {'; '.join(found)}"
     if found and not forced:
-        raise MismatchError(f"--floor: {text}; calibrate here, or --force takes them anyway")
+        raise MismatchError(f"--floor: {text}; calibrate on this machine, or use them anyway with --force")
     without = [cell.label for cell in cells if cell.id not in file.floors]
     if cells and len(without) == len(cells):
         raise MismatchError(
-            f"--floor: none of its {counted(len(file.floors), 'floor')} is of a cell of this comparison, such as "
+            f"--floor: none of its {counted(len(file.floors), 'floor')} is for a cell of this comparison, such as "
             f"{without[0]}; calibrate with the same suite, -a and --filter"
         )
     warnings = [f"forced: {text}"] if found else []
     if without:
-        warnings.append(f"{counted(len(without), 'cell')} of {len(cells)} without a floor, such as {without[0]}")
+        warnings.append(f"{counted(len(without), 'cell')} of {len(cells)} without a floor, for example {without[0]}")
     return warnings

@@ -1,9 +1,8 @@
-"""The judge of a comparison: runs of two sides go in, a Judgement comes out.
+"""The judge of a comparison: from the runs of two sides to a Judgement.
 
-The order of what is asked: are these runs of one kind of machine (else MismatchError); did every cell run and verify on
-both sides (else FAILED); did large plain copies, which no build changes, stay where they were (else CONTAMINATED); only
-then what the times say, by `kvbench.analysis.compare`. So a slow machine is never a regression, and a broken copy never
-a timing.
+The checks, in order: the runs are of one kind of machine (else MismatchError); every cell ran and verified on both
+sides (else FAILED); large plain copies, which no build changes, did not move (else CONTAMINATED); only then the times,
+by `kvbench.analysis.compare`. A slow machine is therefore never a regression, and a broken copy never a timing.
 """
 
 import math
@@ -26,9 +25,9 @@ from kvbench.results import Run
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """What a comparison is judged by: margins, the cells' A/A floors, and whether machines may differ (`forced`).
+    """The settings of a comparison: margins, A/A floors of cells, and whether machines can differ (`forced`).
 
-    `looks` are those at the pairs; by default the plan's where visits were made in turn, else one at all of them.
+    `looks` are the planned looks at the pairs; the default is the plan for visits made in turn, else one look at all.
     """
 
     margins: Margins = field(default_factory=Margins)
@@ -37,9 +36,9 @@ class Judge:
     looks: Sequence[Look] | None = None
 
     def judge(self, base: Sequence[Run], cand: Sequence[Run], earlier: Judgement | None = None) -> Judgement:
-        """Compare the rounds of `cand` with those of `base`; what was settled in an `earlier` judgement stays.
+        """Compare the rounds of `cand` with those of `base`; rows settled in an `earlier` judgement stay the same.
 
-        Raises UsageError for runs that do not pair, MismatchError for runs or floors of other machines or other cells.
+        Raises UsageError for runs that cannot be paired, MismatchError for runs or floors of other machines or cells.
         """
         pairs = pair(base, cand)
         warnings = [*pairs.notes, *check_identity(base, cand, forced=self.forced)]
@@ -79,9 +78,9 @@ class Judge:
         )
 
     def _control(self, name: str, logs: Floats, order: Floats) -> ControlEffect:
-        """Return how far a control moved. It is steady while its whole interval lies within its margin.
+        """Return how far a control moved. It is steady if its whole interval is within its margin.
 
-        With too few pairs for an interval, while its median does.
+        With too few pairs for an interval, it is steady if its median is within the margin.
         """
         logs, _ = without_slot_bias(logs[None], order)
         values = logs[np.isfinite(logs)]
@@ -93,7 +92,7 @@ class Judge:
         return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady)
 
     def _rows(self, pairs: Pairs, logs: Floats, drift: float) -> list[Row]:
-        """Return a row for every cell and its neighbour, and for what there is to compare about the shape of curves."""
+        """Return a row for every cell and its neighbour, and for every comparable feature of their curves."""
         allowed = self._cell_margins(pairs) + drift
         looks = self.looks or (PLAN if pairs.in_turn else ONCE)
         rows = []
@@ -109,17 +108,16 @@ class Judge:
             elif cell in pairs.inline:
                 row = replace(row, reason="; ".join(filter(None, (row.reason, "copied by the CPU"))))
             rows.append(row)
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # a stranger's run may hold any time
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # an untrusted run can hold any time
             relative = math.log1p(self.margins.margin)
             others = [*neighbours(pairs, relative), *features(pairs, allowed, relative + drift)]
             return rows + [_row(values, np.log(values.cand / values.base), looks) for values in others]
 
     def _cell_margins(self, pairs: Pairs) -> Floats:
-        """Return what every cell may differ by, as log ratios.
+        """Return the margin of every cell as a log ratio.
 
-        The largest of the relative margin, that of copies by the CPU for a cell which the CPU copies on both sides, the
-        cell's own A/A floor (a fraction), and the absolute floor over the base's median: a difference below any of them
-        is not a difference.
+        It is the largest of the relative margin, the margin of copies by the CPU if the CPU copies the cell on both
+        sides, the cell's A/A floor (a fraction), and the absolute margin divided by the base's median.
         """
         floors = self.floors.floors if self.floors is not None else {}
         inline = np.where([cell in pairs.inline for cell in pairs.cells], INLINE.fraction, 0.0)
@@ -129,12 +127,11 @@ class Judge:
 
 
 def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]:
-    """Return log ratios of shape (items, rounds) without what running second in a pair costs, and that cost.
+    """Return log ratios of shape (items, rounds) without the cost of running second in a pair, and that cost.
 
-    The cost is a log ratio, half the difference between the two orders (see `Pairs.order`), the items' median; 0 where
-    it is not known. Alternating orders cancel it in the centre; what is left of it would only widen every interval. One
-    number is taken from all items together, so that no item's noise is fitted away. Without two rounds of either order
-    nothing is.
+    The cost is a log ratio: half the difference between the two orders (see `Pairs.order`), as the median of all items;
+    0 if it is unknown. Alternating orders cancel it in the centre, but it would widen every interval. One value for all
+    items avoids fitting the noise of single items. The correction requires two rounds of each order.
     """
     second, first = log_ratios[:, order > 0], log_ratios[:, order < 0]
     both = (np.isfinite(second).sum(axis=1) >= 2) & (np.isfinite(first).sum(axis=1) >= 2)
@@ -167,13 +164,13 @@ def _row(values: PairedValues, logs: Floats, looks: Sequence[Look]) -> Row:
 
 
 def _always_late(order: Floats) -> list[str]:
-    """Return a warning where one side ran second in every one of enough rounds."""
+    """Return a warning if one side ran second in every round of a sufficient number."""
     if len(order) < MIN_PAIRS or abs(order.sum()) != len(order):
         return []
     late = "candidate" if order[0] > 0 else "base"
     return [
-        f"not interleaved: the {late} ran last in every round, and what running second costs falls on it alone; "
-        f"margins are wider by {BETWEEN_RUNS.fraction:.0%}: {BETWEEN_RUNS.reason}"
+        f"not interleaved: the {late} ran last in every round, so only this side has the cost of running second; "
+        f"margins are wider by {BETWEEN_RUNS.fraction:.0%}, because {BETWEEN_RUNS.reason}"
     ]
 
 
@@ -183,7 +180,7 @@ def _middle(values: Floats) -> float:
 
 
 def _ratio(log_ratio: float) -> float:
-    with np.errstate(over="ignore"):  # times from a stranger's run may make it any
+    with np.errstate(over="ignore"):  # times of an untrusted run can have any ratio
         return float(np.exp(log_ratio))
 
 

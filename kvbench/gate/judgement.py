@@ -1,4 +1,4 @@
-"""What the gate found: one tree of plain values, which every output is made from."""
+"""The result of the gate: one tree of plain values, the source of every output."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,9 +16,9 @@ Kind = Literal["cell", "neighbour", "cliff height", "cliff position", "crossover
 
 
 class GateVerdict(StrEnum):
-    """What is known of a row, of a rule (BROKEN, HOLDS) or of everything together: the first that is there.
+    """The verdict on a row, on a rule (BROKEN, HOLDS) or on everything: the first one that applies.
 
-    FASTER, SLOWER, SAME and UNDECIDED are those of `kvbench.analysis.compare`.
+    FASTER, SLOWER, SAME and UNDECIDED are the verdicts of `kvbench.analysis.compare`.
     """
 
     FAILED = "FAILED"
@@ -61,38 +61,38 @@ _EXIT_CODES: Final[Mapping[GateVerdict, ExitCode]] = {
 
 
 def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
-    """Return the worst of some verdicts; what nobody measured has FAILED."""
+    """Return the worst of some verdicts; without any, FAILED."""
     return min(verdicts, key=lambda verdict: verdict.badness, default=GateVerdict.FAILED)
 
 
 class Margins(msgspec.Struct, frozen=True, kw_only=True):
-    """What is too little to count. A field is an option of `kvbench gate compare`."""
+    """The margins below which a change does not count. Each field is an option of `kvbench gate compare`."""
 
     margin: Annotated[
-        float, msgspec.Meta(ge=0, le=10, description=f"a smaller change is none, a fraction (default: {GATE.fraction})")
+        float, msgspec.Meta(ge=0, le=10, description=f"ignore changes below this fraction (default: {GATE.fraction})")
     ] = GATE.fraction
     absolute_us: Annotated[
-        float, msgspec.Meta(ge=0, le=1e9, description="a change of fewer microseconds is none (default: 2)")
+        float, msgspec.Meta(ge=0, le=1e9, description="ignore changes below this many microseconds (default: 2)")
     ] = 2.0
     control_margin: Annotated[
         float,
         msgspec.Meta(
             ge=0,
             le=10,
-            description=f"where large plain copies move more, nothing is judged (default: {CONTROL.fraction})",
+            description=f"judge nothing if control copies move more than this fraction (default: {CONTROL.fraction})",
         ),
     ] = CONTROL.fraction
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing judged: a cell, its neighbour's slowdown, a cliff's height or position, a crossover, a rule about one
-    run.
+    """One judged item: a cell, the slowdown of its neighbour, the height or position of a cliff, a crossover, or a rule
+    about one run.
 
-    `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN where there is none). `effect` with its
-    interval [`low`, `high`] is the ratio of candidate to base, `margin` the fraction that it may differ by. `cells` are
-    those of the base that have to be measured to know more, unless it is `settled`. `reason` is "" where the figures
-    say all.
+    `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN if there is none). `effect`, with its
+    interval [`low`, `high`], is the ratio of candidate to base, and `margin` the allowed difference as a fraction.
+    `cells` are the cells of the base to measure for more certainty, unless the row is `settled`. `reason` is "" if the
+    figures need no explanation.
     """
 
     kind: Kind
@@ -112,12 +112,12 @@ class Row:
 
     @property
     def command(self) -> str:
-        """The command that measures the cells, "" without any."""
+        """The command that measures the cells, or "" without cells."""
         return curve_command(self.cells) if self.cells else ""
 
 
 def curve_command(cells: Sequence[Cell]) -> str:
-    """Return the command that measures these cells, which are all combinations of their values on each axis."""
+    """Return the command that measures these cells, which must be all combinations of their values on each axis."""
     strings = [cell.spelled_out() for cell in cells]
     values = {name: dict.fromkeys(value for cell in strings if (value := cell.get(name)) is not None) for name in AXES}
     return command_of({name: ",".join(own) or None for name, own in values.items()})
@@ -125,7 +125,7 @@ def curve_command(cells: Sequence[Cell]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ControlEffect:
-    """What no build changes, such as large plain copies one way: how much longer the candidate's took (a ratio)."""
+    """The change of a control, which no build affects: the ratio of the candidate's time to the base's."""
 
     name: str
     effect: float
@@ -137,11 +137,11 @@ class ControlEffect:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The outcome of a comparison; `rows` lie worst first.
+    """The outcome of a comparison; `rows` are sorted worst first.
 
-    `faults` are failures of whole runs, `geometric_mean` is the suite's, of the ratios of all judged cells (shown, not
-    gated), `slot_bias` what running second in a pair cost (a ratio; 1 where that is not known). `disturbed` is how many
-    pairs each cause spoiled: they are kept and count for nothing.
+    `faults` are failures of whole runs. `geometric_mean` is that of the ratios of all judged cells (shown, not gated).
+    `slot_bias` is the cost of running second in a pair (a ratio; 1 if unknown). `disturbed` is the number of pairs that
+    each cause spoiled; they are kept but do not count.
     """
 
     verdict: GateVerdict
@@ -156,12 +156,12 @@ class Judgement:
     margins: Margins = field(default_factory=Margins)
 
     def exit_code(self, *, inconclusive_passes: bool = False) -> ExitCode:
-        """Return the command's exit code; UNDECIDED and CONTAMINATED may be told to pass."""
+        """Return the exit code of the command; `inconclusive_passes` lets UNDECIDED and CONTAMINATED pass."""
         code = self.verdict.exit_code
         return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and inconclusive_passes else code
 
     def missing(self, pairs: int) -> dict[Cell, int]:
-        """Return how many pairs each of the base's cells lacks until every row that is not settled has so many."""
+        """Return, for each of the base's cells, the pairs missing until every unsettled row has `pairs` pairs."""
         missing: dict[Cell, int] = {}
         for row in self.rows:
             if not row.settled and row.pairs < pairs:

@@ -1,4 +1,4 @@
-"""When paired times are looked at, and what each look may cost in false alarms: known before anything is measured."""
+"""The planned looks at paired times and the false-alarm rate of each look, fixed before anything is measured."""
 
 import math
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ from kvbench.analysis.intervals import CONFIDENCE, Floats
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look at the first `pairs` pairs, whose interval may miss the truth with a chance of `alpha`."""
+    """A look at the first `pairs` pairs; its interval misses the true value with probability `alpha`."""
 
     pairs: int
     alpha: float
 
 
-# Together they may miss it with a chance of 5%, as one look of 95% may. CONTRIBUTING says what this comes to.
+# Together the looks have an error probability of 5%, like one look at 95%. CONTRIBUTING shows the resulting rates.
 PLAN: Final = (Look(12, 0.01), Look(24, 0.01), Look(40, 0.015), Look(60, 0.015))
-# At everything that there is.
+# One look at all pairs.
 ONCE: Final = (Look(1_000_000, 1 - CONFIDENCE),)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The centre of paired log ratios with its interval and what that says; `settled` where more would change nothing.
+    """The centre of paired log ratios, its interval and verdict; `settled` if more pairs cannot change the verdict.
 
-    Without pairs the centre is NaN; with too few the interval is (-inf, inf) and `reason` says so.
+    Without pairs the centre is NaN; with too few pairs the interval is (-inf, inf) and `reason` says so.
     """
 
     centre: float
@@ -39,15 +39,15 @@ class Estimate:
 
     @property
     def reason(self) -> str:
-        return f"{self.pairs} pairs; an interval takes {MIN_PAIRS}" if self.pairs < MIN_PAIRS else ""
+        return f"{self.pairs} pairs; an interval requires {MIN_PAIRS}" if self.pairs < MIN_PAIRS else ""
 
 
 def look_at(logs: Floats, margin: float, looks: Sequence[Look]) -> Estimate:
-    """Return the estimate of the first look that settles it, or of the last one that there are pairs for.
+    """Return the estimate of the first look that settles the verdict, or of the last look that has enough pairs.
 
-    SAME settles it. SLOWER and FASTER must be seen at two looks in a row, or at the last one: what heavy tails make
-    look slower does so once. Pairs that fall short of a look are looked at as if it were the last. `margin` is a log
-    ratio.
+    SAME settles at once. SLOWER and FASTER require two consecutive looks, or the last one, because heavy tails rarely
+    cause a false verdict twice. If there are fewer pairs than the next look needs, they are used for a last look.
+    `margin` is a log ratio.
     """
     earlier = None
     for place, look in enumerate(looks):

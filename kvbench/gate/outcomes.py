@@ -1,4 +1,4 @@
-"""How every cell of a run ended, and its figures."""
+"""The outcome of every cell of a run: its status and figures."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _FIGURES: Final = (*QUANTITIES.values(), "gbps_q1", "gbps_q3", "ceiling_gbps")
 class CellOutcome:
     """One cell in one run: `status` is ok, failed or skipped, with its reason; `figures` by column, NaN unless ok.
 
-    `visits` are the medians of swap_us in microseconds by round, none unless ok.
+    `visits` are the medians of swap_us in microseconds by round, empty unless ok.
     """
 
     cell: Cell
@@ -37,9 +37,9 @@ Outcomes = Mapping[Cell, CellOutcome]
 
 
 def outcomes(run: Run) -> dict[Cell, CellOutcome]:
-    """Return the outcome of every cell that the run's journal names.
+    """Return the outcome of every cell in the run's journal.
 
-    A cell with samples but without a verified byte counts as failed: its times are those of copies nobody compared.
+    A cell with samples but without verified bytes counts as failed, because its copies were never compared.
     """
     from kvbench.results.frame import visit_times
 
@@ -52,7 +52,7 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
         cell = cells[str(row["cell_id"])]
         status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
         if status == "ok" and int(row["verified_bytes"]) == 0:
-            status, reason = "failed", "nothing was verified"
+            status, reason = "failed", "no bytes were verified"
         ok = status == "ok"
         figures = {name: float(row[name]) if ok else math.nan for name in _FIGURES}
         path = row["path"] if isinstance(row["path"], str) else ""

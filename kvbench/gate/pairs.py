@@ -1,4 +1,4 @@
-"""Two sides, cell by cell and round by round: which cells belong together, how they ended, their paired times."""
+"""Pairs the cells of two sides, round by round: partners, outcomes and paired times."""
 
 import math
 from collections import Counter
@@ -23,27 +23,27 @@ from kvbench.results.cost import cost_of
 from kvbench.results.schema import EffectivePath
 
 _SHOWN: Final = 3
-# Between two sides with the same code, on a host at work, the lower tenths of visits differ by a third to a half of
-# what their medians differ by (H200, driver 580.159.04, 114 cells).
+# Between two sides with the same code, on a busy host, the lower tenths of visits differ by a third to a half of the
+# difference of their medians (H200, driver 580.159.04, 114 cells).
 FAST_SHARE: Final = 0.1
 CPU_BOUND: Final = 1 / 3
-NO_FIGURE: Final = "no delay outlasted the submission in every sample, so that execution alone was not seen"
+NO_FIGURE: Final = "no delay outlasted the submission in every sample, so execution could not be measured separately"
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """The cells of both sides in a fixed order, under the base's names, and their times by `visit_us`.
 
-    `base_us` and `cand_us` have the shape (cells, rounds), with NaN where a round did not measure a cell, or something
-    else spoiled the pair. `slowdowns` are those of the cells' neighbours on either side, of shape (2, cells, rounds),
-    NaN where a cell has none too.
+    `base_us` and `cand_us` have the shape (cells, rounds), with NaN if a round did not measure a cell, or if the pair
+    was spoiled. `slowdowns` are those of the cells' neighbours on either side, with the shape (2, cells, rounds), and
+    NaN for cells without a neighbour too.
 
-    `order` has 1 for every round in which the candidate ran second, -1 where it ran first, 0 where that is not known.
-    `controls` are name -> log ratio of the candidate's time to the base's for what no build changes, by round.
-    `failed` has a reason for every cell that failed or is missing on a side; its times are NaN throughout. `faults` are
-    failures of whole runs, `paths` what ran where the effective path changed ("copy engine -> CPU inline"), `inline`
-    the cells that the CPU copies on both sides. `disturbed`
-    is how many pairs each cause spoiled; `in_turn` is set where visit was paired with visit, not run with run.
+    `order` is 1 for every round in which the candidate ran second, -1 if it ran first, 0 if unknown. `controls` maps a
+    name to the log ratios of the candidate's time to the base's, by round, of controls that no build affects. `failed`
+    has a reason for every cell that failed or is missing on a side; all its times are NaN. `faults` are failures of
+    whole runs; `paths` are changes of the effective path ("copy engine -> CPU inline"), `inline` the cells that the CPU
+    copies on both sides. `disturbed` is the number of pairs that each cause spoiled; `in_turn` is true if visits were
+    paired with visits, not runs with runs.
     """
 
     cells: Sequence[Cell]
@@ -62,7 +62,7 @@ class Pairs:
 
 
 class _Side:
-    """The runs of one side, and for every round the run and the number that it has there."""
+    """The runs of one side, and for every round its run and its number in that run."""
 
     def __init__(self, name: str, runs: Sequence[Run]) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class _Side:
 
     @property
     def span_ns(self) -> tuple[int, int] | None:
-        """When the visits of the one run began and ended; None where that is not known, and for several runs."""
+        """The begin and the end of the visits of a single run, or None if unknown or for several runs."""
         every = [visit for own in self._visits.values() for visit in own.values()]
         spans = [visit.span_ns for visit in every if visit.span_ns is not None]
         if len(self.runs) != 1 or not spans or len(spans) < len(every):
@@ -98,12 +98,12 @@ class _Side:
         return min(begin for begin, _ in spans), max(end for _, end in spans)
 
     def values(self, cells: Sequence[Cell], value: Callable[[Visit], float]) -> Floats:
-        """Return a positive value of every visit, of shape (cells, rounds), NaN where there is none."""
+        """Return a positive value of every visit, of shape (cells, rounds), NaN if there is none."""
         rows = [[value(own[key]) if key in own else math.nan for key in self.rounds] for own in self._of(cells)]
         return np.reshape(_positive(rows), (len(cells), len(self.rounds)))
 
     def begun_s(self, *, in_turn: bool) -> list[float]:
-        """Return when each round began, by the visits or by their run; NaN where that is not known."""
+        """Return the begin of each round in seconds, from its visits or its run; NaN if unknown."""
         if not in_turn:
             return [_created_s(self.runs[place]) for place, _ in self.rounds]
         first: dict[tuple[int, int], float] = {}
@@ -114,24 +114,24 @@ class _Side:
         return [first.get(key, math.nan) for key in self.rounds]
 
     def trouble(self, cell: Cell) -> list[str]:
-        """Return why the cell has no timing on this side, if so: what nobody compared has none."""
+        """Return why the cell has no timing on this side, or []; an unverified cell has none."""
         visits = self._visits.get(cell, {}).values()
         why = [f"failed: {failure.kind}: {failure.message}" for failure in self._failures.get(cell, ())]
         if not visits and not why:
             why = [f"skipped: {self._skips[cell].reason}" if cell in self._skips else "missing"]
         elif not why and not any(visit.verified_bytes for visit in visits):
-            why = ["failed: nothing was verified"]
+            why = ["failed: no bytes were verified"]
         elif not why and all(math.isnan(visit_us(visit)) for visit in visits):
             why = [f"no figure: {NO_FIGURE}"]
         return [f"{self.name}: {reason}" for reason in why]
 
     def paths(self, cell: Cell) -> str:
-        """Return the effective path of most visits."""
+        """Return the most frequent effective path."""
         counts = Counter(visit.path for visit in self._visits.get(cell, {}).values())
         return counts.most_common(1)[0][0] if counts else ""
 
     def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, Floats]:
-        """Return direction -> median time of the large copies of every round, NaN where there are none."""
+        """Return direction -> median time of the large copies of every round, NaN if there are none."""
         found: dict[str, dict[tuple[int, int], float]] = {}
         for place, run in enumerate(self.runs):
             for record in run.records:
@@ -144,10 +144,10 @@ class _Side:
 
 
 def visit_us(visit: Visit) -> float:
-    """Return what a swap of a visit takes when nothing holds it up: the `FAST_SHARE` quantile of swap_us.
+    """Return the undisturbed time of a swap in a visit: the `FAST_SHARE` quantile of swap_us, in microseconds.
 
-    What the machine does meanwhile only ever makes a copy slower. NaN where a delay did not outlast the submission in
-    every sample.
+    Disturbances of the machine only make copies slower. NaN if the delay did not outlast the submission in every
+    sample.
     """
     samples = visit.samples
     busy = visit.cell.stream_state is StreamState.BUSY
@@ -163,7 +163,7 @@ def _slowdown(visit: Visit) -> float:
 
 
 def _disturbances(visit: Visit) -> int:
-    """Return what disturbed a visit, a slow CPU apart: two sides are compared by their CPUs."""
+    """Return the number of disturbances of a visit except a slow CPU, because the CPUs of both sides are compared."""
     return len(visit.disturbed) - ((visit.slowdown or 0) > 1 + SLOW_CPU.fraction)
 
 
@@ -174,31 +174,31 @@ def _submission_share(visit: Visit) -> float:
 
 
 def _cpu_bound(shares: Floats) -> Mask:
-    """Return a mark for every cell of which the submission takes a third of the time or more."""
+    """Return a mask of the cells whose submission takes a third of the time or more."""
     known = (own[np.isfinite(own)] for own in np.swapaxes(shares, 0, 1))
     return np.array([own.size > 0 and np.median(own) >= CPU_BOUND for own in known], dtype=bool)
 
 
 def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
-    """Pair the rounds of `base` with those of `cand`; raises UsageError unless there are as many of either, and some.
+    """Pair the rounds of `base` with those of `cand`; raises UsageError unless both have the same number, at least one.
 
-    A round may measure fewer cells than another. Where the sides are two backends, cells are paired by all other axes.
-    Raises MismatchError where both sides measured something and no cell is in common.
+    Rounds can measure different cells. If the sides are two backends, cells are paired by all other axes. Raises
+    MismatchError if both sides measured cells but have none in common.
     """
     ours, theirs = _Side("base", base), _Side("cand", cand)
     in_turn = _in_turn(ours.span_ns, theirs.span_ns)
-    if len(base) == len(cand) == 1:  # stopped between two visits, or lost, one side may lack a round of the other
+    if len(base) == len(cand) == 1:  # after an interruption one side can lack a round of the other
         ours.rounds = theirs.rounds = sorted({*ours.rounds, *theirs.rounds})
     if len(ours.rounds) != len(theirs.rounds) or not ours.rounds:
         raise UsageError(
-            f"{len(ours.rounds)} rounds of the base and {len(theirs.rounds)} of the candidate: give runs with as many "
-            "of either, at least one, in the order of their rounds"
+            f"{len(ours.rounds)} rounds of the base and {len(theirs.rounds)} of the candidate; give runs with the same "
+            "number of rounds, at least one, in the order of their rounds"
         )
     partner = partners(ours.measured, theirs.measured)
     if ours.measured and theirs.measured and not partner:
         raise MismatchError(
-            f"these runs have no cell in common: {ours.measured[0].label} is one of the base's, "
-            f"{theirs.measured[0].label} of the candidate's; compare runs of one suite"
+            f"the runs have no cell in common: the base has, for example, {ours.measured[0].label}, the candidate "
+            f"{theirs.measured[0].label}; compare runs of one suite"
         )
     back = {there: here for here, there in partner.items()}
     every = dict.fromkeys([*ours.measured, *(back.get(cell, cell) for cell in theirs.measured)])
@@ -240,18 +240,18 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
 
 
 def _in_turn(base_ns: tuple[int, int] | None, cand_ns: tuple[int, int] | None) -> bool:
-    """Whether two runs were made at the same time, which only visits in turn are."""
+    """Whether two runs overlap in time, which only runs made in turn do."""
     if base_ns is None or cand_ns is None:
         return False
     return base_ns[0] < cand_ns[1] and cand_ns[0] < base_ns[1]
 
 
 def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
-    """Return each cell of the base -> its partner; a cell without one is left out.
+    """Return each cell of the base -> its partner; cells without a partner are omitted.
 
-    A cell's partner is itself. But where either side has cells of one backend alone and the two differ, they are two
-    backends under comparison, and a cell's partner is the one that agrees with it on every other axis that both
-    support. Raises UsageError where two cells of a side have one partner.
+    A cell's partner is itself, unless each side has a single backend and the two differ: then two backends are
+    compared, and a cell's partner is the cell with the same values on all other axes that both backends support.
+    Raises UsageError if two cells of a side have the same partner.
     """
     ours, theirs = list(dict.fromkeys(base)), list(dict.fromkeys(cand))
     if not _about_backends(ours, theirs):
@@ -268,19 +268,19 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
 
 
 def check_two(base: Sequence[Run], cand: Sequence[Run]) -> None:
-    """Raise UsageError that names a run which stands on both sides: its directory does, or a copy with its journal."""
+    """Raise UsageError if a run, or a copy of its journal, is on both sides; the message names it."""
     for ours in base:
         for theirs in cand:
             copied = bool(ours.records) and ours.records == theirs.records
             if copied or ours.path.resolve() == theirs.path.resolve():
                 names = " and ".join(dict.fromkeys(brief(str(run.path)) for run in (ours, theirs)))
-                raise UsageError(f"the same run stands on both sides of --: {names}; name another run on one side")
+                raise UsageError(f"the same run is on both sides of --: {names}; use another run on one side")
 
 
 def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) -> list[str]:
-    """Return warnings about runs of different machines; raises MismatchError about them unless `forced`.
+    """Return warnings about runs of different machines; raises MismatchError instead unless `forced`.
 
-    The build may differ between the sides, and only between them.
+    The build can differ between the sides, but not within a side.
     """
     found = []
     for runs in (base, cand):
@@ -288,27 +288,29 @@ def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) ->
         expected = {**base[0].info.identity, **build}
         found += [f"{run.path}: {text}" for run in runs for text in differences(expected, run.info.identity)]
     if found and not forced:
-        raise MismatchError(f"these runs are not of one kind of machine: {_few(found)}; --force compares them anyway")
-    return [f"forced: not one kind of machine: {line}" for line in found]
+        raise MismatchError(
+            f"the runs are of different kinds of machines: {_few(found)}; to compare them anyway, add --force"
+        )
+    return [f"forced: different kinds of machines: {line}" for line in found]
 
 
 def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str]]:
-    """Return direction -> times of either side's control copies, of shape (2, rounds), and warnings.
+    """Return direction -> times of both sides' control copies, of shape (2, rounds), and warnings.
 
-    Without controls, ceilings stand in.
+    Without controls, ceilings are used instead.
     """
     ours, theirs = base.copies_us(Control), cand.copies_us(Control)
     notes = []
     if not ours or ours.keys() != theirs.keys():
-        notes = ["not every run has control copies: the engine's own large copies, the ceilings, stand in for them"]
+        notes = ["not every run has control copies; the ceilings, which are copies by the engine, are used instead"]
         ours, theirs = base.copies_us(Ceiling), cand.copies_us(Ceiling)
     if not ours or ours.keys() != theirs.keys():
-        notes = ["no run has control copies or ceilings: whether the machine was steady is not known"]
+        notes = ["no run has control copies or ceilings, so it is unknown whether the machine was steady"]
     return {way: np.array([ours[way], theirs[way]]) for way in sorted(ours.keys() & theirs.keys())}, notes
 
 
 def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
-    """Return name -> log ratio of the candidate's time to the base's in every round that nothing spoiled."""
+    """Return name -> log ratio of the candidate's time to the base's in every round that was not spoiled."""
     found = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
     if "link" in marks:
         for logs in found.values():
@@ -322,14 +324,14 @@ def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping
 def _created_s(run: Run) -> float:
     try:
         return datetime.fromisoformat(run.info.created).timestamp()
-    except (ValueError, TypeError, OverflowError):  # a stranger's run
+    except (ValueError, TypeError, OverflowError):  # an untrusted run
         return math.nan
 
 
 def _stopped(base: Sequence[Run], cand: Sequence[Run]) -> list[str]:
-    """Return a note where both sides were stopped together, which is a plan cut short and no fault of either."""
+    """Return a note if both sides were interrupted together, which is not a fault of either side."""
     if all(run.info.status == "interrupted" for run in (*base, *cand)):
-        return ["both sides were interrupted: what both have measured is judged"]
+        return ["both sides were interrupted: only what both measured is judged"]
     return []
 
 
@@ -349,7 +351,7 @@ def _few(reasons: Sequence[str]) -> str:
 
 def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
     known = np.asarray(times_us, dtype=np.float64)
-    return np.where(known > 0, known, np.nan)  # a clock that stood still says nothing of a ratio
+    return np.where(known > 0, known, np.nan)  # a time of zero has no ratio
 
 
 def _middle(values: Floats) -> float:
@@ -358,12 +360,12 @@ def _middle(values: Floats) -> float:
 
 
 def _about_backends(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[str]:
-    """Return a note where either side has one backend and the two differ."""
+    """Return a note if each side has a single backend and the two differ."""
     names = {cell.backend for cell in ours}, {cell.backend for cell in theirs}
     if names[0] == names[1] or any(len(found) != 1 for found in names):
         return []
     first, second = ours[0].backend, theirs[0].backend
-    return [f"two backends are compared, {first} (base) and {second} (candidate): cells are paired by the axes of both"]
+    return [f"comparing two backends, {first} (base) and {second} (candidate): cells are paired by the axes of both"]
 
 
 def _by_values(cells: Sequence[Cell], fields: Sequence[str]) -> dict[tuple[object, ...], Cell]:
@@ -372,6 +374,6 @@ def _by_values(cells: Sequence[Cell], fields: Sequence[str]) -> dict[tuple[objec
     twice = [cell.label for cell, values in keys.items() if counts[values] > 1]
     if twice:
         raise UsageError(
-            f"{twice[0]} and {twice[1]} differ in an axis that the other backend does not support: keep one"
+            f"{twice[0]} and {twice[1]} differ only in an axis that the other backend does not support: keep one"
         )
     return {values: cell for cell, values in keys.items()}

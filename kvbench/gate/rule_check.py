@@ -1,4 +1,4 @@
-"""Rules about one run: what holds, what is broken, and what cannot be said because cells are missing or failed."""
+"""Checks rules about one run: which hold, which are broken, and which are unknown for lack of cells."""
 
 import itertools
 import math
@@ -25,14 +25,14 @@ CEILING: Final = "ceiling"
 LARGEST: Final = 1e9
 _DEFAULT_QUANTITY: Final = "gbps"
 
-# Of the things that a rule speaks of: how far one is from breaking it (below 0: broken, NaN: undecided), that in words,
-# and its cells.
+# A case of a rule: its distance from breaking the rule (below 0: broken, NaN: undecided), the same as text, its cells.
+# (One rule can have many cases.)
 Case = tuple[float, str, Sequence[Cell]]
 
 
 @dataclass(frozen=True, slots=True)
 class RulesReport:
-    """All rules against one run, worst first, a row each; `config` is the one they are for, None for any."""
+    """The results of all rules for one run, worst first, one row each; `config` is that of the runs, or None."""
 
     run: str
     config: str | None
@@ -45,7 +45,7 @@ class RulesReport:
 
 
 class _UnknownError(Exception):
-    """A rule that cannot be judged; the message says for want of what."""
+    """A rule that cannot be judged; the message says what is missing."""
 
 
 class Selection:
@@ -67,14 +67,14 @@ class Selection:
         return {cell: each for cell, each in found.items() if all(one.holds(cell) for one in self.filters)}
 
     def measured(self, found: Outcomes) -> Outcomes:
-        """Return the outcomes of these cells but for skipped ones; raises _UnknownError without any, or if one failed.
+        """Return the outcomes of these cells without skipped ones; raises _UnknownError if none is left or one failed.
 
         The outcomes are in the order of `found`.
         """
         chosen = self.of(found)
         ran = {cell: outcome for cell, outcome in chosen.items() if outcome.status != "skipped"}
         if not ran:
-            asked = "measured; all are skipped" if chosen else "asked for"
+            asked = "measured; all are skipped" if chosen else "requested"
             why = next((f": {outcome.reason}" for outcome in chosen.values()), "")
             raise _UnknownError(f"no cell of {self} was {asked}{why}")
         for outcome in ran.values():
@@ -83,16 +83,16 @@ class Selection:
         return ran
 
     def curves(self, found: Outcomes) -> list[list[CellOutcome]]:
-        """Return the outcomes that differ in block size alone, at least two of them, in its order; raises as above."""
+        """Return the curves: outcomes that differ only in block size, at least two each, by size; raises as above."""
         measured = self.measured(found)
         return [[measured[cell] for cell in curve] for curve in curves_of(measured)]
 
 
 class Limit:
-    """What a quantity is held against: `factor` times that of `partner`; the factor alone if `partner` is None.
+    """The limit of a quantity: `factor` times that of `partner`, or just `factor` if `partner` is None.
 
-    `partner` is `CEILING` (of the cell's direction), or cells: those with the same values on every axis that the
-    selection leaves open.
+    `partner` is `CEILING` (of the cell's direction), or a selection: its cells with the same values on every axis that
+    the selection does not set.
     """
 
     def __init__(self, factor: float, partner: Selection | str | None = None) -> None:
@@ -103,7 +103,7 @@ class Limit:
         return " ".join(filter(None, (f"{self.factor:.9g}", str(self.partner or ""))))
 
     def partners(self, outcome: CellOutcome, column: str, found: Outcomes) -> list[tuple[str, float, Sequence[Cell]]]:
-        """Return what a cell is held against: its name, its figure in `column`, and its cells; raises _UnknownError."""
+        """Return the partners of a cell: name, figure in `column`, and cells; raises _UnknownError."""
         if self.partner is None:
             return [("the number", 1.0, [])]
         if isinstance(self.partner, str):
@@ -121,10 +121,10 @@ class Limit:
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A statement about cells of one run; `str` is the statement."""
+    """A statement about the cells of one run; `str` gives the statement."""
 
     def cases(self, found: Outcomes) -> list[Case]:
-        """Return what the rule speaks of, at least one; raises _UnknownError where there is nothing to judge."""
+        """Return the cases of the rule, at least one; raises _UnknownError if there is nothing to judge."""
         raise NotImplementedError
 
     def check(self, found: Outcomes) -> Row:
@@ -149,7 +149,7 @@ def _verdict(slack: float) -> GateVerdict:
 
 
 class Bound(Rule, frozen=True, kw_only=True):
-    """`quantity` of every one of `cells` is at least, or at most, what the one limit says."""
+    """`quantity` of each of `cells` must be at least, or at most, the limit."""
 
     cells: Selection
     at_least: Limit | None = None
@@ -158,7 +158,9 @@ class Bound(Rule, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.limit.partner == CEILING and self.quantity != _DEFAULT_QUANTITY:
-            raise ValueError(f"quantity: the ceiling is GB/s and {self.quantity} is not; leave the quantity out")
+            raise ValueError(
+                f"quantity: {self.quantity} cannot be compared with the ceiling, which is GB/s; leave quantity out"
+            )
 
     def __str__(self) -> str:
         return f"{self.cells}: {self.quantity} {'at most' if self.at_least is None else 'at least'} {self.limit}"
@@ -166,7 +168,7 @@ class Bound(Rule, frozen=True, kw_only=True):
     @property
     def limit(self) -> Limit:
         limit = self.at_most if self.at_least is None else self.at_least
-        assert limit is not None  # `read_rule` takes a table for a bound by this key
+        assert limit is not None  # `read_rule` selects Bound by this key
         return limit
 
     def cases(self, found: Outcomes) -> list[Case]:
@@ -187,7 +189,7 @@ class Bound(Rule, frozen=True, kw_only=True):
 
 
 class NoCliff(Rule, frozen=True, kw_only=True):
-    """No curve of `cells` has a cliff higher than `no_cliff_above`."""
+    """No curve of `cells` must have a cliff higher than `no_cliff_above`."""
 
     cells: Selection
     no_cliff_above: Annotated[float, msgspec.Meta(ge=MIN_HEIGHT, lt=LARGEST)]
@@ -207,7 +209,7 @@ class NoCliff(Rule, frozen=True, kw_only=True):
                 words = f"{cliff.height:.2f}x {_between(cliff.below_bytes, cliff.above_bytes)}"
             cases.append((slack, f"{_curve_name(cells)}: {words}", cells))
         if not cases:
-            raise _UnknownError(f"a cliff takes at least {MIN_SIZES} block sizes of {self.cells}")
+            raise _UnknownError(f"a cliff requires at least {MIN_SIZES} block sizes of {self.cells}")
         return cases
 
 
@@ -215,7 +217,7 @@ _Backend = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}\\Z")]
 
 
 class CrossoverBetween(Rule, frozen=True, kw_only=True):
-    """The faster of the two backends `crossover` changes, and only between these two block sizes."""
+    """The faster of the two backends `crossover` must change, and only between these two block sizes."""
 
     crossover: tuple[_Backend, _Backend]
     between: tuple[str, str]
@@ -223,15 +225,15 @@ class CrossoverBetween(Rule, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.crossover[0] == self.crossover[1]:
-            raise ValueError(f"crossover: {shown(self.crossover)} is one backend twice; name two")
+            raise ValueError(f"crossover: {shown(self.crossover)} names one backend twice; name two backends")
         for axis in sorted(self.cells.axes & {"backend", "block_size"}):
-            raise ValueError(f"cells: a crossover is that of two backends over block sizes; leave {axis} out")
+            raise ValueError(f"cells: a crossover compares two backends over block sizes; leave {axis} out")
         try:
             low_bytes, high_bytes = self.span_bytes
         except ValueError as error:
             raise ValueError(f"between: {error}") from None
         if low_bytes >= high_bytes:
-            raise ValueError(f"between: {shown(self.between)}: the smaller size comes first")
+            raise ValueError(f"between: {shown(self.between)}: the sizes must ascend")
 
     def __str__(self) -> str:
         return f"{self.cells}: crossover {'/'.join(self.crossover)} between {' and '.join(self.between)}"
@@ -258,14 +260,14 @@ class CrossoverBetween(Rule, frozen=True, kw_only=True):
             cases.append((slack, f"{_curve_name(cells)}: {words}", cells))
         if not cases:
             names = " and ".join(self.crossover)
-            raise _UnknownError(f"{names} have no {MIN_SIZES} block sizes of the same swap in common")
+            raise _UnknownError(f"{names} have fewer than {MIN_SIZES} block sizes of the same swap in common")
         return cases
 
     def _judge(self, arms: dict[str, dict[int, Visits]]) -> tuple[float, str]:
-        """Return the slack and the words for two curves with common sizes."""
+        """Return the slack and the text for two curves with common sizes."""
         fewest = min(len(visits) for times in arms.values() for visits in times.values())
         if fewest < MIN_PAIRS:
-            return math.nan, f"{fewest} visits; which is faster takes {MIN_PAIRS}: measure with --rounds {MIN_PAIRS}"
+            return math.nan, f"{fewest} visits; a verdict requires {MIN_PAIRS}: measure with --rounds {MIN_PAIRS}"
         fastest = winners(arms, IN_TURN)
         decided = {name for name in fastest.values() if name}
         spans = [(change.below_bytes, change.above_bytes) for change in crossovers(fastest)]
@@ -280,7 +282,7 @@ class CrossoverBetween(Rule, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """Rules, at least one, and the name of the config whose runs they are for, None for any."""
+    """One or more rules, and the name of the config whose runs they are for, or None for any config."""
 
     rules: Sequence[Rule]
     config: str | None = None
@@ -292,7 +294,7 @@ def check_rules(run: Run, rules: RuleSet) -> RulesReport:
     if rules.config not in (None, config):
         raise MismatchError(
             f"the rules are for runs of the config {rules.config}; {brief(str(run.path))} is of "
-            f"{brief(str(config)) or 'no config'}: measure that config, or name other rules with --rules"
+            f"{brief(str(config)) or 'no config'}; measure that config, or use other rules with --rules"
         )
     found = outcomes(run)
     rows = sorted((rule.check(found) for rule in rules.rules), key=lambda row: row.verdict.badness)

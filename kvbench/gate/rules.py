@@ -1,4 +1,4 @@
-"""A file of rules: tables in TOML, each a statement about cells of one run, chosen as by `--filter`."""
+"""Reads a file of rules: TOML tables, each a statement about cells of one run, selected as by `--filter`."""
 
 import re
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ KEYS: Final = {
 }
 _RIGHT: Final = {
     "config": 'the name of a config, such as "cliff"',
-    "rule": "a list of tables, at least one; write [[rule]]",
+    "rule": "a non-empty list of tables; write [[rule]]",
     "cells": 'a filter such as "backend=sm,direction=h2d"',
     "at_least": _A_LIMIT,
     "at_most": _A_LIMIT,
@@ -47,15 +47,15 @@ _RIGHT: Final = {
 
 
 def shipped_rules() -> Path:
-    """Return the file of rules that comes with kvbench, beside its configs."""
+    """Return the shipped file of rules."""
     return shipped_folder() / "rules" / "gate.toml"
 
 
 def load_rules(path: Path) -> RuleSet:
-    """Read a file of rules; raises UsageError that names the file, the rule's number, the key and what is right."""
+    """Read a file of rules; raises UsageError, which names the file, the rule's number, the key and what is right."""
     with located(f"--rules {path}"):
         if not path.exists():
-            raise UsageError("no such file; a file of rules is TOML, for example configs/rules/gate.toml")
+            raise UsageError("file not found; a file of rules is TOML, for example configs/rules/gate.toml")
         table = read_toml(path)
         check_keys(table, ("config", "rule"))
         config, tables = table.get("config"), table.get("rule")
@@ -64,7 +64,7 @@ def load_rules(path: Path) -> RuleSet:
         if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables) or not tables:
             raise _wrong("rule", tables)
         if len(tables) > _MAX_RULES:
-            raise UsageError(f"rule: {len(tables)} are more than {_MAX_RULES}")
+            raise UsageError(f"rule: {len(tables)} rules; the maximum is {_MAX_RULES}")
         rules = []
         for number, each in enumerate(tables, start=1):
             with located(f"rule {number}"):
@@ -73,11 +73,11 @@ def load_rules(path: Path) -> RuleSet:
 
 
 def read_rule(table: Mapping[str, object]) -> Rule:
-    """Read one `[[rule]]`; raises UsageError that names the key, the value and what would be right."""
+    """Read one `[[rule]]`; raises UsageError, which names the key, the value and what would be right."""
     check_keys(table, [key for key in _RIGHT if key not in ("config", "rule")])
     kinds = [key for key in _KINDS if key in table]
     if len(kinds) != 1:
-        raise UsageError(f"write one of {', '.join(_KINDS)}; there is {' and '.join(kinds) or 'none'}")
+        raise UsageError(f"a rule needs exactly one of {', '.join(_KINDS)}; it has {' and '.join(kinds) or 'none'}")
     kind = _KINDS[kinds[0]]
     check_keys(table, kind.__struct_fields__)
     try:
@@ -85,7 +85,7 @@ def read_rule(table: Mapping[str, object]) -> Rule:
     except msgspec.ValidationError as error:
         why = str(error.__cause__ or "")
         place = re.search(r"\$\.(\w+)|field `(\w+)`", str(error))
-        if place is None:  # of the table as a whole
+        if place is None:  # the error is of the whole table
             raise UsageError(why) from None
         key = place[1] or place[2]
         if key not in table:
@@ -105,7 +105,7 @@ def _read(kind: Any, value: object) -> Any:
 
 
 def _limit(value: object) -> Limit:
-    """Read a number, or a factor with `ceiling` or a filter behind it; raises UsageError and TypeError."""
+    """Read a number, or a factor followed by `ceiling` or a filter; raises UsageError and TypeError."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LARGEST:
         return Limit(float(value))
     factor, *rest = _text(value).split(maxsplit=1)

@@ -1,8 +1,7 @@
-"""What is judged besides times: slowdowns of neighbours, and the shape of the curves, round by round.
+"""Judged items besides times: slowdowns of neighbours, and the shape of curves (cliffs, crossovers), round by round.
 
-A shape is how high a cliff is and where, and where the faster backend changes. A curve is the cells that differ in
-block size alone. What there is to compare is decided over all rounds, by `kvbench.analysis`; every round then gives one
-value of either side, and these are paired as times are.
+A curve is a set of cells that differ only in block size. `kvbench.analysis` finds the features over all rounds; every
+round then gives one value per side, and these values are paired like times.
 """
 
 import itertools
@@ -22,7 +21,7 @@ from kvbench.gate.judgement import Kind
 from kvbench.gate.pairs import Pairs
 
 MIN_SIZES: Final = 2
-# Two curves with these in common are the same swaps, by two backends with axes of their own.
+# Two curves that agree on these axes are the same swaps by two backends.
 _OF_THE_SWAP: Final = tuple(
     axis.field
     for axis in AXES.values()
@@ -32,10 +31,9 @@ _OF_THE_SWAP: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class PairedValues:
-    """One thing to judge: a value a round of either side, paired, NaN where a round has none.
+    """One item to judge: paired values of both sides, one per round, NaN if a round has none.
 
-    `margin` is the log ratio that the sides may differ by. `worse` is 1 where a larger value is worse, -1 where a
-    smaller one is.
+    `margin` is the allowed difference as a log ratio. `worse` is 1 if a larger value is worse, -1 if a smaller one is.
     """
 
     kind: Kind
@@ -50,7 +48,7 @@ class PairedValues:
 
 @dataclass(frozen=True, slots=True)
 class _Curve:
-    """Cells that differ in block size alone, with the times of either side, of shape (sizes, rounds)."""
+    """Cells that differ only in block size, with the times of both sides, of shape (sizes, rounds)."""
 
     cells: Sequence[Cell]
     base_us: Floats
@@ -66,7 +64,7 @@ class _Curve:
         return self.cells[0].label.replace(f" x {AXES['block_size'].show(self.cells[0].block_bytes)}", "", 1)
 
     def rates(self) -> tuple[Floats, Floats]:
-        """Return the GB/s of either side."""
+        """Return the GB/s of both sides."""
         swap_bytes = np.array([cell.swap_bytes for cell in self.cells], dtype=np.float64)[:, None]
         return swap_bytes / self.base_us / 1e3, swap_bytes / self.cand_us / 1e3
 
@@ -76,10 +74,10 @@ class _Curve:
 
 
 def features(pairs: Pairs, margins: Floats, relative_margin: float) -> list[PairedValues]:
-    """Return what can be compared about the shape; `margins` are the cells' own, log ratios in the order of the cells.
+    """Return the comparable features; `margins` are those of the cells, as log ratios in the order of the cells.
 
-    Positions of cliffs may differ by `relative_margin`, a log ratio; a crossover by the distance between the sizes that
-    it was found between, since a grid says no more; a cliff's height by the margins of its two cells together.
+    The margin of a cliff's position is `relative_margin`, a log ratio; that of a crossover the distance between the two
+    sizes around it, the resolution of the grid; that of a cliff's height the sum of the margins of its two cells.
     """
     places = {cell: place for place, cell in enumerate(pairs.cells)}
     curves = []
@@ -113,7 +111,7 @@ def neighbours(pairs: Pairs, relative_margin: float) -> list[PairedValues]:
 
 
 def curves_of(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Return the cells that differ in block size alone, at least `MIN_SIZES` of them, in its order."""
+    """Return the curves: cells that differ only in block size, at least `MIN_SIZES` each, sorted by size."""
     groups: dict[Cell, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(replace(cell, block_bytes=1), []).append(cell)
@@ -122,7 +120,7 @@ def curves_of(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def of_the_swap(cell: Cell) -> tuple[object, ...]:
-    """Return what two cells have in common that are the same swap by two backends, block size aside."""
+    """Return a key that is equal for cells of the same swap by two backends, except for the block size."""
     return tuple(getattr(cell, field) for field in _OF_THE_SWAP)
 
 
@@ -144,14 +142,14 @@ def _cliff_features(curve: _Curve, margins: dict[int, float], relative_margin: f
     yield PairedValues("cliff height", curve.name, cells, "x", *heights, margin)
     before, after = _positions(curve.sizes, base), _positions(curve.sizes, cand)
     whole = np.isfinite(np.concatenate([base, cand])).all(axis=0)
-    # A cliff that some rounds do not show has no position to speak of; its height says what became of it.
+    # Without a cliff in every round there is no position to compare; its height shows the change.
     if np.isfinite(before[whole]).all() and np.isfinite(after[whole]).all():
-        worse = 1 if some.rises else -1  # the slow side of the cliff grows
+        worse = 1 if some.rises else -1  # the slow side of the cliff becomes larger
         yield PairedValues("cliff position", curve.name, curve.cells, "bytes", before, after, relative_margin, worse)
 
 
 def _usual_cliff(sizes: Sequence[int], gbps: Floats) -> Cliff | None:
-    """Return the cliff of the medians over those rounds that measured every size, with the rounds' quartiles."""
+    """Return the cliff of the medians over the rounds that measured every size, with the quartiles of the rounds."""
     whole = gbps[:, np.isfinite(gbps).all(axis=0)]
     if whole.shape[1] == 0:
         return None
@@ -165,7 +163,7 @@ def _jump(sizes: Sequence[int], gbps: Floats, cliff: Cliff) -> Floats:
 
 
 def _positions(sizes: Sequence[int], gbps: Floats) -> Floats:
-    """Return every round's position in bytes, halfway between the sizes on the log scale; NaN without a cliff."""
+    """Return the position in every round, in bytes, halfway between the sizes on a log scale; NaN without a cliff."""
 
     def position(rates: Sequence[float]) -> float:
         cliff = find_cliff(sizes, rates, rates, rates) if np.isfinite(rates).all() else None
@@ -175,7 +173,7 @@ def _positions(sizes: Sequence[int], gbps: Floats) -> Floats:
 
 
 def _crossover_features(one: _Curve, other: _Curve) -> Iterator[PairedValues]:
-    """Yield where the faster of two curves of the same sizes changes."""
+    """Yield the positions at which the faster of two curves with the same sizes changes."""
     names = one.cells[0].backend, other.cells[0].backend
     changes = _changes(names, one.sizes, one.base_us, other.base_us) or _changes(
         names, one.sizes, one.cand_us, other.cand_us
@@ -186,7 +184,7 @@ def _crossover_features(one: _Curve, other: _Curve) -> Iterator[PairedValues]:
         cand = _crossings(one.sizes, np.log(one.cand_us / other.cand_us), change, rises=rises)
         near = [size in (change.below_bytes, change.above_bytes) for size in one.sizes]
         slower = [np.log(curve.cand_us[near] / curve.base_us[near]) for curve in (one, other)]
-        # Neither way is worse in itself: it moves up when one backend gets slower or the other faster.
+        # Neither direction is worse: the position rises if one backend gets slower or the other faster.
         worse = 1 if np.nanmedian(np.log(cand / base)) * np.nanmedian(slower) >= 0 else -1
         margin = math.log(change.above_bytes / change.below_bytes)
         name = f"{names[0]} / {other.name}"
@@ -194,7 +192,7 @@ def _crossover_features(one: _Curve, other: _Curve) -> Iterator[PairedValues]:
 
 
 def _changes(names: tuple[str, str], sizes: Sequence[int], one_us: Floats, other_us: Floats) -> Sequence[Crossover]:
-    """Return where the winner changes, by the rounds that measured both; as fast as each other is no winner."""
+    """Return the changes of the winner over the rounds that measured both; a tie has no winner."""
     whole = np.isfinite(one_us).all(axis=0) & np.isfinite(other_us).all(axis=0)
     arms: dict[str, dict[int, Visits]] = {
         name: {size: dict(enumerate(row[whole].tolist())) for size, row in zip(sizes, rows, strict=True)}
@@ -204,10 +202,10 @@ def _changes(names: tuple[str, str], sizes: Sequence[int], one_us: Floats, other
 
 
 def _crossings(sizes: Sequence[int], log_ratios: Floats, near: Crossover, *, rises: bool) -> Floats:
-    """Return for every round where the log ratio of two times changes its sign, in bytes, by interpolation.
+    """Return, for every round, the size in bytes at which the log ratio of two times changes sign, by interpolation.
 
-    Of several the one nearest to `near`. Where it never changes, the crossover lies beyond the sizes: the end on whose
-    side it left counts. NaN for a round that did not measure every size.
+    Of several sizes, return the one nearest to `near`. If the sign never changes, the crossover is beyond the measured
+    sizes, and the end on that side is returned. NaN for a round that did not measure every size.
     """
     positions = np.log(np.array(sizes, dtype=np.float64))
     middle = math.log(near.below_bytes * near.above_bytes) / 2

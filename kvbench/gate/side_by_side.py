@@ -1,4 +1,4 @@
-"""Two sides measured in turn, cell by cell: a worker of either is alive, and only one of them measures at a time."""
+"""Measures two sides in turn, cell by cell: both have a running worker, and only one of them measures at a time."""
 
 import hashlib
 import sys
@@ -32,16 +32,16 @@ from kvbench.sweep.spec import Limits, SweepSpec
 
 BASE: Final = "base"
 CAND: Final = "cand"
-# Of so many rounds one, drawn by the seed, is compared byte for byte, besides the first and the last.
+# One in this many rounds, chosen by the seed, is compared byte for byte, besides the first and the last.
 AUDITED: Final = 16
-# Pairs that something spoiled are made again, so often for one look.
+# The maximum number of times that spoiled pairs are repeated for one look.
 _TRIES: Final = 3
 Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class RunningSide:
-    """A side under way: its execution, the records that it made so far, and its name of every cell of the base."""
+    """A running side: its execution, its records so far, and its cell for every cell of the base."""
 
     name: str
     execution: Execution
@@ -49,32 +49,32 @@ class RunningSide:
     records: list[Record] = field(default_factory=list)
 
     def run(self) -> Run:
-        """Return what there is so far, as if it were complete."""
+        """Return the run so far, as if it were complete."""
         writer = self.execution.writer
         return Run(writer.path, msgspec.structs.replace(writer.info, status="complete"), [*self.records], [])
 
 
 class _Watching:
-    """Keeps what an execution records, and tells of failures."""
+    """Keeps the records of an execution, and reports failures."""
 
     def __init__(self, name: str, records: list[Record], failures: FailuresTold, say: Say) -> None:
         self._name, self._records, self._failures, self._say = name, records, failures, say
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
-        """Nothing to tell: both sides have one plan, which `SideBySide` tells of."""
+        """Report nothing: `SideBySide` reports the common plan of both sides."""
 
     def visiting(self, visit: PlannedVisit) -> None:
-        """Nothing to tell: visits are far too many."""
+        """Report nothing: there are too many visits."""
 
     def recorded(self, record: Record) -> None:
         self._records.append(record)
         if isinstance(record, Failure) and self._failures.first(self._name, record):
             self._say(f"FAILED ({record.kind}) {self._name}: {record.cell.label}: {record.message}")
-            self._say(f"  again: {record.command}")
+            self._say(f"  to measure it again: {record.command}")
 
 
 class SideBySide:
-    """Two sides under way; `folder` has a run directory of either. See `opened`."""
+    """Two running sides; `folder` has a run directory of each. See `opened`."""
 
     def __init__(self, base: RunningSide, cand: RunningSide, say: Say) -> None:
         self.running = {BASE: base, CAND: cand}
@@ -88,8 +88,8 @@ class SideBySide:
     def compare(self, judge: Judge, deadline_s: float, looks: Sequence[Look] = PLAN) -> Judgement:
         """Measure and judge until every row is settled, or the plan or the time ends; `deadline_s` is monotonic.
 
-        There is no look but those of the plan: whoever stops as soon as a figure pleases finds regressions in noise.
-        Raises StorageError, what `judge` raises, and KvbenchError where the control copies fail.
+        Only the planned looks are made: stopping as soon as a result appears would find regressions in noise. Raises
+        StorageError, any error of `judge`, and KvbenchError if the control copies fail.
         """
         closing_s = self._timed_round(self._cells)
         judgement = self._judged(judge, None)
@@ -108,7 +108,7 @@ class SideBySide:
         return self._judged(judge, judgement)
 
     def measure(self, rounds: int, deadline_s: float) -> None:
-        """Measure every cell as often, up to `rounds` times and until `deadline_s`; raises as `compare` does."""
+        """Measure every cell equally often, up to `rounds` times or until `deadline_s`; raises as `compare` does."""
         closing_s = self._timed_round(self._cells)
         while self._rounds < rounds - 1 and time.monotonic() + closing_s < deadline_s:
             self._round(self._cells)
@@ -120,7 +120,7 @@ class SideBySide:
             side.execution.finish(status, reason)
 
     def runs(self) -> tuple[Run, Run]:
-        """Return what the base and the candidate have measured."""
+        """Return the runs of the base and of the candidate."""
         return self.running[BASE].run(), self.running[CAND].run()
 
     def _judged(self, judge: Judge, earlier: Judgement | None) -> Judgement:
@@ -133,7 +133,7 @@ class SideBySide:
         return time.monotonic() - began_s
 
     def _round(self, cells: Sequence[Cell], *, verify: bool = False) -> None:
-        """Visit `cells` that have not failed on both sides, in an order of their own, either side first in turn."""
+        """Visit the `cells` that did not fail on both sides, in shuffled order; the sides alternate in going first."""
         if self._failed.issuperset(cells):
             return
         number = self._rounds
@@ -151,7 +151,7 @@ class SideBySide:
                 self._pair(number, cell, order, verify=verify)
 
     def _pair(self, number: int, cell: Cell, order: Sequence[str], *, verify: bool) -> None:
-        """Visit a cell on one side and then on the other, on one CPU; a cell that fails is not visited again."""
+        """Visit a cell on one side and then on the other, on one CPU; a failed cell is not visited again."""
         cpu = None
         for name in order:
             arm = self.running[name]
@@ -172,10 +172,10 @@ class SideBySide:
         return None
 
     def _checked(self, arm: RunningSide, planned: PlannedVisit, visit: Visit) -> Visit | Failure:
-        """Return the visit, or a failure where it was made while the other side was."""
+        """Return the visit, or a failure if it overlaps a visit of the other side."""
         began_ns, ended_ns = visit.span_ns or (0, 0)
         if not self._last_ns <= began_ns <= ended_ns <= time.monotonic_ns():
-            return arm.execution.fail(planned, "its visit was made while the other side measured, or says so")
+            return arm.execution.fail(planned, "its visit overlaps a visit of the other side")
         self._last_ns = ended_ns
         return visit
 
@@ -188,15 +188,15 @@ class SideBySide:
 
 @contextmanager
 def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, forced: bool) -> Iterator[SideBySide]:
-    """Open both sides with a worker each, plan, and make their run directories in `folder`, which must be new or empty.
+    """Open both sides with a worker each, plan, and create their run directories in `folder`, which must be empty.
 
-    `say` gets a line on whatever goes on; `forced` goes on where the sides are of two kinds of machine. Raises
-    UsageError where a side cannot measure, only one is a backend, or no cell has a partner, and MismatchError.
+    `say` receives progress lines; `forced` allows sides of two kinds of machines. Raises UsageError if a side cannot
+    measure, if only one side is a backend, or if no cell has a partner, and MismatchError.
     """
     if (base.backend is None) != (cand.backend is None):
         raise UsageError(
-            f"--base {brief(base.text)} --cand {brief(cand.text)}: a backend is compared with another backend; "
-            "name one on either side"
+            f"--base {brief(base.text)} --cand {brief(cand.text)}: a backend can only be compared with a backend; "
+            "name one on each side"
         )
     sides = {BASE: base, CAND: cand}
     specs = {name: _spec_of(spec, side) for name, side in sides.items()}
@@ -206,7 +206,7 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
             name: stack.enter_context(closing(WorkerSlot(specs[name], asked_for(specs[name], known), side.interpreter)))
             for name, side in sides.items()
         }
-        # One after the other: a worker dies with the thread that started it.
+        # Sequentially in this thread, because a worker dies with the thread that started it.
         found = {name: slot.start() for name, slot in slots.items()}
         half = {name: replace(own, limits=_half(own.limits, found[name])) for name, own in specs.items()}
         plans = {name: _planned(name, sides[name], own, found[name]) for name, own in half.items()}
@@ -228,7 +228,7 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
             execution.begin()
         for note in _remarks(base, cand, found):
             say(f"note: {note}")
-        say(f"{len(paired)} cells of two sides in turn; memory is being reserved")
+        say(f"{len(paired)} cells on two sides in turn; reserving memory")
         with ThreadPoolExecutor(len(running)) as pool:
             for done in [pool.submit(arm.execution.reserve, arm.names.values()) for arm in running.values()]:
                 done.result()
@@ -238,13 +238,13 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
 
 
 def _remarks(base: Side, cand: Side, found: Mapping[str, Opened]) -> list[str]:
-    """Return what the reader should know of two builds before they are compared."""
+    """Return notes about two builds before they are compared."""
     if base.backend != cand.backend:
         return []
     if base.interpreter == cand.interpreter:
         return ["both sides run the same kvbench: this compares it with itself"]
     if found[BASE].engine_hash == found[CAND].engine_hash:
-        return ["both sides have the same engine sources; what differs is installed beside them"]
+        return ["both sides have the same engine sources; only other installed packages differ"]
     return []
 
 
@@ -262,7 +262,7 @@ def _planned(name: str, side: Side, spec: SweepSpec, found: Opened) -> Plan:
 
 
 def _half(limits: Limits, found: Opened) -> Limits:
-    """Return limits that leave the other side as much memory as this one takes."""
+    """Return limits that give half of the memory to each side."""
 
     def half(limit: int | None, free_bytes: int) -> int:
         return max(1, (free_bytes if limit is None else min(limit, free_bytes)) * 9 // 20)
@@ -277,7 +277,7 @@ def _make(folder: Path) -> None:
         if any(folder.iterdir()):
             raise UsageError(f"--out {folder} is not empty; choose another folder")
     except OSError as error:
-        raise UsageError(f"--out {folder} cannot be made: {error.strerror}") from None
+        raise UsageError(f"--out {folder} cannot be created: {error.strerror}") from None
 
 
 def _drawn(text: str) -> int:

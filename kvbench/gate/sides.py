@@ -23,15 +23,15 @@ from kvbench.run import protocol
 print(json.dumps({"version": kvbench.__version__, "package": kvbench.__file__, "schema": SCHEMA,
                   "protocol": getattr(protocol, "VERSION", 1)}))
 """
-# They would put one side's packages in front of the other's.
+# These variables would let one side import the packages of the other.
 _LEAKING: Final = ("PYTHONPATH", "PYTHONHOME")
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side: the interpreter that measures it, and the backend that it is, None for every backend of the suite.
+    """One side: the interpreter that measures it, and its backend, or None for every backend of the suite.
 
-    `text` is the side as it was asked for; `fault` is injected on it (cpu device only).
+    `text` is the side as given by the user; `fault` is injected on it (cpu device only).
     """
 
     text: str
@@ -41,7 +41,7 @@ class Side:
 
 
 class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a side's environment says of itself."""
+    """The versions in a side's environment."""
 
     version: str
     package: str
@@ -50,9 +50,9 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_side(option: str, text: str, fault: str | None = None) -> Side:
-    """Read `--base` or `--cand`, and ask another environment what kvbench it has.
+    """Read `--base` or `--cand`, and query the kvbench of another environment.
 
-    Raises UsageError that names the option, also where that kvbench does not fit this one.
+    Raises UsageError, which names the option, also if that kvbench is incompatible with this one.
     """
     if text == "here":
         return Side(text, fault=fault)
@@ -83,20 +83,20 @@ def _check(where: str, interpreter: Interpreter) -> None:
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         last = done.stderr.strip().splitlines()[-1:]
-        raise UsageError(f"{where}: no kvbench that works is installed there ({printable(''.join(last))})")
+        raise UsageError(f"{where}: no working kvbench is installed there ({printable(''.join(last))})")
     try:
         build = msgspec.json.decode(lines[-1], type=Build)
     except msgspec.MsgspecError:
-        raise UsageError(f"{where}: its kvbench is not understood ({brief(lines[-1])})") from None
+        raise UsageError(f"{where}: its kvbench gave an invalid answer ({brief(lines[-1])})") from None
     if (build.schema, build.protocol) != (SCHEMA, VERSION):
         raise UsageError(
-            f"{where}: its kvbench {printable(build.version)} writes schema {build.schema} and speaks protocol "
-            f"{build.protocol}, this one {SCHEMA} and {VERSION}; measure either with its own and compare the runs"
+            f"{where}: its kvbench {printable(build.version)} has schema {build.schema} and protocol {build.protocol}, "
+            f"this one {SCHEMA} and {VERSION}; measure each side with its own kvbench and compare the runs"
         )
 
 
 def _python(where: str, path: Path) -> Path:
-    # Never resolved: the python of a virtual environment is a link, and knows its environment by the link's place.
+    # Never resolved: the python of a virtual environment is a link and finds its environment by the link's location.
     for candidate in (path / "bin" / "python", path):
         if candidate.is_file() and os.access(candidate, os.X_OK):
             return candidate.absolute()

@@ -1,4 +1,4 @@
-"""What stands in the way of good measurements here: facts in, checks with remedies out. Pure."""
+"""The checks of `kvbench doctor`: from facts about the machine to checks with remedies. Pure functions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ _INSTALL_CUDA: Final = 'pip install "kvbench[cuda]"'
 
 
 class Status(StrEnum):
-    """How a check came out; only FAIL makes the command fail."""
+    """The result of a check; only FAIL makes the command fail."""
 
     OK = "ok"
     INFO = "info"
@@ -26,7 +26,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at: what was found, and what to do about it where something is wrong ("" otherwise)."""
+    """One check: what was found, and the remedy ("" if nothing is wrong)."""
 
     name: str
     status: Status
@@ -36,7 +36,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Something that has to load: its version, or why it did not."""
+    """A component that must load: its version, or why it did not load."""
 
     version: str | None = None
     error: str | None = None
@@ -44,10 +44,10 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What a process that loads everything tells: each component, every device, and its own process ids.
+    """The report of a process that loads everything: each component, every device, and its own process ids.
 
-    `engine_error` is why the compiled engine did not load or answer, None where it did. `pci_bus_ids` maps the name
-    of a CUDA device to its address.
+    `engine_error` is why the compiled engine did not load or answer, or None. `pci_bus_ids` maps the name of a CUDA
+    device to its PCI address.
     """
 
     engine_error: str | None
@@ -63,10 +63,10 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that the checks are made from. `identity` and `observed` are those of `kvbench.machine.observation`.
+    """The input of all checks. `identity` and `observed` are those of `kvbench.machine.observation`.
 
-    `under_load` is `observed` once more while copies run, or the reason why it was not read. CPUs are numbers;
-    `gpu_cpus` is empty where the GPU's NUMA node is unknown. `memlock_bytes` is None without a limit.
+    `under_load` is a second `observed`, read while copies run, or the reason why it was not read. CPUs are CPU numbers;
+    `gpu_cpus` is empty if the GPU's NUMA node is unknown. `memlock_bytes` is None without a limit.
     """
 
     device: str
@@ -84,16 +84,16 @@ class Findings:
 
     @property
     def busiest(self) -> Mapping[str, Any]:
-        """What was observed under load, or idle where that was not read."""
+        """The observation under load, or the idle one if there is none under load."""
         return self.observed if isinstance(self.under_load, str) else self.under_load
 
     def reason(self, name: str) -> str:
-        """Return why the field of the environment is missing."""
+        """Return why this field of the environment is missing."""
         return str(self.observed.get("unavailable", {}).get(name, "it was not read"))
 
 
 def resolve_device(asked: str, engine: EngineReport) -> str:
-    """Return the device that "auto" means: the first GPU, else the host. Raises UsageError for no device's name."""
+    """Return the requested device; "auto" is the first GPU, else "cpu". Raises UsageError for an invalid name."""
     if asked == "auto":
         return next((device.name for device in engine.devices if device.kind == "cuda"), "cpu")
     if asked == "cuda":
@@ -105,7 +105,7 @@ def resolve_device(asked: str, engine: EngineReport) -> str:
 
 
 def diagnose(findings: Findings) -> list[Check]:
-    """Return every check that applies to the device, in the order in which to mend them."""
+    """Return every check that applies to the device, in the order in which to fix problems."""
     engine, on_gpu = findings.engine, findings.device != "cpu"
     gpu = (_driver, _batch_entry, _link, _bar1, _numa, _clocks, _throttle, _others) if on_gpu else ()
     libraries = {"NVRTC": engine.nvrtc, "Triton": engine.triton, "torch": engine.torch}
@@ -120,25 +120,29 @@ def _engine(findings: Findings) -> Check:
     engine = findings.engine
     if engine.engine_error is None:
         return Check("engine", Status.OK, f"loads ({engine.engine_version or 'no version'})")
-    remedy = "install kvbench again where a C++20 compiler is found (in a checkout: make clean, then make sweep)"
+    remedy = "install a C++20 compiler, then reinstall kvbench (in a checkout: make clean, then make sweep)"
     return Check("engine", Status.FAIL, f"does not load: {engine.engine_error}", remedy)
 
 
 def _device(findings: Findings) -> Check:
     facts = findings.facts
     if findings.engine.engine_error is not None:
-        return Check("device", Status.INFO, f"{findings.device}; which devices there are is unknown without the engine")
+        return Check("device", Status.INFO, f"{findings.device}; the engine did not load, so the devices are unknown")
     why = f" ({findings.engine.cuda_error})" if findings.engine.cuda_error else ""
     if findings.device == "cpu":
         if any(device.kind == "cuda" for device in findings.engine.devices):
-            return Check("device", Status.INFO, "cpu, as asked: copies between host buffers, a GPU is there too")
-        found = f"no GPU{why}: sweeps run on the device cpu, copies between host buffers, no statement about a GPU"
-        remedy = "with a GPU in the machine: see that nvidia-smi works here; start containers with --gpus all"
+            return Check(
+                "device", Status.INFO, "cpu, as requested: copies between host buffers; this machine also has a GPU"
+            )
+        found = (
+            f"no GPU{why}: sweeps run on the device cpu, which copies between host buffers and says nothing about a GPU"
+        )
+        remedy = "if the machine has a GPU: check that nvidia-smi works here, and start containers with --gpus all"
         return Check("device", Status.WARN, found, remedy)
     if facts is None:
         names = ", ".join(device.name for device in findings.engine.devices) or "none"
-        remedy = "see that nvidia-smi works here; start containers with --gpus all; look at CUDA_VISIBLE_DEVICES"
-        return Check("device", Status.FAIL, f"{findings.device} is not there{why}; devices: {names}", remedy)
+        remedy = "check that nvidia-smi works here, start containers with --gpus all, and check CUDA_VISIBLE_DEVICES"
+        return Check("device", Status.FAIL, f"{findings.device} not found{why}; devices: {names}", remedy)
     free = f"{facts.device_free_bytes // MIB} MiB free"
     return Check("device", Status.OK, f"{facts.name}: {facts.title}, {facts.sm_count} SMs, {free}")
 
@@ -146,7 +150,7 @@ def _device(findings: Findings) -> Check:
 def _driver(findings: Findings) -> Check:
     version = findings.identity.get("driver_version")
     if version is None:
-        remedy = "the environment of a run will lack what NVML tells; install nvidia-ml-py and the driver's NVML"
+        remedy = "install nvidia-ml-py and the driver's NVML; without them, runs do not record what NVML reports"
         return Check("driver", Status.WARN, findings.reason("driver_version"), remedy)
     return Check("driver", Status.OK, f"{version}, CUDA driver API {findings.identity.get('cuda_driver_api')}")
 
@@ -155,8 +159,8 @@ def _batch_entry(findings: Findings) -> Check:
     if findings.facts is None:
         return Check("batch entry", Status.INFO, "unknown without the device")
     if findings.facts.batch_entry is None:
-        remedy = "a driver with CUDA 12.8 or newer (570 and up)"
-        found = "no cuMemcpyBatchAsync: the batched backend falls back to one copy a descriptor, and says so"
+        remedy = "install a driver for CUDA 12.8 or newer (570 or newer)"
+        found = "no cuMemcpyBatchAsync: the backend batched falls back to one copy per descriptor, and reports it"
         return Check("batch entry", Status.WARN, found, remedy)
     return Check("batch entry", Status.OK, findings.facts.batch_entry)
 
@@ -174,8 +178,8 @@ def _link(findings: Findings) -> Check:
     if (generation, width) == most:
         return Check("link", Status.OK, found)
     if idle:
-        return Check("link", Status.INFO, f"{found}; links of idle GPUs downshift")
-    remedy = "reseat the card, use a slot with all lanes, look at the slot's speed in the firmware's settings"
+        return Check("link", Status.INFO, f"{found}; the link of an idle GPU runs at a lower speed")
+    remedy = "reseat the card, use a slot with all lanes, and check the slot's speed in the firmware settings"
     return Check("link", Status.WARN, found, remedy)
 
 
@@ -187,8 +191,10 @@ def _bar1(findings: Findings) -> Check:
     found = f"{bar1 // MIB} MiB for {memory // MIB} MiB of GPU memory"
     if bar1 >= memory:
         return Check("BAR1", Status.OK, found)
-    remedy = "switch on Resizable BAR and Above 4G Decoding; in a virtual machine, a large enough 64-bit MMIO window"
-    return Check("BAR1", Status.WARN, f"{found}: the CPU's inline copies presumably need all of it", remedy)
+    remedy = "enable Resizable BAR and Above 4G Decoding; in a virtual machine, enlarge the 64-bit MMIO window"
+    return Check(
+        "BAR1", Status.WARN, f"{found}: inline copies by the CPU presumably need a BAR1 of the full size", remedy
+    )
 
 
 def _numa(findings: Findings) -> Check:
@@ -196,9 +202,11 @@ def _numa(findings: Findings) -> Check:
     if node is None or not near:
         return Check("NUMA", Status.INFO, f"the GPU's node is unknown: {findings.reason('gpu_numa_node')}")
     if allowed & near:
-        return Check("NUMA", Status.OK, f"node {node}, {len(allowed & near)} of its {len(near)} CPUs are ours")
-    remedy = f"numactl --cpunodebind={node} --membind={node} kvbench …, or a container's cpuset with CPUs of that node"
-    return Check("NUMA", Status.WARN, f"the GPU is on node {node}, where this process may not run", remedy)
+        return Check(
+            "NUMA", Status.OK, f"node {node}; this process may use {len(allowed & near)} of its {len(near)} CPUs"
+        )
+    remedy = f"numactl --cpunodebind={node} --membind={node} kvbench …, or a container cpuset with CPUs of that node"
+    return Check("NUMA", Status.WARN, f"the GPU is on node {node}, whose CPUs this process cannot use", remedy)
 
 
 def _clocks(findings: Findings) -> Check:
@@ -223,15 +231,15 @@ def _throttle(findings: Findings) -> Check:
     if any("thermal" in word for word in harmful):
         remedy = "cool the card, or wait until it has cooled"
     elif "application_clocks" in harmful:
-        remedy = "nvidia-smi -rgc and nvidia-smi -rac release clocks that somebody locked; leave them if it was you"
+        remedy = "unless you locked the clocks yourself, unlock them: nvidia-smi -rgc and nvidia-smi -rac"
     else:
-        remedy = "look at the power limit and the power supply (nvidia-smi -q -d POWER,PERFORMANCE)"
+        remedy = "check the power limit and the power supply (nvidia-smi -q -d POWER,PERFORMANCE)"
     return Check("throttle", Status.WARN, found, remedy)
 
 
 def _others(findings: Findings) -> Check:
     others, busy = findings.observed.get("other_processes"), findings.observed.get("gpu_utilisation_percent")
-    remedy = "stop them, or pick another GPU with --device or CUDA_VISIBLE_DEVICES"
+    remedy = "stop them, or choose another GPU with --device or CUDA_VISIBLE_DEVICES"
     if others:
         sizes = ["" if other["bytes"] is None else f", {other['bytes'] // MIB} MiB" for other in others]
         named = ", ".join(
@@ -241,8 +249,8 @@ def _others(findings: Findings) -> Check:
     if others is None:
         return Check("other processes", Status.INFO, f"unknown: {findings.reason('other_processes')}")
     if busy is not None and busy >= _BUSY_PERCENT:
-        found = f"none that can be seen from here, yet the GPU is {busy}% busy"
-        return Check("other processes", Status.WARN, found, "look from outside the container, or pick another GPU")
+        found = f"none visible from here, but the GPU is {busy}% busy"
+        return Check("other processes", Status.WARN, found, "check from outside the container, or choose another GPU")
     return Check("other processes", Status.OK, "none seen")
 
 
@@ -250,7 +258,7 @@ def _library(name: str, part: Component, *, on_gpu: bool) -> Check:
     if part.error is None:
         return Check(name, Status.OK, f"loads ({part.version or 'no version'})")
     if not on_gpu:
-        return Check(name, Status.INFO, f"does not load: {part.error}; the device cpu does not need it")
+        return Check(name, Status.INFO, f"does not load: {part.error}; not needed for the device cpu")
     return Check(name, Status.WARN, f"does not load: {part.error}; its backends are skipped", _INSTALL_CUDA)
 
 
@@ -258,18 +266,20 @@ def _free_memory(findings: Findings) -> Check:
     free = findings.observed.get("host_available_bytes")
     if free is None:
         return Check("host memory", Status.INFO, f"unknown: {findings.reason('host_available_bytes')}")
-    found = f"{free // MIB} MiB can be pinned"
+    found = f"up to {free // MIB} MiB can be pinned"
     if free >= _FREE_ENOUGH_BYTES:
         return Check("host memory", Status.OK, found)
     remedy = "free memory, raise the container's limit, or sweep fewer and smaller blocks"
-    return Check("host memory", Status.WARN, f"{found}: large cells will be skipped", remedy)
+    return Check("host memory", Status.WARN, f"{found}: large cells are skipped", remedy)
 
 
 def _memlock(findings: Findings) -> Check:
     if findings.memlock_bytes is None:
         return Check("memlock", Status.OK, "no limit")
-    found = f"limit {format_size(findings.memlock_bytes)}; memory pinned by the CUDA driver is not known to count"
-    return Check("memlock", Status.INFO, found, "if pinning fails: ulimit -l unlimited, --ulimit memlock=-1")
+    found = f"limit {format_size(findings.memlock_bytes)}; memory pinned by the CUDA driver probably does not count"
+    return Check(
+        "memlock", Status.INFO, found, "if pinning fails: ulimit -l unlimited, or --ulimit memlock=-1 for a container"
+    )
 
 
 def _load(findings: Findings) -> Check:
@@ -279,7 +289,9 @@ def _load(findings: Findings) -> Check:
         return Check("host load", Status.INFO, f"unknown: {findings.reason('host_load_1min')}")
     found = f"{load:.2f} on {cpus} CPUs, governor {governor or 'unknown'}"
     if load > cpus / 2:
-        return Check("host load", Status.WARN, found, "stop what else runs here: submission is timed on a CPU")
+        return Check("host load", Status.WARN, found, "stop other programs: submission is timed on a CPU")
     if governor in ("powersave", "ondemand", "conservative"):
-        return Check("host load", Status.INFO, found, "for steadier submission: cpupower frequency-set -g performance")
+        return Check(
+            "host load", Status.INFO, found, "for steadier submission times: cpupower frequency-set -g performance"
+        )
     return Check("host load", Status.OK, found)

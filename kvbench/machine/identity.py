@@ -1,4 +1,4 @@
-"""The identity of a machine, as a run keeps it: its hash, and where two of them differ."""
+"""The identity of a machine as stored in a run: its hash, and the differences between two identities."""
 
 import hashlib
 import json
@@ -7,32 +7,32 @@ from typing import Final
 
 from kvbench.results import Scalar
 
-# The field that says which build of the engine ran; the others are the machine's.
+# This field identifies the build of the engine; all other fields describe the machine.
 OF_THE_BUILD: Final = "engine_hash"
 
 
 def identity_hash(fields: Mapping[str, Scalar]) -> str:
-    """Return 16 hex digits that depend on the fields and not on their order."""
+    """Return 16 hex digits that depend on the fields but not on their order."""
     text = json.dumps(dict(fields), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2s(text.encode(), digest_size=8).hexdigest()
 
 
 def differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
-    """Return one line a field that differs ('triton: "3.6.0" against "3.7.1"'), by name.
+    """Return one line for each field that differs ('triton: "3.6.0" against "3.7.1"'), sorted by name.
 
-    Empty just when the hashes agree; a field that one side lacks differs from one that is None.
+    Empty if and only if the hashes agree; a missing field differs from a field that is None.
     """
     return [f"{name}: {in_a} against {in_b}" for name, in_a, in_b in differing(a, b)]
 
 
 def differing(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[tuple[str, str, str]]:
-    """Return the fields that differ, by name: (name, the one's value, the other's) in words."""
+    """Return the fields that differ, sorted by name: (name, value in `a`, value in `b`) as text."""
     pairs = ((name, _show(name, a), _show(name, b)) for name in sorted(a.keys() | b.keys()))
     return [(name, in_a, in_b) for name, in_a, in_b in pairs if in_a != in_b]
 
 
 def machine_differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
-    """Return the `differences` of two machines, whichever builds of the engine ran on them."""
+    """Return the `differences` of two machines, ignoring the build of the engine."""
     return differences({**a, OF_THE_BUILD: None}, {**b, OF_THE_BUILD: None})
 
 

@@ -1,6 +1,6 @@
-"""The environment of a run: its identity (the kind of machine) and what was observed.
+"""The environment of a run: its identity (the kind of machine) and observed values.
 
-No probe raises: a field that this machine does not tell is None, and `observe` says why under "unavailable".
+No probe raises: a field that cannot be read is None, and `observe` gives the reason under "unavailable".
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,10 +20,10 @@ def identity(
     sm_count: int | None = None,
     sources: Sources | None = None,
 ) -> dict[str, Scalar]:
-    """Return what makes two machines the same kind; nothing in it changes while a machine runs.
+    """Return the fields that identify a kind of machine; none of them changes while a machine runs.
 
-    `device` is "cpu" or "cuda:N". The engine knows the rest: the hash of its sources, the PCI bus id of the device
-    (without it the ordinal is NVML's, where that is certain) and the SM count, which NVML does not tell.
+    `device` is "cpu" or "cuda:N". The other arguments come from the engine: the hash of its sources, the PCI bus id of
+    the device (without it, the ordinal is taken as NVML's if that is certain) and the SM count, which NVML lacks.
     """
     with open_machine(device, pci_bus_id, sources or Sources()) as machine:
         fields, _ = _read_all(IDENTITY, machine)
@@ -33,10 +33,10 @@ def identity(
 def observe(
     device: str, pci_bus_id: str | None = None, *, own_pids: Collection[int] = (), sources: Sources | None = None
 ) -> dict[str, Json]:
-    """Return what holds just now, with units in the names, and under "unavailable" every missing field's reason.
+    """Return the current observations, with units in the names, and under "unavailable" why each missing field is None.
 
-    The reasons cover the fields of `identity` too. `own_pids` are our processes on the GPU (the worker), which are
-    not counted among the others.
+    The reasons also cover the fields of `identity`. `own_pids` are kvbench's processes on the GPU (the worker), which
+    do not count as other processes.
     """
     with open_machine(device, pci_bus_id, sources or Sources(), own_pids) as machine:
         fields, unavailable = _read_all(OBSERVED, machine)
@@ -47,7 +47,7 @@ def observe(
 def _read_all(
     probes: Mapping[str, Callable[[Machine], Value]], machine: Machine
 ) -> tuple[dict[str, Value | None], dict[str, str]]:
-    """Return every field's value, None where its probe raised, and field -> reason for those."""
+    """Return the value of every field, None if its probe raised, and field -> reason for those."""
     values: dict[str, Value | None] = {}
     reasons: dict[str, str] = {}
     for field, probe in probes.items():

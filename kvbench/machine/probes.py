@@ -1,4 +1,4 @@
-"""What the environment is read from: a probe for every field, of the GPU through NVML, of the host from its files."""
+"""The probes that read the environment, one per field: of the GPU through NVML, of the host from kernel files."""
 
 import os
 import platform
@@ -34,12 +34,12 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def cpu_nodes(sources: Sources) -> set[int]:
-    """Return the NUMA nodes that have CPUs (a GPU's own memory can be a node without); raises OSError, ValueError."""
+    """Return the NUMA nodes that have CPUs (GPU memory can be a node without CPUs); raises OSError, ValueError."""
     return parse_cpu_list(sources.text(f"{_NODES}/has_cpu"))
 
 
 def cpus_of_node(node: int, *, sources: Sources | None = None) -> set[int]:
-    """Return the CPUs of a NUMA node; empty where the kernel does not tell."""
+    """Return the CPUs of a NUMA node; empty if the kernel does not report them."""
     try:
         return parse_cpu_list((sources or Sources()).text(f"{_NODES}/node{node}/cpulist"))
     except (OSError, ValueError):
@@ -47,7 +47,7 @@ def cpus_of_node(node: int, *, sources: Sources | None = None) -> set[int]:
 
 
 def _cpu_fields(sources: Sources) -> dict[str, str]:
-    """Return what /proc/cpuinfo says of the first CPU."""
+    """Return the fields of the first CPU in /proc/cpuinfo."""
     first = sources.text("proc/cpuinfo").split("\n\n", 1)[0]
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
 
@@ -56,15 +56,15 @@ def _cpu_model(machine: Machine) -> str:
     fields = _cpu_fields(machine.sources)
     if model := fields.get("model name"):
         return model
-    if "CPU part" in fields:  # Arm names no model, only who made which part
+    if "CPU part" in fields:  # Arm has no model name, only implementer and part
         return f"{platform.machine()} implementer {fields.get('CPU implementer')} part {fields['CPU part']}"
-    raise UnavailableError("/proc/cpuinfo names no model")
+    raise UnavailableError("/proc/cpuinfo has no model name")
 
 
 def _hypervisor(machine: Machine) -> bool:
     flags = _cpu_fields(machine.sources).get("flags")
     if flags is None:
-        raise UnavailableError("/proc/cpuinfo has no flags that would tell")
+        raise UnavailableError("/proc/cpuinfo has no flags")
     return "hypervisor" in flags.split()
 
 
@@ -81,7 +81,7 @@ def _kib_fields(text: str) -> dict[str, int]:
 
 
 def available_bytes(sources: Sources) -> int:
-    """Return the bytes that can still be pinned: what the kernel can free, at most what the control groups leave."""
+    """Return the bytes that can still be pinned: what the kernel can free, limited by the control groups."""
     left = [_left_in_group(sources, folder, *files) for folder, files in _control_groups(sources)]
     available = _kib_fields(sources.text("proc/meminfo"))["MemAvailable"] * KIB
     return min([available, *(bytes_left for bytes_left in left if bytes_left is not None)])
@@ -92,7 +92,7 @@ _GROUP_FILES_OF_VERSION_1: Final = ("memory.limit_in_bytes", "memory.usage_in_by
 
 
 def _control_groups(sources: Sources) -> Iterator[tuple[PurePosixPath, tuple[str, str, str]]]:
-    """Yield the folder of every control group for memory that this process is in, and the names of its files."""
+    """Yield the folder of every memory control group of this process, and the names of its files."""
     try:
         lines = sources.text("proc/self/cgroup").splitlines()
     except OSError:
@@ -105,7 +105,7 @@ def _control_groups(sources: Sources) -> Iterator[tuple[PurePosixPath, tuple[str
         files = _GROUP_FILES_OF_VERSION_1 if controllers else _GROUP_FILES
         within = PurePosixPath(place.lstrip("/"))
         for group in dict.fromkeys((within, *within.parents)):
-            if ".." not in group.parts:  # a group outside of what this process may see
+            if ".." not in group.parts:  # a group that this process cannot see
                 yield root / group, files
 
 
@@ -114,7 +114,7 @@ def _left_in_group(sources: Sources, folder: PurePosixPath, limit: str, used: st
         size, taken = (int(sources.text(f"{folder}/{name}")) for name in (limit, used))
         return max(0, size - taken + _kib_fields(sources.text(f"{folder}/memory.stat"))[reclaimable])
     except (OSError, ValueError, KeyError):
-        return None  # no such group, or "max": no limit
+        return None  # the group does not exist, or its limit is "max"
 
 
 def _bus_id(machine: Machine) -> str:
@@ -124,14 +124,14 @@ def _bus_id(machine: Machine) -> str:
 
 
 def _numa_node(machine: Machine) -> int:
-    """Return the NUMA node whose CPUs are nearest to the GPU; raises when the kernel does not say."""
+    """Return the NUMA node whose CPUs are nearest to the GPU; raises if the kernel does not report it."""
     node = int(machine.sources.text(f"sys/bus/pci/devices/{_bus_id(machine)}/numa_node"))
     if node >= 0:
         return node
     nodes = cpu_nodes(machine.sources)
     if len(nodes) == 1:
         return nodes.pop()
-    raise UnavailableError("the kernel gives the GPU no NUMA node, and there are several")
+    raise UnavailableError("the kernel reports no NUMA node for the GPU, and the host has several")
 
 
 def _cuda_driver_api(machine: Machine) -> str:
@@ -140,7 +140,7 @@ def _cuda_driver_api(machine: Machine) -> str:
 
 
 def _link(machine: Machine) -> str:
-    # Only coherent parts answer this; an older driver or library that does not know the question has PCIe.
+    # Only coherent GPUs support this query; an older driver or library without it implies PCIe.
     try:
         return "c2c" if machine.ask("nvmlDeviceGetC2cModeInfoV").isC2cEnabled else "pcie"
     except Exception:
@@ -153,7 +153,7 @@ def clock_limits(machine: Machine) -> list[Json]:
     try:
         bits = int(machine.ask("nvmlDeviceGetCurrentClocksEventReasons"))
     except Exception:
-        bits = int(machine.ask("nvmlDeviceGetCurrentClocksThrottleReasons"))  # the name before driver 535
+        bits = int(machine.ask("nvmlDeviceGetCurrentClocksThrottleReasons"))  # its name before driver 535
     known: list[Json] = [word for bit, word in enumerate(_LIMITS) if bits >> bit & 1]
     unknown = bits >> len(_LIMITS) << len(_LIMITS)
     return [*known, f"bits_0x{unknown:x}"] if unknown else known
@@ -181,7 +181,7 @@ def _ecc(machine: Machine) -> bool:
 
 
 def _iommu(machine: Machine) -> str:
-    """Return the type of the GPU's IOMMU domain ("DMA-FQ", "identity"), "none" where it is in no group; raises."""
+    """Return the type of the GPU's IOMMU domain ("DMA-FQ", "identity"), or "none" if it is in no group; raises."""
     folder = f"sys/bus/pci/devices/{_bus_id(machine)}"
     try:
         return machine.sources.text(f"{folder}/iommu_group/type")
@@ -191,7 +191,7 @@ def _iommu(machine: Machine) -> str:
 
 
 def _pool_pages(machine: Machine) -> dict[str, Json]:
-    """Return the page size of the worker's largest mapping, its host pool, and its bytes in huge pages; raises."""
+    """Return the page size of the worker's largest mapping (its host pool) and its bytes in huge pages; raises."""
     (pid,) = machine.own_pids
     mappings: list[dict[str, int]] = []
     for line in machine.sources.text(f"proc/{pid}/smaps").splitlines():

@@ -1,4 +1,4 @@
-"""What the probes look at: NVML through one callable, the kernel's files below one root. Tests replace both."""
+"""The sources of the probes: NVML as one callable, and kernel files below one root. Tests replace both."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -9,17 +9,17 @@ from typing import Any
 
 Scalar = str | int | float | bool | None
 Json = Scalar | list["Json"] | dict[str, "Json"]
-# NVML as one callable: the name of a function of nvidia-ml-py and its arguments; raises what that raises.
+# NVML as one callable: takes the name of a function of nvidia-ml-py and its arguments; raises what that raises.
 Nvml = Callable[..., Any]
 
 
 class UnavailableError(Exception):
-    """Something that this machine does not tell; the message is the reason."""
+    """A value that cannot be read on this machine; the message is the reason."""
 
 
 @contextmanager
 def open_nvml() -> Iterator[Nvml]:
-    """Open the NVML of this machine; raises whatever stands in the way (no package, no driver)."""
+    """Open NVML on this machine; raises the underlying error (no package, no driver)."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -32,7 +32,7 @@ def open_nvml() -> Iterator[Nvml]:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where a machine's NVML, files and environment are."""
+    """The NVML, files and environment variables of a machine."""
 
     nvml: Callable[[], AbstractContextManager[Nvml]] = open_nvml
     root: Path = Path("/")
@@ -45,9 +45,9 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a probe may look at: the device's name, NVML and its handle of the GPU, the host's files.
+    """The input of a probe: the device's name, NVML and its handle of the GPU, and the host's files.
 
-    `own_pids` are processes of our own.
+    `own_pids` are kvbench's own processes.
     """
 
     device: str
@@ -57,7 +57,7 @@ class Machine:
     own_pids: Collection[int] = ()
 
     def ask(self, function: str, /, *arguments: Any) -> Any:
-        """Return what the NVML function says of the GPU; raises."""
+        """Return the result of the NVML function for the GPU; raises."""
         return self.nvml(function, self.handle, *arguments)
 
 
@@ -65,7 +65,7 @@ class Machine:
 def open_machine(
     device: str, pci_bus_id: str | None, sources: Sources, own_pids: Collection[int] = ()
 ) -> Iterator[Machine]:
-    """Open the GPU behind `device` ("cpu" or "cuda:N"); never raises: a GPU that is out of reach says why."""
+    """Open the GPU of `device` ("cpu" or "cuda:N"). Never raises: the probes of an unreachable GPU give the reason."""
     with ExitStack() as stack:
         step = ""
         try:
@@ -92,18 +92,20 @@ def _out_of_reach(reason: str) -> Nvml:
 
 
 def _handle_of_ordinal(nvml: Nvml, ordinal: int, environ: Mapping[str, str]) -> Any:
-    """Return the handle of CUDA's device `ordinal`, for which the engine, which did not load, told no PCI bus id.
+    """Return the handle of CUDA device `ordinal` if its PCI bus id is unknown because the engine did not load.
 
-    Raises UnavailableError where CUDA may number the GPUs otherwise than NVML, which goes by the PCI bus.
+    Raises UnavailableError if CUDA can number the GPUs differently from NVML, which uses PCI order.
     """
     if "CUDA_VISIBLE_DEVICES" in environ:
-        raise UnavailableError("CUDA_VISIBLE_DEVICES numbers the GPUs anew, and no PCI bus id is known")
+        raise UnavailableError("CUDA_VISIBLE_DEVICES renumbers the GPUs, and the PCI bus id is unknown")
     handles = [nvml("nvmlDeviceGetHandleByIndex", index) for index in range(nvml("nvmlDeviceGetCount"))]
     if not 0 <= ordinal < len(handles):
-        raise UnavailableError(f"there are {len(handles)} GPUs")
+        raise UnavailableError(f"the machine has {len(handles)} GPUs")
     kinds = {str(nvml("nvmlDeviceGetName", handle)) for handle in handles}
     if len(kinds) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        raise UnavailableError("GPUs of several kinds and no PCI bus id; set CUDA_DEVICE_ORDER=PCI_BUS_ID")
+        raise UnavailableError(
+            "the machine has different GPUs and the PCI bus id is unknown; set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
     return handles[ordinal]
 
 

@@ -1,4 +1,4 @@
-"""Swaps beside a neighbour: each alone, then both together, in turns that cancel a drift of the machine (ABBA)."""
+"""Swaps beside a neighbour: each alone and both together, in an order of turns that cancels drift (ABBA)."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,18 +17,20 @@ from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside
 from kvbench.units import gigabytes_per_second
 
-# Each of the two sides is alone before and after both are together.
+# Each side runs alone before and after both run together.
 TURNS: Final = ("neighbour", "swaps", "both", "both", "swaps", "neighbour")
 ONE_BLOCK_SWAPS: Final = 8
-# A swap that takes longer than preparing the next one by this factor hides it; a shorter one would be timed with it.
+# A swap that takes at least this many times as long as preparing the next one hides the preparation.
 HIDES: Final = 2.0
-# A sleep may end so much too late: the rest of a wait is spent looking at the clock.
+# A sleep can overrun by this much, so the last part of a wait spins on the clock.
 _COARSE_S: Final = 0.0002
 
 
 @dataclass(frozen=True, slots=True)
 class FlowSample:
-    """One swap of a flow, on an idle stream, as `engine.device.Sample` has it; pacing is in submit_us and wall_us."""
+    """One swap of a flow on an idle stream, with the fields of `engine.device.Sample`; submit_us and wall_us include
+    pacing.
+    """
 
     prepare_us: float
     submit_us: float
@@ -43,9 +45,9 @@ class FlowSample:
 
 
 class Flow:
-    """Swaps one behind the other: without a gap, or paced as the cell says (`burst`, `rate_cap`).
+    """Consecutive swaps, without gaps or paced by the cell's `burst` and `rate_cap`.
 
-    `twins` are two of the same swap, each in its launches: while a long one runs, the other is prepared.
+    `twins` are two copies of the same swap, each as a list of launches: while one runs, the other is prepared.
     """
 
     def __init__(
@@ -55,12 +57,12 @@ class Flow:
         self._workload, self._cell, self._twins = workload, cell, twins
         self._start, self._end = Event(device.driver), Event(device.driver)
         self._place, self._hides = 0, False
-        self._prepare_us = self._prepare()  # a twin is always prepared, the last one for `finish`
+        self._prepare_us = self._prepare()  # one twin is always prepared, at the end for `finish`
         self._burst_bytes, self._period_us = burst_of(cell.burst) if cell.burst != "none" else (0, 0)
         self._blocks_a_launch = max(1, cell.launch_bytes // cell.block_bytes) if cell.launch_bytes else cell.blocks
 
     def run(self, seconds: float) -> tuple[list[FlowSample], float]:
-        """Swap for so many seconds, once at least; return the swaps and the GB/s over the whole time, gaps included."""
+        """Swap for `seconds`, at least once; return the swaps and the GB/s over the whole time, including gaps."""
         samples: list[FlowSample] = []
         began_s = burst_s = time.perf_counter()
         until_s, burst_bytes = began_s + seconds, 0
@@ -75,7 +77,7 @@ class Flow:
         return samples, gigabytes_per_second(len(samples) * self._cell.swap_bytes, wall_us)
 
     def finish(self) -> None:
-        """Swap what is prepared, so that all blocks that the workload has named are swapped."""
+        """Run the prepared swap, so that all blocks chosen by the workload are swapped."""
         self._submit(self._twins[self._place])
         self._stream.synchronize()
 
@@ -84,7 +86,7 @@ class Flow:
         launches, prepare_us = self._twins[self._place], self._prepare_us
         self._place = 1 - self._place
         self._start.record(self._stream.handle)
-        self._start.wait()  # one that is still pending would make the stream busy
+        self._start.wait()  # a pending start event would make the stream busy
         cpu_ns, start_ns = time.thread_time_ns(), time.perf_counter_ns()
         self._submit(launches)
         submit_us = _us_since(start_ns)
@@ -105,7 +107,7 @@ class Flow:
         for launch in self._twins[self._place]:
             launch.retarget()
             launch.swap.prepare()
-        self._driver.bind_thread()  # what prepares may have made another device current
+        self._driver.bind_thread()  # preparing can make another device current
         return _us_since(began_ns)
 
     def _submit(self, launches: Sequence[PreparedSwap]) -> None:
@@ -122,9 +124,9 @@ class Flow:
 def measure_beside(
     flow: Flow, neighbour: RunningNeighbour, one_block_us: Callable[[], float], seconds: float
 ) -> tuple[list[FlowSample], Beside]:
-    """Take the turns, `seconds` together; return the swaps beside the neighbour and all that is recorded of the turns.
+    """Run all turns, `seconds` in total; return the swaps beside the neighbour and the record of the turns.
 
-    `one_block_us` swaps one block and returns its wall time. Raises NeighbourError, and what a swap raises.
+    `one_block_us` swaps one block and returns its wall time. Raises NeighbourError, and any error of a swap.
     """
     together: list[FlowSample] = []
     found = Beside()

@@ -1,7 +1,7 @@
-"""Controls: large plain copies made without the engine, beside the cells of a round.
+"""Controls: large plain copies made without the engine, in every round of cells.
 
-What the engine measures moves when the engine does; these copies cannot. So when they are slower in one of two runs, it
-was the machine. On a GPU they go through NVIDIA's own Python bindings, on the device cpu through numpy.
+A change of the engine changes what the engine measures, but not these copies. If they are slower in one of two runs,
+the machine is the cause. On a GPU they use NVIDIA's Python bindings, on the device cpu numpy.
 """
 
 import time
@@ -26,7 +26,7 @@ class HostControl:
     copy_bytes = COPY_BYTES["cpu"]
 
     def __init__(self) -> None:
-        # Written to, so that the pages are there before anything is timed.
+        # Written, so that the pages are mapped before anything is timed.
         self.host = np.ones(self.copy_bytes, dtype=np.uint8)
         self.device = np.ones(self.copy_bytes, dtype=np.uint8)
 
@@ -41,8 +41,8 @@ class HostControl:
 class CudaControl:
     """`cuMemcpyHtoDAsync` and `cuMemcpyDtoHAsync` between events, on a stream of its own.
 
-    It shares the device's primary context with the engine, so that there is one context on the GPU. The worker's end
-    releases what it holds.
+    It shares the primary context of the device with the engine, so that the GPU has only one context. Its resources are
+    released when the worker ends.
     """
 
     copy_bytes = COPY_BYTES["cuda"]
@@ -70,7 +70,7 @@ class CudaControl:
         return float(_call(cuda.cuEventElapsedTime, self._start, self._end)) * 1e3
 
 
-# Two buffers of `copy_bytes`, one on either side, and a way to time a copy between them.
+# Two buffers of `copy_bytes`, one on each side, and a function that times a copy between them.
 ControlCopies = HostControl | CudaControl
 
 
@@ -81,11 +81,11 @@ def open_control(device_name: str) -> ControlCopies:
 
 
 def time_copies(control: ControlCopies, direction: Direction, samples: int) -> list[float]:
-    """Return the times of `samples` copies one way in microseconds, warm-ups left out; raises ControlError."""
+    """Return the times of `samples` copies in one direction in microseconds, without warm-ups; raises ControlError."""
     return [control.copy_us(direction) for _ in range(WARMUPS + samples)][WARMUPS:]
 
 
-def _bindings() -> Any:  # they carry no types
+def _bindings() -> Any:  # the bindings have no types
     try:
         from cuda.bindings import driver
 

@@ -1,4 +1,4 @@
-"""Tells visits that the machine disturbed: a slow CPU, a GPU whose clocks are limited, a step in the times."""
+"""Detects disturbed visits: a slow CPU, a GPU with limited clocks, or a step in the times."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,23 +13,23 @@ from kvbench.machine.sources import Machine, Sources, open_machine
 
 Value = TypeVar("Value")
 
-# Between the first and the second half of a visit; samples of one visit scatter by less on a quiet machine.
+# Ratio between the halves of a visit; on a quiet machine the samples of one visit differ by less.
 STEP: Final = 1.3
 _MIN_STEPPING: Final = 6
-# What lowers the SM clock under a load that no swap is: the swaps of an idle GPU come with "gpu_idle".
+# Limits that lower the SM clock under another load; a GPU that only swaps reports "gpu_idle".
 _LIMITS: Final = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"})
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """A GPU's SM clock in MHz and the reasons that limit it; None and none where the machine does not tell."""
+    """A GPU's SM clock in MHz and the reasons that limit it; None and empty if the machine does not report them."""
 
     sm_mhz: int | None = None
     limits: Sequence[str] = ()
 
 
 class GpuClocks:
-    """Reads the clocks of one GPU through NVML, opened once; for "cpu" there are none."""
+    """Reads the clocks of one GPU through NVML, opened once; the device "cpu" has none."""
 
     def __init__(self, device: str, pci_bus_id: str | None, sources: Sources | None = None) -> None:
         self._open = ExitStack()
@@ -41,9 +41,9 @@ class GpuClocks:
 
 
 def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[float]) -> list[str]:
-    """Return what disturbed a visit, in words; none of a quiet one.
+    """Return what disturbed a visit as text; empty for an undisturbed visit.
 
-    `slowdowns` are of the CPU, before and behind the samples; `times_us` the samples in their order.
+    `slowdowns` are those of the CPU before and after the samples; `times_us` are the samples in their order.
     """
     found = []
     if (slowest := max(slowdowns)) > 1 + SLOW_CPU.fraction:
@@ -64,5 +64,5 @@ def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[
 def _told(probe: Callable[[Machine], Value], machine: Machine) -> Value | None:
     try:
         return probe(machine)
-    except Exception:  # as a probe may fail: no NVML, no such question
+    except Exception:  # a probe can fail in any way: no NVML, an unsupported query
         return None

@@ -1,4 +1,4 @@
-"""Names what really ran, from the evidence in the samples."""
+"""Determines the effective path from the evidence in the samples."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -6,17 +6,17 @@ from typing import Final
 from kvbench.backends.base import Mechanism
 from kvbench.results.schema import EffectivePath
 
-# On an idle stream cuMemcpyBatchAsync may copy inside the call. The same submission made while work is pending only
-# hands over to the copy engine: what the idle call costs its thread beyond that went into copying. Of a visit's samples
-# the fastest tells, since a CPU may run at half its speed for some of them. Seen on an H200: 1.5 to 8 times where the
-# CPU copied, 0.9 to 1.4 times where it did not; fewer than one visit in a hundred lie on the wrong side.
+# On an idle stream cuMemcpyBatchAsync can copy inside the call. While work is pending, the same submission only hands
+# over to the copy engine: additional CPU time of the idle call is spent on copying. The fastest sample of a visit
+# decides, because a CPU can run at half its speed for some samples. Observed on an H200: a ratio of 1.5 to 8 if the CPU
+# copied and of 0.9 to 1.4 if it did not; fewer than one visit in a hundred is misclassified.
 CPU_INLINE_RATIO: Final = 1.5
 
 
 def effective_path(mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: float | None) -> EffectivePath:
-    """Return what ran in the samples of a visit, by the CPU time of each submission.
+    """Return the effective path of a visit, from the CPU time of each submission.
 
-    `busy_cpu_us` is that of the same submission on a busy stream, if taken.
+    `busy_cpu_us` is the CPU time of the same submission on a busy stream, if measured.
     """
     match mechanism:
         case Mechanism.BATCHED_COPY:

@@ -1,4 +1,4 @@
-"""Loads everything that a sweep may need, in a process of its own, and tells what loads; run as a module."""
+"""Loads everything that a sweep can need, in a separate process, and reports what loads; run as a module."""
 
 import importlib.metadata
 import os
@@ -23,7 +23,7 @@ def inspect() -> EngineReport:
     )
     try:
         return _with_devices(report)
-    except Exception as error:  # whatever stops the engine is the finding
+    except Exception as error:  # any error of the engine is a finding
         return replace(report, engine_error=f"{type(error).__name__}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""Where the blocks of a swap lie: which row of the source pool goes to which row of the destination pool. Pure."""
+"""The layout of a swap: which row of the source pool is copied to which row of the destination pool. Pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Rows = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Tensors of one kind: the row at which each begins, alike on both sides, and the ids (rows of a tensor)."""
+    """Tensors of one kind: the row at which each begins, the same on both sides, and the ids (rows of a tensor)."""
 
     starts: Rows
     source_ids: Rows
@@ -25,9 +25,9 @@ class TensorRows:
 
 @dataclass(frozen=True)
 class Layout:
-    """The rows of one swap on either side, in descriptor order.
+    """The rows of one swap on each side, in descriptor order.
 
-    `tensors` says the same for the pattern `tensors-…`, in short: kind by kind and tensor by tensor, ids inside.
+    For the pattern `tensors-…`, `tensors` is the same in compact form: by kind, then by tensor, then by id.
     """
 
     source_rows: Rows
@@ -36,27 +36,28 @@ class Layout:
 
 
 def lay_out(cell: Cell, submissions: int, rng: np.random.Generator) -> Sequence[Layout]:
-    """Choose the blocks of the different swaps of a visit of `cell`, `sets_of(cell, submissions)` of them.
+    """Choose the sets of blocks for a visit of `cell`; there are `sets_of(cell, submissions)` sets.
 
-    A pool of a size has rows all over it; otherwise the sets lie one behind the other, each as dense as it can be. No
-    row is in two sets, the first and the last row of the region are in none, and each side has places of its own.
+    With a pool size, rows are chosen from the whole pool; otherwise the sets follow each other, each as dense as
+    possible. No row is in two sets, the first and the last row of the region are in none, and the places on the two
+    sides are independent.
     """
     count = sets_of(cell, submissions)
     if cell.pool_bytes:
         return _scattered(cell.pattern, cell.blocks, cell.pool_bytes // cell.block_bytes, count, rng)
     rows = cell.dense_bytes // cell.block_bytes
-    if cell.pattern.kind == "tensors":  # a tensor is one region, which has room for all sets
+    if cell.pattern.kind == "tensors":  # a tensor is one region with room for all sets
         return _scattered(cell.pattern, cell.blocks, rows * count, count, rng)
     alone = (_scattered(cell.pattern, cell.blocks, rows, 1, rng)[0] for _ in range(count))
     return [_moved(layout, place * rows) for place, layout in enumerate(alone)]
 
 
 def _scattered(pattern: Pattern, blocks: int, rows: int, count: int, rng: np.random.Generator) -> list[Layout]:
-    """Lay `count` sets out over `rows` rows.
+    """Distribute `count` sets over `rows` rows.
 
-    shuffled: both sides random. contiguous: both ascend together, each set somewhere. reversed: the source descends.
-    runs-R: runs of R neighbours, each somewhere. tensors-…: the region is divided among the tensors as an engine
-    allocates them, and the same random ids are taken in all of them.
+    shuffled: random rows on both sides. contiguous: ascending on both sides, each set at a random place. reversed: the
+    source descends. runs-R: runs of R adjacent rows at random places. tensors-…: the region is divided among the
+    tensors as an engine allocates them, and all of them use the same random ids.
     """
     if pattern.kind == "tensors":
         return _tensors(pattern.tensors(blocks), rows, count, rng)
@@ -68,9 +69,9 @@ def _scattered(pattern: Pattern, blocks: int, rows: int, count: int, rng: np.ran
 
 
 def _runs(blocks: int, run: int, rows: int, count: int, rng: np.random.Generator) -> Rows:
-    """Return `count` sets of `blocks` rows, in runs of `run` neighbours; shape (count, blocks).
+    """Return `count` sets of `blocks` rows, in runs of `run` adjacent rows; shape (count, blocks).
 
-    Row 0 and the last row stay free. A last run that is shorter lies behind all whole ones, last in its set.
+    Row 0 and the last row stay free. A shorter last run comes after all whole runs, at the end of its set.
     """
     whole, rest = divmod(blocks, run)
     slots = (rows - 2 - count * rest) // run
@@ -103,12 +104,12 @@ def _of_tensors(tensors: tuple[TensorRows, ...]) -> Layout:
 
 
 def _distinct(wanted: int, below: int, rng: np.random.Generator) -> Rows:
-    """Return `wanted` different numbers below `below`, in random order; raises ValueError where there are too few.
+    """Return `wanted` different numbers below `below`, in random order; raises ValueError if `below` is too small.
 
-    Of many more than are wanted each comes from a stretch of its own, which is many times as fast as to draw again.
+    If `below` is much larger, each number comes from its own interval, which is much faster than drawing again.
     """
     if wanted > below:
-        raise ValueError(f"{wanted} different rows out of {below}")
+        raise ValueError(f"cannot choose {wanted} different rows out of {below}")
     if 4 * wanted > below:
         return rng.permutation(below)[:wanted].astype(np.uint64)
     stretch = below // max(1, wanted)

@@ -1,4 +1,4 @@
-"""A neighbour of the swaps: work that runs all the time on a stream and over memory of its own, iterations timed."""
+"""The neighbour of the swaps: work that runs continuously on its own stream and memory, with timed iterations."""
 
 import threading
 import time
@@ -19,8 +19,8 @@ from kvbench.errors import KvbenchError
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Pools, Workload
 
-# Work that is kept on the stream ahead of what runs, and how many iterations it is at most: a driver's queue holds
-# about a thousand operations, and a full one holds the swaps' thread up too.
+# Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a
+# thousand operations, and a full queue also blocks the thread of the swaps.
 AHEAD_US: Final = 30_000
 LEAST_AHEAD, MOST_AHEAD = 3, 200
 CALIBRATION_ITERATIONS: Final = 5
@@ -33,23 +33,23 @@ SWAPS_AHEAD: Final = 16
 
 
 class NeighbourError(KvbenchError):
-    """The neighbour died; the message says of what."""
+    """The neighbour died; the message says why."""
 
 
 class NeighbourWork(Protocol):
-    """What a neighbour does. `in_stream` is False for work that is done when `submit` returns."""
+    """The work of a neighbour. `in_stream` is False for work that is complete when `submit` returns."""
 
     in_stream: bool
 
     def thread(self) -> AbstractContextManager[object]:
-        """Return what the submitting thread enters once."""
+        """Return the context that the submitting thread enters once."""
 
     def submit(self) -> None:
-        """Put one iteration on the neighbour's stream."""
+        """Submit one iteration to the neighbour's stream."""
 
 
 class IdleWork:
-    """Waits: one thread of one SM that looks at the clock."""
+    """Waits: one thread of one SM spins on the clock."""
 
     in_stream = True
 
@@ -79,7 +79,7 @@ class HostCopies:
 
 
 class SwapsBack:
-    """Swaps of the cell's kind and size the other way, through the same backend, over dense pools of their own."""
+    """Swaps of the cell's kind and size in the opposite direction, on the same backend, with their own dense pools."""
 
     in_stream = True
 
@@ -103,16 +103,16 @@ class SwapsBack:
         self._next = (self._next + 1) % len(self._swaps)
         done.wait()
         swap.prepare()
-        self._driver.bind_thread()  # what prepares may have made another device current
+        self._driver.bind_thread()  # preparing can make another device current
         swap.submit(self._handle)
         done.record(self._handle)
 
 
 class RunningNeighbour:
-    """Keeps a stream supplied with iterations of `work`, from a thread of its own, while it is wanted.
+    """Keeps a stream supplied with iterations of `work`, from its own thread, while it is wanted.
 
-    An iteration's time is what passes on the device between the ends of two, so that a stream which runs dry is seen
-    in it; `dry` counts how often that happened.
+    The time of an iteration is the device time between two consecutive ends, so it includes any time in which the
+    stream was out of work; `dry` counts how often that happened.
     """
 
     def __init__(self, device: Device, stream: Stream, work: NeighbourWork) -> None:
@@ -133,7 +133,7 @@ class RunningNeighbour:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run meanwhile, warm from the start; nothing of it is left on the device afterwards. Raises NeighbourError."""
+        """Run within the context, warmed up at its start; at its end the stream is drained. Raises NeighbourError."""
         self._parked.clear()
         self._wanted.set()
         try:
@@ -148,7 +148,7 @@ class RunningNeighbour:
         self.completed()
 
     def completed(self) -> int:
-        """Return how many iterations have completed; raises NeighbourError if it died."""
+        """Return the number of completed iterations; raises NeighbourError if the neighbour died."""
         with self._lock:
             if self._error is not None:
                 raise NeighbourError(f"the neighbour died: {type(self._error).__name__}: {self._error}")
@@ -156,7 +156,7 @@ class RunningNeighbour:
             return len(self._times_us)
 
     def times_us(self, first: int, last: int) -> list[float]:
-        """Return the times of the iterations that began and ended between two answers of `completed`."""
+        """Return the times of the iterations that began and ended between two results of `completed`."""
         return self._times_us[first + 1 : last]
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ class RunningNeighbour:
                     while self._wanted.is_set() and not self._closing:
                         submitted += self._supply(submitted)
                     self._drain()
-        except Exception as error:  # it costs its cell, whatever it is
+        except Exception as error:  # any error costs its cell, not the sweep
             with self._lock:
                 self._error = error
         finally:
@@ -188,7 +188,7 @@ class RunningNeighbour:
         return not self._closing
 
     def _calibrate(self) -> None:
-        """Find out how many iterations to keep ahead."""
+        """Determine how many iterations to keep ahead."""
         self._last.record(self._stream.handle)
         for _ in range(CALIBRATION_ITERATIONS):
             self._submit()
@@ -197,7 +197,7 @@ class RunningNeighbour:
         self._ahead = min(MOST_AHEAD, max(LEAST_AHEAD, round(AHEAD_US / usual_us)))
 
     def _supply(self, submitted: int) -> bool:
-        """Put an iteration on the stream, or wait a little where enough of them are there; return which."""
+        """Submit an iteration, or wait a little if enough are on the stream; return whether one was submitted."""
         with self._lock:
             self._reap()
             waiting = len(self._flying)
@@ -229,7 +229,7 @@ class RunningNeighbour:
 
 
 def open_neighbour(device: Device, backend: Backend, cell: Cell) -> RunningNeighbour:
-    """Return the neighbour of `cell`, which waits to be wanted. Raises NeighbourError, EngineError."""
+    """Return the neighbour of `cell`, which waits until it is wanted. Raises NeighbourError, EngineError."""
     stream = Stream(device.driver, HIGH_PRIORITY if cell.priority is Priority.LOW else NORMAL_PRIORITY)
     return RunningNeighbour(device, stream, _work(device, stream, backend, cell))
 

@@ -1,6 +1,7 @@
-"""What SM copies reach on this device, whatever the backend: large blocks, and small ones that lie far apart.
+"""What SM copies reach on this device, independent of the backend: large blocks, and small scattered blocks.
 
-Small scattered blocks do not meet the link but the GPU's address translation, which takes so many of them a second.
+Small scattered blocks are limited not by the link but by the GPU's address translation: the translation limit, in
+blocks per second.
 """
 
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ from kvbench.measure.layout import lay_out
 from kvbench.measure.visit import Bench
 from kvbench.measure.workload import Workload
 
-# Blocks and their bytes. Neither has to be exact: 16 SMs fill the link with the one, and all SMs wait for translations
-# with the other.
+# Blocks and their size in bytes. Neither must be exact: with large blocks 16 SMs fill the link, and with small blocks
+# all SMs wait for translations.
 LARGE: Final = (1024, 1 << 16)
 SMALL: Final = (32_768, 512)
 _LARGE_SMS: Final = 16
@@ -26,7 +27,7 @@ _DELAY: Final = Queue(delay_ns=200_000)
 
 @dataclass(frozen=True, slots=True)
 class RoofTimes:
-    """Execution times in microseconds: of large blocks, of small scattered ones, and of as many side by side."""
+    """Execution times in microseconds of large blocks, of small scattered blocks, and of as many small dense blocks."""
 
     large_us: list[float]
     scattered_us: list[float]
@@ -34,7 +35,7 @@ class RoofTimes:
 
 
 def measure_roof(bench: Bench, backend: Backend, direction: Direction, samples: int) -> RoofTimes:
-    """Time SM copies one way, verified as any swap; raises EngineError, VerificationError."""
+    """Time SM copies in one direction, verified like any swap; raises EngineError, VerificationError."""
     pool_bytes, all_sms = bench.pools.pool_bytes, bench.device.driver.info.sm_count
     large = Cell("sm", direction, *LARGE, StreamState.BUSY, sms=_LARGE_SMS, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
     small = Cell("sm", direction, *SMALL, StreamState.BUSY, sms=all_sms, pool_bytes=pool_bytes, reuse=Reuse.FRESH)

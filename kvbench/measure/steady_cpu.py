@@ -1,7 +1,7 @@
-"""Keeps the submitting thread on one CPU, and on one that nobody else slows down.
+"""Pins the submitting thread to one CPU of full speed.
 
-On a shared host a CPU may run at half its speed for a while, when another guest keeps its core's other thread busy.
-What is bound by submission then takes as much longer, and two runs differ by whatever CPU each happened to be on.
+On a shared host a CPU can run at half its speed for some time, while another guest keeps the sibling thread of its core
+busy. Submission-bound swaps then take twice as long, and two runs differ by the CPU that each happened to run on.
 """
 
 import os
@@ -13,13 +13,13 @@ from typing import Final
 from kvbench.engine.device import probe_cpu_us
 
 PROBES: Final = 3
-# A CPU this much slower than the best one seen is left: a shared core halves its speed. To search all of them for the
-# last few per cent takes longer than a visit and was no steadier.
+# The thread leaves a CPU this much slower than the best one seen: a shared core halves its speed. A search of all CPUs
+# for the last few percent takes longer than a visit and was not steadier.
 TOLERANCE: Final = 1.5
 
 
 class SteadyCpu:
-    """One of the CPUs that this process may use; `probe` times a fixed piece of work on the current one, in us."""
+    """Chooses among the CPUs of this process; `probe` times a fixed piece of work on the current CPU, in us."""
 
     def __init__(self, probe: Callable[[], float] = probe_cpu_us) -> None:
         self._probe = probe
@@ -29,20 +29,20 @@ class SteadyCpu:
 
     @contextmanager
     def held(self, cpu: int | None = None) -> Iterator[int]:
-        """Keep the calling thread on `cpu`, by default on one of full speed, meanwhile, and return its number."""
+        """Pin the calling thread to `cpu`, by default to one of full speed, within the context; yield its number."""
         try:
             yield self._settle(cpu)
         finally:
             os.sched_setaffinity(0, self._allowed)
 
     def probe_us(self) -> float:
-        """Return how long the fixed piece of work takes on the current CPU."""
+        """Return how long the fixed piece of work takes on the current CPU, in microseconds."""
         took_us = median(self._probe() for _ in range(PROBES))
         self._best_us = min(self._best_us, took_us)
         return took_us
 
     def slowdown(self, took_us: float) -> float:
-        """Return how many times as long as on the best CPU seen that is."""
+        """Return the ratio of `took_us` to the time on the best CPU seen."""
         return took_us / self._best_us
 
     def _settle(self, wanted: int | None) -> int:

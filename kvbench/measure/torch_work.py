@@ -1,4 +1,4 @@
-"""What neighbours do through torch, which is imported for them alone: it takes seconds to load."""
+"""The work of neighbours that run through torch, which is imported only for them: it takes seconds to load."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from kvbench.models.presets import find_model
 GEMM_SIDE: Final = 4096
 COPY_BYTES: Final = 512 << 20
 WARMUPS: Final = 3
-# A decode step of this model: its preset's KV cache, and the widths of its layers.
+# The decode step uses this model: the KV cache of its preset, and the widths of its layers.
 MODEL: Final = "llama-3-8b"
 WIDTH, HEADS, MLP_WIDTH = 4096, 32, 14_336
 BATCH, CONTEXT = 16, 2048
@@ -21,7 +21,7 @@ Iterate = Callable[[], object]
 
 
 class TorchWork:
-    """Iterations of one kind on the stream of `handle`; what they need lies in torch's memory."""
+    """Iterations of one kind on the stream `handle`, with their data in memory of torch."""
 
     in_stream = True
 
@@ -71,7 +71,7 @@ class CapturedStep:
 
 
 def _decode(torch: Any, device: Any) -> Iterate:
-    """Return the replay of a captured decode step."""
+    """Return a function that replays a captured decode step."""
     step = decode_step(torch, device, find_model(MODEL))
     for _ in range(WARMUPS):
         step()
@@ -93,9 +93,9 @@ def decode_step(
     batch: int = BATCH,
     context: int = CONTEXT,
 ) -> Iterate:
-    """Return what runs one decode step: `batch` sequences of `context` tokens get one more, through every layer.
+    """Return a function that runs one decode step of `batch` sequences of `context` tokens through every layer.
 
-    It returns hidden states of shape (batch, width). The heads that share a KV head are queries of one attention.
+    It returns hidden states of shape (batch, width). Heads that share a KV head are queries of the same attention.
     """
     functional, attention = torch.nn.functional, torch.nn.attention
     kv_heads, head_dim = model.kv_heads, model.head_dim
@@ -119,7 +119,7 @@ def decode_step(
         for _ in range(model.layers)
     ]
     entered = random(batch, width)
-    # not cuDNN's, which plans anew for every shape
+    # not cuDNN's attention, which makes a new plan for every shape
     kinds = [attention.SDPBackend.FLASH_ATTENTION, attention.SDPBackend.EFFICIENT_ATTENTION, attention.SDPBackend.MATH]
 
     def step() -> Any:

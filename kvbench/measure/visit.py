@@ -1,4 +1,4 @@
-"""Measures one cell: check one swap, warm up, sample, check again."""
+"""Measure one visit of a cell: verify one swap, warm up, sample, verify again."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,22 +42,22 @@ from kvbench.units import gigabytes_per_second
 
 CEILING_WARMUPS: Final = 2
 BUSY_TWINS: Final = 3
-# How much longer the delay in front of a busy sample is than its submission should take, and how long at most: a
-# channel that is full holds the submitting thread until the delay ends.
+# The delay before a busy sample relative to the expected submission time, and its maximum: a full channel blocks the
+# submitting thread until the delay ends.
 DELAY_MARGIN: Final = 2
 DELAY_SPARE_US: Final = 1_000
 MAX_DELAY_US: Final = 100_000
 ORDER_DELAY_US: Final = 20_000
 FASTER_THAN_THE_LINK: Final = 1.05
-# Times of smaller swaps are too short for the events' resolution.
+# The times of smaller swaps are too short for the resolution of events.
 SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What every measurement shares: device, memory, the measured stream, its timed region, the best large copies.
+    """Shared by all measurements: device, memory, the measured stream, its timed region, the best large copies.
 
-    `urgent` are a stream of high priority and its region; `neighbours` those that later visits take again.
+    `urgent` is a stream of high priority and its region; `neighbours` are kept for later visits.
     """
 
     device: Device
@@ -79,10 +79,10 @@ class Bench:
 
     @contextmanager
     def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour | None]:
-        """Have the neighbour of `cell` ready meanwhile, if it has one. Raises NeighbourError, EngineError."""
+        """Yield the neighbour of `cell`, or None if it has none. Raises NeighbourError, EngineError."""
         if cell.neighbour is Neighbour.NONE:
             yield None
-        elif cell.neighbour is Neighbour.SWAP:  # depends on the cell
+        elif cell.neighbour is Neighbour.SWAP:  # its work depends on the cell
             with closing(open_neighbour(self.device, backend, cell)) as own:
                 yield own
         else:
@@ -94,9 +94,9 @@ class Bench:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The samples of one visit and what they rest on; `calls` are driver calls or launches in one swap.
+    """The samples of one visit and their evidence; `calls` is the number of driver calls or launches per swap.
 
-    `probe_us` is what a fixed piece of work took on the CPU at worst, `slowdown` how many times its best that is.
+    `probe_us` is the longest time of a fixed piece of work on the CPU, `slowdown` its ratio to the best time.
     """
 
     samples: Sequence[Sample | FlowSample]
@@ -118,9 +118,9 @@ class Measurement:
 
 @dataclass(frozen=True)
 class SetUp:
-    """A cell ready to be visited: its blocks, and the backend's swaps over them, one unless they are sustained.
+    """A cell ready to be visited: its blocks, and the backend's swaps of them (one, unless the cell is sustained).
 
-    `requests` are what the backend made the swaps of.
+    `requests` are the requests of these swaps.
     """
 
     cell: Cell
@@ -131,7 +131,7 @@ class SetUp:
 
 
 def set_up(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int) -> SetUp:
-    """Make `cell` ready; `seed` decides the blocks' places. Raises EngineError, and what a backend raises."""
+    """Prepare `cell`; `seed` determines the places of the blocks. Raises EngineError, and any error of a backend."""
     rng = np.random.default_rng(seed)
     state = cell.stream_state
     slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
@@ -152,13 +152,13 @@ def visit(
     cpu: int | None = None,
     begin: Callable[[], None] | None = None,
 ) -> Measurement:
-    """Measure one visit of a cell. Raises EngineError, VerificationError, and what a backend raises.
+    """Measure one visit of a cell. Raises EngineError, VerificationError, and any error of a backend.
 
-    The submitting thread is kept on `cpu`, by default on one of full speed. The first swap is compared byte for byte
-    before anything is timed, and in the first visit of a cell a swap must keep to its stream. Every set of blocks that
-    the samples used is compared behind the last of them, and one more swap is made and compared, so that one that
-    stopped copying is found. Without `verify` nothing is compared, and the pools are left as the swaps leave them.
-    `begin` returns once other devices are ready to swap too: then samples are taken until the time is up.
+    The submitting thread is pinned to `cpu`, by default to a CPU of full speed. The first visit of a cell
+    compares one swap byte for byte before anything is timed, and checks that a swap is ordered in its stream. After the
+    last sample, every set of blocks that the samples used is compared, and one more swap is made and compared, to
+    detect a backend that stopped copying. Without `verify` nothing is compared, and the pools stay as the swaps left
+    them. `begin` waits until other devices are ready to swap too; samples are then taken until the time is up.
     """
     bench = bench.at(ready.cell.priority)
     cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
@@ -167,7 +167,9 @@ def visit(
     take_alone = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.IDLE), Queue())
     take_busy = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.BUSY), Queue())
     with bench.device.injecting(fault), bench.neighbour(ready.backend, cell) as neighbour:
-        verified_bytes = _check_one(bench, workload, take_alone) if verify else 0
+        if verify:
+            bench.pools.rest()
+        verified_bytes = _check_one(workload, take_alone) if verify and is_first else 0
         if is_first:
             _check_order(bench, prepared, workload)
         with bench.cpu.held(cpu) as held_cpu:
@@ -180,7 +182,7 @@ def visit(
             if prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY:
                 busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
         if verify:
-            verified_bytes += workload.verify() + _check_one(bench, workload, take_alone)
+            verified_bytes += workload.verify() + _check_one(workload, take_alone)
         else:
             workload.leave()
     times_us = [getattr(sample, state.swap_clock) for sample in samples]
@@ -204,15 +206,14 @@ def visit(
     )
 
 
-def _check_one(bench: Bench, workload: Workload, take: Callable[[], Sample]) -> int:
-    """Make one swap over memory at rest and compare it; return the bytes compared."""
-    bench.pools.rest()
+def _check_one(workload: Workload, take: Callable[[], Sample]) -> int:
+    """Make one swap over memory at rest and verify it; return the number of compared bytes."""
     take()
     return workload.verify()
 
 
 def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:
-    """Time plain large copies one way; return the bytes of one and its event times in microseconds."""
+    """Time plain large copies in one direction; return the bytes per copy and the event times in microseconds."""
     copy_bytes = CEILING_BYTES[bench.device.kind]
     memory = bench.pools.large_copy(direction, copy_bytes)
     swap = per_block(bench.device.driver, memory.sources, memory.destinations, memory.sizes, DIRECTIONS[direction])
@@ -227,7 +228,7 @@ def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[i
 def take_samples(
     take: Callable[[], Sample], sampling: Sampling, *, to_the_end: bool = False
 ) -> tuple[list[Sample], StopReason]:
-    """Sample until the cap is reached (`to_the_end`: there is none) or the time is up, and say which."""
+    """Sample until the maximum (none with `to_the_end`) or the time limit is reached; return the samples and which."""
     deadline_s = time.monotonic() + sampling.cell_seconds
     samples: list[Sample] = []
     while to_the_end or len(samples) < sampling.max_samples:
@@ -240,7 +241,7 @@ def take_samples(
 def _sampler(
     region: TimedRegion, prepared: PreparedSwap, workload: Workload, cell: Cell, queue: Queue
 ) -> Callable[[], Sample]:
-    """Return what takes a sample: other blocks, a pause, one timed swap."""
+    """Return a function that takes a sample: choose the next blocks, pause, time one swap."""
     swap, state = prepared.swap, STREAM_STATES[cell.stream_state]
 
     def take() -> Sample:
@@ -263,7 +264,7 @@ def _take_all(
     neighbour: RunningNeighbour | None,
     begin: Callable[[], None] | None,
 ) -> tuple[Sequence[Sample | FlowSample], StopReason, Beside | None]:
-    """Warm up, wait for the other devices and take the samples, beside the neighbour where there is one."""
+    """Warm up, wait for the other devices and take the samples, beside the neighbour if there is one."""
     take = _taker(bench, ready, take_busy)
     for _ in range(sampling.warmups):
         take()
@@ -286,7 +287,7 @@ def _sample_beside(
 
 
 def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> Callable[[], float]:
-    """Return what swaps the first block of the current swap once more and returns its wall time in microseconds."""
+    """Return a function that swaps the first block of the current swap again and returns its wall time in us."""
     swap, idle = backend.create(replace(request, memory=request.memory.part(0, 1))), STREAM_STATES[StreamState.IDLE]
 
     def take_us() -> float:
@@ -299,7 +300,7 @@ def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> C
 
 
 def _taker(bench: Bench, ready: SetUp, take_busy: Callable[[], Sample]) -> Callable[[], Sample]:
-    """Return what takes a sample in the stream state of the cell."""
+    """Return a function that takes a sample in the stream state of the cell."""
     cell, workload = ready.cell, ready.workload
     if cell.stream_state is StreamState.SUSTAINED:
         return _chain_sampler(bench.region, ready.swaps, workload)
@@ -308,7 +309,7 @@ def _taker(bench: Bench, ready: SetUp, take_busy: Callable[[], Sample]) -> Calla
 
 
 def _chain_sampler(region: TimedRegion, swaps: Sequence[PreparedSwap], workload: Workload) -> Callable[[], Sample]:
-    """Return what takes a sustained sample: a short and a long chain of other blocks."""
+    """Return a function that takes a sustained sample: a short and a long chain of different blocks."""
     compiled = [one.swap for one in swaps if isinstance(one.swap, Swap)]
 
     def take() -> Sample:
@@ -327,7 +328,7 @@ def _on_its_own(cell: Cell, state: StreamState) -> Cell:
 
 
 def _work_for(pause_us: int) -> None:
-    """Keep the CPU at other work for a while, which evicts what a swap has left in its caches."""
+    """Do other CPU work for `pause_us`, which evicts the data of a swap from the CPU's caches."""
     scratch = np.zeros(1 << 20, dtype=np.uint64)
     until_s = time.perf_counter() + pause_us / 1e6
     while time.perf_counter() < until_s:
@@ -335,14 +336,14 @@ def _work_for(pause_us: int) -> None:
 
 
 def _behind_a_delay(cell: Cell, take_busy: Callable[[], Sample]) -> Queue:
-    """Return the queue of `cell` behind a delay that outlasts its submission, going by what one swap's takes."""
+    """Return the queue of `cell` after a delay that outlasts its submission, estimated from that of one swap."""
     submit_us = max(take_busy().submit_us for _ in range(BUSY_TWINS))
     delay_us = min(DELAY_MARGIN * max(1, cell.queued) * submit_us + DELAY_SPARE_US, MAX_DELAY_US)
     return Queue(cell.queued, cell.streams, round(delay_us * 1000))
 
 
 def _check_order(bench: Bench, prepared: PreparedSwap, workload: Workload) -> None:
-    """Raise VerificationError if a swap that was submitted behind other work arrives before that work is done."""
+    """Raise VerificationError if a swap that was submitted after other work arrives before that work completes."""
     stream, delayed = bench.stream, Event(bench.device.driver)
     workload.advance()
     prepared.retarget()
@@ -352,22 +353,24 @@ def _check_order(bench: Bench, prepared: PreparedSwap, workload: Workload) -> No
     prepared.swap.submit(stream.handle)
     early = False
     while not early and not delayed.completed():
-        # What was seen counts only if the work in front was not done by then.
+        # The observation counts only if the earlier work was still running.
         early = workload.arrived_early() and not delayed.completed()
     stream.synchronize()
     workload.verify()
     if early:
-        raise VerificationError("the swap did not wait for the work in front of it: it is not ordered in its stream")
+        raise VerificationError("the swap did not wait for earlier work: it is not ordered in its stream")
 
 
 def _check_speed(bench: Bench, cell: Cell, times_us: Sequence[float]) -> None:
-    """Raise VerificationError for a visit that is faster than the link: whatever it timed was not a swap."""
+    """Raise VerificationError for a visit faster than the link: what it timed cannot be the swap."""
     best_gbps = bench.best_gbps.get(cell.direction)
     if best_gbps is None or not bench.device.is_cuda or cell.swap_bytes < SPEED_CHECKED_FROM_BYTES:
         return
     gbps = gigabytes_per_second(cell.swap_bytes, median(times_us))
     if gbps > FASTER_THAN_THE_LINK * best_gbps:
-        raise VerificationError(f"{gbps:.0f} GB/s, and large copies reach {best_gbps:.1f}: a swap cannot be as fast")
+        raise VerificationError(
+            f"{gbps:.0f} GB/s is faster than the link: large copies reach only {best_gbps:.1f} GB/s"
+        )
 
 
 def _warnings_beside(beside: Beside | None) -> list[str]:
@@ -375,7 +378,7 @@ def _warnings_beside(beside: Beside | None) -> list[str]:
         return []
     short = not beside.neighbour_alone_us or not beside.neighbour_beside_us
     return [
-        *(["no whole iteration of the neighbour in a turn (cell_seconds too short?)"] if short else []),
+        *(["a turn without a whole iteration of the neighbour (cell_seconds too short?)"] if short else []),
         *([f"the neighbour's stream ran out of work {beside.dry} times"] if beside.dry else []),
     ]
 
@@ -387,5 +390,5 @@ def _warnings(samples: Sequence[Sample | FlowSample], cell: Cell) -> list[str]:
     strayed = sum(sample.pending_before is not (state is StreamState.BUSY) for sample in samples)
     if not strayed:
         return []
-    why = "the queued swaps had run already" if cell.queued else "busy_delay_us too short?"
+    why = "the queued swaps had already run" if cell.queued else "busy_delay_us too short?"
     return [f"the stream was not {state} in {strayed} of {len(samples)} samples ({why})"]

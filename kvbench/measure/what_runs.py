@@ -1,4 +1,4 @@
-"""What shapes a measurement, as it runs here and now: sources of the engine and its kernels, Python, plug-ins."""
+"""The code that affects a measurement: sources of the engine and its kernels, Python files, plug-ins."""
 
 import hashlib
 from pathlib import Path
@@ -12,9 +12,9 @@ _WINGS: Final = ("backends", "cells", "engine", "measure")
 
 
 def hash_of_what_runs() -> str:
-    """Return 16 hex digits over the compiled engine's sources, the kernels' texts and Python's files as they are now.
+    """Return a hash, as 16 hex digits, of the compiled engine's sources, the kernel texts and the current Python files.
 
-    Installed plug-ins count by name and version.
+    Installed plug-ins contribute their name and version.
     """
     package = Path(__file__).parents[1]
     files = sorted(file for wing in _WINGS for file in (package / wing).rglob("*.py"))

@@ -1,4 +1,4 @@
-"""The process that owns the GPU: opens the device, measures what the parent asks for, and may die doing so."""
+"""The process that owns the GPU: it opens the device and measures what the parent requests; it can crash doing so."""
 
 import hashlib
 import os
@@ -38,14 +38,14 @@ from kvbench.results.schema import CLAIMED, Beside, Ceiling, Control, Failure, F
 from kvbench.run import protocol
 from kvbench.units import rough_size
 
-# Lengths of the delay kernel that are tried when a device is opened: that in front of `primed`, and a long one.
+# Delays measured when a device is opened: none, the one of `primed`, and a long one.
 DELAYS_US: Final = (0, 2, 200)
-# How long a device waits for others that begin a visit with it.
+# Maximum seconds that a device waits for the others before a joint visit.
 START_DEADLINE_S: Final = 20
 
 
 class Worker:
-    """Answers requests; the device is opened by the first, its memory pools are made by Reserve."""
+    """Answers requests. The first request opens the device; Reserve allocates its memory pools."""
 
     def __init__(self) -> None:
         self._faults = FaultPlan()
@@ -55,7 +55,7 @@ class Worker:
         self._kept: dict[Cell, SetUp] = {}
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
-        """Do what `request` asks; a failure is an answer too."""
+        """Carry out `request`; a failure is an answer too."""
         try:
             match request:
                 case protocol.Open():
@@ -95,7 +95,7 @@ class Worker:
 
     def _reserve(self, request: protocol.Reserve) -> protocol.Reserved:
         assert self._device is not None
-        self._bench = None  # what an earlier reservation holds is released first
+        self._bench = None  # release the memory of an earlier reservation first
         self._kept.clear()
         driver, delay_ns = self._device.driver, request.busy_delay_us * 1000
         stream, urgent = Stream(driver), Stream(driver, HIGH_PRIORITY)
@@ -107,7 +107,7 @@ class Worker:
             size = rough_size(request.pool_bytes)
             raise KvbenchError(
                 f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
-                "ask for smaller swaps, or lower --host-memory and --device-memory"
+                "use smaller swaps, or lower --host-memory and --device-memory"
             ) from None
         cpu, urgent_lane = SteadyCpu(), (urgent, urgent_region)
         self._bench = Bench(self._device, stream, region, pools, cpu, self._clocks, request.policy, urgent=urgent_lane)
@@ -166,22 +166,22 @@ class Worker:
                 cpu=in_turn.cpu,
                 begin=None if request.start is None else partial(_wait_for_others, request.start),
             )
-        except Exception as error:  # a plug-in may raise anything; it costs its cell, not the sweep
+        except Exception as error:  # a plug-in can raise anything; it costs its cell, not the sweep
             return _failure(request, error)
         end_ns = time.monotonic_ns()
         took_ms, span_ns = round((end_ns - start_ns) / 1e6, 3), (start_ns, end_ns)
         return msgspec.structs.replace(_visit(request, cell, taken), began=began, took_ms=took_ms, span_ns=span_ns)
 
     def _set_up(self, bench: Bench, cell: Cell, request: protocol.MeasureCell) -> SetUp:
-        """Return the cell set up, as it was for an earlier visit where it is visited in turn."""
+        """Return the cell set up; a cell that is visited in turn keeps its setup from earlier visits."""
         if not bench.pools.holds(cell.memory):
-            self._kept.clear()  # the pool that they lie in goes
+            self._kept.clear()  # their pool is released
         if cell in self._kept:
             return self._kept[cell]
         place = f"{request.seed}/{cell.id}/{request.round}" + "/again" * request.attempt
         seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
         backend = backend_named(cell.backend)
-        assert backend is not None  # the plan has described ones only
+        assert backend is not None  # the plan has only described backends
         ready = set_up(bench, backend, cell, request.sampling, seed)
         if request.in_turn is not None:
             self._kept[cell] = ready
@@ -224,7 +224,7 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
 
 
 def _wait_for_others(start: protocol.Start) -> None:
-    """Return once every device is ready for the same visit; raises KvbenchError if one is not in time."""
+    """Wait until every device is ready for the same visit; raises KvbenchError after START_DEADLINE_S seconds."""
     ready = np.memmap(start.path, dtype=np.int64, mode="r+")
     ready[start.place] = start.number
     until_s = time.monotonic() + START_DEADLINE_S
@@ -239,7 +239,7 @@ def _rounded(beside: Beside) -> Beside:
 
 
 def _failure(request: protocol.MeasureCell, error: Exception) -> Failure:
-    """Return the record of a failure; the parent, who knows the sweep, adds the command."""
+    """Return the record of a failure; the parent, which knows the sweep, adds the command."""
     kind: FailureKind = "mismatch" if isinstance(error, VerificationError) else "error"
     expected = isinstance(error, KvbenchError | EngineError)
     message = str(error) if expected else f"{type(error).__name__}: {error}"
@@ -247,7 +247,7 @@ def _failure(request: protocol.MeasureCell, error: Exception) -> Failure:
 
 
 def _real_delays(device: Device) -> dict[str, float]:
-    """Return how long the stream is busy where a delay of so many microseconds is asked for."""
+    """Return requested delay in microseconds -> how long the stream is really busy, in microseconds."""
     stream = Stream(device.driver)
     region = TimedRegion(device.driver, stream.handle, 0)
     return {str(asked_us): round(region.measure_delay_us(asked_us * 1000), 3) for asked_us in DELAYS_US}
@@ -258,18 +258,20 @@ def _to_nanoseconds(times_us: Iterable[float]) -> list[float]:
 
 
 def _stay_near(numa_node: int) -> list[str]:
-    """Keep this process on the CPUs of the GPU's NUMA node, so that what it pins lies there; say if it cannot."""
+    """Keep this process on the CPUs of the GPU's NUMA node, so that it pins memory there; return a note if not."""
     near = cpus_of_node(numa_node) if numa_node >= 0 else set()
     usable = near & os.sched_getaffinity(0)
     if usable:
         os.sched_setaffinity(0, usable)
     elif near:
-        return [f"this process may not run on the GPU's NUMA node {numa_node}: memory is pinned on another (taskset?)"]
+        return [
+            f"this process cannot run on the GPU's NUMA node {numa_node}, so memory is pinned on another (taskset?)"
+        ]
     return []
 
 
 def main() -> None:
-    """Answer the parent's lines on stdin until they end; what libraries print to stdout goes to stderr instead."""
+    """Answer the parent's lines on stdin until they end; the stdout output of libraries goes to stderr."""
     die_with_parent()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

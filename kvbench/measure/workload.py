@@ -1,4 +1,4 @@
-"""The memory that swaps run in: a pool on either side whose every byte is known, and the swaps of one visit."""
+"""The memory that swaps use: a pool on each side whose every byte is known, and the swaps of one visit."""
 
 import time
 from collections.abc import Sequence
@@ -22,20 +22,20 @@ from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.errors import KvbenchError
 from kvbench.measure.layout import Layout
 
-# A pool at rest holds the words of its side's seed, at every place others: what did not arrive, arrived from elsewhere
-# or was written elsewhere is told by the byte, and no pool is filled twice.
+# A pool at rest holds the words of its side's seed, which differ at every place. This detects every byte that did not
+# arrive, arrived from elsewhere or was written elsewhere, and no pool needs to be filled twice.
 HOST_SEED, DEVICE_SEED = 1, 2
-# Beside a copied block, and at places of the rest of the pool, so many bytes are compared; and so many places.
+# Bytes compared next to a copied block and at each spot in the rest of the pool, and the number of such spots.
 EDGE_BYTES = 256
 SPOT_CHECKS = 256
 
 
 class VerificationError(KvbenchError):
-    """Bytes that did not arrive, or arrived where nothing belongs."""
+    """Bytes did not arrive, or were written where they must not be."""
 
 
 class Pools:
-    """A pool of `pool_bytes` on the device and one on the host, filled once and put back after every visit."""
+    """A pool of `pool_bytes` on the device and one on the host, filled once and restored after every visit."""
 
     def __init__(self, device: Device, stream: Stream, pool_bytes: int) -> None:
         self._device = device
@@ -47,7 +47,7 @@ class Pools:
         self._at_rest = True
 
     def host_pool(self, memory: Memory | None) -> Buffer:
-        """Return the host pool pinned in this way, made and filled on first use; one kind is held at a time."""
+        """Return the host pool pinned in this way, made and filled on first use; only one kind exists at a time."""
         kind = memory or Memory.ALLOCATED
         if kind not in self._host_pools:
             self._host_pools.clear()
@@ -55,7 +55,7 @@ class Pools:
         return self._host_pools[kind]
 
     def sides(self, direction: Direction, memory: Memory | None) -> tuple[Buffer, Buffer]:
-        """Return the source and the destination of swaps."""
+        """Return the source and the destination pool of swaps."""
         host = self.host_pool(memory)
         return (host, self._device_pool) if direction is Direction.H2D else (self._device_pool, host)
 
@@ -71,38 +71,38 @@ class Pools:
         )
 
     def put_back(self, direction: Direction, memory: Memory | None, offsets: Addresses, sizes: Addresses) -> None:
-        """Give ranges of the destination of `direction` the bytes that they hold at rest."""
+        """Restore ranges of the destination of `direction` to their bytes at rest."""
         _, destination = self.sides(direction, memory)
         write_words(destination, offsets, sizes, offsets, _seeds(direction)[1], self._stream.handle)
 
     def audit_arrived(self, cell: Cell, offsets: Addresses, sizes: Addresses, origins: Addresses) -> Audit:
-        """Compare ranges of the destination with the source's bytes from `origins` on."""
+        """Compare ranges of the destination with the source's bytes at `origins`."""
         _, destination = self.sides(cell.direction, cell.memory)
         return audit_words(destination, offsets, sizes, origins, _seeds(cell.direction)[0], self._stream.handle)
 
     def audit_at_rest(self, cell: Cell, side: int, offsets: Addresses, sizes: Addresses) -> Audit:
-        """Compare ranges of the source (side 0) or of the destination (side 1) with the bytes that they hold at rest.
+        """Compare ranges of the source (side 0) or of the destination (side 1) with their bytes at rest.
 
-        It does not wait for the measured stream.
+        Does not wait for the measured stream.
         """
         buffer, seed = self.sides(cell.direction, cell.memory)[side], _seeds(cell.direction)[side]
         return audit_words(buffer, offsets, sizes, offsets, seed, self._beside.handle)
 
     def holds(self, memory: Memory | None) -> bool:
-        """Whether the host pool that is held is pinned in this way."""
+        """Whether the current host pool is pinned in this way."""
         return (memory or Memory.ALLOCATED) in self._host_pools
 
     def disturb(self) -> None:
-        """Tell that swaps leave behind what nobody compares or puts back."""
+        """Note that swaps change bytes that are neither compared nor restored."""
         self._at_rest = False
 
     def rest(self) -> None:
-        """Put everything back, if it was disturbed."""
+        """Restore everything, if `disturb` was called."""
         if not self._at_rest:
             self.refill()
 
     def refill(self) -> None:
-        """Put everything back, after a swap that wrote where it liked."""
+        """Restore everything, after a swap that wrote to wrong places."""
         self._at_rest = True
         for buffer, seed in (
             (self._device_pool, DEVICE_SEED),
@@ -120,9 +120,9 @@ class Pools:
 
 
 class Workload:
-    """The swaps of one visit, `slots` at a time: each of `memories` holds the descriptors of one, written in place.
+    """The swaps of one visit, `slots` at a time: each of `memories` holds the descriptors of one swap.
 
-    `advance` names the next set of blocks in one of them.
+    `advance` writes the next set of blocks into one of them, in place.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Workload:
         self.memories = [_memory_of(pools, cell, layouts[0], self._sizes) for _ in range(slots)]
 
     def advance(self, slot: int = 0) -> None:
-        """Let the memory of `slot` name the next set of blocks; the first call names the first."""
+        """Write the descriptors of the next set of blocks into the memory of `slot`; the first call, of the first."""
         self._place = (self._place + 1) % len(self._layouts)
         self._used.add(self._place)
         if len(self._layouts) > 1:
@@ -151,10 +151,10 @@ class Workload:
         return layout.source_rows * stride, layout.destination_rows * stride
 
     def verify(self) -> int:
-        """Compare what the swaps since the last call left behind, put it back, and return how many bytes were compared.
+        """Compare the result of the swaps since the last call, restore it, and return the number of compared bytes.
 
-        Every byte of every copied block, the rows beside each, and a sample of the rest. Raises VerificationError,
-        with everything put back.
+        Compares every byte of every copied block, the rows next to each block, and a sample of the rest. Raises
+        VerificationError, after everything is restored.
         """
         began_s = time.perf_counter()
         used, stride = [self._layouts[place] for place in sorted(self._used)], np.uint64(self._cell.block_bytes)
@@ -174,19 +174,19 @@ class Workload:
         return copied.checked_bytes + around.checked_bytes + spoiled.checked_bytes
 
     def leave(self) -> None:
-        """Compare nothing of what the swaps since the last call of `verify` left behind."""
+        """Skip the comparison of the swaps since the last call of `verify`."""
         self._used.clear()
         self._pools.disturb()
 
     def arrived_early(self) -> bool:
-        """Whether bytes of the current swap, which waits behind other work, stand in the destination already."""
+        """Whether bytes of the current swap, which must wait for other work, are already in the destination."""
         _, offsets = self.current()
         some = np.unique(np.concatenate([offsets[:SPOT_CHECKS], offsets[-SPOT_CHECKS:]]))
         sizes = np.full(len(some), np.uint64(self._cell.block_bytes))
         return self._pools.audit_at_rest(self._cell, 1, some, sizes).wrong_bytes > 0
 
     def _beside(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
-        """Return (offsets, sizes) of what lies beside `rows` and of a sample of all rows, without `rows` themselves."""
+        """Return (offsets, sizes) of the bytes next to `rows` and of a sample of all rows, without `rows`."""
         stride = self._cell.block_bytes
         edge = min(stride, EDGE_BYTES)
         end = int(rows.max()) + 2
@@ -201,7 +201,7 @@ class Workload:
         return offsets, np.full(len(offsets), np.uint64(edge))
 
     def _spots(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
-        """Return (offsets, sizes) of the beginnings of some of `rows`."""
+        """Return (offsets, sizes) of the first bytes of some of `rows`."""
         some = self._rng.choice(rows, min(len(rows), SPOT_CHECKS)) * np.uint64(self._cell.block_bytes)
         return some, np.full(len(some), np.uint64(min(self._cell.block_bytes, EDGE_BYTES)))
 
@@ -238,7 +238,7 @@ def _memory_of(pools: Pools, cell: Cell, layout: Layout, sizes: Addresses) -> Sw
 
 
 def _seeds(direction: Direction) -> tuple[int, int]:
-    """Return the seeds of the source's and of the destination's pool."""
+    """Return the seeds of the source pool and of the destination pool."""
     return (HOST_SEED, DEVICE_SEED) if direction is Direction.H2D else (DEVICE_SEED, HOST_SEED)
 
 

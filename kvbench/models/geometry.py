@@ -1,10 +1,10 @@
-"""What offloading a model's KV cache swaps: from its geometry to tensors, bytes of a block and ids.
+"""The swap that offloads a model's KV cache: from its geometry to tensors, block sizes and ids.
 
-The formulas are those of vLLM: a block of one layer's K (or V) holds block tokens x KV heads x head dim x bytes of an
-element (`AttentionSpec.page_size_bytes` is both together); multi-head latent attention has one tensor a layer, of
-kv_lora_rank + qk_rope_head_dim elements a token (`MLAAttentionSpec`); a layer with a sliding window needs the blocks of
-its last window - 1 tokens (`SlidingWindowManager.get_num_skipped_tokens`); tensor parallelism divides KV heads and
-repeats them where there are fewer than ranks (`ModelConfig.get_num_kv_heads`).
+The formulas are those of vLLM: a block of one layer's K (or V) has block tokens x KV heads x head dim x bytes per
+element (`AttentionSpec.page_size_bytes` is K and V together); multi-head latent attention has one tensor per layer,
+with kv_lora_rank + qk_rope_head_dim elements per token (`MLAAttentionSpec`); a layer with a sliding window needs the
+blocks of its last window - 1 tokens (`SlidingWindowManager.get_num_skipped_tokens`); tensor parallelism divides the KV
+heads, and replicates them if there are fewer heads than ranks (`ModelConfig.get_num_kv_heads`).
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from kvbench.cells.pattern import Pattern, Tensors
 from kvbench.errors import UsageError
 from kvbench.text import NAME_PATTERN, convert, located
 
-# The axes that a model decides.
+# The axes that a model sets.
 MODEL_AXES: Final = ("blocks", "block_size", "pattern")
 
 Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}$")]
@@ -44,18 +44,18 @@ class KvDtype(StrEnum):
 
 
 class KvLayout(StrEnum):
-    """Whether every layer has tensors of its own, or one tensor holds a block of all layers together."""
+    """Whether each layer has its own tensors, or one tensor holds the blocks of all layers."""
 
     PER_LAYER = "per-layer"
     CROSS_LAYER = "cross-layer"
 
 
 class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What decides the size of a model's KV cache, on all ranks together.
+    """The parameters that determine the size of a model's KV cache, for all ranks together.
 
-    `kv_parts` is 2 where K and V are apart, 1 for multi-head latent attention: there `kv_heads` is 1 and `head_dim` the
-    elements a token. `sliding_layers` of the `layers` attend to the last `window` tokens only (0: none of them).
-    Raises ValueError where these contradict each other.
+    `kv_parts` is 2 if K and V are separate, 1 for multi-head latent attention, where `kv_heads` is 1 and `head_dim` is
+    the number of elements per token. `sliding_layers` of the `layers` attend only to the last `window` tokens.
+    Raises ValueError if these contradict each other.
     """
 
     name: Name
@@ -73,7 +73,7 @@ class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
     @property
     def label(self) -> str:
-        """The geometry in words: "36 layers (18 of them with a window of 128 tokens) x 8 KV heads x 64, bf16"."""
+        """A description: "36 layers (18 of them with a window of 128 tokens) x 8 KV heads x 64, bf16"."""
         label = f"{self.layers} layers"
         if self.sliding_layers:
             label += f" ({self.sliding_layers} of them with a window of {self.window} tokens)"
@@ -87,10 +87,10 @@ class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The swap of `tokens` tokens of a model on one of `tp` ranks: what was asked for, and the cell's axes from it.
+    """The swap of `tokens` tokens of a model on one of `tp` ranks: the request, and the axis values derived from it.
 
-    `blocks` (descriptors), `block_bytes` (bytes of one) and `pattern` are what cells are found by; they are kept since
-    another version may turn the same geometry into another swap. Raises ValueError where they contradict each other.
+    `blocks` (descriptors), `block_bytes` (bytes per descriptor) and `pattern` identify the cells. They are stored
+    because another version may derive another swap from the same geometry. Raises ValueError if they are inconsistent.
     """
 
     geometry: Geometry
@@ -113,12 +113,12 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 
     @property
     def tensors(self) -> tuple[Tensors, ...]:
-        """The kinds of tensors: how many, and ids swapped in each."""
+        """The kinds of tensors: the number of tensors, and the number of ids swapped in each."""
         return Pattern.parse(self.pattern).tensors(self.blocks)
 
     @property
     def axes(self) -> Mapping[str, tuple[AxisValue, ...]]:
-        """The values of `MODEL_AXES`; raises UsageError where no cell can have them."""
+        """The values of `MODEL_AXES`; raises UsageError if no cell can have them."""
         with located(f"model {self.geometry.name}"):
             texts = (str(self.blocks), str(self.block_bytes), self.pattern)
             return {name: AXES[name].parse(text) for name, text in zip(MODEL_AXES, texts, strict=True)}
@@ -127,15 +127,15 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
 def model_swap(
     geometry: Geometry, *, tp: Ranks, tokens: Tokens, block_tokens: BlockTokens, layout: KvLayout
 ) -> ModelSwap:
-    """Return what one of `tp` ranks swaps for `tokens` tokens, the last block counted whole; all are in their range.
+    """Return what one of `tp` ranks swaps for `tokens` tokens, rounded up to whole blocks; arguments are in range.
 
-    Raises UsageError for ranks that KV heads cannot be spread over, for a cross-layer layout of layers whose blocks
-    would differ in size, and for a swap that no cell can have.
+    Raises UsageError if the KV heads cannot be distributed over the ranks, for a cross-layer layout of layers whose
+    blocks would differ in size, and for a swap that no cell can have.
     """
     heads = geometry.kv_heads
     if max(heads, tp) % min(heads, tp):
         raise UsageError(
-            f"tp: {heads} KV heads of {geometry.name} cannot be spread over {tp} ranks; one must divide the other"
+            f"tp: {heads} KV heads of {geometry.name} cannot be distributed over {tp} ranks; one must divide the other"
         )
     kinds = _kinds(geometry, tokens, block_tokens)
     layer_bytes = geometry.rank_kv_heads(tp) * geometry.head_dim * geometry.dtype.size_bytes * block_tokens
@@ -166,7 +166,7 @@ def model_swap(
 
 
 def swaps_from_plain(plain: object) -> tuple[ModelSwap, ...]:
-    """Read the model swaps of a run, strictly: they may come from a stranger. Raises UsageError."""
+    """Read the model swaps of a run. They may come from an untrusted source and are checked. Raises UsageError."""
     swaps: tuple[ModelSwap, ...] = convert(plain, tuple[ModelSwap, ...], "models")
     return swaps
 
@@ -175,6 +175,6 @@ def _kinds(geometry: Geometry, tokens: int, block_tokens: int) -> list[tuple[int
     """Return (layers, ids) of the layers without a sliding window and of those with one."""
     all_ids = -(-tokens // block_tokens)
     skipped_ids = max(0, tokens - geometry.window + 1) // block_tokens
-    kept_ids = max(1, all_ids - skipped_ids)  # a window of 1 token needs none, which is no swap
+    kept_ids = max(1, all_ids - skipped_ids)  # a window of 1 token keeps no block, but a swap needs one
     kinds = [(geometry.layers - geometry.sliding_layers, all_ids), (geometry.sliding_layers, kept_ids)]
     return [(layers, ids) for layers, ids in kinds if layers]

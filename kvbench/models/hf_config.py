@@ -1,8 +1,8 @@
-"""Geometries from a model's `config.json` as Hugging Face's transformers write it.
+"""Read a model's geometry from its `config.json`, as written by Hugging Face's transformers.
 
-The fields are those of transformers' configurations; where a field may be left out, its default is that of transformers
-or of vLLM's `ModelArchConfigConvertorBase`. Whatever keeps other things than equal blocks of K and V (state-space and
-linear layers, chunked attention, layers of different head sizes) is refused rather than guessed.
+The fields are those of transformers' configurations. An optional field has the default of transformers or of vLLM's
+`ModelArchConfigConvertorBase`. A model whose cache is not equal blocks of K and V (state-space and linear layers,
+chunked attention, layers with different head sizes) is rejected.
 """
 
 import json
@@ -23,11 +23,11 @@ Table = Mapping[str, object]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
 _NoneOrMore = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
 
-# Engines run checkpoints of 32 bits in 16 unless they are told otherwise; so does vLLM's dtype "auto".
+# By default engines run 32-bit checkpoints in 16 bits; vLLM's dtype "auto" does too.
 _DTYPES: Final = {"bfloat16": KvDtype.BF16, "float16": KvDtype.FP16, "float32": KvDtype.BF16}
-# Newer and older names of the same number; the first that stands there counts, as in vLLM.
+# Newer and older names of the same field; the first one present counts, as in vLLM.
 _KV_HEADS: Final = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num")
-# Every n-th layer has no sliding window; configurations that leave out the number mean their class's default.
+# Every n-th layer has no sliding window; this is the default of each model type where the field is absent.
 _FULL_EVERY: Final = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
 _NO_KV_BLOCKS: Final = re.compile(
     r"(mamba|ssm|linear_(attn|conv|key|value|num))_.*|hybrid_override_pattern|attn_layer_(period|indices)"
@@ -41,18 +41,18 @@ _OTHER_BLOCKS: Final = (
 def read_config_json(path: Path) -> Geometry:
     """Return the geometry of the model whose `config.json` is at `path`, named after its folder.
 
-    Raises UsageError that names the file, the field and what would be right.
+    Raises UsageError, which names the file, the field and what would be right.
     """
     with located(str(path)):
         stem = path.absolute().parent.name if path.name == "config.json" else path.stem
         with read_as("JSON"):
             if path.is_dir():
-                raise UsageError("is a directory; give the config.json in it")
+                raise UsageError("is a directory; give the path of its config.json")
             if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
-                raise UsageError("is not a config.json of at most 1 MiB" if path.exists() else "no such file")
+                raise UsageError("is not a regular file of up to 1 MiB" if path.exists() else "file not found")
             table = json.loads(path.read_bytes())
         if not isinstance(table, dict):
-            raise UsageError(f"{shown(table)} is not a config.json, which is a table")
+            raise UsageError(f"{shown(table)} is not a config.json: it must hold a JSON object")
         return geometry_of(name_of(stem, "model"), table)
 
 
@@ -68,7 +68,7 @@ def geometry_of(name: str, config: Table) -> Geometry:
     sliding = _sliding(text, layers)
     window = _whole(text, "sliding_window") or 0
     if any(sliding) and not window:
-        raise UsageError("sliding_window: missing, and layer_types has layers with one")
+        raise UsageError("sliding_window: missing, but layer_types has sliding_attention layers")
     kv_heads, head_dim, kv_parts = _shape(text)
     return Geometry(
         name=name,
@@ -83,7 +83,7 @@ def geometry_of(name: str, config: Table) -> Geometry:
 
 
 def _shape(text: Table) -> tuple[int, int, Literal[1, 2]]:
-    """Return KV heads, elements of one, and parts: K and V, or one of multi-head latent attention."""
+    """Return the KV heads, the elements per head, and the parts: 2 (K and V), or 1 for multi-head latent attention."""
     if rank := _whole(text, "kv_lora_rank"):
         return 1, rank + _needed(text, "qk_rope_head_dim"), 1
     head_dim = _whole(text, "head_dim")
@@ -91,12 +91,12 @@ def _shape(text: Table) -> tuple[int, int, Literal[1, 2]]:
         hidden, heads = _needed(text, "hidden_size"), _needed(text, "num_attention_heads")
         if hidden % heads:
             raise UsageError(
-                f"head_dim: missing, and hidden_size {hidden} is no multiple of num_attention_heads {heads}"
+                f"head_dim: missing, and hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
             )
         head_dim = hidden // heads
     value_dim = _whole(text, "v_head_dim")
     if value_dim not in (None, head_dim):
-        raise UsageError(f"v_head_dim: {value_dim}, and K has {head_dim}; only equal blocks of K and V are known")
+        raise UsageError(f"v_head_dim: {value_dim}, but K has {head_dim}; only equal blocks of K and V are supported")
     if text.get("multi_query") is True and text.get("new_decoder_architecture") is not True:
         return 1, head_dim, 2
     given = (_whole(text, name) for name in _KV_HEADS)
@@ -104,8 +104,8 @@ def _shape(text: Table) -> tuple[int, int, Literal[1, 2]]:
 
 
 def _sliding(text: Table, layers: int) -> list[bool]:
-    """Return for every layer with a KV cache of its own whether it has a sliding window."""
-    shared = text.get("num_kv_shared_layers") or 0  # the last ones, which read an earlier layer's
+    """Return, for every layer with its own KV cache, whether it has a sliding window."""
+    shared = text.get("num_kv_shared_layers") or 0  # the last layers, which share an earlier layer's cache
     fewer = Annotated[int, msgspec.Meta(ge=0, le=layers - 1)]
     own = layers - convert(shared, fewer, "num_kv_shared_layers")
     types = text.get("layer_types")
@@ -115,7 +115,7 @@ def _sliding(text: Table, layers: int) -> list[bool]:
             raise UsageError(f"layer_types: {shown(types)} is not a list of {layers} strings")
         other = next((kind for kind in types if kind not in known), None)
         if other is not None:
-            raise UsageError(f"layer_types: {shown(other)} is not one of {', '.join(known)}, whose blocks are known")
+            raise UsageError(f"layer_types: {shown(other)} is not one of {', '.join(known)}")
         return [known[kind] for kind in types][:own]
     if text.get("sliding_window") is None or text.get("use_sliding_window") is False:
         return [False] * own
@@ -128,16 +128,16 @@ def _sliding(text: Table, layers: int) -> list[bool]:
 
 def _refuse_other_caches(text: Table) -> None:
     if text.get("is_encoder_decoder") is True:
-        raise UsageError("is_encoder_decoder: true; only models that are decoders alone are known")
+        raise UsageError("is_encoder_decoder: true; only decoder-only models are supported")
     for field, value in text.items():
         if value is not None and _NO_KV_BLOCKS.fullmatch(field):
-            raise UsageError(f"{field}: the model has layers without KV blocks, whose offload is not known")
+            raise UsageError(f"{field}: the model has layers without KV blocks, which are not supported")
         if value is not None and field in _OTHER_BLOCKS:
-            raise UsageError(f"{field}: the model has blocks of several sizes; only equal ones are known")
+            raise UsageError(f"{field}: the model has blocks of different sizes; only equal sizes are supported")
 
 
 def _dtype(text: Table, config: Table) -> KvDtype:
-    """Return the model's own type, which is the cache's where nothing else is asked for; bf16 where none is named."""
+    """Return the model's own dtype, which is the default of the cache; bf16 if the config names none."""
     named = (table.get(field) for table in (text, config) for field in ("dtype", "torch_dtype"))
     name = next((name for name in named if name is not None), "bfloat16")
     if not isinstance(name, str) or name.removeprefix("torch.") not in _DTYPES:
@@ -153,5 +153,5 @@ def _whole(table: Table, field: str) -> int | None:
 def _needed(table: Table, field: str) -> int:
     value = _whole(table, field)
     if value is None:
-        raise UsageError(f"{field}: missing; a Hugging Face config.json of a language model has it")
+        raise UsageError(f"{field}: missing; a Hugging Face config.json of a language model must have it")
     return value

@@ -1,4 +1,4 @@
-"""The models that come with kvbench, and the choice of models that a config or a command makes."""
+"""The model presets, and the models and settings that a config or a command chooses."""
 
 import re
 from collections.abc import Mapping
@@ -15,35 +15,35 @@ from kvbench.text import convert, hint, shown
 
 
 class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The models whose swaps a sweep is asked for, and how: None leaves a setting to its default.
+    """The models whose swaps a sweep measures, with their settings; None leaves a setting at its default.
 
-    A model is the name of a preset or the path of a config.json; `@tpN` behind it is a number of ranks of its own.
+    A model is the name of a preset or the path of a config.json; the suffix `@tpN` sets its own number of ranks.
     """
 
     models: Annotated[
         tuple[str, ...],
         msgspec.Meta(description="names of presets or paths of config.json; `@tpN` gives a model its own ranks"),
     ] = ()
-    tp: Annotated[Ranks | None, msgspec.Meta(description="ranks that a model's KV heads are spread over")] = None
-    tokens: Annotated[Tokens | None, msgspec.Meta(description="tokens of a model that one swap moves")] = None
-    block_tokens: Annotated[BlockTokens | None, msgspec.Meta(description="tokens of a model in one block")] = None
+    tp: Annotated[Ranks | None, msgspec.Meta(description="tensor-parallel ranks of a model")] = None
+    tokens: Annotated[Tokens | None, msgspec.Meta(description="tokens of a model per swap")] = None
+    block_tokens: Annotated[BlockTokens | None, msgspec.Meta(description="tokens of a model per block")] = None
     layout: Annotated[
-        KvLayout | None, msgspec.Meta(description="how a model's layers lie: per-layer or cross-layer")
+        KvLayout | None, msgspec.Meta(description="memory layout of a model's layers: per-layer or cross-layer")
     ] = None
     kv_dtype: Annotated[
         KvDtype | None,
-        msgspec.Meta(description="type of a model's KV cache: bf16, fp16, fp32, fp8 (default: the model's)"),
+        msgspec.Meta(description="data type of a model's KV cache: bf16, fp16, fp32 or fp8 (default: the model's)"),
     ] = None
 
     def over(self, other: "ModelChoice") -> "ModelChoice":
-        """Return this choice, completed by `other` where it says nothing."""
+        """Return this choice, with unset settings taken from `other`."""
         return ModelChoice(*(getattr(self, name) or getattr(other, name) for name in self.__struct_fields__))
 
     def swaps(self) -> tuple[ModelSwap, ...]:
-        """Return the swap of every model, each once; raises UsageError that names the setting."""
+        """Return the swap of every model without duplicates; raises UsageError, which names the setting."""
         for name in self.__struct_fields__ if not self.models else ():
             if value := getattr(self, name):
-                raise UsageError(f"{name}: {shown(value)} without a model; choose one with --model")
+                raise UsageError(f"{name}: {shown(value)} requires a model; choose one with --model")
         return tuple(dict.fromkeys(self._swap(text) for text in self.models))
 
     def _swap(self, text: str) -> ModelSwap:
@@ -61,7 +61,7 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def presets() -> Mapping[str, Geometry]:
-    """Return name -> geometry of the models that come with kvbench, in the order of their file."""
+    """Return name -> geometry of the presets, in the order of their file."""
     tables = read_toml(shipped_folder() / "presets" / "models.toml")
     return {name: geometry_of(name, table) for name, table in tables.items()}
 
@@ -69,7 +69,7 @@ def presets() -> Mapping[str, Geometry]:
 def find_model(name_or_path: str) -> Geometry:
     """Return the geometry of a preset, or of the config.json at a path (ending in .json or with a slash).
 
-    Raises UsageError for a name that no preset has, and for a file that is no config.json of a known kind.
+    Raises UsageError for an unknown preset, and for a file that is not a supported config.json.
     """
     known = presets()
     if name_or_path in known:
@@ -77,10 +77,10 @@ def find_model(name_or_path: str) -> Geometry:
     path = Path(name_or_path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name_or_path) and path.suffix != ".json" and not path.exists():
         raise UsageError(
-            f"model {shown(name_or_path)}: names of a model hub are not looked up: download its config.json and give "
+            f"model {shown(name_or_path)}: kvbench does not download models: download its config.json and give "
             f"the path, or {hint(path.name, known, 'see kvbench list models')}"
         )
     if name_or_path.endswith(".json") or "/" in name_or_path:
         return read_config_json(Path(name_or_path))
-    near = hint(name_or_path, known, "kvbench list models shows them, or give the path of a config.json")
-    raise UsageError(f"model {shown(name_or_path)}: kvbench comes with no such model; {near}")
+    near = hint(name_or_path, known, "list the presets with kvbench list models, or give the path of a config.json")
+    raise UsageError(f"model {shown(name_or_path)}: kvbench ships no model of that name; {near}")

@@ -43,9 +43,9 @@ class View:
         return frozenset(self.measured["cell_id"])
 
     def release(self) -> None:
-        """Give the memory of the tables back; they are made again when they are asked for.
+        """Give the memory of the tables back; they are computed again on the next use.
 
-        Pandas keeps a reference for every look at a column, which is most of what a small run takes.
+        Pandas keeps a reference to every column that was read, most of the memory of a small run.
         """
         for name in ("frame", "measured", "pinned"):
             self.__dict__.pop(name, None)

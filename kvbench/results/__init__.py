@@ -1,4 +1,4 @@
-"""A run on disk: what is written (schema), how it is appended (journal), the folder (rundir), the DataFrame (frame)."""
+"""A run on disk: its schema, its journal, its directory (rundir) and its DataFrame (frame)."""
 
 from kvbench.results.rundir import Run, RunWriter, load_run
 from kvbench.results.schema import (

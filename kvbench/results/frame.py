@@ -1,4 +1,4 @@
-"""Records to pandas: a row per cell with its figures, and the raw samples in long form."""
+"""Convert records to pandas: one row per cell with its figures, and the raw samples in long form."""
 
 import math
 import re
@@ -29,8 +29,10 @@ TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "
 _RAW: Final = Samples.__struct_fields__
 _AXIS_COLUMNS: Final = tuple(column for axis in AXES.values() for column in axis.columns)
 _NUMBERS: Final = tuple(axis.field for axis in AXES.values() if axis.number)
-NO_FIGURE: Final = "the delay did not outlast the submission in every sample, so that execution alone was not seen"
-# Stands between the texts of one column that differ from visit to visit; of paths, that of most visits comes first.
+NO_FIGURE: Final = (
+    "the delay did not outlast the submission in every sample, so execution could not be measured separately"
+)
+# Separates the texts of one column that differ between visits; the most frequent path comes first.
 BETWEEN: Final = "; "
 _FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
 _FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
@@ -55,7 +57,7 @@ _ORDER: Final = tuple(
 
 @dataclass(slots=True)
 class _History:
-    """What the journal says of one cell."""
+    """The records of one cell."""
 
     visits: list[Visit] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -84,10 +86,10 @@ def summarize(
     device: str,
     samples: pd.DataFrame,
 ) -> pd.DataFrame:
-    """Return a row per cell; a failed or skipped cell has its reason and no figures.
+    """Return one row per cell; a failed or skipped cell has its reason and no figures.
 
-    `ceilings` are direction -> GB/s, `roofs` as of `Run.roofs`; `device` stands in every row; `samples` are those of
-    `long_samples`.
+    `ceilings` maps direction to GB/s, `roofs` is the result of `Run.roofs`, `device` goes into every row, and `samples`
+    is the result of `long_samples`.
     """
     histories = _histories(records)
     measured = [cell for cell, story in histories.items() if story.status == "ok"]
@@ -99,7 +101,7 @@ def summarize(
     figures.index = frame.index
     frame = frame.drop(columns=[name for name in figures if name in frame]).join(figures)
     frame["device"] = device
-    # A queue is there for its submission, whose time every sample has.
+    # A queue measures the submission, whose time every sample has.
     without = (frame["status"] == "ok") & frame["swap_us_median"].isna() & (frame["queued"] == 0)
     frame.loc[without, ["status", "reason"]] = "no figure", NO_FIGURE
     frame["gbps"] = frame["swap_bytes"] / frame["swap_us_median"] / 1e3
@@ -114,11 +116,11 @@ def summarize(
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     typed = _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
-    return typed.copy()  # columns of one type side by side: pandas warns of more than a hundred blocks
+    return typed.copy()  # consolidates columns of one type: pandas warns about more than a hundred blocks
 
 
 def as_csv(frame: pd.DataFrame) -> bytes:
-    """Return a table as CSV; text that a spreadsheet would take for a formula has an apostrophe in front."""
+    """Return a table as CSV; text that a spreadsheet would read as a formula starts with an apostrophe."""
     words = frame.select_dtypes(["object", "str", "category"])
     safe = {str(name): words[name].map(_no_formula) for name in words}
     return frame.assign(**safe).to_csv(index=False).encode()
@@ -129,15 +131,15 @@ def _no_formula(value: Any) -> Any:
 
 
 def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the cells whose swaps had no queue in front of them, no pool of streams, and nothing beside them."""
+    """Keep the cells without queued swaps, without a pool of streams and without a neighbour."""
     lonely = (frame["devices"] == 1) & (frame["neighbour"].isna() | (frame["neighbour"] == Neighbour.NONE.value))
     return frame[(frame["queued"] == 0) & (frame["streams"] == 1) & lonely]
 
 
 def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us") -> dict[str, dict[int, float]]:
-    """Return cell id -> round -> median of one of `TIMES` in that visit, for the cells of `frame` that have a figure.
+    """Return cell id -> round -> median of one of `TIMES` in that visit, for the cells of `frame` with a figure.
 
-    `frame` is of `summarize`, `samples` of `long_samples`; a visit without a positive time is left out.
+    `frame` is from `summarize`, `samples` from `long_samples`; a visit without a positive time is omitted.
     """
     told = frame.loc[frame[f"{time}_median"] > 0, "cell_id"]
     medians = samples[samples["cell_id"].isin(told)].groupby(["cell_id", "round"], sort=False)[time].median()
@@ -147,14 +149,14 @@ def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us
 
 
 def visits_that_count(records: Sequence[Record]) -> list[Visit]:
-    """Return the last attempt of every visit, in the journal's order."""
+    """Return the last attempt of every visit, in journal order."""
     visits = [record for record in records if isinstance(record, Visit)]
     last = {(visit.cell.id, visit.round): visit.attempt for visit in visits}
     return [visit for visit in visits if visit.attempt == last[visit.cell.id, visit.round]]
 
 
 def long_samples(records: Sequence[Record]) -> pd.DataFrame:
-    """Return a row per raw sample of the visits that count, in the journal's order: cell_id, round, sample, then
+    """Return one row per raw sample of the visits that count, in journal order: cell_id, round, sample, then
     `SAMPLE_COLUMNS`.
     """
     visits = visits_that_count(records)
@@ -176,7 +178,7 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def _histories(records: Sequence[Record]) -> dict[Cell, _History]:
-    """Return the cells in the order of their status: those with figures first, as `_figures` numbers them."""
+    """Return the cells ordered by status: cells with figures first, as `_figures` numbers them."""
     found: dict[Cell, _History] = {}
     others = (record for record in records if isinstance(record, Failure | Skip))
     for record in (*visits_that_count(records), *others):
@@ -185,7 +187,7 @@ def _histories(records: Sequence[Record]) -> dict[Cell, _History]:
 
 
 def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: "Mapping[str, Reach]") -> dict[str, float]:
-    """Return what the cell can reach; NaN where the run does not tell."""
+    """Return the ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
     ceiling, reach = ceilings.get(cell.direction, math.nan), roofs.get(cell.direction)
     if reach is None:
         return {"ceiling_gbps": ceiling, "limit_blocks_per_s": math.nan, "roof_gbps": math.nan}
@@ -200,7 +202,7 @@ def _words(cell: Cell, story: _History) -> dict[str, Any]:
     visits = story.visits
     reasons = [f"{failure.kind}: {failure.message}" for failure in story.failures] or [
         skip.reason for skip in story.skips
-    ]  # a visit without samples, which only a stranger's journal holds, has neither
+    ]  # only a journal not written by kvbench has visits without samples, which have neither
     return (
         cell.spelled_out()
         | {name: getattr(cell, name) for name in _NUMBERS}
@@ -225,7 +227,7 @@ def _words(cell: Cell, story: _History) -> dict[str, Any]:
 
 
 def _beside(turns: Sequence[Beside]) -> dict[str, float]:
-    """Return what the visits of a cell say of its neighbour; nan where none of them does."""
+    """Return the figures of the cell's neighbour; NaN if no visit has them."""
     both = [(turn, cost) for turn in turns if (cost := cost_of(turn)) is not None]
     if not both:
         return dict.fromkeys(_BESIDE, math.nan)
@@ -265,13 +267,16 @@ def _median_of(turns: Sequence[Beside], name: str) -> float:
 
 
 def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per cell of `measured`: its times, sample count, and how the stream's state held.
+    """Return one row per cell of `measured`: its times, its sample count, and how often the stream state held.
 
-    A time's median is that of the visits' medians; its quartiles are those of all samples, its spread. The interval of
-    swap_us comes from the visits. There is no swap_us on a busy stream whose delay ended before a submission did.
+    The median of a time is the median of the visits' medians; its quartiles, which show the spread, are of all samples.
+    The interval of swap_us comes from the visits. On a busy stream, swap_us is missing if the delay ended before a
+    submission did.
     """
     owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
-    order = np.argsort(owner, kind="stable")[(owner < 0).sum() :]  # failed cells, which are none of these, come first
+    order = np.argsort(owner, kind="stable")[
+        (owner < 0).sum() :
+    ]  # samples of failed cells (owner < 0) come first and are dropped
     owner = owner[order]
     raw = {name: samples[name].to_numpy(np.float64, na_value=np.nan)[order] for name in SAMPLE_COLUMNS}
     per_cell = np.bincount(owner, minlength=len(measured))
@@ -306,7 +311,7 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gather(visits: Sequence[Visit], name: str) -> Floats:
-    """Return one field of all samples, nan where a visit does not have it."""
+    """Return one field of all samples, NaN if a visit does not have it."""
     lists = (
         repeat(math.nan, len(visit.samples)) if (values := getattr(visit.samples, name)) is None else values
         for visit in visits
@@ -323,7 +328,7 @@ def _joined(texts: Any) -> str | None:
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give every column one type, whatever the run held: text, Int64, or float64."""
+    """Give every column one type, independent of the run's content: text, Int64, or float64."""
     whole = (*_NUMBERS, "swap_bytes", "samples", "rounds", "outliers", "repeated", "disturbed", "verified_bytes")
     text = (
         *(name for name in _AXIS_COLUMNS if name not in _NUMBERS),

@@ -1,9 +1,9 @@
-"""The journal: one record a line, written before the next is measured; every line sealed by a running checksum.
+"""The journal: one record per line, written before the next is measured and sealed by a running checksum.
 
-A line is in the file once it is appended, so that a killed process loses none. It is on disk a second later at most.
-A line is the record's JSON with a last field `crc`: CRC-32 of that JSON without the field, started from the checksum
-of the line before. So a line that was changed, removed or moved is noticed. A last line without its newline is what a
-kill or a full disk leaves behind: it is dropped, and cut away before more is appended.
+A line is in the file once it is appended, so that a killed process loses none, and on disk at most a second later.
+A line is the record's JSON with a last field `crc`: the CRC-32 of that JSON without the field, started from the
+checksum of the previous line. This detects lines that were changed, removed or moved. A kill or a full disk can leave a
+last line without a newline: readers drop it, and it is removed before more lines are appended.
 """
 
 import os
@@ -24,10 +24,10 @@ from kvbench.text import printable, printable_tree
 
 _SEAL: Final = b',"crc":"%08x"}\n'
 _SEAL_BYTES: Final = len(_SEAL % 0)
-# What is written can be read again: both go by these.
+# Limits for both writing and reading, so that everything written can be read again.
 MAX_LINE_BYTES: Final = 64 << 20
 MAX_JOURNAL_BYTES: Final = 1 << 30
-# To wait for the disk takes as long as a visit of a small cell does.
+# Waiting for the disk takes as long as a visit of a small cell.
 SYNC_EVERY_S: Final = 1.0
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
@@ -35,7 +35,7 @@ _DECODER: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a journal is whole: lines, bytes, the checksum that the next line starts from, bytes of a torn tail."""
+    """The valid part of a journal: lines, bytes, the checksum for the next line, bytes of an incomplete last line."""
 
     lines: int = 0
     size_bytes: int = 0
@@ -51,15 +51,15 @@ def seal(record: Record, crc: int) -> tuple[bytes, int]:
 
 
 def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int]:
-    """Return the record of a whole line, its cell checked, and its checksum; raises RunDirectoryError with the line."""
+    """Return the record of a complete line, with its cell checked, and its checksum; raises RunDirectoryError."""
     body = line[:-_SEAL_BYTES] + b"}"
     found = zlib.crc32(body, crc)
     if line[-_SEAL_BYTES:] != _SEAL % found:
         raise RunDirectoryError(
-            f"{where}: journal line {number} was changed after it was written, or a line before it was removed"
+            f"{where}: journal line {number} was changed after it was written, or an earlier line was removed"
         )
     try:
-        # A line without an escape and in ASCII holds no character that does not print.
+        # An ASCII line without escapes holds only printable characters.
         if b"\\" not in body and body.isascii():
             record = _DECODER.decode(body)
         else:
@@ -69,11 +69,11 @@ def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int
         return record, found
     except (msgspec.MsgspecError, RecursionError, UnicodeError, UsageError) as error:
         why = printable(error)
-        raise RunDirectoryError(f"{where}: journal line {number} is no record of this schema: {why}") from None
+        raise RunDirectoryError(f"{where}: journal line {number} is not a record of this schema: {why}") from None
 
 
 def read_lines(lines: Iterable[bytes], where: Path) -> Iterator[tuple[Record | None, Position]]:
-    """Yield each record with the position after it; a torn last line is yielded as None with its bytes counted."""
+    """Yield each record with the position after it, and None for an incomplete last line, with its bytes counted."""
     at = Position()
     for line in lines:
         if not line.endswith(b"\n"):
@@ -85,7 +85,7 @@ def read_lines(lines: Iterable[bytes], where: Path) -> Iterator[tuple[Record | N
 
 
 class JournalWriter:
-    """Appends records to an open file; after an error the file ends at the last whole line again."""
+    """Appends records to an open file; after an error the file is truncated to its last complete line."""
 
     def __init__(self, descriptor: int, path: Path, at: Position) -> None:
         self._descriptor = descriptor
@@ -97,10 +97,10 @@ class JournalWriter:
             os.ftruncate(descriptor, at.size_bytes)
 
     def append(self, record: Record) -> None:
-        """Write one line, and wait once a second until all are on disk; raises StorageError when there is no room."""
+        """Write one line, and once a second wait until all are on disk; raises StorageError if the disk is full."""
         line, crc = seal(record, self._crc)
         if len(line) > MAX_LINE_BYTES or self._size_bytes + len(line) > MAX_JOURNAL_BYTES:
-            raise StorageError(f"{self._path} would grow beyond what can be read again; what was measured is kept")
+            raise StorageError(f"{self._path} would exceed the size that kvbench can read; everything measured is kept")
         try:
             left = memoryview(line)
             while left:

@@ -1,4 +1,4 @@
-"""The run directory: created, appended to, reopened, and read back strictly."""
+"""The run directory: create it, append to it, reopen it, and read it back with strict checks."""
 
 import errno
 import fcntl
@@ -39,21 +39,23 @@ class _Version(msgspec.Struct):
     schema: int
 
 
-# Scattered small blocks that take no longer than this many times what the same blocks take side by side do not meet a
-# limit of address translation.
+# If scattered small blocks take less than this factor times the time of the same blocks laid out densely, no
+# translation limit is in reach.
 _LIMITED: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What SM copies reach one way: GB/s in large blocks, and scattered blocks a second (None: no limit in reach)."""
+    """What SM copies reach in one direction: GB/s in large blocks, and the translation limit in scattered blocks per
+    second (None: not in reach).
+    """
 
     sm_gbps: float
     limit_blocks_per_s: float | None
 
     @classmethod
     def of(cls, roofs: "Sequence[Roof]") -> Self:
-        """Return the medians of `roofs`, of one direction and at least one."""
+        """Return the medians of `roofs`, a non-empty sequence for one direction."""
         scattered_us, dense_us, copy_us = (
             median(time for roof in roofs for time in getattr(roof, name))
             for name in ("scattered_us", "dense_us", "copy_us")
@@ -65,7 +67,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as read from `path`; `warnings` says what was missing or dropped on the way in."""
+    """A run as read from `path`; `warnings` lists what was missing or dropped."""
 
     path: Path
     info: RunInfo
@@ -73,9 +75,9 @@ class Run:
     warnings: Sequence[str]
 
     def frame(self, samples: "pd.DataFrame | None" = None) -> "pd.DataFrame":
-        """Return the tidy table: a row per cell, axes first, columns as in `COLUMNS`.
+        """Return the tidy table: one row per cell, axes first, columns as in `COLUMNS`.
 
-        `samples` spares time where `samples()` is there already.
+        `samples` is the result of `samples()` if it is already available; it saves time.
         """
         from kvbench.results.frame import summarize
 
@@ -84,15 +86,15 @@ class Run:
         return summarize(self.records, ceilings, self.roofs(), device_label(self.info), raw)
 
     def samples(self) -> "pd.DataFrame":
-        """Return every raw sample, failed cells' too: cell_id, round, sample, and the times in microseconds."""
+        """Return every raw sample, also of failed cells: cell_id, round, sample, and the times in microseconds."""
         from kvbench.results.frame import long_samples
 
         return long_samples(self.records)
 
     def visit_times(self) -> dict[str, dict[int, float]]:
-        """Return cell id -> round -> the visit's median of swap_us in microseconds, for every cell with a figure.
+        """Return cell id -> round -> median of swap_us of the visit in microseconds, for every cell with a figure.
 
-        This is what `kvbench.analysis.compare` compares.
+        This is the input of `kvbench.analysis.compare`.
         """
         from kvbench.results.frame import visit_times
 
@@ -100,11 +102,11 @@ class Run:
         return visit_times(self.frame(samples), samples)
 
     def ceilings(self) -> dict[str, list[float]]:
-        """Return direction -> GB/s of every large copy for the ceiling, in the journal's order."""
+        """Return direction -> GB/s of every large copy for the ceiling, in journal order."""
         return _rates((r.direction, r.swap_bytes, r.gpu_us) for r in self.records if isinstance(r, Ceiling))
 
     def roofs(self) -> "dict[str, Reach]":
-        """Return direction -> what SM copies reach; empty for a run that did not measure it."""
+        """Return direction -> what SM copies reach; empty if the run did not measure it."""
         found: dict[str, list[Roof]] = {}
         for record in self.records:
             if isinstance(record, Roof) and min(map(min, (record.copy_us, record.scattered_us, record.dense_us))) > 0:
@@ -112,7 +114,7 @@ class Run:
         return {way: Reach.of(roofs) for way, roofs in found.items()}
 
     def controls(self) -> dict[str, list[float]]:
-        """Return direction -> GB/s of every control copy, in the journal's order; empty for a run without controls."""
+        """Return direction -> GB/s of every control copy, in journal order; empty for a run without controls."""
         return _rates((r.direction, r.copy_bytes, r.gpu_us) for r in self.records if isinstance(r, Control))
 
     def write_summary(self) -> Path:
@@ -132,7 +134,7 @@ def _rates(copies: Iterable[tuple[str, int, Sequence[float]]]) -> dict[str, list
 
 
 def device_label(info: RunInfo) -> str:
-    """Return "cuda:N", or for the host device words that nobody takes for a GPU's."""
+    """Return "cuda:N", or, for the host device, a label that cannot be mistaken for a GPU."""
     if info.device.get("kind") == "cpu":
         return "cpu (host copies, no GPU)"
     name = info.device.get("name")
@@ -140,7 +142,7 @@ def device_label(info: RunInfo) -> str:
 
 
 def load_run(path: Path) -> Run:
-    """Read a run directory; nothing in it is executed and no path in it is followed. Raises RunDirectoryError."""
+    """Read a run directory. Executes nothing in it and follows no path in it. Raises RunDirectoryError."""
     info = _read_info(path)
     records: list[Record] = []
     warnings: list[str] = []
@@ -148,14 +150,16 @@ def load_run(path: Path) -> Run:
         where = path / name
         for record, _ in read_lines(_lines(file, where), where):
             if record is None:
-                warnings.append(f"the last line of {name} is incomplete (a kill, a full disk) and was dropped")
+                warnings.append(
+                    f"the last line of {name} is incomplete, because of a kill or a full disk, and was dropped"
+                )
                 break
             records.append(record)
     return Run(path, info, _that_count(records), warnings)
 
 
 def _that_count(records: list[Record]) -> list[Record]:
-    """Return the records without the failures of cells that were tried again later."""
+    """Return the records without the failures of cells that were retried later."""
     tried = {record.cell: place for place, record in enumerate(records) if isinstance(record, Retry)}
     if not tried:
         return records
@@ -167,13 +171,13 @@ def _that_count(records: list[Record]) -> list[Record]:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Return the runs in a folder: those of a sweep on several devices, or by several ranks; else `path` itself."""
+    """Return the runs in a folder: one per device or rank of a sweep on several of them, else `path` itself."""
     inner = (file.parent for file in path.glob(f"*/{RUN_FILE}"))
     return sorted(folder for folder in inner if _ONE_OF_SEVERAL.fullmatch(folder.name)) or [path]
 
 
 class RunWriter:
-    """The one writer of a run directory; closes its journal when used as a context manager."""
+    """The only writer of a run directory; as a context manager it closes the journal."""
 
     def __init__(self, path: Path, info: RunInfo, journal: JournalWriter) -> None:
         self.path = path
@@ -182,13 +186,17 @@ class RunWriter:
 
     @classmethod
     def create(cls, path: Path, info: RunInfo) -> Self:
-        """Make the run directory `path`, which must not exist or be empty; raises UsageError, StorageError."""
+        """Create the run directory `path`, which must be missing or empty; raises UsageError, StorageError."""
         with _as_usage_error(path):
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
                 again = shlex.quote(str(path))
-                raise UsageError(f"{path} is not empty; choose another folder, or finish its run with --resume {again}")
-            journal = _lock_journal(path, os.O_CREAT | os.O_EXCL)  # first: of two that start here, one makes it
+                raise UsageError(
+                    f"{path} is not empty; choose another folder, or continue its run with --resume {again}"
+                )
+            journal = _lock_journal(
+                path, os.O_CREAT | os.O_EXCL
+            )  # first: of two processes that start here, only one succeeds
             try:
                 write_whole(path / RUN_FILE, _encode(info))
             except BaseException:
@@ -199,19 +207,19 @@ class RunWriter:
 
     @classmethod
     def reopen(cls, path: Path) -> Self:
-        """Open a run directory to append to it, its torn last line cut away; raises UsageError, RunDirectoryError."""
+        """Open a run directory for appending, without an incomplete last line; raises UsageError, RunDirectoryError."""
         info = _read_info(path)
         if not os.path.lexists(path / JOURNAL_FILE):
-            raise UsageError(f"{path} has no {JOURNAL_FILE} to append to; a compressed one has to be unpacked first")
+            raise UsageError(f"{path} has no {JOURNAL_FILE} to append to; decompress a compressed journal first")
         with _as_usage_error(path):
             return cls(path, info, _lock_journal(path, 0))
 
     def append(self, record: Record) -> None:
-        """Add a record to the journal, on disk when this returns; raises StorageError, the journal stays whole."""
+        """Append a record to the journal; raises StorageError, with the journal intact."""
         self._journal.append(record)
 
     def set_status(self, status: RunStatus, reason: str | None = None) -> None:
-        """Record how the run stands; raises StorageError."""
+        """Record the status of the run; raises StorageError."""
         self._replace(status=status, status_reason=reason)
 
     def observe(self, observation: dict[str, Any]) -> None:
@@ -236,7 +244,7 @@ class RunWriter:
 def _encode(info: RunInfo) -> bytes:
     data = msgspec.json.format(msgspec.json.encode(info), indent=2) + b"\n"
     if len(data) > _INFO_CAP_BYTES:
-        raise StorageError(f"{RUN_FILE} would grow beyond {_INFO_CAP_BYTES >> 20} MiB, which cannot be read again")
+        raise StorageError(f"{RUN_FILE} would exceed {_INFO_CAP_BYTES >> 20} MiB, the maximum that kvbench reads")
     return data
 
 
@@ -245,7 +253,7 @@ def _read_info(path: Path) -> RunInfo:
     try:
         data = read_capped(file, _INFO_CAP_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        why = f"it has no {RUN_FILE}" if path.is_dir() else "no such folder"
+        why = f"it has no {RUN_FILE}" if path.is_dir() else "folder not found"
         raise RunDirectoryError(f"{path} is not a run directory: {why}") from None
     try:
         schema = msgspec.json.decode(data, type=_Version).schema
@@ -254,7 +262,7 @@ def _read_info(path: Path) -> RunInfo:
                 f"{path} was written by a newer kvbench (schema {schema}; this one reads {SCHEMA}): upgrade kvbench"
             )
         if schema < 1:
-            raise RunDirectoryError(f"{file}: there is no schema {schema}")
+            raise RunDirectoryError(f"{file}: schema {schema} does not exist")
         return msgspec.convert(printable_tree(msgspec.json.decode(data)), RunInfo)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise RunDirectoryError(f"{file} cannot be read: {printable(error)}") from None
@@ -303,11 +311,11 @@ def _as_usage_error(path: Path) -> Iterator[None]:
         yield
     except FileExistsError as error:
         if error.filename == str(path / JOURNAL_FILE):
-            raise UsageError(f"another kvbench is writing to {path}") from None
+            raise UsageError(f"{path}: another kvbench process is writing to it") from None
         raise UsageError(f"{path} is not a folder") from None
     except BlockingIOError:
-        raise UsageError(f"another kvbench is writing to {path}") from None
+        raise UsageError(f"{path}: another kvbench process is writing to it") from None
     except OSError as error:
         raise_if_no_room(path, error)
         why = "its file system is read-only" if error.errno == errno.EROFS else str(error.strerror).lower()
-        raise UsageError(f"cannot write to {path}: {why}") from None
+        raise UsageError(f"{path} cannot be written: {why}") from None

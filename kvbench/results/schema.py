@@ -1,4 +1,4 @@
-"""The schema of a run directory: run.json, the records of the journal, and what every column means."""
+"""The schema of a run directory: run.json, the records of the journal, and the meaning of every column."""
 
 import re
 from enum import StrEnum
@@ -25,7 +25,7 @@ _Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
 
 
 class EffectivePath(StrEnum):
-    """What moved the bytes."""
+    """The mechanism that moved the bytes."""
 
     COPY_ENGINE = "copy engine"
     CPU_INLINE = "CPU inline"
@@ -34,13 +34,13 @@ class EffectivePath(StrEnum):
     HOST_THREAD = "host thread"
 
 
-# Behind the path of a backend of another package, which nobody but that package can vouch for.
+# Suffix of the path of a backend from another package: kvbench cannot check that path.
 CLAIMED: Final = " (claimed)"
 _Path = Annotated[str, msgspec.Meta(pattern=rf"^({'|'.join(EffectivePath)})({re.escape(CLAIMED)})?$")]
 
 
 class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """run.json: where a run comes from and how it ended."""
+    """run.json: the origin of a run and how it ended."""
 
     # fmt: off
     schema: Annotated[int, msgspec.Meta(
@@ -60,8 +60,8 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
         description='state of the machine, `at` "start" and "end": clocks, link, temperature, throttling, load, other '
         "processes; and why a value is missing")] = []
     backends: Annotated[list[BackendFacts], msgspec.Meta(
-        description="the backends asked for, as they were: package and version, axes, why one was unavailable; "
-        "`--resume` continues with these")] = []
+        description="the requested backends at the start of the run: package and version, axes, why one was "
+        "unavailable; `--resume` continues with these")] = []
     status: Annotated[RunStatus, msgspec.Meta(
         description="`running`, `complete`, `interrupted` or `stopped`")] = "running"
     status_reason: Annotated[str | None, msgspec.Meta(description="why the run did not complete")] = None
@@ -69,9 +69,9 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
 
 
 class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):
-    """The raw samples of one visit: lists of one length, times in microseconds; their meaning is in `COLUMNS`.
+    """The raw samples of one visit: lists of equal length, times in microseconds; `COLUMNS` describes the fields.
 
-    `depth_held` is None where no swap was queued.
+    `depth_held` is None if no swap was queued.
     """
 
     prepare_us: list[_TimeUs]
@@ -86,7 +86,7 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     depth_held: list[_Flag] | None = None
 
     def __post_init__(self) -> None:
-        # written out, since a journal has many thousands of visits
+        # unrolled for speed: a journal has many thousands of visits
         count = len(self.gpu_us)
         if not (
             len(self.prepare_us) == len(self.coalesce_us) == len(self.submit_us) == len(self.wall_us) == count
@@ -102,9 +102,9 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
 class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Swaps and their neighbour in one visit: each alone and beside the other, measured in turn.
 
-    `neighbour_…_us` are its iterations, `swaps_…_gbps` what each turn of swaps moved a second, gaps included, and
-    `one_block_…_us` swaps of one block, from submission to completion. `dry` counts how often the neighbour's stream
-    ran out of work.
+    `neighbour_…_us` are its iteration times, `swaps_…_gbps` the GB/s of each turn of swaps, gaps included, and
+    `one_block_…_us` the times of swaps of one block, from submission to completion. `dry` counts how often the
+    neighbour's stream ran out of work.
     """
 
     neighbour_alone_us: list[_TimeUs] = []
@@ -121,13 +121,13 @@ class _Record(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
 
 
 class _OfCell(_Record, dict=True, frozen=True, kw_only=True):
-    """A line about one cell, which is text in the journal and a Cell everywhere else."""
+    """A line about one cell. The cell is text in the journal and a Cell everywhere else."""
 
     cell_text: AxisTexts = msgspec.field(name="cell")
 
     @cached_property
     def cell(self) -> Cell:
-        """The cell; raises UsageError for unknown axes and impossible values, which `load_run` refuses."""
+        """The cell; raises UsageError for unknown axes and invalid values, which `load_run` rejects."""
         return _cell_of(tuple(self.cell_text.items()))
 
 
@@ -137,13 +137,13 @@ def _cell_of(items: tuple[tuple[str, str | None], ...]) -> Cell:
 
 
 class Skip(_OfCell, tag="skip", frozen=True, kw_only=True):
-    """A cell that means nothing, or does not fit, on this device: never run, kept with its reason."""
+    """A cell that is not supported, or does not fit, on this device: never run, kept with its reason."""
 
     reason: str
 
 
 class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
-    """Large plain copies one way: `swap_bytes` in each, event times in `gpu_us`."""
+    """Large plain copies in one direction: `swap_bytes` each, event times in `gpu_us`."""
 
     direction: Literal["h2d", "d2h"]
     round: _Count
@@ -152,9 +152,10 @@ class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
 
 
 class Roof(_Record, tag="roof", frozen=True, kw_only=True):
-    """What SM copies reach one way: copies of `copy_bytes` in large blocks, and `blocks` small blocks on all SMs.
+    """What SM copies reach in one direction: `copy_bytes` in large blocks, and `blocks` small blocks on all SMs.
 
-    The small ones lie scattered over `pool_bytes`, fresh, or side by side and the same. Times are those of execution.
+    The small blocks are fresh and scattered over `pool_bytes`, or dense and the same every time. All times are
+    execution times.
     """
 
     direction: Literal["h2d", "d2h"]
@@ -169,9 +170,9 @@ class Roof(_Record, tag="roof", frozen=True, kw_only=True):
 
 
 class Control(_Record, tag="control", frozen=True, kw_only=True):
-    """Large plain copies one way that the engine has no part in: `copy_bytes` in each, times in `gpu_us`.
+    """Large plain copies in one direction, made without the engine: `copy_bytes` each, times in `gpu_us`.
 
-    They are taken between events on a GPU, by the host's clock on the device cpu.
+    On a GPU the times are taken between events, on the device cpu with the host clock.
     """
 
     direction: Literal["h2d", "d2h"]
@@ -181,16 +182,16 @@ class Control(_Record, tag="control", frozen=True, kw_only=True):
 
 
 class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
-    """One stay at a cell: its samples, what stopped it, the effective path, driver calls or launches per swap.
+    """One visit of a cell: its samples, what stopped it, the effective path, and driver calls or launches per swap.
 
-    `busy_cpu_us` is the evidence behind the path of a batched copy on an idle stream: the CPU time of the same
-    submission made on a busy stream, where it only hands over to the copy engine. `cpu` is the CPU that the submitting
-    thread was kept on, `chosen` what a backend that chooses among others chose. `began` is in seconds since 1970; of
-    the milliseconds that the visit took, comparing and putting back took `verify_ms`. `span_ns` is its begin and end on
-    the host's monotonic clock. `probe_us` is what a fixed piece of work took on that CPU at worst, `slowdown` how many
-    times the best of its process that is; `clock_limits` are NVML's reasons for a limited clock. What `disturbed` the
-    visit is in words; such a visit is made again, up to twice, and the last `attempt` counts. Where the swaps had a
-    neighbour, `samples` are those beside it, and `beside` has the rest.
+    `busy_cpu_us` is the evidence for the path of a batched copy on an idle stream: the CPU time of the same submission
+    on a busy stream, where the call only hands over to the copy engine. `cpu` is the CPU that the submitting thread was
+    pinned to, and `chosen` the choice of a backend that chooses among others. `began` is in seconds since 1970, and
+    `verify_ms` is the part of the visit's duration spent on comparing and restoring bytes. `span_ns` is its begin and
+    end on the host's monotonic clock. `probe_us` is the longest time of a fixed piece of work on that CPU, `slowdown`
+    its ratio to the best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists
+    what disturbed the visit, as text; a disturbed visit is repeated up to twice, and the last `attempt` counts. If the
+    swaps had a neighbour, `samples` are those beside it, and `beside` has the rest.
     """
 
     round: _Count
@@ -217,7 +218,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
 
 
 class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):
-    """What a cell died of, and the command that reproduces it; a cell with one has no timing."""
+    """The failure of a cell, and the command that reproduces it; a failed cell has no timings."""
 
     round: _Count
     kind: FailureKind
@@ -226,11 +227,11 @@ class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):
 
 
 class Retry(_OfCell, tag="retry", frozen=True, kw_only=True):
-    """A failed cell is tried again: the failures before this line count no more."""
+    """A failed cell is retried: its failures before this line no longer count."""
 
 
 class Note(_Record, tag="note", frozen=True, kw_only=True):
-    """Something that the reader of the run should know: a worker replaced, a warning with its remedy."""
+    """Information for the reader of the run: a replaced worker, or a warning with its remedy."""
 
     text: str
 
@@ -239,41 +240,40 @@ Record = Skip | Ceiling | Roof | Control | Visit | Failure | Retry | Note
 CellRecord = Skip | Visit | Failure
 
 _TIMES: Final = {
-    "prepare": "host time to turn the descriptor list into what the driver or the kernel takes, before the sample's "
+    "prepare": "host time to convert the descriptor list to the input of the driver or the kernel, before the sample's "
     "start event",
     "coalesce": "the part of prepare_us that merged adjacent descriptors",
-    "submit": "host time inside the submission call or calls, a wait for room in the driver's queue included; for "
-    "Triton with its Python launch and the enqueueing of the descriptor upload",
-    "gpu": "between the CUDA events around the submission: descriptor upload included, and on an idle stream also the "
-    "gap between the start event's retirement and the call (gap_us)",
-    "wall": "host clock from just before the submission until the host sees completion; on a busy stream with what is "
-    "left of the delay kernel and of queued swaps; of sustained swaps, as every time but prepare_us, what one more "
-    "swap in a chain adds",
-    "cpu": "CPU time of the submitting thread inside the submission; on an idle stream the lesser of submit_us "
+    "submit": "host time inside the submission call or calls, including any wait for room in the driver's queue; for "
+    "Triton also its Python launch and the enqueueing of the descriptor upload",
+    "gpu": "time between the CUDA events around the submission, with the descriptor upload, and on an idle stream also "
+    "the gap between the start event's retirement and the call (gap_us)",
+    "wall": "host clock from just before the submission until the host sees completion; on a busy stream with the rest "
+    "of the delay kernel and of queued swaps; for sustained swaps, like all times but prepare_us, what one more "
+    "swap adds to a chain",
+    "cpu": "CPU time of the submitting thread inside the submission; on an idle stream the smaller of submit_us "
     "and the thread's CPU time until completion",
-    "swap": "the time that GB/s come from: wall_us on an idle stream (latency), gpu_us on a busy one (execution), the "
-    "wall_us of one more swap in a chain (sustained); on a busy stream empty unless the delay outlasted the submission "
-    "in every sample",
+    "swap": "the time that GB/s are computed from: wall_us on an idle stream (latency), gpu_us on a busy one "
+    "(execution), the wall_us of one more swap in a chain (sustained); empty on a busy stream unless the delay "
+    "outlasted the submission in every sample",
 }
 
 SAMPLE_COLUMNS: Final[dict[str, str]] = {f"{name}_us": text for name, text in _TIMES.items()} | {
     "gap_us": "host clock from the start event's retirement to the call, idle stream only",
-    "pending_before": "1 if the start event had not retired when the call was made: the stream was busy",
-    "pending_after": "1 if it still had not when the call returned: gpu_us is execution only; 0 on an idle stream",
-    "depth_held": "1 if no queued swap had started when the call was made: all of them were waiting; empty where none "
-    "was queued",
+    "pending_before": "1 if the start event had not retired at the call: the stream was busy",
+    "pending_after": "1 if it had not retired when the call returned: gpu_us is execution only; 0 on an idle stream",
+    "depth_held": "1 if no queued swap had started at the call: all of them were waiting; empty if no swap was queued",
 }
 
 COLUMNS: Final[dict[str, str]] = {
     "device": "cuda:N, or cpu (host copies, no GPU)",
-    "cell_id": "twelve hex digits that depend on the cell's axes alone",
+    "cell_id": "twelve hex digits that depend only on the cell's axes",
     "block_bytes": "bytes of one descriptor (block_size as a number)",
-    "swap_bytes": "bytes that one swap moves",
+    "swap_bytes": "bytes per swap",
     "status": "ok, no figure (samples, but no GB/s), failed (no timings) or skipped",
     "reason": "why the cell has no figure, failed or was skipped",
-    "samples": "samples behind the figures, all rounds together",
-    "rounds": "visits that they come from",
-    "outliers": "samples further than 5 robust standard deviations (MAD) from the median of their visit, if it has 6",
+    "samples": "samples of the cell, all rounds together",
+    "rounds": "visits with these samples",
+    "outliers": "samples more than 5 robust standard deviations (MAD) from the median of their visit, if it has 6",
     **{
         f"{name}_us_{part}": f"{words} {name}_us: {text}"
         for name, text in _TIMES.items()
@@ -285,18 +285,18 @@ COLUMNS: Final[dict[str, str]] = {
     },
     "swap_us_low": "lower end of the 95% interval of swap_us_median, from the visits; empty with fewer than six",
     "swap_us_high": "upper end of that interval",
-    "repeat_us_low": f"swap_us_low less {BETWEEN_RUNS.fraction:.0%}: where the figure of another run of this build may "
-    f"lie, since {BETWEEN_RUNS.reason}",
-    "repeat_us_high": f"swap_us_high and {BETWEEN_RUNS.fraction:.0%} more",
-    "gbps": "GB/s (10^9 bytes a second) at the median of swap_us",
+    "repeat_us_low": f"swap_us_low / {1 + BETWEEN_RUNS.fraction:g}: lower end for the figure of another run of this "
+    f"build, because {BETWEEN_RUNS.reason}",
+    "repeat_us_high": f"swap_us_high x {1 + BETWEEN_RUNS.fraction:g}: upper end for that figure",
+    "gbps": "GB/s (10^9 bytes per second) at the median of swap_us",
     "gbps_q1": "GB/s at the upper quartile of swap_us",
     "gbps_q3": "GB/s at the lower quartile of swap_us",
     "gbps_low": "GB/s at swap_us_high",
     "gbps_high": "GB/s at swap_us_low",
     "latency_gbps": "gbps of one swap on an idle stream, from wall_us",
-    "execution_gbps": "gbps behind a delay that outlasted the submission in every sample, from gpu_us; else empty",
-    "sustained_gbps": "gbps of swaps one behind the other: the slope of wall_us over the number of swaps",
-    "neighbour_alone_us": "mean time of the neighbour's iterations without swaps, of each visit; median of the visits",
+    "execution_gbps": "gbps after a delay that outlasted the submission in every sample, from gpu_us; else empty",
+    "sustained_gbps": "gbps of consecutive swaps: the slope of wall_us over the number of swaps",
+    "neighbour_alone_us": "mean time of the neighbour's iterations in a visit, without swaps; median of the visits",
     "neighbour_beside_us": "the same beside swaps",
     "neighbour_p99_us": "99th percentile of its iterations beside swaps, all visits together",
     "neighbour_worst_us": "the longest of them",
@@ -306,33 +306,33 @@ COLUMNS: Final[dict[str, str]] = {
     "neighbour_slowdown_median": "the same by the medians of the iterations: does not see a few long ones",
     "neighbour_slowdown_p99": "neighbour_p99_us over the 99th percentile without swaps",
     "neighbour_slowdown_worst": "neighbour_worst_us over the longest iteration without swaps",
-    "exposure_us_per_gb": "time that the neighbour lost, in microseconds for each GB (10^9 bytes) swapped beside it: "
+    "exposure_us_per_gb": "time that the neighbour lost, in microseconds per GB (10^9 bytes) swapped beside it: "
     "10^6 (1 - 1 / neighbour_slowdown) / swaps_beside_gbps, visit by visit, the centre of the visits",
     "exposure_us_per_gb_low": "lower end of its 95% interval, from the visits; empty with fewer than six",
     "exposure_us_per_gb_high": "upper end of that interval",
-    "swaps_alone_gbps": "GB/s of swaps without the neighbour over whole turns, gaps between swaps included; median",
+    "swaps_alone_gbps": "median GB/s of swaps without the neighbour, over whole turns with the gaps between swaps",
     "swaps_beside_gbps": "the same beside the neighbour",
     "swaps_beside_gbps_low": "lower end of the 95% interval of its median, from the visits; empty with fewer than six",
     "swaps_beside_gbps_high": "upper end of that interval",
-    "one_block_alone_us": "wall time of a swap of one block without the neighbour, median: what a swap takes to start",
+    "one_block_alone_us": "median wall time of a one-block swap without the neighbour: the start-up time of a swap",
     "one_block_beside_us": "the same beside the neighbour",
-    "ceiling_gbps": "median GB/s of large plain copies in the same direction, same run",
+    "ceiling_gbps": "median GB/s of large plain copies in the same direction of the same run",
     "ceiling_share": "gbps / ceiling_gbps",
-    "limit_blocks_per_s": "the translation limit: scattered small blocks a second that SM copies reach in this "
-    "direction, same run; empty where the device has none in reach, or the run did not measure it",
-    "roof_gbps": "what this cell can reach: large SM copies (for a kernel) or ceiling_gbps, and no more than "
-    "limit_blocks_per_s blocks a second where they are scattered over 1 GiB or more",
+    "limit_blocks_per_s": "the translation limit: scattered small blocks per second that SM copies reach in this "
+    "direction of the same run; empty if no limit is in reach, or if the run did not measure it",
+    "roof_gbps": "the roof of this cell: GB/s of large SM copies (for a kernel) or ceiling_gbps, limited to "
+    "limit_blocks_per_s blocks per second if the blocks are scattered over 1 GiB or more",
     "roof_share": "gbps / roof_gbps",
-    "path": "effective path: what really ran; where visits differ, that of most comes first",
-    "chosen": "what auto chose for the cell: a backend and its axes",
-    "order_note": 'a mark on an access order that needs care ("any on d2h")',
-    "state_held": "share of samples in which the stream was in the state asked for",
+    "path": "effective path: the mechanism that moved the bytes; if visits differ, the most frequent one comes first",
+    "chosen": "the choice of auto for the cell: a backend and its axes",
+    "order_note": 'marks an access order that needs care ("any on d2h")',
+    "state_held": "share of samples in which the stream was in the requested state",
     "execution_only": "busy stream: share of samples whose gpu_us is execution only (pending_after)",
-    "depth_held": "share of samples in which no queued swap had started at the submission; empty where none was queued",
+    "depth_held": "share of samples in which no queued swap had started at the call; empty if no swap was queued",
     "stopped_by": "what ended the visits: max_samples or time (cell_seconds)",
-    "repeated": "visits that were disturbed and made again; the last attempt counts",
-    "disturbed": "visits that count and were disturbed",
+    "repeated": "disturbed visits that were repeated; the last attempt counts",
+    "disturbed": "disturbed visits that count",
     "verified_bytes": "bytes compared after the copies, all visits together",
-    "warnings": "what was odd about this cell",
-    "command": "measures this cell alone",
+    "warnings": "warnings about this cell",
+    "command": "the command that measures only this cell",
 }

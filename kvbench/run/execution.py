@@ -1,4 +1,4 @@
-"""One sweep under way: asks the worker cell by cell, journals every record, and ends in an orderly way."""
+"""A running sweep: requests cell after cell from the worker, journals every record, and ends in an orderly way."""
 
 import shlex
 from collections import deque
@@ -27,31 +27,33 @@ from kvbench.tune.search import Search
 from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
-# Scattered throughput is nearly flat from here on.
+# From this pool size on, scattered throughput is nearly constant.
 ROOF_POOL_BYTES: Final = 4 << 30
-# Of a visit that was disturbed; and of a round's visits no more than one in so many, on a host that is never quiet.
+# The maximum repeats of a disturbed visit, and the limit per round (one visit in this many) on a host that is never
+# quiet.
 MAX_REPEATS: Final = 2
 VISITS_A_REPEAT: Final = 5
 LOG_FILE: Final = "worker.log"
 
 
 class Observer(Protocol):
-    """Who watches a sweep, to show its progress."""
+    """Receives the events of a sweep, to show its progress."""
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
-        """Tell that the sweep starts, or goes on, with `done` of `total` visits made."""
+        """Handle the start of the sweep, or its continuation with `done` of `total` visits made."""
 
     def visiting(self, visit: PlannedVisit) -> None:
-        """Tell that a visit begins."""
+        """Handle the start of a visit."""
 
     def recorded(self, record: Record) -> None:
-        """Tell that a record is in the journal."""
+        """Handle a record that is in the journal."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a sweep ended: its status, the reason where it is not complete, its cells by fate, and how many times the
-    large copies of a round (a ceiling, a control) failed. `folder` holds the runs of several devices.
+    """The outcome of a sweep: its status, the reason if it is not complete, the number of cells measured, failed and
+    skipped, and how often the large copies of a round (ceilings, controls) failed. `folder` holds the runs of several
+    devices.
     """
 
     path: Path
@@ -65,9 +67,9 @@ class Outcome:
 
 
 class Progress:
-    """What a run holds: visits, ceilings and controls by round; ids of the cells that failed or were skipped.
+    """The content of a run: visits, ceilings and controls by round; ids of the failed and skipped cells.
 
-    `again` has the attempt at which the visit of a cell id and round is made again: it counts for nothing as it is.
+    `again` has, by cell id and round, the attempt of visits that are repeated because what is there does not count.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -100,7 +102,7 @@ class Progress:
                 self.controls.add((record.direction, record.round))
 
     def wants(self, visit: PlannedVisit) -> bool:
-        """Whether `visit` is still to be made: a failed cell is not visited again."""
+        """Whether `visit` is still missing; a failed cell is not visited again."""
         cell_id = visit.cell.id
         made = (cell_id, visit.round, visit.attempt) in self.visits
         return not made and cell_id not in self.failed and cell_id not in self.skipped
@@ -119,7 +121,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Execution:
-    """A planned sweep, its worker and its journal; a `search` decides from what was measured what is visited next."""
+    """A planned sweep, its worker and its journal; an optional `search` chooses the next visits from the results."""
 
     spec: SweepSpec
     plan: Plan
@@ -131,14 +133,14 @@ class Execution:
     search: Search | None = None
 
     def run(self) -> Outcome:
-        """Measure what is missing. Ctrl-C, a full disk and a worker that cannot be replaced end it with data kept.
+        """Measure what is missing. Ctrl-C, a full disk or a worker that cannot be replaced ends it; all data is kept.
 
-        Raises UsageError when the memory that it needs is not to be had.
+        Raises UsageError if the required memory is not available.
         """
         return self.finish(*self._attempt())
 
     def begin(self) -> None:
-        """Record that the run begins, and its plan; raises StorageError."""
+        """Record the start of the run and its plan; raises StorageError."""
         self.writer.set_status("running")
         self.slot.log = self.writer.path / LOG_FILE
         for skip in self.plan.skipped:
@@ -148,7 +150,7 @@ class Execution:
             self._record(Note(text=note))
 
     def reserve(self, cells: Iterable[Cell]) -> int:
-        """Make the memory pools that `cells`, at least one, take, and return their bytes; raises KvbenchError."""
+        """Allocate the memory pools for `cells`, at least one, and return their bytes; raises KvbenchError."""
         sampling = self.spec.sampling
         largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
         pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
@@ -156,13 +158,13 @@ class Execution:
         return pool_bytes
 
     def finish(self, status: RunStatus, reason: str | None) -> Outcome:
-        """Record how the run ended, and its summary."""
+        """Record how the run ended, and write its summary."""
         try:
             self.observe("end")
             self.writer.set_status(status, reason)
             load_run(self.writer.path).write_summary()
         except (KvbenchError, OSError) as error:
-            # A full disk may refuse these too; what was measured is in the journal, which readers start from.
+            # These can fail on a full disk too; all results are in the journal, from which readers start.
             if status == "complete":
                 status, reason = "stopped", self._reason(error)
         done = self.progress
@@ -176,7 +178,7 @@ class Execution:
         except KeyboardInterrupt as stop:
             return "interrupted", f"interrupted ({str(stop) or 'Ctrl-C'})"
         except BrokenPipeError:
-            return "interrupted", "whoever read the output has gone"
+            return "interrupted", "the reader of the output closed it"
         except UsageError as error:
             with suppress(StorageError):
                 self.writer.set_status("stopped", str(error))
@@ -186,7 +188,7 @@ class Execution:
         return "complete", None
 
     def _reason(self, error: KvbenchError | OSError) -> str:
-        if isinstance(error, OSError):  # the run directory is gone, or its disk fails
+        if isinstance(error, OSError):  # the run directory is gone, or its disk failed
             return f"{self.writer.path} cannot be written: {error.strerror}"
         return str(error)
 
@@ -205,8 +207,10 @@ class Execution:
             self._measure_round(number, planned, pool_bytes if first else None)
 
     def _follow(self, search: Search) -> None:
-        """Measure what a search asks for, until it asks no more."""
-        self.observer.planned(self.plan, self.opened, 0, search.expected_visits)
+        """Measure what the search requests, until it requests nothing."""
+        share = search.expected_visits / (len(self.plan.cells) * self.spec.sampling.rounds)
+        plan = replace(self.plan, estimate_s=share * self.plan.estimate_s)
+        self.observer.planned(plan, self.opened, 0, search.expected_visits)
         pool_bytes = self.reserve(self.plan.cells)
         for place, stage in enumerate(search.stages()):
             number = stage[0][0]
@@ -214,11 +218,11 @@ class Execution:
             self._measure_round(number, planned, None if place else pool_bytes)
 
     def _measure_round(self, number: int, planned: Iterable[PlannedVisit], roofs_in_bytes: int | None) -> None:
-        """Measure a round; the first one begins with the roofs, in a pool of so many bytes."""
+        """Measure a round; the first round begins with the roofs, in a pool of `roofs_in_bytes` bytes."""
         self.measure_ceilings(number)
         self.measure_controls(number)
         if roofs_in_bytes is not None:
-            # Right behind the large copies: the link of an idle GPU downshifts and would be read wrong.
+            # Right after the large copies: an idle GPU lowers the speed of its link.
             self.observe("start")
             self._measure_roofs(number, roofs_in_bytes)
         waiting = deque(planned)
@@ -230,19 +234,19 @@ class Execution:
                 made = self.visit(visit)
                 again = isinstance(made, Visit) and made.disturbed and visit.attempt < MAX_REPEATS and repeats > 0
                 if again and visit.cell.devices == 1:
-                    # Behind all others of the round: what disturbed it may be over by then.
+                    # After all other visits of the round, when the disturbance may be over.
                     waiting.append(replace(visit, attempt=visit.attempt + 1))
                     repeats -= 1
 
     def measure_ceilings(self, number: int) -> None:
-        """Measure the ceilings of a round, where they are missing."""
+        """Measure the missing ceilings of a round."""
         swapped = {cell.direction for cell in self.plan.cells}
         for direction in Direction:
             if direction in swapped and (direction, number) not in self.progress.ceilings:
                 self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling)
 
     def measure_controls(self, number: int) -> None:
-        """Measure the controls of a round, where the sweep has some and they are missing."""
+        """Measure the missing controls of a round, if the sweep has controls."""
         sampling = self.spec.sampling
         for direction in Direction:
             if sampling.controls and (direction, number) not in self.progress.controls:
@@ -253,7 +257,7 @@ class Execution:
     def _copies(
         self, request: MeasureCeiling | MeasureRoof | MeasureControl, kind: type[Ceiling | Roof | Control]
     ) -> None:
-        """Measure large copies and keep what came of them; those that fail cost themselves."""
+        """Measure large copies and record them; a failure costs only these copies."""
         self._revive()
         try:
             self._record(self.slot.ask(request, kind, self.spec.sampling.deadline_s + self.spec.sampling.cell_seconds))
@@ -267,13 +271,13 @@ class Execution:
                 self.slot.replace()
 
     def _revive(self) -> None:
-        """Put a fresh worker in the place of one that ended while nothing was asked of it."""
+        """Replace a worker that ended between two requests."""
         if self.slot.ended:
             self.slot.replace()
             self._record(Note(text="the worker process had ended between two requests and was replaced"))
 
     def _measure_roofs(self, number: int, pool_bytes: int) -> None:
-        """Measure what SM copies reach, once a run, where there are any and the pool is large enough to tell."""
+        """Measure the roofs once per run, if the device has SM copies and the pool is large enough."""
         has_kernels = any(backend.name == "sm" and not backend.unavailable for backend in self.opened.backends)
         for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
             if has_kernels and pool_bytes >= ROOF_POOL_BYTES and direction not in self.progress.roofs:
@@ -281,7 +285,7 @@ class Execution:
                 self._copies(roof, Roof)
 
     def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
-        """Make a visit and record it; raises KvbenchError where a worker that failed cannot be replaced."""
+        """Make a visit and record it; raises KvbenchError if a failed worker cannot be replaced."""
         answer = self._measure(visit, in_turn)
         self._record(answer)
         if isinstance(answer, Failure) and answer.kind != "mismatch":
@@ -290,7 +294,7 @@ class Execution:
         return answer
 
     def fail(self, visit: PlannedVisit, message: str) -> Failure:
-        """Record that a visit cannot be made, or counts for nothing."""
+        """Record that a visit cannot be made, or does not count."""
         failure = Failure(
             cell_text=visit.cell.as_strings(),
             round=visit.round,
@@ -323,7 +327,7 @@ class Execution:
         return answer
 
     def _command(self, cell: Cell) -> str:
-        """Return the command that measures `cell` alone, as this sweep does."""
+        """Return the command that measures only `cell`, with the options of this sweep."""
         device = self.spec.device if cell.devices > 1 else self.opened.device.name
         options = ["--device", device, "--seed", str(self.spec.seed)]
         for name, value in msgspec.structs.asdict(self.spec.sampling).items():
@@ -342,6 +346,6 @@ class Execution:
         self.observer.recorded(record)
 
     def observe(self, at: Literal["start", "end"]) -> None:
-        """Record what holds on the machine now."""
+        """Record the current observations of the machine."""
         found = observe(self.opened.device.name, self.opened.pci_bus_id, own_pids=self.slot.pids)
         self.writer.observe({"at": at, **found, "delay_us": self.opened.delay_us})

@@ -1,4 +1,4 @@
-"""Failures as they are told: the first of a kind at once, the others by their number at the end."""
+"""The reporting of failures: the first of each kind at once, the number of the others at the end."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from kvbench.text import counted
 
 
 class FailuresTold:
-    """Which failures were told; two are of one kind if they are of one thing, such as a backend, and say the same."""
+    """The reported failures; two are of the same kind if they have the same source, such as a backend, and message."""
 
     def __init__(self) -> None:
         self._failed: Counter[tuple[str, str, str]] = Counter()

@@ -1,4 +1,4 @@
-"""What `kvbench doctor` asks of a process of its own: what loads here, and what the device says under load."""
+"""The inspections of `kvbench doctor` in a separate process: which components load, and the device under load."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ _SETTLE_S: Final = 0.3
 
 
 def describe() -> EngineReport:
-    """Return what loads here and which devices there are; a crash while looking is an answer too."""
+    """Return which components load and which devices exist; a crash of the inspection is part of the report."""
     command = (sys.executable, "-P", "-m", "kvbench.measure.inspection")
     try:
         done = subprocess.run(command, capture_output=True, timeout=_DEADLINE_S, check=False)

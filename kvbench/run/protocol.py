@@ -1,4 +1,4 @@
-"""What the parent and its worker process say to each other over stdin and stdout: one JSON object a line."""
+"""The protocol between the parent and its worker process over stdin and stdout: one JSON object per line."""
 
 from typing import Final, Literal
 
@@ -10,12 +10,12 @@ from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
 
-# Of what is said below. Two builds that are measured in turn have one parent, which speaks one of them.
+# The version of this protocol. If two builds are measured in turn, one parent speaks to the workers of both.
 VERSION: Final = 4
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
-    """A line either way."""
+    """A line in either direction."""
 
 
 class Open(_Message, tag="open", frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class Open(_Message, tag="open", frozen=True, kw_only=True):
 
 
 class Opened(_Message, tag="opened", frozen=True, kw_only=True):
-    """The device as found; `backends` are those that were described on it."""
+    """The opened device; `backends` are the backends described on it."""
 
     device: DeviceFacts
     backends: list[BackendFacts]
@@ -37,21 +37,19 @@ class Opened(_Message, tag="opened", frozen=True, kw_only=True):
 
 
 class Describe(_Message, tag="describe", frozen=True, kw_only=True):
-    """Load a backend and describe it on the open device; answered by Described, or the end of a worker that it takes
-    with it.
-    """
+    """Load a backend and describe it on the open device; answered by Described, unless the worker crashes."""
 
     backend: str
 
 
 class Described(_Message, tag="described", frozen=True, kw_only=True):
-    """The backend as found."""
+    """The description of the backend."""
 
     backend: BackendFacts
 
 
 class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
-    """Make the memory pools, `pool_bytes` each, and what else the cells share; answered by Reserved or Refused."""
+    """Allocate the memory pools, `pool_bytes` each, and other shared resources; answered by Reserved or Refused."""
 
     pool_bytes: int
     busy_delay_us: int
@@ -59,7 +57,7 @@ class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
 
 
 class Reserved(_Message, tag="reserved", frozen=True, kw_only=True):
-    """The pools are there."""
+    """The pools are allocated."""
 
 
 class _MeasureCopies(_Message, frozen=True, kw_only=True):
@@ -69,21 +67,22 @@ class _MeasureCopies(_Message, frozen=True, kw_only=True):
 
 
 class MeasureCeiling(_MeasureCopies, tag="measure_ceiling", frozen=True, kw_only=True):
-    """Time plain large copies one way; answered by a Ceiling record or Refused."""
+    """Time plain large copies in one direction; answered by a Ceiling record or Refused."""
 
 
 class MeasureRoof(_MeasureCopies, tag="measure_roof", frozen=True, kw_only=True):
-    """Time what SM copies reach one way; answered by a Roof record or Refused."""
+    """Time SM copies in one direction; answered by a Roof record or Refused."""
 
 
 class MeasureControl(_MeasureCopies, tag="measure_control", frozen=True, kw_only=True):
-    """Time large copies one way without the engine; answered by a Control record or Refused."""
+    """Time large copies in one direction without the engine; answered by a Control record or Refused."""
 
 
 class InTurn(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """How to visit a cell in turn with another worker: it stays set up for the next visit.
+    """How to visit a cell in turn with another worker; the cell stays set up for the next visit.
 
-    With `verify` every byte is compared, as in any other visit; without, none is. `cpu` is that of the other's visit.
+    With `verify` every byte is compared, as in any other visit; without it, none. `cpu` is the CPU of the other
+    worker's visit.
     """
 
     verify: bool
@@ -91,9 +90,9 @@ class InTurn(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
 
 class Start(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Where workers meet to begin at once: a file of one 64-bit number a worker, the visit that it is ready for.
+    """A file in which workers synchronize their start: one 64-bit number per worker, the visit that it is ready for.
 
-    `place` is this worker's number in the file, `number` the visit's; later visits have higher ones.
+    `place` is this worker's index in the file, `number` that of the visit; later visits have higher numbers.
     """
 
     path: str
@@ -114,7 +113,7 @@ class MeasureCell(_Message, tag="measure_cell", frozen=True, kw_only=True):
 
 
 class Refused(_Message, tag="refused", frozen=True, kw_only=True):
-    """What was asked cannot be done, in one line; `usage` when the input asks for the impossible."""
+    """The request cannot be carried out, with the reason in one line; `usage` is true if the input is invalid."""
 
     message: str
     usage: bool

@@ -1,4 +1,4 @@
-"""A sweep started as several ranks, by torchrun or srun: each takes its GPU, and all begin together."""
+"""A sweep started as several ranks by torchrun or srun: each rank takes its own GPU, and all begin together."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import Installed
 from kvbench.sweep.spec import SweepSpec
 
-# What torchrun and srun tell a process: its number, its number on this host, how many there are.
+# Environment variables of torchrun and srun: the rank, the rank on this host, the number of ranks.
 _TOLD = (("RANK", "LOCAL_RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"))
 
 
@@ -26,12 +26,12 @@ class Rank:
         if asked == "cpu":
             return asked
         if asked not in ("auto", "cuda"):
-            raise UsageError(f"--device {asked}: each of {self.count} ranks takes the GPU of its own; leave it out")
+            raise UsageError(f"--device {asked}: each of {self.count} ranks takes its own GPU; leave it out")
         return f"cuda:{self.local % len(visible.split(','))}" if visible else f"cuda:{self.local}"
 
 
 def rank_of(environment: Mapping[str, str]) -> Rank | None:
-    """Return which rank this process is, None where it is the only one."""
+    """Return the rank of this process, or None if it is the only one."""
     for names in _TOLD:
         texts = [environment.get(name, "") for name in names]
         if all(text.isdecimal() for text in texts) and int(texts[2]) > 1:
@@ -40,7 +40,7 @@ def rank_of(environment: Mapping[str, str]) -> Rank | None:
 
 
 class RankSlot(WorkerSlot):
-    """The slot of one rank: once its memory is there, it waits until that of every rank is."""
+    """The slot of one rank: after allocating its memory, it waits until every rank has done so."""
 
     def __init__(self, spec: SweepSpec, backends: Iterable[Installed], rank: Rank) -> None:
         device = rank.device(spec.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -53,14 +53,14 @@ class RankSlot(WorkerSlot):
 
 
 def _meet(rank: Rank) -> None:
-    """Return once every rank is here; raises UsageError where they cannot find each other."""
+    """Wait until every rank is ready; raises UsageError if the ranks cannot find each other."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise UsageError(f"{' and '.join(missing)} not set: the ranks need it to begin together (torchrun sets it)")
+        raise UsageError(f"{' and '.join(missing)} not set: the ranks need it to begin together; torchrun sets it")
     try:
         from torch import distributed
     except ImportError:
-        raise UsageError("the ranks begin together through torch; install kvbench[cuda]") from None
+        raise UsageError("several ranks require torch; install kvbench[cuda]") from None
     distributed.init_process_group("gloo", rank=rank.number, world_size=rank.count)
     distributed.barrier()
     distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Runs a sweep: plans it, holds the worker, and finishes what an earlier run left."""
+"""Run a sweep: plan it, hold its worker, and resume an earlier run."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -28,14 +28,14 @@ from kvbench.tune.search import Search
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
-    """Plan `spec` without measuring; return the plan and the device that would run it. Raises KvbenchError."""
+    """Plan `spec` without measuring; return the plan and the opened device. Raises KvbenchError."""
     with _slot(replace(spec, device=spec.devices[0])) as (slot, clashes):
         opened = fitting(spec, slot.start(), clashes)
     return expand(spec, opened.device, opened.backends), opened
 
 
 def survey(device: str, *, backends: bool = False) -> Opened:
-    """Return what a worker finds on `device` ("auto", "cpu", "cuda", "cuda:N"), every backend too if asked for.
+    """Return what a worker finds on `device` ("auto", "cpu", "cuda", "cuda:N"), optionally with every backend.
 
     Raises KvbenchError.
     """
@@ -52,10 +52,10 @@ def start_sweep(
     searching: Callable[[Sequence[Cell]], Search] | None = None,
     rank: Rank | None = None,
 ) -> Outcome:
-    """Run `spec` into the new run directory `path`. Raises KvbenchError before anything was measured.
+    """Run `spec` into the new run directory `path`. Raises KvbenchError only before anything is measured.
 
-    `searching` makes a search of the plan's cells, which then says what of them is visited, and how often. As one of
-    several ranks it begins with the others.
+    `searching` creates a search over the plan's cells, which chooses the cells to visit and how often. As one of
+    several ranks, the sweep begins together with the others.
     """
     with _slot(spec, rank) as (slot, clashes):
         opened = fitting(spec, slot.start(), clashes)
@@ -66,15 +66,15 @@ def start_sweep(
 
 
 def planned(spec: SweepSpec, opened: Opened) -> Plan:
-    """Return the plan of `spec` on an opened device; raises UsageError where it holds no cell."""
+    """Return the plan of `spec` on an opened device; raises UsageError if it has no cell."""
     plan = expand(spec, opened.device, opened.backends)
-    if not plan.cells:  # a run of skips alone is most often a mistake
+    if not plan.cells:  # a run with only skipped cells is usually a mistake
         raise nothing_to_measure(plan)
     return plan
 
 
 def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
-    """Return what a new run of `spec` says of itself."""
+    """Return the run.json content of a new run of `spec`."""
     fields = _identity(opened)
     return RunInfo(
         kvbench=__version__,
@@ -89,15 +89,15 @@ def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo
 
 
 def nothing_to_measure(plan: Plan) -> UsageError:
-    """Return the refusal of a plan without a cell."""
+    """Return the error for a plan without cells."""
     reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
     return UsageError(f"nothing to measure: {reasons}")
 
 
 def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, retry_failed: bool = False) -> Outcome:
-    """Finish the run at `path`, its failed cells too if asked for: what was planned then, with the backends of then.
+    """Finish the run at `path`, optionally with its failed cells: the original plan, with the original backends.
 
-    Raises MismatchError if `asked`, this machine's identity or the backends of the run's cells are not the run's.
+    Raises MismatchError if `asked`, the identity of this machine or the backends differ from those of the run.
     """
     run = load_run(path)
     spec = SweepSpec.from_plain(run.info.spec)
@@ -113,7 +113,9 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
 def check_same_sweep(path: Path, spec: SweepSpec, asked: SweepSpec | None) -> None:
     """Raise MismatchError where what is `asked` for is not the `spec` of the run at `path`."""
     if asked is not None and asked.to_plain() != spec.to_plain():
-        raise MismatchError(f"--resume {path}: that run is of another sweep; give no other options to go on with it")
+        raise MismatchError(
+            f"--resume {path}: the run is of another sweep; to continue it, leave out all other options"
+        )
 
 
 def progress_of(run: Run, cells: Iterable[Cell], writer: RunWriter, *, retry_failed: bool) -> Progress:
@@ -131,17 +133,17 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
     """Return the plan that `run` was begun with; raises MismatchError for another machine, or other backends."""
     known, _ = installed()
     if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
-        raise MismatchError(f"--resume {run.path}: backends of that run are not installed: {', '.join(lost)}")
+        raise MismatchError(f"--resume {run.path}: backends of the run are not installed: {', '.join(lost)}")
     here = _identity(opened)
     if identity_hash(here) != run.info.identity_hash:
         changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"
-        raise MismatchError(f"--resume {run.path}: this is not the machine of that run ({changed})")
+        raise MismatchError(f"--resume {run.path}: the run is of another machine ({changed})")
     return _plan_of(run, spec, opened)
 
 
 def _plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
-    """Return the plan that `run` was begun with: free memory and backends are those of then. Raises MismatchError."""
-    if not run.info.backends:  # a run from before they were kept
+    """Return the original plan of `run`, with the free memory and backends of its start. Raises MismatchError."""
+    if not run.info.backends:  # a run of a version that did not store its backends
         return expand(spec, opened.device, opened.backends)
     device: DeviceFacts = convert(run.info.device, DeviceFacts, "device")
     plan = expand(spec, device, run.info.backends)
@@ -150,16 +152,16 @@ def _plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
     for then in run.info.backends:
         if then.name in used and here.get(then.name) != then:
             now = here[then.name]
-            why = f"{then.package} then, {now.package} now" if now.package != then.package else now.unavailable
+            why = f"was {then.package}, is {now.package}" if now.package != then.package else now.unavailable
             raise MismatchError(
-                f"--resume {run.path}: backend {then.name} is not that of the run ({why or 'it changed'})"
+                f"--resume {run.path}: backend {then.name} differs from that of the run ({why or 'it changed'})"
             )
     return plan
 
 
 @contextmanager
 def _slot(spec: SweepSpec, rank: Rank | None = None) -> Iterator[tuple[WorkerSlot, Sequence[str]]]:
-    """Yield the place of the worker for `spec`, and a line for each plug-in whose name clashes."""
+    """Yield the worker slot for `spec`, and a note for each plug-in whose name clashes."""
     known, clashes = installed()
     backends = asked_for(spec, known)
     with closing(WorkerSlot(spec, backends) if rank is None else RankSlot(spec, backends, rank)) as slot:
@@ -171,24 +173,23 @@ def _with_notes(opened: Opened, notes: Sequence[str]) -> Opened:
 
 
 def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
-    """Return `found` with a note for every plug-in whose name clashes, and where the policy is of another driver.
+    """Return `found` with a note for every plug-in whose name clashes, and for a policy of another driver.
 
-    Raises UsageError for a policy of another device.
-
-    What is fastest where differs from device to device: such a policy would be no better than none.
+    Raises UsageError for a policy of another device: the fastest choices differ between devices, so such a policy is no
+    better than none.
     """
     opened, policy = _with_notes(found, clashes), spec.policy
     if policy is None:
         return opened
     if policy.device != opened.device.title:
         raise UsageError(
-            f"policy: it was measured on {brief(policy.device)!r}, this is {opened.device.title!r}; make one here with "
-            "kvbench tune RUN -p FILE"
+            f"policy: it was measured on {brief(policy.device)!r}, this is {opened.device.title!r}; build one "
+            "here with kvbench tune RUN -p FILE"
         )
     driver = _identity(opened).get("driver_version") or ""
     if policy.driver == driver:
         return opened
-    note = f"the policy was measured with driver {policy.driver or 'none'}, this is {driver or 'none'}: make a new one"
+    note = f"the policy was measured with driver {policy.driver or 'none'}, this is {driver or 'none'}: build a new one"
     return _with_notes(opened, [note])
 
 

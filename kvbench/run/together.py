@@ -1,4 +1,4 @@
-"""A sweep on several devices of one host: a run for each, every cell on each alone and on all of them at once."""
+"""A sweep on several devices of one host: one run per device, every cell on each device alone and on all at once."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,17 +25,17 @@ from kvbench.sweep.spec import EVERY_GPU, SweepSpec
 
 START_FILE: Final = ".start"
 
-# Round, attempt, and place in the round.
+# Round, attempt, and position in the round.
 Key = tuple[int, int, int]
 
 
 class Turns:
-    """Brings the devices' visits into one order: a visit begins when every device that is left has come to it, or past
-    it; those of one device alone follow each other, those of all begin at once.
+    """Orders the visits of all devices: a visit begins when every remaining device has reached or passed it. Visits of
+    single devices follow each other; visits of all devices begin at once.
     """
 
     def __init__(self) -> None:
-        self.copies = threading.Lock()  # large copies, one device at a time
+        self.copies = threading.Lock()  # serializes large copies: one device at a time
         self._changed = threading.Condition()
         self._left: set[int] = set()
         self._come: dict[int, Key] = {}
@@ -58,7 +58,7 @@ class Turns:
 
     @contextmanager
     def taken(self, place: int, key: Key, *, together: bool) -> Iterator[int]:
-        """Wait for the visit of `key` and return how many devices make it; raises KeyboardInterrupt once stopped."""
+        """Wait for the visit `key` and yield how many devices make it; raises KeyboardInterrupt if stopped."""
         with self._changed:
             self._come[place] = key
             self._changed.notify_all()
@@ -80,7 +80,7 @@ class Turns:
 
 
 class TurnSlot(WorkerSlot):
-    """The slot of one of several devices, whose visits keep to the turns."""
+    """The slot of one of several devices; its visits wait for their turns."""
 
     def __init__(self, spec: SweepSpec, backends: Iterable[Installed], turns: Turns, start: Start) -> None:
         super().__init__(spec, backends)
@@ -97,7 +97,7 @@ class TurnSlot(WorkerSlot):
         together = cell.devices > 1
         with self._turns.taken(self._place, (request.round, request.attempt, index), together=together) as present:
             if present < cell.devices:
-                message = f"{present} of {cell.devices} devices are left to swap at once"
+                message = f"only {present} of {cell.devices} devices are left for a swap at once"
                 return Failure(cell_text=request.cell, round=request.round, kind="error", message=message, command="")
             if together:
                 number = request.round * len(self.order) + index + 1
@@ -106,7 +106,7 @@ class TurnSlot(WorkerSlot):
 
 
 class Silent:
-    """Watches and says nothing: one device's progress is shown, the others keep its pace."""
+    """Ignores all events: only one device's progress is shown, because the others keep pace with it."""
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         pass
@@ -119,7 +119,7 @@ class Silent:
 
 
 def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> list[Outcome]:
-    """Run `spec` on all of its devices into `path`, a run directory in it for each. Raises KvbenchError before then."""
+    """Run `spec` on its devices, each into a run directory in `path`. Raises KvbenchError only before it starts."""
     with ExitStack() as stack:
         turns = Turns()
         slots, opened = _opened(spec, path, turns, stack)
@@ -198,7 +198,7 @@ def _common(plans: Sequence[Plan], spec: SweepSpec) -> list[Plan]:
     """Return the plans with the cells that all of them hold; raises UsageError where there is none."""
     common = set(plans[0].cells).intersection(*(plan.cells for plan in plans))
     if not common:
-        raise UsageError(f"nothing to measure: no cell can run on each of {', '.join(spec.devices)}")
+        raise UsageError(f"nothing to measure: no cell can run on all of {', '.join(spec.devices)}")
     return [replace(plan, cells=tuple(cell for cell in plan.cells if cell in common)) for plan in plans]
 
 
@@ -218,7 +218,7 @@ def _settle(progresses: Sequence[Progress], cells: Iterable[Cell], rounds: int) 
 
 
 def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
-    """Open every device that `spec` names, or all GPUs that there are."""
+    """Open every device that `spec` names, or all GPUs."""
     slots: list[TurnSlot] = []
     opened: list[Opened] = []
     known, clashes = installed()
@@ -285,4 +285,4 @@ def _written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot write to {path}: {str(error.strerror).lower()}") from None
+        raise UsageError(f"{path} cannot be written: {str(error.strerror).lower()}") from None

@@ -1,4 +1,4 @@
-"""A worker process as its parent holds it: started, asked with a deadline, killed when it hangs, replaced."""
+"""A worker process from the parent's side: started, asked with a deadline, killed if it hangs, and replaced."""
 
 import os
 import selectors
@@ -41,11 +41,11 @@ DESCRIBE_DEADLINE_S: Final = 60.0
 RESERVE_DEADLINE_S: Final = 300.0
 _CHUNK_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 2000
-# Silence is counted in steps: of the time in which this process was stopped (Ctrl-Z, a closed lid) one counts at most.
+# Silence is counted in steps, so that at most one step counts while this process is stopped (Ctrl-Z, suspend).
 _STEP_S: Final = 1.0
-# A process that the kernel holds in a call of the driver does not end; it is left behind.
+# A process that is blocked in a driver call cannot be killed; kvbench leaves it running.
 _END_S: Final = 10.0
-# Streams beyond the driver's usual 8 hardware queues would wait for each other; 32 is the most there are.
+# With the driver's default of 8 hardware queues more streams would block each other; 32 is the maximum.
 _ENVIRONMENT: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 _LONGEST_BYTES: Final = 64 << 20
 
@@ -53,33 +53,33 @@ Kind = TypeVar("Kind", bound=Answer)
 
 
 class WorkerLostError(KvbenchError):
-    """The worker is gone; the message says how."""
+    """The worker ended; the message says how."""
 
     exit_code = ExitCode.FAILED_CELLS
     kind: FailureKind = "crash"
 
 
 class WorkerHungError(WorkerLostError):
-    """It said nothing until the deadline and was killed."""
+    """The worker did not answer within the deadline and was killed."""
 
     kind = "timeout"
 
 
 class EngineRefusedError(KvbenchError):
-    """The worker could not do what was asked, and it was no fault of the input."""
+    """The worker could not carry out a request, although the input is valid."""
 
     exit_code = ExitCode.FAILED_CELLS
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """The python that workers run in, and its environment variables, None for this process's own."""
+    """The Python interpreter of workers, and its environment variables (None: those of this process)."""
 
     python: str = sys.executable
     environment: Mapping[str, str] | None = None
 
     def command(self, *arguments: str) -> Sequence[str]:
-        # -P: a checkout in the working directory must not stand in for the installed package.
+        # -P: a checkout in the working directory must not shadow the installed package.
         return (self.python, "-P", *arguments)
 
 
@@ -95,7 +95,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=self._words,
             env={**_ENVIRONMENT, **environment},
-            start_new_session=True,  # Ctrl-C is the parent's to handle
+            start_new_session=True,  # the parent handles Ctrl-C
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -105,9 +105,9 @@ class WorkerProcess:
         self._received = bytearray()
 
     def ask(self, request: Request, deadline_s: float) -> Answer:
-        """Send `request`, return whatever answers it.
+        """Send `request` and return the answer.
 
-        Raises WorkerLostError after a crash, or after `deadline_s` seconds of silence.
+        Raises WorkerLostError after a crash, or WorkerHungError after `deadline_s` seconds without an answer.
         """
         try:
             self._requests.write(encode(request))
@@ -119,7 +119,7 @@ class WorkerProcess:
             return ANSWERS.decode(line)
         except msgspec.DecodeError as error:
             self.kill()
-            raise WorkerLostError(f"the worker's answer is not understood ({error})") from None
+            raise WorkerLostError(f"the worker's answer is invalid ({error})") from None
 
     @property
     def ended(self) -> bool:
@@ -127,11 +127,11 @@ class WorkerProcess:
 
     @property
     def last_words(self) -> bytes:
-        """What it wrote to stderr so far."""
+        """The stderr output so far."""
         return os.pread(self._words.fileno(), os.fstat(self._words.fileno()).st_size, 0)
 
     def kill(self) -> None:
-        """Kill the worker; one that the driver holds is not waited for."""
+        """Kill the worker, without waiting for one that is blocked in the driver."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
@@ -163,7 +163,7 @@ class WorkerProcess:
                 self._received += chunk
                 if len(self._received) > _LONGEST_BYTES:
                     self.kill()
-                    raise WorkerLostError(f"the worker's answer has no end within {_LONGEST_BYTES >> 20} MiB")
+                    raise WorkerLostError(f"the worker's answer is longer than {_LONGEST_BYTES >> 20} MiB")
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         return line
@@ -174,15 +174,15 @@ class WorkerProcess:
             names = {number.value: number.name for number in signal.Signals}
             how = f"died by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
         except subprocess.TimeoutExpired:
-            how = "closed its pipes and does not end"
+            how = "closed its pipes but still runs"
         printed = self.last_words[-_TAIL_BYTES:].decode(errors="replace").strip()
         return f"the worker {how}" + (f": {printed.splitlines()[-1]}" if printed else "")
 
 
 class WorkerSlot:
-    """The place of a sweep's worker: whoever sits there was opened, and given memory, in the same way.
+    """Holds the current worker of a sweep. Every worker opens the same device and gets the same memory.
 
-    What workers print goes to `log` when they end. Use it in `contextlib.closing`.
+    The output of workers goes to `log` when they end. Use it with `contextlib.closing`.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class WorkerSlot:
         self._spec = spec
         self._interpreter = interpreter or Interpreter()
         self._backends = list(backends)
-        self._lost: dict[str, str] = {}  # backends that took a worker with them, and how
+        self._lost: dict[str, str] = {}  # backends that crashed a worker, and how
         self._open = Open(device=spec.device, fault=spec.fault)
         self._reserve: Reserve | None = None
         self.log: Path | None = None
@@ -199,17 +199,17 @@ class WorkerSlot:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The process that sits there now, if any."""
+        """The process id of the current worker, if any."""
         return frozenset({self._worker.pid} if self._worker else ())
 
     def start(self) -> Opened:
         """Start a worker, open its device, load its backends; raises UsageError, EngineRefusedError, WorkerLostError.
 
-        A backend that takes the worker with it, or that does not return, is described as unavailable.
+        A backend that crashes the worker, or that does not return, is described as unavailable.
         """
         self._worker = WorkerProcess(self._interpreter)
         opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
-        # A replacement opens the very device that was found first.
+        # A replacement opens the device that the first worker found.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
         described: list[BackendFacts] = []
         for backend in self._backends:
@@ -227,7 +227,7 @@ class WorkerSlot:
         return msgspec.structs.replace(opened, backends=described)
 
     def reserve(self, pool_bytes: int) -> None:
-        """Make the memory pools, now and in every replacement; raises UsageError when memory is short."""
+        """Allocate the memory pools, now and in every replacement; raises UsageError if memory is short."""
         self._reserve = Reserve(
             pool_bytes=pool_bytes, busy_delay_us=self._spec.sampling.busy_delay_us, policy=self._spec.policy
         )
@@ -242,7 +242,7 @@ class WorkerSlot:
         return self._expect(answer, kind)
 
     def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
-        """Have a cell measured; raises WorkerLostError, also where the answer is of another visit."""
+        """Measure a cell; raises WorkerLostError, also if the answer is of another visit."""
         assert self._worker is not None
         answer = self._worker.ask(request, deadline_s)
         if isinstance(answer, Failure):
@@ -254,20 +254,20 @@ class WorkerSlot:
         return visit
 
     def _expect(self, answer: Answer, kind: type[Kind]) -> Kind:
-        """Return `answer`; raises WorkerLostError, and kills the worker, where it is none to what was asked."""
+        """Return `answer`; if it has the wrong type, kill the worker and raise WorkerLostError."""
         assert self._worker is not None
         if isinstance(answer, kind):
             return answer
         self._worker.kill()
-        raise WorkerLostError(f"the worker's answer is none to what it was asked ({type(answer).__name__})")
+        raise WorkerLostError(f"the worker's answer does not match the request ({type(answer).__name__})")
 
     @property
     def ended(self) -> bool:
-        """Whether the worker has ended, though nothing was asked of it."""
+        """Whether the worker ended without a request."""
         return self._worker is not None and self._worker.ended
 
     def replace(self) -> None:
-        """Put a fresh worker in the place of one that failed."""
+        """Replace a failed worker by a new one."""
         self.close()
         self.start()
         assert self._reserve is not None

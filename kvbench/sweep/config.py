@@ -1,4 +1,4 @@
-"""Sweeps in TOML files: those that come with kvbench, found by name, and those of its users."""
+"""Sweep configs in TOML files: the shipped ones, found by name, and users' own files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ _RawAxes = dict[str, Any]
 
 
 class ConfigFile(ModelChoice, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """A config as TOML holds it, models among its keys; the axes are checked by their own grammar."""
+    """A config as written in TOML, including the keys of `ModelChoice`; each axis checks its own values."""
 
     # fmt: off
     question: Annotated[Line, msgspec.Meta(description="the question that the sweep answers, one line")] = ""
@@ -40,43 +40,43 @@ class ConfigFile(ModelChoice, forbid_unknown_fields=True, kw_only=True, frozen=T
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return name -> file of the configs that come with kvbench."""
+    """Return name -> file of the shipped configs."""
     return {path.stem: path for path in sorted(shipped_folder().glob("*.toml"))}
 
 
 def find_config(name_or_path: str) -> Path:
     """Return the file of a shipped config's name ("quick"), or the path itself when it ends in .toml.
 
-    Raises UsageError for a name that no shipped config has.
+    Raises UsageError if no shipped config has that name.
     """
     shipped = shipped_configs()
     if name_or_path in shipped:
         return shipped[name_or_path]
     if name_or_path.endswith(".toml") or "/" in name_or_path:
         return Path(name_or_path)
-    near = hint(name_or_path, shipped, f"there are {', '.join(shipped)}, or give a path ending in .toml")
-    raise UsageError(f"config {shown(name_or_path)}: kvbench comes with no such config; {near}")
+    near = hint(name_or_path, shipped, f"use one of {', '.join(shipped)}, or a path ending in .toml")
+    raise UsageError(f"config {shown(name_or_path)}: kvbench ships no config of that name; {near}")
 
 
 def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
-    """Read a sweep from a TOML file; what `choice` says of models takes the place of what the file says.
+    """Read a sweep from a TOML file; the model settings in `choice` override those in the file.
 
-    Raises UsageError that names the file, the key and what would be right.
+    Raises UsageError, which names the file, the key and what would be right.
     """
     with located(str(path)):
         if not path.exists():
-            raise UsageError(f"no such file; shipped with kvbench: {', '.join(shipped_configs())}")
+            raise UsageError(f"file not found; shipped configs: {', '.join(shipped_configs())}")
         table = read_toml(path)
         misplaced = [key for key in table if key in AXES]
         if misplaced:
-            raise UsageError(f"{misplaced[0]} is an axis; write it below [axes] or [[group]]")
+            raise UsageError(f"{misplaced[0]} is an axis; write it under [axes] or [[group]]")
         file: ConfigFile = convert(table, ConfigFile)
         models = ModelChoice(**{name: getattr(file, name) for name in ModelChoice.__struct_fields__})
         common = _axes(file.axes, "[axes]")
         groups = tuple(common | _axes(group, f"[[group]] {place}") for place, group in enumerate(file.group, start=1))
         decided = next((axis for axis in MODEL_AXES if models.models and any(axis in group for group in groups)), None)
         if decided is not None:
-            raise UsageError(f"{decided}: the models decide it; leave it out")
+            raise UsageError(f"{decided}: is set by the models; leave it out")
         spec = SweepSpec(
             name=name_of(path.stem, "sweep"),
             question=file.question,
@@ -96,7 +96,7 @@ def _axes(table: dict[str, object], where: str) -> dict[str, tuple[AxisValue, ..
         for name, raw in table.items():
             items = raw if isinstance(raw, list) else [raw]
             if not items:
-                raise UsageError(f"{name}: an empty list; leave the axis out for its default")
+                raise UsageError(f"{name}: the list is empty; leave the axis out to use its default")
             values[name] = AXES[name].parse(",".join(_as_text(AXES[name], item) for item in items))
     return values
 

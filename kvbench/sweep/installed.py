@@ -1,4 +1,4 @@
-"""Which backends are installed, by their entry points alone: to look loads nothing of any package."""
+"""Which backends are installed, according to their entry points; loads no package."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ GROUP: Final = "kvbench.backends"
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A backend's name, the package that brings it ("name==version"), and what loads it.
+    """A backend's name, the package that provides it ("name==version"), and the entry point that loads it.
 
-    `entry` is None where several packages bring one of that name, `package` then names all of them.
+    If several packages provide a backend of that name, `entry` is None and `package` names all of them.
     """
 
     name: str
@@ -25,12 +25,12 @@ class Installed:
 
     @property
     def own(self) -> bool:
-        """Whether it comes with kvbench."""
+        """Whether kvbench itself provides the backend."""
         return self.entry is not None and _is_own(self.entry)
 
 
 def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
-    """Return every backend by its name, and a line for each that a package brings under a name of kvbench's own."""
+    """Return every backend by name, and a note for each package whose backend has the name of a built-in one."""
     by_name: dict[str, list[EntryPoint]] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, not _is_own(entry))):
         by_name.setdefault(entry.name, []).append(entry)
@@ -39,7 +39,7 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
         packages = [_package(entry) for entry in entries]
         if _is_own(entries[0]):
             clashes += [
-                f"package {package} brings a backend {name} too, which is not loaded: kvbench's own has that name"
+                f"package {package} also provides a backend {name}, which is not loaded: kvbench's own has that name"
                 for package, entry in zip(packages, entries, strict=True)
                 if not _is_own(entry)
             ]
@@ -49,7 +49,7 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
 
 
 def asked_for(spec: SweepSpec, known: Mapping[str, Installed]) -> list[Installed]:
-    """Return kvbench's own backends and those that `spec` asks for, by name; raises UsageError for one that is none."""
+    """Return kvbench's own backends and those that `spec` names, by name; raises UsageError for an unknown name."""
     names = {name for name, backend in known.items() if backend.own}
     for group in spec.groups:
         names.update(map(str, group.get("backend", tuple(known))))
@@ -59,9 +59,9 @@ def asked_for(spec: SweepSpec, known: Mapping[str, Installed]) -> list[Installed
 
 
 def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
-    """Return the refusal of a backend that is not there."""
+    """Return the error for a backend that is not installed."""
     names = list(known)
-    return UsageError(f"unknown backend {name}; {hint(name, names, 'there are ' + ', '.join(names))}")
+    return UsageError(f"unknown backend {name}; {hint(name, names, 'use one of ' + ', '.join(names))}")
 
 
 def _is_own(entry: EntryPoint) -> bool:

@@ -1,4 +1,4 @@
-"""The cells that a sweep means on one device: which run, which are skipped and why, what they cost, in which order."""
+"""The plan of a sweep on one device: which cells run, which are skipped and why, their cost, and their order."""
 
 import hashlib
 import itertools
@@ -23,32 +23,32 @@ from kvbench.units import rough_size
 MAX_COMBINATIONS: Final = 200_000
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
-# The first swap, which is checked; the audit behind the last sample; the check of the stream's order; twins.
+# The verified first swap, the audit after the last sample, the check of the stream's order, and twins.
 UNTIMED_SWAPS: Final = 6
-# Swaps of a sustained sample: those of a long and of a short chain.
+# Swaps in the long and in the short chain of a sustained sample.
 CHAIN: Final = 8
 SHORT_CHAIN: Final = 2
-# The share of the memory that is free which a sweep may use unless a limit says more.
+# Share of the free memory that a sweep may use unless a limit says otherwise.
 FREE_SHARE: Final = 0.9
 
-# For the estimate only, never a result: what visits took on an H200 and an H100 (driver 580.159), and on two CPUs.
+# For the time estimate only, never a result: visit times on an H200 and an H100 (driver 580.159), and on two CPUs.
 _EST_START_S: Final = {"cuda": 14.0, "cpu": 1.0}
 _EST_VISIT_S: Final = 0.007
-# In its first visit a cell's order in its stream is checked behind a delay.
+# The first visit of a cell also checks, with a delay, that its swaps are ordered in their stream.
 _EST_FIRST_VISIT_S: Final = 0.025
 _EST_SWAP_BYTES_PER_S: Final = {"cuda": 45e9, "cpu": 5e9}
-# A copy engine that copies on the CPU: up to 24 KiB a block on an idle stream.
+# Copies that the driver makes on the CPU: blocks of up to 24 KiB on an idle stream.
 _EST_INLINE_BYTES_PER_S: Final = 5e9
 _EST_INLINE_BLOCK_BYTES: Final = 24 << 10
 _EST_BLOCK_S: Final = {"kernel": 0.04e-6, "copies": 0.5e-6}
-# Around a sample: other blocks are named.
+# Around a sample: the descriptors of the next blocks are written.
 _EST_SAMPLE_S: Final = 50e-6
 _EST_NAMED_BLOCK_S: Final = 0.04e-6
 _EST_VERIFY_BYTES_PER_S: Final = {"cuda": 15e9, "cpu": 1.5e9}
 _EST_VERIFY_BLOCK_S: Final = 0.15e-6
-# Around a visit beside a neighbour, which is started and drained in each turn.
+# Around a visit beside a neighbour: each turn starts and drains the neighbour.
 _EST_NEIGHBOUR_S: Final = 0.4
-# Visits that are disturbed and made again.
+# Disturbed visits, which are repeated.
 _EST_REPEATS: Final = 1.1
 
 _DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
@@ -56,7 +56,7 @@ _DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 
 @dataclass(frozen=True, slots=True)
 class PlannedSkip:
-    """A cell that was asked for and does not run. It keeps what was asked for, also on axes that do not apply."""
+    """A requested cell that does not run. It keeps the requested values, even on axes that do not apply."""
 
     cell: Cell
     reason: str
@@ -64,9 +64,10 @@ class PlannedSkip:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep means on a device. Every cell asked for is in `cells` or `skipped`, or counted in `filtered`.
+    """A sweep on a device. Every requested cell is in `cells` or `skipped`, or counted in `filtered`.
 
-    `side_bytes` is the memory that its largest cell takes on either side, `estimate_s` a rough upper guess of its time.
+    `side_bytes` is the memory that the largest cell takes on each side. `estimate_s` is a rough upper estimate of the
+    time in seconds.
     """
 
     cells: tuple[Cell, ...]
@@ -82,7 +83,7 @@ _Grid = tuple[BackendFacts, Mapping[str, tuple[AxisValue | None, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class PlannedVisit:
-    """One visit of a cell; `round` counts from 0, and so does `attempt`: a disturbed visit is made again."""
+    """One visit of a cell. `round` and `attempt` count from 0; a disturbed visit is repeated with the next attempt."""
 
     round: int
     cell: Cell
@@ -90,19 +91,19 @@ class PlannedVisit:
 
 
 def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts]) -> Plan:
-    """Return the cells of `spec` on `device`, without duplicates and in the order of the groups and their axes.
+    """Return the plan of `spec` on `device`: its cells without duplicates, in the order of the groups and their axes.
 
-    Raises UsageError for a backend that does not exist and for more than MAX_COMBINATIONS combinations.
+    Raises UsageError for an unknown backend and for more than MAX_COMBINATIONS combinations.
     """
     known = {facts.name: facts for facts in backends}
-    # Without a policy auto runs what another backend runs: it has to be asked for.
+    # Without a policy, auto duplicates another backend, so it runs only on request.
     usual = tuple(name for name in known if name != AUTO or spec.policy is not None)
     usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec.limits))
     grids = [grid for group in spec.groups for grid in _grids(group.get("backend", usual), group, device, known)]
     combinations = sum(math.prod(map(len, values.values())) for _, values in grids)
     if combinations > MAX_COMBINATIONS:
         raise UsageError(
-            f"the sweep has {combinations} combinations; at most {MAX_COMBINATIONS} can be planned: name fewer values"
+            f"the sweep has {combinations} combinations; the maximum is {MAX_COMBINATIONS}: name fewer values"
         )
     asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device, usual_pool))
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
@@ -118,26 +119,26 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
 
 
 def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
-    """Return the bytes that measuring `cell` takes on either side: a pool (the ceiling uses it too) and descriptors."""
+    """Return the bytes that measuring `cell` takes on each side: a pool (also used for the ceiling) and descriptors."""
     pool_bytes = max(region_bytes(cell, submissions(sampling, cell.stream_state)), CEILING_BYTES[device_kind])
     return pool_bytes + cell.blocks * DESCRIPTOR_BYTES
 
 
 def submissions(sampling: Sampling, state: StreamState) -> int:
-    """Return how many swaps a visit submits at most: checks, warm-ups, twins and samples."""
+    """Return the maximum number of swaps that a visit submits: checks, warm-ups, twins and samples."""
     a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
     return UNTIMED_SWAPS + (sampling.warmups + sampling.max_samples) * a_sample
 
 
 def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:
-    """Return about how long measuring `cells` takes, start-up included."""
+    """Return an estimate of the seconds that measuring `cells` takes, including start-up."""
     visits_s = sum(_visit_seconds(cell, sampling, device_kind) for cell in cells)
     first_s = len(cells) * _EST_FIRST_VISIT_S
     return _EST_START_S[device_kind] + first_s + _EST_REPEATS * sampling.rounds * visits_s
 
 
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
-    """Yield every cell once a round, shuffled by `seed`, with neighbours of different backends where that can be."""
+    """Yield every cell once per round, shuffled by `seed`, so that consecutive backends differ where possible."""
     for number in range(sampling.rounds):
         shuffled = sorted(plan.cells, key=lambda cell: hashlib.blake2s(f"{seed}/{number}/{cell.id}".encode()).digest())
         for cell in _interleaved(shuffled):
@@ -145,7 +146,7 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
 
 
 def visit_deadline_s(cell: Cell, sampling: Sampling, device_kind: str) -> float:
-    """Return the seconds of silence after which a visit of `cell` counts as hung: it follows the work."""
+    """Return the seconds of silence after which a visit of `cell` counts as hung; more work allows more time."""
     return sampling.deadline_s + sampling.cell_seconds + _visit_seconds(cell, sampling, device_kind)
 
 
@@ -161,15 +162,15 @@ def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     named_s = _EST_SAMPLE_S + cell.blocks * _EST_NAMED_BLOCK_S
     sample_s = swap_s + named_s + cell.pause_us / 1e6
     if state is StreamState.BUSY:
-        # behind a delay of twice the submission; queued swaps are submitted behind it, and then run
+        # after a delay of twice the submission; queued swaps are submitted after it, and then run
         sample_s += sampling.busy_delay_us / 1e6 + 1e-3 + (2 + 2 * cell.queued) * cell.blocks * block_s
         sample_s += cell.queued * swap_s
     elif state is StreamState.SUSTAINED:
         sample_s *= CHAIN + SHORT_CHAIN
     count = max(sampling.min_samples, min(sampling.max_samples, sampling.cell_seconds / sample_s))
     swaps = submissions(sampling, state) - sampling.max_samples + round(count)
-    sets = sets_of(cell, swaps) + 2  # the first swap and the audit's too
-    # The device's side is checked on the device.
+    sets = sets_of(cell, swaps) + 1  # also the audit
+    # The device checks its own side.
     checked_bytes = sets * cell.swap_bytes * (1 if cell.direction is Direction.D2H or device_kind == "cpu" else 0.1)
     verify_s = checked_bytes / _EST_VERIFY_BYTES_PER_S[device_kind] + sets * cell.blocks * _EST_VERIFY_BLOCK_S
     return _EST_VISIT_S + (count + sampling.warmups) * sample_s + 3 * swap_s + verify_s
@@ -186,17 +187,17 @@ def _grids(
 
 
 def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts) -> tuple[AxisValue | None, ...]:
-    """Return the values of one axis; where the backend does not support it: unused, then what is to be skipped."""
+    """Return the values of one axis; if the backend does not support it: `unused`, then the values to skip."""
     if axis == "backend":
         return (backend.name,)
     if AXES[axis].depends_on_backend and axis not in backend.axes:
         return (AXES[axis].unused, *group.get(axis, ())[1:])
     if axis == "pool":
-        return group.get("pool", (None,))  # None: the usual one, or what the swap takes
+        return group.get("pool", (None,))  # None: the default pool, or what the swap takes
     if axis != "sms":
         return group.get(axis, AXES[axis].default or (AXES[axis].unused,))
     count = device.sm_count
-    wanted = group.get("sms", (None,))  # None: as the backend's rule says, once the swap is known
+    wanted = group.get("sms", (None,))  # None: the backend's rule decides once the swap is known
     return tuple(count if value == ALL_SMS and count is not None else value for value in wanted)
 
 
@@ -232,14 +233,14 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
     if cell.sms == ALL_SMS:
         return f"the number of SMs of {device.name} is not known"
     if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:
-        return f"{cell.sms} SMs asked for; {device.name} has {device.sm_count}"
+        return f"{cell.sms} SMs requested; {device.name} has {device.sm_count}"
     if cell.kernel not in (RULE, VLLM) and device.shared_bytes is not None:
         needed = KernelShape.parse(cell.kernel).shared_bytes
         if needed > device.shared_bytes:
-            has = f"a block has {rough_size(device.shared_bytes)} on {device.name}"
-            return f"kernel {cell.kernel} takes {rough_size(needed)} of shared memory; {has}"
+            has = f"a thread block on {device.name} has {rough_size(device.shared_bytes)}"
+            return f"kernel {cell.kernel} needs {rough_size(needed)} of shared memory; {has}"
     if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
-        return "swaps wait in a queue on a busy stream only (stream_state=busy)"
+        return "queued swaps require a busy stream (stream_state=busy)"
     return (
         _unfit_beside(cell, device)
         or _lacks_devices(cell, spec)
@@ -252,24 +253,26 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
 def _lacks_devices(cell: Cell, spec: SweepSpec) -> str | None:
     if cell.devices in (1, len(spec.devices)):
         return None
-    return f"{cell.devices} devices swap at once where --device names as many"
+    return f"devices={cell.devices} requires --device to name {cell.devices} devices"
 
 
 def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
-    """Return why `cell` cannot have its neighbour, its priority or its pace, None when it can."""
+    """Return why `cell` cannot have its neighbour, priority or pace, or None if it can."""
     if cell.priority is not Priority.NORMAL and device.kind == "cpu":
         return "the cpu device has no stream priorities"
     if cell.neighbour is Neighbour.NONE:
         paced = cell.rate_cap or cell.burst != "none"
-        return "only swaps beside a neighbour are paced (neighbour=...)" if paced else None
+        return "paced swaps require a neighbour (neighbour=...)" if paced else None
     if cell.stream_state is not StreamState.IDLE:
-        return "swaps beside a neighbour are submitted to an idle stream (stream_state=idle)"
+        return "swaps beside a neighbour require an idle stream (stream_state=idle)"
     if cell.pause_us:
-        return "swaps beside a neighbour are paced by burst, not by pause"
+        return "pause is not supported beside a neighbour; use burst"
     if device.kind == "cpu":
         on_gpu = cell.neighbour in (Neighbour.GEMM, Neighbour.DECODE)
         return (
-            f"the neighbour {cell.neighbour} needs a GPU; the device cpu has idle, memory and swap" if on_gpu else None
+            f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle, memory and swap"
+            if on_gpu
+            else None
         )
     if cell.neighbour in TORCH_BYTES and not device.has_torch:
         return f"the neighbour {cell.neighbour} needs torch; install kvbench[cuda]"
@@ -292,19 +295,19 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | Non
     ):
         usable = _usable(limit_bytes, free_bytes)
         if needed > usable:
-            return f"needs {rough_size(needed)} of {what}; {rough_size(usable)} may be used ({option})"
+            return f"needs {rough_size(needed)} of {what}; the limit is {rough_size(usable)} ({option})"
     return None
 
 
 def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
-    """Return what the neighbour of `cell` takes of the device's memory."""
+    """Return the bytes of device memory that the neighbour of `cell` takes."""
     if cell.neighbour is Neighbour.SWAP:
         return cell.dense_bytes
     return TORCH_BYTES.get(cell.neighbour, 0) if device.kind == "cuda" else 0
 
 
 def _free_for_a_pool(device: DeviceFacts, limits: Limits) -> int:
-    """Return the bytes that a pool may take on either side, with room left for descriptors."""
+    """Return the bytes that a pool may take on each side, leaving room for descriptors."""
     usable = _usable(limits.host_bytes, device.host_free_bytes)
     if device.kind == "cpu":  # both sides
         usable //= 2
@@ -318,7 +321,7 @@ def _usable(limit_bytes: int | None, free_bytes: int) -> int:
 
 
 def _interleaved(cells: Sequence[Cell]) -> Iterator[Cell]:
-    """Yield `cells` so that as few neighbours as possible have the same backend, each backend spread evenly."""
+    """Yield `cells` with each backend spread evenly, so that consecutive cells rarely share a backend."""
     waiting: dict[str, deque[Cell]] = {}
     for cell in cells:
         waiting.setdefault(cell.backend, deque()).append(cell)
@@ -334,9 +337,9 @@ def _next_backend(remaining: Mapping[str, int], totals: Mapping[str, int], left:
     others = [name for name in remaining if name != last]
     if 2 * remaining[largest] > left:
         if largest != last or not others:
-            return largest  # it is needed between all that follow
+            return largest  # one is needed between all remaining cells
         behind = left - remaining[largest]
         share_of_others = behind / (sum(totals.values()) - totals[largest])
         if remaining[largest] / totals[largest] > share_of_others:
-            return largest  # there are too many of it to keep apart: spread the others evenly among them
+            return largest  # too many to keep apart: spread the others evenly among them
     return max(others, key=lambda name: remaining[name] / totals[name])

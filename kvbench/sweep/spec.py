@@ -1,4 +1,4 @@
-"""A sweep as asked for: the values on its axes, how cells are sampled, and the memory it may use."""
+"""The specification of a sweep: the values of its axes, how cells are sampled, and its memory limits."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,21 +35,21 @@ Bytes = Annotated[int, msgspec.Meta(ge=1, le=_MAX_BYTES)]
 
 
 class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """How a cell is sampled. A field is an option: the command line, TOML, run.json and the docs take it from here."""
+    """How a cell is sampled. Each field is an option of the command line, a TOML key and a key of run.json."""
 
     # fmt: off
-    rounds: Annotated[int, msgspec.Meta(ge=1, le=1000, description="visits of every cell")] = 6
-    warmups: Annotated[int, msgspec.Meta(ge=0, le=10_000, description="swaps before the samples of a visit")] = 2
-    min_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="minimum samples of a visit")] = 5
-    max_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="maximum samples of a visit")] = 15
+    rounds: Annotated[int, msgspec.Meta(ge=1, le=1000, description="visits per cell")] = 6
+    warmups: Annotated[int, msgspec.Meta(ge=0, le=10_000, description="warm-up swaps per visit")] = 2
+    min_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="minimum samples per visit")] = 5
+    max_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="maximum samples per visit")] = 15
     cell_seconds: Annotated[float, msgspec.Meta(ge=0.001, le=3600,
-        description="seconds after which a visit takes no further sample")] = 1.0
+        description="seconds after which a visit stops sampling")] = 1.0
     busy_delay_us: Annotated[int, msgspec.Meta(ge=1, le=100_000,
-        description="length of the delay kernel in front of a busy sample")] = 200
+        description="microseconds of delay kernel before a sample on a busy stream")] = 200
     deadline_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400,
         description="seconds of silence, beyond the time for its samples, after which a visit counts as hung")] = 60.0
     controls: Annotated[int, msgspec.Meta(ge=0, le=1000,
-        description="large copies without the engine, each way and round, for the gate")] = 0
+        description="control copies (large, without the engine) per direction and round")] = 0
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -58,18 +58,18 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 
 
 class Limits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The memory that a sweep may use on either side, in bytes; None means what is free."""
+    """The memory that a sweep may use on each side, in bytes; None means the free memory."""
 
     host_bytes: Bytes | None = None
     device_bytes: Bytes | None = None
 
 
-# Name of the option and of the key in TOML -> field.
+# Option name and TOML key -> field.
 LIMITS: Final = {"host_memory": "host_bytes", "device_memory": "device_bytes"}
 
 
 class _SpecText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A sweep as run.json holds it: values on axes and filters as text."""
+    """A sweep as stored in run.json, with axis values and filters as text."""
 
     name: Name
     question: Line
@@ -80,19 +80,20 @@ class _SpecText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     limits: Limits
     seed: Seed
     fault: Line | None
-    # A run from before there were policies and models has none.
+    # Absent from runs made before policies and models existed.
     policy: Policy | None = None
     models: tuple[ModelSwap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SweepSpec:
-    """A sweep: the union of its groups' cross products, less what its filters drop.
+    """A sweep: the union of its groups' cross products, minus what its filters exclude.
 
-    A group maps axis names to the values asked for; an axis that it does not name takes its default, and no
-    `backend` means every backend there is, `auto` only with a policy. `device` is "auto", "cpu", "cuda" or
-    "cuda:N"; "cuda:all", or several with commas, swap at once. `fault` is an opaque text for the engine of the cpu
-    device, `policy` what the backend `auto` goes by. `models` are those whose swaps the groups hold.
+    A group maps axis names to the requested values. An axis that it does not name takes its default; without
+    `backend` it means all installed backends, and `auto` only with a policy. `device` is "auto", "cpu", "cuda",
+    "cuda:N", or, for swaps on several devices at once, "cuda:all" or a comma-separated list. `fault` is an opaque text
+    for the engine of the cpu device, `policy` the policy of the backend `auto`. `models` are the models whose swaps
+    the groups contain.
     """
 
     name: str
@@ -109,21 +110,21 @@ class SweepSpec:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices that are named; for all GPUs, those that there could be."""
+        """The named devices; for "cuda:all", all possible GPUs."""
         if self.device == EVERY_GPU:
             return tuple(f"cuda:{number}" for number in range(MOST_DEVICES))
         return tuple(self.device.split(","))
 
     def with_axes(self, assignments: Mapping[str, str]) -> "SweepSpec":
-        """Return the sweep with these axes (name -> values in the grammar of `-a`) in place of its own."""
+        """Return the sweep with these axes (name -> values in the grammar of `-a`) instead of its own."""
         chosen = {name: axis_named(name).parse(text) for name, text in assignments.items()}
         decided = next((name for name in chosen if name in MODEL_AXES), None)
         if self.models and decided is not None:
-            raise UsageError(f"-a {decided}: the model decides {', '.join(MODEL_AXES)}; leave it out")
+            raise UsageError(f"-a {decided}: the model sets {', '.join(MODEL_AXES)}; leave it out")
         return replace(self, groups=_once({**group, **chosen} for group in self.groups))
 
     def with_models(self, swaps: Sequence[ModelSwap]) -> "SweepSpec":
-        """Return the sweep with the swaps of these models in every group; without any, the sweep as it is."""
+        """Return the sweep with the swaps of these models in every group; without models, the sweep unchanged."""
         if not swaps:
             return self
         groups = _once({**group, **swap.axes} for group in self.groups for swap in swaps)
@@ -135,7 +136,7 @@ class SweepSpec:
         return replace(self, filters=tuple(dict.fromkeys((*self.filters, *added))))
 
     def with_sampling(self, changes: Mapping[str, object]) -> "SweepSpec":
-        """Return the sweep with these fields of its sampling changed."""
+        """Return the sweep with these sampling fields changed."""
         return replace(self, sampling=convert({**msgspec.structs.asdict(self.sampling), **changes}, Sampling))
 
     def with_options(
@@ -147,7 +148,7 @@ class SweepSpec:
         host_memory: str | None = None,
         device_memory: str | None = None,
     ) -> "SweepSpec":
-        """Return the sweep with the options of these names; None leaves each as it is. Raises UsageError."""
+        """Return the sweep with these options; None leaves an option unchanged. Raises UsageError."""
         sizes = {"host_memory": host_memory, "device_memory": device_memory}
         limits = {
             LIMITS[name]: read_memory(f"--{name.replace('_', '-')}", text)
@@ -163,7 +164,7 @@ class SweepSpec:
         )
 
     def to_plain(self) -> dict[str, object]:
-        """Return the sweep as JSON takes it; `from_plain` reads it back."""
+        """Return the sweep as JSON-compatible data; `from_plain` reads it back."""
         text = {name: getattr(self, name) for name in _SpecText.__struct_fields__}
         text["groups"] = [
             {name: [AXES[name].write(value) for value in values] for name, values in group.items()}
@@ -176,7 +177,7 @@ class SweepSpec:
 
     @classmethod
     def from_plain(cls, plain: object) -> "SweepSpec":
-        """Read what `to_plain` wrote, strictly: it may come from a stranger. Raises UsageError."""
+        """Read the output of `to_plain`. It may come from an untrusted source, so it is checked. Raises UsageError."""
         text: _SpecText = convert(plain, _SpecText, "spec")
         fields = msgspec.structs.asdict(text)
         fields["groups"] = tuple(_read_group(group) for group in text.groups)
@@ -190,7 +191,7 @@ def parse_assignments(items: Iterable[str]) -> dict[str, str]:
     for item in items:
         name, equals, values = (part.strip() for part in item.partition("="))
         if not (name and equals and values):
-            raise UsageError(f"-a {brief(item)}: write axis=values, for example -a blocks=16,64,256")
+            raise UsageError(f"-a {brief(item)}: not an assignment; write axis=values, for example -a blocks=16,64,256")
         if name in assignments:
             both = brief(f"{name}={assignments[name]},{values}")
             raise UsageError(f"-a {brief(item)}: axis {name} is given twice; write -a {both}")
@@ -199,7 +200,7 @@ def parse_assignments(items: Iterable[str]) -> dict[str, str]:
 
 
 def read_memory(where: str, value: object) -> int:
-    """Return the bytes of a memory limit (a size or whole bytes); raises UsageError that names `where`."""
+    """Return the bytes of a memory limit (a size, or a number of bytes); raises UsageError, which names `where`."""
     with located(where):
         try:
             size = parse_size(value) if isinstance(value, str) else value
@@ -218,5 +219,5 @@ def _read_group(group: Mapping[str, list[str]]) -> Group:
         check_keys(group, list(AXES))
         for name, texts in group.items():
             if not texts or len(set(texts)) < len(texts):
-                raise UsageError(f"{name}: {shown(texts)} is empty or names a value twice")
+                raise UsageError(f"{name}: {shown(texts)} is empty or repeats a value")
         return {name: tuple(AXES[name].parse_one(text) for text in texts) for name, texts in group.items()}

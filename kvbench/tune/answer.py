@@ -1,4 +1,4 @@
-"""What to use where, from the times of all candidates: the sentences, the table that they rest on, and what is open."""
+"""The answers of a tuning from the times of all candidates: sentences, the table behind them, and open choices."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all
 from kvbench.tune.table import Choice
 from kvbench.units import KIB, format_size, gigabytes_per_second
 
-# What vLLM does today: its Triton kernel for h2d blocks below a size, from a number of blocks on; else batched copies.
+# vLLM's current setting: its Triton kernel for many h2d blocks below a block size, otherwise batched copies.
 VLLM_SMS: Final = 12
 VLLM_BELOW_BYTES: Final = 28 * KIB
 VLLM_FROM_BLOCKS: Final = 16
@@ -26,7 +26,7 @@ VLLM_FROM_BLOCKS: Final = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """What to use for swaps of one shape, in one direction and stream state, and the times behind it."""
+    """The choice for swaps of one shape, in one direction and stream state, and the times of all candidates."""
 
     direction: Direction
     state: StreamState
@@ -49,7 +49,7 @@ class Answer:
 
     @property
     def interval_us(self) -> tuple[float, float] | None:
-        """The interval of the time; None with too few visits for one."""
+        """The 95% interval of the time, or None with too few visits."""
         visits = list(self.arms[self.choice].values())
         return median_interval(visits) if len(visits) >= MIN_PAIRS else None
 
@@ -58,38 +58,38 @@ class Answer:
         return self.rate_of(self.time_us)
 
     def rate_of(self, time_us: float) -> float:
-        """Return GB/s of a time."""
+        """Return the GB/s of a time in microseconds."""
         return gigabytes_per_second(self.block_bytes * self.blocks, time_us)
 
     def time_of(self, choice: Choice) -> float:
-        """Return the median over the visits of a candidate's time, in microseconds."""
+        """Return the median of a candidate's visits in microseconds."""
         return median(self.arms[choice].values())
 
     def best_of(self, backend: str, sms: int | None = None) -> Choice | None:
-        """Return the fastest candidate of a backend, with so many SMs where that is said; None without one.
+        """Return the fastest candidate of a backend, optionally with this SM count, or None if there is none.
 
-        Of Triton's kernels vLLM's launch shape comes first.
+        Among Triton's kernels, the launch shape of vLLM is preferred.
         """
         own = [c for c in self.arms if c.backend == backend and sms in (None, sms_of(c))]
         return min(own, key=lambda choice: (not is_vllms(choice), self.time_of(choice)), default=None)
 
     @property
     def of_vllm(self) -> Choice | None:
-        """What stands for vLLM's setting of today, None where that was not measured."""
+        """The candidate that represents vLLM's current setting, or None if it was not measured."""
         return self.best_of("triton", VLLM_SMS) if self.vllm_takes_kernel else self.best_of("batched")
 
     @property
     def vllm_takes_kernel(self) -> bool:
-        """Whether vLLM swaps this with its Triton kernel today."""
+        """Whether vLLM currently swaps this with its Triton kernel."""
         small = self.block_bytes < VLLM_BELOW_BYTES and self.blocks >= VLLM_FROM_BLOCKS
         return self.direction is Direction.H2D and small
 
     def gain_over(self, other: Choice | None) -> Comparison | None:
-        """Return the time of another candidate over that of the choice; None without the other."""
+        """Return the time of another candidate divided by that of the choice, or None without the other."""
         return None if other is None else compare_visits(self.arms[self.choice], self.arms[other], IN_TURN)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the answer as JSON takes it."""
+        """Return the answer as JSON-compatible data."""
         interval = self.interval_us
         gains = {"batched": self.gain_over(self.best_of("batched")), "vllm": self.gain_over(self.of_vllm)}
         return {
@@ -109,10 +109,10 @@ class Answer:
 def answers_of(
     runs: Sequence[Run], keep: Callable[[Choice], bool], points: Sequence[Point] | None = None
 ) -> list[Answer]:
-    """Return an answer for every shape that was measured, from the candidates that `keep` takes.
+    """Return an answer for every measured shape, from the candidates that `keep` accepts.
 
-    They stand by direction, stream state, block size and number of blocks; `points` narrows them to some shapes. Raises
-    UsageError where that leaves none.
+    The answers are sorted by direction, stream state, block size and number of blocks; `points` limits them to some
+    shapes. Raises UsageError if none is left.
     """
     found = []
     for (direction, state), times in candidates(runs).items():
@@ -126,7 +126,7 @@ def answers_of(
         found += [Answer(direction, state, *point, allowed[point], decisions[point]) for point in sorted(allowed)]
     if not found:
         raise UsageError(
-            "nothing is left to choose from: no swap that was asked for was measured with the backends and SMs allowed"
+            "nothing to choose from: no requested swap was measured with the allowed backends and SM counts"
         )
     return found
 
@@ -137,7 +137,7 @@ def is_vllms(choice: Choice) -> bool:
 
 
 def workload_of(run: Run) -> str:
-    """Return which blocks the swaps behind an answer move, "hot" for the same ones side by side."""
+    """Return which blocks the swaps of a run move; "hot" means the same adjacent blocks every time."""
     cells = tried(run.frame())
     if cells.empty:
         return "no swaps"
@@ -156,7 +156,7 @@ def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:
 
 
 def sentences(answers: Sequence[Answer]) -> list[str]:
-    """Return what to use where, one sentence for neighbouring shapes with one choice."""
+    """Return the choices as text, with one sentence for consecutive shapes with the same choice."""
     lines = []
     for (direction, state), own in by_kind(answers).items():
         for first, last, region in _regions(own):
@@ -166,7 +166,7 @@ def sentences(answers: Sequence[Answer]) -> list[str]:
 
 
 def _regions(answers: Sequence[Answer]) -> list[tuple[int, int, list[list[Answer]]]]:
-    """Return neighbouring block sizes with the same choices, and their answers in runs of one choice over N."""
+    """Return consecutive block sizes with the same choices, and their answers grouped by choice over the blocks."""
     sizes = {size: list(own) for size, own in groupby(answers, key=lambda answer: answer.block_bytes)}
     regions = []
     for _, alike in groupby(sizes, key=lambda size: [(answer.blocks, answer.choice) for answer in sizes[size]]):
@@ -198,12 +198,12 @@ def _sentence(run: Sequence[Answer], size: str) -> str:
 
 _REFERENCES: Final[Mapping[str, Callable[[Answer], Choice | None]]] = {
     "batched": lambda answer: answer.best_of("batched"),
-    "vLLM's setting of today": lambda answer: answer.of_vllm if answer.vllm_takes_kernel else None,
+    "vLLM's current setting": lambda answer: answer.of_vllm if answer.vllm_takes_kernel else None,
 }
 
 
 def open_points(answers: Sequence[Answer]) -> list[str]:
-    """Return the shapes at which another run could choose something else, and what that would cost."""
+    """Return the shapes for which another run could choose differently, and the cost of the alternatives."""
     lines = []
     for answer in answers:
         shape = f"{answer.direction} {answer.state.quantity}, {answer.blocks} x {shown_size(answer.block_bytes)}"
@@ -217,10 +217,10 @@ def open_points(answers: Sequence[Answer]) -> list[str]:
 
 
 def words_of(choice: Choice) -> str:
-    """Return a choice as a reader takes it: "sm with 4 SMs, kernel bulk-8x6x4KiB"."""
+    """Return a readable choice: "sm with 4 SMs, kernel bulk-8x6x4KiB"."""
     settings = dict(choice.axes)
     sms = settings.pop("sms", None)
-    settings.pop("order", None)  # by its rule, which a reader need not know
+    settings.pop("order", None)  # follows a rule that the reader does not need
     with_sms = f" with {sms} SM{'' if sms == '1' else 's'}" if sms else ""
     return ", ".join((f"{choice.backend}{with_sms}", *(f"{name} {value}" for name, value in settings.items())))
 

@@ -1,4 +1,4 @@
-"""Settings of serving engines that follow from what was measured, and what each loses against a free choice."""
+"""Settings of serving engines derived from the measurement, and the loss of each against a free choice."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _COPIES: Final = ("batched", "primed", "per_block")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: its name and value, how to set it and where it is read, and what it gives."""
+    """One setting: its name and value, how to set it and where it is read, and its effect."""
 
     name: str
     value: str
@@ -28,7 +28,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The settings of a project; `written_for` is its version, `measured` says which kernel stood for its own."""
+    """The settings of a project; `written_for` is its version, `measured` says which kernel represented its own."""
 
     project: str
     written_for: str
@@ -36,7 +36,7 @@ class Export:
     settings: Sequence[Setting]
 
     def text(self) -> str:
-        """Return the export for people, who can source it: what is no setting is a comment."""
+        """Return the export as text that a shell can source: everything except settings is a comment."""
         lines = [f"# {self.project}: written for {self.written_for}", f"# {self.measured}"]
         for setting in self.settings:
             lines += ["", f"# {setting.how}", f"# {setting.gives}", f"{setting.name}={setting.value}"]
@@ -44,15 +44,15 @@ class Export:
 
 
 def export(name: str, answers: Sequence[Answer]) -> Export:
-    """Return the settings of a project; raises UsageError for one that is not known, and without what it rests on."""
+    """Return the settings of a project; raises UsageError for an unknown project, and if required cells are missing."""
     if name not in EXPORTS:
-        raise UsageError(f"--export {name}: there are {', '.join(EXPORTS)}, and json")
+        raise UsageError(f"--export {name}: not an export; write {', '.join(EXPORTS)} or json")
     return EXPORTS[name](answers)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """What constants lose against the free choice: on average, and at worst, with the swap where that is."""
+    """The loss of constants against the free choice: on average, and at worst, with the worst swap."""
 
     mean: float
     worst: float
@@ -60,7 +60,7 @@ class _Loss:
 
     def words(self) -> str:
         if self.worst <= TIED.fraction:
-            return f"within {TIED.fraction:.0%} of the free choice at every shape that was measured"
+            return f"within {TIED.fraction:.0%} of the free choice at every measured shape"
         where = f"{self.at.direction} {self.at.state.quantity}, {self.at.blocks} x {shown_size(self.at.block_bytes)}"
         return f"takes {self.mean:.0%} more time than the free choice on average, at worst {self.worst:.0%} ({where})"
 
@@ -69,7 +69,7 @@ Picked = Callable[[Answer], Choice | None]
 
 
 def _loss(answers: Iterable[Answer], picked: Picked) -> _Loss | None:
-    """Return what `picked` loses over the shapes at which it was measured, None where there are none."""
+    """Return the loss of `picked` over the shapes for which it was measured, or None if there are none."""
     ratios = [
         (answer.time_of(choice) / answer.time_us, answer)
         for answer in answers
@@ -85,9 +85,9 @@ def _loss(answers: Iterable[Answer], picked: Picked) -> _Loss | None:
 def _fit(
     answers: Sequence[Answer], constants: Iterable[tuple[int, ...]], pick: Callable[[tuple[int, ...]], Picked]
 ) -> tuple[tuple[int, ...], _Loss] | None:
-    """Return the first of some constants that loses on average no more than `KNEE` beyond the best, and its loss.
+    """Return the first of `constants` whose average loss is within `KNEE` of the best one, and its loss.
 
-    So the order of `constants` says which are preferred, and noise does not move them.
+    `constants` are in order of preference, so that noise does not change the result.
     """
     losses = [(values, loss) for values in constants if (loss := _loss(answers, pick(values)))]
     least = min((loss.mean for _, loss in losses), default=0.0)
@@ -95,7 +95,7 @@ def _fit(
 
 
 def _with_all_sms(answers: Sequence[Answer], backend: str) -> tuple[list[int], list[Answer]]:
-    """Return the SM counts at which a backend was measured, and the shapes at which it was with all of them."""
+    """Return the measured SM counts of a backend, and the shapes that were measured with all of them."""
     counts = {
         answer: {sms_of(choice) for choice in answer.arms if choice.backend == backend} - {0} for answer in answers
     }
@@ -104,7 +104,7 @@ def _with_all_sms(answers: Sequence[Answer], backend: str) -> tuple[list[int], l
 
 
 def _sms_of(answers: Sequence[Answer], backend: str) -> tuple[tuple[int, ...], _Loss] | None:
-    """Return the fewest SMs that suffice for a backend at all shapes, and what they lose against the free choice."""
+    """Return the smallest SM count that suffices for a backend at all shapes, and its loss against the free choice."""
     counts, own = _with_all_sms(answers, backend)
     return _fit(own, ((count,) for count in counts), _with_sms(backend))
 
@@ -117,12 +117,12 @@ def _vllm(answers: Sequence[Answer]) -> Export:
     loads = [answer for answer in answers if answer.direction is Direction.H2D and answer.state is StreamState.IDLE]
     counts, both = _with_all_sms([answer for answer in loads if answer.best_of("batched")], "triton")
     if not both or not counts:
-        raise UsageError("--export vllm: it needs triton and batched measured one way, h2d, on an idle stream")
+        raise UsageError("--export vllm: requires cells of triton and batched with direction=h2d on an idle stream")
     sizes = sorted({answer.block_bytes for answer in both})
     limits = sorted({VLLM_BELOW_BYTES, *sizes, sizes[-1] + 1})
     blocks = sorted({VLLM_FROM_BLOCKS, *(answer.blocks for answer in both)})
     today = (VLLM_SMS, VLLM_BELOW_BYTES, VLLM_FROM_BLOCKS)
-    # Today's come first; then what leaves most of them as they are, with the fewest SMs.
+    # The current constants come first, then those with the fewest changes and the fewest SMs.
     ordered = sorted(
         product(counts, limits, blocks),
         key=lambda values: (sum(a != b for a, b in zip(values, today, strict=True)), values),
@@ -137,14 +137,14 @@ def _vllm(answers: Sequence[Answer]) -> Export:
         )
 
     fitted = _fit(both, ordered, pick)
-    assert fitted is not None  # every one of them has both
+    assert fitted is not None  # every answer has both
     (sms, below, least), loss = fitted
     was = _loss(both, pick(today))
-    gives = f"the three together: {loss.words()}" + (f"; today's {today}: {was.words()}" if was else "")
+    gives = f"the three together: {loss.words()}" + (f"; the current {today}: {was.words()}" if was else "")
     in_shape = all(is_vllms(choice) for answer in both if (choice := answer.best_of("triton")))
-    stood_in = "kvbench's Triton kernel (8 warps, pieces of 16 KiB) stands for vLLM's own (4 warps, pieces of 8 KiB)"
+    stood_in = "kvbench's Triton kernel (8 warps, pieces of 16 KiB) represents vLLM's own (4 warps, pieces of 8 KiB)"
     if in_shape:
-        stood_in = "kvbench's Triton kernel in vLLM's launch shape (kernel=vllm) stands for vLLM's own file"
+        stood_in = "kvbench's Triton kernel with vLLM's launch shape (kernel=vllm) represents vLLM's own kernel"
     file = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
     return Export(
         "vLLM",
@@ -152,7 +152,10 @@ def _vllm(answers: Sequence[Answer]) -> Export:
         f"h2d on an idle stream; d2h always takes the batched call. {stood_in}, which was not measured",
         [
             Setting(
-                "NUM_SMS", str(sms), f"a constant in {file}", f"taken from the model meanwhile (--budget-sms); {gives}"
+                "NUM_SMS",
+                str(sms),
+                f"a constant in {file}",
+                f"SMs not available to the model during a swap (limit them with --budget-sms); {gives}",
             ),
             Setting("THRESHOLD_BYTES", str(below), f"a constant in {file}; gpu_worker.py imports it by name", gives),
             Setting("MIN_N", str(least), f"a constant in {file}", gives),
@@ -160,7 +163,7 @@ def _vllm(answers: Sequence[Answer]) -> Export:
                 "VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS",
                 "0",
                 "an environment variable; 0, its default, is no limit on CUDA",
-                "not tuned here: no limit was measured",
+                "not tuned: no limit was measured",
             ),
         ],
     )
@@ -169,19 +172,19 @@ def _vllm(answers: Sequence[Answer]) -> Export:
 def _sglang(answers: Sequence[Answer]) -> Export:
     fitted = _sms_of(answers, "sm")
     if fitted is None:
-        raise UsageError("--export sglang: it needs sm measured at the same SM counts at every shape")
+        raise UsageError("--export sglang: requires sm with the same SM counts at every shape")
     (quota,), loss = fitted
     return Export(
         "SGLang",
         "the code of autumn 2026",
-        "kvbench's sm kernel stands for SGLang's, which was not measured: a block of that is 1024 threads wide and "
-        "sits on an SM of its own",
+        "kvbench's sm kernel represents SGLang's, which was not measured: each of its thread blocks has 1024 threads "
+        "and occupies one SM",
         [
             Setting(
                 "SGLANG_HICACHE_BLOCK_QUOTA",
                 str(quota),
-                "an environment variable; 2 without it. One value serves both directions",
-                f"so many SMs for sm: {loss.words()}",
+                "an environment variable (default: 2). One value for both directions",
+                f"SM count of sm: {loss.words()}",
             )
         ],
     )
@@ -194,7 +197,7 @@ def _flexkv(answers: Sequence[Answer]) -> Export:
         way = direction.value.upper()
         if fitted := _sms_of(own, "sm"):
             (ctas,), loss = fitted
-            how = f"an environment variable; 4 without it. Read where FLEXKV_USE_CE_TRANSFER_{way} is 0"
+            how = f"an environment variable (default: 4). Used if FLEXKV_USE_CE_TRANSFER_{way} is 0"
             settings.append(Setting(f"FLEXKV_TRANSFER_NUM_CTA_{way}", str(ctas), how, f"for sm: {loss.words()}"))
         if copies := _loss(own, _best_copy):
             engine = copies.mean <= TIED.fraction
@@ -202,24 +205,24 @@ def _flexkv(answers: Sequence[Answer]) -> Export:
                 Setting(
                     f"FLEXKV_USE_CE_TRANSFER_{way}",
                     str(int(engine)),
-                    "an environment variable; 0 without it",
+                    "an environment variable (default: 0)",
                     f"copies by the copy engine: {copies.words()}",
                 )
             )
     if not settings:
-        raise UsageError("--export flexkv: it needs sm at the same SM counts at every shape, or copies, measured")
+        raise UsageError("--export flexkv: requires sm with the same SM counts at every shape, or copies")
     settings.append(
         Setting(
             "FLEXKV_CE_SEGMENT_THRESHOLD",
             "8",
-            "an environment variable; 8 without it. It chooses between two ways of FlexKV's own copies",
-            "not tuned here: kvbench does not measure those ways",
+            "an environment variable (default: 8). It chooses between two methods of FlexKV's copies",
+            "not tuned: kvbench does not measure these methods",
         )
     )
     return Export(
         "FlexKV",
         "the code of autumn 2026",
-        "kvbench's sm kernel and its copies stand for FlexKV's, which were not measured",
+        "kvbench's sm kernel and its copies represent FlexKV's, which were not measured",
         settings,
     )
 
@@ -232,7 +235,7 @@ def _best_copy(answer: Answer) -> Choice | None:
 def _lmcache(answers: Sequence[Answer]) -> Export:
     both = [answer for answer in answers if answer.best_of("batched") and answer.best_of("sm")]
     if not both:
-        raise UsageError("--export lmcache: it needs batched and sm measured at the same shapes")
+        raise UsageError("--export lmcache: requires batched and sm at the same shapes")
     sizes = sorted({answer.block_bytes for answer in both})
     usual = 128 << 10
 
@@ -248,13 +251,13 @@ def _lmcache(answers: Sequence[Answer]) -> Export:
     return Export(
         "LMCache",
         "the code of autumn 2026",
-        "batched copies stand for its mode direct, kvbench's sm kernel for its mode kernel; its own were not measured",
+        "batched copies represent its mode direct, kvbench's sm kernel its mode kernel; its own were not measured",
         [
             Setting("--transfer-copy-mode", mode, "an option of the multi-process server", loss.words()),
             Setting(
                 "--direct-copy-min-block-bytes",
                 str(least),
-                "an option of the multi-process server, read in the mode auto; 131072 without it",
+                "an option of the multi-process server, used in the mode auto (default: 131072)",
                 loss.words(),
             ),
         ],
@@ -270,5 +273,5 @@ EXPORTS: Final[Mapping[str, Callable[[Sequence[Answer]], Export]]] = {
 
 
 def to_plain(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return every answer as JSON takes it."""
+    """Return all answers as JSON-compatible data."""
     return {"answers": [answer.to_plain() for answer in answers]}

@@ -1,4 +1,4 @@
-"""A policy from runs: at every point the fastest of what was measured there; ties go by a rule."""
+"""Fit a policy to runs: the fastest measured candidate at every point, with a rule for ties."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ from kvbench.results.frame import unqueued, visit_times
 from kvbench.text import MAX_LINE
 from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Table
 
-# Ways without SMs first, of which one batched call is the simplest; of kernels our own before whatever else there is.
+# Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
 
-# Less than this share of a run's cells are not what it is about.
+# Cells with a smaller share than this do not define the workload of a run.
 _FEW: Final = 1 / 3
 
 Point = tuple[int, int]  # block bytes, blocks
@@ -32,7 +32,7 @@ Kind = tuple[Direction, StreamState]
 
 
 def fit_policy(runs: Sequence[Run]) -> Policy:
-    """Return the policy that `runs` of one device and driver amount to; raises UsageError."""
+    """Return the policy of `runs`, which must have the same device and driver; raises UsageError."""
     chosen = {
         kind: {point: decision.choice for point, decision in decide_all(times).items()}
         for kind, times in candidates(runs).items()
@@ -41,7 +41,7 @@ def fit_policy(runs: Sequence[Run]) -> Policy:
 
 
 def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]) -> Policy:
-    """Return the policy of some choices, and where they come from; raises UsageError for runs of several devices."""
+    """Return the policy of some choices with its origin; raises UsageError for runs of several devices."""
     device, driver = machine_of(runs)
     newest = max(runs, key=lambda run: run.info.created)
     return Policy(
@@ -55,11 +55,11 @@ def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]
 
 
 def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
-    """Return the times of everything that a policy may choose from, by direction and stream state, then by point.
+    """Return the times of all candidates of a policy, by direction and stream state, then by point.
 
-    A point is a block size and a number of blocks at which at least two backends were tried, `auto` apart; a candidate
-    that failed is none. Rounds of several runs are numbered on, so that only visits of one run are paired. Raises
-    UsageError where there is no such point, and for runs of several devices.
+    A point is a block size and a number of blocks for which at least two backends other than `auto` were measured. A
+    failed cell is not a candidate. Rounds of several runs are numbered consecutively, so that only visits of one run
+    are paired. Raises UsageError if there is no point, and for runs of several devices.
     """
     machine_of(runs)
     found: dict[Kind, dict[Point, dict[Choice, dict[int, float]]]] = {}
@@ -87,17 +87,17 @@ def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
             contests[kind] = points
     if not contests:
         raise UsageError(
-            "nothing to choose between: the runs hold no block size and number of blocks at which two backends or more "
-            "were measured on the same blocks; sweep with -a backend=batched,sm or all backends"
+            "nothing to choose from: the runs have no block size and number of blocks for which two or more backends "
+            "were measured on the same blocks; sweep with -a backend=batched,sm or with all backends"
         )
     return contests
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to take at a point: `choice`, as good as the `fastest` by the rule of `decide_all`.
+    """The decision at a point: `choice`, which ties with the `fastest` by the rule of `decide_all`.
 
-    `others` are those that the same rule could choose in another run, with their times over that of `choice`.
+    `others` are the choices that the rule could make in another run, with their times divided by that of `choice`.
     """
 
     choice: Choice
@@ -106,12 +106,12 @@ class Decision:
 
 
 def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
-    """Return what to take at every point, from the times of its candidates.
+    """Return the decision at every point, from the times of its candidates.
 
-    Of those that lose at most `TIED` to the fastest the one with the fewest SMs is taken, of several the simplest way,
-    of several again the choice of a neighbour: that with fewer blocks, else that of the smaller size. Points are taken
-    in that order. A candidate that clearly loses more than runs of one build may differ by is not among `others`.
-    One with too few visits for a verdict, where others have enough, was given up by a search and is not considered.
+    Among the candidates within `TIED` of the fastest, the one with the fewest SMs wins, then the simplest backend, then
+    the choice of an adjacent point: the one with fewer blocks, else the one with the smaller size. Points are decided
+    in that order. `others` excludes candidates that lose clearly more than two runs of one build can differ. A
+    candidate with too few visits for a verdict, while others have enough, was dropped by a search and is ignored.
     """
     found: dict[Point, Decision] = {}
     for size, count in sorted(times):
@@ -150,7 +150,7 @@ _NOT_SLOWER: Final = (Verdict.SAME, Verdict.FASTER)
 
 
 def _least(found: Comparison) -> float:
-    """Return how much time a candidate may take at least; without an interval its own ratio says it."""
+    """Return the lower end of a candidate's relative time, or its ratio without an interval."""
     return found.low if math.isfinite(found.high) else found.ratio
 
 
@@ -161,7 +161,7 @@ def preference(choice: Choice) -> tuple[int, int]:
 
 
 def sms_of(choice: Choice) -> int:
-    """Return the SMs that a choice names, 0 for none."""
+    """Return the SM count of a choice, or 0 if it has none."""
     return int(dict(choice.axes).get("sms", 0))
 
 
@@ -170,19 +170,19 @@ def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
     pairs = [(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs]
     found = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
     if len(found) > 1:
-        told = sorted(f"{title or 'a nameless device'} with driver {driver or 'none'}" for title, driver in found)
-        raise UsageError(f"an answer is for one device and driver; these runs are of {'; '.join(told)}")
+        told = sorted(f"{title or 'an unnamed device'} with driver {driver or 'none'}" for title, driver in found)
+        raise UsageError(f"runs must be of one device and driver; these are of {'; '.join(told)}")
     return found.pop()
 
 
 def tried(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a run's table that a policy rests on, `auto` among them: measured or failed."""
+    """Return the cells of a run's table that a policy is based on, including `auto`: measured or failed."""
     return one_workload(unqueued(frame[frame["status"] != "skipped"]))
 
 
 def one_workload(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of one workload: memory that the driver allocated, no pause; fresh blocks rather than the same
-    again and shuffled ones rather than other patterns, unless there are few; of several pools that of most cells.
+    """Return the cells of one workload: memory allocated by the driver and no pause; fresh blocks before reused ones
+    and shuffled blocks before other patterns, unless there are few; and the pool of most cells.
     """
     cells = frame[frame["memory"].isna() | (frame["memory"] == "allocated")]
     cells = cells[cells["pause_us"] == 0]
@@ -194,12 +194,12 @@ def one_workload(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def choice_of(row: Mapping[Any, Any]) -> Choice:
-    """Return the choice that a row of a run's table is the result of."""
+    """Return the choice that a row of a run's table measured."""
     return Choice.of(str(row["backend"]), {name: str(row[name]) for name in CHOSEN_AXES if pd.notna(row[name])})
 
 
 def choice_at(cell: Cell) -> Choice:
-    """Return the choice that a cell is of."""
+    """Return the choice that a cell measures."""
     texts = cell.as_strings()
     return Choice.of(cell.backend, {name: text for name in CHOSEN_AXES if (text := texts.get(name)) is not None})
 
@@ -208,7 +208,7 @@ def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choi
     sizes, counts = (tuple(sorted({point[place] for point in chosen})) for place in (0, 1))
     if max(len(sizes), len(counts)) > MAX_VALUES:
         raise UsageError(
-            f"a policy has at most {MAX_VALUES} block sizes and numbers of blocks in a table; these runs have "
+            f"the maximum is {MAX_VALUES} block sizes and numbers of blocks per table of a policy; these runs have "
             f"{len(sizes)} and {len(counts)}"
         )
     return Table(

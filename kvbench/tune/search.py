@@ -1,7 +1,7 @@
-"""Which visits a tuning makes: all candidates at first, then those that may still be chosen, then between sizes.
+"""The visits of a tuning: first all candidates, then those that can still win, then sizes in between.
 
-A candidate is dropped early where it is far behind the fastest, or no faster than one that the rule of
-`decide_all` prefers. A verdict needs six visits, and whatever may be chosen gets them.
+A candidate is dropped early if it is far slower than the fastest, or no faster than one that the rule of `decide_all`
+prefers. A verdict needs six visits, and every candidate that can be chosen gets them.
 """
 
 import hashlib
@@ -19,13 +19,15 @@ from kvbench.tune.answer import VLLM_SMS
 from kvbench.tune.fit import Decision, choice_at, decide_all, preference, sms_of
 from kvbench.tune.table import Choice
 
-# After so many visits of each, a candidate goes on that takes at most so many times the best time, and less than so
-# many times that of every candidate which would be chosen before it if both were as fast.
+# Number of visits -> the maximum ratio to the best time with which a candidate stays in the race, and the maximum ratio
+# to the time of every candidate that the rule prefers at equal times.
 DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 1.6, 2: 1.25, 3: 1.15, 4: 1.1, 5: 1.1}
 OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 1.1, 2: 1.02, 3: 0.995, 4: 0.99, 5: 0.99}
-# What answers compare with is visited so often even where it is far behind.
+# The minimum number of visits of a reference of the answers, even if it is far slower.
 REFERENCE_VISITS: Final = 3
-# A point that is still open gets no more visits than these.
+# Visits per candidate, at the first sizes and between them, as seen on an H200.
+VISITS_PER_CANDIDATE: Final = 5 / 2
+# The maximum number of visits for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
 
@@ -33,7 +35,7 @@ Place = tuple[Direction, StreamState, int, int]  # with block bytes and blocks
 
 
 class Search:
-    """A search among the cells of a plan; `note` tells it what was measured, `stages` says what to visit next."""
+    """A search among the cells of a plan; `note` takes the results, `stages` yields the next visits."""
 
     def __init__(
         self,
@@ -43,11 +45,11 @@ class Search:
         seed: int,
         in_time: Callable[[], bool],
     ) -> None:
-        """Start with the block sizes `first_sizes`, or with all where none of them is there.
+        """Start with the block sizes `first_sizes`, or with all sizes if the plan has none of them.
 
-        Sustained swaps are measured at the numbers of blocks `sustained_counts`, or at all where none of them is there:
-        a chain of swaps depends little on the length of each. `in_time` says whether there is time for more than six
-        visits, and for more sizes.
+        Sustained swaps are measured at the numbers of blocks `sustained_counts`, or at all numbers if the plan has none
+        of them: a chain of swaps depends little on the length of each. `in_time` returns whether there is time for more
+        than six visits, and for more sizes.
         """
         every = list(cells)
         counts = {cell.blocks for cell in every}
@@ -64,17 +66,18 @@ class Search:
         self._in_time = in_time
 
     def note(self, visit: Visit) -> None:
-        """Take in a visit; of several attempts the last counts."""
+        """Record a visit; of several attempts the last one counts."""
         clock = visit.cell.stream_state.swap_clock
         self._times.setdefault(visit.cell, {})[visit.round] = median(getattr(visit.samples, clock))
 
     @property
     def expected_visits(self) -> int:
-        """A guess of how many visits it takes: most candidates are dropped after one or two."""
-        return 2 * sum(len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
+        """The estimated number of visits: most candidates drop out after one or two."""
+        own = (len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
+        return round(VISITS_PER_CANDIDATE * sum(own))
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
-        """Yield what to visit, with the number of the round, stage by stage; a stage rests on all before it."""
+        """Yield the visits (round, cell) stage by stage; each stage depends on the results of all before it."""
         yield from self._race({place: own for place, own in self._cells.items() if place[2] in self._first_sizes})
         for _ in range(BISECTIONS):
             if self._in_time() and (between := self._between()):
@@ -91,7 +94,7 @@ class Search:
             running = {place: own for place, own in kept.items() if own}
 
     def _still(self, place: Place, own: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
-        """Return the candidates of a place that go on after so many visits."""
+        """Return the candidates of a place that stay in the race after `made` visits."""
         measured = {choice: cell for choice, cell in own.items() if len(self._times.get(cell, {})) == made}
         if not measured:
             return {}
@@ -115,7 +118,7 @@ class Search:
         return decide_all({place[2:]: arms})[place[2:]] if arms else None
 
     def _between(self) -> dict[Place, dict[Choice, Cell]]:
-        """Return the middle between two neighbouring sizes of different choices, with what is in the race at either."""
+        """Return the size between two consecutive sizes with different choices, with the candidates of both."""
         decided = {place: decision for place in self._cells if (decision := self._decide(place))}
         found: dict[Place, dict[Choice, Cell]] = {}
         for low, high in pairwise(sorted(decided, key=lambda place: (place[0], place[1], place[3], place[2]))):
@@ -142,5 +145,5 @@ class Search:
 
 
 def _is_reference(choice: Choice) -> bool:
-    """Return whether a choice is one that answers compare with: batched copies, and vLLM's setting of today."""
+    """Return whether a choice is a reference of the answers: batched copies, or vLLM's current setting."""
     return choice.backend == "batched" or (choice.backend == "triton" and sms_of(choice) == VLLM_SMS)

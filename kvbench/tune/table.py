@@ -1,8 +1,8 @@
-"""Which backend, with which parameters, for which swap: a small table measured on one device, and its file.
+"""A policy: small tables, measured on one device, of the backend and parameters for each swap; and its file.
 
 The file is TOML; `Policy` has its fields. A table belongs to a direction and a stream state. It has a row for each of
-its `block_bytes` and in each row a choice for each of its `blocks`, written as `Choice` is: "sm sms=2". Where nothing
-was measured the choice is "".
+its `block_bytes`, and each row has a choice for each of its `blocks`, in the form of `Choice`: "sm sms=2". A choice
+that was not measured is "".
 """
 
 import math
@@ -24,10 +24,10 @@ from kvbench.text import Line, convert, located
 
 AUTO: Final = "auto"
 FORMAT: Final = 1
-# What a choice may set: all that the caller does not decide.
+# The axes that a choice can set: all that the caller does not decide.
 CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
 _USUAL: Final = {name: AXES[name].usual or AXES[name].show(AXES[name].unused) for name in CHOSEN_AXES}
-MAX_VALUES: Final = 64  # of either axis of a table
+MAX_VALUES: Final = 64  # per axis of a table
 
 _Blocks = Annotated[int, msgspec.Meta(ge=1, le=10**8)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**34)]
@@ -36,7 +36,7 @@ _Values = msgspec.Meta(min_length=1, max_length=MAX_VALUES)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A backend and the values of its optional axes, in the grammar of `-a`; an axis left out has its default."""
+    """A backend and the values of its optional axes, in the grammar of `-a`; an omitted axis has its default."""
 
     backend: str
     axes: tuple[tuple[str, str], ...] = ()
@@ -46,7 +46,7 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a choice as `str` writes it; raises UsageError."""
+        """Read a choice in the form that `str` writes; raises UsageError."""
         backend, *settings = text.split(" ")
         AXES["backend"].parse_one(backend)
         if backend == AUTO:
@@ -64,18 +64,18 @@ class Choice:
 
     @classmethod
     def of(cls, backend: str, axes: Mapping[str, str]) -> Self:
-        """Return the choice that asks for `axes`, without those that say what is so anyway."""
+        """Return the choice with `axes`, without values that are the default."""
         told = ((name, axes[name]) for name in CHOSEN_AXES if name in axes and axes[name] != _USUAL[name])
         return cls(backend, tuple(told))
 
     def apply(self, cell: Cell) -> Cell:
-        """Return the cell that the chosen backend is to run in place of `cell`."""
+        """Return the cell that the chosen backend runs instead of `cell`."""
         chosen: dict[str, Any] = {AXES[name].field: AXES[name].parse_one(value) for name, value in self.axes}
         return replace(cell, backend=self.backend, **chosen)
 
 
 class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The choices of one direction and stream state; block sizes in bytes and numbers of blocks ascend."""
+    """The choices for one direction and stream state; block sizes in bytes and numbers of blocks are ascending."""
 
     direction: Direction
     stream_state: StreamState
@@ -89,9 +89,11 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
             if any(low >= high for low, high in pairwise(values)):
                 raise ValueError(f"{name} of a table must ascend")
         if [len(row) for row in self.choices] != [len(self.blocks)] * len(self.block_bytes):
-            raise ValueError("choices of a table: a row for each of block_bytes, in it a choice for each of blocks")
+            raise ValueError(
+                "choices of a table must have a row for each of block_bytes, and each row a choice for each of blocks"
+            )
         if not any(text for row in self.choices for text in row):
-            raise ValueError("a table without a choice")
+            raise ValueError("a table must have at least one choice")
         for text in {text for row in self.choices for text in row if text}:
             try:
                 Choice.parse(text)
@@ -100,10 +102,10 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
 
 
 class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The tables of one device and where they come from.
+    """The tables of one device and their origin.
 
-    `device` is the device's title and `driver` its driver's version ("" on the device cpu), `identity_hash` is of the
-    machine; `made` is when the newest of the runs behind it was made (ISO 8601, UTC), `runs` are their commands.
+    `device` is the title of the device, `driver` the version of its driver ("" on the device cpu) and `identity_hash`
+    that of the machine; `made` is the time of the newest of its runs (ISO 8601, UTC), `runs` are their commands.
     """
 
     format: Annotated[int, msgspec.Meta(ge=FORMAT, le=FORMAT)] = FORMAT
@@ -117,26 +119,26 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     def __post_init__(self) -> None:
         kinds = [(table.direction, table.stream_state) for table in self.tables]
         if len(set(kinds)) < len(kinds):
-            raise ValueError("two tables of one direction and stream state")
+            raise ValueError("two tables have the same direction and stream state")
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the policy as JSON takes it; `from_plain` reads it back."""
+        """Return the policy as JSON-compatible data; `from_plain` reads it back."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     @classmethod
     def from_plain(cls, plain: object) -> "Policy":
-        """Read what `to_plain` wrote or a file holds, strictly: it may come from a stranger. Raises UsageError."""
+        """Read the output of `to_plain` or a file. It may be untrusted, so it is checked. Raises UsageError."""
         policy: Policy = convert(plain, cls, "policy")
         return policy
 
     def to_toml(self) -> str:
-        """Return the text of the policy's file."""
+        """Return the policy as TOML text."""
         return tomli_w.dumps(self.to_plain())
 
 
 class Chooser:
-    """Looks choices up: at the table's point that is nearest in ratio, by two searches in sorted lists."""
+    """Looks up choices at the point of the table that is nearest in ratio, with two binary searches."""
 
     def __init__(self, policy: Policy) -> None:
         self._grids = {
@@ -145,9 +147,9 @@ class Chooser:
         }
 
     def choose(self, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
-        """Return the choice for a swap of `blocks` blocks of `block_bytes` (of mixed sizes their mean).
+        """Return the choice for a swap of `blocks` blocks of `block_bytes` (the mean of mixed sizes).
 
-        Without a table of this stream state the other state's answers; None when there is none of this direction.
+        Without a table for this stream state, use the other state's; None if there is no table for this direction.
         """
         for known in (state, *StreamState):
             if grid := self._grids.get((direction, known)):
@@ -157,18 +159,18 @@ class Chooser:
 
 
 def load_policy(path: Path) -> Policy:
-    """Read a policy's file; raises UsageError that names the file and what is wrong in it."""
+    """Read a policy file; raises UsageError, which names the file and the error."""
     with located(str(path)):
         return Policy.from_plain(read_toml(path))
 
 
 def _limits(values: Sequence[int]) -> list[float]:
-    """Return between which neighbours the nearest one changes, in ratio."""
+    """Return the limits between consecutive values at which the nearest value, in ratio, changes."""
     return [math.sqrt(low * high) for low, high in pairwise(values)]
 
 
 def _filled(table: Table) -> list[list[Choice]]:
-    """Return the choices by size and count; where nothing was measured, that of the nearest point that has one."""
+    """Return the choices by size and count; an unmeasured point gets the choice of the nearest measured one."""
     sizes, counts = map(math.log, table.block_bytes), [math.log(count) for count in table.blocks]
     points = [[(size, count) for count in counts] for size in sizes]
     texts = zip(chain(*points), chain(*table.choices), strict=True)
@@ -179,6 +181,6 @@ def _filled(table: Table) -> list[list[Choice]]:
 def _nearest(known: Mapping[tuple[float, float], Choice], point: tuple[float, float]) -> Choice:
     if point in known:
         return known[point]
-    # The size decides how many SMs a kernel needs, the number of blocks much less.
+    # The number of SMs that a kernel needs depends on the size, and much less on the number of blocks.
     nearest = min(known, key=lambda at: (round(abs(at[0] - point[0]), 9), round(abs(at[1] - point[1]), 9), at))
     return known[nearest]

@@ -9,7 +9,7 @@ import pytest
 from kvbench.cli import listing, main, report
 from kvbench.errors import ExitCode
 from tests import synthetic
-from tests.command import BRIEF, KVBENCH, error_line, kvbench, only_line, tiny
+from tests.command import BRIEF, KVBENCH, error_line, kvbench, kvbench_here, only_line, tiny
 
 
 def test_what_nobody_foresaw_is_70_and_says_how_to_report_it(
@@ -66,7 +66,7 @@ def test_a_long_input_is_echoed_short(capsys: pytest.CaptureFixture[str]) -> Non
         (["sweep", "quik"], "did you mean quick?"),
         (["sweep", "--direction", "h2d"], "direction is an axis: write -a direction="),
         (["sweep", "--model", "meta-llama/Llama-3-8B"], "download its config.json and give the path, or "),
-        (["sweep", "--retry-failed", "--device=cpu"], "--retry-failed goes with --resume RUN"),
+        (["sweep", "--retry-failed", "--device=cpu"], "--retry-failed: requires --resume RUN"),
     ],
     ids=" ".join,
 )
@@ -110,7 +110,7 @@ def test_values_are_completed_and_no_space_follows_the_equals_sign(tmp_path: Pat
 
 def test_a_dry_run_without_cells_ends_as_the_sweep_would(tmp_path: Path) -> None:
     cells = tiny(backend="triton")
-    dry, wet = (kvbench("sweep", *cells, *more, cwd=tmp_path) for more in (["--dry-run"], ["--out=run"]))
+    dry, wet = (kvbench_here("sweep", *cells, *more, cwd=tmp_path) for more in (["--dry-run"], ["--out=run"]))
     assert dry.returncode == wet.returncode == 2
     assert error_line(dry) == error_line(wet)
     assert "skipped 1 cell of triton: " in dry.stdout
@@ -122,10 +122,10 @@ def test_quiet_shows_failures_once_and_the_end(tmp_path: Path) -> None:
     assert done.returncode == 5
     failed, again, more, measured, report = done.stdout.splitlines()
     assert failed.startswith("FAILED (error) per_block h2d ")
-    assert again.startswith("  again: kvbench sweep ")
+    assert again.startswith("  to measure it again: kvbench sweep ")
     assert more == "FAILED (error) 1 more cell of per_block: copy: INJECTED_ERROR (descriptor 0)"
     assert measured == "1 cell measured, 2 failed, 0 skipped: run"
-    assert report.startswith("kvbench report run ")
+    assert report.endswith("kvbench report run")
     retried = kvbench("sweep", "--resume", "run", "--retry-failed", cwd=tmp_path)
     assert retried.returncode == 5
     assert retried.stdout.count("FAILED") == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.gate.judgement import GateVerdict
-from tests.command import Done, error_line, kvbench
+from tests.command import Done, error_line, kvbench_here
 from tests.synthetic import ceilings, failure, visits, write_run
 from tests.unit.gate.gated import CELLS, Side, compared, written
 
@@ -22,7 +22,7 @@ def compare(
 ) -> Done:
     runs = compared(base or Side(), cand, rounds, noise, cells=CELLS[:2])
     before, after = (written(folder / "runs", side) for side in runs)
-    return kvbench("gate", "compare", *options, *before, "--", *after, cwd=folder)
+    return kvbench_here("gate", "compare", *options, *before, "--", *after, cwd=folder)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_every_outcome_has_its_exit_code(tmp_path: Path, cand: Side, options: tu
     if code == 4:
         assert 'gpu_name: "Synthetic H200" against "another"' in error_line(done)
     if "--force" in options:
-        assert "warning: forced: not one kind of machine" in done.stdout
+        assert "warning: forced: different kinds of machines" in done.stdout
 
 
 def test_plain_text_names_the_cell_and_what_to_run(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_files_json_and_github_say_the_same(tmp_path: Path) -> None:
     before, after = (written(tmp_path / "runs", side) for side in runs)
     summary = tmp_path / "summary.md"
     summary.write_text("earlier\n")
-    done = kvbench(
+    done = kvbench_here(
         "gate", "compare", "--json", "--github", "--out=gate", *before, "--", *after,
         cwd=tmp_path, env={"GITHUB_STEP_SUMMARY": str(summary)},
     )  # fmt: skip
@@ -84,16 +84,16 @@ def test_files_json_and_github_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["compare"], "name what is compared"),
-        (["compare", "a", "b"], "-- stands between the runs"),
-        (["compare", "--", "b"], "-- stands between the runs"),
-        (["compare", "a", "--"], "-- stands between the runs"),
-        (["compare", "a", "--", "b", "--json"], "--json stands after --"),
-        (["compare", "--minutes=4", "a", "--", "b"], "--minutes says how to measure"),
-        (["compare", "--base-fault=slow=1", "a", "--", "b"], "--base-fault says how to measure"),
-        (["compare", "--base=here"], "--base and --cand go together"),
+        (["compare"], "nothing to compare: write RUN_A... -- RUN_B..."),
+        (["compare", "a", "b"], "the runs of the base, --, the runs of the candidate"),
+        (["compare", "--", "b"], "the runs of the base, --, the runs of the candidate"),
+        (["compare", "a", "--"], "the runs of the base, --, the runs of the candidate"),
+        (["compare", "a", "--", "b", "--json"], "--json: only runs can follow --"),
+        (["compare", "--minutes=4", "a", "--", "b"], "--minutes: requires --base and --cand"),
+        (["compare", "--base-fault=slow=1", "a", "--", "b"], "--base-fault: requires --base and --cand"),
+        (["compare", "--base=here"], "--base and --cand: give both"),
         (["compare", "a", "--", "b"], "a is not a run directory"),
-        (["compare", "--floor=none.json", "a", "--", "b"], "--floor none.json: no such file"),
+        (["compare", "--floor=none.json", "a", "--", "b"], "--floor none.json: file not found"),
         (["compare", "--margin=-1", "a", "--", "b"], "margin: -1.0 is not a number from 0 to 10"),
         (["compare", "--absolute-us=inf", "a", "--", "b"], "absolute_us: Infinity is not a number from 0 to 1e+09"),
         (["compare", "--control-margin=nan", "a", "--", "b"], "control_margin: NaN is not a number from 0 to 10"),
@@ -104,7 +104,7 @@ def test_files_json_and_github_say_the_same(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
-    done = kvbench("gate", *arguments, cwd=tmp_path, env={"GITHUB_STEP_SUMMARY": ""})
+    done = kvbench_here("gate", *arguments, cwd=tmp_path, env={"GITHUB_STEP_SUMMARY": ""})
     assert done.returncode == 2
     assert words in error_line(done)
 
@@ -112,20 +112,22 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], words: str)
 def test_as_many_runs_of_either_are_wanted(tmp_path: Path) -> None:
     base, cand = compared(Side(), Side(), rounds=2, cells=CELLS[:1])
     before, after = written(tmp_path / "runs", base), written(tmp_path / "runs", cand)
-    done = kvbench("gate", "compare", *before, "--", after[0], cwd=tmp_path)
+    done = kvbench_here("gate", "compare", *before, "--", after[0], cwd=tmp_path)
     assert done.returncode == 2
     assert "2 rounds of the base and 1 of the candidate" in error_line(done)
 
 
 def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     base, cand = compared(Side(), Side(), rounds=2, cells=CELLS[:1])
-    before, after = written(tmp_path / "runs", base), written(tmp_path / "runs", cand)
+    sides = (written(tmp_path / "runs", base), written(tmp_path / "runs", cand))
+    # As paths below the folder: a line that is long is cut.
+    before, after = ([path.relative_to(tmp_path) for path in side] for side in sides)
     (tmp_path / "link").symlink_to(before[1])
-    shutil.copytree(before[1], tmp_path / "copy")
+    shutil.copytree(tmp_path / before[1], tmp_path / "copy")
     for twice in (before[1], Path("link"), Path("copy")):
-        done = kvbench("gate", "compare", *before, "--", after[0], twice, cwd=tmp_path)
+        done = kvbench_here("gate", "compare", *before, "--", after[0], twice, cwd=tmp_path)
         assert done.returncode == 2, done.stdout + done.stderr
-        assert "the same run stands on both sides" in error_line(done)
+        assert "the same run is on both sides" in error_line(done)
         assert twice.name in error_line(done)
 
 
@@ -136,6 +138,6 @@ def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
 def test_rules_have_their_exit_codes(tmp_path: Path, backend: str, limit: str, code: int) -> None:
     run = write_run(tmp_path / "run", [*visits(CELLS[:2]), *ceilings()])
     (tmp_path / "mine.toml").write_text(f'[[rule]]\ncells = "backend={backend}"\nat_least = "{limit}"')
-    done = kvbench("gate", "rules", run, "--rules=mine.toml", "--json", cwd=tmp_path)
+    done = kvbench_here("gate", "rules", run, "--rules=mine.toml", "--json", cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert json.loads(done.stdout)["exit_code"] == code

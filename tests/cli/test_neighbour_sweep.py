@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from kvbench.results import Visit
-from tests.command import cell_of, error_line, failures, kvbench, records, tiny
+from tests.command import cell_of, error_line, failures, kvbench, kvbench_here, records, tiny
 
 BESIDE = ("--rounds=1", "--warmups=0", "--cell-seconds=0.3")
 
@@ -51,13 +51,13 @@ def test_the_death_of_a_neighbour_costs_its_cell(tmp_path: Path) -> None:
     ("axis", "message"),
     [
         ("neighbour=cat", "axis neighbour=cat: not one of none, idle, gemm, memory, decode, swap"),
-        ("burst=64MiB", "axis burst=64MiB: not none or a size every 1ms to 10000ms, such as 64MiB/50ms"),
+        ("burst=64MiB", "axis burst=64MiB: not none, or a size and a period from 1ms to 10000ms, such as 64MiB/50ms"),
         ("rate_cap=fast", "axis rate_cap=fast: not a whole number from 1 to 10000 or none"),
         ("launch_bytes=0", "axis launch_bytes=0: not a size from 1B to 16GiB"),
         ("priority=urgent", "axis priority=urgent: not one of normal, low, high"),
     ],
 )
 def test_a_wrong_value_is_one_line(tmp_path: Path, axis: str, message: str) -> None:
-    done = kvbench("sweep", f"-a{axis}", "--device=cpu", cwd=tmp_path)
+    done = kvbench_here("sweep", f"-a{axis}", "--device=cpu", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == message

@@ -7,11 +7,12 @@ import pytest
 
 from kvbench.results import load_run
 from kvbench.results.frame import visits_that_count
-from tests.command import cell_of, failures, kvbench, records, tiny
+from tests.command import cell_of, failures, kvbench, kvbench_here, records, tiny
 
+ONE_SAMPLE = ("--rounds=1", "--warmups=0", "--min-samples=1", "--max-samples=1")
 # A delay that a thread which has to wait for its core does not outlast.
-ONE_SAMPLE = ("--rounds=1", "--warmups=0", "--min-samples=1", "--max-samples=1", "--busy-delay-us=100000")
-QUEUED = (*tiny(blocks="1", stream_state="busy", queued="0,3", streams="1,2"), *ONE_SAMPLE)
+LONG_DELAY = "--busy-delay-us=100000"
+QUEUED = (*tiny(blocks="1", stream_state="busy", queued="0,3", streams="1,2"), *ONE_SAMPLE, LONG_DELAY)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +45,8 @@ def test_the_raw_samples_have_it_too(run: Path) -> None:
 
 
 def test_queued_swaps_on_an_idle_stream_are_skipped_with_the_reason(tmp_path: Path) -> None:
-    done = kvbench("sweep", *tiny(queued="0,3"), "--dry-run", cwd=tmp_path)
-    assert "swaps wait in a queue on a busy stream only (stream_state=busy)" in done.stdout
+    done = kvbench_here("sweep", *tiny(queued="0,3"), "--dry-run", cwd=tmp_path)
+    assert "queued swaps require a busy stream (stream_state=busy)" in done.stdout
 
 
 # The verified swap, the check of the order, three plain ones that tell how long the delay has to be, the sample behind
@@ -53,7 +54,7 @@ def test_queued_swaps_on_an_idle_stream_are_skipped_with_the_reason(tmp_path: Pa
 @pytest.mark.parametrize(("call", "status"), [(2, "failed"), (4, "failed"), (6, "failed"), (9, "failed"), (10, "ok")])
 def test_calls_are_counted_through_queued_swaps(tmp_path: Path, call: int, status: str) -> None:
     cell = tiny(backend="per_block", blocks="1", stream_state="busy", queued="3", streams="2")
-    done = kvbench("sweep", *cell, *ONE_SAMPLE, f"--fault=error@call={call}", "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *cell, *ONE_SAMPLE, f"--fault=error@call={call}", "--out", "run", cwd=tmp_path)
     assert done.returncode == (0 if status == "ok" else 5), done.stderr
     assert [record.message for record in failures(tmp_path / "run")] == (
         [] if status == "ok" else ["copy: INJECTED_ERROR (descriptor 0)"]
@@ -62,7 +63,7 @@ def test_calls_are_counted_through_queued_swaps(tmp_path: Path, call: int, statu
 
 def test_a_byte_that_only_a_queued_swap_wrote_astray_fails_the_cell(tmp_path: Path) -> None:
     cell = tiny(backend="per_block", blocks="1", pattern="contiguous", stream_state="busy", queued="3")
-    done = kvbench("sweep", *cell, *ONE_SAMPLE, "--fault=stray@descriptor=1", "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *cell, *ONE_SAMPLE, "--fault=stray@descriptor=1", "--out", "run", cwd=tmp_path)
     assert done.returncode == 5
     (failure,) = failures(tmp_path / "run")
     assert failure.kind == "mismatch"

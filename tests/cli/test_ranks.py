@@ -38,13 +38,13 @@ def test_each_rank_takes_its_gpu(asked: str, visible: str | None, device: str) -
 
 
 def test_a_rank_takes_no_other_gpu() -> None:
-    with pytest.raises(UsageError, match="--device cuda:all: each of 4 ranks takes the GPU of its own"):
+    with pytest.raises(UsageError, match="--device cuda:all: each of 4 ranks takes its own GPU"):
         Rank(3, 1, 4).device("cuda:all", None)
 
 
 def test_ranks_need_a_folder_and_a_place_to_meet(tmp_path: Path) -> None:
     sweep = ("sweep", *tiny(), *BRIEF)
-    assert error_line(kvbench(*sweep, cwd=tmp_path, env=TORCHRUN)) == "4 ranks: say where their runs go, --out DIR"
+    assert error_line(kvbench(*sweep, cwd=tmp_path, env=TORCHRUN)) == "--out: required with 4 ranks; write --out DIR"
     done = kvbench(*sweep, "--out=run", cwd=tmp_path, env=TORCHRUN)
     assert done.returncode == 2
     assert "MASTER_ADDR and MASTER_PORT not set" in error_line(done)

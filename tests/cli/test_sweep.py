@@ -30,6 +30,7 @@ from tests.command import (
     events,
     failures,
     kvbench,
+    kvbench_here,
     kvbench_started,
     records,
     skips,
@@ -71,6 +72,10 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 def resume(run: Path, *options: str) -> Done:
     return kvbench("sweep", "--resume", run, *options, cwd=run.parent)
+
+
+def resume_here(run: Path, *options: str) -> Done:
+    return kvbench_here("sweep", "--resume", run, *options, cwd=run.parent)
 
 
 def status(run: Path) -> str:
@@ -146,14 +151,14 @@ def test_a_dry_run_shows_everything_and_makes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     shown = done.stdout.splitlines()
     assert shown[0].startswith("device cpu: ")
-    assert "no GPU" in shown[0]
-    assert shown[1].startswith("2 cells; at most ")
+    assert "without a GPU" in shown[0]
+    assert shown[1].startswith("2 cells; up to ")
     assert "of pinned host memory and " in shown[1]
     assert "; about " in shown[1]
     assert shown[2:4] == [
         f"  {backend} h2d 4 x 1KiB idle pool=2MiB reuse=fresh" for backend in ("per_block", "batched")
     ]
-    assert shown[4] == "6 combinations dropped by filters"
+    assert shown[4] == "6 combinations excluded by filters"
     assert "skipped 2 cells of per_block, batched: the cpu device has no access order" in shown[5:]
     assert any("Triton kernels need a GPU" in line for line in shown[5:])
     assert not list(tmp_path.iterdir())
@@ -161,7 +166,7 @@ def test_a_dry_run_shows_everything_and_makes_nothing(tmp_path: Path) -> None:
 
 def test_a_dry_run_as_json_is_one_event(tmp_path: Path) -> None:
     cells = tiny(backend="per_block,triton")
-    (event,) = events(kvbench("sweep", *cells, "--dry-run", "--json", cwd=tmp_path))
+    (event,) = events(kvbench_here("sweep", *cells, "--dry-run", "--json", cwd=tmp_path))
     assert event["event"] == "preview"
     assert event["device"]["kind"] == "cpu"
     assert [cell["backend"] for cell in event["cells"]] == ["per_block"]
@@ -202,10 +207,10 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
         done.stdout.splitlines()[1],
         "skipped 1 cell of triton: Triton kernels need a GPU; the cpu device has no SMs",
         "1 cell measured, 0 failed, 1 skipped: run",
-        "kvbench report run makes tables and charts of it",
+        "to write tables and charts: kvbench report run",
     ]
     assert done.stdout.splitlines()[1].startswith("1 cell in 1 visit; about ")
-    assert "How sure: 1 visit a cell" in done.stdout.splitlines()[-1]  # it ends with the first page
+    assert "How sure: 1 visit per cell" in done.stdout.splitlines()[-1]  # it ends with the first page
 
 
 def test_on_a_terminal_a_table_grows_with_every_backend(tmp_path: Path) -> None:
@@ -287,7 +292,7 @@ def test_every_failure_is_shown_with_the_command_that_reproduces_it(faulty: tupl
     done, run = faulty
     for failure in failures(run):
         assert f"FAILED ({failure.kind}) {cell_of(failure).label}: {failure.message}" in done.stdout
-        assert f"  again: {failure.command}\n" in done.stdout
+        assert f"  to measure it again: {failure.command}\n" in done.stdout
     assert "2 cells measured, 6 failed, 0 skipped" in done.stdout
 
 
@@ -296,7 +301,7 @@ def test_the_command_of_a_failure_reproduces_it(faulty: tuple[Done, Path], tmp_p
     failure = next(failure for failure in failures(faulty[1]) if cell_of(failure).blocks == blocks)
     words = shlex.split(failure.command)
     assert words[0] == "kvbench"
-    done = kvbench(*words[1:], "--out", "again", cwd=tmp_path)
+    done = kvbench_here(*words[1:], "--out", "again", cwd=tmp_path)
     assert done.returncode == 5, done.stderr
     (again,) = failures(tmp_path / "again")
     assert (again.cell, again.kind, again.message) == (failure.cell, failure.kind, failure.message)
@@ -369,7 +374,7 @@ def check_that_the_rest_is_finished(run: Path, kept: Counter[tuple[str, int]]) -
     assert (run / "journal.jsonl").read_bytes().startswith(before)
     counts = visit_counts(run)
     assert set(counts.values()) == {1}
-    preview = events(kvbench(*SLOW, "--dry-run", "--json", cwd=run.parent))[0]
+    preview = events(kvbench_here(*SLOW, "--dry-run", "--json", cwd=run.parent))[0]
     assert len(preview["cells"]) == SLOW_CELLS
     visits = visits_that_count(records(run))
     for number in range(2):
@@ -383,12 +388,12 @@ def check_that_the_rest_is_finished(run: Path, kept: Counter[tuple[str, int]]) -
 
 def test_a_second_sweep_cannot_write_to_a_run_under_way(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with kvbench_started(*SLOW, "--json", "--out", run, cwd=tmp_path) as process:
-        await_records(process, "visit", 1)
+    hangs = ("--fault=hang@call=0", "--deadline-s=600")  # under way however long the second one takes to start
+    with kvbench_started("sweep", *tiny(), *BRIEF, *hangs, "--json", "--out", run, cwd=tmp_path) as process:
+        await_records(process, "ceiling")
         done = resume(run)
-        process.kill()
     assert done.returncode == 2
-    assert error_line(done) == f"another kvbench is writing to {run}"
+    assert error_line(done) == f"{run}: another kvbench process is writing to it"
 
 
 # Resuming what was damaged, or is of another sweep
@@ -398,7 +403,7 @@ def test_a_complete_run_is_left_as_it_is(run: Path) -> None:
     before = (run / "journal.jsonl").read_bytes()
     done = resume(run)
     assert done.returncode == 0, done.stderr
-    assert "4 done before" in done.stdout
+    assert "4 already done" in done.stdout
     assert (run / "journal.jsonl").read_bytes() == before
     assert status(run) == "complete"
 
@@ -419,7 +424,7 @@ def test_an_edited_line_is_refused(run: Path) -> None:
     journal = run / "journal.jsonl"
     text = journal.read_text()
     journal.write_text(text.replace('"round":1', '"round":2', 1))
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 2
     assert "journal line 4 was changed after it was written" in error_line(done)
     assert journal.read_text() == text.replace('"round":1', '"round":2', 1)
@@ -429,9 +434,9 @@ def test_a_missing_line_is_refused(run: Path) -> None:
     journal = run / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(lines[:1] + lines[2:]))
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 2
-    assert "journal line 2 was changed after it was written, or a line before it was removed" in error_line(done)
+    assert "journal line 2 was changed after it was written, or an earlier line was removed" in error_line(done)
 
 
 def change_info(run: Path, **changes: object) -> None:
@@ -442,15 +447,15 @@ def change_info(run: Path, **changes: object) -> None:
 def test_another_machine_is_refused(run: Path) -> None:
     identity = load_run(run).info.identity | {"cpu_model": "a CPU of elsewhere"}
     change_info(run, identity=identity, identity_hash=identity_hash(identity))
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 4
-    assert "this is not the machine of that run" in error_line(done)
+    assert "the run is of another machine" in error_line(done)
     assert 'cpu_model: "a CPU of elsewhere" against ' in error_line(done)
 
 
 def test_an_identity_that_was_edited_is_refused(run: Path) -> None:
     change_info(run, identity_hash="0" * 16)
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 4
     assert "its record was changed" in error_line(done)
 
@@ -461,19 +466,21 @@ def test_an_identity_that_was_edited_is_refused(run: Path) -> None:
     ids=" ".join,
 )
 def test_other_options_are_refused(run: Path, options: list[str]) -> None:
-    done = resume(run, *options)
+    done = resume_here(run, *options)
     assert done.returncode == 4
-    assert error_line(done) == (f"--resume {run}: that run is of another sweep; give no other options to go on with it")
+    assert error_line(done) == (
+        f"--resume {run}: the run is of another sweep; to continue it, leave out all other options"
+    )
     assert status(run) == "complete"
 
 
 def test_the_options_of_the_run_itself_are_accepted(run: Path) -> None:
-    assert resume(run, *tiny(), *BRIEF, "--rounds=2").returncode == 0
+    assert resume_here(run, *tiny(), *BRIEF, "--rounds=2").returncode == 0
 
 
 def test_a_run_of_a_newer_kvbench_is_refused(run: Path) -> None:
     change_info(run, schema=99)
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 2
     assert "was written by a newer kvbench (schema 99; this one reads 1): upgrade kvbench" in error_line(done)
 
@@ -489,14 +496,14 @@ def test_a_run_of_a_newer_kvbench_is_refused(run: Path) -> None:
 )
 def test_a_run_directory_that_is_none_is_refused(run: Path, text: str, message: str) -> None:
     (run / "run.json").write_text(text)
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 2
     assert message in error_line(done)
 
 
 def test_a_spec_that_was_edited_is_refused(run: Path) -> None:
     change_info(run, spec=load_run(run).info.spec | {"seed": -1})
-    done = resume(run)
+    done = resume_here(run)
     assert done.returncode == 2
     assert "seed: -1 is not a whole number" in error_line(done)
 
@@ -506,9 +513,9 @@ def test_a_spec_that_was_edited_is_refused(run: Path) -> None:
 
 def test_a_folder_below_a_file_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    done = kvbench("sweep", *tiny(), "--out", "file/run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), "--out", "file/run", cwd=tmp_path)
     assert done.returncode == 2
-    assert error_line(done) == "cannot write to file/run: not a directory"
+    assert error_line(done) == "file/run cannot be written: not a directory"
     assert not done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -516,17 +523,17 @@ def test_a_folder_below_a_file_is_refused_before_anything_is_measured(tmp_path: 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes to read-only folders")
 def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o555)
-    done = kvbench("sweep", *tiny(), "--out", "locked/run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), "--out", "locked/run", cwd=tmp_path)
     assert done.returncode == 2
-    assert error_line(done) == "cannot write to locked/run: permission denied"
+    assert error_line(done) == "locked/run cannot be written: permission denied"
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    done = kvbench("sweep", *tiny(), "--out", tmp_path, cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), "--out", tmp_path, cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done) == (
-        f"{tmp_path} is not empty; choose another folder, or finish its run with --resume {tmp_path}"
+        f"{tmp_path} is not empty; choose another folder, or continue its run with --resume {tmp_path}"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -574,13 +581,13 @@ def test_no_room_for_the_run_directory_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ("--host-memory=200MiB", "host memory for both sides; 200.0 MiB may be used (--host-memory)"),
-        ("--device-memory=200MiB", "of memory on cpu; 200.0 MiB may be used (--device-memory)"),
+        ("--host-memory=200MiB", "host memory for both sides; the limit is 200.0 MiB (--host-memory)"),
+        ("--device-memory=200MiB", "of memory on cpu; the limit is 200.0 MiB (--device-memory)"),
     ],
 )
 def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: Path, option: str, reason: str) -> None:
     cells = tiny(backend="batched", direction="h2d", blocks="1", block_size="4KiB,256MiB", **HOT)
-    done = kvbench("sweep", *cells, *BRIEF, option, "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BRIEF, option, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1 cell measured, 0 failed, 1 skipped: run" in done.stdout
     (found,) = [skip.reason for skip in skips(tmp_path / "run")]
@@ -590,7 +597,7 @@ def test_cells_that_do_not_fit_the_memory_are_skipped_with_the_reason(tmp_path: 
 
 
 def test_a_sweep_of_skips_alone_says_why_and_makes_nothing(tmp_path: Path) -> None:
-    done = kvbench("sweep", *tiny(), *BRIEF, "--host-memory=1MiB", "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), *BRIEF, "--host-memory=1MiB", "--out", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done).startswith("nothing to measure: needs 128.")
     assert not (tmp_path / "run").exists()
@@ -606,5 +613,5 @@ def test_memory_that_is_not_to_be_had_is_told(tmp_path: Path) -> None:
     message = error_line(done)
     assert message.startswith("not enough memory for ")
     assert "of 384.0 MiB each (mmap: ENOMEM)" in message
-    assert message.endswith("ask for smaller swaps, or lower --host-memory and --device-memory")
+    assert message.endswith("use smaller swaps, or lower --host-memory and --device-memory")
     assert status(tmp_path / "run") == "stopped"

@@ -23,7 +23,7 @@ from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.schema import SAMPLE_COLUMNS, EffectivePath
 from kvbench.sweep.config import load_config, shipped_configs
 from kvbench.tune.table import load_policy
-from tests.command import kvbench
+from tests.command import kvbench_here
 from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks
 from tests.docs.reference import leaves
 from tests.markdown import anchors, tokens
@@ -97,9 +97,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cells = ("-abackend=per_block,batched", "-adirection=h2d", "-ablocks=4", "-ablock_size=1KiB,2KiB")
     for name in ("mine", "other"):
         options = ("-astream_state=idle", "--rounds=1", f"--out=runs/{name}")
-        done = kvbench("sweep", "--device=cpu", *cells, *options, cwd=folder)
+        done = kvbench_here("sweep", "--device=cpu", *cells, *options, cwd=folder)
         assert done.returncode == 0, done.stderr
-    done = kvbench("tune", "runs/mine", "-p", "mine.toml", cwd=folder)
+    done = kvbench_here("tune", "runs/mine", "-p", "mine.toml", cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "reports").symlink_to(ROOT / "reports")
     return folder
@@ -239,7 +239,7 @@ def test_a_documented_sweep_can_be_planned(arguments: tuple[str, ...], tmp_path:
     (tmp_path / "mine.toml").symlink_to(folder / "mine.toml")
     # A backend that is yet to be written stands for one that is there.
     words = [word.replace("my_kernel", "per_block") for word in arguments]
-    done = kvbench(*words, "--device=cpu", "--dry-run", cwd=tmp_path)
+    done = kvbench_here(*words, "--device=cpu", "--dry-run", cwd=tmp_path)
     if done.returncode == 2:  # only what has SMs can be asked for some of them
         assert "nothing to measure: " in done.stderr
         assert "the cpu device has no SMs" in done.stderr
@@ -254,7 +254,7 @@ def test_a_documented_sweep_can_be_planned(arguments: tuple[str, ...], tmp_path:
     ids=shlex.join,
 )
 def test_a_documented_command_on_a_run_runs(arguments: list[str], folder: Path) -> None:
-    done = kvbench(*arguments, cwd=folder)
+    done = kvbench_here(*arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
 
 

@@ -31,7 +31,7 @@ def test_a_new_file_and_one_of_ours_are_written(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_replaced_on_request_only(tmp_path: Path) -> None:
     path = tmp_path / "thesis.tex"
     path.write_bytes(b"years of work")
-    with pytest.raises(UsageError, match="the file holds something else; --force replaces it"):
+    with pytest.raises(UsageError, match="the file exists with other content; add --force to replace it"):
         write(path)
     assert path.read_bytes() == b"years of work"
     write(path, force=True)

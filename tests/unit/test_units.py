@@ -28,7 +28,7 @@ def test_a_size_is_read(text: str, size_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "KiB", "4kib", "4Kb", "-1", "1e3", "4KiBs", "0x10", "1,5KiB", ".5KiB", "nan"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a size; write bytes or a number with B, KiB"):
+    with pytest.raises(ValueError, match="is not a size; write a number of bytes, or a number with B, KiB"):
         parse_size(text)
 
 

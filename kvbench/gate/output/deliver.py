@@ -1,4 +1,4 @@
-"""Where the gate's outcome goes: the terminal, JSON, a folder of files, GitHub Actions."""
+"""Delivers the gate's outcome: to the terminal, as JSON, to a folder of files, to GitHub Actions."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ from kvbench.gate.output.sheet import Sheet, figures, name_of_row
 from kvbench.text import printable
 
 SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
-# Where no terminal sets the width: wider than any row, so that none is folded.
+# The width without a terminal: wider than any row, so that no row is folded.
 _WIDTH: Final = 2000
 _COLOURS: Final[Mapping[str, str]] = {
     GateVerdict.FAILED: "bold red",
@@ -34,9 +34,9 @@ _COLOURS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """What was asked for: JSON on stdout, a folder for the files, annotations and a step summary for GitHub.
+    """The requested outputs: JSON on stdout, a folder for the files, annotations and a step summary for GitHub.
 
-    Raises UsageError where GitHub's summary cannot be written, before anything is measured or judged.
+    Raises UsageError if GitHub's summary cannot be written, before anything is measured or judged.
     """
 
     as_json: bool = False
@@ -45,10 +45,10 @@ class Destinations:
 
     def __post_init__(self) -> None:
         if self.github and not os.environ.get(SUMMARY_VARIABLE):
-            raise UsageError(f"--github: {SUMMARY_VARIABLE} is not set; leave it out outside of GitHub Actions")
+            raise UsageError(f"--github: {SUMMARY_VARIABLE} is not set; use --github only in GitHub Actions")
 
     def deliver(self, sheet: Sheet, data: Mapping[str, Any]) -> None:
-        """Write the outcome everywhere it was asked for; raises UsageError for a file that cannot be written."""
+        """Write the outcome to all requested outputs; raises UsageError for a file that cannot be written."""
         if self.folder is not None:
             _write_files(self.folder, sheet, as_json(data))
         if self.github:
@@ -77,7 +77,7 @@ def _tell_github(sheet: Sheet) -> None:
             file.write(page(sheet, SUMMARY_BYTES - taken))
     except OSError as error:
         raise UsageError(f"--github: {SUMMARY_VARIABLE} cannot be written: {error.strerror}") from None
-    for line in annotations(sheet):  # the runner reads both streams; stdout may be JSON
+    for line in annotations(sheet):  # the runner reads both streams; stdout can be JSON
         print(line, file=sys.stderr)
 
 
@@ -100,7 +100,7 @@ def _show(sheet: Sheet) -> None:
             cells = map(Text, map(printable, (name_of_row(row), *figures(row))))
             table.add_row(Text(row.verdict, _COLOURS[row.verdict]), *cells)
         console.print(table)
-    for row in sheet.loud:  # below it, since a command in a narrow column cannot be copied
+    for row in sheet.loud:  # below the table: a command in a narrow column cannot be copied
         for text in filter(None, (row.reason and f"{name_of_row(row)}: {row.reason}", row.command)):
             console.print(Text(printable(text)), soft_wrap=True)
     for text in notes:

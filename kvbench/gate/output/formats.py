@@ -16,17 +16,17 @@ from kvbench.gate.rule_check import RulesReport
 from kvbench.report.markdown import bullets, code, escape, table
 from kvbench.text import printable, short
 
-# https://docs.github.com/actions: a step's summary takes 1 MiB. A comment takes 65 536 characters.
+# https://docs.github.com/actions: a step summary has at most 1 MiB, a comment at most 65 536 characters.
 SUMMARY_BYTES: Final = 1 << 20
 COMMENT_BYTES: Final = 65_536
-# Headings of two tables, the line about hidden rows, and what stands between the parts.
+# Room for the headings of two tables, the line about hidden rows, and the separators.
 _FRAME_BYTES: Final = 1024
 _MOST_NOTES: Final = 20
-# https://docs.github.com/actions: 10 warnings and 10 errors a step are shown, the rest is dropped without a word.
+# https://docs.github.com/actions: a step shows 10 warnings and 10 errors and silently drops the rest.
 MOST_ANNOTATIONS: Final = 10
 _LONGEST: Final = 1000
 SCHEMA: Final = 1
-# What a verdict is in JUnit XML, and on GitHub; nothing where there is nothing to look into.
+# The element of a verdict in JUnit XML, and its GitHub annotation; none if there is nothing to examine.
 _ELEMENTS: Final[Mapping[str, str]] = {
     GateVerdict.FAILED: "error",
     GateVerdict.SLOWER: "failure",
@@ -43,14 +43,14 @@ _ANNOTATIONS: Final[Mapping[str, str]] = {
 
 
 def page(sheet: Sheet, limit_bytes: int) -> str:
-    """Return Markdown in at most `limit_bytes` of UTF-8; rows that do not fit are counted, the worst stay."""
+    """Return Markdown of at most `limit_bytes` bytes of UTF-8; the worst rows are kept, the others counted."""
     parts = [
         f"## {escape(sheet.title)}: {escape(sheet.verdict)}",
         bullets(map(escape, sheet.summary)),
         bullets(f"**FAILED** {escape(fault)}" for fault in sheet.faults[:_MOST_NOTES]),
         bullets(f"warning: {escape(text)}" for text in sheet.warnings[:_MOST_NOTES]),
     ]
-    header = ("verdict", "what", *sheet.headings, "why", "look into it")
+    header = ("verdict", "what", *sheet.headings, "reason", "command")
     left = limit_bytes - sum(map(_size, parts)) - _FRAME_BYTES
     fitting: list[list[str]] = []
     for row in (*sheet.loud, *sheet.quiet):
@@ -69,7 +69,7 @@ def page(sheet: Sheet, limit_bytes: int) -> str:
         parts.append(f"<details><summary>{len(quiet)} others</summary>\n\n{others}\n\n</details>")
     hidden = len(sheet.rows) - len(fitting)
     if hidden:
-        parts.append(f"{hidden} more rows do not fit here; gate.json has them all.")
+        parts.append(f"{hidden} more rows do not fit here; gate.json has all rows.")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -78,7 +78,7 @@ def _size(text: str) -> int:
 
 
 def junit(sheet: Sheet) -> str:
-    """Return JUnit XML: FAILED is an error, SLOWER or BROKEN a failure; what nobody can tell is skipped."""
+    """Return JUnit XML: FAILED is an error, SLOWER or BROKEN a failure; inconclusive rows are skipped."""
     rows = [*(Row("rule", fault, GateVerdict.FAILED, [], reason=fault) for fault in sheet.faults), *sheet.rows]
     counts = Counter(_ELEMENTS.get(row.verdict) for row in rows)
     suite = ElementTree.Element(
@@ -104,18 +104,18 @@ def junit(sheet: Sheet) -> str:
 
 
 def annotations(sheet: Sheet) -> list[str]:
-    """Return one workflow command a line: the worst rows, and in the last one how many more there are."""
+    """Return one workflow command per line: the worst rows, and in the last line the number of other rows."""
     found = [_command("error", "FAILED: run", fault) for fault in sheet.faults]
     for row in sheet.rows:
         if kind := _ANNOTATIONS.get(row.verdict):
-            again = f" | look into it: {row.command}" if row.command else ""
+            again = f" | to measure it again: {row.command}" if row.command else ""
             found.append(_command(kind, f"{row.verdict}: {name_of_row(row)}", f"{message(row)}{again}"))
     if sheet.verdict is GateVerdict.CONTAMINATED:  # no row is to blame
         found = [_command("warning", f"{sheet.title}: {sheet.verdict}", "; ".join(sheet.summary))]
     if len(found) <= MOST_ANNOTATIONS:
         return found
     more = len(found) - MOST_ANNOTATIONS + 1
-    rest = f"and {more} more rows like these: see the step's summary and gate.json"
+    rest = f"and {more} more rows: see the step summary and gate.json"
     return [*found[: MOST_ANNOTATIONS - 1], _command("warning", sheet.title, rest)]
 
 
@@ -124,12 +124,12 @@ def _command(kind: str, title: str, message: str) -> str:
 
 
 def _data(text: str) -> str:
-    """Escape as the runner reads it (actions/toolkit, command.ts): nothing in a text ends or starts a command."""
+    """Escape as the runner expects (actions/toolkit, command.ts), so that no text ends or starts a command."""
     return short(printable(text), _LONGEST).replace("%", "%25")
 
 
 def judgement_data(judgement: Judgement, exit_code: int) -> dict[str, Any]:
-    """Return a comparison as JSON takes it; what is not known is null, `cells` are ids of the base's cells."""
+    """Return a comparison as JSON-compatible data; unknown values are null, `cells` are ids of the base's cells."""
     return {
         "schema": SCHEMA,
         "kind": "comparison",
@@ -161,7 +161,7 @@ def rules_data(report: RulesReport) -> dict[str, Any]:
 
 
 def as_json(data: Mapping[str, Any]) -> str:
-    """Return `data` as text, ASCII alone, so that it is harmless on a terminal too."""
+    """Return `data` as ASCII text, which is also safe on a terminal."""
     return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
 

@@ -1,6 +1,6 @@
-"""The page that every output of the gate is made from: a verdict, rows worst first, and what else has to be said.
+"""The sheet that every output of the gate is made from: a verdict, rows sorted worst first, and notes.
 
-Nothing here is escaped; every output escapes for itself.
+Nothing here is escaped; every output does its own escaping.
 """
 
 import math
@@ -12,13 +12,13 @@ from kvbench.gate.judgement import GateVerdict, Judgement, Row
 from kvbench.gate.rule_check import RulesReport
 from kvbench.units import format_size
 
-# From here on percents are hard to read.
+# From this ratio on, a factor is easier to read than a percentage.
 _MANY_TIMES = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """All that a reader sees; `faults` fail the gate without belonging to a row."""
+    """The content for the reader; `faults` fail the gate without belonging to a row."""
 
     title: str
     verdict: GateVerdict
@@ -30,7 +30,7 @@ class Sheet:
 
     @property
     def loud(self) -> list[Row]:
-        """The rows that somebody has to see."""
+        """The rows that need attention."""
         return [row for row in self.rows if is_loud(row)]
 
     @property
@@ -39,12 +39,12 @@ class Sheet:
 
 
 def is_loud(row: Row) -> bool:
-    """Whether the row is not as it should be. Where everything is CONTAMINATED no row is to blame."""
+    """Whether the row needs attention; a CONTAMINATED row does not, because no row is the cause."""
     return row.verdict not in (GateVerdict.CONTAMINATED, GateVerdict.SAME, GateVerdict.HOLDS)
 
 
 def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
-    """Return the page of a comparison; `repeat` is the command that made it."""
+    """Return the sheet of a comparison; `repeat` is the command that made it."""
     return Sheet(
         title="kvbench gate compare",
         verdict=judgement.verdict,
@@ -72,7 +72,7 @@ def name_of_row(row: Row) -> str:
 
 
 def figures(row: Row) -> Sequence[str]:
-    """Return what stands below the headings of a comparison; nothing for a rule, and where nothing was measured."""
+    """Return the table cells of a row of a comparison; empty for a rule, and if nothing was measured."""
     if row.kind == "rule" or row.verdict is GateVerdict.FAILED:
         return ()
     sides = _quantity(row.base, row.unit), _quantity(row.cand, row.unit)
@@ -85,12 +85,12 @@ def message(row: Row) -> str:
 
 
 def _first(judgement: Judgement, repeat: str) -> list[str]:
-    """Return what somebody in a hurry reads: the worst row, what moved on the machine, how to do it again."""
+    """Return the first lines: the worst row, what moved on the machine, and how to repeat the comparison."""
     loud = [row for row in judgement.rows if is_loud(row)]
     moved = [control.name for control in judgement.controls if not control.steady]
     lines = [f"worst: {row.verdict} {name_of_row(row)}: {message(row)}" for row in loud[:1]]
     lines.append(f"machine: {', '.join(moved)} moved" if moved else "machine: steady")
-    return [*lines, f"again: {repeat}"] if repeat else lines
+    return [*lines, f"to repeat: {repeat}"] if repeat else lines
 
 
 def _summary(judgement: Judgement) -> list[str]:
@@ -104,31 +104,31 @@ def _summary(judgement: Judgement) -> list[str]:
         lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
     if judgement.disturbed:
         causes = ", ".join(f"{cause}: {count}" for cause, count in judgement.disturbed.items())
-        lines.append(f"pairs that something else spoiled ({causes}) are kept, count for nothing, and were made again")
+        lines.append(f"spoiled pairs ({causes}) are kept, do not count, and were repeated")
     if judgement.slot_bias != 1:
-        lines.append(f"running second in a pair cost {_percent(judgement.slot_bias)}; taken off both sides")
+        lines.append(f"running second in a pair cost {_percent(judgement.slot_bias)}; corrected on both sides")
     return lines
 
 
 def _counts(verdicts: Iterable[str]) -> str:
-    """Return "2 SLOWER, 5 SAME", in the order in which they come first."""
+    """Return "2 SLOWER, 5 SAME", in order of first appearance."""
     return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
 def _interval(low: float, high: float) -> str:
-    """Return an interval of ratios in per cent, "" where there is none."""
+    """Return an interval of ratios in percent, or "" if there is none."""
     return f"[{_percent(low)}, {_percent(high)}]" if low > 0 and math.isfinite(high) else ""
 
 
 def _percent(ratio: float) -> str:
-    """Return 1.05 as "+5.0%", 40 as "40.0x"; "" where it is not known."""
+    """Return 1.05 as "+5.0%", 40 as "40.0x", or "" if unknown."""
     if not math.isfinite(ratio):
         return ""
     return f"{ratio - 1:+.1%}" if ratio < _MANY_TIMES else f"{ratio:.1f}x"
 
 
 def _quantity(value: float, unit: str) -> str:
-    """Return a median with its unit: "12.3 us", "4.08x", "26545B"; "" where it is not known."""
+    """Return a median with its unit: "12.3 us", "4.08x", "26545B", or "" if unknown."""
     if not math.isfinite(value):
         return ""
     if unit == "bytes":

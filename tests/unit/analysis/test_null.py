@@ -9,13 +9,18 @@ from kvbench.analysis.compare import Verdict, Visits, compare_apart, compare_pai
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.results import Run, load_run
 
-RUNS = Path(__file__, "../../../../reports/nvidia-h200-2026-11-22/runs").resolve()
+REPORTS = Path(__file__).parents[3] / "reports"
+PAIRS = sorted(again.parent for again in REPORTS.glob("*/runs/quick-again"))
 FALSE = (Verdict.FASTER, Verdict.SLOWER)
 
 
-@pytest.fixture(scope="module")
-def runs() -> tuple[Run, Run]:
-    first, second = (load_run(RUNS / name) for name in ("quick", "quick-again"))
+def test_there_are_such_runs() -> None:
+    assert PAIRS
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=lambda folder: folder.parent.name)
+def runs(request: pytest.FixtureRequest) -> tuple[Run, Run]:
+    first, second = (load_run(request.param / name) for name in ("quick", "quick-again"))
     return first, second
 
 

@@ -15,7 +15,7 @@ from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
 from kvbench.tune.table import Chooser, Policy, load_policy
 from tests import markdown, synthetic
-from tests.command import BRIEF, error_line, failures, kvbench, records, tiny
+from tests.command import BRIEF, error_line, failures, kvbench_here, records, tiny
 
 AXES = {"blocks": "4,64", "block_size": "1KiB,16KiB"}
 POLICY = """
@@ -33,9 +33,9 @@ choices = [["per_block", "batched"], ["batched descriptors_per_call=8", "{far}"]
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the run `first` and the policy `mine.toml` made of it."""
     folder = tmp_path_factory.mktemp("fitted")
-    done = kvbench("sweep", *tiny(**AXES), *BRIEF, "--out", "first", cwd=folder)
+    done = kvbench_here("sweep", *tiny(**AXES), *BRIEF, "--out", "first", cwd=folder)
     assert done.returncode == 0, done.stderr
-    done = kvbench("tune", "first", "-p", "mine.toml", cwd=folder)
+    done = kvbench_here("tune", "first", "-p", "mine.toml", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -58,11 +58,11 @@ def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
     assert (table.direction, table.stream_state) == (Direction.H2D, StreamState.IDLE)
     assert (table.block_bytes, table.blocks) == ((1024, 16384), (4, 64))
     assert {text for row in table.choices for text in row} <= {"batched", "per_block"}
-    shown = kvbench("tune", "first", cwd=fitted)
+    shown = kvbench_here("tune", "first", cwd=fitted)
     assert shown.returncode == 0
     for text in ("h2d latency", "16 KiB", *table.choices[0]):
         assert text in shown.stdout
-    told = json.loads(kvbench("tune", "first", "--json", cwd=fitted).stdout)
+    told = json.loads(kvbench_here("tune", "first", "--json", cwd=fitted).stdout)
     chosen = {(one["block_bytes"], one["blocks"]): one["choice"] for one in told["answers"]}
     assert chosen == {
         (size, count): text
@@ -74,7 +74,7 @@ def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
 def test_auto_runs_what_the_policy_says_and_the_run_says_so(fitted: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path, fitted)
     cells = tiny(**AXES, backend="auto,batched")
-    done = kvbench("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     table = summary(tmp_path / "run").set_index(["backend", "block_size", "blocks"])
     assert table["chosen"]["auto"].to_dict() == {
@@ -99,7 +99,7 @@ def test_auto_runs_what_the_policy_says_and_the_run_says_so(fitted: Path, tmp_pa
 
 def test_a_resumed_run_keeps_its_policy(fitted: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path, fitted)
-    done = kvbench(
+    done = kvbench_here(
         "sweep", *tiny(**AXES, backend="auto"), *BRIEF, "--policy", policy, "--out", "run", "--rounds=2", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
@@ -108,7 +108,7 @@ def test_a_resumed_run_keeps_its_policy(fitted: Path, tmp_path: Path) -> None:
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-5]))
     policy.unlink()
-    done = kvbench("sweep", "--resume", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", "--resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     after = summary(tmp_path / "run")
     assert after["chosen"].tolist() == before["chosen"].tolist()
@@ -117,20 +117,20 @@ def test_a_resumed_run_keeps_its_policy(fitted: Path, tmp_path: Path) -> None:
 
 def test_the_environment_names_a_policy_for_sweeps_that_go_by_one(fitted: Path, tmp_path: Path) -> None:
     env = {"KVBENCH_POLICY": str(write_policy(tmp_path, fitted))}
-    done = kvbench("sweep", *tiny(backend="auto"), *BRIEF, "--out", "with", cwd=tmp_path, env=env)
+    done = kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, "--out", "with", cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "with")["chosen"].tolist() == ["per_block"]
-    done = kvbench("sweep", *tiny(), *BRIEF, "--out", "without", cwd=tmp_path, env=env)
+    done = kvbench_here("sweep", *tiny(), *BRIEF, "--out", "without", cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     assert load_run(tmp_path / "without").info.spec["policy"] is None
 
 
 def test_without_a_policy_auto_says_so(tmp_path: Path) -> None:
-    done = kvbench("sweep", *tiny(backend="auto"), *BRIEF, "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (row,) = summary(tmp_path / "run").to_dict("records")
     assert row["chosen"] == "batched"  # the built-in default, a kernel, does not run here
-    assert "auto had no policy and chose by built-in defaults" in row["warnings"]
+    assert "auto had no policy and used its built-in defaults" in row["warnings"]
 
 
 def test_without_a_policy_auto_is_measured_only_when_it_is_asked_for(fitted: Path, tmp_path: Path) -> None:
@@ -141,37 +141,40 @@ def test_without_a_policy_auto_is_measured_only_when_it_is_asked_for(fitted: Pat
 
 def planned(folder: Path, *options: str) -> set[str]:
     """Return the backends of the cells that a sweep would measure."""
-    done = kvbench("sweep", *options, "--dry-run", "--json", cwd=folder)
+    done = kvbench_here("sweep", *options, "--dry-run", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     return {cell["backend"] for cell in json.loads(done.stdout)["cells"]}
 
 
 @pytest.mark.parametrize(
     ("backend", "reason"),
-    [("sm sms=2", "kernels need a GPU"), ("nobody", "no such backend is installed")],
+    [("sm sms=2", "kernels need a GPU"), ("nobody", "the backend is not installed")],
 )
 def test_a_choice_that_cannot_run_here_is_said(fitted: Path, tmp_path: Path, backend: str, reason: str) -> None:
     policy = write_policy(tmp_path, fitted, far=backend)
     cells = tiny(backend="auto", blocks="64", block_size="16KiB")
-    done = kvbench("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (row,) = summary(tmp_path / "run").to_dict("records")
     assert row["chosen"] == "batched"
-    assert f"auto could not take {backend.split()[0]}, which the policy chooses ({reason}" in row["warnings"]
+    assert (
+        f"auto used its defaults: {backend.split()[0]}, which the policy chooses, is unavailable ({reason}"
+        in row["warnings"]
+    )
 
 
 def test_a_direction_without_a_table_is_said(fitted: Path, tmp_path: Path) -> None:
     cells = tiny(backend="auto", direction="d2h")
     options = ("--policy", write_policy(tmp_path, fitted), "--out", "run")
-    done = kvbench("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (warning,) = summary(tmp_path / "run")["warnings"]
-    assert warning == "the policy has no table for d2h; auto chose by defaults"
+    assert warning == "auto used its defaults: the policy has no table for d2h"
 
 
 def test_a_policy_of_another_device_is_refused(fitted: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path, fitted, device="NVIDIA Other")
-    done = kvbench("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert error_line(done).startswith("policy: it was measured on 'NVIDIA Other', this is ")
     assert not (tmp_path / "run").exists()
@@ -180,38 +183,38 @@ def test_a_policy_of_another_device_is_refused(fitted: Path, tmp_path: Path) -> 
 def test_a_policy_of_another_driver_is_used_and_noted(fitted: Path, tmp_path: Path) -> None:
     policy = write_policy(tmp_path, fitted)
     policy.write_text(f'driver = "1.2"\n{policy.read_text()}')
-    done = kvbench("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, "--policy", policy, "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     notes = [record.text for record in records(tmp_path / "run") if isinstance(record, Note)]
     assert any("the policy was measured with driver 1.2, this is none" in text for text in notes)
 
 
 def test_a_policy_that_no_cell_would_go_by_is_refused(fitted: Path, tmp_path: Path) -> None:
-    done = kvbench("sweep", *tiny(), "--policy", fitted / "mine.toml", "--dry-run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), "--policy", fitted / "mine.toml", "--dry-run", cwd=tmp_path)
     assert done.returncode == 2
-    assert "no cell would go by it; add -a backend=auto,batched" in error_line(done)
+    assert "no cell uses the backend auto; add -a backend=auto,batched" in error_line(done)
 
 
 def test_auto_fails_as_its_choice_does(fitted: Path, tmp_path: Path) -> None:
     options = ("--policy", write_policy(tmp_path, fitted), "--fault=corrupt@descriptor=3", "--out", "run")
-    done = kvbench("sweep", *tiny(backend="auto"), *BRIEF, *options, cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(backend="auto"), *BRIEF, *options, cwd=tmp_path)
     assert done.returncode == 5
     (failure,) = failures(tmp_path / "run")
     assert failure.kind == "mismatch"
-    again = kvbench(*shlex.split(failure.command)[1:], "--out", "again", cwd=tmp_path)
+    again = kvbench_here(*shlex.split(failure.command)[1:], "--out", "again", cwd=tmp_path)
     assert again.returncode == 5, again.stderr
     assert load_run(tmp_path / "again").info.spec["policy"] == load_run(tmp_path / "run").info.spec["policy"]
 
 
 def test_a_run_that_went_by_no_policy_has_none_to_give(fitted: Path) -> None:
-    done = kvbench("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run", cwd=fitted)
+    done = kvbench_here("sweep", *tiny(backend="auto"), "--policy", "first", "--dry-run", cwd=fitted)
     assert done.returncode == 2
-    expected = "--policy first: this run went by none; kvbench tune first -p FILE makes one of it"
+    expected = "--policy first: this run used no policy; build one with kvbench tune first -p FILE"
     assert error_line(done) == expected
 
 
 def test_a_policy_that_cannot_be_written_is_one_line(fitted: Path) -> None:
-    done = kvbench("tune", "first", "-p", "nowhere/mine.toml", cwd=fitted)
+    done = kvbench_here("tune", "first", "-p", "nowhere/mine.toml", cwd=fitted)
     assert done.returncode == 2
     assert error_line(done) == "-p nowhere/mine.toml: cannot be written: no such file or directory"
 

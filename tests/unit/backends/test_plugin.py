@@ -13,7 +13,6 @@ import pytest
 from kvbench.results import Visit, load_run
 from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, skips, tiny
 
-HERE = "kvbench_plugin:Plugin of kvbench-plugin==1.0"
 EXAMPLE = Path(__file__).parents[2] / "example_backend"
 
 # A backend that copies as it should, for the misbehaving ones to start from.
@@ -57,13 +56,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def install(folder: Path, code: str) -> Path:
-    """Put a package with the entry point `plugin` into `folder`, as an installer lays it out."""
-    (folder / "kvbench_plugin.py").write_text(textwrap.dedent(code))
-    info = folder / "kvbench_plugin-1.0.dist-info"
+def install(folder: Path, code: str, name: str = "plugin") -> Path:
+    """Put a package with the entry point `name` into `folder`, as an installer lays it out."""
+    own = textwrap.dedent(code).replace('name = "plugin"', f'name = "{name}"')
+    (folder / f"kvbench_{name}.py").write_text(own)
+    info = folder / f"kvbench_{name}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvbench-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[kvbench.backends]\nplugin = kvbench_plugin:Plugin\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kvbench-{name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[kvbench.backends]\n{name} = kvbench_{name}:Plugin\n")
     return folder
 
 
@@ -114,7 +114,7 @@ def test_an_installed_package_is_measured_beside_the_others(installed: Path, tmp
 def test_without_the_package_its_backend_is_unknown(tmp_path: Path) -> None:
     done = kvbench("sweep", *tiny(backend="memmove"), "--out", tmp_path / "run", cwd=tmp_path)
     assert done.returncode == 2
-    assert error_line(done).startswith("unknown backend memmove; there are auto, batched, per_block, ")
+    assert error_line(done).startswith("unknown backend memmove; use one of auto, batched, per_block, ")
     assert not (tmp_path / "run").exists()
 
 
@@ -123,52 +123,65 @@ def test_a_package_that_cannot_be_used_is_listed_with_its_reason(site: Path) -> 
     assert "does not load: ModuleNotFoundError: No module named 'nothing_that_exists'" in here
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        (
-            "import nothing_that_exists",
-            "kvbench_plugin:Plugin of kvbench-plugin==1.0 does not load: ModuleNotFoundError: No module named",
-        ),
-        ("class Plugin: pass", f"{HERE} does not load: AttributeError"),
-        ("print('hello')\nraise RuntimeError('two\\nlines')", "does not load: RuntimeError: two lines"),
-        (
-            changed('name = "plugin"', 'name = "other"'),
-            "kvbench_plugin:Plugin of kvbench-plugin==1.0 calls itself 'other'",
-        ),
-        (changed("return frozenset()", "raise OSError('no axes')"), "OSError: no axes"),
-        (changed("return None", "return 'it is Sunday'"), "it is Sunday"),
-    ],
-    ids=["import", "no backend", "raises", "name", "axes", "unavailable"],
-)
-def test_the_cells_of_a_package_that_cannot_be_used_are_skipped(site: Path, code: str, reason: str) -> None:
-    install(site, code)
-    done = sweep_with(site, "plugin,batched")
+def swept_beside_batched(site: Path, codes: dict[str, str], *options: str, **axes: str) -> tuple[Done, Path]:
+    """Install a package for each of `codes` and sweep them all beside `batched`, which has to be measured."""
+    for name, code in codes.items():
+        install(site, code, name)
+    done = sweep_with(site, ",".join((*codes, "batched")), *options, **axes)
+    run = site.parent / "run"
+    assert {cell_of(r).backend for r in records(run) if isinstance(r, Visit)} == {"batched"}
+    return done, run
+
+
+UNUSABLE = {
+    "imports": (
+        "import nothing_that_exists",
+        "kvbench_imports:Plugin of kvbench-imports==1.0 does not load: ModuleNotFoundError: No module named",
+    ),
+    "empty": ("class Plugin: pass", "kvbench_empty:Plugin of kvbench-empty==1.0 does not load: AttributeError"),
+    "raises": ("print('hello')\nraise RuntimeError('two\\nlines')", "does not load: RuntimeError: two lines"),
+    "named": (
+        changed('name = "plugin"', 'name = "other"'),
+        "kvbench_named:Plugin of kvbench-named==1.0 calls itself 'other'",
+    ),
+    "axes": (changed("return frozenset()", "raise OSError('no axes')"), "OSError: no axes"),
+    "sunday": (changed("return None", "return 'it is Sunday'"), "it is Sunday"),
+}
+
+
+def test_the_cells_of_packages_that_cannot_be_used_are_skipped(site: Path) -> None:
+    done, run = swept_beside_batched(site, {name: code for name, (code, _) in UNUSABLE.items()})
     assert done.returncode == 0, done.stderr
-    assert [(cell_of(skip).backend, reason in skip.reason) for skip in skips(site.parent / "run")] == [("plugin", True)]
-    assert {cell_of(r).backend for r in records(site.parent / "run") if isinstance(r, Visit)} == {"batched"}
+    found = {cell_of(skip).backend: skip.reason for skip in skips(run)}
+    assert set(found) == set(UNUSABLE)
+    for name, (_, reason) in UNUSABLE.items():
+        assert reason in found[name]
+    assert len(skips(run)) == len(UNUSABLE)
 
 
-@pytest.mark.parametrize(
-    ("code", "kind", "message"),
-    [
-        (changed("int(size))", "int(size) - 1)"), "mismatch", "bytes are wrong"),
-        (changed("for to, source", "for source, to"), "mismatch", "bytes are wrong"),
-        (changed("self.request.device.driver.synchronize(stream)", "1 / 0"), "error", "ZeroDivisionError"),
-        (changed("self.request = request", "raise LookupError('no')"), "error", "LookupError: no"),
-        (changed("self.request = request", "import os; os._exit(3)"), "crash", "ended with exit code 3"),
-        (changed("memory = self", "import time; time.sleep(60); memory = self"), "timeout", "no answer within 1 s"),
-    ],
-    ids=["too few bytes", "the wrong way", "raises", "does not start", "exits", "hangs"],
-)
-def test_a_package_that_misbehaves_costs_its_own_cells(site: Path, code: str, kind: str, message: str) -> None:
-    install(site, code)
-    done = sweep_with(site, "plugin,batched", "--deadline-s=1")
+MISBEHAVING = {
+    "short": (changed("int(size))", "int(size) - 1)"), "mismatch", "bytes are wrong"),
+    "backwards": (changed("for to, source", "for source, to"), "mismatch", "bytes are wrong"),
+    "raises": (changed("self.request.device.driver.synchronize(stream)", "1 / 0"), "error", "ZeroDivisionError"),
+    "refuses": (changed("self.request = request", "raise LookupError('no')"), "error", "LookupError: no"),
+    "exits": (changed("self.request = request", "import os; os._exit(3)"), "crash", "ended with exit code 3"),
+    "hangs": (
+        changed("memory = self", "import time; time.sleep(60); memory = self"),
+        "timeout",
+        "no answer within 3 s",
+    ),
+}
+
+
+def test_packages_that_misbehave_cost_their_own_cells(site: Path) -> None:
+    done, run = swept_beside_batched(site, {name: code for name, (code, *_) in MISBEHAVING.items()}, "--deadline-s=3")
     assert done.returncode == 5, done.stderr
-    (failure,) = failures(site.parent / "run")
-    assert (cell_of(failure).backend, failure.kind) == ("plugin", kind)
-    assert message in failure.message
-    assert {cell_of(r).backend for r in records(site.parent / "run") if isinstance(r, Visit)} == {"batched"}
+    found = {cell_of(failure).backend: failure for failure in failures(run)}
+    assert set(found) == set(MISBEHAVING)
+    for name, (_, kind, message) in MISBEHAVING.items():
+        assert found[name].kind == kind
+        assert message in found[name].message
+    assert len(failures(run)) == len(MISBEHAVING)
 
 
 COUNTED = changed("self.request = request", "self.request, self.submitted = request, 0").replace(
@@ -177,35 +190,22 @@ COUNTED = changed("self.request = request", "self.request, self.submitted = requ
 CHEATS = {
     "stops": (COUNTED.replace("memory = self", "if self.submitted > 2: return\n            memory = self"), "wrong"),
     "halves": (changed("size in zip(", "size in list(zip(").replace("memory.sizes):", "memory.sizes))[::2]:"), "wrong"),
-    "unordered": (
-        changed("def submit(self, stream):", "def copy(self, stream):").replace(
-            "self.request.device.driver.synchronize(stream)", "pass"
-        )
-        + """
-        def submit(self, stream):
-            import threading
-            thread = threading.Thread(target=self.copy, args=(stream,))
-            thread.start()
-            thread.join()
-""",
-        "it is not ordered in its stream",
-    ),
+    "unordered": (changed("self.request.device.driver.synchronize(stream)", "pass"), "it is not ordered in its stream"),
 }
 
 
 # "unordered" is not caught as long as the audit of the check of the order waits for the stream.
-@pytest.mark.parametrize("state", ["idle", "busy"])
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_a_package_that_cheats_has_no_figures(site: Path, cheat: str, state: str) -> None:
-    """Its swaps are not what they are timed for: it stops copying, copies every other block, or leaves its stream."""
-    code, message = CHEATS[cheat]
-    install(site, code)
-    done = sweep_with(site, "plugin,batched", stream_state=state)
+def test_packages_that_cheat_have_no_figures(site: Path) -> None:
+    """Their swaps are not what they are timed for: they stop copying, copy every other block, or leave their stream."""
+    codes = {name: code for name, (code, _) in CHEATS.items()}
+    done, run = swept_beside_batched(site, codes, stream_state="idle,busy")
     assert done.returncode == 5, done.stderr
-    (failure,) = failures(site.parent / "run")
-    assert (cell_of(failure).backend, failure.kind) == ("plugin", "mismatch")
-    assert message in failure.message
-    assert {cell_of(r).backend for r in records(site.parent / "run") if isinstance(r, Visit)} == {"batched"}
+    found = {(cell_of(failure).backend, str(cell_of(failure).stream_state)): failure for failure in failures(run)}
+    assert set(found) == {(name, state) for name in CHEATS for state in ("idle", "busy")}
+    for (name, _), failure in found.items():
+        assert failure.kind == "mismatch"
+        assert CHEATS[name][1] in failure.message
+    assert len(failures(run)) == 2 * len(CHEATS)
 
 
 def test_a_sound_package_passes_where_the_others_fail(site: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_package_under_a_name_of_kvbench_s_own_is_not_loaded_and_named(site: P
     entries.write_text(entries.read_text().replace("plugin = ", "batched = "))
     done = sweep_with(site, "batched")
     assert done.returncode == 0, done.stderr
-    line = "note: package kvbench-plugin==1.0 brings a backend batched too, which is not loaded: "
+    line = "note: package kvbench-plugin==1.0 also provides a backend batched, which is not loaded: "
     assert line in done.stdout
     shown = kvbench("list", "backends", cwd=site, env={"PYTHONPATH": str(site)})
     assert line in shown.stderr
@@ -229,7 +229,7 @@ def test_a_package_under_a_name_of_kvbench_s_own_is_not_loaded_and_named(site: P
 def test_a_package_that_answers_nonsense_is_named_and_the_others_are_listed(site: Path) -> None:
     install(site, changed("return frozenset()", "return 7").replace("a backend for tests", "\\x1b[31mred"))
     rows = listed(site)
-    assert rows["plugin"]["here"].startswith("not on cpu: kvbench-plugin==1.0 does not describe it: ValidationError")
+    assert rows["plugin"]["here"].startswith("not on cpu: kvbench-plugin==1.0 fails to describe it: ValidationError")
     assert rows["batched"]["here"] == "available"
     install_again = changed("a backend for tests", "\\x1b[31mred")
     (site / "kvbench_plugin.py").write_text(textwrap.dedent(install_again))
@@ -253,7 +253,7 @@ def test_a_run_goes_on_with_the_backends_that_it_began_with(site: Path) -> None:
     shutil.move(site / "kvbench_plugin-1.0.dist-info", site / "away")
     lost = kvbench("sweep", "--resume", run, cwd=site, env={"PYTHONPATH": str(site)})
     assert lost.returncode == 4
-    assert error_line(lost).endswith("backends of that run are not installed: plugin of kvbench-plugin==1.0")
+    assert error_line(lost).endswith("backends of the run are not installed: plugin of kvbench-plugin==1.0")
     shutil.move(site / "away", site / "kvbench_plugin-1.0.dist-info")
     metadata = site / "kvbench_plugin-1.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("1.0", "2.0"))

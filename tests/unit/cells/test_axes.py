@@ -76,16 +76,16 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
         ("blocks", "1.5", "axis blocks=1.5: not a whole number from 1 to 100000000"),
         ("blocks", "1,,2", "axis blocks=1,,2: an empty value; for example blocks=16,64,256"),
         ("blocks", "", "axis blocks=: an empty value; for example blocks=16,64,256"),
-        ("blocks", "1:8", "axis blocks=1:8: a range is lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
-        ("blocks", "1:8:2", "axis blocks=1:8:2: a range is lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
+        ("blocks", "1:8", "axis blocks=1:8: not a range lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
+        ("blocks", "1:8:2", "axis blocks=1:8:2: not a range lo:hi:xK or lo:hi:+K; for example blocks=16,64,256"),
         ("blocks", "1:8:xy", "axis blocks=1:8:xy: the step xy is not a whole number; for example blocks=16,64,256"),
-        ("blocks", "8:1:x2", "axis blocks=8:1:x2: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"),
-        ("blocks", "1:8:x1", "axis blocks=1:8:x1: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"),
-        ("blocks", "1:8:+0", "axis blocks=1:8:+0: a range rises, by xK (K >= 2, from at least 1) or by +K (K >= 1)"),
+        ("blocks", "8:1:x2", "axis blocks=8:1:x2: a range must ascend: xK (K >= 2, from 1 or more) or +K (K >= 1)"),
+        ("blocks", "1:8:x1", "axis blocks=1:8:x1: a range must ascend: xK (K >= 2, from 1 or more) or +K (K >= 1)"),
+        ("blocks", "1:8:+0", "axis blocks=1:8:+0: a range must ascend: xK (K >= 2, from 1 or more) or +K (K >= 1)"),
         ("blocks", "1:90000:+1", "axis blocks=1:90000:+1: more than 10000 values"),
         ("sms", "5000", "axis sms=5000: not a whole number from 1 to 4096 or all"),
-        ("sms", "1:all:x2", "axis sms=1:all:x2: a range goes from a number to a number; for example sms=1:32:x2"),
-        ("descriptors_per_call", "all:9:+1", "a range goes from a number to a number"),
+        ("sms", "1:all:x2", "axis sms=1:all:x2: the ends of a range must be numbers; for example sms=1:32:x2"),
+        ("descriptors_per_call", "all:9:+1", "the ends of a range must be numbers"),
         ("block_size", "17GiB", "axis block_size=17GiB: not a size from 1B to 16GiB"),
         ("block_size", "4Kb", "axis block_size=4Kb: '4Kb' is not a size"),
         ("direction", "up", "axis direction=up: not one of h2d, d2h"),
@@ -160,7 +160,7 @@ def test_the_command_of_a_cell_names_every_axis_that_applies() -> None:
 def test_a_stranger_cell_needs_the_axes_of_every_cell() -> None:
     strings = EXAMPLE.as_strings()
     del strings["blocks"]
-    with pytest.raises(UsageError, match=r"missing \['blocks'\]"):
+    with pytest.raises(UsageError, match=r"missing: \['blocks'\]"):
         Cell.from_strings(strings)
 
 
@@ -173,7 +173,7 @@ def test_swap_bytes_are_blocks_times_block_size() -> None:
     [
         ({"blocks": None}, "axis blocks of a cell has no value"),
         ({"blocks": "-1"}, "axis blocks=-1: not a whole number"),
-        ({"bloks": "1"}, r"unknown \['bloks'\]"),
+        ({"bloks": "1"}, r"unknown: \['bloks'\]"),
         ({"queued": None}, "axis queued of a cell has no value"),
     ],
 )

@@ -100,7 +100,7 @@ def test_the_grammar_of_pool_reuse_and_pause(name: str, text: str, values: tuple
         ("pool", "4095", "not dense or a size from 4KiB to 16TiB"),
         ("pool", "17000GiB", "not dense or a size from 4KiB to 16TiB"),
         ("pool", "tight", "is not a size"),
-        ("pool", "dense:1GiB:x2", "a range goes from a number to a number"),
+        ("pool", "dense:1GiB:x2", "the ends of a range must be numbers"),
         ("reuse", "hot", "not one of fresh, same"),
         ("pause", "5", "write 0, or a number with us or ms, up to 1000ms"),
         ("pause", "1001ms", "write 0, or a number with us or ms, up to 1000ms"),

@@ -65,9 +65,9 @@ def test_a_pattern_of_tensors_has_all_their_blocks(kinds: list[Tensors]) -> None
 @pytest.mark.parametrize(
     ("pattern", "blocks", "reason"),
     [
-        (SHORT, 100, "tensors-64 needs a number of blocks that 64 divides; 100 is none"),
-        (SHORT, 63, "tensors-64 needs a number of blocks that 64 divides; 63 is none"),
-        (HYBRID, 9361, "tensors-18x512+18x8 has 9360 blocks, not 9361"),
+        (SHORT, 100, "tensors-64 needs a multiple of 64 blocks, not 100"),
+        (SHORT, 63, "tensors-64 needs a multiple of 64 blocks, not 63"),
+        (HYBRID, 9361, "tensors-18x512+18x8 needs 9360 blocks, not 9361"),
         (Pattern("runs", 16), 15, "runs-16 needs at least 16 blocks"),
         (SHORT, 128, None),
         (HYBRID, 9360, None),

@@ -43,7 +43,7 @@ def test_a_broken_source_is_refused_with_the_compiler_s_log() -> None:
     with pytest.raises(NvrtcError) as caught:
         compile_cubin('extern "C" __global__ void broken() { undeclared_name = 3; }', "broken", "sm_90")
     message = str(caught.value)
-    assert message.startswith("NVRTC refused broken.cu for sm_90: ")
+    assert message.startswith("NVRTC failed to compile broken.cu for sm_90: ")
     assert 'identifier "undeclared_name" is undefined' in message
 
 

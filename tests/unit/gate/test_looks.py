@@ -40,7 +40,7 @@ def test_what_is_slower_has_to_be_seen_twice() -> None:
 def test_pairs_that_fall_short_of_a_look_say_what_they_can_and_settle_nothing() -> None:
     short = look_at(noise(PLAN[0].pairs - 2), MARGIN, PLAN)
     assert (short.verdict, short.settled) == (Verdict.SAME, False)
-    assert look_at(noise(3), MARGIN, PLAN).reason == "3 pairs; an interval takes 6"
+    assert look_at(noise(3), MARGIN, PLAN).reason == "3 pairs; an interval requires 6"
     none = look_at(noise(0), MARGIN, PLAN)
     assert (none.verdict, none.settled, none.pairs) == (Verdict.UNDECIDED, False, 0)
 

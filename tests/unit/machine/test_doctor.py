@@ -102,9 +102,9 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
     [
         (engine(engine_error="ImportError: no _engine"), "engine", Status.FAIL, "no _engine"),
         (engine(devices=(HOST,), cuda_error="cuInit: error 100"), "device", Status.FAIL, "cuInit: error 100"),
-        (replace(HEALTHY, device="cpu"), "device", Status.INFO, "a GPU is there too"),
+        (replace(HEALTHY, device="cpu"), "device", Status.INFO, "this machine also has a GPU"),
         (identity(driver_version=None), "driver", Status.WARN, "was not read"),
-        (engine(devices=(replace(GPU, batch_entry=None),)), "batch entry", Status.WARN, "one copy a descriptor"),
+        (engine(devices=(replace(GPU, batch_entry=None),)), "batch entry", Status.WARN, "one copy per descriptor"),
         (engine(devices=()), "batch entry", Status.INFO, "unknown"),
         (identity(link="c2c"), "link", Status.OK, "C2C"),
         (loaded(pcie_width=8), "link", Status.WARN, "gen 5 x8 of gen 5 x16 (under load)"),
@@ -133,7 +133,12 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         ),
         (observed(gpu_utilisation_percent=60), "other processes", Status.WARN, "60% busy"),
         (engine(nvrtc=Component(error="no wheel")), "NVRTC", Status.WARN, "no wheel"),
-        (replace(engine(triton=Component(error="none")), device="cpu"), "Triton", Status.INFO, "does not need it"),
+        (
+            replace(engine(triton=Component(error="none")), device="cpu"),
+            "Triton",
+            Status.INFO,
+            "not needed for the device",
+        ),
         (observed(host_available_bytes=GIB), "host memory", Status.WARN, "1024 MiB"),
         (replace(HEALTHY, memlock_bytes=65536), "memlock", Status.INFO, "64KiB"),
         (observed(host_load_1min=12.0), "host load", Status.WARN, "12.00 on 16 CPUs"),
@@ -201,7 +206,7 @@ def test_the_command_succeeds_where_only_warnings_are_found() -> None:
     result = run(replace(ENGINE, devices=(HOST,)))
     assert result.exit_code == ExitCode.DONE
     assert "warn  device" in result.stdout
-    assert "remedy: with a GPU in the machine" in result.stdout
+    assert "remedy: if the machine has a GPU" in result.stdout
 
 
 def test_the_command_fails_where_a_check_fails() -> None:

@@ -8,7 +8,7 @@ from kvbench.cells.axes import Direction
 from kvbench.measure.control import COPY_BYTES, ControlError, HostControl, open_control, time_copies
 from kvbench.results import Control, load_run
 from tests import synthetic
-from tests.command import BRIEF, kvbench, tiny
+from tests.command import BRIEF, kvbench_here, tiny
 
 
 def controls(run: Path) -> list[Control]:
@@ -37,7 +37,7 @@ def test_a_control_on_a_gpu_that_is_not_there_says_so(monkeypatch: pytest.Monkey
 
 
 def test_every_round_has_controls_both_ways_when_asked_for(tmp_path: Path) -> None:
-    done = kvbench("sweep", *tiny(), *BRIEF, "--rounds=2", "--controls=3", "--out=run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), *BRIEF, "--rounds=2", "--controls=3", "--out=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = controls(tmp_path / "run")
     # The sweep copies h2d alone; the machine is looked at both ways.
@@ -48,7 +48,7 @@ def test_every_round_has_controls_both_ways_when_asked_for(tmp_path: Path) -> No
 
 
 def test_an_ordinary_sweep_makes_none(tmp_path: Path) -> None:
-    done = kvbench("sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not controls(tmp_path / "run")
     assert load_run(tmp_path / "run").controls() == {}
@@ -66,16 +66,16 @@ def test_controls_are_read_as_rates_by_direction(tmp_path: Path) -> None:
 
 def test_cells_are_chosen_by_their_ids(tmp_path: Path) -> None:
     cells = tiny(blocks="4,8", block_size="1KiB,2KiB")
-    done = kvbench("sweep", *cells, *BRIEF, "--out=whole", cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BRIEF, "--out=whole", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     frame = load_run(tmp_path / "whole").frame()
     chosen = sorted(frame["cell_id"][frame["status"] == "ok"])[:3]
-    done = kvbench("sweep", *cells, *BRIEF, f"--filter=cell_id={'|'.join(chosen)}", "--out=some", cwd=tmp_path)
+    done = kvbench_here("sweep", *cells, *BRIEF, f"--filter=cell_id={'|'.join(chosen)}", "--out=some", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(load_run(tmp_path / "some").frame()["cell_id"]) == chosen
 
 
 def test_an_id_that_is_none_is_refused(tmp_path: Path) -> None:
-    done = kvbench("sweep", *tiny(), "--filter=cell_id=batched", "--out=run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), "--filter=cell_id=batched", "--out=run", cwd=tmp_path)
     assert done.returncode == 2
     assert "twelve hex digits" in done.stderr

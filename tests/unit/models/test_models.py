@@ -26,7 +26,7 @@ from kvbench.results import Visit, load_run
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
-from tests.command import BRIEF, cell_of, error_line, events, kvbench
+from tests.command import BRIEF, cell_of, error_line, events, kvbench_here
 
 KIB = 1024
 DENSE = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
@@ -173,18 +173,18 @@ def test_a_preset_is_found_by_its_name_and_has_a_swap() -> None:
 @pytest.mark.parametrize(
     ("models", "settings", "message"),
     [
-        (["llama"], {}, 'model "llama": kvbench comes with no such model; did you mean llama-3-8b?'),
-        (["zzz"], {}, "kvbench list models shows them, or give the path of a config.json"),
-        (["llama-3-8b"], {"tp": 3}, "tp: 8 KV heads of llama-3-8b cannot be spread over 3 ranks"),
+        (["llama"], {}, 'model "llama": kvbench ships no model of that name; did you mean llama-3-8b?'),
+        (["zzz"], {}, "list the presets with kvbench list models, or give the path of a config.json"),
+        (["llama-3-8b"], {"tp": 3}, "tp: 8 KV heads of llama-3-8b cannot be distributed over 3 ranks"),
         (["llama-3-8b@tp0"], {}, "tp: 0 is not a whole number from 1 to 1024"),
-        (["llama-3-8b@tpx"], {}, 'model "llama-3-8b@tpx": kvbench comes with no such model'),
+        (["llama-3-8b@tpx"], {}, 'model "llama-3-8b@tpx": kvbench ships no model of that name'),
         (["llama-3-8b"], {"tokens": 0}, "tokens: 0 is not a whole number from 1 to 10000000"),
         (["llama-3-8b"], {"block_tokens": -1}, "block_tokens: -1 is not a whole number from 1 to"),
         (["llama-3-8b"], {"layout": "x"}, 'layout: "x" is not one of per-layer, cross-layer'),
         (["llama-3-8b"], {"kv_dtype": "int4"}, 'kv_dtype: "int4" is not one of bf16, fp16, fp32, fp8'),
         (["gemma-3-27b"], {"layout": "cross-layer"}, "layout: gemma-3-27b has 10 and 52 layers of two kinds"),
         (["llama-3-8b"], {"tokens": 10**7, "block_tokens": 1}, "model llama-3-8b: axis blocks=640000000"),
-        ([], {"tokens": 5}, "tokens: 5 without a model; choose one with --model"),
+        ([], {"tokens": 5}, "tokens: 5 requires a model; choose one with --model"),
     ],
 )
 def test_an_impossible_choice_says_what_is_right(models: list[str], settings: dict[str, Any], message: str) -> None:
@@ -247,14 +247,14 @@ def test_a_config_json_is_read(config: dict[str, object], expected: dict[str, ob
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "num_hidden_layers: missing; a Hugging Face config.json of a language model has it"),
+        ({}, "num_hidden_layers: missing; a Hugging Face config.json of a language model must have it"),
         ({"num_hidden_layers": 2}, "hidden_size: missing"),
         ({**DENSE, "num_hidden_layers": "32"}, 'num_hidden_layers: "32" is not a whole number from 1 to'),
         ({**DENSE, "num_hidden_layers": True}, "num_hidden_layers: true is not a whole number"),
         ({**DENSE, "num_hidden_layers": 10**30}, "num_hidden_layers: 1000000000000000000000000000000 is not"),
         ({**DENSE, "num_key_value_heads": 0}, "num_key_value_heads: 0 is not a whole number"),
-        ({**DENSE, "hidden_size": 4097}, "hidden_size 4097 is no multiple of num_attention_heads 32"),
-        ({**DENSE, "v_head_dim": 64}, "v_head_dim: 64, and K has 128; only equal blocks of K and V are known"),
+        ({**DENSE, "hidden_size": 4097}, "hidden_size 4097 is not a multiple of num_attention_heads 32"),
+        ({**DENSE, "v_head_dim": 64}, "v_head_dim: 64, but K has 128; only equal blocks of K and V are supported"),
         ({**DENSE, "kv_lora_rank": 512}, "qk_rope_head_dim: missing"),
         ({**DENSE, "torch_dtype": "int8"}, 'torch_dtype: "int8" is not one of bfloat16, float16, float32'),
         ({**DENSE, "layer_types": ["full_attention"]}, "is not a list of 32 strings"),
@@ -264,7 +264,7 @@ def test_a_config_json_is_read(config: dict[str, object], expected: dict[str, ob
         ({**DENSE, "num_kv_shared_layers": 32}, "num_kv_shared_layers: 32 is not a whole number from 0 to 31"),
         ({**DENSE, "mamba_d_state": 16}, "mamba_d_state: the model has layers without KV blocks"),
         ({**DENSE, "linear_num_key_heads": 16}, "linear_num_key_heads: the model has layers without KV blocks"),
-        ({**DENSE, "global_head_dim": 512}, "global_head_dim: the model has blocks of several sizes"),
+        ({**DENSE, "global_head_dim": 512}, "global_head_dim: the model has blocks of different sizes"),
         ({**DENSE, "is_encoder_decoder": True}, "is_encoder_decoder: true"),
         ({"text_config": 3}, "text_config: 3 is not a table"),
     ],
@@ -300,12 +300,12 @@ def test_any_other_table_is_refused_or_read(config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"[1]", "[1] is not a config.json, which is a table"),
+        (b"[1]", "[1] is not a config.json: it must hold a JSON object"),
         (b"{", "cannot be read as JSON: "),
         (b"\xff\xfe", "cannot be read as JSON: "),
-        (b"[" * 100_000, "cannot be read as JSON: nested too deep"),
+        (b"[" * 100_000, "cannot be read as JSON: nested too deeply"),
         (b'{"num_hidden_layers": ' + b"9" * 5000 + b"}", "cannot be read as JSON: "),
-        (b" " * (2**20 + 1), "is not a config.json of at most 1 MiB"),
+        (b" " * (2**20 + 1), "is not a regular file of up to 1 MiB"),
     ],
 )
 def test_a_file_that_is_no_config_json_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
@@ -325,9 +325,9 @@ def test_a_model_is_named_after_its_folder(tmp_path: Path) -> None:
     assert read_config_json(folder / "config.json").name == "My-Model--1-"
     (folder / "other.json").write_text(json.dumps(DENSE))
     assert find_model(str(folder / "other.json")).name == "other"
-    with pytest.raises(UsageError, match=r"is a directory; give the config\.json in it"):
+    with pytest.raises(UsageError, match=r"is a directory; give the path of its config\.json"):
         find_model(f"{folder}/")
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="file not found"):
         find_model("nowhere/config.json")
 
 
@@ -364,12 +364,12 @@ def test_a_config_names_models(tmp_path: Path) -> None:
     [
         ('models = "llama-3-8b"', 'models: "llama-3-8b" is not a list of strings'),
         ("models = [3]", "models[0]: 3 is not a string"),
-        ('models = ["llama-3-8b"]\n[axes]\nblocks = 4', "blocks: the models decide it; leave it out"),
-        ('models = ["llama-3-8b"]\n[[group]]\npattern = "shuffled"', "pattern: the models decide it; leave it out"),
+        ('models = ["llama-3-8b"]\n[axes]\nblocks = 4', "blocks: is set by the models; leave it out"),
+        ('models = ["llama-3-8b"]\n[[group]]\npattern = "shuffled"', "pattern: is set by the models; leave it out"),
         ('models = ["llama-3-8b"]\ntokens = "many"', 'tokens: "many" is not a whole number'),
         ('models = ["llama-3-8b"]\nlayout = 3', "layout: 3 is not one of per-layer, cross-layer"),
         ('tokens = 4\nmodel = ["llama-3-8b"]', 'unknown key "model"; did you mean models?'),
-        ("tokens = 4", "tokens: 4 without a model"),
+        ("tokens = 4", "tokens: 4 requires a model"),
     ],
 )
 def test_a_config_with_impossible_models_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -396,7 +396,7 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
         json.dumps({**DENSE, "num_hidden_layers": 4, "sliding_window": 32, "sliding_window_pattern": 2})
     )
     options = ("--device=cpu", "--model=tiny/config.json", "--tp=4", "--tokens=160", "--block-tokens=8", *BRIEF)
-    done = kvbench("sweep", *options, "-fbackend=per_block|batched", "--out=run", cwd=tmp_path)
+    done = kvbench_here("sweep", *options, "-fbackend=per_block|batched", "--out=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = load_run(tmp_path / "run")
     visits = [record for record in run.records if isinstance(record, Visit)]
@@ -414,7 +414,7 @@ def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
 
 def test_a_damaged_block_of_a_model_is_found(tmp_path: Path) -> None:
     options = ("--model=deepseek-v2-lite", "--tokens=32", "--block-tokens=1", "-fbackend=batched,direction=h2d")
-    done = kvbench(
+    done = kvbench_here(
         "sweep", "--device=cpu", *options, *BRIEF, "--fault=corrupt@descriptor=40", "--out=run", cwd=tmp_path
     )
     assert done.returncode == 5
@@ -423,7 +423,7 @@ def test_a_damaged_block_of_a_model_is_found(tmp_path: Path) -> None:
 
 def test_several_models_and_options_on_top_of_a_config(tmp_path: Path) -> None:
     options = ("--model=llama-3-8b", "--model=phi-4", "--tokens=16", "-adirection=h2d", "-abackend=batched")
-    done = kvbench("sweep", "order", "--device=cpu", *options, "--dry-run", "--json", cwd=tmp_path)
+    done = kvbench_here("sweep", "order", "--device=cpu", *options, "--dry-run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (event,) = events(done)
     assert {(cell["blocks"], cell["block_size"], cell["pattern"]) for cell in event["cells"]} == {
@@ -433,6 +433,6 @@ def test_several_models_and_options_on_top_of_a_config(tmp_path: Path) -> None:
 
 
 def test_what_the_model_decides_is_no_other_option(tmp_path: Path) -> None:
-    done = kvbench("sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run", cwd=tmp_path)
+    done = kvbench_here("sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run", cwd=tmp_path)
     assert done.returncode == 2
-    assert error_line(done) == "-a blocks: the model decides blocks, block_size, pattern; leave it out"
+    assert error_line(done) == "-a blocks: the model sets blocks, block_size, pattern; leave it out"

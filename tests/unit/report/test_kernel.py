@@ -34,12 +34,16 @@ POINT = ["backend", "direction", "stream_state", "blocks", "block_bytes"]
 NOT_SHOWN = f"kernel {RULE} (not shown: {BULK}, {LANES})"
 
 
+SIZES = tuple(kib * 1024 for kib in (1, 4, 16, 64))
+CLIFF_CELLS = [cell for cell in synthetic.cliff_cells() if cell.block_bytes in (*SIZES, 32 * 1024)]
+
+
 def rate(cell: Cell) -> float:
     return RATES[cell.kernel] if cell.backend == "sm" else synthetic.gbps_of(cell)
 
 
 def sm_cells(*kernels: str, sms: Iterable[int] = (2,)) -> list[Cell]:
-    shapes = [(n, kib * 1024) for n in (256, 10_000) for kib in (1, 4, 16, 64)]
+    shapes = [(n, size) for n in (256, 10_000) for size in SIZES]
     return [
         Cell("sm", way, n, size, state, sms=count, kernel=kernel)
         for way in Direction
@@ -68,10 +72,10 @@ def caption(report: Report, section: str, title: str) -> str:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    cells = [*synthetic.cliff_cells(), *sm_cells(RULE, BULK, LANES)]
+    cells = [*CLIFF_CELLS, *sm_cells(RULE, BULK, LANES)]
     refused = [
         synthetic.skip(replace(cell, kernel=kernel), f"{cell.backend} has no kernel to shape")
-        for cell in synthetic.cliff_cells()
+        for cell in CLIFF_CELLS
         for kernel in (BULK, LANES)
     ]
     return make(tmp_path_factory.mktemp("swept"), [*measured(*cells), *refused])
@@ -96,7 +100,7 @@ def test_one_shape_a_point_is_kept_and_it_is_that_of_the_rule(swept: Run) -> Non
 def test_backends_without_the_axis_keep_their_cells_and_not_those_skipped_for_it(swept: Run) -> None:
     others = pin(view_of(swept).frame, shown=()).cells
     others = others[others["backend"] != "sm"]
-    assert len(others) == len(synthetic.cliff_cells())
+    assert len(others) == len(CLIFF_CELLS)
     assert set(others["status"]) == {"ok"}
     assert others["kernel"].isna().all()
 
@@ -149,7 +153,7 @@ def test_a_model_has_the_rule_of_its_swap(tmp_path: Path) -> None:
 
 
 def test_the_one_shape_of_a_run_is_shown_and_named(tmp_path: Path) -> None:
-    report = report_of([make(tmp_path, measured(*synthetic.cliff_cells(), *sm_cells(BULK)))])
+    report = report_of([make(tmp_path, measured(*CLIFF_CELLS, *sm_cells(BULK)))])
     shown = caption(report, "cliff", "h2d, sm, idle stream: GB/s")
     assert f"kernel {BULK};" in shown or f"kernel {BULK}." in shown
     assert "not shown" not in shown

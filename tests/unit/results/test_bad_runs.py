@@ -41,7 +41,11 @@ def nowhere(path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("make", "said"),
-    [(newer_run, "newer kvbench (schema 99"), (journal_without_a_field, "journal line 1"), (nowhere, "no such folder")],
+    [
+        (newer_run, "newer kvbench (schema 99"),
+        (journal_without_a_field, "journal line 1"),
+        (nowhere, "folder not found"),
+    ],
 )
 def test_what_can_be_read_is_reported_and_the_rest_named(
     tmp_path: Path, make: Callable[[Path], Path], said: str

@@ -67,7 +67,7 @@ def test_a_packed_journal_reads_the_same(run: Path) -> None:
         load_run(run)
     (run / "journal.jsonl").unlink()
     assert load_run(run).records == plain.records
-    with pytest.raises(UsageError, match="unpacked first"):
+    with pytest.raises(UsageError, match="decompress a compressed journal first"):
         RunWriter.reopen(run)
 
 
@@ -137,9 +137,9 @@ def _write_raw(run: Path, *bodies: bytes) -> None:
         (b'{"type":"pickle","text":"x"}', "Invalid value 'pickle'"),
         (b'{"type":"note"}', "missing required field"),
         (b'{"type":"note","text":7}', "Expected `str`"),
-        (b'{"type":"skip","cell":{"backend":"x"},"reason":"r"}', "missing ['block_size', 'blocks', "),
+        (b'{"type":"skip","cell":{"backend":"x"},"reason":"r"}', "missing: ['block_size', 'blocks', "),
         (b'{"type":"ceiling","direction":"h2d","round":0,"swap_bytes":1,"gpu_us":[-1]}', ">= 0"),
-        (b"[" * 50_000 + b"}", "no record"),
+        (b"[" * 50_000 + b"}", "not a record"),
         (b'{"type":"note","text":"x","\\u001b[2J\\n":1}', "unknown field"),
     ],
 )
@@ -194,7 +194,7 @@ def test_what_is_no_run_directory(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"is not a run directory: it has no run\.json"):
         load_run(tmp_path)
     for path in (file, tmp_path / "absent"):
-        with pytest.raises(RunDirectoryError, match="no such folder"):
+        with pytest.raises(RunDirectoryError, match="folder not found"):
             load_run(path)
 
 
@@ -229,7 +229,7 @@ def test_what_could_not_be_read_again_is_not_written(run: Path, monkeypatch: pyt
     before = (run / "journal.jsonl").read_bytes()
     with RunWriter.reopen(run) as writer:
         monkeypatch.setattr(f"kvbench.results.journal.{cap}", 100)
-        with pytest.raises(StorageError, match="beyond what can be read again"):
+        with pytest.raises(StorageError, match="would exceed the size that kvbench can read"):
             writer.append(Note(text="x" * 100))
     assert (run / "journal.jsonl").read_bytes() == before
 
@@ -249,7 +249,7 @@ def test_of_two_that_start_in_one_folder_one_makes_the_run(tmp_path: Path, monke
     with RunWriter.create(tmp_path / "run", synthetic.info()):
         before = (tmp_path / "run" / "run.json").read_bytes()
         monkeypatch.setattr(Path, "iterdir", lambda _: iter(()))  # both looked before either wrote
-        with pytest.raises(UsageError, match="another kvbench is writing to"):
+        with pytest.raises(UsageError, match="another kvbench process is writing to it"):
             RunWriter.create(tmp_path / "run", msgspec.structs.replace(synthetic.info(), created="later"))
         assert (tmp_path / "run" / "run.json").read_bytes() == before
 
@@ -257,7 +257,7 @@ def test_of_two_that_start_in_one_folder_one_makes_the_run(tmp_path: Path, monke
 def test_a_path_is_one_of_its_words(run: Path) -> None:
     body = msgspec.json.encode(msgspec.structs.replace(synthetic.visits([CELL])[0], path="=cmd|' /c calc'!A1"))
     (run / "journal.jsonl").write_bytes(body[:-1] + b',"crc":"%08x"}\n' % zlib.crc32(body))
-    with pytest.raises(RunDirectoryError, match="is no record of this schema"):
+    with pytest.raises(RunDirectoryError, match="is not a record of this schema"):
         load_run(run)
 
 
@@ -276,9 +276,9 @@ def test_create_refuses_folders_that_hold_something(run: Path, tmp_path: Path) -
     file.write_text("x")
     with pytest.raises(UsageError, match="is not a folder"):
         RunWriter.create(file, synthetic.info())
-    with pytest.raises(UsageError, match="cannot write to"):
+    with pytest.raises(UsageError, match="cannot be written"):
         RunWriter.create(file / "under", synthetic.info())
-    with pytest.raises(UsageError, match="cannot write to"):
+    with pytest.raises(UsageError, match="cannot be written"):
         RunWriter.create(Path("/proc/kvbench"), synthetic.info())
 
 
@@ -295,7 +295,7 @@ def test_create_takes_an_empty_folder(tmp_path: Path) -> None:
 
 
 def test_one_writer_at_a_time(run: Path) -> None:
-    with RunWriter.reopen(run), pytest.raises(UsageError, match="another kvbench is writing"):
+    with RunWriter.reopen(run), pytest.raises(UsageError, match="another kvbench process is writing"):
         RunWriter.reopen(run)
     RunWriter.reopen(run).close()
 

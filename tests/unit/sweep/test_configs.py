@@ -196,16 +196,16 @@ def test_a_sweep_is_named_after_its_file(tmp_path: Path, stem: str, name: str) -
     ("text", "message"),
     [
         ("sead = 4", 'unknown key "sead"; did you mean seed?'),
-        ("blocks = 4", "blocks is an axis; write it below [axes] or [[group]]"),
+        ("blocks = 4", "blocks is an axis; write it under [axes] or [[group]]"),
         ("[axes]\nblokcs = 4", '[axes]: unknown key "blokcs"; did you mean blocks?'),
         ("[[group]]\n[[group]]\nblock = 3", '[[group]] 2: unknown key "block"; did you mean blocks?'),
         ("[axes]\nblocks = true", "[axes]: blocks: true is not a number, a string such as '16,64,256', or a list"),
         ("[axes]\nblocks = 2.0", "[axes]: blocks: 2.0 is not a number, a string"),
         ("[axes]\nblocks = [[4]]", "[axes]: blocks: [4] is not a number, a string"),
         ("[axes]\nblocks = 1979-05-27", '[axes]: blocks: "1979-05-27" is not a number'),
-        ("[axes]\nblocks = []", "[axes]: blocks: an empty list; leave the axis out for its default"),
+        ("[axes]\nblocks = []", "[axes]: blocks: the list is empty; leave the axis out to use its default"),
         ("[axes]\nblocks = 0", "[axes]: axis blocks=0: not a whole number from 1 to 100000000"),
-        ("[axes]\nblocks = 0x" + "f" * 5000, "axis blocks=a huge number: not a whole number"),
+        ("[axes]\nblocks = 0x" + "f" * 5000, "axis blocks=a number with thousands of digits: not a whole number"),
         ("[axes]\nblock_size = '4Kb'", "[axes]: axis block_size=4Kb: '4Kb' is not a size"),
         ("[axes]\nbackend = 5", "[axes]: backend: 5 is not a string such as 'per_block,batched'"),
         ("[axes]\nbackend = 'a\\nb'", "[axes]: axis backend=a\\nb: not a backend's name"),
@@ -220,7 +220,7 @@ def test_a_sweep_is_named_after_its_file(tmp_path: Path, stem: str, name: str) -
         ("sampling = []", "sampling: [] is not a table"),
         ("[limits]\nhost_memory = '8Gb'", "[limits] host_memory: '8Gb' is not a size"),
         ("[limits]\nhost_memory = true", "[limits] host_memory: bytes: true is not a whole number"),
-        ("[limits]\nhost = 3", '[limits]: unknown key "host"; there are host_memory, device_memory'),
+        ("[limits]\nhost = 3", '[limits]: unknown key "host"; use one of host_memory, device_memory'),
         ("device = 'gpu'", 'device: "gpu" is not auto, cpu, cuda or cuda:N'),
         ("seed = 1.5", "seed: 1.5 is not a whole number from 0"),
         ("question = 4", "question: 4 is not one line of at most 500 characters"),
@@ -228,8 +228,8 @@ def test_a_sweep_is_named_after_its_file(tmp_path: Path, stem: str, name: str) -
         ("filters = ['blocks~3']", "filter 'blocks~3': write axis OP value"),
         ("\n\nx = = 3", "cannot be read as TOML: Invalid value (at line 3, column 5)"),
         ("seed = 1\nseed = 2", "cannot be read as TOML: Cannot overwrite a value"),
-        ("x = " + "[" * 100_000, "cannot be read as TOML: nested too deep"),
-        ("#" * 2**20 + "\n", "is not a TOML file of at most 1 MiB"),
+        ("x = " + "[" * 100_000, "cannot be read as TOML: nested too deeply"),
+        ("#" * 2**20 + "\n", "is not a TOML file of up to 1 MiB"),
     ],
 )
 def test_a_wrong_config_is_one_line_with_file_and_key(tmp_path: Path, text: str, message: str) -> None:
@@ -251,12 +251,12 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.toml", f"missing.toml: no such file; shipped with kvbench: {', '.join(NAMES)}"),
-        (".", f'config ".": kvbench comes with no such config; there are {", ".join(NAMES)}'),
+        ("missing.toml", f"missing.toml: file not found; shipped configs: {', '.join(NAMES)}"),
+        (".", f'config ".": kvbench ships no config of that name; use one of {", ".join(NAMES)}'),
         ("./", ": is a directory, not a TOML file"),
-        ("/dev/null", "/dev/null: is not a TOML file of at most 1 MiB"),
-        ("quik", 'config "quik": kvbench comes with no such config; did you mean quick?'),
-        ("zzz", f"there are {', '.join(NAMES)}, or give a path ending in .toml"),
+        ("/dev/null", "/dev/null: is not a TOML file of up to 1 MiB"),
+        ("quik", 'config "quik": kvbench ships no config of that name; did you mean quick?'),
+        ("zzz", f"use one of {', '.join(NAMES)}, or a path ending in .toml"),
     ],
 )
 def test_a_config_that_is_not_there(name: str, message: str) -> None:

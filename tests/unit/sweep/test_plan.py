@@ -198,7 +198,7 @@ def test_swaps_are_queued_on_a_busy_stream_only() -> None:
     shapes = [(cell.stream_state, cell.queued, cell.streams) for cell in plan.cells]
     busy = StreamState.BUSY
     assert shapes == [(StreamState.IDLE, 0, 1), (busy, 0, 1), (busy, 0, 2), (busy, 4, 1), (busy, 4, 2)]
-    assert set(reasons(plan)) == {"swaps wait in a queue on a busy stream only (stream_state=busy)"}
+    assert set(reasons(plan)) == {"queued swaps require a busy stream (stream_state=busy)"}
 
 
 def test_a_backend_that_cannot_queue_is_measured_without_a_queue() -> None:
@@ -238,7 +238,7 @@ def test_a_backend_that_is_not_available_is_skipped_with_its_reason() -> None:
 
 def test_a_backend_that_does_not_exist_lists_those_there_are() -> None:
     with pytest.raises(
-        UsageError, match=r"^unknown backend other; there are auto, per_block, batched, primed, sm, triton$"
+        UsageError, match=r"^unknown backend other; use one of auto, per_block, batched, primed, sm, triton$"
     ):
         plan_of(backend="batched,other")
     with pytest.raises(UsageError, match=r"^unknown backend tritn; did you mean triton\?$"):
@@ -248,7 +248,7 @@ def test_a_backend_that_does_not_exist_lists_those_there_are() -> None:
 def test_all_sms_are_the_number_that_the_device_has() -> None:
     plan = plan_of(backend="triton", direction="h2d", sms="1,132,all,133")
     assert [cell.sms for cell in plan.cells] == [1, 132]
-    assert reasons(plan) == ["133 SMs asked for; cuda:0 has 132"]
+    assert reasons(plan) == ["133 SMs requested; cuda:0 has 132"]
 
 
 def test_all_sms_of_an_unknown_number_are_skipped() -> None:
@@ -277,7 +277,9 @@ def test_a_kernel_that_does_not_fit_the_device_is_skipped_with_the_reason() -> N
     kernels = "rule,bulk-8x6x4KiB,bulk-2x6x4KiB,lanes-16x8x4KiB"
     plan = plan_of(card, backends=(sm,), backend="sm", direction="h2d", kernel=kernels)
     assert {"rule", "bulk-2x6x4KiB", "lanes-16x8x4KiB"} <= {cell.kernel for cell in plan.cells}
-    assert "kernel bulk-8x6x4KiB takes 198.4 KiB of shared memory; a block has 99.0 KiB on cuda:0" in reasons(plan)
+    assert "kernel bulk-8x6x4KiB needs 198.4 KiB of shared memory; a thread block on cuda:0 has 99.0 KiB" in reasons(
+        plan
+    )
 
 
 def test_runs_longer_than_the_swap_are_skipped() -> None:
@@ -289,8 +291,8 @@ def test_runs_longer_than_the_swap_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (Limits(host_bytes=8 * GIB), "needs 8.5 GiB of pinned memory; 8.0 GiB may be used (--host-memory)"),
-        (Limits(device_bytes=8 * GIB), "needs 8.5 GiB of memory on cuda:0; 8.0 GiB may be used (--device-memory)"),
+        (Limits(host_bytes=8 * GIB), "needs 8.5 GiB of pinned memory; the limit is 8.0 GiB (--host-memory)"),
+        (Limits(device_bytes=8 * GIB), "needs 8.5 GiB of memory on cuda:0; the limit is 8.0 GiB (--device-memory)"),
     ],
 )
 def test_what_exceeds_a_limit_is_skipped_with_figures(limits: Limits, reason: str) -> None:
@@ -312,7 +314,7 @@ def test_a_limit_above_what_is_free_does_not_make_more_memory() -> None:
     device = replace(H200, host_free_bytes=2 * GIB)
     limits = Limits(host_bytes=100 * GIB)
     plan = plan_of(device, limits=limits, backend="per_block", direction="h2d", blocks="2048", block_size="1MiB", **HOT)
-    assert reasons(plan) == ["needs 2.1 GiB of pinned memory; 2.0 GiB may be used (--host-memory)"]
+    assert reasons(plan) == ["needs 2.1 GiB of pinned memory; the limit is 2.0 GiB (--host-memory)"]
 
 
 def test_on_the_cpu_device_both_sides_share_the_memory() -> None:
@@ -321,11 +323,11 @@ def test_on_the_cpu_device_both_sides_share_the_memory() -> None:
         device, CPU_BACKENDS, backend="per_block", direction="h2d", blocks="300,500", block_size="1MiB", **HOT
     )
     assert [cell.blocks for cell in plan.cells] == [300]
-    assert reasons(plan) == ["needs 1.0 GiB of host memory for both sides; 921.6 MiB may be used (--host-memory)"]
+    assert reasons(plan) == ["needs 1.0 GiB of host memory for both sides; the limit is 921.6 MiB (--host-memory)"]
 
 
 def test_an_endless_product_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^the sweep has 50000000 combinations; at most 200000 can be planned"):
+    with pytest.raises(UsageError, match=r"^the sweep has 50000000 combinations; the maximum is 200000"):
         plan_of(direction="h2d", blocks="1:10000:+1", block_size="1:1000:+1")
 
 
@@ -496,22 +498,26 @@ def test_seed_and_round_change_the_order() -> None:
 @pytest.mark.parametrize(
     ("device", "axes", "reason"),
     [
-        (CPU, {"neighbour": "gemm"}, "the neighbour gemm needs a GPU; the device cpu has idle, memory and swap"),
-        (CPU, {"neighbour": "decode"}, "the neighbour decode needs a GPU; the device cpu has idle, memory and swap"),
+        (CPU, {"neighbour": "gemm"}, "the neighbour gemm needs a GPU; the cpu device supports idle, memory and swap"),
+        (
+            CPU,
+            {"neighbour": "decode"},
+            "the neighbour decode needs a GPU; the cpu device supports idle, memory and swap",
+        ),
         (CPU, {"priority": "high"}, "the cpu device has no stream priorities"),
         (
             replace(H200, has_torch=False),
             {"neighbour": "gemm"},
             "the neighbour gemm needs torch; install kvbench[cuda]",
         ),
-        (H200, {"rate_cap": "20"}, "only swaps beside a neighbour are paced (neighbour=...)"),
-        (H200, {"burst": "64MiB/50ms"}, "only swaps beside a neighbour are paced (neighbour=...)"),
+        (H200, {"rate_cap": "20"}, "paced swaps require a neighbour (neighbour=...)"),
+        (H200, {"burst": "64MiB/50ms"}, "paced swaps require a neighbour (neighbour=...)"),
         (
             H200,
             {"neighbour": "gemm", "stream_state": "busy"},
-            "swaps beside a neighbour are submitted to an idle stream (stream_state=idle)",
+            "swaps beside a neighbour require an idle stream (stream_state=idle)",
         ),
-        (H200, {"neighbour": "gemm", "pause": "5ms"}, "swaps beside a neighbour are paced by burst, not by pause"),
+        (H200, {"neighbour": "gemm", "pause": "5ms"}, "pause is not supported beside a neighbour; use burst"),
     ],
     ids=lambda value: value.name if isinstance(value, DeviceFacts) else str(value),
 )

@@ -104,11 +104,11 @@ def test_several_conditions_stand_between_commas() -> None:
         ("blocks<4,", "filter '': write axis OP value"),
         ("bloks=4", "unknown axis 'bloks'; did you mean blocks?"),
         ("backend<per_block", "filter 'backend<per_block': axis backend has no order; compare it with = or !="),
-        ("blocks<4|8", "filter 'blocks<4|8': alternatives with | go with = and != only"),
+        ("blocks<4|8", "filter 'blocks<4|8': alternatives with | require = or !="),
         ("blocks=x", "filter 'blocks=x': axis blocks=x: not a whole number from 1"),
         ("blocks=4|", "filter 'blocks=4|': axis blocks=: not a whole number"),
         ("swap_bytes<2Gb", "axis swap_bytes=2Gb: '2Gb' is not a size"),
-        ("sms=all", "filter 'sms=all': cells hold the number of SMs, never 'all'; write the number"),
+        ("sms=all", "filter 'sms=all': a cell has a number of SMs, not 'all'; write the number"),
     ],
 )
 def test_a_wrong_filter_says_what_is_right(text: str, message: str) -> None:
@@ -146,7 +146,7 @@ def _drop(*path: str) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_drop("seed"), "spec: without seed"),
+        (_drop("seed"), "spec: seed is missing"),
         (_set("sede", value=1), 'spec: unknown key "sede"; did you mean seed?'),
         (_set("sampling", "round", value=1), 'spec.sampling: unknown key "round"; did you mean rounds?'),
         (_set("sampling", "rounds", value=True), "spec.sampling.rounds: true is not a whole number from 1 to 1000"),
@@ -166,8 +166,8 @@ def _drop(*path: str) -> Callable[[Any], None]:
         (_set("groups", 0, "blok", value=["1"]), 'spec groups: unknown key "blok"; did you mean blocks?'),
         (_set("groups", 0, "blocks", value="16"), "spec.groups[0][...]: Expected `array`, got `str`"),
         (_set("groups", 0, "blocks", value=[16]), "spec.groups[0][...][0]: Expected `str`, got `int`"),
-        (_set("groups", 0, "blocks", value=[]), "spec groups: blocks: [] is empty or names a value twice"),
-        (_set("groups", 0, "blocks", value=["4", "4"]), "is empty or names a value twice"),
+        (_set("groups", 0, "blocks", value=[]), "spec groups: blocks: [] is empty or repeats a value"),
+        (_set("groups", 0, "blocks", value=["4", "4"]), "is empty or repeats a value"),
         (_set("groups", 0, "blocks", value=["4:8:x2"]), "axis blocks=4:8:x2: not a whole number"),
         (_set("filters", value=["blocks~3"]), "filter 'blocks~3': write axis OP value"),
         (_set("filters", value="blocks<3"), 'spec.filters: "blocks<3" is not a list of strings'),
@@ -262,9 +262,9 @@ def test_assignments_are_split_at_the_first_equals_sign() -> None:
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        (["blocks"], "-a blocks: write axis=values, for example -a blocks=16,64,256"),
-        (["=4"], "-a =4: write axis=values"),
-        (["blocks="], "-a blocks=: write axis=values"),
+        (["blocks"], "-a blocks: not an assignment; write axis=values, for example -a blocks=16,64,256"),
+        (["=4"], "-a =4: not an assignment; write axis=values"),
+        (["blocks="], "-a blocks=: not an assignment; write axis=values"),
         (["blocks=4", "blocks=8"], "-a blocks=8: axis blocks is given twice; write -a blocks=4,8"),
         (["block=4"], "unknown axis 'block'; did you mean blocks?"),
     ],

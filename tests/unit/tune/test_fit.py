@@ -106,13 +106,13 @@ def test_several_runs_of_one_machine_go_together(tmp_path: Path) -> None:
 def test_runs_of_two_machines_are_refused(tmp_path: Path) -> None:
     runs = [run_of(tmp_path / "a", grid()), run_of(tmp_path / "b", grid(), title="Other GPU")]
     with pytest.raises(
-        UsageError, match=r"for one device and driver; these runs are of Other GPU with driver 580.159;"
+        UsageError, match=r"runs must be of one device and driver; these are of Other GPU with driver 580.159;"
     ):
         fit_policy(runs)
 
 
 def test_a_run_without_a_contest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing to choose between"):
+    with pytest.raises(UsageError, match="nothing to choose from"):
         fit_policy([run_of(tmp_path / "run", [synthetic.visit(cell_of("sm", KIB, 16), 1.0)])])
 
 

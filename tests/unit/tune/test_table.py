@@ -176,7 +176,7 @@ choices = [["sm sms=2"], ["batched"]]
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('device = "a GPU"', "", "policy: without device"),
+        ('device = "a GPU"', "", "policy: device is missing"),
         ('device = "a GPU"', 'device = "a GPU"\nformat = 2', "policy.format: 2 is not a whole number from 1 to 1"),
         ('device = "a GPU"', 'device = "a\\u001b[2JGPU"', "is not one line of at most 500"),
         ('device = "a GPU"', 'device = "a GPU"\ndevcie = 1', "did you mean device?"),
@@ -186,7 +186,7 @@ choices = [["sm sms=2"], ["batched"]]
         ("[4096, 65536]", "[0, 65536]", "policy.tables[0].block_bytes[0]: 0 is not a whole number from 1"),
         ("[16]", '["many"]', 'policy.tables[0].blocks[0]: "many" is not a whole number'),
         ("[16]", "[]", "policy.tables[0].blocks: [] is not a non-empty list of whole numbers"),
-        ('[["sm sms=2"], ["batched"]]', '[[""], [""]]', "a table without a choice"),
+        ('[["sm sms=2"], ["batched"]]', '[[""], [""]]', "a table must have at least one choice"),
         ('"sm sms=2"', '"auto"', "auto cannot choose itself"),
         ('"sm sms=2"', '"sm sms=all"', "write the number of SMs, not 'all'"),
         ('"sm sms=2"', '"sm sms=-1"', "axis sms=-1: not a whole number from 1 to 4096"),
@@ -211,7 +211,7 @@ def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, old: str, new: s
 
 def test_two_tables_of_one_kind_are_refused() -> None:
     plain = policy(SMALL).to_plain()
-    with pytest.raises(UsageError, match="two tables of one direction and stream state"):
+    with pytest.raises(UsageError, match="two tables have the same direction and stream state"):
         Policy.from_plain(plain | {"tables": plain["tables"] * 2})
 
 

@@ -1,0 +1,182 @@
+"""Checks the committed reports, and writes the table of cards in README.md.
+
+A card is a folder with the runs of one GPU and their report. `python -m reports.cards` checks every card and the table;
+`--write` updates the table. Exit code 1: a check failed.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from kvbench.errors import KvbenchError
+from kvbench.machine.identity import identity_hash
+from kvbench.report import markdown
+from kvbench.report.contents import report_of
+from kvbench.report.document import document
+from kvbench.results import Run, load_run
+from kvbench.results.rundir import PACKED_JOURNAL_FILE, RUN_FILE, runs_in
+from kvbench.results.schema import Failure, Visit
+from kvbench.sweep.spec import SweepSpec
+
+FOLDER: Final = Path(__file__).parent
+README: Final = FOLDER / "README.md"
+MARKERS: Final = ("<!-- cards: begin -->", "<!-- cards: end -->")
+MAX_CARD_BYTES: Final = 3_000_000
+# Fewer leave every comparison undecided.
+MIN_VISITS: Final = 6
+REPORT: Final = "report.md"
+# Globs below a card: committed files, and generated files, which git ignores.
+COMMITTED: Final = (REPORT, "*.png", "policy*.toml", f"runs/**/{RUN_FILE}", f"runs/**/{PACKED_JOURNAL_FILE}")
+IGNORED: Final = ("report.html", "*.svg", "*.csv", "runs/**/summary.csv")
+
+
+def cards(folder: Path = FOLDER) -> list[Path]:
+    """Return the folders of cards, by name."""
+    return sorted(runs.parent for runs in folder.glob("*/runs"))
+
+
+def run_folders(card: Path) -> list[Path]:
+    """Return the run directories of a card, in the order in which its report has them."""
+    return [run for path in sorted((card / "runs").iterdir()) for run in runs_in(path)]
+
+
+def complaints_about(card: Path) -> list[str]:
+    """Return what is wrong with a card, one line each; empty if it can be committed."""
+    complaints = list(_about_files(card))
+    runs: list[Run] = []
+    for path in run_folders(card):
+        try:
+            runs.append(load_run(path))
+        except KvbenchError as error:
+            complaints.append(str(error))
+    for run in runs:
+        complaints += [f"{run.path}: {text}" for text in _about_run(run)]
+    if complaints or not runs:
+        return complaints or [f"{card}: no runs"]
+    if len({_machine(run) for run in runs}) > 1:
+        return [f"{card}: its runs are of several devices or drivers; use one folder for each"]
+    return list(_about_report(card, runs))
+
+
+def _about_files(card: Path) -> Iterator[str]:
+    committed = {path for glob in COMMITTED for path in card.glob(glob)}
+    ignored = {path for glob in IGNORED for path in card.glob(glob)}
+    for path in sorted(card.rglob("*")):
+        if path.is_symlink():
+            yield f"{path} is a symbolic link"
+        elif path.is_file() and path not in committed | ignored:
+            yield f"{path} is not a file of a card: these are {', '.join(COMMITTED)}"
+    size_bytes = sum(path.lstat().st_size for path in committed)
+    if size_bytes > MAX_CARD_BYTES:
+        yield f"{card} has {size_bytes / 1e6:.1f} MB; the maximum is {MAX_CARD_BYTES / 1e6:.0f} MB"
+
+
+def _about_run(run: Run) -> Iterator[str]:
+    info = run.info
+    yield from run.warnings
+    if info.status != "complete":
+        yield f"the run is {info.status}, not complete; finish it with kvbench sweep --resume"
+    if info.device.get("kind") != "cuda":
+        yield "it was not measured on a GPU"
+    if info.identity_hash != identity_hash(info.identity):
+        yield "identity_hash is not that of identity: run.json was changed"
+    try:
+        spec = SweepSpec.from_plain(info.spec)
+    except KvbenchError as error:
+        yield f"{RUN_FILE}: {error}"
+        return
+    if spec.fault is not None:
+        yield "it was measured with --fault"
+    yield from _about_cells(run, max(spec.sampling.rounds, MIN_VISITS))
+
+
+def _about_cells(run: Run, visits: int) -> Iterator[str]:
+    rounds: dict[str, set[int]] = {}
+    for record in run.records:
+        if isinstance(record, Failure):
+            yield f"cell {record.cell.id} failed ({record.kind}): measure it again with --resume and --retry-failed"
+        elif isinstance(record, Visit):
+            rounds.setdefault(record.cell.id, set()).add(record.round)
+            if record.verified_bytes < record.cell.swap_bytes:
+                yield f"cell {record.cell.id}: a visit in round {record.round} was not verified"
+    if not rounds:
+        yield "it has no visits"
+    for cell, seen in rounds.items():
+        if len(seen) < visits:
+            yield f"cell {cell} has {len(seen)} visits; {visits} are needed"
+
+
+def _about_report(card: Path, runs: Sequence[Run]) -> Iterator[str]:
+    report = report_of(runs)
+    path = card / REPORT
+    if not path.is_file() or path.read_bytes() != document(report).encode():
+        yield f"{path} is not what kvbench report writes from these runs: run make reports"
+    drawn = {f"{chart.stem}.png" for chart in report.charts}
+    there = {path.name for path in card.glob("*.png")}
+    for name in sorted(drawn - there):
+        yield f"{card / name} is missing: run make reports"
+    for name in sorted(there - drawn):
+        yield f"{card / name} is not a chart of this report: remove it"
+
+
+def table(folders: Iterable[Path]) -> str:
+    """Return the table of cards in Markdown."""
+    header = ["Card", "Driver", "Date", "Runs", "Cells", "Visits a cell", "Ceiling h2d, GB/s", "Ceiling d2h, GB/s"]
+    return markdown.table(header, [_row(card) for card in folders], left=3)
+
+
+def _row(card: Path) -> list[str]:
+    runs = [load_run(path) for path in run_folders(card)]
+    title, driver = _machine(runs[0])
+    cells: dict[tuple[Path, str], set[int]] = {}
+    for run in runs:
+        for record in run.records:
+            if isinstance(record, Visit):
+                cells.setdefault((run.path, record.cell.id), set()).add(record.round)
+    ceilings = [[rate for run in runs for rate in run.ceilings().get(way, ())] for way in ("h2d", "d2h")]
+    return [
+        f"[{markdown.inline(title)}]({card.name}/{REPORT})",
+        markdown.inline(driver),
+        min(run.info.created for run in runs)[:10],
+        str(len(runs)),
+        str(len(cells)),
+        str(min(map(len, cells.values()))),
+        *(f"{median(rates):.1f}" if rates else "" for rates in ceilings),
+    ]
+
+
+def _machine(run: Run) -> tuple[str, str]:
+    return str(run.info.device.get("title")), str(run.info.identity.get("driver_version"))
+
+
+def with_table(readme: str, folders: Iterable[Path]) -> str:
+    """Return the text of README.md with the table of `folders` between its markers."""
+    before, _, rest = readme.partition(MARKERS[0])
+    _, _, after = rest.partition(MARKERS[1])
+    return f"{before}{MARKERS[0]}\n{table(folders)}\n{MARKERS[1]}{after}"
+
+
+def main() -> int:
+    """Check all cards and the table, or update the table; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m reports.cards", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="update the table in README.md")
+    write = parser.parse_args().write
+    complaints = [text for card in cards() for text in complaints_about(card)]
+    text = README.read_text()
+    if not complaints and text != with_table(text, cards()):
+        if write:
+            README.write_text(with_table(text, cards()))
+        else:
+            complaints.append(f"{README}: the table of cards is out of date: run make reports")
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    if not complaints:
+        print("complete:", *(card.name for card in cards()))
+    return bool(complaints)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Committed reports are complete, and a folder that is not is refused with the reason."""
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvbench.cells.axes import StreamState
+from kvbench.machine.identity import identity_hash
+from kvbench.report.contents import report_of
+from kvbench.report.document import document
+from kvbench.results import Record, RunInfo, load_run
+from kvbench.sweep.spec import SweepSpec
+from reports import cards
+from tests import synthetic
+
+KEPT = ("batched", StreamState.IDLE)
+CELLS = [cell for cell in synthetic.cliff_cells((256,)) if (cell.backend, cell.stream_state) == KEPT]
+SEEN: Sequence[Record] = [*synthetic.ceilings(), *synthetic.rounds(CELLS)]
+
+
+def info(spec: SweepSpec | None = None, title: str = "Synthetic H200", kind: str = "cuda") -> RunInfo:
+    plain = synthetic.info(title, kind, spec=(spec or SweepSpec("quick")).to_plain())
+    return msgspec.structs.replace(plain, identity_hash=identity_hash(plain.identity))
+
+
+def add_run(card: Path, name: str, records: Sequence[Record], info_: RunInfo) -> Path:
+    run = synthetic.write_run(card / "runs" / name, records, info_)
+    journal = run / "journal.jsonl"
+    (run / "journal.jsonl.gz").write_bytes(gzip.compress(journal.read_bytes()))
+    journal.unlink()
+    return card
+
+
+def make_card(folder: Path) -> Path:
+    card = add_run(folder / "card", "quick", SEEN, info())
+    report = report_of([load_run(path) for path in cards.run_folders(card)])
+    (card / "report.md").write_text(document(report))
+    for chart in report.charts:
+        (card / f"{chart.stem}.png").touch()
+    return card
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_card(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def card(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "card"))
+
+
+@pytest.mark.parametrize("folder", cards.cards(), ids=lambda folder: folder.name)
+def test_a_committed_report_is_whole(folder: Path) -> None:
+    assert not cards.complaints_about(folder)
+
+
+def test_the_table_of_cards_is_that_of_the_folders() -> None:
+    text = cards.README.read_text()
+    assert text == cards.with_table(text, cards.cards())
+
+
+def test_a_whole_card_is_taken(card: Path) -> None:
+    assert not cards.complaints_about(card)
+    for made_again in ("report.html", "cliff.svg", "cliff.csv", "runs/quick/summary.csv"):
+        (card / made_again).touch()
+    assert not cards.complaints_about(card)
+
+
+def test_a_row_of_the_table(card: Path) -> None:
+    *_, row = cards.table([card]).splitlines()
+    assert row == "| [Synthetic H200](card/report.md) | 580.159 | 2026-11-20 | 1 | 26 | 6 | 55.5 | 55.5 |"
+
+
+def test_a_title_from_a_run_starts_no_markup(tmp_path: Path) -> None:
+    folder = add_run(tmp_path / "card", "quick", SEEN, info(title="](https://evil) | <b>"))
+    *_, row = cards.table([folder]).splitlines()
+    assert "](https://evil)" not in row
+    assert "<b>" not in row.replace("\\<b", "")
+
+
+def lines_of(card: Path) -> list[bytes]:
+    return gzip.decompress((card / "runs/quick/journal.jsonl.gz").read_bytes()).splitlines(keepends=True)
+
+
+def keep_lines(card: Path, lines: list[bytes]) -> None:
+    (card / "runs/quick/journal.jsonl.gz").write_bytes(gzip.compress(b"".join(lines)))
+
+
+def change_run_json(card: Path, key: str, value: object) -> None:
+    file = card / "runs/quick/run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+
+
+def cut_the_end(card: Path) -> None:
+    keep_lines(card, lines_of(card)[:-1])
+
+
+def tear_the_last_line(card: Path) -> None:
+    *lines, last = lines_of(card)
+    keep_lines(card, [*lines, last[:-9]])
+
+
+def take_a_line_out(card: Path) -> None:
+    lines = lines_of(card)
+    keep_lines(card, lines[:3] + lines[4:])
+
+
+def change_the_report(card: Path) -> None:
+    file = card / "report.md"
+    file.write_text(file.read_text().replace("55.5", "65.5"))
+
+
+def add_another_machine(card: Path) -> None:
+    add_run(card, "other", SEEN, info(title="Synthetic H100"))
+
+
+def keep_the_journal_twice(card: Path) -> None:
+    (card / "runs/quick/journal.jsonl").write_bytes(b"".join(lines_of(card)))
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (cut_the_end, "has 5 visits; 6 are needed"),
+        (tear_the_last_line, "incomplete"),
+        (take_a_line_out, "was changed after it was written"),
+        (keep_the_journal_twice, "has both"),
+        (lambda card: change_run_json(card, "status", "interrupted"), "interrupted, not complete"),
+        (lambda card: change_run_json(card, "identity", {"gpu_name": "Another"}), "run.json was changed"),
+        (lambda card: change_run_json(card, "spec", {}), "spec"),
+        (change_the_report, "is not what kvbench report writes"),
+        (lambda card: (card / "report.md").unlink(), "is not what kvbench report writes"),
+        (lambda card: next(card.glob("*.png")).unlink(), "is missing"),
+        (lambda card: (card / "other.png").touch(), "is not a chart of this report"),
+        (lambda card: (card / "notes.txt").touch(), "is not a file of a card"),
+        (lambda card: (card / "link.png").symlink_to("report.md"), "symbolic link"),
+        (lambda card: (card / "large.png").write_bytes(bytes(3_000_001)), "the maximum is 3 MB"),
+        (lambda card: shutil.rmtree(card / "runs/quick"), "no runs"),
+        (add_another_machine, "several devices"),
+    ],
+)
+def test_a_card_that_is_not_whole_is_refused(card: Path, harm: Callable[[Path], object], words: str) -> None:
+    harm(card)
+    complaints = cards.complaints_about(card)
+    assert any(words in text for text in complaints), complaints
+
+
+UNVERIFIED = msgspec.structs.replace(synthetic.visit(CELLS[0], 10.0), verified_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("records", "info_", "words"),
+    [
+        ([*SEEN, UNVERIFIED], info(), "was not verified"),
+        ([*SEEN, synthetic.failure(CELLS[0])], info(), "failed (error)"),
+        (list(synthetic.ceilings()), info(), "no visits"),
+        (SEEN, info(SweepSpec("quick", fault="slow=50")), "with --fault"),
+        (SEEN, info(SweepSpec("quick").with_sampling({"rounds": 8})), "has 6 visits; 8 are needed"),
+        (SEEN, info(kind="cpu"), "not measured on a GPU"),
+    ],
+)
+def test_a_run_that_is_not_whole_is_refused(
+    tmp_path: Path, records: Sequence[Record], info_: RunInfo, words: str
+) -> None:
+    complaints = cards.complaints_about(add_run(tmp_path / "card", "quick", records, info_))
+    assert any(words in text for text in complaints), complaints
