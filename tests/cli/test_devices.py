@@ -156,7 +156,7 @@ def test_what_was_stopped_is_finished_on_all_devices(tmp_path: Path, stop: signa
     with kvbench_started("sweep", *LONG, "--json", "--out", "run", cwd=tmp_path) as process:
         await_records(process, "visit", 4)
         process.send_signal(stop)
-        process.wait(30)
+        process.communicate(timeout=30)
     done = kvbench("sweep", "--resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     check_complete(tmp_path / "run", cells=12, rounds=3)
@@ -189,7 +189,7 @@ def test_cells_that_failed_are_tried_again_on_all_devices(tmp_path: Path) -> Non
 
 
 def test_an_interrupted_sweep_names_the_folder_to_resume(tmp_path: Path) -> None:
-    with kvbench_started("sweep", *LONG, "--out", "run", cwd=tmp_path) as process:
+    with kvbench_started("sweep", *LONG, "--rounds=50", "--out", "run", cwd=tmp_path) as process:
         assert process.stdout is not None
         while not list((tmp_path).glob("run/cpu-1/journal.jsonl")):
             time.sleep(0.05)
