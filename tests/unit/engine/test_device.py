@@ -506,7 +506,7 @@ def test_a_sustained_swap_takes_what_one_more_in_a_chain_takes(bench: Bench) -> 
     chains = [bench.region.sustained(swaps, 2) for _ in range(3)]
     taken = min(chains, key=lambda sample: abs(sample.wall_us - 20 * 1000))  # a busy host holds some up
     assert bench.moved(*(descriptor for descriptors in lists for descriptor in descriptors))
-    assert 20 * 1000 * 0.9 <= taken.wall_us < 2 * 20 * 1000
+    assert 20 * 1000 / 2 <= taken.wall_us < 2 * 20 * 1000  # neither no swap nor the chain
     assert taken.submit_us < taken.wall_us / 2  # no submission waits for another swap
     assert taken.cpu_us <= taken.submit_us
     bench.device.arm(Fault("error@call", 1))
