@@ -233,7 +233,7 @@ def word(chance: random.Random, *known: str) -> str:
             text = text[: chance.randrange(len(text) + 1)]
         case 1:
             text += chance.choice((",", ":", "|", "=", "x", "..", "%", " ", "<", "!=")) + chance.choice(known)
-    return text.replace("\x00", "").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return os.fsdecode(text.replace("\x00", "").encode("utf-8", "surrogatepass"))  # as the shell passes it
 
 
 def axis_words(chance: random.Random) -> str:

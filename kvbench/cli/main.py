@@ -14,7 +14,7 @@ import typer
 from kvbench.cells.cell import AXES
 from kvbench.cli import doctor, gate, listing, report, show, sweep, tune
 from kvbench.cli.version import version_line
-from kvbench.errors import ExitCode, KvbenchError, StorageError, brief
+from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
 from kvbench.text import printable, short
 
 # Longer error messages are truncated to this many characters.
@@ -95,6 +95,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Return the exit code of a command; every error is one line on stderr, an unexpected one gives UNFORESEEN."""
     try:
+        _check_text(arguments)
         code = app(arguments, prog_name="kvbench", standalone_mode=False)
         sys.stdout.flush()
     except KvbenchError as error:
@@ -116,6 +117,15 @@ def run(arguments: list[str]) -> int:
             ExitCode.UNFORESEEN,
         )
     return int(code or 0)
+
+
+def _check_text(arguments: list[str]) -> None:
+    """Raise UsageError for an argument that is not UTF-8: run.json and messages between processes cannot hold it."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"argument {brief(argument)}: not valid UTF-8") from None
 
 
 def _fill_streams() -> None:
