@@ -61,6 +61,39 @@ def test_a_closed_standard_output_takes_nothing_and_harms_nothing(tmp_path: Path
 def test_a_long_input_is_echoed_short(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["sweep", "x" * 100_000]) == 2
     assert len(only_line(capsys.readouterr().err)) <= main.MAX_LINE
+    assert main.run(["show", "x" * 100_000]) == 2
+    line = only_line(capsys.readouterr().err)
+    assert len(line) <= main.MAX_LINE
+    assert line.endswith("File name too long")
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sweep", f"{LONG}.toml"],
+        ["sweep", "-a", "backend=auto", "--policy", LONG],
+        ["report", LONG],
+        ["gate", "rules", LONG],
+        ["gate", "compare", "--base", f"env:{LONG}", "--cand", "here"],
+        ["gate", "calibrate", "--suite", f"{LONG}.toml"],
+    ],
+    ids=lambda words: " ".join(words).replace(LONG, "LONG"),
+)
+def test_a_path_that_the_system_refuses_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(arguments) == 2
+    assert "file name too long" in only_line(capsys.readouterr().err).lower()
+
+
+def test_a_folder_that_the_user_must_not_enter_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = PermissionError(13, "Permission denied", "/root/mine.toml")  # root itself may enter all
+    monkeypatch.setattr(Path, "exists", mock.Mock(side_effect=refused))
+    assert main.run(["sweep", "/root/mine.toml"]) == 2
+    assert only_line(capsys.readouterr().err) == "/root/mine.toml: permission denied"
 
 
 @pytest.mark.parametrize(
