@@ -154,8 +154,8 @@ def visit(
 ) -> Measurement:
     """Measure one visit of a cell. Raises EngineError, VerificationError, and any error of a backend.
 
-    The submitting thread is pinned to `cpu`, by default to a CPU of full speed. The first swap is compared byte for
-    byte before anything is timed, and the first visit of a cell checks that a swap is ordered in its stream. After the
+    The submitting thread is pinned to `cpu`, by default to a CPU of full speed. The first visit of a cell
+    compares one swap byte for byte before anything is timed, and checks that a swap is ordered in its stream. After the
     last sample, every set of blocks that the samples used is compared, and one more swap is made and compared, to
     detect a backend that stopped copying. Without `verify` nothing is compared, and the pools stay as the swaps left
     them. `begin` waits until other devices are ready to swap too; samples are then taken until the time is up.
@@ -167,7 +167,9 @@ def visit(
     take_alone = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.IDLE), Queue())
     take_busy = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.BUSY), Queue())
     with bench.device.injecting(fault), bench.neighbour(ready.backend, cell) as neighbour:
-        verified_bytes = _check_one(bench, workload, take_alone) if verify else 0
+        if verify:
+            bench.pools.rest()
+        verified_bytes = _check_one(workload, take_alone) if verify and is_first else 0
         if is_first:
             _check_order(bench, prepared, workload)
         with bench.cpu.held(cpu) as held_cpu:
@@ -180,7 +182,7 @@ def visit(
             if prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY:
                 busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
         if verify:
-            verified_bytes += workload.verify() + _check_one(bench, workload, take_alone)
+            verified_bytes += workload.verify() + _check_one(workload, take_alone)
         else:
             workload.leave()
     times_us = [getattr(sample, state.swap_clock) for sample in samples]
@@ -204,9 +206,8 @@ def visit(
     )
 
 
-def _check_one(bench: Bench, workload: Workload, take: Callable[[], Sample]) -> int:
+def _check_one(workload: Workload, take: Callable[[], Sample]) -> int:
     """Make one swap over memory at rest and verify it; return the number of compared bytes."""
-    bench.pools.rest()
     take()
     return workload.verify()
 

@@ -195,7 +195,9 @@ class Execution:
 
     def _follow(self, search: Search) -> None:
         """Measure what the search requests, until it requests nothing."""
-        self.observer.planned(self.plan, self.opened, 0, search.expected_visits)
+        share = search.expected_visits / (len(self.plan.cells) * self.spec.sampling.rounds)
+        plan = replace(self.plan, estimate_s=share * self.plan.estimate_s)
+        self.observer.planned(plan, self.opened, 0, search.expected_visits)
         pool_bytes = self.reserve(self.plan.cells)
         for place, stage in enumerate(search.stages()):
             number = stage[0][0]

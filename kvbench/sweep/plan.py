@@ -169,7 +169,7 @@ def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
         sample_s *= CHAIN + SHORT_CHAIN
     count = max(sampling.min_samples, min(sampling.max_samples, sampling.cell_seconds / sample_s))
     swaps = submissions(sampling, state) - sampling.max_samples + round(count)
-    sets = sets_of(cell, swaps) + 2  # also the first swap and the audit
+    sets = sets_of(cell, swaps) + 1  # also the audit
     # The device checks its own side.
     checked_bytes = sets * cell.swap_bytes * (1 if cell.direction is Direction.D2H or device_kind == "cpu" else 0.1)
     verify_s = checked_bytes / _EST_VERIFY_BYTES_PER_S[device_kind] + sets * cell.blocks * _EST_VERIFY_BLOCK_S

@@ -25,6 +25,8 @@ DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 1.6, 2: 1.25, 3: 1.15, 4: 1.1, 
 OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 1.1, 2: 1.02, 3: 0.995, 4: 0.99, 5: 0.99}
 # The minimum number of visits of a reference of the answers, even if it is far slower.
 REFERENCE_VISITS: Final = 3
+# Visits per candidate, at the first sizes and between them, as seen on an H200.
+VISITS_PER_CANDIDATE: Final = 5 / 2
 # The maximum number of visits for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
@@ -71,7 +73,8 @@ class Search:
     @property
     def expected_visits(self) -> int:
         """The estimated number of visits: most candidates drop out after one or two."""
-        return 2 * sum(len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
+        own = (len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
+        return round(VISITS_PER_CANDIDATE * sum(own))
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
         """Yield the visits (round, cell) stage by stage; each stage depends on the results of all before it."""
