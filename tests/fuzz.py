@@ -233,7 +233,7 @@ def word(chance: random.Random, *known: str) -> str:
             text = text[: chance.randrange(len(text) + 1)]
         case 1:
             text += chance.choice((",", ":", "|", "=", "x", "..", "%", " ", "<", "!=")) + chance.choice(known)
-    return text.replace("\x00", "").encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return os.fsdecode(text.replace("\x00", "").encode("utf-8", "surrogatepass"))  # as the shell passes it
 
 
 def axis_words(chance: random.Random) -> str:
@@ -289,6 +289,25 @@ def floor_case(bench: Bench, chance: random.Random) -> list[str]:
     return ["gate", "compare", "--floor", floor, str(bench.folder / "a"), "--", str(bench.folder / "b")]
 
 
+def path_case(bench: Bench, chance: random.Random) -> list[str]:
+    good = str(bench.folder / "a")
+    path = word(chance, good, f"{good}/run.json", ".", "/dev/zero", "/proc/self/mem", "x" * 300)
+    return chance.choice(
+        (
+            ["sweep", f"{path}.toml", *DRY],
+            ["sweep", *DRY, f"--model={path}/config.json"],
+            ["sweep", *DRY, *SMALL, "-abackend=auto", f"--policy={path}"],
+            ["gate", "rules", good, f"--rules={path}"],
+            ["gate", "compare", f"--floor={path}", good, "--", str(bench.folder / "b")],
+            ["gate", "compare", f"--base=env:{path}", "--cand=here"],
+            ["gate", "compare", "--base=here", "--cand=here", f"--suite={path}.toml", "--minutes=0"],
+            ["report", f"-o{bench.folder / 'out'}", "--", path],
+            ["tune", "--json", "--", path],
+            ["show", "--", path],
+        )
+    )
+
+
 def run_case(bench: Bench, chance: random.Random) -> list[str]:
     info = mutated(bench.info, chance) if chance.random() < 0.5 else bench.info
     records = copy.deepcopy(bench.journal)
@@ -319,7 +338,10 @@ def drawn(*_: object) -> dict[str, bytes]:
     return {"svg": b""}
 
 
-CASES = (axes_case, filter_case, option_case, config_case, policy_case, model_case, rules_case, floor_case, run_case)
+CASES = (
+    axes_case, filter_case, option_case, config_case, policy_case, model_case, rules_case, floor_case, path_case,
+    run_case,
+)  # fmt: skip
 
 
 def fuzz(cases: int, seed: int, only: int | None = None) -> tuple[list[Finding], Counter[int]]:

@@ -29,6 +29,7 @@ from kvbench.cells.axis import (
     whole,
     word,
 )
+from kvbench.cells.facts import HARDWARE_QUEUES
 from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.pattern import SHUFFLED, Pattern
 from kvbench.errors import UsageError, brief
@@ -90,8 +91,8 @@ class Cell:
         "swaps queued on a busy stream before the measured one", "0,1:4096:x4", whole(0, 100_000),
         role=Role.QUEUE, ranged=True, unused=0, noun="queue of swaps", number=True)] = 0
     streams: Annotated[int, Axis(
-        "streams over which the queued and the measured swaps are distributed round-robin", "1,8", whole(1, 64),
-        role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", number=True)] = 1
+        "streams over which the queued and the measured swaps are distributed round-robin", "1,8",
+        whole(1, HARDWARE_QUEUES), role=Role.QUEUE, ranged=True, unused=1, noun="pool of streams", number=True)] = 1
     kernel: Annotated[str, Axis(
         "shape of the sm kernel: bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, or rule for the kernel's default",
         "rule,bulk-8x6x4KiB,lanes-16x8x4KiB", KernelShape.canonical,

@@ -7,6 +7,8 @@ from kvbench.cells.axes import Direction, Neighbour
 
 # Size of the plain copy that measures a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
+# Maximum of the CUDA driver; streams that share a queue block each other.
+HARDWARE_QUEUES: Final = 32
 # Minimum duration of a visit beside a neighbour: each turn needs iterations of the neighbour.
 LEAST_BESIDE_S: Final = 0.3
 # Generous bound on the GPU memory of neighbours that run through torch, including torch itself.

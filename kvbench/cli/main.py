@@ -1,5 +1,6 @@
 """The `kvbench` command: its subcommands, and the one place where an error becomes a line and an exit code."""
 
+import errno
 import io
 import os
 import sys
@@ -14,12 +15,14 @@ import typer
 from kvbench.cells.cell import AXES
 from kvbench.cli import doctor, gate, listing, report, show, sweep, tune
 from kvbench.cli.version import version_line
-from kvbench.errors import ExitCode, KvbenchError, StorageError, brief
+from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
 from kvbench.text import printable, short
 
 # Longer error messages are truncated to this many characters.
 MAX_LINE: Final = 2000
 TRACEBACK_VARIABLE: Final = "KVBENCH_TRACEBACK"
+# What the system says of a path that a user names: even looking for such a file raises.
+_BAD_PATH: Final = frozenset({errno.ENAMETOOLONG, errno.EACCES})
 
 # The base class of the parser's errors: typer exports only a subclass, and since 0.26 the base is not click's own.
 _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
@@ -95,6 +98,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Return the exit code of a command; every error is one line on stderr, an unexpected one gives UNFORESEEN."""
     try:
+        _check_text(arguments)
         code = app(arguments, prog_name="kvbench", standalone_mode=False)
         sys.stdout.flush()
     except KvbenchError as error:
@@ -108,6 +112,8 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
+        if isinstance(error, OSError) and error.filename and error.errno in _BAD_PATH:
+            return _complain(f"{short(str(error.filename))}: {str(error.strerror).lower()}", ExitCode.USAGE)
         at = extract_tb(error.__traceback__)[-1]
         what = short(f"{type(error).__name__}: {error}", 300)
         return _complain(
@@ -116,6 +122,15 @@ def run(arguments: list[str]) -> int:
             ExitCode.UNFORESEEN,
         )
     return int(code or 0)
+
+
+def _check_text(arguments: list[str]) -> None:
+    """Raise UsageError for an argument that is not UTF-8: run.json and messages between processes cannot hold it."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"argument {brief(argument)}: not valid UTF-8") from None
 
 
 def _fill_streams() -> None:
@@ -131,8 +146,14 @@ def _fill_streams() -> None:
 def _complain(message: str, code: ExitCode) -> ExitCode:
     if message:
         with suppress(OSError):
-            print(f"kvbench: {printable(short(' '.join(message.splitlines()), MAX_LINE))}", file=sys.stderr, flush=True)
+            print(f"kvbench: {printable(_cut(' '.join(message.splitlines())))}", file=sys.stderr, flush=True)
     return code
+
+
+def _cut(line: str) -> str:
+    """Return at most `MAX_LINE` characters: the middle is cut, since the end says what is wrong."""
+    half = MAX_LINE // 2
+    return line if len(line) <= MAX_LINE else f"{line[: half - 1]}…{line[-half:]}"
 
 
 def _axis_meant(error: Exception) -> str:

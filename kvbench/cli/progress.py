@@ -175,7 +175,7 @@ class TerminalReporter(PlainReporter):
         return Group(table, self._bar)
 
     def _say(self, line: str) -> None:
-        self._console.print(printable(line), markup=False)
+        self._console.print(printable(line), markup=False, soft_wrap=True)  # a command stays one line when copied
 
 
 class JsonReporter:

@@ -16,7 +16,7 @@ import msgspec
 from kvbench.errors import UsageError
 from kvbench.files import MAX_FILE_BYTES, read_as
 from kvbench.models.geometry import Geometry, KvDtype
-from kvbench.text import NAME_PATTERN, convert, located, name_of, shown
+from kvbench.text import NAME_PATTERN, convert, located, name_of, printable_tree, shown
 
 Table = Mapping[str, object]
 
@@ -50,7 +50,7 @@ def read_config_json(path: Path) -> Geometry:
                 raise UsageError("is a directory; give the path of its config.json")
             if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
                 raise UsageError("is not a regular file of up to 1 MiB" if path.exists() else "file not found")
-            table = json.loads(path.read_bytes())
+            table = printable_tree(json.loads(path.read_bytes()))
         if not isinstance(table, dict):
             raise UsageError(f"{shown(table)} is not a config.json: it must hold a JSON object")
         return geometry_of(name_of(stem, "model"), table)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 import msgspec
 
 from kvbench.errors import RunDirectoryError, StorageError, UsageError
-from kvbench.files import open_regular, raise_if_no_room, read_capped, write_whole
+from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
 from kvbench.results.schema import SCHEMA, Ceiling, Control, Failure, Record, Retry, Roof, RunInfo, RunStatus
 from kvbench.text import printable, printable_tree
@@ -188,7 +188,9 @@ class RunWriter:
     def create(cls, path: Path, info: RunInfo) -> Self:
         """Create the run directory `path`, which must be missing or empty; raises UsageError, StorageError."""
         with _as_usage_error(path):
-            path.mkdir(parents=True, exist_ok=True)
+            if not path.is_dir():
+                path.mkdir(parents=True, exist_ok=True)
+                sync_folder(path.parent)
             if any(path.iterdir()):
                 again = shlex.quote(str(path))
                 raise UsageError(

@@ -146,6 +146,11 @@ def _plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
     if not run.info.backends:  # a run of a version that did not store its backends
         return expand(spec, opened.device, opened.backends)
     device: DeviceFacts = convert(run.info.device, DeviceFacts, "device")
+    if device.kind != opened.device.kind:
+        raise MismatchError(
+            f"--resume {run.path}: the run is of a device of kind {brief(device.kind)!r}, "
+            f"this is {opened.device.kind!r}"
+        )
     plan = expand(spec, device, run.info.backends)
     here = {facts.name: facts for facts in opened.backends}
     used = {cell.backend for cell in plan.cells}

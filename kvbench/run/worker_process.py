@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from kvbench.cells.facts import BackendFacts
+from kvbench.cells.facts import HARDWARE_QUEUES, BackendFacts
 from kvbench.errors import ExitCode, KvbenchError, UsageError
 from kvbench.files import open_log
 from kvbench.results.schema import Failure, FailureKind, Visit
@@ -45,8 +45,8 @@ _TAIL_BYTES: Final = 2000
 _STEP_S: Final = 1.0
 # A process that is blocked in a driver call cannot be killed; kvbench leaves it running.
 _END_S: Final = 10.0
-# With the driver's default of 8 hardware queues more streams would block each other; 32 is the maximum.
-_ENVIRONMENT: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+# The driver's default is 8, and some training frameworks set 1.
+_ENVIRONMENT: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
 _LONGEST_BYTES: Final = 64 << 20
 
 Kind = TypeVar("Kind", bound=Answer)
@@ -94,7 +94,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,
-            env={**_ENVIRONMENT, **environment},
+            env={**environment, **_ENVIRONMENT},
             start_new_session=True,  # the parent handles Ctrl-C
         )
         assert self._process.stdin is not None

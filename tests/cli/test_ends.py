@@ -1,13 +1,19 @@
 """How a command ends: the exit code says what happened, and a line says why, whatever is wrong with its output."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from kvbench.cli import listing, main, report
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.cli import gate, listing, main, report
+from kvbench.cli.progress import TerminalReporter
 from kvbench.errors import ExitCode
+from kvbench.gate import side_by_side
 from tests import synthetic
 from tests.command import BRIEF, KVBENCH, error_line, kvbench, kvbench_here, only_line, tiny
 
@@ -55,6 +61,57 @@ def test_a_closed_standard_output_takes_nothing_and_harms_nothing(tmp_path: Path
 def test_a_long_input_is_echoed_short(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["sweep", "x" * 100_000]) == 2
     assert len(only_line(capsys.readouterr().err)) <= main.MAX_LINE
+    assert main.run(["show", "x" * 100_000]) == 2
+    line = only_line(capsys.readouterr().err)
+    assert len(line) <= main.MAX_LINE
+    assert line.endswith("File name too long")
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sweep", f"{LONG}.toml"],
+        ["sweep", "-a", "backend=auto", "--policy", LONG],
+        ["report", LONG],
+        ["gate", "rules", LONG],
+        ["gate", "compare", "--base", f"env:{LONG}", "--cand", "here"],
+        ["gate", "calibrate", "--suite", f"{LONG}.toml"],
+    ],
+    ids=lambda words: " ".join(words).replace(LONG, "LONG"),
+)
+def test_a_path_that_the_system_refuses_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(arguments) == 2
+    assert "file name too long" in only_line(capsys.readouterr().err).lower()
+
+
+def test_a_folder_that_the_user_must_not_enter_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = PermissionError(13, "Permission denied", "/root/mine.toml")  # root itself may enter all
+    monkeypatch.setattr(Path, "exists", mock.Mock(side_effect=refused))
+    assert main.run(["sweep", "/root/mine.toml"]) == 2
+    assert only_line(capsys.readouterr().err) == "/root/mine.toml: permission denied"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sweep", "--device=cpu", "--dry-run", "--fault", "\udcff"],
+        ["sweep", "--device=cpu", "--dry-run", "--model=qwen3-8b", "--layout=\udcff"],
+        ["sweep", *tiny(), *BRIEF, "--out=run\udcff"],
+    ],
+)
+def test_an_argument_that_is_not_utf_8_is_refused(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.run(arguments) == 2
+    line = only_line(capsys.readouterr().err)
+    assert r"\udcff': not valid UTF-8" in line
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -129,6 +186,44 @@ def test_quiet_shows_failures_once_and_the_end(tmp_path: Path) -> None:
     retried = kvbench("sweep", "--resume", "run", "--retry-failed", cwd=tmp_path)
     assert retried.returncode == 5
     assert retried.stdout.count("FAILED") == 2
+
+
+FOLDER = "it's $(mine) & yours"
+
+
+def copied(line: str, lead: str) -> list[str]:
+    """Return the words that a shell makes of the command printed behind `lead`."""
+    assert lead in line
+    return shlex.split(line.partition(lead)[2])
+
+
+def test_commands_printed_to_be_copied_are_quoted(tmp_path: Path) -> None:
+    done = kvbench("sweep", *tiny(backend="batched"), *BRIEF, "-q", "--out", FOLDER, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert copied(done.stdout.splitlines()[-1], "tables and charts: ") == ["kvbench", "report", FOLDER]
+    again = kvbench("sweep", *tiny(), *BRIEF, "--out", FOLDER, cwd=tmp_path)
+    assert copied(error_line(again), "continue its run with ") == ["--resume", FOLDER]
+    auto = kvbench("sweep", *tiny(backend="auto"), "--policy", FOLDER, cwd=tmp_path)
+    assert copied(error_line(auto), "build one with ") == ["kvbench", "tune", FOLDER, "-p", "FILE"]
+
+
+def test_the_command_of_an_interrupted_comparison_is_quoted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(side_by_side, "opened", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(gate.signal, "signal", mock.Mock())
+    assert main.run(["gate", "compare", "--base=here", "--cand=here", "--out", FOLDER]) == 130
+    words = copied(capsys.readouterr().err, "to judge it: ")
+    assert words == ["kvbench", "gate", "compare", f"{FOLDER}/base", "--", f"{FOLDER}/cand"]
+
+
+def test_a_command_stays_one_line_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    failure = synthetic.failure(Cell("batched", Direction.H2D, 4, 4096))
+    TerminalReporter().recorded(failure)
+    assert f"  to measure it again: {failure.command}\n" in capsys.readouterr().out
 
 
 def test_a_report_that_takes_long_says_how_far_it_is(

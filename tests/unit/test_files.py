@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.errors import StorageError, UsageError
-from kvbench.files import write_output
+from kvbench.errors import RunDirectoryError, StorageError, UsageError
+from kvbench.files import read_capped, write_output, write_whole
+from kvbench.results import RunWriter
+from tests import synthetic
 
 
 def ours(path: Path) -> None:
@@ -84,3 +86,42 @@ def test_a_dash_is_standard_output(capfdbinary: pytest.CaptureFixture[bytes]) ->
     write(Path("-"))
     assert not Path("-").exists()
     assert capfdbinary.readouterr().out.endswith(b"new")
+
+
+def syncs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, list[str]]]:
+    """Return a list that grows with every fsync: what is synced, and the names in `folder` at that time."""
+    found: list[tuple[Path, list[str]]] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        found.append((Path(f"/proc/self/fd/{descriptor}").readlink(), sorted(path.name for path in folder.iterdir())))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return found
+
+
+def test_a_file_is_on_disk_before_its_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    found = syncs(tmp_path, monkeypatch)
+    write_whole(tmp_path / "file", b"new")
+    (temporary, before), (folder, after) = found
+    assert temporary.parent == tmp_path
+    assert before == sorted([temporary.name, "file"])
+    assert (folder, after) == (tmp_path, ["file"])
+    write_whole(tmp_path / "file", b"newer", wait=False)
+    assert len(found) == 2
+
+
+def test_a_new_run_directory_is_on_disk_with_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = syncs(tmp_path, monkeypatch)
+    RunWriter.create(tmp_path / "run", synthetic.info()).close()
+    assert (tmp_path, ["run"]) in found
+    assert (tmp_path / "run", ["run"]) in found
+
+
+def test_a_disk_that_does_not_read_is_told() -> None:
+    with pytest.raises(RunDirectoryError, match=r"/proc/self/mem cannot be read: input/output error"):
+        read_capped(Path("/proc/self/mem"), 100)

@@ -94,8 +94,8 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
         ("coalesce", "true", "axis coalesce=true: not on or off"),
         ("queued", "-1", "axis queued=-1: not a whole number from 0 to 100000"),
         ("queued", "100001", "axis queued=100001: not a whole number from 0 to 100000"),
-        ("streams", "0", "axis streams=0: not a whole number from 1 to 64"),
-        ("streams", "65", "axis streams=65: not a whole number from 1 to 64"),
+        ("streams", "0", "axis streams=0: not a whole number from 1 to 32"),
+        ("streams", "33", "axis streams=33: not a whole number from 1 to 32"),
         ("backend", "no/such", "axis backend=no/such: not a backend's name"),
     ],
 )

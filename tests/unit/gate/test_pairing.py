@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -14,9 +15,9 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
 from kvbench.gate.judgement import GateVerdict
-from kvbench.gate.pairs import pair, partners
+from kvbench.gate.pairs import check_two, pair, partners
 from kvbench.gate.sides import parse_side
-from kvbench.results import SCHEMA, Record, Run, load_run
+from kvbench.results import SCHEMA, Note, Record, Run, load_run
 from kvbench.run.protocol import VERSION
 from tests import synthetic
 from tests.unit.gate.gated import judge
@@ -245,3 +246,21 @@ def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
     assert found.disturbed == {cause: 1}
     place = list(found.cells).index(CELLS[0])
     assert np.argwhere(np.isnan(found.base_us)).tolist() == [[place, 3]]
+
+
+def test_looking_for_a_run_on_both_sides_takes_time_in_proportion_to_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = synthetic.visits(CELLS[:1])
+    both = [
+        [Run(tmp_path / f"{side}-{number}", synthetic.info(), [*records, Note(text=f"{side}{number}")], [])
+         for number in range(50)]
+        for side in "ab"
+    ]  # fmt: skip
+    looks = mock.Mock(side_effect=Path.absolute)
+    monkeypatch.setattr(Path, "resolve", lambda path: looks(path))
+    check_two(*both)
+    assert looks.call_count == 100
+    twin = Run(tmp_path / "twin", synthetic.info(), list(both[0][30].records), [])
+    with pytest.raises(UsageError, match=r"a-30 and .*twin"):
+        check_two(both[0], [*both[1], twin])

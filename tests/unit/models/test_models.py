@@ -305,6 +305,7 @@ def test_any_other_table_is_refused_or_read(config: dict[str, Any]) -> None:
         (b"\xff\xfe", "cannot be read as JSON: "),
         (b"[" * 100_000, "cannot be read as JSON: nested too deeply"),
         (b'{"num_hidden_layers": ' + b"9" * 5000 + b"}", "cannot be read as JSON: "),
+        (b'{"num_hidden_layers": "\\ud800"}', "num_hidden_layers: "),
         (b" " * (2**20 + 1), "is not a regular file of up to 1 MiB"),
     ],
 )

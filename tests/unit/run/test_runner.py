@@ -64,3 +64,10 @@ def test_a_backend_that_is_another_now_is_a_mismatch(changes: dict[str, Any], to
     opened = msgspec.structs.replace(here(), backends=changed)
     with pytest.raises(MismatchError, match=r"backend batched differs from that of the run .*" + told):
         runner._plan_of(begun(), SPEC, opened)
+
+
+def test_a_run_of_a_device_of_another_kind_is_a_mismatch() -> None:
+    changed = msgspec.to_builtins(replace(CPU, kind="abacus"))
+    run = replace(begun(), info=msgspec.structs.replace(begun().info, device=changed))
+    with pytest.raises(MismatchError, match=r"the run is of a device of kind 'abacus', this is 'cpu'"):
+        runner._plan_of(run, SPEC, here())
