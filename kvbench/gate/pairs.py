@@ -35,7 +35,7 @@ class Pairs:
     """The cells of both sides in a fixed order, under the base's names, and their times by `visit_us`.
 
     `base_us` and `cand_us` have the shape (cells, rounds), with NaN if a round did not measure a cell, or if the pair
-    was spoiled. `slowdowns` are those of the cells' neighbours on either side, with the shape (2, cells, rounds), and
+    was spoiled. `slowdowns` are those of the cells' neighbours on each side, with the shape (2, cells, rounds), and
     NaN for cells without a neighbour too.
 
     `order` is 1 for every round in which the candidate ran second, -1 if it ran first, 0 if unknown. `controls` maps a

@@ -34,7 +34,7 @@ def cost_of(beside: Beside | None) -> Cost | None:
         return None
     alone, slowed = np.asarray(beside.neighbour_alone_us), np.asarray(beside.neighbour_beside_us)
     gbps = float(np.median(beside.swaps_beside_gbps))
-    with np.errstate(all="ignore"):  # a stranger's run may hold any time
+    with np.errstate(all="ignore"):  # an untrusted run may hold any time
         slowdown = float(slowed.mean() / alone.mean())
         by_median = float(np.median(slowed) / np.median(alone))
         found = Cost(slowdown, by_median, gbps, lost(slowdown) * 1e6 / gbps if gbps > 0 else 0.0)

@@ -108,7 +108,7 @@ class Progress:
         return not made and cell_id not in self.failed and cell_id not in self.skipped
 
     def due(self, planned: Iterable[PlannedVisit]) -> list[PlannedVisit]:
-        """Return what is still to be made, round by round; visits that are made again come last in theirs."""
+        """Return what is still to be made, round by round; visits that are repeated come last in theirs."""
         every = [
             replace(visit, attempt=self.again.get((visit.cell.id, visit.round), visit.attempt)) for visit in planned
         ]

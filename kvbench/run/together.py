@@ -139,7 +139,7 @@ def resume_together(
 ) -> list[Outcome]:
     """Finish the runs of several devices in `path`, as `resume_sweep` does one.
 
-    A visit on all devices that not every run holds is made again on each. Raises UsageError where the run of a device
+    A visit on all devices that not every run holds is repeated on each. Raises UsageError where the run of a device
     is missing, and as `resume_sweep` does.
     """
     runs = {run.path.name: run for run in map(load_run, runs_in(path))}
@@ -203,7 +203,7 @@ def _common(plans: Sequence[Plan], spec: SweepSpec) -> list[Plan]:
 
 
 def _settle(progresses: Sequence[Progress], cells: Iterable[Cell], rounds: int) -> None:
-    """Have visits on all devices made again that some devices have not made, or not at the same attempt."""
+    """Have visits on all devices repeated that some devices have not made, or not at the same attempt."""
     last = [dict[tuple[str, int], int]() for _ in progresses]
     for own, progress in zip(last, progresses, strict=True):
         for cell_id, number, attempt in progress.visits:
