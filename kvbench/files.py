@@ -41,7 +41,10 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 def read_capped(path: Path, cap_bytes: int) -> bytes:
     """Return a regular file's bytes; raises RunDirectoryError when it is larger than `cap_bytes`."""
     with open_regular(path) as file:
-        data = file.read(cap_bytes + 1)
+        try:
+            data = file.read(cap_bytes + 1)
+        except OSError as error:
+            raise RunDirectoryError(f"{path} cannot be read: {str(error.strerror).lower()}") from None
     if len(data) > cap_bytes:
         raise RunDirectoryError(f"{path} is larger than {cap_bytes >> 20} MiB")
     return data

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.errors import StorageError, UsageError
-from kvbench.files import write_output, write_whole
+from kvbench.errors import RunDirectoryError, StorageError, UsageError
+from kvbench.files import read_capped, write_output, write_whole
 from kvbench.results import RunWriter
 from tests import synthetic
 
@@ -120,3 +120,8 @@ def test_a_new_run_directory_is_on_disk_with_its_own_name(tmp_path: Path, monkey
     RunWriter.create(tmp_path / "run", synthetic.info()).close()
     assert (tmp_path, ["run"]) in found
     assert (tmp_path / "run", ["run"]) in found
+
+
+def test_a_disk_that_does_not_read_is_told() -> None:
+    with pytest.raises(RunDirectoryError, match=r"/proc/self/mem cannot be read: input/output error"):
+        read_capped(Path("/proc/self/mem"), 100)
