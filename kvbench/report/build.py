@@ -1,6 +1,6 @@
 """From runs to a report in a folder: report.md, report.html, the charts, and the CSV behind every chart."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from kvbench.report.charts.heatmap import draw_map
 from kvbench.report.charts.lines import draw_lines
 from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
-from kvbench.report.contents import report_of
+from kvbench.report.contents import Tell, report_of, untold
 from kvbench.report.document import PAGE_FILE, document
 from kvbench.report.html.page import html_page
 from kvbench.report.model import DataTable, plain
@@ -22,16 +22,10 @@ from kvbench.results.frame import as_csv
 REPORT_FILE: Final = "report.md"
 
 
-def _untold(_what: str, _number: int, _total: int) -> None:
-    pass
-
-
-def write_report(
-    runs: Sequence[Run], out: Path, unread: Sequence[str] = (), tell: Callable[[str, int, int], None] = _untold
-) -> list[Path]:
+def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = (), tell: Tell = untold) -> list[Path]:
     """Write the report of `runs` into the folder `out` and return its files, report.md first.
 
-    `unread` says of other runs why they could not be read; `tell` is called before each chart of how many. What a run
+    `unread` says of other runs why they could not be read; `tell` is called before each run and each chart. What a run
     does not hold is named in the report, not an error. Raises UsageError when `out` cannot be written, StorageError
     when there is no room.
     """
@@ -45,11 +39,9 @@ def write_report(
     return [out / name for name in files]
 
 
-def report_files(
-    runs: Sequence[Run], unread: Sequence[str] = (), tell: Callable[[str, int, int], None] = _untold
-) -> dict[str, bytes]:
+def report_files(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = untold) -> dict[str, bytes]:
     """Return the report of `runs` as file name -> content, report.md first; the same runs give the same bytes."""
-    report = report_of(runs, unread)
+    report = report_of(runs, unread, tell)
     colours = inks(backend for view in report.views for backend in view.frame["backend"])
     files = {REPORT_FILE: document(report).encode(), PAGE_FILE: html_page(report, colours).encode()}
     for number, chart in enumerate(report.charts, start=1):

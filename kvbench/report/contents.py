@@ -1,6 +1,6 @@
 """What a report holds: the sections of runs, and what stands around them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvbench.report import first_page, front
@@ -9,11 +9,18 @@ from kvbench.report.sections import sections_of
 from kvbench.report.view import View, views_of
 from kvbench.results import Run
 
+# Is called with what is made next, its number, and the number of all.
+Tell = Callable[[str, int, int], None]
 
-def report_of(runs: Sequence[Run], unread: Sequence[str] = ()) -> Report:
+
+def untold(_what: str, _number: int, _total: int) -> None:
+    """Tell nobody."""
+
+
+def report_of(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = untold) -> Report:
     """Return the report of `runs` as data; `unread` says of other runs why they could not be read."""
     views = views_of(runs)
-    chapters, missing = _chapters(views)
+    chapters, missing = _chapters(views, tell)
     return Report(
         views=views,
         host_note=front.host_note(views),
@@ -29,7 +36,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = ()) -> Report:
     )
 
 
-def _chapters(views: Sequence[View]) -> tuple[list[Chapter], list[Text]]:
+def _chapters(views: Sequence[View], tell: Tell) -> tuple[list[Chapter], list[Text]]:
     """Return the chapters of the sections that a run can fill, and why no run fills the others.
 
     One run is looked at after the other, so that the tables of one are in memory with what they are made of.
@@ -37,7 +44,8 @@ def _chapters(views: Sequence[View]) -> tuple[list[Chapter], list[Text]]:
     sections = sections_of(views)
     found: dict[str, Chapter] = {}
     reasons: dict[str, dict[str, None]] = {}
-    for view in views:
+    for number, view in enumerate(views, start=1):
+        tell("tables of run", number, len(views))
         for section in sections:
             made = section.make(view)
             if isinstance(made, Part):

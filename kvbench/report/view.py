@@ -159,8 +159,8 @@ def _moving_ceilings(run: Run) -> list[str]:
     """Return a line for each direction in which the large copies themselves were not steady."""
     rates: dict[str, list[float]] = {}
     for record in run.records:
-        if isinstance(record, Ceiling) and record.gpu_us:
-            rates.setdefault(record.direction, []).append(record.swap_bytes / median(record.gpu_us) / 1e3)
+        if isinstance(record, Ceiling) and record.gpu_us and (copy_us := median(record.gpu_us)) > 0:
+            rates.setdefault(record.direction, []).append(record.swap_bytes / copy_us / 1e3)
     return [
         f"the {direction} ceiling moved between {min(seen):.1f} and {max(seen):.1f} GB/s from round to round: "
         "something else used the link or the host's memory, and other figures moved with it"

@@ -607,3 +607,10 @@ def test_what_a_filter_left_out_is_blank_and_says_so(tmp_path: Path) -> None:
     tables = part_of(report_of([load_run(path)]), "cliff").tables
     blank = ("Blank: not measured, because the sweep kept only ", Code("swap_bytes<=1GB"))
     assert all(blank in table.notes for table in tables)
+
+
+def test_ceilings_that_took_no_time_are_none(tmp_path: Path) -> None:
+    nothing = [msgspec.structs.replace(ceiling, gpu_us=[0.0]) for ceiling in synthetic.ceilings()]
+    run = made_run(tmp_path, [*nothing, *synthetic.rounds(synthetic.cliff_cells((256,)))])
+    assert warnings_of(run) == []
+    assert report_of([run]).chapters
