@@ -102,6 +102,7 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
     run = load_run(path)
     spec = SweepSpec.from_plain(run.info.spec)
     check_same_sweep(path, spec, asked)
+    check_installed(run)
     with _slot(spec) as (slot, clashes):
         opened = fitting(spec, slot.start(), clashes)
         plan = plan_of(run, spec, opened)
@@ -118,6 +119,13 @@ def check_same_sweep(path: Path, spec: SweepSpec, asked: SweepSpec | None) -> No
         )
 
 
+def check_installed(run: Run) -> None:
+    """Raise MismatchError where a backend of `run` is no longer installed."""
+    known, _ = installed()
+    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
+        raise MismatchError(f"--resume {run.path}: backends of the run are not installed: {', '.join(lost)}")
+
+
 def progress_of(run: Run, cells: Iterable[Cell], writer: RunWriter, *, retry_failed: bool) -> Progress:
     """Return what a run holds; its failed cells are recorded to be tried again if asked for. Raises StorageError."""
     progress = Progress(run.records)
@@ -131,9 +139,6 @@ def progress_of(run: Run, cells: Iterable[Cell], writer: RunWriter, *, retry_fai
 
 def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
     """Return the plan that `run` was begun with; raises MismatchError for another machine, or other backends."""
-    known, _ = installed()
-    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
-        raise MismatchError(f"--resume {run.path}: backends of the run are not installed: {', '.join(lost)}")
     here = _identity(opened)
     if identity_hash(here) != run.info.identity_hash:
         changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"

@@ -17,7 +17,15 @@ from kvbench.results import Failure, Record, RunWriter, Visit, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.run.execution import Execution, Observer, Outcome, Progress
 from kvbench.run.protocol import MeasureCell, Opened, Request, Start
-from kvbench.run.runner import check_same_sweep, fitting, plan_of, planned, progress_of, run_info
+from kvbench.run.runner import (
+    check_installed,
+    check_same_sweep,
+    fitting,
+    plan_of,
+    planned,
+    progress_of,
+    run_info,
+)
 from kvbench.run.worker_process import Kind, WorkerSlot
 from kvbench.sweep.installed import Installed, asked_for, installed
 from kvbench.sweep.plan import Plan, PlannedVisit, visits
@@ -153,6 +161,7 @@ def resume_together(
         )
     for run in runs.values():
         check_same_sweep(run.path, spec, SweepSpec.from_plain(run.info.spec))
+        check_installed(run)
     if asked is not None:
         names = spec.devices if asked.device == EVERY_GPU else asked.devices
         check_same_sweep(path, spec, _of_several(asked, names))
