@@ -154,11 +154,11 @@ def visit(
 ) -> Measurement:
     """Measure one visit of a cell. Raises EngineError, VerificationError, and any error of a backend.
 
-    The submitting thread is pinned to `cpu`, by default to a CPU of full speed. The first visit of a cell
-    compares one swap byte for byte before anything is timed, and checks that a swap is ordered in its stream. After the
-    last sample, every set of blocks that the samples used is compared, and one more swap is made and compared, to
-    detect a backend that stopped copying. Without `verify` nothing is compared, and the pools stay as the swaps left
-    them. `begin` waits until other devices are ready to swap too; samples are then taken until the time is up.
+    The submitting thread is pinned to `cpu`, by default to a CPU of full speed. The first visit of a cell compares one
+    swap byte for byte before it times any, and checks that a swap is ordered in its stream. After the last sample,
+    every set of blocks that the samples used is compared, and one more swap, to detect a backend that stopped copying.
+    Without `verify` nothing is compared, and the pools stay as the swaps left them. `begin` waits until other devices
+    are ready to swap too; samples are then taken until the time is up.
     """
     bench = bench.at(ready.cell.priority)
     cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
@@ -169,18 +169,15 @@ def visit(
     with bench.device.injecting(fault), bench.neighbour(ready.backend, cell) as neighbour:
         if verify:
             bench.pools.rest()
-        verified_bytes = _check_one(workload, take_alone) if verify and is_first else 0
-        if is_first:
-            _check_order(bench, prepared, workload)
+        verified_bytes = _check_first(bench, prepared, workload, take_alone, verify=verify) if is_first else 0
         with bench.cpu.held(cpu) as held_cpu:
             probes_us = [bench.cpu.probe_us()]
             samples, stopped_by, beside = _take_all(bench, ready, sampling, take_busy, neighbour, begin)
             probes_us.append(bench.cpu.probe_us())
             slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
             clocks = bench.clocks.read()
-            busy_cpu_us = None
-            if prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY:
-                busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS))
+            with_twins = prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY
+            busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
         if verify:
             verified_bytes += workload.verify() + _check_one(workload, take_alone)
         else:
@@ -204,6 +201,15 @@ def visit(
         warnings=[*_warnings(samples, cell), *_warnings_beside(beside), *prepared.warnings],
         beside=beside,
     )
+
+
+def _check_first(
+    bench: Bench, prepared: PreparedSwap, workload: Workload, take: Callable[[], Sample], *, verify: bool
+) -> int:
+    """Check one swap, if wanted, and the order in its stream; return the number of compared bytes."""
+    verified_bytes = _check_one(workload, take) if verify else 0
+    _check_order(bench, prepared, workload)
+    return verified_bytes
 
 
 def _check_one(workload: Workload, take: Callable[[], Sample]) -> int:
