@@ -44,7 +44,7 @@ class Triton:
 
 
 @dataclass(frozen=True)
-class Shape:
+class LaunchShape:
     """The launch of a descriptor list: items of up to PIECE_BYTES, and the lanes that a program copies at a time."""
 
     items: int
@@ -52,12 +52,12 @@ class Shape:
     lanes: int
 
 
-def shape_of(sizes: Addresses) -> Shape:
+def shape_of(sizes: Addresses) -> LaunchShape:
     """Return the launch shape for descriptors of these sizes (bytes)."""
     largest = int(sizes.max())
     pieces = -(-largest // PIECE_BYTES)
     words = max(1, min(largest, PIECE_BYTES) // 8)
-    return Shape(len(sizes) * pieces, pieces, min(1024, max(128, 1 << (words - 1).bit_length())))
+    return LaunchShape(len(sizes) * pieces, pieces, min(1024, max(128, 1 << (words - 1).bit_length())))
 
 
 class _Slot:

@@ -121,7 +121,7 @@ class _Side:
             why = [f"skipped: {self._skips[cell].reason}" if cell in self._skips else "missing"]
         elif not why and not any(visit.verified_bytes for visit in visits):
             why = ["failed: no bytes were verified"]
-        elif not why and all(math.isnan(visit_us(visit)) for visit in visits):
+        elif not why and not any(has_figure(visit) for visit in visits):
             why = [f"no figure: {NO_FIGURE}"]
         return [f"{self.name}: {reason}" for reason in why]
 
@@ -143,17 +143,20 @@ class _Side:
         return [self._visits.get(cell, {}) for cell in cells]
 
 
+def has_figure(visit: Visit) -> bool:
+    """Return whether a visit has samples and, on a busy stream, the delay outlasted the submission in all of them."""
+    samples = visit.samples
+    return len(samples) > 0 and (visit.cell.stream_state is not StreamState.BUSY or all(samples.pending_after))
+
+
 def visit_us(visit: Visit) -> float:
     """Return the undisturbed time of a swap in a visit: the `FAST_SHARE` quantile of swap_us, in microseconds.
 
-    Disturbances of the machine only make copies slower. NaN if the delay did not outlast the submission in every
-    sample.
+    Disturbances of the machine only make copies slower. NaN for a visit without a figure.
     """
-    samples = visit.samples
-    busy = visit.cell.stream_state is StreamState.BUSY
-    if not len(samples) or (busy and not all(samples.pending_after)):
+    if not has_figure(visit):
         return math.nan
-    return float(np.quantile(getattr(samples, visit.cell.stream_state.swap_clock), FAST_SHARE))
+    return float(np.quantile(getattr(visit.samples, visit.cell.stream_state.swap_clock), FAST_SHARE))
 
 
 def _slowdown(visit: Visit) -> float:
@@ -167,14 +170,17 @@ def _disturbances(visit: Visit) -> int:
     return len(visit.disturbed) - ((visit.slowdown or 0) > 1 + SLOW_CPU.fraction)
 
 
-def _submission_share(visit: Visit) -> float:
-    swap_us = visit_us(visit)
-    own_thread = visit.cell.stream_state is not StreamState.BUSY
-    return float(np.quantile(visit.samples.submit_us, FAST_SHARE)) / swap_us if swap_us > 0 and own_thread else math.nan
+def _submission_us(visit: Visit) -> float:
+    """Return the undisturbed time of the submission; NaN where the time of the swap does not hold it."""
+    if visit.cell.stream_state is StreamState.BUSY or not has_figure(visit):
+        return math.nan
+    return float(np.quantile(visit.samples.submit_us, FAST_SHARE))
 
 
-def _cpu_bound(shares: Floats) -> Mask:
+def _cpu_bound(submissions_us: Floats, times_us: Floats) -> Mask:
     """Return a mask of the cells whose submission takes a third of the time or more."""
+    with np.errstate(over="ignore"):  # an untrusted run may hold any time
+        shares = submissions_us / times_us
     known = (own[np.isfinite(own)] for own in np.swapaxes(shares, 0, 1))
     return np.array([own.size > 0 and np.median(own) >= CPU_BOUND for own in known], dtype=bool)
 
@@ -216,7 +222,8 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     probes_us = both(lambda visit: visit.probe_us or math.nan)
     disturbed = np.isfinite(both(_disturbances))
     clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
-    marks = spoiled(disturbed, probes_us, _cpu_bound(both(_submission_share)), clocks, copies) if in_turn else {}
+    bound = _cpu_bound(both(_submission_us), times)
+    marks = spoiled(disturbed, probes_us, bound, clocks, copies) if in_turn else {}
     for values in (times, slowdowns):
         values[:, [cell in failed for cell in cells]] = math.nan
     made = np.isfinite(times).all(axis=0)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.backends.triton import PIECE_BYTES, Shape, shape_of
+from kvbench.backends.triton import PIECE_BYTES, LaunchShape, shape_of
 from tests.swaps import POISON
 
 pytest.importorskip("triton", exc_type=ImportError)
@@ -149,7 +149,7 @@ def test_aligned_bytes_move_in_accesses_of_sixteen_bytes(ptx: str, access: str) 
 # Launch shapes
 
 
-def covered(shape: Shape, sizes: list[int]) -> list[int]:
+def covered(shape: LaunchShape, sizes: list[int]) -> list[int]:
     """Return how many bytes of each descriptor the items of a launch copy, as the kernel cuts them."""
     copied = [0] * len(sizes)
     for item in range(shape.items):
