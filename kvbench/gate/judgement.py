@@ -72,8 +72,8 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         float, msgspec.Meta(ge=0, le=10, description=f"ignore changes below this fraction (default: {GATE.fraction})")
     ] = GATE.fraction
     absolute_us: Annotated[
-        float, msgspec.Meta(ge=0, le=1e9, description="ignore changes below this many microseconds (default: 2)")
-    ] = 2.0
+        float, msgspec.Meta(ge=0, le=1e9, description="ignore changes below this many microseconds (default: 1)")
+    ] = 1.0
     control_margin: Annotated[
         float,
         msgspec.Meta(

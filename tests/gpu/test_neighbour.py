@@ -21,7 +21,7 @@ from tests.visits import measure
 pytestmark = pytest.mark.gpu
 
 SAMPLING = Sampling(warmups=1, cell_seconds=0.3)
-LONG = Sampling(warmups=1, cell_seconds=0.9)  # for the idle neighbour, whose iterations are long
+LONG = Sampling(warmups=1, cell_seconds=0.9)  # for neighbours with long iterations
 CELL = Cell("sm", Direction.D2H, 1024, 16384, sms=2, reuse=Reuse.FRESH, pool_bytes=1 << 28, neighbour=Neighbour.GEMM)
 NEIGHBOURS = [neighbour for neighbour in Neighbour if neighbour is not Neighbour.NONE]
 
@@ -38,7 +38,7 @@ def bench(gpu: Device) -> Iterator[Bench]:
 
 
 def beside(bench: Bench, cell: Cell) -> Beside:
-    sampling = LONG if cell.neighbour is Neighbour.IDLE else SAMPLING
+    sampling = LONG if cell.neighbour in (Neighbour.IDLE, Neighbour.DECODE) else SAMPLING
     found = measure(bench, load_backends()[cell.backend], cell, sampling, 3, None)
     assert found.verified_bytes > 2 * cell.swap_bytes
     assert found.beside is not None

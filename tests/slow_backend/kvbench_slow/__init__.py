@@ -5,14 +5,16 @@
 """
 
 import time
+from collections import deque
 from statistics import median
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.backends.batched import Batched
 from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import Sm
+from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import DeviceFacts
-from kvbench.engine.device import Stream
+from kvbench.engine.device import Event, Stream
 
 TIMED = 5
 
@@ -55,7 +57,6 @@ class SameCalls:
 
     name = "calls_same"
     summary = "per_block"
-    default_sms = None
     share = 0.0
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class SlowCalls:
 
 
 class Delayed:
-    """A swap and, behind it on the stream, a delay of `share` of the time that the swap takes by itself.
+    """A swap and, behind it on the stream, a delay of `share` of the time that the swap before it took.
 
     In front of it, the launch of the swap would go on behind the delay and hide a part of it.
     """
@@ -105,24 +106,45 @@ class Delayed:
     def __init__(self, request: SwapRequest, prepared: PreparedSwap, share: float) -> None:
         self._driver = request.device.driver
         self._swap = prepared.swap
-        self.delay_ns = round(share * self._own_ns())
+        self._share = share
+        self._began, self._ended = (Event(self._driver) for _ in range(2))
+        self._times_us: deque[float] = deque(maxlen=TIMED)
+        # What the host sees of a swap beyond its time on the device, which a latency holds.
+        self._around_us = 0.0
+        walls_us = self._walls_us()
+        if request.cell.stream_state is StreamState.IDLE:
+            self._around_us = max(0.0, median(walls_us) - median(self._times_us))
         self.calls = prepared.swap.calls + 1
 
+    @property
+    def delay_ns(self) -> int:
+        return round(self._share * 1e3 * (self._around_us + median(self._times_us)))
+
     def prepare(self) -> None:
+        self._note()
         self._swap.prepare()
 
     def submit(self, stream: int) -> None:
+        self._began.record(stream)
         self._swap.submit(stream)
+        self._ended.record(stream)
         self._driver.delay(self.delay_ns, stream)
 
-    def _own_ns(self) -> float:
-        """Return how long the swap takes here; what it copies meanwhile is overwritten before anything is compared."""
-        stream = Stream(self._driver)
-        return median([self._timed_ns(stream) for _ in range(1 + TIMED)][1:])
+    def _note(self) -> None:
+        """Note the time of the last submission, if it has completed."""
+        if self._ended.completed():
+            self._times_us.append(self._ended.us_since(self._began))
 
-    def _timed_ns(self, stream: Stream) -> int:
-        self._swap.prepare()
-        start_ns = time.perf_counter_ns()
-        self._swap.submit(stream.handle)
-        stream.synchronize()
-        return time.perf_counter_ns() - start_ns
+    def _walls_us(self) -> list[float]:
+        """Swap a few times; what this copies is overwritten before anything is compared."""
+        stream, walls_us = Stream(self._driver), []
+        for _ in range(1 + TIMED):
+            self._swap.prepare()
+            start_ns = time.perf_counter_ns()
+            self._began.record(stream.handle)
+            self._swap.submit(stream.handle)
+            self._ended.record(stream.handle)
+            stream.synchronize()
+            walls_us.append((time.perf_counter_ns() - start_ns) / 1e3)
+            self._note()
+        return walls_us[1:]

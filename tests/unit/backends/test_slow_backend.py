@@ -34,11 +34,12 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_all_of_them_are_measured_and_verified_on_the_host(site: Path, tmp_path: Path) -> None:
-    cells = tiny(backend="sm_same,sm_slow5,sm_slow10", direction="h2d,d2h", stream_state="idle,busy")
+    names = ["sm_same", "sm_slow5", "sm_slow10", "calls_same", "calls_slow5"]
+    cells = tiny(backend=",".join(names), direction="h2d,d2h", stream_state="idle,busy")
     done = kvbench("sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env={"PYTHONPATH": str(site)})
     assert done.returncode == 0, done.stderr
     frame = load_run(tmp_path / "run").frame()
-    assert frame.groupby("backend").size().to_dict() == {"sm_same": 4, "sm_slow5": 4, "sm_slow10": 4}
+    assert frame.groupby("backend").size().to_dict() == dict.fromkeys(names, 4)
     assert set(frame.loc[frame["stream_state"] == "idle", "status"]) == {"ok"}
     assert set(frame["status"]) <= {"ok", "no figure"}  # a busy machine may outlast a delay
 

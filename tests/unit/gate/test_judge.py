@@ -97,9 +97,9 @@ def test_runs_without_a_cell_in_common_are_no_comparison() -> None:
 
 
 def test_a_difference_below_the_absolute_floor_is_none() -> None:
-    runs = compared(Side(), only_victim(1.2), time_us=lambda cell: 9.0 + cell.block_bytes / 1e9)
+    runs = compared(Side(), only_victim(1.2), time_us=lambda cell: 4.5 + cell.block_bytes / 1e9)
     assert judge(*runs).verdict is GateVerdict.SAME
-    assert judge(*runs, margins=Margins(absolute_us=1.0)).verdict is GateVerdict.SLOWER
+    assert judge(*runs, margins=Margins(absolute_us=0.5)).verdict is GateVerdict.SLOWER
 
 
 def test_the_second_slot_costs_neither_side() -> None:
