@@ -51,11 +51,12 @@ class Judge:
         controls = [self._control(name, logs, pairs.order) for name, logs in pairs.controls.items()]
         late = _always_late(pairs.order)
         drift = math.log1p(BETWEEN_RUNS.fraction) if late else 0.0
+        unsure = max((math.log1p(control.unsure) for control in controls), default=0.0)
         logs, bias = without_slot_bias(np.log(pairs.cand_us) - np.log(pairs.base_us), pairs.order)
         settled = {(row.kind, row.name): row for row in (earlier.rows if earlier else ()) if row.settled}
         rows = [
             row if row.verdict is GateVerdict.FAILED else settled.get((row.kind, row.name), row)
-            for row in self._rows(pairs, logs, drift)
+            for row in self._rows(pairs, logs, drift, unsure)
         ]
         if not all(control.steady for control in controls):
             rows = [
@@ -65,7 +66,7 @@ class Judge:
             ] + [row for row in rows if row.verdict is GateVerdict.FAILED]
         known = [math.log(row.effect) for row in rows if row.kind == "cell" and 0 < row.effect < math.inf]
         return Judgement(
-            verdict=worst([*(row.verdict for row in rows), *(GateVerdict.FAILED for _ in pairs.faults)]),
+            verdict=worst([*(row.gates for row in rows), *(GateVerdict.FAILED for _ in pairs.faults)]),
             rows=sorted(rows, key=_badness),
             controls=controls,
             faults=pairs.faults,
@@ -78,20 +79,19 @@ class Judge:
         )
 
     def _control(self, name: str, logs: Floats, order: Floats) -> ControlEffect:
-        """Return how far a control moved. It is steady if its whole interval is within its margin.
-
-        With too few pairs for an interval, it is steady if its median is within the margin.
-        """
+        """Return how far a control moved. With too few pairs for an interval, its median decides."""
         logs, _ = without_slot_bias(logs[None], order)
         values = logs[np.isfinite(logs)]
         if not values.size:
             return ControlEffect(name, math.nan, math.nan, math.nan, 0, steady=True)
         centre, low, high = paired_interval(values)
         margin = math.log1p(CONTROL_CPU.fraction if name == CPU else self.margins.control_margin)
-        steady = abs(centre) <= margin if math.isinf(low) else -margin <= low <= high <= margin
-        return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady)
+        ends = (centre, centre) if math.isinf(low) else (low, high)
+        steady = ends[0] <= margin and ends[1] >= -margin
+        unsure = _ratio(max(0.0, ends[1] - margin, -margin - ends[0])) - 1 if steady else 0.0
+        return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady, unsure)
 
-    def _rows(self, pairs: Pairs, logs: Floats, drift: float) -> list[Row]:
+    def _rows(self, pairs: Pairs, logs: Floats, drift: float, unsure: float) -> list[Row]:
         """Return a row for every cell and its neighbour, and for every comparable feature of their curves."""
         allowed = self._cell_margins(pairs) + drift
         looks = self.looks or (PLAN if pairs.in_turn else ONCE)
@@ -100,7 +100,7 @@ class Judge:
             values = PairedValues(
                 "cell", cell.label, [cell], "us", pairs.base_us[place], pairs.cand_us[place], allowed[place]
             )
-            row = _row(values, logs[place], looks)
+            row = _row(values, logs[place], looks, unsure)
             if cell in pairs.failed:
                 row = Row("cell", cell.label, GateVerdict.FAILED, [cell], reason=pairs.failed[cell])
             elif cell in pairs.paths:
@@ -111,7 +111,7 @@ class Judge:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # an untrusted run can hold any time
             relative = math.log1p(self.margins.margin)
             others = [*neighbours(pairs, relative), *features(pairs, allowed, relative + drift)]
-            return rows + [_row(values, np.log(values.cand / values.base), looks) for values in others]
+            return rows + [_row(values, np.log(values.cand / values.base), looks, unsure) for values in others]
 
     def _cell_margins(self, pairs: Pairs) -> Floats:
         """Return the margin of every cell as a log ratio.
@@ -141,9 +141,9 @@ def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]
     return log_ratios - bias * order, bias
 
 
-def _row(values: PairedValues, logs: Floats, looks: Sequence[Look]) -> Row:
+def _row(values: PairedValues, logs: Floats, looks: Sequence[Look], unsure: float) -> Row:
     known = logs[np.isfinite(logs)]
-    found = look_at(values.worse * known, values.margin, looks)
+    found = look_at(values.worse * known, values.margin, looks, unsure)
     ends = sorted((values.worse * found.low, values.worse * found.high))
     return Row(
         values.kind,
@@ -160,6 +160,7 @@ def _row(values: PairedValues, logs: Floats, looks: Sequence[Look]) -> Row:
         pairs=found.pairs,
         reason=found.reason,
         settled=found.settled,
+        not_slower=found.not_slower,
     )
 
 

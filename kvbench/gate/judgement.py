@@ -42,10 +42,11 @@ class GateVerdict(StrEnum):
 
 VERDICTS: Final[Mapping[GateVerdict, str]] = {
     GateVerdict.FAILED: "a cell failed, was not verified or is missing on one side, or a rule has no cells to judge",
-    GateVerdict.CONTAMINATED: "the controls moved, which no build changes: nothing is judged",
+    GateVerdict.CONTAMINATED: "a control, which no build changes, moved: its whole interval lies outside its margin",
     GateVerdict.SLOWER: "the whole interval lies above the margin, at two looks in a row or at the last",
     GateVerdict.BROKEN: "a rule about one run does not hold",
-    GateVerdict.UNDECIDED: "the interval crosses the margin, and the plan or the time has ended",
+    GateVerdict.UNDECIDED: "the interval crosses the margin, and the plan or the time has ended; such a row passes if "
+    "its interval excludes a slowdown beyond the margin",
     GateVerdict.SAME: "the whole interval lies within the margin",
     GateVerdict.HOLDS: "a rule about one run holds",
     GateVerdict.FASTER: "the whole interval lies below the margin, at two looks in a row or at the last",
@@ -91,8 +92,8 @@ class Row:
 
     `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN if there is none). `effect`, with its
     interval [`low`, `high`], is the ratio of candidate to base, and `margin` the allowed difference as a fraction.
-    `cells` are the cells of the base to measure for more certainty, unless the row is `settled`. `reason` is "" if the
-    figures need no explanation.
+    `cells` are the cells of the base to measure for more certainty, unless the row is `settled`. `not_slower` is true
+    if the interval excludes a slowdown beyond the margin. `reason` is "" if the figures need no explanation.
     """
 
     kind: Kind
@@ -109,6 +110,12 @@ class Row:
     pairs: int = 0
     reason: str = ""
     settled: bool = True
+    not_slower: bool = False
+
+    @property
+    def gates(self) -> GateVerdict:
+        """The verdict as far as it affects the whole: an undecided row that is not slower passes."""
+        return GateVerdict.SAME if self.verdict is GateVerdict.UNDECIDED and self.not_slower else self.verdict
 
     @property
     def command(self) -> str:
@@ -125,7 +132,11 @@ def curve_command(cells: Sequence[Cell]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ControlEffect:
-    """The change of a control, which no build affects: the ratio of the candidate's time to the base's."""
+    """The change of a control, which no build affects: the ratio of the candidate's time to the base's.
+
+    It is `steady` unless its interval lies outside its margin. `unsure` is how far the interval of a steady control
+    reaches beyond the margin, as a fraction.
+    """
 
     name: str
     effect: float
@@ -133,6 +144,7 @@ class ControlEffect:
     high: float
     pairs: int
     steady: bool
+    unsure: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

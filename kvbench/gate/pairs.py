@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
-from statistics import median
 from typing import Final
 
 import numpy as np
@@ -131,12 +130,12 @@ class _Side:
         return counts.most_common(1)[0][0] if counts else ""
 
     def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, Floats]:
-        """Return direction -> median time of the large copies of every round, NaN if there are none."""
+        """Return direction -> undisturbed time of the large copies of every round, NaN if there are none."""
         found: dict[str, dict[tuple[int, int], float]] = {}
         for place, run in enumerate(self.runs):
             for record in run.records:
                 if isinstance(record, kind) and record.gpu_us:
-                    found.setdefault(record.direction, {})[place, record.round] = median(record.gpu_us)
+                    found.setdefault(record.direction, {})[place, record.round] = _undisturbed_us(record.gpu_us)
         return {way: _positive([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
 
     def _of(self, cells: Sequence[Cell]) -> list[dict[tuple[int, int], Visit]]:
@@ -156,7 +155,11 @@ def visit_us(visit: Visit) -> float:
     """
     if not has_figure(visit):
         return math.nan
-    return float(np.quantile(getattr(visit.samples, visit.cell.stream_state.swap_clock), FAST_SHARE))
+    return _undisturbed_us(getattr(visit.samples, visit.cell.stream_state.swap_clock))
+
+
+def _undisturbed_us(times_us: Sequence[float]) -> float:
+    return float(np.quantile(times_us, FAST_SHARE))
 
 
 def _slowdown(visit: Visit) -> float:
@@ -174,7 +177,7 @@ def _submission_us(visit: Visit) -> float:
     """Return the undisturbed time of the submission; NaN where the time of the swap does not hold it."""
     if visit.cell.stream_state is StreamState.BUSY or not has_figure(visit):
         return math.nan
-    return float(np.quantile(visit.samples.submit_us, FAST_SHARE))
+    return _undisturbed_us(visit.samples.submit_us)
 
 
 def _cpu_bound(submissions_us: Floats, times_us: Floats) -> Mask:

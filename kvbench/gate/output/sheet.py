@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvbench.gate.judgement import GateVerdict, Judgement, Row
+from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
 from kvbench.gate.rule_check import RulesReport
 from kvbench.units import format_size
 
@@ -40,7 +40,7 @@ class Sheet:
 
 def is_loud(row: Row) -> bool:
     """Whether the row needs attention; a CONTAMINATED row does not, because no row is the cause."""
-    return row.verdict not in (GateVerdict.CONTAMINATED, GateVerdict.SAME, GateVerdict.HOLDS)
+    return row.gates not in (GateVerdict.CONTAMINATED, GateVerdict.SAME, GateVerdict.HOLDS)
 
 
 def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
@@ -81,7 +81,8 @@ def figures(row: Row) -> Sequence[str]:
 
 def message(row: Row) -> str:
     """Return the row in one sentence, without its name."""
-    return "; ".join(filter(None, (", ".join(filter(None, figures(row))), row.reason)))
+    passes = "not slower" if row.gates is not row.verdict else ""
+    return "; ".join(filter(None, (", ".join(filter(None, figures(row))), passes, row.reason)))
 
 
 def _first(judgement: Judgement, repeat: str) -> list[str]:
@@ -98,8 +99,7 @@ def _summary(judgement: Judgement) -> list[str]:
     lines = [f"{judgement.rounds} rounds, {len(judgement.rows)} rows: {counts or 'none'}"]
     for control in judgement.controls:
         moved = " ".join(filter(None, (_percent(control.effect), _interval(control.low, control.high))))
-        how = "steady" if control.steady else f"not within {judgement.margins.control_margin:.1%}: the machine moved"
-        lines.append(f"control {control.name}: {moved}, {how}")
+        lines.append(f"control {control.name}: {moved}, {_steadiness(control)}")
     if math.isfinite(judgement.geometric_mean):
         lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
     if judgement.disturbed:
@@ -108,6 +108,12 @@ def _summary(judgement: Judgement) -> list[str]:
     if judgement.slot_bias != 1:
         lines.append(f"running second in a pair cost {_percent(judgement.slot_bias)}; corrected on both sides")
     return lines
+
+
+def _steadiness(control: ControlEffect) -> str:
+    if not control.steady:
+        return "outside its margin: the machine moved"
+    return f"unsure: a change must exceed its margin by {control.unsure:.1%}" if control.unsure else "steady"
 
 
 def _counts(verdicts: Iterable[str]) -> str:

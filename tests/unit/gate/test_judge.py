@@ -113,11 +113,32 @@ def test_the_second_slot_costs_neither_side() -> None:
 def test_three_times_the_rounds_outvote_two_in_which_another_guest_was_on_the_link() -> None:
     moved = np.array([[0.0, 0.06, 0.0, 0.0, 0.0, 0.0, 0.05, 0.0]])
     calm = np.zeros((1, 16))
-    for seen, steady in ((moved, False), (np.hstack([moved, calm]), True)):
+    always = np.full((1, 8), 0.04)
+    for seen, steady, sure in ((moved, True, False), (np.hstack([moved, calm]), True, True), (always, False, True)):
         order = np.resize([1.0, -1.0], seen.shape[1])
         nothing = np.empty((0, seen.shape[1]))
         (control,) = Judge().assess(Pairs([], nothing, nothing, order, {"h2d": seen[0]}, {}, [], {})).controls
         assert control.steady is steady
+        assert (control.unsure == 0) is sure
+
+
+def test_where_the_controls_are_unsure_a_change_must_exceed_its_margin_by_as_much() -> None:
+    order, unsure = np.resize([1.0, -1.0], 24), np.resize([-0.08, 0.08, 0.0], 24)
+    for slower, verdict in ((0.04, GateVerdict.UNDECIDED), (0.15, GateVerdict.SLOWER), (0.0, GateVerdict.SAME)):
+        base = np.full((1, 24), 100.0)
+        pairs = Pairs([VICTIM], base, base * (1 + slower), order, {"h2d": unsure})
+        judgement = Judge().assess(pairs)
+        assert judgement.controls[0].unsure > 0.01
+        assert judgement.verdict is verdict
+
+
+def test_a_row_that_is_undecided_but_not_slower_passes() -> None:
+    faster = np.resize([0.90, 1.0, 1.01], 24)
+    for times, verdict in ((faster, GateVerdict.SAME), (1 / faster, GateVerdict.UNDECIDED)):
+        base = np.full((1, 24), 100.0)
+        judgement = Judge().assess(Pairs([VICTIM], base, base * times, np.zeros(24), {}))
+        assert judgement.rows[0].verdict is GateVerdict.UNDECIDED
+        assert judgement.verdict is verdict
 
 
 def test_too_few_rounds_say_nothing() -> None:
