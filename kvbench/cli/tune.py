@@ -283,7 +283,7 @@ def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
     typer.echo("")
     print_rows([_HEADER, *map(_row, answers)])
     if open_lines := open_points(answers):
-        typer.echo("\nOpen: another run could choose differently")
+        typer.echo("\nOpen: another run could choose differently (largest difference first)")
         for line in open_lines[:_MOST_OPEN]:
             typer.echo(f"  {line}")
         if len(open_lines) > _MOST_OPEN:

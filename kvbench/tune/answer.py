@@ -1,5 +1,6 @@
 """The answers of a tuning from the times of all candidates: sentences, the table behind them, and open choices."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -203,7 +204,10 @@ _REFERENCES: Final[Mapping[str, Callable[[Answer], Choice | None]]] = {
 
 
 def open_points(answers: Sequence[Answer]) -> list[str]:
-    """Return the shapes for which another run could choose differently, and the cost of the alternatives."""
+    """Return the shapes for which another run could choose differently, and the cost of the alternatives.
+
+    The largest difference comes first.
+    """
     lines = []
     for answer in answers:
         shape = f"{answer.direction} {answer.state.quantity}, {answer.blocks} x {shown_size(answer.block_bytes)}"
@@ -212,8 +216,9 @@ def open_points(answers: Sequence[Answer]) -> list[str]:
             low, high = (f"{(end - 1) * 100:+.1f}%" for end in (found.low, found.high))
             interval = f" ({low} to {high})" if known else ", too few visits for an interval"
             cost = f"{(found.ratio - 1) * 100:+.1f}%{interval}"
-            lines.append(f"{shape}: {words_of(answer.choice)}, or {words_of(other)} for {cost} of the time")
-    return lines
+            line = f"{shape}: {words_of(answer.choice)}, or {words_of(other)} for {cost} of the time"
+            lines.append((abs(math.log(found.ratio)), line))
+    return [line for _, line in sorted(lines, key=lambda own: -own[0])]
 
 
 def words_of(choice: Choice) -> str:

@@ -7,10 +7,12 @@ from itertools import product
 from statistics import median
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, compare_visits
-from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN, TIED
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
+from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
+from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import SHUFFLED
@@ -22,6 +24,9 @@ from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Ta
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
+
+_REDRAWS: Final = 1000
+_RARE: Final = 0.02
 
 # Cells with a smaller share than this do not define the workload of a run.
 _FEW: Final = 1 / 3
@@ -110,8 +115,10 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
 
     Among the candidates within `TIED` of the fastest, the one with the fewest SMs wins, then the simplest backend, then
     the choice of an adjacent point: the one with fewer blocks, else the one with the smaller size. Points are decided
-    in that order. `others` excludes candidates that lose clearly more than two runs of one build can differ. A
-    candidate with too few visits for a verdict, while others have enough, was dropped by a search and is ignored.
+    in that order. Another run could make a different choice if the same rule makes it for times redrawn within their
+    uncertainty in more than `_RARE` of the cases. A candidate that lacks two visits or more for a verdict, while others
+    have enough, was dropped by a search and is not chosen; one that lacks a single visit may be of a run that was
+    interrupted.
     """
     found: dict[Point, Decision] = {}
     for size, count in sorted(times):
@@ -119,15 +126,8 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
             max((point for point in found if point[0] == size), default=None),
             max((point for point in found if point[1] == count), default=None),
         )
-        found[size, count] = _decide(
-            _raced(times[size, count]), [found[point].choice for point in near if point is not None]
-        )
+        found[size, count] = _decide(times[size, count], [found[point].choice for point in near if point is not None])
     return found
-
-
-def _raced(arms: Arms) -> Arms:
-    enough = min(MIN_PAIRS, max(len(visits) for visits in arms.values()))
-    return {choice: visits for choice, visits in arms.items() if len(visits) >= enough}
 
 
 def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
@@ -135,23 +135,34 @@ def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
         near = neighbours.index(choice) if choice in neighbours else len(neighbours)
         return *preference(choice), near, str(choice)
 
-    fastest = min(arms, key=lambda choice: (median(arms[choice].values()), str(choice)))
-    loss = {choice: compare_visits(arms[fastest], visits, IN_TURN) for choice, visits in arms.items()}
-    as_good = [choice for choice in arms if choice == fastest or loss[choice].verdict in _NOT_SLOWER]
-    possible = [choice for choice in arms if _least(loss[choice]) <= 1 + BETWEEN_RUNS.fraction]
-    chosen = min({*as_good, *(c for c in possible if loss[c].ratio <= 1 + TIED.fraction)}, key=rank)
-    certain = min(as_good, key=rank)
-    others = {certain, *(choice for choice in possible if rank(choice) < rank(certain))} - {chosen}
-    against = {choice: compare_visits(arms[chosen], arms[choice], IN_TURN) for choice in sorted(others, key=rank)}
-    return Decision(chosen, fastest, against)
+    ordered = sorted(arms, key=rank)
+    enough = min(MIN_PAIRS, max(len(visits) for visits in arms.values())) - 1
+    raced = [choice for choice in ordered if len(arms[choice]) >= enough]
+    fastest = min(raced, key=lambda choice: (median(arms[choice].values()), str(choice)))
+    loss = {choice: compare_visits(arms[fastest], arms[choice], IN_TURN).ratio for choice in raced}
+    chosen = next(choice for choice in raced if choice == fastest or loss[choice] <= 1 + TIED.fraction)
+    shares = _redrawn([np.log(list(arms[choice].values())) for choice in ordered])
+    others = [choice for choice, share in zip(ordered, shares, strict=True) if share > _RARE and choice != chosen]
+    return Decision(chosen, fastest, {other: compare_visits(arms[chosen], arms[other], IN_TURN) for other in others})
 
 
-_NOT_SLOWER: Final = (Verdict.SAME, Verdict.FASTER)
+def _redrawn(logs: Sequence[Floats]) -> Floats:
+    """Return how often the rule chooses each candidate when all times are redrawn; `logs` are in the rule's order.
 
-
-def _least(found: Comparison) -> float:
-    """Return the lower end of a candidate's relative time, or its ratio without an interval."""
-    return found.low if math.isfinite(found.high) else found.ratio
+    The uncertainty of a median of n visits is 1.25 standard deviations of a visit over the root of n; the scatter of a
+    visit is that of all candidates, robustly. `OF_A_RUN` is added to it.
+    """
+    medians = np.array([np.median(own) for own in logs])
+    apart = np.abs(
+        np.concatenate(
+            [own - middle for own, middle in zip(logs, medians, strict=True) if len(own) > 1] or [medians * 0]
+        )
+    )
+    sigma = MAD_TO_SIGMA * float(np.median(apart[apart > 0])) if apart.any() else 0.0
+    spreads = [math.hypot(math.log1p(OF_A_RUN.fraction), 1.25 * sigma / math.sqrt(len(own))) for own in logs]
+    draws = medians + spreads * np.random.default_rng(0).standard_normal((_REDRAWS, len(logs)))
+    ties = draws <= draws.min(axis=1, keepdims=True) + math.log1p(TIED.fraction)
+    return np.bincount(ties.argmax(axis=1), minlength=len(logs)) / _REDRAWS
 
 
 def preference(choice: Choice) -> tuple[int, int]:

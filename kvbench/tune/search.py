@@ -22,11 +22,11 @@ from kvbench.tune.table import Choice
 # Number of visits -> the maximum ratio to the best time with which a candidate stays in the race, and the maximum ratio
 # to the time of every candidate that the rule prefers at equal times.
 DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 1.6, 2: 1.25, 3: 1.15, 4: 1.1, 5: 1.1}
-OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 1.1, 2: 1.02, 3: 0.995, 4: 0.99, 5: 0.99}
+OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 1.2, 2: 1.08, 3: 1.03, 4: 1.01, 5: 1.0}
 # The minimum number of visits of a reference of the answers, even if it is far slower.
 REFERENCE_VISITS: Final = 3
 # Visits per candidate, at the first sizes and between them, as seen on an H200.
-VISITS_PER_CANDIDATE: Final = 5 / 2
+VISITS_PER_CANDIDATE: Final = 3
 # The maximum number of visits for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2

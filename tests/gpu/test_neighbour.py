@@ -59,7 +59,8 @@ def test_every_neighbour_beside_every_backend(
 
 
 def test_a_neighbour_that_does_nothing_costs_nothing(bench: Bench) -> None:
-    turns = beside(bench, replace(CELL, neighbour=Neighbour.IDLE))
+    # An SM kernel that saturates the link delays the launches of every other stream; the copy engine does not.
+    turns = beside(bench, replace(CELL, backend="batched", sms=None, neighbour=Neighbour.IDLE))
     assert median(turns.neighbour_beside_us) == pytest.approx(median(turns.neighbour_alone_us), rel=0.005)
     assert median(turns.swaps_beside_gbps) == pytest.approx(median(turns.swaps_alone_gbps), rel=0.05)
 

@@ -164,13 +164,20 @@ def test_what_gains_no_more_than_the_margin_is_no_reason_to_take_sms() -> None:
 
 def test_what_another_run_could_choose_is_named() -> None:
     clear = steady({KERNEL: 90.0, BATCHED: 100.0})
-    equal = steady({KERNEL: 100.0, BATCHED: 100.5})
+    equal = steady({KERNEL: 100.0, BATCHED: 100.0})
     at_the_margin = {KERNEL: noisy(100.0, 0.005), BATCHED: dict.fromkeys(range(6), 103.0)}
     noise = {KERNEL: noisy(100.0, 0.2), BATCHED: dict.fromkeys(range(6), 120.0)}
     assert [others_at(arms) for arms in (clear, equal)] == [set(), set()]
     for arms in (at_the_margin, noise):
         decision = decide_all({(KIB, 16): arms})[KIB, 16]
         assert {decision.choice, *decision.others} == {KERNEL, BATCHED}
+
+
+def test_what_an_interrupted_sweep_visited_once_less_can_be_chosen() -> None:
+    arms = {TRITON: dict.fromkeys(range(6), 100.0), KERNEL: dict.fromkeys(range(5), 50.0)}
+    assert choose_all({(KIB, 16): arms})[KIB, 16] == KERNEL
+    arms[KERNEL] = dict.fromkeys(range(4), 50.0)  # a search dropped it
+    assert choose_all({(KIB, 16): arms})[KIB, 16] == TRITON
 
 
 def test_too_few_visits_do_not_make_everything_possible() -> None:
