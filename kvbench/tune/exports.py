@@ -13,6 +13,9 @@ from kvbench.tune.answer import VLLM_BELOW_BYTES, VLLM_FROM_BLOCKS, VLLM_SMS, An
 from kvbench.tune.fit import sms_of
 from kvbench.tune.table import Choice
 
+# The defaults of SGLANG_HICACHE_BLOCK_QUOTA and FLEXKV_TRANSFER_NUM_CTA_*.
+_SGLANG_SMS: Final = 2
+_FLEXKV_SMS: Final = 4
 _COPIES: Final = ("batched", "primed", "per_block")
 
 
@@ -103,10 +106,14 @@ def _with_all_sms(answers: Sequence[Answer], backend: str) -> tuple[list[int], l
     return sorted(every), [answer for answer, own in counts.items() if own and own == every]
 
 
-def _sms_of(answers: Sequence[Answer], backend: str) -> tuple[tuple[int, ...], _Loss] | None:
-    """Return the smallest SM count that suffices for a backend at all shapes, and its loss against the free choice."""
+def _sms_of(answers: Sequence[Answer], backend: str, usual: int) -> tuple[tuple[int, ...], _Loss] | None:
+    """Return the SM count for a backend at all shapes, and its loss against the free choice.
+
+    It is the project's default, `usual`, if that suffices, else the smallest that does.
+    """
     counts, own = _with_all_sms(answers, backend)
-    return _fit(own, ((count,) for count in counts), _with_sms(backend))
+    ordered = sorted(counts, key=lambda count: (count != usual, count))
+    return _fit(own, ((count,) for count in ordered), _with_sms(backend))
 
 
 def _with_sms(backend: str) -> Callable[[tuple[int, ...]], Picked]:
@@ -170,7 +177,7 @@ def _vllm(answers: Sequence[Answer]) -> Export:
 
 
 def _sglang(answers: Sequence[Answer]) -> Export:
-    fitted = _sms_of(answers, "sm")
+    fitted = _sms_of(answers, "sm", _SGLANG_SMS)
     if fitted is None:
         raise UsageError("--export sglang: requires sm with the same SM counts at every shape")
     (quota,), loss = fitted
@@ -183,7 +190,7 @@ def _sglang(answers: Sequence[Answer]) -> Export:
             Setting(
                 "SGLANG_HICACHE_BLOCK_QUOTA",
                 str(quota),
-                "an environment variable (default: 2). One value for both directions",
+                f"an environment variable (default: {_SGLANG_SMS}). One value for both directions",
                 f"SM count of sm: {loss.words()}",
             )
         ],
@@ -195,9 +202,9 @@ def _flexkv(answers: Sequence[Answer]) -> Export:
     for direction in Direction:
         own = [answer for answer in answers if answer.direction is direction]
         way = direction.value.upper()
-        if fitted := _sms_of(own, "sm"):
+        if fitted := _sms_of(own, "sm", _FLEXKV_SMS):
             (ctas,), loss = fitted
-            how = f"an environment variable (default: 4). Used if FLEXKV_USE_CE_TRANSFER_{way} is 0"
+            how = f"an environment variable (default: {_FLEXKV_SMS}). Used if FLEXKV_USE_CE_TRANSFER_{way} is 0"
             settings.append(Setting(f"FLEXKV_TRANSFER_NUM_CTA_{way}", str(ctas), how, f"for sm: {loss.words()}"))
         if copies := _loss(own, _best_copy):
             engine = copies.mean <= TIED.fraction
