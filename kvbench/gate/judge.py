@@ -19,7 +19,7 @@ from kvbench.gate.floors import FloorFile, check_floors
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Margins, Row, worst
 from kvbench.gate.looks import ONCE, PLAN, Look, look_at
 from kvbench.gate.pairs import Pairs, check_identity, pair
-from kvbench.gate.shape import PairedValues, features, neighbours
+from kvbench.gate.shape import PairedValues, features, neighbours, submissions
 from kvbench.results import Run
 
 
@@ -92,7 +92,7 @@ class Judge:
         return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady, unsure)
 
     def _rows(self, pairs: Pairs, logs: Floats, drift: float, unsure: float) -> list[Row]:
-        """Return a row for every cell and its neighbour, and for every comparable feature of their curves."""
+        """Return a row for every cell, its submission and its neighbour, and for every feature of their curves."""
         allowed = self._cell_margins(pairs) + drift
         looks = self.looks or (PLAN if pairs.in_turn else ONCE)
         rows = []
@@ -110,7 +110,11 @@ class Judge:
             rows.append(row)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # an untrusted run can hold any time
             relative = math.log1p(self.margins.margin)
-            others = [*neighbours(pairs, relative), *features(pairs, allowed, relative + drift)]
+            others = [
+                *submissions(pairs, allowed),
+                *neighbours(pairs, relative),
+                *features(pairs, allowed, relative + drift),
+            ]
             return rows + [_row(values, np.log(values.cand / values.base), looks, unsure) for values in others]
 
     def _cell_margins(self, pairs: Pairs) -> Floats:

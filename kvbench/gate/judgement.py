@@ -12,7 +12,7 @@ from kvbench.analysis.margins import CONTROL, GATE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode
 
-Kind = Literal["cell", "neighbour", "cliff height", "cliff position", "crossover", "rule"]
+Kind = Literal["cell", "submission", "neighbour", "cliff height", "cliff position", "crossover", "rule"]
 
 
 class GateVerdict(StrEnum):
@@ -87,8 +87,8 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One judged item: a cell, the slowdown of its neighbour, the height or position of a cliff, a crossover, or a rule
-    about one run.
+    """One judged item: a cell, its submission, the slowdown of its neighbour, the height or position of a cliff, a
+    crossover, or a rule about one run.
 
     `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN if there is none). `effect`, with its
     interval [`low`, `high`], is the ratio of candidate to base, and `margin` the allowed difference as a fraction.

@@ -25,7 +25,9 @@ _SHOWN: Final = 3
 # Between two sides with the same code, on a busy host, the lower tenths of visits differ by a third to a half of the
 # difference of their medians (H200, driver 580.159.04, 114 cells).
 FAST_SHARE: Final = 0.1
+# The shares of a swap's time from which its submission is protected from a slow CPU, and judged itself.
 CPU_BOUND: Final = 1 / 3
+SUBMISSION_BOUND: Final = 1 / 2
 NO_FIGURE: Final = "no delay outlasted the submission in every sample, so execution could not be measured separately"
 
 
@@ -35,7 +37,8 @@ class Pairs:
 
     `base_us` and `cand_us` have the shape (cells, rounds), with NaN if a round did not measure a cell, or if the pair
     was spoiled. `slowdowns` are those of the cells' neighbours on each side, with the shape (2, cells, rounds), and
-    NaN for cells without a neighbour too.
+    NaN for cells without a neighbour too. `submissions_us` has the same shape, and NaN for cells whose submission takes
+    less than `SUBMISSION_BOUND` of their time or copies; it is None for runs that were not made in turn.
 
     `order` is 1 for every round in which the candidate ran second, -1 if it ran first, 0 if unknown. `controls` maps a
     name to the log ratios of the candidate's time to the base's, by round, of controls that no build affects. `failed`
@@ -51,6 +54,7 @@ class Pairs:
     order: Floats
     controls: Mapping[str, Floats]
     slowdowns: Floats | None = None
+    submissions_us: Floats | None = None
     failed: Mapping[Cell, str] = field(default_factory=dict)
     faults: Sequence[str] = ()
     paths: Mapping[Cell, str] = field(default_factory=dict)
@@ -180,12 +184,12 @@ def _submission_us(visit: Visit) -> float:
     return _undisturbed_us(visit.samples.submit_us)
 
 
-def _cpu_bound(submissions_us: Floats, times_us: Floats) -> Mask:
-    """Return a mask of the cells whose submission takes a third of the time or more."""
+def _shares(submissions_us: Floats, times_us: Floats) -> Floats:
+    """Return the submission's share of each cell's time, 0 where the time does not hold it."""
     with np.errstate(over="ignore"):  # an untrusted run may hold any time
         shares = submissions_us / times_us
     known = (own[np.isfinite(own)] for own in np.swapaxes(shares, 0, 1))
-    return np.array([own.size > 0 and np.median(own) >= CPU_BOUND for own in known], dtype=bool)
+    return np.array([float(np.median(own)) if own.size else 0.0 for own in known])
 
 
 def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
@@ -221,17 +225,19 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     def both(value: Callable[[Visit], float]) -> Floats:
         return np.array([ours.values(cells, value), theirs.values(names, value)])
 
-    times, slowdowns = both(visit_us), both(_slowdown)
+    times, slowdowns, submissions = both(visit_us), both(_slowdown), both(_submission_us)
     probes_us = both(lambda visit: visit.probe_us or math.nan)
     disturbed = np.isfinite(both(_disturbances))
     clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
-    bound = _cpu_bound(both(_submission_us), times)
-    marks = spoiled(disturbed, probes_us, bound, clocks, copies) if in_turn else {}
-    for values in (times, slowdowns):
+    shares = _shares(submissions, times)
+    inline = frozenset(cell for cell, own in paths.items() if {*own} == {EffectivePath.CPU_INLINE})
+    submissions[:, (shares < SUBMISSION_BOUND) | [cell in inline for cell in cells]] = math.nan
+    marks = spoiled(disturbed, probes_us, shares >= CPU_BOUND, clocks, copies) if in_turn else {}
+    for values in (times, slowdowns, submissions):
         values[:, [cell in failed for cell in cells]] = math.nan
     made = np.isfinite(times).all(axis=0)
     for mark in marks.values():
-        times[:, mark] = slowdowns[:, mark] = math.nan
+        times[:, mark] = slowdowns[:, mark] = submissions[:, mark] = math.nan
     return Pairs(
         cells,
         times[0],
@@ -239,10 +245,11 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         order=np.nan_to_num(np.sign(np.subtract(theirs.begun_s(in_turn=in_turn), ours.begun_s(in_turn=in_turn)))),
         controls=_controls(probes_us, copies, marks),
         slowdowns=slowdowns,
+        submissions_us=submissions if in_turn else None,
         failed=failed,
         faults=_unfinished([ours, theirs]) if not _stopped(base, cand) else [],
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
-        inline=frozenset(cell for cell, own in paths.items() if {*own} == {EffectivePath.CPU_INLINE}),
+        inline=inline,
         notes=[*_about_backends(ours.measured, theirs.measured), *notes, *_stopped(base, cand)],
         disturbed={cause: count for cause, mark in marks.items() if (count := int((mark & made).sum()))},
         in_turn=in_turn,

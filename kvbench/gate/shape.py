@@ -1,4 +1,4 @@
-"""Judged items besides times: slowdowns of neighbours, and the shape of curves (cliffs, crossovers), round by round.
+"""Judged items besides times: submissions, slowdowns of neighbours, and the shape of curves (cliffs, crossovers).
 
 A curve is a set of cells that differ only in block size. `kvbench.analysis` finds the features over all rounds; every
 round then gives one value per side, and these values are paired like times.
@@ -101,11 +101,23 @@ def neighbours(pairs: Pairs, relative_margin: float) -> list[PairedValues]:
     A slowdown is of iterations alone and beside swaps in one visit, so that what the machine does between the visits of
     the two sides is in neither.
     """
-    if pairs.slowdowns is None:
+    return _of_cells("neighbour", "x", pairs, pairs.slowdowns, np.full(len(pairs.cells), relative_margin))
+
+
+def submissions(pairs: Pairs, margins: Floats) -> list[PairedValues]:
+    """Return the times of the submissions of cells that mostly submit; `margins` are those of the cells."""
+    return _of_cells("submission", "us", pairs, pairs.submissions_us, margins)
+
+
+def _of_cells(
+    kind: Kind, unit: Literal["us", "x"], pairs: Pairs, values: Floats | None, margins: Floats
+) -> list[PairedValues]:
+    """Return an item for every cell that has `values`, of shape (2, cells, rounds)."""
+    if values is None:
         return []
     return [
-        PairedValues("neighbour", cell.label, [cell], "x", base, cand, relative_margin)
-        for cell, base, cand in zip(pairs.cells, *pairs.slowdowns, strict=True)
+        PairedValues(kind, cell.label, [cell], unit, base, cand, margin)
+        for cell, base, cand, margin in zip(pairs.cells, *values, margins, strict=True)
         if np.isfinite(base).any() or np.isfinite(cand).any()
     ]
 

@@ -246,13 +246,14 @@ def test_a_folder_in_use_is_not_written_to(folder: Path) -> None:
 def test_after_ctrl_c_or_sigterm_what_both_sides_have_can_be_judged(
     folder: Path, number: signal.Signals, name: str
 ) -> None:
-    # Nothing is ever settled, so that it goes on until it is stopped.
-    options = ("--base=here", "--cand=here", "--suite=suite.toml", "--device=cpu", "--out=gate", "--control-margin=0")
+    # Nothing can be settled at the first look, so that it goes on until it is stopped.
+    margins = ("--margin=0", "--absolute-us=0")
+    options = ("--base=here", "--cand=here", "--suite=suite.toml", "--device=cpu", "--out=gate", *margins)
     with kvbench_started("gate", "compare", *options, cwd=folder) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(f"{PLAN[0].pairs} pairs"):
-                assert line.endswith(": 0 rows are settled, 2 are open\n")
+                assert ": 0 rows are settled, " in line
                 break
         os.kill(process.pid, number)
         assert process.wait(60) == 130

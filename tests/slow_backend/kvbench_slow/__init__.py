@@ -1,7 +1,7 @@
 """The copy kernel `sm` (on the device cpu the batched copy) with a delay behind it: a known share of the swap's time.
 
 `sm_same` runs the same delay with no length, so that what launching it costs is on both sides of a comparison. And
-`per_block` with calls that take longer, which `calls_same` do not.
+`batched` with a call that takes longer, which that of `calls_same` does not.
 """
 
 import time
@@ -10,7 +10,6 @@ from statistics import median
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.backends.batched import Batched
-from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import Sm
 from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import DeviceFacts
@@ -53,14 +52,14 @@ class Slow10(Same):
 
 
 class SameCalls:
-    """One copy a block; `share` is how much longer the calls take than they do."""
+    """The batched copy; `share` is how much longer its call takes than it does."""
 
     name = "calls_same"
-    summary = "per_block"
+    summary = "batched"
     share = 0.0
 
     def __init__(self) -> None:
-        self._copies = PerBlock()
+        self._copies = Batched()
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return self._copies.axes(device)
@@ -75,7 +74,7 @@ class SameCalls:
 
 class SlowCalls5(SameCalls):
     name = "calls_slow5"
-    summary = "per_block, its calls slower by a twentieth"
+    summary = "batched, its call slower by a twentieth"
     share = 0.05
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -14,10 +15,11 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
+from kvbench.gate.judge import Judge
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.pairs import check_two, pair, partners
 from kvbench.gate.sides import parse_side
-from kvbench.results import SCHEMA, Note, Record, Run, load_run
+from kvbench.results import SCHEMA, Note, Record, Run, Visit, load_run
 from kvbench.run.protocol import VERSION
 from tests import synthetic
 from tests.unit.gate.gated import judge
@@ -221,6 +223,27 @@ def test_a_missing_file_of_floors_is_said(tmp_path: Path) -> None:
         read_floors(tmp_path / "link.json")
 
 
+def in_turn(
+    folder: Path,
+    changes: Callable[[int, Visit], dict[str, object]],
+    share: Callable[[int, Cell], float],
+    count: int = 6,
+) -> list[Run]:
+    """Two sides visited in turn, with `changes` to visits, whose submissions take a `share` of their times."""
+    calm: dict[str, object] = {"probe_us": 300.0, "sm_clock_mhz": 1980}
+    runs = []
+    for place, name in enumerate(("base", "cand")):
+        records: list[Record] = []
+        for number in range(count):
+            for made in synthetic.visits(CELLS, count=5, round_=number):
+                began_ns = 1000 * number + 100 * place
+                made.samples.submit_us[:] = [share(place, made.cell) * us for us in made.samples.gpu_us]
+                own = {**calm, **changes(place, made)}
+                records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **own))
+        runs.append(write(folder / name, records))
+    return runs
+
+
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
@@ -232,20 +255,27 @@ def test_a_missing_file_of_floors_is_said(tmp_path: Path) -> None:
 def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
     tmp_path: Path, changes: dict[str, object], cause: str
 ) -> None:
-    calm: dict[str, object] = {"probe_us": 300.0, "sm_clock_mhz": 1980}
-    runs = []
-    for place, name in enumerate(("base", "cand")):
-        records: list[Record] = []
-        for made in synthetic.rounds(CELLS):
-            began_ns = 1000 * made.round + 100 * place
-            made.samples.submit_us[:] = [0.5 * us for us in made.samples.gpu_us]
-            own = changes if (place, made.round, made.cell) == (1, 3, CELLS[0]) else {}
-            records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **{**calm, **own}))
-        runs.append(write(tmp_path / name, records))
-    found = pair([runs[0]], [runs[1]])
+    def changed(place: int, made: Visit) -> dict[str, object]:
+        return changes if (place, made.round, made.cell) == (1, 3, CELLS[0]) else {}
+
+    base, cand = in_turn(tmp_path, changed, lambda _place, _cell: 0.5)
+    found = pair([base], [cand])
     assert found.disturbed == {cause: 1}
     place = list(found.cells).index(CELLS[0])
     assert np.argwhere(np.isnan(found.base_us)).tolist() == [[place, 3]]
+
+
+def test_a_submission_that_is_slower_is_found_though_the_swap_takes_as_long(tmp_path: Path) -> None:
+    def share(place: int, cell: Cell) -> float:
+        return 0.2 if cell == CELLS[1] else 0.60 + 0.06 * place * (cell == CELLS[0])
+
+    base, cand = in_turn(tmp_path, lambda _place, _visit: {}, share, count=24)
+    judgement = Judge().judge([base], [cand])
+    assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {GateVerdict.SAME}
+    submissions = {row.cells[0]: row.verdict for row in judgement.rows if row.kind == "submission"}
+    assert submissions.pop(CELLS[0]) is GateVerdict.SLOWER
+    assert CELLS[1] not in submissions
+    assert {*submissions.values()} == {GateVerdict.SAME}
 
 
 def test_looking_for_a_run_on_both_sides_takes_time_in_proportion_to_the_runs(
