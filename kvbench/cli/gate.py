@@ -235,7 +235,7 @@ class _DisturbedError(KvbenchError):
 
 def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence[Run]", "Sequence[Run]"]:
     """Return both sides' rounds. Raises UsageError and RunDirectoryError."""
-    from kvbench.gate.pairs import check_two
+    from kvbench.gate.partners import check_two
     from kvbench.results import load_run
 
     if after_dashes is None or not 0 < after_dashes < len(paths):

@@ -18,7 +18,8 @@ from kvbench.gate.disturbance import CPU
 from kvbench.gate.floors import FloorFile, check_floors
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Margins, Row, worst
 from kvbench.gate.looks import ONCE, PLAN, Look, look_at
-from kvbench.gate.pairs import Pairs, check_identity, pair
+from kvbench.gate.pairs import Pairs, pair
+from kvbench.gate.partners import check_identity
 from kvbench.gate.shape import PairedValues, features, neighbours, submissions
 from kvbench.results import Run
 

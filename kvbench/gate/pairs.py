@@ -1,34 +1,33 @@
-"""Pairs the cells of two sides, round by round: partners, outcomes and paired times."""
+"""Pairs the cells of two sides, round by round: outcomes and paired times."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
-from typing import Final
 
 import numpy as np
 
 from kvbench.analysis.intervals import Floats
-from kvbench.analysis.margins import SLOW_CPU
-from kvbench.cells.axes import StreamState
-from kvbench.cells.cell import AXES, Cell
-from kvbench.errors import MismatchError, UsageError, brief
+from kvbench.cells.cell import Cell
+from kvbench.errors import MismatchError, UsageError
 from kvbench.gate.disturbance import CPU, Mask, spoiled
-from kvbench.machine.identity import OF_THE_BUILD, differences
+from kvbench.gate.partners import about_backends, few, partners
+from kvbench.gate.visit_times import (
+    CPU_BOUND,
+    NO_FIGURE,
+    SUBMISSION_BOUND,
+    disturbances,
+    has_figure,
+    shares_of,
+    slowdown,
+    submission_us,
+    undisturbed_us,
+    visit_us,
+)
 from kvbench.results import Ceiling, Control, Failure, Run, Skip, Visit
-from kvbench.results.cost import cost_of
 from kvbench.results.schema import EffectivePath
-
-_SHOWN: Final = 3
-# Between two sides with the same code, on a busy host, the lower tenths of visits differ by a third to a half of the
-# difference of their medians (H200, driver 580.159.04, 114 cells).
-FAST_SHARE: Final = 0.1
-# The shares of a swap's time from which its submission is protected from a slow CPU, and judged itself.
-CPU_BOUND: Final = 1 / 3
-SUBMISSION_BOUND: Final = 1 / 2
-NO_FIGURE: Final = "no delay outlasted the submission in every sample, so execution could not be measured separately"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,57 +138,11 @@ class _Side:
         for place, run in enumerate(self.runs):
             for record in run.records:
                 if isinstance(record, kind) and record.gpu_us:
-                    found.setdefault(record.direction, {})[place, record.round] = _undisturbed_us(record.gpu_us)
+                    found.setdefault(record.direction, {})[place, record.round] = undisturbed_us(record.gpu_us)
         return {way: _positive([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
 
     def _of(self, cells: Sequence[Cell]) -> list[dict[tuple[int, int], Visit]]:
         return [self._visits.get(cell, {}) for cell in cells]
-
-
-def has_figure(visit: Visit) -> bool:
-    """Return whether a visit has samples and, on a busy stream, the delay outlasted the submission in all of them."""
-    samples = visit.samples
-    return len(samples) > 0 and (visit.cell.stream_state is not StreamState.BUSY or all(samples.pending_after))
-
-
-def visit_us(visit: Visit) -> float:
-    """Return the undisturbed time of a swap in a visit: the `FAST_SHARE` quantile of swap_us, in microseconds.
-
-    Disturbances of the machine only make copies slower. NaN for a visit without a figure.
-    """
-    if not has_figure(visit):
-        return math.nan
-    return _undisturbed_us(getattr(visit.samples, visit.cell.stream_state.swap_clock))
-
-
-def _undisturbed_us(times_us: Sequence[float]) -> float:
-    return float(np.quantile(times_us, FAST_SHARE))
-
-
-def _slowdown(visit: Visit) -> float:
-    """Return how much slower the visit's neighbour was, a ratio; NaN without one."""
-    cost = cost_of(visit.beside)
-    return math.nan if cost is None else cost.slowdown
-
-
-def _disturbances(visit: Visit) -> int:
-    """Return the number of disturbances of a visit except a slow CPU, because the CPUs of both sides are compared."""
-    return len(visit.disturbed) - ((visit.slowdown or 0) > 1 + SLOW_CPU.fraction)
-
-
-def _submission_us(visit: Visit) -> float:
-    """Return the undisturbed time of the submission; NaN where the time of the swap does not hold it."""
-    if visit.cell.stream_state is StreamState.BUSY or not has_figure(visit):
-        return math.nan
-    return _undisturbed_us(visit.samples.submit_us)
-
-
-def _shares(submissions_us: Floats, times_us: Floats) -> Floats:
-    """Return the submission's share of each cell's time, 0 where the time does not hold it."""
-    with np.errstate(over="ignore"):  # an untrusted run may hold any time
-        shares = submissions_us / times_us
-    known = (own[np.isfinite(own)] for own in np.swapaxes(shares, 0, 1))
-    return np.array([float(np.median(own)) if own.size else 0.0 for own in known])
 
 
 def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
@@ -218,18 +171,18 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     cells = sorted(every, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
     names = [partner.get(cell, cell) for cell in cells]
     troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in zip(cells, names, strict=True)}
-    failed = {cell: _few(list(dict.fromkeys(why))) for cell, why in troubles.items() if why}
+    failed = {cell: few(list(dict.fromkeys(why))) for cell, why in troubles.items() if why}
     paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in zip(cells, names, strict=True)}
     copies, notes = _large_copies(ours, theirs)
 
     def both(value: Callable[[Visit], float]) -> Floats:
         return np.array([ours.values(cells, value), theirs.values(names, value)])
 
-    times, slowdowns, submissions = both(visit_us), both(_slowdown), both(_submission_us)
+    times, slowdowns, submissions = both(visit_us), both(slowdown), both(submission_us)
     probes_us = both(lambda visit: visit.probe_us or math.nan)
-    disturbed = np.isfinite(both(_disturbances))
+    disturbed = np.isfinite(both(disturbances))
     clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
-    shares = _shares(submissions, times)
+    shares = shares_of(submissions, times)
     inline = frozenset(cell for cell, own in paths.items() if {*own} == {EffectivePath.CPU_INLINE})
     submissions[:, (shares < SUBMISSION_BOUND) | [cell in inline for cell in cells]] = math.nan
     marks = spoiled(disturbed, probes_us, shares >= CPU_BOUND, clocks, copies) if in_turn else {}
@@ -250,7 +203,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         faults=_unfinished([ours, theirs]) if not _stopped(base, cand) else [],
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
         inline=inline,
-        notes=[*_about_backends(ours.measured, theirs.measured), *notes, *_stopped(base, cand)],
+        notes=[*about_backends(ours.measured, theirs.measured), *notes, *_stopped(base, cand)],
         disturbed={cause: count for cause, mark in marks.items() if (count := int((mark & made).sum()))},
         in_turn=in_turn,
     )
@@ -261,60 +214,6 @@ def _in_turn(base_ns: tuple[int, int] | None, cand_ns: tuple[int, int] | None) -
     if base_ns is None or cand_ns is None:
         return False
     return base_ns[0] < cand_ns[1] and cand_ns[0] < base_ns[1]
-
-
-def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
-    """Return each cell of the base -> its partner; cells without a partner are omitted.
-
-    A cell's partner is itself, unless each side has a single backend and the two differ: then two backends are
-    compared, and a cell's partner is the cell with the same values on all other axes that both backends support.
-    Raises UsageError if two cells of a side have the same partner.
-    """
-    ours, theirs = list(dict.fromkeys(base)), list(dict.fromkeys(cand))
-    if not _about_backends(ours, theirs):
-        same = set(theirs)
-        return {cell: cell for cell in ours if cell in same}
-    fields = [
-        axis.field
-        for name, axis in AXES.items()
-        if name != "backend"
-        and all(any(getattr(cell, axis.field) is not None for cell in side) for side in (ours, theirs))
-    ]
-    found = _by_values(theirs, fields)
-    return {cell: found[values] for values, cell in _by_values(ours, fields).items() if values in found}
-
-
-def check_two(base: Sequence[Run], cand: Sequence[Run]) -> None:
-    """Raise UsageError if a run, or a copy of its journal, is on both sides; the message names it."""
-    by_path = {run.path.resolve(): run for run in base}
-    by_end: dict[str, list[Run]] = {}  # a copied journal also has the same last record
-    for run in base:
-        if run.records:
-            by_end.setdefault(repr(run.records[-1]), []).append(run)
-    for theirs in cand:
-        ended_so = by_end.get(repr(theirs.records[-1]), []) if theirs.records else []
-        copied = next((run for run in ended_so if run.records == theirs.records), None)
-        ours = by_path.get(theirs.path.resolve(), copied)
-        if ours is not None:
-            names = " and ".join(dict.fromkeys(brief(str(run.path)) for run in (ours, theirs)))
-            raise UsageError(f"the same run is on both sides of --: {names}; use another run on one side")
-
-
-def check_identity(base: Sequence[Run], cand: Sequence[Run], *, forced: bool) -> list[str]:
-    """Return warnings about runs of different machines; raises MismatchError instead unless `forced`.
-
-    The build can differ between the sides, but not within a side.
-    """
-    found = []
-    for runs in (base, cand):
-        build = {name: value for name, value in runs[0].info.identity.items() if name == OF_THE_BUILD}
-        expected = {**base[0].info.identity, **build}
-        found += [f"{run.path}: {text}" for run in runs for text in differences(expected, run.info.identity)]
-    if found and not forced:
-        raise MismatchError(
-            f"the runs are of different kinds of machines: {_few(found)}; to compare them anyway, add --force"
-        )
-    return [f"forced: different kinds of machines: {line}" for line in found]
 
 
 def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str]]:
@@ -367,11 +266,6 @@ def _unfinished(sides: Sequence[_Side]) -> list[str]:
     ]
 
 
-def _few(reasons: Sequence[str]) -> str:
-    more = len(reasons) - _SHOWN
-    return "; ".join(reasons[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-
-
 def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
     known = np.asarray(times_us, dtype=np.float64)
     return np.where(known > 0, known, np.nan)  # a time of zero has no ratio
@@ -380,23 +274,3 @@ def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
 def _middle(values: Floats) -> float:
     known = values[np.isfinite(values)]
     return float(np.median(known)) if known.size else math.nan
-
-
-def _about_backends(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[str]:
-    """Return a note if each side has a single backend and the two differ."""
-    names = {cell.backend for cell in ours}, {cell.backend for cell in theirs}
-    if names[0] == names[1] or any(len(found) != 1 for found in names):
-        return []
-    first, second = ours[0].backend, theirs[0].backend
-    return [f"comparing two backends, {first} (base) and {second} (candidate): cells are paired by the axes of both"]
-
-
-def _by_values(cells: Sequence[Cell], fields: Sequence[str]) -> dict[tuple[object, ...], Cell]:
-    keys = {cell: tuple(getattr(cell, name) for name in fields) for cell in cells}
-    counts = Counter(keys.values())
-    twice = [cell.label for cell, values in keys.items() if counts[values] > 1]
-    if twice:
-        raise UsageError(
-            f"{twice[0]} and {twice[1]} differ only in an axis that the other backend does not support: keep one"
-        )
-    return {values: cell for cell, values in keys.items()}

@@ -17,7 +17,7 @@ from kvbench.errors import KvbenchError, StorageError, UsageError, brief
 from kvbench.gate.judge import Judge
 from kvbench.gate.judgement import Judgement
 from kvbench.gate.looks import PLAN, Look
-from kvbench.gate.pairs import check_identity, partners
+from kvbench.gate.partners import check_identity, partners
 from kvbench.gate.sides import Side
 from kvbench.results import Failure, Record, Run, RunWriter, Visit
 from kvbench.results.schema import RunStatus

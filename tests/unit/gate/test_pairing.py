@@ -17,7 +17,8 @@ from kvbench.errors import MismatchError, RunDirectoryError, UsageError
 from kvbench.gate.floors import check_floors, floors_of, read_floors, write_floors
 from kvbench.gate.judge import Judge
 from kvbench.gate.judgement import GateVerdict
-from kvbench.gate.pairs import check_two, pair, partners
+from kvbench.gate.pairs import pair
+from kvbench.gate.partners import check_two, partners
 from kvbench.gate.sides import parse_side
 from kvbench.results import SCHEMA, Note, Record, Run, Visit, load_run
 from kvbench.run.protocol import VERSION

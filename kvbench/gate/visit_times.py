@@ -1,0 +1,68 @@
+"""What a visit contributes to a pair: its undisturbed time, that of its submission, its neighbour and disturbances."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from kvbench.analysis.intervals import Floats
+from kvbench.analysis.margins import SLOW_CPU
+from kvbench.cells.axes import StreamState
+from kvbench.results import Visit
+from kvbench.results.cost import cost_of
+
+# Between two sides with the same code, on a busy host, the lower tenths of visits differ by a third to a half of the
+# difference of their medians (H200, driver 580.159.04, 114 cells).
+FAST_SHARE: Final = 0.1
+# The shares of a swap's time from which its submission is protected from a slow CPU, and judged itself.
+CPU_BOUND: Final = 1 / 3
+SUBMISSION_BOUND: Final = 1 / 2
+NO_FIGURE: Final = "no delay outlasted the submission in every sample, so execution could not be measured separately"
+
+
+def has_figure(visit: Visit) -> bool:
+    """Return whether a visit has samples and, on a busy stream, the delay outlasted the submission in all of them."""
+    samples = visit.samples
+    return len(samples) > 0 and (visit.cell.stream_state is not StreamState.BUSY or all(samples.pending_after))
+
+
+def visit_us(visit: Visit) -> float:
+    """Return the undisturbed time of a swap in a visit: the `FAST_SHARE` quantile of swap_us, in microseconds.
+
+    Disturbances of the machine only make copies slower. NaN for a visit without a figure.
+    """
+    if not has_figure(visit):
+        return math.nan
+    return undisturbed_us(getattr(visit.samples, visit.cell.stream_state.swap_clock))
+
+
+def undisturbed_us(times_us: Sequence[float]) -> float:
+    """Return the `FAST_SHARE` quantile: disturbances of the machine only make copies slower."""
+    return float(np.quantile(times_us, FAST_SHARE))
+
+
+def slowdown(visit: Visit) -> float:
+    """Return how much slower the visit's neighbour was, a ratio; NaN without one."""
+    cost = cost_of(visit.beside)
+    return math.nan if cost is None else cost.slowdown
+
+
+def disturbances(visit: Visit) -> int:
+    """Return the number of disturbances of a visit except a slow CPU, because the CPUs of both sides are compared."""
+    return len(visit.disturbed) - ((visit.slowdown or 0) > 1 + SLOW_CPU.fraction)
+
+
+def submission_us(visit: Visit) -> float:
+    """Return the undisturbed time of the submission; NaN where the time of the swap does not hold it."""
+    if visit.cell.stream_state is StreamState.BUSY or not has_figure(visit):
+        return math.nan
+    return undisturbed_us(visit.samples.submit_us)
+
+
+def shares_of(submissions_us: Floats, times_us: Floats) -> Floats:
+    """Return the submission's share of each cell's time, 0 where the time does not hold it."""
+    with np.errstate(over="ignore"):  # an untrusted run may hold any time
+        shares = submissions_us / times_us
+    known = (own[np.isfinite(own)] for own in np.swapaxes(shares, 0, 1))
+    return np.array([float(np.median(own)) if own.size else 0.0 for own in known])
