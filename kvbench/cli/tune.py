@@ -283,14 +283,16 @@ def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
     typer.echo("")
     print_rows([_HEADER, *map(_row, answers)])
     if open_lines := open_points(answers):
-        typer.echo("\nOpen: another run could choose differently (largest difference first)")
+        typer.echo("\nOpen: another run could choose differently, by more than a tie (largest difference first)")
         for line in open_lines[:_MOST_OPEN]:
             typer.echo(f"  {line}")
         if len(open_lines) > _MOST_OPEN:
             typer.echo(f"  and {len(open_lines) - _MOST_OPEN} more (--json has all)")
 
 
-_HEADER: Final = ("Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "x vLLM today")
+_HEADER: Final = (
+    *("Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "x vLLM today", "Tied with"),
+)
 
 
 def _row(answer: "Answer") -> list[str]:
@@ -309,4 +311,5 @@ def _row(answer: "Answer") -> list[str]:
         known,
         f"{answer.gbps:.1f}",
         *("-" if found is None else two_digits(found.ratio) for found in gains),
+        "; ".join(map(str, answer.tied)) or "-",
     ]

@@ -105,8 +105,10 @@ def _sure(views: Sequence[View], fullest: View, answers: Sequence[Answer]) -> st
     visits = [len(answer.arms[answer.choice]) for answer in answers] or fullest.measured["rounds"].tolist()
     parts = [f"{noun(int(median(visits)), 'visit')} per cell"]
     if answers:
-        unsure = sum(bool(answer.decision.others) for answer in answers)
-        parts.append(f"another run could choose differently for {count(unsure)} of {noun(len(answers), 'shape')}")
+        unsure = sum(bool(answer.open) for answer in answers)
+        tied = sum(bool(answer.tied and not answer.open) for answer in answers)
+        shapes = noun(len(answers), "shape")
+        parts.append(f"the choice is open for {count(unsure)} and tied for {count(tied)} of {shapes}")
     failed = sum(int((view.frame["status"] == "failed").sum()) for view in views)
     parts += [f"{noun(failed, 'cell')} failed"] if failed else []
     return ", ".join(parts)

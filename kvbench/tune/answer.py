@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.intervals import median_interval
-from kvbench.analysis.margins import IN_TURN
+from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.kernel_shape import VLLM
 from kvbench.errors import UsageError
@@ -75,6 +75,17 @@ class Answer:
         return min(own, key=lambda choice: (not is_vllms(choice), self.time_of(choice)), default=None)
 
     @property
+    def tied(self) -> list[Choice]:
+        """What another run could choose instead for a difference within `TIED`."""
+        return [other for other in self.decision.others if other not in self.open]
+
+    @property
+    def open(self) -> Mapping[Choice, Comparison]:
+        """What another run could choose instead for a larger difference, with its time over that of the choice."""
+        others = self.decision.others.items()
+        return {other: found for other, found in others if abs(math.log(found.ratio)) > math.log1p(TIED.fraction)}
+
+    @property
     def of_vllm(self) -> Choice | None:
         """The candidate that represents vLLM's current setting, or None if it was not measured."""
         return self.best_of("triton", VLLM_SMS) if self.vllm_takes_kernel else self.best_of("batched")
@@ -103,7 +114,8 @@ class Answer:
             "interval_us": None if interval is None else [round(end, 3) for end in interval],
             "gbps": round(self.gbps, 3),
             "times_as_fast_as": {name: round(found.ratio, 3) for name, found in gains.items() if found},
-            "others": [str(choice) for choice in self.decision.others],
+            "tied": [str(choice) for choice in self.tied],
+            "open": [str(choice) for choice in self.open],
         }
 
 
@@ -204,14 +216,11 @@ _REFERENCES: Final[Mapping[str, Callable[[Answer], Choice | None]]] = {
 
 
 def open_points(answers: Sequence[Answer]) -> list[str]:
-    """Return the shapes for which another run could choose differently, and the cost of the alternatives.
-
-    The largest difference comes first.
-    """
+    """Return the shapes whose choice is open, with the cost of each alternative, the largest difference first."""
     lines = []
     for answer in answers:
         shape = f"{answer.direction} {answer.state.quantity}, {answer.blocks} x {shown_size(answer.block_bytes)}"
-        for other, found in answer.decision.others.items():
+        for other, found in answer.open.items():
             known = found.high < float("inf")
             low, high = (f"{(end - 1) * 100:+.1f}%" for end in (found.low, found.high))
             interval = f" ({low} to {high})" if known else ", too few visits for an interval"

@@ -26,7 +26,7 @@ from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Ta
 _SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
 
 _REDRAWS: Final = 1000
-_RARE: Final = 0.02
+_RARE: Final = 0.01
 
 # Cells with a smaller share than this do not define the workload of a run.
 _FEW: Final = 1 / 3
@@ -118,7 +118,7 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
     in that order. Another run could make a different choice if the same rule makes it for times redrawn within their
     uncertainty in more than `_RARE` of the cases. A candidate that lacks two visits or more for a verdict, while others
     have enough, was dropped by a search and is not chosen; one that lacks a single visit may be of a run that was
-    interrupted.
+    interrupted, and is chosen if no other ties with it.
     """
     found: dict[Point, Decision] = {}
     for size, count in sorted(times):
@@ -136,11 +136,12 @@ def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
         return *preference(choice), near, str(choice)
 
     ordered = sorted(arms, key=rank)
-    enough = min(MIN_PAIRS, max(len(visits) for visits in arms.values())) - 1
-    raced = [choice for choice in ordered if len(arms[choice]) >= enough]
+    enough = min(MIN_PAIRS, max(len(visits) for visits in arms.values()))
+    raced = [choice for choice in ordered if len(arms[choice]) >= enough - 1]
     fastest = min(raced, key=lambda choice: (median(arms[choice].values()), str(choice)))
     loss = {choice: compare_visits(arms[fastest], arms[choice], IN_TURN).ratio for choice in raced}
-    chosen = next(choice for choice in raced if choice == fastest or loss[choice] <= 1 + TIED.fraction)
+    tied = [choice for choice in raced if choice == fastest or loss[choice] <= 1 + TIED.fraction]
+    chosen = next((choice for choice in tied if len(arms[choice]) >= enough), tied[0])
     shares = _redrawn([np.log(list(arms[choice].values())) for choice in ordered])
     others = [choice for choice, share in zip(ordered, shares, strict=True) if share > _RARE and choice != chosen]
     return Decision(chosen, fastest, {other: compare_visits(arms[chosen], arms[other], IN_TURN) for other in others})

@@ -103,6 +103,17 @@ def test_a_point_that_is_open_names_both_and_the_cost(tmp_path: Path) -> None:
     assert all(("sm with 2 SMs" in line) and ("sm with 4 SMs" in line) and "%" in line for line in lines)
 
 
+def test_what_differs_by_no_more_than_a_tie_is_tied_and_not_open(tmp_path: Path) -> None:
+    def close(cell: Cell) -> float:
+        return gbps(cell) / (0.985 if (cell.backend, cell.sms) == ("sm", 4) and cell.block_bytes == 4 * KIB else 1.0)
+
+    answers = answers_of([run_of(tmp_path, rate=close)], anything)
+    assert open_points(answers) == []
+    answer = at(answers, 4 * KIB, 16)
+    assert [str(choice) for choice in (answer.choice, *answer.tied)] == ["sm sms=2", "sm sms=4"]
+    assert answer.to_plain()["tied"] == ["sm sms=4"]
+
+
 def test_the_hot_end_is_left_out_where_there_are_fresh_blocks(tmp_path: Path) -> None:
     hot = [Cell("batched", Direction.H2D, 16, 4 * KIB), Cell("sm", Direction.H2D, 16, 4 * KIB, sms=1)]
     run = run_of(tmp_path, [*cells(), *hot], lambda cell: 500.0 if cell.hot else gbps(cell))
