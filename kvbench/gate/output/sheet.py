@@ -113,7 +113,8 @@ def _summary(judgement: Judgement) -> list[str]:
 def _steadiness(control: ControlEffect) -> str:
     if not control.steady:
         return "outside its margin: the machine moved"
-    return f"unsure: a change must exceed its margin by {control.unsure:.1%}" if control.unsure else "steady"
+    more = f"{control.unsure:.1%}"
+    return "steady" if more == "0.0%" else f"unsure: a change must exceed its margin by {more}"
 
 
 def _counts(verdicts: Iterable[str]) -> str:
