@@ -1,10 +1,17 @@
-"""Visits of cells that are set up for one alone."""
+"""Visits of cells that are set up for one alone, by any installed backend."""
 
-from kvbench.backends.base import Backend
+from collections.abc import Mapping
+
+from kvbench.backends.base import Backend, backend_named
 from kvbench.cells.cell import Cell
 from kvbench.engine.faults import Fault
 from kvbench.measure.visit import Bench, Measurement, set_up, visit
+from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
+
+
+def load_backends() -> Mapping[str, Backend]:
+    return {name: backend for name in installed()[0] if (backend := backend_named(name)) is not None}
 
 
 def measure(

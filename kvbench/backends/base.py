@@ -4,7 +4,7 @@ To measure another project's kernel, install a package that registers a class un
 `kvbench.backends`. The class takes no arguments and implements `Backend`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -140,11 +140,6 @@ def backend_named(name: str) -> Backend | None:
 def is_own(name: str) -> bool:
     """Return whether an installed backend comes with kvbench; to look them all up takes as long as a short visit."""
     return installed()[0][name].own
-
-
-def load_backends() -> Mapping[str, Backend]:
-    """Return every installed backend by name; one that fails to load is a BrokenBackend."""
-    return {name: _load(backend) for name, backend in installed()[0].items()}
 
 
 def _load(found: Installed) -> Backend:

@@ -189,10 +189,6 @@ class Report:
     definitions: Sequence[Text]
 
     @property
-    def several_runs(self) -> bool:
-        return len(self.views) > 1
-
-    @property
     def parts(self) -> list[Part]:
         return [chapter.part for chapter in self.chapters]
 

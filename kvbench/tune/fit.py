@@ -36,15 +36,6 @@ Arms = Mapping[Choice, Visits]
 Kind = tuple[Direction, StreamState]
 
 
-def fit_policy(runs: Sequence[Run]) -> Policy:
-    """Return the policy of `runs`, which must have the same device and driver; raises UsageError."""
-    chosen = {
-        kind: {point: decision.choice for point, decision in decide_all(times).items()}
-        for kind, times in candidates(runs).items()
-    }
-    return policy_of(runs, chosen)
-
-
 def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]) -> Policy:
     """Return the policy of some choices with its origin; raises UsageError for runs of several devices."""
     device, driver = machine_of(runs)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvbench.backends.base import load_backends
 from kvbench.cells.axes import Direction, Memory, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
@@ -12,7 +11,7 @@ from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Bench
 from kvbench.measure.workload import Pools
 from kvbench.sweep.spec import Sampling
-from tests.visits import measure
+from tests.visits import load_backends, measure
 
 pytestmark = pytest.mark.gpu
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from kvbench.backends.base import Backend, load_backends
+from kvbench.backends.base import Backend
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.engine.device import STREAM_STATES, Device, MemoryKind
 from tests.swaps import aligned_swap, mixed_swap, run_and_compare
+from tests.visits import load_backends
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,6 @@ from statistics import median
 
 import pytest
 
-from kvbench.backends.base import load_backends
 from kvbench.cells.axes import Direction, Neighbour, Priority, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import HIGH_PRIORITY, Device, Stream, TimedRegion
@@ -16,7 +15,7 @@ from kvbench.measure.visit import Bench
 from kvbench.measure.workload import Pools
 from kvbench.results import Beside
 from kvbench.sweep.spec import Sampling
-from tests.visits import measure
+from tests.visits import load_backends, measure
 
 pytestmark = pytest.mark.gpu
 

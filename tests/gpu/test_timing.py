@@ -5,7 +5,6 @@ from statistics import median
 
 import pytest
 
-from kvbench.backends.base import load_backends
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Device, Stream, TimedRegion
@@ -18,7 +17,7 @@ from kvbench.measure.workload import Pools
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
-from tests.visits import measure
+from tests.visits import load_backends, measure
 
 pytestmark = pytest.mark.gpu
 

@@ -1,6 +1,6 @@
 """A policy fitted to runs whose times come from formulas: crossovers where they belong, and noise decides nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +15,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
-from kvbench.tune.fit import Arms, Point, decide_all, fit_policy
+from kvbench.tune.fit import Arms, Point, candidates, decide_all, policy_of
 from kvbench.tune.table import Choice, Chooser, Policy
 from tests import synthetic
 
@@ -25,6 +25,14 @@ COUNTS = (16, 1024, 10_000)
 H2D, IDLE, BUSY = Direction.H2D, StreamState.IDLE, StreamState.BUSY
 BATCHED, KERNEL, WIDE, TRITON = map(Choice.parse, ("batched order=any", "sm sms=2", "sm sms=4", "triton sms=12"))
 PER_BLOCK = Choice("per_block")
+
+
+def fit_policy(runs: Sequence[Run]) -> Policy:
+    chosen = {
+        kind: {point: decision.choice for point, decision in decide_all(times).items()}
+        for kind, times in candidates(runs).items()
+    }
+    return policy_of(runs, chosen)
 
 
 def cell_of(backend: str, size: int, count: int, state: StreamState = IDLE, sms: int = 2) -> Cell:
@@ -185,14 +193,14 @@ def test_too_few_visits_do_not_make_everything_possible() -> None:
     assert others_at({KERNEL: {0: 100.0}, BATCHED: {0: 104.0}}) == {BATCHED}
 
 
-candidates = st.dictionaries(
+some_arms = st.dictionaries(
     st.sampled_from([BATCHED, KERNEL, WIDE, TRITON]),
     st.tuples(st.floats(1, 1e6), st.floats(0, 0.3)).map(lambda drawn: noisy(*drawn)),
     min_size=1,
 )
 
 
-@given(st.dictionaries(st.tuples(st.sampled_from(SIZES), st.sampled_from(COUNTS)), candidates, min_size=1))
+@given(st.dictionaries(st.tuples(st.sampled_from(SIZES), st.sampled_from(COUNTS)), some_arms, min_size=1))
 def test_no_choice_is_more_than_a_little_slower_than_the_fastest(
     times: dict[tuple[int, int], dict[Choice, Visits]],
 ) -> None:
