@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
@@ -143,17 +143,18 @@ def tune(
     is_quiet = as_json or str(policy) == "-" or any(file is None for file in targets.values())
     to = sys.stderr if is_quiet else None
     points = [(swap.block_bytes, swap.blocks) for swap in swaps] if swaps else None
+    wanted = _Wanted(models, may, axis or [], where, out, to)
     if neighbour is not None:
         if policy is not None or targets:
             raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
         name, limit = neighbour_named(neighbour), limit_of(at_most or USUAL)
-        measured = runs or [_measure_beside(name, models, may, axis or [], where, out, to)]
+        measured = runs or [_measure_beside(name, wanted)]
         loaded = [load_run(path) for path in measured]
         show_beside(loaded, answers_beside(loaded, name, limit, may.keeps, points), as_json=as_json)
         return
     if at_most is not None:
         raise UsageError(f"--at-most {brief(at_most)}: it limits what a neighbour may lose; add --neighbour decode")
-    measured = runs or [_measure(models, may, axis or [], where, out, to)]
+    measured = runs or [_measure(wanted)]
     loaded = [load_run(path) for path in measured]
     answers = answers_of(loaded, may.keeps, points)
     if policy is not None:
@@ -167,50 +168,47 @@ def tune(
         _show(loaded, answers)
 
 
-def _measure(
-    models: ModelChoice,
-    may: Allowed,
-    axes: Sequence[str],
-    where: Mapping[str, Any],
-    out: Path | None,
-    to: TextIO | None,
-) -> Path:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What to measure, where, the run directory, and the file for progress (None: standard output)."""
+
+    models: ModelChoice
+    may: Allowed
+    axes: Sequence[str]
+    where: Mapping[str, Any]
+    out: Path | None
+    to: TextIO | None
+
+
+def _measure(wanted: _Wanted) -> Path:
     """Search for the best ways to swap on this machine and return the run directory."""
     from kvbench.tune.fit import choice_at
     from kvbench.tune.search import Search
 
-    spec = load_config(find_config(CONFIG), models)
-    shapes = {} if models.models else _SHAPES
-    spec = spec.with_axes({**shapes, **parse_assignments(axes)}).with_options(**where)
+    spec = load_config(find_config(CONFIG), wanted.models)
+    shapes = {} if wanted.models.models else _SHAPES
+    spec = spec.with_axes({**shapes, **parse_assignments(wanted.axes)}).with_options(**wanted.where)
     ends_s = time.monotonic() + _SECONDS
 
     def searching(cells: Sequence[Cell]) -> Search:
-        allowed = [cell for cell in cells if may.keeps(choice_at(cell))]
+        allowed = [cell for cell in cells if wanted.may.keeps(choice_at(cell))]
         if not allowed:
             raise UsageError("nothing to choose from: no allowed backend runs on this machine")
         return Search(allowed, _FIRST_SIZES, _SUSTAINED_COUNTS, spec.seed, lambda: time.monotonic() < ends_s)
 
-    return _swept(_of_backends(spec, may), out, to, searching)
+    return _swept(spec, wanted, searching)
 
 
-def _measure_beside(
-    neighbour: str,
-    models: ModelChoice,
-    may: Allowed,
-    axes: Sequence[str],
-    where: Mapping[str, Any],
-    out: Path | None,
-    to: TextIO | None,
-) -> Path:
+def _measure_beside(neighbour: str, wanted: _Wanted) -> Path:
     """Measure every way of the config of neighbours beside this one and return the run directory."""
-    if models.models:
+    if wanted.models.models:
         raise UsageError("--model: with --neighbour it needs RUN; to measure, use -a blocks=... and -a block_size=...")
-    settings = parse_assignments(axes)
+    settings = parse_assignments(wanted.axes)
     if "neighbour" in settings:
         raise UsageError("-a neighbour=...: --neighbour names it; leave it out")
     spec = load_config(find_config(NEIGHBOUR_CONFIG))
-    spec = spec.with_axes({**settings, "neighbour": neighbour}).with_options(**where)
-    return _swept(_of_backends(spec, may), out, to)
+    spec = spec.with_axes({**settings, "neighbour": neighbour}).with_options(**wanted.where)
+    return _swept(spec, wanted)
 
 
 def _of_backends(spec: SweepSpec, may: Allowed) -> SweepSpec:
@@ -226,19 +224,15 @@ def _of_backends(spec: SweepSpec, may: Allowed) -> SweepSpec:
     return replace(spec, groups=tuple(group for group in kept if group["backend"]))
 
 
-def _swept(
-    spec: SweepSpec,
-    out: Path | None,
-    to: TextIO | None,
-    searching: Callable[[Sequence[Cell]], "Search"] | None = None,
-) -> Path:
+def _swept(spec: SweepSpec, wanted: _Wanted, searching: Callable[[Sequence[Cell]], "Search"] | None = None) -> Path:
     """Measure and return the run directory; a measurement that is stopped ends the command."""
     from kvbench.cli.progress import make_reporter
     from kvbench.run.runner import start_sweep
 
     signal.signal(signal.SIGTERM, terminated)
-    reporter = make_reporter(as_json=False, file=to)
-    outcome = start_sweep(spec, out or default_folder(CONFIG), ["kvbench", *sys.argv[1:]], reporter, searching)
+    reporter = make_reporter(as_json=False, file=wanted.to)
+    spec, folder = _of_backends(spec, wanted.may), wanted.out or default_folder(CONFIG)
+    outcome = start_sweep(spec, folder, ["kvbench", *sys.argv[1:]], reporter, searching)
     reporter.finished(outcome)
     if outcome.status == "interrupted":
         raise typer.Exit(ExitCode.INTERRUPTED)
