@@ -81,7 +81,7 @@ def figures(row: Row) -> Sequence[str]:
 
 def message(row: Row) -> str:
     """Return the row in one sentence, without its name."""
-    passes = "not slower" if row.gates is not row.verdict else ""
+    passes = "not slower" if row.verdict is GateVerdict.UNDECIDED and row.not_slower else ""
     return "; ".join(filter(None, (", ".join(filter(None, figures(row))), passes, row.reason)))
 
 
