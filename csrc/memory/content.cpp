@@ -34,13 +34,32 @@ void write_stretch(const Stretch& stretch, const Content& content) {
   for (u64 word = 0; word < stretch.bytes / 8; ++word) to[word] = splitmix64(start + word);
 }
 
+/// The bits in which any of `words` words differs from the words of a pool from `start` on.
+[[gnu::always_inline]] inline u64 difference(const u64* have, u64 start, u64 words) {
+  u64 bits = 0;
+  for (u64 word = 0; word < words; ++word) bits |= have[word] ^ splitmix64(start + word);
+  return bits;
+}
+
+#if defined(__x86_64__)
+/// The same with instructions that multiply several words at once: several times as fast.
+[[gnu::target("avx512f,avx512dq")]] u64 wide_difference(const u64* have, u64 start, u64 words) {
+  return difference(have, start, words);
+}
+#endif
+
+bool is_right(const u64* have, u64 start, u64 words) {
+#if defined(__x86_64__)
+  static const bool is_wide = __builtin_cpu_supports("avx512dq") != 0;
+  if (is_wide) return wide_difference(have, start, words) == 0;
+#endif
+  return difference(have, start, words) == 0;
+}
+
 void audit_stretch(const Stretch& stretch, const Content& content, AuditCount& found) {
   if (is_of_words(stretch, content)) {
-    const u64* have = reinterpret_cast<const u64*>(stretch.address);
     const u64 start = pool_start(content.seed) + stretch.source / 8;
-    u64 difference = 0;
-    for (u64 word = 0; word < stretch.bytes / 8; ++word) difference |= have[word] ^ splitmix64(start + word);
-    if (difference == 0) return;
+    if (is_right(reinterpret_cast<const u64*>(stretch.address), start, stretch.bytes / 8)) return;
   }
   for (u64 word = 0; word < words_of(stretch); ++word) audit_word(stretch, word, content, found);
 }
