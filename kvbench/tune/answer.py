@@ -83,7 +83,7 @@ class Answer:
     def open(self) -> Mapping[Choice, Comparison]:
         """What another run could choose instead for a larger difference, with its time over that of the choice."""
         others = self.decision.others.items()
-        return {other: found for other, found in others if abs(math.log(found.ratio)) > math.log1p(TIED.fraction)}
+        return {other: found for other, found in others if _apart(found) > 1 + TIED.fraction}
 
     @property
     def of_vllm(self) -> Choice | None:
@@ -226,8 +226,15 @@ def open_points(answers: Sequence[Answer]) -> list[str]:
             interval = f" ({low} to {high})" if known else ", too few visits for an interval"
             cost = f"{(found.ratio - 1) * 100:+.1f}%{interval}"
             line = f"{shape}: {words_of(answer.choice)}, or {words_of(other)} for {cost} of the time"
-            lines.append((abs(math.log(found.ratio)), line))
+            lines.append((_apart(found), line))
     return [line for _, line in sorted(lines, key=lambda own: -own[0])]
+
+
+def _apart(found: Comparison) -> float:
+    """Return the ratio of the larger time to the smaller."""
+    return max(
+        found.ratio, 1 / found.ratio if found.ratio else math.inf
+    )  # times of an untrusted run can have any ratio
 
 
 def words_of(choice: Choice) -> str:
