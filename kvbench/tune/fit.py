@@ -145,11 +145,7 @@ def _redrawn(logs: Sequence[Floats]) -> Floats:
     visit is that of all candidates, robustly. `OF_A_RUN` is added to it.
     """
     medians = np.array([np.median(own) for own in logs])
-    apart = np.abs(
-        np.concatenate(
-            [own - middle for own, middle in zip(logs, medians, strict=True) if len(own) > 1] or [medians * 0]
-        )
-    )
+    apart = np.abs(np.concatenate([own - middle for own, middle in zip(logs, medians, strict=True)]))
     sigma = MAD_TO_SIGMA * float(np.median(apart[apart > 0])) if apart.any() else 0.0
     spreads = [math.hypot(math.log1p(OF_A_RUN.fraction), 1.25 * sigma / math.sqrt(len(own))) for own in logs]
     draws = medians + spreads * np.random.default_rng(0).standard_normal((_REDRAWS, len(logs)))

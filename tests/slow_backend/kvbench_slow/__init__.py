@@ -124,10 +124,13 @@ class Delayed:
         self._swap.prepare()
 
     def submit(self, stream: int) -> None:
+        self._submit_timed(stream)
+        self._driver.delay(self.delay_ns, stream)
+
+    def _submit_timed(self, stream: int) -> None:
         self._began.record(stream)
         self._swap.submit(stream)
         self._ended.record(stream)
-        self._driver.delay(self.delay_ns, stream)
 
     def _note(self) -> None:
         """Note the time of the last submission, if it has completed."""
@@ -140,9 +143,7 @@ class Delayed:
         for _ in range(1 + TIMED):
             self._swap.prepare()
             start_ns = time.perf_counter_ns()
-            self._began.record(stream.handle)
-            self._swap.submit(stream.handle)
-            self._ended.record(stream.handle)
+            self._submit_timed(stream.handle)
             stream.synchronize()
             walls_us.append((time.perf_counter_ns() - start_ns) / 1e3)
             self._note()
