@@ -16,7 +16,15 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.completion import complete_device, complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder, terminated
-from kvbench.cli.tune_neighbour import NEIGHBOURS, USUAL, limit_of, machine_words, neighbour_named, show_beside
+from kvbench.cli.tune_neighbour import (
+    NEIGHBOURS,
+    USUAL,
+    limit_of,
+    machine_words,
+    neighbour_named,
+    show_beside,
+    show_open,
+)
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_output
 from kvbench.models.presets import ModelChoice
@@ -41,7 +49,6 @@ _FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
 _SUSTAINED_COUNTS: Final = (128, 1024)
 # After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.
 _SECONDS: Final = 120.0
-_MOST_OPEN: Final = 20
 
 
 class Allowed(msgspec.Struct, frozen=True):
@@ -276,12 +283,9 @@ def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
         typer.echo(line)
     typer.echo("")
     print_rows([_HEADER, *map(_row, answers)])
-    if open_lines := open_points(answers):
-        typer.echo("\nOpen: another run could choose differently, by more than a tie (largest difference first)")
-        for line in open_lines[:_MOST_OPEN]:
-            typer.echo(f"  {line}")
-        if len(open_lines) > _MOST_OPEN:
-            typer.echo(f"  and {len(open_lines) - _MOST_OPEN} more (--json has all)")
+    show_open(
+        "another run could choose differently, by more than a tie (largest difference first)", open_points(answers)
+    )
 
 
 _HEADER: Final = (

@@ -46,6 +46,17 @@ def machine_words(run: "Run") -> str:
     return f"{info.device.get('title')}, {info.created[:10]}{host}"
 
 
+def show_open(what: str, lines: Sequence[str]) -> None:
+    """Print the first of the open choices under the heading `what`; nothing without any."""
+    if not lines:
+        return
+    typer.echo(f"\nOpen: {what}")
+    for line in lines[:_MOST_OPEN]:
+        typer.echo(f"  {line}")
+    if len(lines) > _MOST_OPEN:
+        typer.echo(f"  and {len(lines) - _MOST_OPEN} more (--json has all)")
+
+
 def show_beside(runs: Sequence["Run"], answers: Sequence["BesideAnswer"], *, as_json: bool) -> None:
     """Print what to use beside the neighbour, the table that it rests on, and what is open."""
     from kvbench.cli.tables import print_rows
@@ -58,12 +69,7 @@ def show_beside(runs: Sequence["Run"], answers: Sequence["BesideAnswer"], *, as_
         typer.echo(answer.sentence())
     typer.echo("")
     print_rows([_HEADER, *(_row(answer, way) for answer in answers for way in answer.ways)])
-    if lines := [line for answer in answers for line in answer.open_points()]:
-        typer.echo("\nOpen: another run could choose otherwise")
-        for line in lines[:_MOST_OPEN]:
-            typer.echo(f"  {line}")
-        if len(lines) > _MOST_OPEN:
-            typer.echo(f"  and {len(lines) - _MOST_OPEN} more (--json has all)")
+    show_open("another run could choose otherwise", [line for answer in answers for line in answer.open_points()])
 
 
 def _row(answer: "BesideAnswer", way: "Way") -> list[str]:
