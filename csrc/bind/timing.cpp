@@ -24,6 +24,7 @@ void timing(nb::module_& m) {
       .def_ro("gpu_us", &Sample::gpu_us)
       .def_ro("wall_us", &Sample::wall_us)
       .def_ro("cpu_us", &Sample::cpu_us)
+      .def_ro("chain_us", &Sample::chain_us)
       .def_ro("gap_us", &Sample::gap_us)
       .def_ro("pending_before", &Sample::pending_before)
       .def_ro("pending_after", &Sample::pending_after)

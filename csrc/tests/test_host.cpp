@@ -327,6 +327,7 @@ void a_sustained_swap_costs_what_one_more_costs() {
   }
   check::that(is_one_more(taken.wall_us), "one more swap");
   check::that(is_one_more(taken.submit_us) && taken.cpu_us < 4'000, "its submission");
+  check::that(taken.chain_us > taken.wall_us, "the long chain, with its first swap, for each of its swaps");
 }
 
 void chains_that_never_grow_longer_are_refused() {

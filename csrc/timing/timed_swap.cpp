@@ -187,6 +187,7 @@ Sample TimedRegion::sustained(std::span<const Submission> swaps, std::size_t few
       Sample sample;
       sample.wall_us = slope(&Sample::wall_us);
       if (sample.wall_us == 0) continue;  // the short chain was delayed
+      sample.chain_us = longer.wall_us / static_cast<double>(many);
       sample.prepare_us = longer.prepare_us / static_cast<double>(many);
       sample.submit_us = slope(&Sample::submit_us);
       sample.gpu_us = slope(&Sample::gpu_us);

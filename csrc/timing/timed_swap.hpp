@@ -33,6 +33,7 @@ struct Sample {
                                 ///< only the submission, one event record and its queries
   double cpu_us = 0;            ///< CPU time of the submitting thread inside the submission; idle: an upper bound,
                                 ///< the smaller of submit_us and the thread's CPU time until completion
+  double chain_us = 0;          ///< sustained: wall time of the long chain for each of its swaps; otherwise 0
   double gap_us = 0;            ///< idle: from seeing the start event retired to the submission; busy: 0
   bool pending_before = false;  ///< the start event had not retired when the submission began
   bool pending_after = false;   ///< busy: also not when it returned, so gpu_us is execution only; idle: false

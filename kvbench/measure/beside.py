@@ -38,6 +38,7 @@ class FlowSample:
     wall_us: float
     cpu_us: float
     coalesce_us: float = 0.0
+    chain_us: float = 0.0
     gap_us: float = 0.0
     pending_before: bool = False
     pending_after: bool = False

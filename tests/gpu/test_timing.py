@@ -73,8 +73,8 @@ def test_no_backend_beats_the_ceiling(bench: Bench, direction: Direction) -> Non
 def test_control_copies_reach_the_ceiling(bench: Bench, direction: Direction) -> None:
     copy_bytes, times_us = measure_ceiling(bench, direction, 5)
     control = open_control(bench.device.name)
-    reached = gigabytes_per_second(control.copy_bytes, median(time_copies(control, direction, 5)))
-    assert reached == pytest.approx(gigabytes_per_second(copy_bytes, median(times_us)), rel=0.1)
+    reached = gigabytes_per_second(control.copy_bytes, min(time_copies(control, direction, 5)))
+    assert reached == pytest.approx(gigabytes_per_second(copy_bytes, min(times_us)), rel=0.1)
 
 
 def test_the_delay_keeps_the_stream_busy_as_long_as_it_says(bench: Bench) -> None:
@@ -108,15 +108,14 @@ def test_the_path_of_a_kernel_and_of_single_copies_is_never_the_cpu(bench: Bench
 @pytest.mark.parametrize("backend", ["batched", "sm"])
 @pytest.mark.parametrize("direction", Direction)
 def test_execution_does_not_depend_on_the_delay(gpu: Device, bench: Bench, backend: str, direction: Direction) -> None:
-    """Whatever the length of a delay that outlasts the submission: within 3%, of medians of several visits in turn."""
+    """Whatever the length of a delay that outlasts the submission: within 3%, of several visits in turn."""
     cell = Cell(backend, direction, 2000, 16_384, StreamState.BUSY, sms=4 if backend == "sm" else None)
     times_us: dict[int, list[float]] = {50: [], 5000: []}
     for _ in range(5):
         for delay_us, found in times_us.items():
             delayed = replace(bench, region=TimedRegion(gpu.driver, bench.stream.handle, delay_us * 1000))
-            measurement = taken(delayed, cell)
-            assert all(sample.pending_after for sample in measurement.samples)
-            found.append(middle(measurement, "gpu_us"))
+            # a busy host can hold a submission up for longer than the delay: then the sample has no execution
+            found += [sample.gpu_us for sample in taken(delayed, cell).samples if sample.pending_after]
     short_us, long_us = (median(found) for found in times_us.values())
     assert short_us == pytest.approx(long_us, rel=0.03)
 
@@ -125,8 +124,9 @@ def test_execution_does_not_depend_on_the_delay(gpu: Device, bench: Bench, backe
 def test_a_kernel_is_sustained_as_fast_as_it_executes(bench: Bench, direction: Direction) -> None:
     """Its submission takes no longer than its copies: one behind the other they keep the stream at work."""
     cell = Cell("sm", direction, 2000, 16_384, StreamState.BUSY, sms=4)
-    execution_us = middle(taken(bench, cell), "gpu_us")
-    sustained_us = middle(taken(bench, replace(cell, stream_state=StreamState.SUSTAINED)), "wall_us")
+    sustained = replace(cell, stream_state=StreamState.SUSTAINED)
+    turns = [(middle(taken(bench, cell), "gpu_us"), middle(taken(bench, sustained), "wall_us")) for _ in range(5)]
+    execution_us, sustained_us = (median(times_us) for times_us in zip(*turns, strict=True))
     assert sustained_us == pytest.approx(execution_us, rel=0.1)
 
 
