@@ -25,6 +25,8 @@ from kvbench.units import format_duration, gigabytes_per_second, rough_size
 
 PLAIN_EVERY_S = 10.0
 SHOWN_CELLS = 20
+# The time left follows the plan's estimate first: it counts like this share of all visits.
+ESTIMATE_WEIGHT = 0.1
 
 
 class PlainReporter:
@@ -35,7 +37,8 @@ class PlainReporter:
         self._made = 0
         self._done_before = 0
         self._total = 0
-        self._started_s = 0.0
+        self._visit_s = 0.0  # by the plan's estimate
+        self._first_s = 0.0
         self._last_line_s = 0.0
         self._failures = FailuresTold()
 
@@ -57,7 +60,8 @@ class PlainReporter:
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         self._done_before, self._total = done, total
-        self._started_s = self._last_line_s = time.monotonic()
+        self._visit_s = plan.estimate_s / max(total - done, 1)
+        self._last_line_s = time.monotonic()
         self._say(device_line(opened))
         before = f", {done} already done" if done else ""
         cells = f"{counted(len(plan.cells), 'cell')} in {counted(total, 'visit')}"
@@ -76,6 +80,7 @@ class PlainReporter:
             self._say(f"note: {record.text}")
         if isinstance(record, Failure) or (isinstance(record, Visit) and not record.attempt):
             self._made += 1
+            self._first_s = self._first_s or time.monotonic()
             self._advance(record)
 
     def finished(self, outcome: Outcome) -> None:
@@ -96,12 +101,16 @@ class PlainReporter:
         now_s = time.monotonic()
         if now_s - self._last_line_s >= PLAIN_EVERY_S:
             self._last_line_s = now_s
-            self._say(f"{self._done_before + self._made} of {self._total} visits, {self._left()} left")
+            self._say(f"{self._done_before + self._made} of {self._total} visits, {self._left()}")
 
     def _left(self) -> str:
         missing = self._total - self._done_before - self._made
-        seconds = (time.monotonic() - self._started_s) / max(self._made, 1) * max(missing, 0)
-        return format_duration(seconds)
+        if missing < 0:
+            return "more than expected"
+        # The first visit does not count: it includes opening the device and compiling kernels.
+        weight = ESTIMATE_WEIGHT * (self._total - self._done_before)
+        spent_s = time.monotonic() - self._first_s + weight * self._visit_s
+        return f"{format_duration(spent_s / (self._made - 1 + weight) * missing)} left"
 
     def _say_skips(self, plan: Plan) -> None:
         for reason, count in Counter(skip.reason for skip in plan.skipped).most_common():
@@ -159,7 +168,7 @@ class TerminalReporter(PlainReporter):
 
     def _advance(self, record: Visit | Failure) -> None:
         if self._task is not None:
-            self._bar.update(self._task, advance=1, left=f"{self._left()} left")
+            self._bar.update(self._task, advance=1, left=self._left())
         if isinstance(record, Visit):
             cell = record.cell
             swap_us = median(getattr(record.samples, cell.stream_state.swap_clock))

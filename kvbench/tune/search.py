@@ -25,8 +25,8 @@ DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 1.6, 2: 1.25, 3: 1.15, 4: 1.1, 
 OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 1.2, 2: 1.08, 3: 1.03, 4: 1.01, 5: 1.0}
 # The minimum number of visits of a reference of the answers, even if it is far slower.
 REFERENCE_VISITS: Final = 3
-# Visits per candidate, at the first sizes and between them, as seen on an H200.
-VISITS_PER_CANDIDATE: Final = 3
+# Visits per candidate, at the first sizes and between them, as seen on an H100.
+VISITS_PER_CANDIDATE: Final = 3.7
 # The maximum number of visits for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2

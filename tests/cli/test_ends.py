@@ -10,7 +10,7 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.cli import gate, listing, main, report
+from kvbench.cli import gate, listing, main, progress, report
 from kvbench.cli.progress import TerminalReporter
 from kvbench.errors import ExitCode
 from kvbench.gate import side_by_side
@@ -224,6 +224,31 @@ def test_a_command_stays_one_line_on_a_narrow_terminal(
     failure = synthetic.failure(Cell("batched", Direction.H2D, 4, 4096))
     TerminalReporter().recorded(failure)
     assert f"  to measure it again: {failure.command}\n" in capsys.readouterr().out
+
+
+def test_the_time_left_follows_the_estimate_until_visits_tell_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s[0])
+    [visit] = synthetic.visits([Cell("batched", Direction.H2D, 4, 4096)])
+    opened = mock.Mock(device=mock.Mock(kind="cpu", title="a host"))
+    told = progress.PlainReporter()
+    told.planned(mock.Mock(cells=[visit.cell], skipped=[], estimate_s=100.0), opened, 0, 1000)
+    capsys.readouterr()
+
+    def line_at(second: float) -> str:
+        now_s[0] = second
+        told.recorded(visit)
+        return capsys.readouterr().out.strip()
+
+    assert line_at(30) == "1 of 1000 visits, 100 s left"  # the first visit opened the device
+    for _ in range(499):
+        told.recorded(visit)
+    assert line_at(280) == "501 of 1000 visits, 3 min 36 s left"  # 250 s for 500 visits, and 10 s for 100 by the plan
+    for _ in range(500):
+        told.recorded(visit)
+    assert line_at(530) == "1002 of 1000 visits, more than expected"
 
 
 def test_a_report_that_takes_long_says_how_far_it_is(

@@ -1,11 +1,11 @@
 """The threshold: batched against the other backends at one number of blocks, and where the faster one changes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import Visits, winners
+from kvbench.analysis.compare import MIN_PAIRS, Visits, winners
 from kvbench.analysis.curves import crossovers
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.contests import BATCHED, BackendContest, backend_contests
@@ -49,9 +49,11 @@ def make(view: View) -> Part | str:
         }
         times = {backend: found for backend, found in by_backend.items() if found}
         heads = {arm.backend: with_sms(where(arm.cells, blocks=blocks), arm.backend) for arm in contest.arms}
-        if duels := _duels(times, heads):
-            lines = [_duel(others, fastest) for others, fastest in duels]
-            tables.append(_table(view, contest, pinned, blocks, times, lines))
+        if max((len(_met(times, other)) for other in times), default=0) < _MIN_SIZES:
+            continue
+        lines = _duels(times, heads)
+        tables.append(_table(view, contest, pinned, blocks, times, lines))
+        if lines:
             text = f"{contest.direction} on {a_stream(contest.state)}, N = {count(blocks)}: {'; '.join(lines)}."
             told.append(Finding(text, _WEIGHT))
     if tables:
@@ -75,27 +77,41 @@ def common_blocks(measured: pd.DataFrame) -> int:
     return int(max(ranks)[-1])
 
 
-def _duels(times: Times, heads: Mapping[str, str]) -> list[tuple[list[str], Winners]]:
-    """Return the others that share two sizes with batched, and the winner at each: those with the same ones together.
+def _met(times: Times, other: str) -> set[int]:
+    """Return the sizes that a backend shares with batched, in bytes."""
+    return set[int]() if other == BATCHED else times.get(BATCHED, {}).keys() & times[other].keys()
 
-    The others are named as in `heads`. A winner is "batched", "" for the others, None where that is undecided.
+
+def _duels(times: Times, heads: Mapping[str, str]) -> list[str]:
+    """Return what became of batched against each backend that shares sizes with it, told once for the same winners.
+
+    Sizes with too few visits for a verdict are named; a backend with fewer than two others is not told. The backends
+    are named as in `heads`.
     """
-    others = [backend for backend in times if backend != BATCHED] if BATCHED in times else []
-    found = {other: winners({BATCHED: times[BATCHED], other: times[other]}, IN_TURN) for other in others}
-    named = {
-        heads[other]: tuple((size, "" if name == other else name) for size, name in fastest.items())
-        for other, fastest in found.items()
-        if len(fastest) >= _MIN_SIZES
+    judged = {
+        backend: {size: visits for size, visits in own.items() if len(visits) >= MIN_PAIRS}
+        for backend, own in times.items()
     }
-    return [(names, dict(key)) for key, names in grouped(named, lambda other: named[other]).items()]
+    named: dict[str, tuple[Winners, tuple[int, ...]]] = {}
+    for other in times:
+        if len(shared := _met(judged, other)) >= _MIN_SIZES:
+            found = winners({BATCHED: judged[BATCHED], other: judged[other]}, IN_TURN)
+            ends = {size: "" if name == other else name for size, name in found.items()}
+            named[heads[other]] = ends, tuple(sorted(_met(times, other) - shared))
+    alike = grouped(named, lambda name: (tuple(named[name][0].items()), named[name][1]))
+    return [_duel(names, *named[names[0]]) for names in alike.values()]
 
 
-def _duel(names: list[str], fastest: Winners) -> str:
-    """Return what became of batched against each of `names`, which all have these winners."""
+def _duel(names: list[str], fastest: Winners, few: Sequence[int]) -> str:
+    """Return what became of batched against each of `names`, which all have these winners and these sizes without.
+
+    A winner is "batched", "" for the others, None where that is undecided.
+    """
     others = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    unjudged = f" (too few visits at {', '.join(map(bytes_size, few))})" if few else ""
     decided = [winner for winner in fastest.values() if winner is not None]
     if not decided:
-        return f"{BATCHED} and {others} show no clear difference"
+        return f"{BATCHED} and {others} show no clear difference{unjudged}"
     changes = crossovers(fastest)
     verb = "is" if decided[0] or len(names) == 1 else "are"
     first, second = (BATCHED, others) if decided[0] else (others, BATCHED)
@@ -103,10 +119,10 @@ def _duel(names: list[str], fastest: Winners) -> str:
     if changes:
         turns = (f"{change.after or others} from {bytes_size(change.above_bytes)} on" for change in changes)
         line += f" up to {bytes_size(changes[0].below_bytes)}, {', '.join(turns)}"
-    elif len(decided) == len(fastest):
+    elif len(decided) == len(fastest) and not few:
         line += " at every size"
     unclear = [bytes_size(size) for size, name in fastest.items() if name is None]
-    return line + (f" (no clear difference at {', '.join(unclear)})" if unclear else "")
+    return line + (f" (no clear difference at {', '.join(unclear)})" if unclear else "") + unjudged
 
 
 def _table(

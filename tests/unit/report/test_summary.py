@@ -63,6 +63,15 @@ def test_what_noise_hides_is_not_told_apart(tmp_path: Path) -> None:
     assert all(text.endswith("batched and triton (12 SMs) show no clear difference.") for text in told)
 
 
+def test_what_has_too_few_visits_is_not_told(tmp_path: Path) -> None:
+    cells = synthetic.cliff_cells((10_000,))
+    assert found(tmp_path / "one", synthetic.visits(cells), "threshold") == []
+    few = [visit for visit in synthetic.rounds(cells) if visit.round < 5 or visit.cell.block_bytes < 32 * 1024]
+    told = found(tmp_path / "some", few, "threshold")
+    assert any("triton (12 SMs) is faster than batched (too few visits at 32 KiB, 64 KiB" in text for text in told)
+    assert not any("at every size" in text or "no clear difference" in text for text in told)
+
+
 def test_the_knees_of_the_ladder_are_told_by_shape(tmp_path: Path) -> None:
     told = found(tmp_path, synthetic.rounds(synthetic.ladder_cells()), "sm-ladder")
     shapes = "h2d 4 KiB, h2d 8 KiB, h2d 16 KiB, d2h 4 KiB, d2h 8 KiB, d2h 16 KiB"
