@@ -24,7 +24,7 @@ from kvbench.sweep.spec import SweepSpec
 FOLDER: Final = Path(__file__).parent
 README: Final = FOLDER / "README.md"
 MARKERS: Final = ("<!-- cards: begin -->", "<!-- cards: end -->")
-MAX_CARD_BYTES: Final = 3_000_000
+MAX_CARD_BYTES: Final = 4_000_000
 # Fewer leave every comparison undecided.
 MIN_VISITS: Final = 6
 REPORT: Final = "report.md"

@@ -42,8 +42,9 @@ SECTIONS: Final = (
 def sections_of(views: Sequence[View]) -> Sequence[Section]:
     """Return the sections of a report on these runs.
 
-    The comparison comes first where machine, driver or build differ, last where the runs are of one machine.
+    The comparison comes first where it has all runs and machine, driver or build differ, otherwise last.
     """
-    bases = ((view, base) for view in views if (base := comparison.base_of(view)))
-    apart = any(view.run.info.identity_hash != base.run.info.identity_hash for view, base in bases)
-    return (comparison.SECTION, *SECTIONS) if apart else (*SECTIONS, comparison.SECTION)
+    pairs = [(view, base) for view in views if (base := comparison.base_of(view))]
+    apart = any(view.run.info.identity_hash != base.run.info.identity_hash for view, base in pairs)
+    has_all = len({view.run.path for pair in pairs for view in pair}) == len(views)
+    return (comparison.SECTION, *SECTIONS) if apart and has_all else (*SECTIONS, comparison.SECTION)

@@ -104,8 +104,11 @@ def test_rows_of_a_ladder_say_how_many_sms(tmp_path: Path) -> None:
 
 
 def test_two_machines_are_compared_first_and_their_differences_named(tmp_path: Path, cells: list[Cell]) -> None:
-    report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other_machine())])
+    runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other_machine())]
+    report = report_of(runs)
     assert sections_of(report)[0] == "comparison"
+    beside = run(tmp_path, "of-other-cells", synthetic.ladder_cells())
+    assert sections_of(report_of([*runs, beside]))[-1] == "comparison"
     differing = rows_of(table_of(part_of(report, "comparison"), "What differs in identity"))
     assert differing["driver_version"] == ['"580.159"', '"600.1"']
     assert differing["device"] == ['"Synthetic H200"', '"Other GPU"']
