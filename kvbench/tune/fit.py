@@ -27,6 +27,8 @@ _SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
 
 _REDRAWS: Final = 1000
 _RARE: Final = 0.01
+# Of Student's t: the scatter is that of all candidates, so it is known better than from one or two visits.
+_LEAST_FREEDOM: Final = 4
 
 # Cells with a smaller share than this do not define the workload of a run.
 _FEW: Final = 1 / 3
@@ -141,14 +143,17 @@ def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
 def _redrawn(logs: Sequence[Floats]) -> Floats:
     """Return how often the rule chooses each candidate when all times are redrawn; `logs` are in the rule's order.
 
-    The uncertainty of a median of n visits is 1.25 standard deviations of a visit over the root of n; the scatter of a
-    visit is that of all candidates, robustly. `OF_A_RUN` is added to it.
+    The error of a median of n visits is 1.25 standard deviations of a visit over the root of n, times Student's t: few
+    visits tell little of their outliers. The scatter of a visit is that of all candidates, robustly. `OF_A_RUN` is the
+    standard deviation of what a run adds.
     """
     medians = np.array([np.median(own) for own in logs])
     apart = np.abs(np.concatenate([own - middle for own, middle in zip(logs, medians, strict=True)]))
     sigma = MAD_TO_SIGMA * float(np.median(apart[apart > 0])) if apart.any() else 0.0
-    spreads = [math.hypot(math.log1p(OF_A_RUN.fraction), 1.25 * sigma / math.sqrt(len(own))) for own in logs]
-    draws = medians + spreads * np.random.default_rng(0).standard_normal((_REDRAWS, len(logs)))
+    visits, shape = np.array([len(own) for own in logs]), (_REDRAWS, len(logs))
+    rng = np.random.default_rng(0)
+    errors = 1.25 * sigma / np.sqrt(visits) * rng.standard_t(np.maximum(visits - 1, _LEAST_FREEDOM), shape)
+    draws = medians + errors + math.log1p(OF_A_RUN.fraction) * rng.standard_normal(shape)
     ties = draws <= draws.min(axis=1, keepdims=True) + math.log1p(TIED.fraction)
     return np.bincount(ties.argmax(axis=1), minlength=len(logs)) / _REDRAWS
 
