@@ -40,7 +40,7 @@ def numbers() -> str:
         (
             table(("one swap of 10 000 blocks of 4 KiB, GB/s", "host to GPU", "GPU to host"), rows, numbers=2),
             _origin("engine"),
-            f"![{chart}, with the ceiling of the card]({_LINK}/cliff-engine.png)",
+            f"![{chart}, with the ceiling of the card]({_LINK}/cliff-cliff.png)",
         )
     )
 
@@ -51,16 +51,16 @@ def surprises() -> str:
 
 def _cliff() -> str:
     swap = {"backend": "batched", "direction": "h2d", "blocks": 1024}
-    idle = _cells("quick", **swap, stream_state="idle").sort_values("block_bytes")
+    idle = _cells("cliff", **swap, stream_state="idle").sort_values("block_bytes")
     below = idle[idle.path == "CPU inline"].iloc[-1]
     above = idle[idle.block_bytes > below.block_bytes].iloc[0]
-    busy = _cell("quick", **swap, stream_state="busy", block_size=below.block_size)
+    busy = _cell("cliff", **swap, stream_state="busy", block_size=below.block_size)
     last = _size(below.block_size)
     return (
         f"**The cliff at {last} is the CPU.** On an idle stream, `cuMemcpyBatchAsync` copies host blocks of up to "
         f"{last} on the calling thread: {last} blocks move at {figure(below.gbps)} GB/s, {_size(above.block_size)} "
         f"blocks at {figure(above.gbps)}. With work pending on the stream, the copy engine moves the {last} blocks at "
-        f"{figure(busy.gbps)} GB/s (execution alone). ({_evidence('Cliff')}, run `quick`; "
+        f"{figure(busy.gbps)} GB/s (execution alone). ({_evidence('Cliff')}; "
         f"[why](reports/README.md#why-the-cliff-exists-and-how-to-check-it))"
     )
 

@@ -99,6 +99,20 @@ def test_what_takes_more_sms_for_nothing_is_soon_dropped() -> None:
     assert all(mean(made[sms]) < 0.7 * mean(made[1]) for sms in (2, 4, 8))
 
 
+def test_one_slow_visit_of_two_drops_nothing() -> None:
+    _, fair, _ = searched(0, noise=0.0)
+    best = [cell for cell, times in fair.items() if len(times) >= 6]
+    for cell in best:
+        search = Search(cells(), FIRST, COUNTS, 0, lambda: True)
+        for stage in search.stages():
+            for number, visited in stage:
+                slow = 1.4 if visited == cell and number == 1 else 1.0
+                search.note(synthetic.visit(visited, slow * time_us(visited), count=3, noise=0.0, round_=number))
+            if number == 2:
+                assert cell in {visited for _, visited in stage} or cell.block_bytes not in FIRST
+                break
+
+
 @pytest.mark.parametrize(("counts", "wanted"), [((16,), {16}), ((5,), set(COUNTS))])
 def test_sustained_swaps_are_measured_at_a_few_numbers_of_blocks(counts: tuple[int, ...], wanted: set[int]) -> None:
     every = cells()
