@@ -1,7 +1,7 @@
 """Neighbours: what swaps cost the work that runs beside them, and what that work costs the swaps."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pandas as pd
@@ -61,21 +61,12 @@ def make(view: View) -> Part | str:
     if not equal.empty:
         tables.append(equal_table(view, points, equal))
     told = [found for (name, way), rows in panels.items() if (found := _finding(name, way, rows, apart))]
-    grid = [
-        [_panel(view, f"{name}, {way}", panels[name, way], apart) for way in DIRECTIONS if panels[name, way]]
-        for name in names
+    charts = [
+        _chart(view, name, {way: panels[name, way] for way in DIRECTIONS}, points[points["neighbour"] == name], apart)
+        for name in points["neighbour"].unique()
     ]
-    words = chart_words(
-        view,
-        "Slowdown of the neighbour against GB/s of the swaps",
-        f"{sample_words(points)} · medians of visits · band: 95% interval · ring: nothing as fast costs less",
-        [_INCLUDES],
-    )
-    x = PlotAxis("GB/s beside the neighbour", "figure", "linear")
-    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart(grid))
-    chart = Chart(f"neighbour-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
     files = {f"neighbour-equal-rates-{view.label}.csv": as_csv(equal)} if not equal.empty else {}
-    return Part([finding.text for finding in told], [chart], tables, told, files)
+    return Part([finding.text for finding in told], charts, tables, told, files)
 
 
 SECTION = Section("neighbour", "Neighbours: what swaps cost the work beside them", make)
@@ -163,6 +154,21 @@ def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> 
 def _slower(slowdown: float) -> str:
     """Return a slowdown in words; nothing finer than what repeats."""
     return slower_words(slowdown) if slowdown >= 1 + _LEAST else f"less than {_LEAST:.0%} slower"
+
+
+def _chart(
+    view: View, name: str, by_way: Mapping[str, Sequence[Row]], points: pd.DataFrame, apart: Sequence[str]
+) -> Chart:
+    panels = [_panel(view, way, rows, apart) for way, rows in by_way.items() if _measured(rows)]
+    words = chart_words(
+        view,
+        f"Slowdown of {name} against GB/s of the swaps beside it",
+        f"{sample_words(points)} · medians of visits · band: 95% interval · ring: nothing as fast costs less",
+        [_INCLUDES],
+    )
+    x = PlotAxis("GB/s of the swaps", "figure", "linear")
+    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart([panels]))
+    return Chart(f"neighbour-{name}-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
 
 
 def _panel(view: View, title: str, rows: Sequence[Row], apart: Sequence[str]) -> PlotPanel:

@@ -132,7 +132,7 @@ def test_the_pareto_edge_is_bold_and_marked(report: Report) -> None:
     part = part_of(report, "neighbour")
     table = table_of(part, "gemm, d2h")
     assert [is_bold(row[0]) for row in table.rows] == [True, True, False]
-    chart = chart_of(report, "neighbour-run")
+    chart = chart_of(report, "neighbour-gemm-run")
     (line,) = chart.plot.lines  # type: ignore[union-attr]
     assert list(line.x) == [20.0, 40.0, 41.0]
     assert [mark.low for mark in line.marks] == [20.0, 41.0]
@@ -154,7 +154,7 @@ def test_fewer_than_six_visits_settle_nothing(tmp_path: Path) -> None:
 def test_ways_that_differ_in_another_axis_are_lines_of_their_own(tmp_path: Path) -> None:
     capped = replace(SM, sms=2, rate_cap=20, launch_bytes=4 << 20)
     report = made_report(tmp_path, [*ladder(), *synthetic.beside(capped, 1.05, 19.0)])
-    plot = chart_of(report, "neighbour-run").plot
+    plot = chart_of(report, "neighbour-gemm-run").plot
     labels = lines_of([line.label for line in plot.lines])  # type: ignore[union-attr]
     assert labels == ["sm", "sm, launch_bytes 4 MiB, rate_cap 20"]
 
@@ -172,8 +172,8 @@ def test_cells_beside_a_neighbour_stay_out_of_other_sections(report: Report) -> 
 def test_the_chart_is_the_same_every_time(tmp_path: Path) -> None:
     run = made_run(tmp_path, ladder())
     first, second = report_files([run]), report_files([run])
-    assert first["neighbour-run.png"].startswith(b"\x89PNG")
-    assert first["neighbour-run.svg"] == second["neighbour-run.svg"]
+    assert first["neighbour-gemm-run.png"].startswith(b"\x89PNG")
+    assert first["neighbour-gemm-run.svg"] == second["neighbour-gemm-run.svg"]
 
 
 @pytest.mark.parametrize("turns", [Beside(), Beside(neighbour_alone_us=[200.0])])

@@ -113,8 +113,7 @@ class Panel {
       },
       axes: [
         this.axis(x, {
-          splits: () => this.ticks(),
-          filter: (_, splits) => splits,
+          ...(x.unit === "figure" ? {} : { splits: () => this.ticks(), filter: (_, splits) => splits }),
           grid: { show: false },
           ...(x.unit === "name" ? { rotate: 40, size: 24 + 4.6 * Math.max(...x.names.map((name) => name.length)) } : { size: 30 }),
         }),
