@@ -315,8 +315,9 @@ def test_without_scripts_words_tables_and_maps_remain(opened: Open, cliff: tuple
     expect(page.get_by_text("The look-up needs JavaScript").first).to_be_visible()
 
 
-def test_links_of_the_summary_lead_to_their_section(opened: Open, cliff: tuple[Run, Path]) -> None:
-    page = opened(cliff[1])
+def test_links_of_the_summary_lead_to_their_section(opened: Open, tmp_path: Path) -> None:
+    _, file = report_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((10_000,)))])
+    page = opened(file)
     anchors = page.locator("main a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
     assert anchors
     assert all(page.evaluate("id => !!document.getElementById(id)", anchor.removeprefix("#")) for anchor in anchors)
