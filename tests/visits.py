@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from kvbench.backends.base import Backend, backend_named
 from kvbench.cells.cell import Cell
 from kvbench.engine.faults import Fault
-from kvbench.measure.visit import Bench, Measurement, set_up, visit
+from kvbench.measure.bench import Bench, set_up
+from kvbench.measure.visit import Measurement, visit
 from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
 

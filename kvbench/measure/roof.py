@@ -13,8 +13,8 @@ from kvbench.backends.base import Backend, SwapRequest
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import STREAM_STATES, Queue, Swap
+from kvbench.measure.bench import Bench
 from kvbench.measure.layout import lay_out
-from kvbench.measure.visit import Bench
 from kvbench.measure.workload import Workload
 
 # Blocks and their size in bytes. Neither must be exact: with large blocks 16 SMs fill the link, and with small blocks

@@ -1,95 +1,30 @@
 """Measure one visit of a cell: verify one swap, warm up, sample, verify again."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-import numpy as np
-
-from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
-from kvbench.backends.split import create_launches, joined
-from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
+from kvbench.backends.base import Mechanism, PreparedSwap
+from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import CEILING_BYTES, LEAST_BESIDE_S
-from kvbench.engine.device import (
-    DIRECTIONS,
-    STREAM_STATES,
-    Device,
-    Event,
-    Queue,
-    Sample,
-    Stream,
-    Swap,
-    TimedRegion,
-    per_block,
-)
+from kvbench.engine.device import Event, Sample
 from kvbench.engine.faults import Fault
-from kvbench.measure.beside import Flow, FlowSample, measure_beside
-from kvbench.measure.disturbance import Clocks, GpuClocks, disturbances
+from kvbench.measure.bench import Bench, SetUp
+from kvbench.measure.beside import FlowSample
+from kvbench.measure.disturbance import Clocks, disturbances
 from kvbench.measure.effective_path import effective_path
-from kvbench.measure.layout import lay_out
-from kvbench.measure.neighbour import RunningNeighbour, open_neighbour
-from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.workload import Pools, VerificationError, Workload
+from kvbench.measure.neighbour import RunningNeighbour
+from kvbench.measure.samples import BUSY_TWINS, alone, sample_beside, take_samples, taker
+from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import Beside, EffectivePath, StopReason
-from kvbench.sweep.plan import CHAIN, SHORT_CHAIN, submissions
 from kvbench.sweep.spec import Sampling
-from kvbench.tune.table import Policy
 from kvbench.units import gigabytes_per_second
 
-CEILING_WARMUPS: Final = 2
-BUSY_TWINS: Final = 3
-# The delay before a busy sample relative to the expected submission time, and its maximum: a full channel blocks the
-# submitting thread until the delay ends.
-DELAY_MARGIN: Final = 2
-DELAY_SPARE_US: Final = 1_000
-MAX_DELAY_US: Final = 100_000
 ORDER_DELAY_US: Final = 20_000
 FASTER_THAN_THE_LINK: Final = 1.05
 # The times of smaller swaps are too short for the resolution of events.
 SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Shared by all measurements: device, memory, the measured stream, its timed region, the best large copies.
-
-    `urgent` is a stream of high priority and its region; `neighbours` are kept for later visits.
-    """
-
-    device: Device
-    stream: Stream
-    region: TimedRegion
-    pools: Pools
-    cpu: SteadyCpu
-    clocks: GpuClocks
-    policy: Policy | None = None
-    best_gbps: dict[Direction, float] = field(default_factory=dict)
-    urgent: tuple[Stream, TimedRegion] | None = None
-    neighbours: dict[tuple[Neighbour, bool], RunningNeighbour] = field(default_factory=dict)
-
-    def at(self, priority: Priority) -> "Bench":
-        """Return the bench with the measured stream at `priority`."""
-        if priority is not Priority.HIGH or self.urgent is None:
-            return self
-        return replace(self, stream=self.urgent[0], region=self.urgent[1])
-
-    @contextmanager
-    def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour | None]:
-        """Yield the neighbour of `cell`, or None if it has none. Raises NeighbourError, EngineError."""
-        if cell.neighbour is Neighbour.NONE:
-            yield None
-        elif cell.neighbour is Neighbour.SWAP:  # its work depends on the cell
-            with closing(open_neighbour(self.device, backend, cell)) as own:
-                yield own
-        else:
-            key = cell.neighbour, cell.priority is Priority.LOW
-            if key not in self.neighbours:
-                self.neighbours[key] = open_neighbour(self.device, backend, cell)
-            yield self.neighbours[key]
 
 
 @dataclass(frozen=True)
@@ -116,31 +51,6 @@ class Measurement:
     beside: Beside | None = None
 
 
-@dataclass(frozen=True)
-class SetUp:
-    """A cell ready to be visited: its blocks, and the backend's swaps of them (one, unless the cell is sustained).
-
-    `requests` are the requests of these swaps.
-    """
-
-    cell: Cell
-    backend: Backend
-    workload: Workload
-    requests: Sequence[SwapRequest]
-    swaps: Sequence[PreparedSwap]
-
-
-def set_up(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int) -> SetUp:
-    """Prepare `cell`; `seed` determines the places of the blocks. Raises EngineError, and any error of a backend."""
-    rng = np.random.default_rng(seed)
-    state = cell.stream_state
-    slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
-    workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling, state), rng), rng, slots)
-    requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
-    swaps = [joined(create_launches(backend, request)) for request in requests]
-    return SetUp(cell, backend, workload, requests, swaps)
-
-
 def visit(
     bench: Bench,
     ready: SetUp,
@@ -164,8 +74,7 @@ def visit(
     cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
     state = cell.stream_state
     workload.verify_ms = 0.0
-    take_alone = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.IDLE), Queue())
-    take_busy = _sampler(bench.region, prepared, workload, _on_its_own(cell, StreamState.BUSY), Queue())
+    take_alone, take_busy = (alone(bench, ready, own) for own in (StreamState.IDLE, StreamState.BUSY))
     with bench.device.injecting(fault), bench.neighbour(ready.backend, cell) as neighbour:
         if verify:
             bench.pools.rest()
@@ -219,50 +128,6 @@ def _check_one(workload: Workload, take: Callable[[], Sample]) -> int:
     return workload.verify()
 
 
-def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:
-    """Time plain large copies in one direction; return the bytes per copy and the event times in microseconds."""
-    copy_bytes = CEILING_BYTES[bench.device.kind]
-    memory = bench.pools.large_copy(direction, copy_bytes)
-    swap = per_block(bench.device.driver, memory.sources, memory.destinations, memory.sizes, DIRECTIONS[direction])
-    idle = STREAM_STATES[StreamState.IDLE]
-    times_us = [bench.region.measure(swap, idle).gpu_us for _ in range(CEILING_WARMUPS + samples)]
-    bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, dtype=np.uint64), memory.sizes)
-    best_gbps = gigabytes_per_second(copy_bytes, min(times_us))
-    bench.best_gbps[direction] = max(best_gbps, bench.best_gbps.get(direction, 0.0))
-    return copy_bytes, times_us[CEILING_WARMUPS:]
-
-
-def take_samples(
-    take: Callable[[], Sample], sampling: Sampling, *, to_the_end: bool = False
-) -> tuple[list[Sample], StopReason]:
-    """Sample until the maximum (none with `to_the_end`) or the time limit is reached; return the samples and which."""
-    deadline_s = time.monotonic() + sampling.cell_seconds
-    samples: list[Sample] = []
-    while to_the_end or len(samples) < sampling.max_samples:
-        samples.append(take())
-        if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
-            return samples, "time"
-    return samples, "max_samples"
-
-
-def _sampler(
-    region: TimedRegion, prepared: PreparedSwap, workload: Workload, cell: Cell, queue: Queue
-) -> Callable[[], Sample]:
-    """Return a function that takes a sample: choose the next blocks, pause, time one swap."""
-    swap, state = prepared.swap, STREAM_STATES[cell.stream_state]
-
-    def take() -> Sample:
-        workload.advance()
-        prepared.retarget()
-        if cell.pause_us:
-            _work_for(cell.pause_us)
-        if isinstance(swap, Swap):
-            return region.measure(swap, state, queue)
-        return region.measure_python(swap.prepare, swap.submit, state, queue)
-
-    return take
-
-
 def _take_all(
     bench: Bench,
     ready: SetUp,
@@ -272,81 +137,15 @@ def _take_all(
     begin: Callable[[], None] | None,
 ) -> tuple[Sequence[Sample | FlowSample], StopReason, Beside | None]:
     """Warm up, wait for the other devices and take the samples, beside the neighbour if there is one."""
-    take = _taker(bench, ready, take_busy)
+    take = taker(bench, ready, take_busy)
     for _ in range(sampling.warmups):
         take()
     if begin is not None:
         begin()
     if neighbour is None:
         return *take_samples(take, sampling, to_the_end=begin is not None), None
-    flow, beside = _sample_beside(bench, ready, neighbour, sampling)
+    flow, beside = sample_beside(bench, ready, neighbour, sampling)
     return flow, "time", beside
-
-
-def _sample_beside(
-    bench: Bench, ready: SetUp, neighbour: RunningNeighbour, sampling: Sampling
-) -> tuple[Sequence[FlowSample], Beside]:
-    request = ready.requests[0]
-    twins = [create_launches(ready.backend, request) for _ in range(2)]
-    flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, twins)
-    seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
-    return measure_beside(flow, neighbour, _one_block(bench.region, ready.backend, request), seconds)
-
-
-def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> Callable[[], float]:
-    """Return a function that swaps the first block of the current swap again and returns its wall time in us."""
-    swap, idle = backend.create(replace(request, memory=request.memory.part(0, 1))), STREAM_STATES[StreamState.IDLE]
-
-    def take_us() -> float:
-        swap.retarget()
-        if isinstance(swap.swap, Swap):
-            return region.measure(swap.swap, idle).wall_us
-        return region.measure_python(swap.swap.prepare, swap.swap.submit, idle).wall_us
-
-    return take_us
-
-
-def _taker(bench: Bench, ready: SetUp, take_busy: Callable[[], Sample]) -> Callable[[], Sample]:
-    """Return a function that takes a sample in the stream state of the cell."""
-    cell, workload = ready.cell, ready.workload
-    if cell.stream_state is StreamState.SUSTAINED:
-        return _chain_sampler(bench.region, ready.swaps, workload)
-    queue = _behind_a_delay(cell, take_busy) if cell.stream_state is StreamState.BUSY else Queue()
-    return _sampler(bench.region, ready.swaps[0], workload, cell, queue)
-
-
-def _chain_sampler(region: TimedRegion, swaps: Sequence[PreparedSwap], workload: Workload) -> Callable[[], Sample]:
-    """Return a function that takes a sustained sample: a short and a long chain of different blocks."""
-    compiled = [one.swap for one in swaps if isinstance(one.swap, Swap)]
-
-    def take() -> Sample:
-        for slot, prepared in enumerate(swaps):
-            workload.advance(slot)
-            prepared.retarget()
-        if len(compiled) == len(swaps):
-            return region.sustained(compiled, SHORT_CHAIN)
-        return region.sustained_python([(one.swap.prepare, one.swap.submit) for one in swaps], SHORT_CHAIN)
-
-    return take
-
-
-def _on_its_own(cell: Cell, state: StreamState) -> Cell:
-    return replace(cell, stream_state=state, queued=0, streams=1, pause_us=0)
-
-
-def _work_for(pause_us: int) -> None:
-    """Do other CPU work for `pause_us`, which evicts the data of a swap from the CPU's caches."""
-    scratch = np.zeros(1 << 20, dtype=np.uint64)
-    until_s = time.perf_counter() + pause_us / 1e6
-    while time.perf_counter() < until_s:
-        scratch += 1
-
-
-def _behind_a_delay(cell: Cell, take_busy: Callable[[], Sample]) -> Queue:
-    """Return the queue of `cell` after a delay that outlasts its submission, estimated from that of one swap."""
-    submit_us = max(take_busy().submit_us for _ in range(BUSY_TWINS))
-    delay_us = min(DELAY_MARGIN * max(1, cell.queued) * submit_us + DELAY_SPARE_US, MAX_DELAY_US)
-    return Queue(cell.queued, cell.streams, round(delay_us * 1000))
 
 
 def _check_order(bench: Bench, prepared: PreparedSwap, workload: Workload) -> None:

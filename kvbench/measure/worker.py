@@ -27,11 +27,12 @@ from kvbench.engine.device import (
 from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.errors import KvbenchError
 from kvbench.machine.probes import cpus_of_node
+from kvbench.measure.bench import Bench, SetUp, measure_ceiling, set_up
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.roof import LARGE, SMALL, measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, Measurement, SetUp, measure_ceiling, set_up, visit
+from kvbench.measure.visit import Measurement, visit
 from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Beside, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit

@@ -12,9 +12,9 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Device, Stream, TimedRegion, per_block
+from kvbench.measure.bench import Bench, measure_ceiling
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, measure_ceiling
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.sweep.spec import Sampling
 from tests.visits import measure

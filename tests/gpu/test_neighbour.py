@@ -9,9 +9,9 @@ import pytest
 from kvbench.cells.axes import Direction, Neighbour, Priority, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import HIGH_PRIORITY, Device, Stream, TimedRegion
+from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench
 from kvbench.measure.workload import Pools
 from kvbench.results import Beside
 from kvbench.sweep.spec import Sampling

@@ -8,11 +8,13 @@ import pytest
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Device, Stream, TimedRegion
+from kvbench.measure.bench import Bench, measure_ceiling
 from kvbench.measure.control import open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.roof import LARGE, measure_roof
+from kvbench.measure.samples import DELAY_SPARE_US
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import DELAY_SPARE_US, Bench, Measurement, measure_ceiling
+from kvbench.measure.visit import Measurement
 from kvbench.measure.workload import Pools
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling

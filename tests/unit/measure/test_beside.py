@@ -14,10 +14,11 @@ from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Stream, TimedRegion, open_device
 from kvbench.engine.faults import FaultPlan
+from kvbench.measure.bench import Bench, set_up
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, Measurement, set_up, visit
+from kvbench.measure.visit import Measurement, visit
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import Recorded, every_other_block, honest

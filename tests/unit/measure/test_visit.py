@@ -20,9 +20,9 @@ from kvbench.engine.device import DIRECTIONS, Stream, TimedRegion, open_device, 
 from kvbench.engine.faults import FaultPlan
 from kvbench.engine.memory import SwapMemory
 from kvbench.measure import visit
+from kvbench.measure.bench import Bench, measure_ceiling
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Bench, measure_ceiling
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.sweep.plan import CHAIN, SHORT_CHAIN
 from kvbench.sweep.spec import Sampling

@@ -1,0 +1,103 @@
+"""The bench: what all measurements share, the ceiling measured on it, and a cell set up on it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
+from kvbench.backends.split import create_launches, joined
+from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import CEILING_BYTES
+from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Stream, TimedRegion, per_block
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.layout import lay_out
+from kvbench.measure.neighbour import RunningNeighbour, open_neighbour
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.workload import Pools, Workload
+from kvbench.sweep.plan import CHAIN, SHORT_CHAIN, submissions
+from kvbench.sweep.spec import Sampling
+from kvbench.tune.table import Policy
+from kvbench.units import gigabytes_per_second
+
+CEILING_WARMUPS: Final = 2
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Shared by all measurements: device, memory, the measured stream, its timed region, the best large copies.
+
+    `urgent` is a stream of high priority and its region; `neighbours` are kept for later visits.
+    """
+
+    device: Device
+    stream: Stream
+    region: TimedRegion
+    pools: Pools
+    cpu: SteadyCpu
+    clocks: GpuClocks
+    policy: Policy | None = None
+    best_gbps: dict[Direction, float] = field(default_factory=dict)
+    urgent: tuple[Stream, TimedRegion] | None = None
+    neighbours: dict[tuple[Neighbour, bool], RunningNeighbour] = field(default_factory=dict)
+
+    def at(self, priority: Priority) -> "Bench":
+        """Return the bench with the measured stream at `priority`."""
+        if priority is not Priority.HIGH or self.urgent is None:
+            return self
+        return replace(self, stream=self.urgent[0], region=self.urgent[1])
+
+    @contextmanager
+    def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour | None]:
+        """Yield the neighbour of `cell`, or None if it has none. Raises NeighbourError, EngineError."""
+        if cell.neighbour is Neighbour.NONE:
+            yield None
+        elif cell.neighbour is Neighbour.SWAP:  # its work depends on the cell
+            with closing(open_neighbour(self.device, backend, cell)) as own:
+                yield own
+        else:
+            key = cell.neighbour, cell.priority is Priority.LOW
+            if key not in self.neighbours:
+                self.neighbours[key] = open_neighbour(self.device, backend, cell)
+            yield self.neighbours[key]
+
+
+def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:
+    """Time plain large copies in one direction; return the bytes per copy and the event times in microseconds."""
+    copy_bytes = CEILING_BYTES[bench.device.kind]
+    memory = bench.pools.large_copy(direction, copy_bytes)
+    swap = per_block(bench.device.driver, memory.sources, memory.destinations, memory.sizes, DIRECTIONS[direction])
+    idle = STREAM_STATES[StreamState.IDLE]
+    times_us = [bench.region.measure(swap, idle).gpu_us for _ in range(CEILING_WARMUPS + samples)]
+    bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, dtype=np.uint64), memory.sizes)
+    best_gbps = gigabytes_per_second(copy_bytes, min(times_us))
+    bench.best_gbps[direction] = max(best_gbps, bench.best_gbps.get(direction, 0.0))
+    return copy_bytes, times_us[CEILING_WARMUPS:]
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """A cell ready to be visited: its blocks, and the backend's swaps of them (one, unless the cell is sustained).
+
+    `requests` are the requests of these swaps.
+    """
+
+    cell: Cell
+    backend: Backend
+    workload: Workload
+    requests: Sequence[SwapRequest]
+    swaps: Sequence[PreparedSwap]
+
+
+def set_up(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int) -> SetUp:
+    """Prepare `cell`; `seed` determines the places of the blocks. Raises EngineError, and any error of a backend."""
+    rng = np.random.default_rng(seed)
+    state = cell.stream_state
+    slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
+    workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling, state), rng), rng, slots)
+    requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
+    swaps = [joined(create_launches(backend, request)) for request in requests]
+    return SetUp(cell, backend, workload, requests, swaps)

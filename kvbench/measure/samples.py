@@ -1,0 +1,128 @@
+"""Samples of a cell: functions that take one in its stream state, and how many are taken."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
+from kvbench.backends.split import create_launches
+from kvbench.cells.axes import StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import LEAST_BESIDE_S
+from kvbench.engine.device import STREAM_STATES, Queue, Sample, Swap, TimedRegion
+from kvbench.measure.bench import Bench, SetUp
+from kvbench.measure.beside import Flow, FlowSample, measure_beside
+from kvbench.measure.neighbour import RunningNeighbour
+from kvbench.measure.workload import Workload
+from kvbench.results.schema import Beside, StopReason
+from kvbench.sweep.plan import SHORT_CHAIN
+from kvbench.sweep.spec import Sampling
+
+BUSY_TWINS: Final = 3
+# The delay before a busy sample relative to the expected submission time, and its maximum: a full channel blocks the
+# submitting thread until the delay ends.
+DELAY_MARGIN: Final = 2
+DELAY_SPARE_US: Final = 1_000
+MAX_DELAY_US: Final = 100_000
+
+
+def take_samples(
+    take: Callable[[], Sample], sampling: Sampling, *, to_the_end: bool = False
+) -> tuple[list[Sample], StopReason]:
+    """Sample until the maximum (none with `to_the_end`) or the time limit is reached; return the samples and which."""
+    deadline_s = time.monotonic() + sampling.cell_seconds
+    samples: list[Sample] = []
+    while to_the_end or len(samples) < sampling.max_samples:
+        samples.append(take())
+        if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
+            return samples, "time"
+    return samples, "max_samples"
+
+
+def alone(bench: Bench, ready: SetUp, state: StreamState) -> Callable[[], Sample]:
+    """Return a function that takes a sample of the swap in this stream state, without a queue and without a pause."""
+    cell = replace(ready.cell, stream_state=state, queued=0, streams=1, pause_us=0)
+    return _sampler(bench, ready, cell, Queue())
+
+
+def taker(bench: Bench, ready: SetUp, take_busy: Callable[[], Sample]) -> Callable[[], Sample]:
+    """Return a function that takes a sample in the stream state of the cell."""
+    state = ready.cell.stream_state
+    if state is StreamState.SUSTAINED:
+        return _chain_sampler(bench.region, ready.swaps, ready.workload)
+    queue = _behind_a_delay(ready.cell, take_busy) if state is StreamState.BUSY else Queue()
+    return _sampler(bench, ready, ready.cell, queue)
+
+
+def sample_beside(
+    bench: Bench, ready: SetUp, neighbour: RunningNeighbour, sampling: Sampling
+) -> tuple[Sequence[FlowSample], Beside]:
+    """Swap beside the neighbour and without it, in turn; return the swaps beside it, and the record of the turns."""
+    request = ready.requests[0]
+    twins = [create_launches(ready.backend, request) for _ in range(2)]
+    flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, twins)
+    seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
+    return measure_beside(flow, neighbour, _one_block(bench.region, ready.backend, request), seconds)
+
+
+def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> Callable[[], float]:
+    """Return a function that swaps the first block of the current swap again and returns its wall time in us."""
+    swap, idle = backend.create(replace(request, memory=request.memory.part(0, 1))), STREAM_STATES[StreamState.IDLE]
+
+    def take_us() -> float:
+        swap.retarget()
+        if isinstance(swap.swap, Swap):
+            return region.measure(swap.swap, idle).wall_us
+        return region.measure_python(swap.swap.prepare, swap.swap.submit, idle).wall_us
+
+    return take_us
+
+
+def _sampler(bench: Bench, ready: SetUp, cell: Cell, queue: Queue) -> Callable[[], Sample]:
+    """Return a function that takes a sample: choose the next blocks, pause, time one swap."""
+    prepared, region, state = ready.swaps[0], bench.region, STREAM_STATES[cell.stream_state]
+    swap = prepared.swap
+
+    def take() -> Sample:
+        ready.workload.advance()
+        prepared.retarget()
+        if cell.pause_us:
+            _work_for(cell.pause_us)
+        if isinstance(swap, Swap):
+            return region.measure(swap, state, queue)
+        return region.measure_python(swap.prepare, swap.submit, state, queue)
+
+    return take
+
+
+def _chain_sampler(region: TimedRegion, swaps: Sequence[PreparedSwap], workload: Workload) -> Callable[[], Sample]:
+    """Return a function that takes a sustained sample: a short and a long chain of different blocks."""
+    compiled = [one.swap for one in swaps if isinstance(one.swap, Swap)]
+
+    def take() -> Sample:
+        for slot, prepared in enumerate(swaps):
+            workload.advance(slot)
+            prepared.retarget()
+        if len(compiled) == len(swaps):
+            return region.sustained(compiled, SHORT_CHAIN)
+        return region.sustained_python([(one.swap.prepare, one.swap.submit) for one in swaps], SHORT_CHAIN)
+
+    return take
+
+
+def _work_for(pause_us: int) -> None:
+    """Do other CPU work for `pause_us`, which evicts the data of a swap from the CPU's caches."""
+    scratch = np.zeros(1 << 20, dtype=np.uint64)
+    until_s = time.perf_counter() + pause_us / 1e6
+    while time.perf_counter() < until_s:
+        scratch += 1
+
+
+def _behind_a_delay(cell: Cell, take_busy: Callable[[], Sample]) -> Queue:
+    """Return the queue of `cell` after a delay that outlasts its submission, estimated from that of one swap."""
+    submit_us = max(take_busy().submit_us for _ in range(BUSY_TWINS))
+    delay_us = min(DELAY_MARGIN * max(1, cell.queued) * submit_us + DELAY_SPARE_US, MAX_DELAY_US)
+    return Queue(cell.queued, cell.streams, round(delay_us * 1000))
