@@ -21,8 +21,9 @@ from kvbench.gate.partners import check_identity, partners
 from kvbench.gate.sides import Side
 from kvbench.results import Failure, Record, Run, RunWriter, Visit
 from kvbench.results.schema import RunStatus
-from kvbench.run.execution import Execution, Progress
+from kvbench.run.execution import Execution
 from kvbench.run.failures import FailuresTold
+from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, Opened
 from kvbench.run.runner import run_info
 from kvbench.run.worker_process import WorkerSlot

@@ -16,7 +16,8 @@ from kvbench.machine.identity import differences, identity_hash
 from kvbench.machine.observation import identity
 from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.schema import Retry
-from kvbench.run.execution import Execution, Observer, Outcome, Progress
+from kvbench.run.execution import Execution, Observer, Outcome
+from kvbench.run.progress import Progress
 from kvbench.run.protocol import Opened
 from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import WorkerSlot

@@ -15,7 +15,8 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.results import Failure, Record, RunWriter, Visit, load_run
 from kvbench.results.rundir import runs_in
-from kvbench.run.execution import Execution, Observer, Outcome, Progress
+from kvbench.run.execution import Execution, Observer, Outcome
+from kvbench.run.progress import Progress
 from kvbench.run.protocol import MeasureCell, Opened, Request, Start
 from kvbench.run.runner import (
     check_installed,

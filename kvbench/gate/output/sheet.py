@@ -14,6 +14,7 @@ from kvbench.units import format_size
 
 # From this ratio on, a factor is easier to read than a percentage.
 _MANY_TIMES = 3.0
+_STEADY = "steady"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,16 @@ def message(row: Row) -> str:
 def _first(judgement: Judgement, repeat: str) -> list[str]:
     """Return the first lines: the worst row, what moved on the machine, and how to repeat the comparison."""
     loud = [row for row in judgement.rows if is_loud(row)]
-    moved = [control.name for control in judgement.controls if not control.steady]
     lines = [f"worst: {row.verdict} {name_of_row(row)}: {message(row)}" for row in loud[:1]]
-    lines.append(f"machine: {', '.join(moved)} moved" if moved else "machine: steady")
+    lines.append(f"machine: {_machine(judgement.controls)}")
     return [*lines, f"to repeat: {repeat}"] if repeat else lines
+
+
+def _machine(controls: Sequence[ControlEffect]) -> str:
+    """Return the controls that moved, or else those that are unsure."""
+    moved = [control.name for control in controls if not control.steady]
+    unsure = [control.name for control in controls if _steadiness(control) != _STEADY]
+    return f"{', '.join(moved or unsure)} {'moved' if moved else 'unsure'}" if unsure else _STEADY
 
 
 def _summary(judgement: Judgement) -> list[str]:
@@ -114,7 +121,7 @@ def _steadiness(control: ControlEffect) -> str:
     if not control.steady:
         return "outside its margin: the machine moved"
     more = f"{control.unsure:.1%}"
-    return "steady" if more == "0.0%" else f"unsure: a change must exceed its margin by {more}"
+    return _STEADY if more == "0.0%" else f"unsure: a change must exceed its margin by {more}"
 
 
 def _counts(verdicts: Iterable[str]) -> str:

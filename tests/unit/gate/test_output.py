@@ -2,13 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.gate.judgement import GateVerdict, Judgement, Row
+from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
 from kvbench.gate.output.formats import (
     COMMENT_BYTES,
     MOST_ANNOTATIONS,
@@ -44,6 +45,19 @@ def sheet(*rows: Row, verdict: GateVerdict = GateVerdict.SLOWER) -> Sheet:
 def hostile() -> Sheet:
     broken = Side(extra=[failure(CELLS[0], HOSTILE)], changes={"status": "stopped", "status_reason": HOSTILE})
     return sheet_of_judgement(judge(*compared(Side(), broken, rounds=6)))
+
+
+@pytest.mark.parametrize(
+    ("controls", "words"),
+    [
+        ([], "machine: steady"),
+        ([("h2d", True, 0.0), ("cpu", True, 0.02)], "machine: cpu unsure"),
+        ([("h2d", False, 0.0), ("cpu", True, 0.02)], "machine: h2d moved"),
+    ],
+)
+def test_the_first_lines_say_what_the_machine_did(controls: list[tuple[str, bool, float]], words: str) -> None:
+    seen = [ControlEffect(name, 1.0, 0.9, 1.1, 24, steady, unsure) for name, steady, unsure in controls]
+    assert words in sheet_of_judgement(replace(judgement(row(GateVerdict.SAME)), controls=seen)).summary
 
 
 def test_junit_is_read_back_with_every_row_and_its_verdict() -> None:

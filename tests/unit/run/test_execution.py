@@ -9,7 +9,8 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.results import RunWriter, load_run
 from kvbench.results.frame import visits_that_count
 from kvbench.results.schema import Ceiling, Failure, Note, Retry, Visit
-from kvbench.run.execution import MAX_REPEATS, Execution, Outcome, Progress
+from kvbench.run.execution import MAX_REPEATS, Execution, Outcome
+from kvbench.run.progress import Progress
 from kvbench.run.protocol import MeasureCell, Opened
 from kvbench.run.worker_process import WorkerLostError
 from kvbench.sweep.plan import Plan, PlannedVisit

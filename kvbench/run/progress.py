@@ -1,0 +1,60 @@
+"""What a run contains: the visits that were made, and those that are still to be made."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kvbench.results.schema import Ceiling, Control, Failure, Record, Retry, Roof, Skip, Visit
+from kvbench.sweep.plan import PlannedVisit
+
+
+class Progress:
+    """The content of a run: visits, ceilings and controls by round; ids of the failed and skipped cells.
+
+    `again` has, by cell id and round, the attempt of visits that are repeated because what is there does not count.
+    """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.visits: set[tuple[str, int, int]] = set()
+        self.ceilings: set[tuple[str, int]] = set()
+        self.roofs: set[str] = set()
+        self.controls: set[tuple[str, int]] = set()
+        self.failed: set[str] = set()
+        self.copies_failed = 0
+        self.skipped: set[str] = set()
+        self.again: dict[tuple[str, int], int] = {}
+        for record in records:
+            self.note(record)
+
+    def note(self, record: Record) -> None:
+        match record:
+            case Visit():
+                self.visits.add((record.cell.id, record.round, record.attempt))
+            case Failure():
+                self.failed.add(record.cell.id)
+            case Retry():
+                self.failed.discard(record.cell.id)
+            case Skip():
+                self.skipped.add(record.cell.id)
+            case Ceiling():
+                self.ceilings.add((record.direction, record.round))
+            case Roof():
+                self.roofs.add(record.direction)
+            case Control():
+                self.controls.add((record.direction, record.round))
+
+    def wants(self, visit: PlannedVisit) -> bool:
+        """Whether `visit` is still missing; a failed cell is not visited again."""
+        cell_id = visit.cell.id
+        made = (cell_id, visit.round, visit.attempt) in self.visits
+        return not made and cell_id not in self.failed and cell_id not in self.skipped
+
+    def due(self, planned: Iterable[PlannedVisit]) -> list[PlannedVisit]:
+        """Return what is still to be made, round by round; visits that are repeated come last in theirs."""
+        every = [
+            replace(visit, attempt=self.again.get((visit.cell.id, visit.round), visit.attempt)) for visit in planned
+        ]
+        return sorted(filter(self.wants, every), key=lambda visit: (visit.round, visit.attempt))
+
+    @property
+    def measured(self) -> int:
+        return len({cell_id for cell_id, *_ in self.visits} - self.failed)
