@@ -25,7 +25,7 @@ DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 2.0, 2: 1.3, 3: 1.2, 4: 1.15, 5
 OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 1.5, 2: 1.1, 3: 1.05, 4: 1.03, 5: 1.01}
 # The minimum number of visits of a reference of the answers, even if it is far slower.
 REFERENCE_VISITS: Final = 3
-# Visits per candidate, at the first sizes and between them, as seen on an H100.
+# Visits per candidate, at the first sizes and between them, replayed from the visits of an H100.
 VISITS_PER_CANDIDATE: Final = 4.1
 # The maximum number of visits for a point that is still open.
 MOST_ROUNDS: Final = 12

@@ -103,9 +103,9 @@ def _duels(times: Times, heads: Mapping[str, str]) -> list[str]:
 
 
 def _duel(names: list[str], fastest: Winners, few: Sequence[int]) -> str:
-    """Return what became of batched against each of `names`, which all have these winners and these sizes without.
+    """Return what became of batched against each of `names`, which have all this in common.
 
-    A winner is "batched", "" for the others, None where that is undecided.
+    A winner is "batched", "" for the others, None where that is undecided; `few` are the sizes with too few visits.
     """
     others = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     unjudged = f" (too few visits at {', '.join(map(bytes_size, few))})" if few else ""
