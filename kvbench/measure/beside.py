@@ -63,7 +63,13 @@ class Flow:
         self._blocks_a_launch = max(1, cell.launch_bytes // cell.block_bytes) if cell.launch_bytes else cell.blocks
 
     def run(self, seconds: float) -> tuple[list[FlowSample], float]:
-        """Swap for `seconds`, at least once; return the swaps and the GB/s over the whole time, including gaps."""
+        """Swap for `seconds`, at least once; return the swaps and the GB/s over the whole time, including gaps.
+
+        Bursts come for the nearest number of whole periods, since a burst without the pause behind it would add to the
+        GB/s; for `seconds` if that number is 0.
+        """
+        if self._period_us and (periods := round(seconds * 1e6 / self._period_us)):
+            seconds = periods * self._period_us / 1e6
         samples: list[FlowSample] = []
         began_s = burst_s = time.perf_counter()
         until_s, burst_bytes = began_s + seconds, 0

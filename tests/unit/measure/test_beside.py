@@ -135,9 +135,9 @@ def test_a_rate_cap_is_kept_launch_by_launch(bench: Bench) -> None:
 def test_bursts_are_as_far_apart_as_asked_for(bench: Bench) -> None:
     found = measured(bench, burst="64KiB/20ms")
     assert found.beside is not None
-    # turns of 50 ms begin with a burst of one swap, and have room for two more
-    assert len(found.samples) <= 6
-    assert max(found.beside.swaps_beside_gbps) <= 3 * CELL.swap_bytes / 50e-3 / 1e9
+    assert len(found.samples) <= 6  # in two turns of 50 ms
+    # the pause behind the last burst counts
+    assert max(found.beside.swaps_beside_gbps) <= 1.001 * CELL.swap_bytes / 20e-3 / 1e9
 
 
 def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: Bench) -> None:
