@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,8 @@ from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.cost import cost_of
+from kvbench.results.reach import Reach
 from kvbench.results.schema import COLUMNS, SAMPLE_COLUMNS, Beside, CellRecord, Failure, Record, Samples, Skip, Visit
-
-if TYPE_CHECKING:
-    from kvbench.results.rundir import Reach
 
 TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
 _RAW: Final = Samples.__struct_fields__
@@ -82,7 +80,7 @@ class _History:
 def summarize(
     records: Sequence[Record],
     ceilings: Mapping[str, float],
-    roofs: "Mapping[str, Reach]",
+    roofs: Mapping[str, Reach],
     device: str,
     samples: pd.DataFrame,
 ) -> pd.DataFrame:
@@ -186,7 +184,7 @@ def _histories(records: Sequence[Record]) -> dict[Cell, _History]:
     return dict(sorted(found.items(), key=lambda story: story[1].status != "ok"))
 
 
-def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: "Mapping[str, Reach]") -> dict[str, float]:
+def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach]) -> dict[str, float]:
     """Return the ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
     ceiling, reach = ceilings.get(cell.direction, math.nan), roofs.get(cell.direction)
     if reach is None:

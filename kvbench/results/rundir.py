@@ -20,6 +20,7 @@ import msgspec
 from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
+from kvbench.results.reach import Reach
 from kvbench.results.schema import SCHEMA, Ceiling, Control, Failure, Record, Retry, Roof, RunInfo, RunStatus
 from kvbench.text import printable, printable_tree
 from kvbench.units import gigabytes_per_second
@@ -37,32 +38,6 @@ _INFO_CAP_BYTES: Final = 16 << 20
 
 class _Version(msgspec.Struct):
     schema: int
-
-
-# If scattered small blocks take less than this factor times the time of the same blocks laid out densely, no
-# translation limit is in reach.
-_LIMITED: Final = 1.1
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """What SM copies reach in one direction: GB/s in large blocks, and the translation limit in scattered blocks per
-    second (None: not in reach).
-    """
-
-    sm_gbps: float
-    limit_blocks_per_s: float | None
-
-    @classmethod
-    def of(cls, roofs: "Sequence[Roof]") -> Self:
-        """Return the medians of `roofs`, a non-empty sequence for one direction."""
-        scattered_us, dense_us, copy_us = (
-            median(time for roof in roofs for time in getattr(roof, name))
-            for name in ("scattered_us", "dense_us", "copy_us")
-        )
-        limited = scattered_us > _LIMITED * dense_us
-        limit = roofs[0].blocks / scattered_us * 1e6 if limited else None
-        return cls(gigabytes_per_second(roofs[0].copy_bytes, copy_us), limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +80,7 @@ class Run:
         """Return direction -> GB/s of every large copy for the ceiling, in journal order."""
         return _rates((r.direction, r.swap_bytes, r.gpu_us) for r in self.records if isinstance(r, Ceiling))
 
-    def roofs(self) -> "dict[str, Reach]":
+    def roofs(self) -> dict[str, Reach]:
         """Return direction -> what SM copies reach; empty if the run did not measure it."""
         found: dict[str, list[Roof]] = {}
         for record in self.records:
