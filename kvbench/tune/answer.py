@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import median
 from typing import Any, Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
@@ -15,7 +14,7 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.kernel_shape import VLLM
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of, tried
+from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of, tried, typical
 from kvbench.tune.table import Choice
 from kvbench.units import KIB, format_size, gigabytes_per_second
 
@@ -63,8 +62,8 @@ class Answer:
         return gigabytes_per_second(self.block_bytes * self.blocks, time_us)
 
     def time_of(self, choice: Choice) -> float:
-        """Return the median of a candidate's visits in microseconds."""
-        return median(self.arms[choice].values())
+        """Return what a swap by this candidate takes in microseconds."""
+        return typical(self.arms[choice].values())
 
     def best_of(self, backend: str, sms: int | None = None) -> Choice | None:
         """Return the fastest candidate of a backend, optionally with this SM count, or None if there is none.

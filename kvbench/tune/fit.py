@@ -1,10 +1,10 @@
 """Fit a policy to runs: the fastest measured candidate at every point, with a rule for ties."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from statistics import median
+from statistics import median, median_low
 from typing import Any, Final
 
 import numpy as np
@@ -131,7 +131,7 @@ def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
     ordered = sorted(arms, key=rank)
     enough = min(MIN_PAIRS, max(len(visits) for visits in arms.values()))
     raced = [choice for choice in ordered if len(arms[choice]) >= enough - 1]
-    fastest = min(raced, key=lambda choice: (median(arms[choice].values()), str(choice)))
+    fastest = min(raced, key=lambda choice: (typical(arms[choice].values()), str(choice)))
     loss = {choice: compare_visits(arms[fastest], arms[choice], IN_TURN).ratio for choice in raced}
     tied = [choice for choice in raced if choice == fastest or loss[choice] <= 1 + TIED.fraction]
     chosen = next((choice for choice in tied if len(arms[choice]) >= enough), tied[0])
@@ -147,7 +147,7 @@ def _redrawn(logs: Sequence[Floats]) -> Floats:
     visits tell little of their outliers. The scatter of a visit is that of all candidates, robustly. `OF_A_RUN` is the
     standard deviation of what a run adds.
     """
-    medians = np.array([np.median(own) for own in logs])
+    medians = np.array([typical(own) for own in logs])
     apart = np.abs(np.concatenate([own - middle for own, middle in zip(logs, medians, strict=True)]))
     sigma = MAD_TO_SIGMA * float(np.median(apart[apart > 0])) if apart.any() else 0.0
     visits, shape = np.array([len(own) for own in logs]), (_REDRAWS, len(logs))
@@ -156,6 +156,11 @@ def _redrawn(logs: Sequence[Floats]) -> Floats:
     draws = medians + errors + math.log1p(OF_A_RUN.fraction) * rng.standard_normal(shape)
     ties = draws <= draws.min(axis=1, keepdims=True) + math.log1p(TIED.fraction)
     return np.bincount(ties.argmax(axis=1), minlength=len(logs)) / _REDRAWS
+
+
+def typical(times: Collection[float]) -> float:
+    """Return the median of some visits; of too few for a verdict the lower middle, since a disturbance only slows."""
+    return median(times) if len(times) >= MIN_PAIRS else median_low(times)
 
 
 def preference(choice: Choice) -> tuple[int, int]:

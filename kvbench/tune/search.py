@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from statistics import median, median_low
+from statistics import median
 from typing import Final
 
 from kvbench.analysis.compare import MIN_PAIRS
@@ -16,17 +16,17 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Visit
 from kvbench.tune.answer import VLLM_SMS
-from kvbench.tune.fit import Decision, choice_at, decide_all, preference, sms_of
+from kvbench.tune.fit import Decision, choice_at, decide_all, preference, sms_of, typical
 from kvbench.tune.table import Choice
 
 # Number of visits -> the maximum ratio to the best time with which a candidate stays in the race, and the maximum ratio
 # to the time of every candidate that the rule prefers at equal times.
-DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 2.0, 2: 1.3, 3: 1.2, 4: 1.15, 5: 1.1}
-OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 1.5, 2: 1.1, 3: 1.05, 4: 1.03, 5: 1.01}
+DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 2.5, 2: 1.3, 3: 1.2, 4: 1.15, 5: 1.1}
+OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 2.0, 2: 1.1, 3: 1.05, 4: 1.03, 5: 1.01}
 # The minimum number of visits of a reference of the answers, even if it is far slower.
 REFERENCE_VISITS: Final = 3
 # Visits per candidate, at the first sizes and between them, replayed from the visits of an H100.
-VISITS_PER_CANDIDATE: Final = 4.1
+VISITS_PER_CANDIDATE: Final = 4.2
 # The maximum number of visits for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
@@ -102,8 +102,7 @@ class Search:
             decision = self._decide(place)
             wanted = {decision.choice, decision.fastest, *decision.others} if decision and decision.others else set()
             return {choice: cell for choice, cell in measured.items() if choice in wanted}
-        # Of an even number, the lower middle: a disturbance only slows, and one slow visit of two drops nothing.
-        times = {choice: median_low(self._times[cell].values()) for choice, cell in measured.items()}
+        times = {choice: typical(self._times[cell].values()) for choice, cell in measured.items()}
         most = DROPPED_BEYOND[made] * min(times.values())
 
         def goes_on(choice: Choice) -> bool:
