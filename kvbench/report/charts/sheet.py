@@ -48,10 +48,11 @@ _ROW_GAP: Final = 0.45
 _X_LABEL: Final = 0.55
 _DPI: Final = 120
 _COLOURS: Final = 256
-_HEAD: Final[Sequence[dict[str, Any]]] = (
-    {"fontsize": 12.5, "fontweight": "bold"},
-    {"fontsize": 8.5, "color": "#444444"},
-    {"fontsize": 9, "fontweight": "bold", "color": "#B00020"},
+# Of the title, the subtitle and the warning: letters per inch, and the style.
+_HEAD: Final[Sequence[tuple[int, dict[str, Any]]]] = (
+    (9, {"fontsize": 12.5, "fontweight": "bold"}),
+    (15, {"fontsize": 8.5, "color": "#444444"}),
+    (12, {"fontsize": 9, "fontweight": "bold", "color": "#B00020"}),
 )
 _FOOTNOTE: Final[dict[str, Any]] = {"fontsize": 7, "color": "#555555"}
 
@@ -84,9 +85,12 @@ def new_sheet(
     rows, columns = len(grid), max(map(len, grid))
     width = max(7.6, PANEL_WIDTH * columns)
     panel = panel_height or (3.6 if rows == 1 else 2.2)
-    head = [text for text in (words.title, words.subtitle, words.warning) if text]
-    letters = int(width * _LETTERS_PER_INCH)
-    foot = [part for line in words.footer for part in textwrap.wrap(drawable(line), letters)]
+    head = [
+        (part, style)
+        for text, (letters, style) in zip((words.title, words.subtitle, words.warning), _HEAD, strict=True)
+        for part in textwrap.wrap(drawable(text), int(width * letters))
+    ]
+    foot = [part for line in words.footer for part in textwrap.wrap(drawable(line), int(width * _LETTERS_PER_INCH))]
     longest = max(len(str(key.get_label())) for key in keys)
     keys_per_row = max(1, int(width / (0.85 + 0.085 * longest)))
     top = 0.42 + 0.24 * len(head)
@@ -96,8 +100,8 @@ def new_sheet(
     height = notes + 0.15 * len(foot) + 0.05
     figure = Figure(figsize=(width, height))
     left = 0.15 / width
-    for number, (text, style) in enumerate(zip(head, _HEAD, strict=False)):
-        figure.text(left, 1 - (0.24 + 0.24 * number) / height, drawable(text), va="center", **style)
+    for number, (text, style) in enumerate(head):
+        figure.text(left, 1 - (0.24 + 0.24 * number) / height, text, va="center", **style)
     for number, text in enumerate(foot):
         figure.text(left, 1 - (notes + 0.15 * number) / height, text, va="center", **_FOOTNOTE)
     place = (0.5, 1 - legend / height)
