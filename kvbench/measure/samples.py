@@ -70,32 +70,34 @@ def sample_beside(
 
 def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> Callable[[], float]:
     """Return a function that swaps the first block of the current swap again and returns its wall time in us."""
-    swap, idle = backend.create(replace(request, memory=request.memory.part(0, 1))), STREAM_STATES[StreamState.IDLE]
+    prepared = backend.create(replace(request, memory=request.memory.part(0, 1)))
 
     def take_us() -> float:
-        swap.retarget()
-        if isinstance(swap.swap, Swap):
-            return region.measure(swap.swap, idle).wall_us
-        return region.measure_python(swap.swap.prepare, swap.swap.submit, idle).wall_us
+        prepared.retarget()
+        return _timed(region, prepared, StreamState.IDLE, Queue()).wall_us
 
     return take_us
 
 
 def _sampler(bench: Bench, ready: SetUp, cell: Cell, queue: Queue) -> Callable[[], Sample]:
     """Return a function that takes a sample: choose the next blocks, pause, time one swap."""
-    prepared, region, state = ready.swaps[0], bench.region, STREAM_STATES[cell.stream_state]
-    swap = prepared.swap
+    prepared = ready.swaps[0]
 
     def take() -> Sample:
         ready.workload.advance()
         prepared.retarget()
         if cell.pause_us:
             _work_for(cell.pause_us)
-        if isinstance(swap, Swap):
-            return region.measure(swap, state, queue)
-        return region.measure_python(swap.prepare, swap.submit, state, queue)
+        return _timed(bench.region, prepared, cell.stream_state, queue)
 
     return take
+
+
+def _timed(region: TimedRegion, prepared: PreparedSwap, state: StreamState, queue: Queue) -> Sample:
+    swap = prepared.swap
+    if isinstance(swap, Swap):
+        return region.measure(swap, STREAM_STATES[state], queue)
+    return region.measure_python(swap.prepare, swap.submit, STREAM_STATES[state], queue)
 
 
 def _chain_sampler(region: TimedRegion, swaps: Sequence[PreparedSwap], workload: Workload) -> Callable[[], Sample]:

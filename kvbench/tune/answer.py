@@ -76,13 +76,12 @@ class Answer:
     @property
     def tied(self) -> list[Choice]:
         """What another run could choose instead for a difference within `TIED`."""
-        return [other for other in self.decision.others if other not in self.open]
+        return [other for other, found in self.decision.others.items() if _is_tie(found)]
 
     @property
     def open(self) -> Mapping[Choice, Comparison]:
         """What another run could choose instead for a larger difference, with its time over that of the choice."""
-        others = self.decision.others.items()
-        return {other: found for other, found in others if _apart(found) > 1 + TIED.fraction}
+        return {other: found for other, found in self.decision.others.items() if not _is_tie(found)}
 
     @property
     def of_vllm(self) -> Choice | None:
@@ -230,10 +229,12 @@ def open_points(answers: Sequence[Answer]) -> list[str]:
 
 
 def _apart(found: Comparison) -> float:
-    """Return the ratio of the larger time to the smaller."""
-    return max(
-        found.ratio, 1 / found.ratio if found.ratio else math.inf
-    )  # times of an untrusted run can have any ratio
+    """Return the ratio of the larger time to the smaller; times of an untrusted run can have any ratio."""
+    return max(found.ratio, 1 / found.ratio if found.ratio else math.inf)
+
+
+def _is_tie(found: Comparison) -> bool:
+    return not _apart(found) > 1 + TIED.fraction  # NaN ties
 
 
 def words_of(choice: Choice) -> str:

@@ -14,7 +14,6 @@ from kvbench.units import format_size
 
 # From this ratio on, a factor is easier to read than a percentage.
 _MANY_TIMES = 3.0
-_STEADY = "steady"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +95,10 @@ def _first(judgement: Judgement, repeat: str) -> list[str]:
 
 def _machine(controls: Sequence[ControlEffect]) -> str:
     """Return the controls that moved, or else those that are unsure."""
-    moved = [control.name for control in controls if not control.steady]
-    unsure = [control.name for control in controls if _steadiness(control) != _STEADY]
-    return f"{', '.join(moved or unsure)} {'moved' if moved else 'unsure'}" if unsure else _STEADY
+    if moved := [control.name for control in controls if not control.steady]:
+        return f"{', '.join(moved)} moved"
+    unsure = [control.name for control in controls if _is_unsure(control)]
+    return f"{', '.join(unsure)} unsure" if unsure else "steady"
 
 
 def _summary(judgement: Judgement) -> list[str]:
@@ -120,8 +120,14 @@ def _summary(judgement: Judgement) -> list[str]:
 def _steadiness(control: ControlEffect) -> str:
     if not control.steady:
         return "outside its margin: the machine moved"
-    more = f"{control.unsure:.1%}"
-    return _STEADY if more == "0.0%" else f"unsure: a change must exceed its margin by {more}"
+    if _is_unsure(control):
+        return f"unsure: a change must exceed its margin by {control.unsure:.1%}"
+    return "steady"
+
+
+def _is_unsure(control: ControlEffect) -> bool:
+    """Return whether a control is unsure by as much as its line can show."""
+    return f"{control.unsure:.1%}" != "0.0%"
 
 
 def _counts(verdicts: Iterable[str]) -> str:
