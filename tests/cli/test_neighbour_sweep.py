@@ -44,7 +44,8 @@ def test_the_death_of_a_neighbour_costs_its_cell(tmp_path: Path) -> None:
     (failure,) = failures(tmp_path / "run")
     assert failure.message.startswith("the neighbour died: EngineError: copy_batch: INJECTED_ERROR")
     assert " -a neighbour=swap " in failure.command
-    assert {cell_of(record).neighbour for record in records(tmp_path / "run") if isinstance(record, Visit)} == {"none"}
+    visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit)]
+    assert [cell_of(visit).neighbour for visit in visits if not visit.attempt] == ["none"]  # a busy host adds attempts
 
 
 @pytest.mark.parametrize(

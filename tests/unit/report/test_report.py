@@ -446,7 +446,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
     )
     device = {**info.device, "name": bad, bad: bad}
     info = msgspec.structs.replace(info, device=device, observed=[{"at": bad, bad: bad}])
-    hostile = [msgspec.structs.replace(visit, chosen=bad, warnings=[bad]) for visit in synthetic.visits(cells[2:])]
+    hostile = [msgspec.structs.replace(visit, chosen=bad, warnings=[bad]) for visit in synthetic.rounds(cells[2:])]
     failure = msgspec.structs.replace(synthetic.failure(cells[1], bad), command=bad)
     records: list[Record] = [*hostile, synthetic.skip(cells[0], bad), failure, Note(text=bad)]
     files = report_files([made_run(tmp_path, records, info)])
@@ -459,7 +459,7 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
         assert token.type not in {"html_block", "html_inline", "code_block", "hr", "s_open"}, token
         assert target_of(token) in own
         headings += token.type == "heading_open"
-    assert headings == len([line for line in text.splitlines() if line.startswith("#")]) == 10
+    assert headings == len([line for line in text.splitlines() if line.startswith("#")]) == 11
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
         assert len(widths) == 1
