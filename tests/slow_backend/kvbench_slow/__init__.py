@@ -21,7 +21,7 @@ TIMED = 5
 class Same:
     name = "sm_same"
     summary = "sm (cpu: batched) and a delay of no length"
-    default_sms = 2
+    default_sms = Sm.default_sms
     share = 0.0
 
     def __init__(self) -> None:
