@@ -29,6 +29,8 @@ SLOWED_CELLS: Final = 8
 CONTROL_NOISE: Final = 0.25
 # What another guest on the link costs at most while it copies, and a CPU whose other thread is busy.
 BURST: Final = 0.07
+# What one of two processes of a build took longer for small copies by the copy engine (H200, driver 580.159.04).
+PROCESS: Final = 0.07
 SLOW_CPU: Final = 1.6
 
 
@@ -37,8 +39,9 @@ class Scenario:
     """Noise of a visit, as a share of the time; its law; what the second slot of a pair costs, and how unevenly.
 
     `bursts` is the share of visits, of cells and controls alike, that another guest makes up to `BURST` slower,
-    `slow_cpu` that of cells' visits which a slow CPU makes `SLOW_CPU` times slower; no probe sees either. From begin to
-    end the machine slows down by `drift`.
+    `slow_cpu` that of cells' visits which a slow CPU makes `SLOW_CPU` times slower; no probe sees either. Of each
+    process, the share `processes` of the cells takes longer by `PROCESS` in all visits. From begin to end the machine
+    slows down by `drift`.
     """
 
     noise: float
@@ -47,6 +50,7 @@ class Scenario:
     uneven_slots: bool = False
     bursts: float = 0.0
     slow_cpu: float = 0.0
+    processes: float = 0.0
     drift: float = 0.05
 
     @property
@@ -55,6 +59,7 @@ class Scenario:
         law = ["Student t, 3 degrees" if self.heavy_tails else "normal"]
         law += [f"bursts in {self.bursts:.0%}"] if self.bursts else []
         law += [f"{self.slow_cpu:.0%} of visits slower by {SLOW_CPU - 1:.0%}"] if self.slow_cpu else []
+        law += [f"{self.processes:.1%} of a process's cells slower by {PROCESS:.0%}"] if self.processes else []
         return f"{self.noise:.1%}", ", ".join(law), bias
 
 
@@ -65,6 +70,7 @@ SCENARIOS: Final = (
     Scenario(0.02, uneven_slots=True),
     Scenario(0.02, bursts=0.15),
     Scenario(0.01, slow_cpu=0.08),
+    Scenario(0.01, processes=0.005),
     Scenario(0.03, heavy_tails=True, bursts=0.15, slow_cpu=0.08),
 )
 
@@ -111,14 +117,22 @@ def simulate(scenario: Scenario, slowdown: float, seed: int) -> Suite:
     bias = rng.uniform(0, 0.02, len(suite)) if scenario.uneven_slots else np.full(len(suite), scenario.slot_bias)
     logs = [_visits(scenario, bias, sign * order, rng) for sign in (-1, 1)]
     logs[1][slowed] += math.log1p(slowdown)
-    base_us, cand_us = (truth[:, None] * np.exp(own) for own in logs)
     moved = _noise(scenario, CONTROL_NOISE, (2, rounds), rng) - _noise(scenario, CONTROL_NOISE, (2, rounds), rng)
     found: Judgement | None = None
     shares = []
+    before, processes, slower = 0, np.zeros(rounds), _slower_cells(scenario, len(suite), rng)
     for look in PLAN:
+        if found is not None and any(row.unconfirmed for row in found.rows):
+            slower = _slower_cells(scenario, len(suite), rng)
+            processes[before:] += 1
+        for own, cost in zip(logs, slower, strict=True):
+            own[:, before : look.pairs] += cost[:, None]
+        before = look.pairs
+        base_us, cand_us = (truth[:, None] * np.exp(own) for own in logs)
         controls = {way: moved[place, : look.pairs] for place, way in enumerate(("d2h", "h2d"))}
         seen = base_us[:, : look.pairs], cand_us[:, : look.pairs], order[: look.pairs]
-        found = Judge().assess(Pairs(suite, *seen, controls, in_turn=True), found)
+        pairs = Pairs(suite, *seen, controls, in_turn=True, processes=processes[: look.pairs])
+        found = Judge().assess(pairs, found)
         shares.append(found.count(GateVerdict.SAME) / len(found.rows))
         if all(row.settled for row in found.rows):
             break
@@ -195,6 +209,11 @@ def _visits(scenario: Scenario, bias: Floats, second: Floats, rng: np.random.Gen
     drift = scenario.drift * (np.arange(len(second)) + (second > 0) / 2) / len(second)
     slow = np.where(rng.random(shape) < scenario.slow_cpu, math.log(SLOW_CPU), 0.0)
     return np.asarray(drift + np.where(second > 0, bias[:, None], 0.0) + slow + _noise(scenario, 1.0, shape, rng))
+
+
+def _slower_cells(scenario: Scenario, count: int, rng: np.random.Generator) -> Floats:
+    """Return the log of what each cell takes longer in a new process of either side, of shape (2, count)."""
+    return np.where(rng.random((2, count)) < scenario.processes, math.log1p(PROCESS), 0.0)
 
 
 def _noise(scenario: Scenario, share: float, shape: tuple[int, int], rng: np.random.Generator) -> Floats:

@@ -101,7 +101,7 @@ class Judge:
             values = PairedValues(
                 "cell", cell.label, [cell], "us", pairs.base_us[place], pairs.cand_us[place], allowed[place]
             )
-            row = _row(values, logs[place], looks, unsure)
+            row = _row(values, logs[place], looks, unsure, pairs.processes)
             if cell in pairs.failed:
                 row = Row("cell", cell.label, GateVerdict.FAILED, [cell], reason=pairs.failed[cell])
             elif cell in pairs.paths:
@@ -116,7 +116,9 @@ class Judge:
                 *neighbours(pairs, relative),
                 *features(pairs, allowed, relative + drift),
             ]
-            return rows + [_row(values, np.log(values.cand / values.base), looks, unsure) for values in others]
+            return rows + [
+                _row(values, np.log(values.cand / values.base), looks, unsure, pairs.processes) for values in others
+            ]
 
     def _cell_margins(self, pairs: Pairs) -> Floats:
         """Return the margin of every cell as a log ratio.
@@ -146,9 +148,10 @@ def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]
     return log_ratios - bias * order, bias
 
 
-def _row(values: PairedValues, logs: Floats, looks: Sequence[Look], unsure: float) -> Row:
-    known = logs[np.isfinite(logs)]
-    found = look_at(values.worse * known, values.margin, looks, unsure)
+def _row(values: PairedValues, logs: Floats, looks: Sequence[Look], unsure: float, processes: Floats | None) -> Row:
+    known = np.isfinite(logs)
+    made_by = None if processes is None else processes[known]
+    found = look_at(values.worse * logs[known], values.margin, looks, unsure, made_by)
     ends = sorted((values.worse * found.low, values.worse * found.high))
     return Row(
         values.kind,
@@ -166,6 +169,7 @@ def _row(values: PairedValues, logs: Floats, looks: Sequence[Look], unsure: floa
         reason=found.reason,
         settled=found.settled,
         not_slower=found.not_slower,
+        unconfirmed=found.unconfirmed is not None,
     )
 
 

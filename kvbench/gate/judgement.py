@@ -43,13 +43,16 @@ class GateVerdict(StrEnum):
 VERDICTS: Final[Mapping[GateVerdict, str]] = {
     GateVerdict.FAILED: "a cell failed, was not verified or is missing on one side, or a rule has no cells to judge",
     GateVerdict.CONTAMINATED: "a control, which no build changes, moved: its whole interval lies outside its margin",
-    GateVerdict.SLOWER: "the whole interval lies above the margin, at two looks in a row or at the last",
+    GateVerdict.SLOWER: "the whole interval lies above the margin, at two looks in a row or at the last; where visits "
+    "were made in turn, several processes of each side confirm it",
     GateVerdict.BROKEN: "a rule about one run does not hold",
-    GateVerdict.UNDECIDED: "the interval crosses the margin, and the plan or the time has ended; such a row passes if "
-    "its interval excludes a slowdown beyond the margin, and if it is about a submission",
+    GateVerdict.UNDECIDED: "the interval crosses the margin, or nothing confirmed what it says, and the plan or the "
+    "time has ended; such a row passes if its interval excludes a slowdown beyond the margin, and if it is about a "
+    "submission",
     GateVerdict.SAME: "the whole interval lies within the margin",
     GateVerdict.HOLDS: "a rule about one run holds",
-    GateVerdict.FASTER: "the whole interval lies below the margin, at two looks in a row or at the last",
+    GateVerdict.FASTER: "the whole interval lies below the margin, at two looks in a row or at the last, and is "
+    "confirmed like SLOWER",
 }
 _BY_BADNESS: Final = list(GateVerdict)
 _EXIT_CODES: Final[Mapping[GateVerdict, ExitCode]] = {
@@ -93,7 +96,9 @@ class Row:
     `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN if there is none). `effect`, with its
     interval [`low`, `high`], is the ratio of candidate to base, and `margin` the allowed difference as a fraction.
     `cells` are the cells of the base to measure for more certainty, unless the row is `settled`. `not_slower` is true
-    if the interval excludes a slowdown beyond the margin. `reason` is "" if the figures need no explanation.
+    if the interval excludes a slowdown beyond the margin, `unconfirmed` if several processes of each side did not
+    confirm that the row is SLOWER or FASTER, so that it is UNDECIDED. `reason` is "" if the figures need no
+    explanation.
     """
 
     kind: Kind
@@ -111,6 +116,7 @@ class Row:
     reason: str = ""
     settled: bool = True
     not_slower: bool = False
+    unconfirmed: bool = False
 
     @property
     def gates(self) -> GateVerdict:

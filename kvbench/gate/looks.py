@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from kvbench.analysis.compare import MIN_PAIRS, Verdict, paired_interval, verdict_of
 from kvbench.analysis.intervals import CONFIDENCE, Floats
 
@@ -27,8 +29,9 @@ ONCE: Final = (Look(1_000_000, 1 - CONFIDENCE),)
 class Estimate:
     """The centre of paired log ratios, its interval and verdict; `settled` if more pairs cannot change the verdict.
 
-    `not_slower` is true if the interval excludes a slowdown beyond the margin. Without pairs the centre is NaN; with
-    too few pairs the interval is (-inf, inf) and `reason` says so.
+    `not_slower` is true if the interval excludes a slowdown beyond the margin. `unconfirmed` is a verdict, SLOWER or
+    FASTER, that several processes of each side did not confirm, so that it is UNDECIDED. Without pairs the centre is
+    NaN; with too few pairs the interval is (-inf, inf) and `reason` says so.
     """
 
     centre: float
@@ -38,19 +41,26 @@ class Estimate:
     settled: bool
     pairs: int
     not_slower: bool = False
+    unconfirmed: Verdict | None = None
 
     @property
     def reason(self) -> str:
-        return f"{self.pairs} pairs; an interval requires {MIN_PAIRS}" if self.pairs < MIN_PAIRS else ""
+        if self.pairs < MIN_PAIRS:
+            return f"{self.pairs} pairs; an interval requires {MIN_PAIRS}"
+        return f"{self.unconfirmed}, but not in several processes of each side" if self.unconfirmed else ""
 
 
-def look_at(logs: Floats, margin: float, looks: Sequence[Look], unsure: float = 0.0) -> Estimate:
+def look_at(
+    logs: Floats, margin: float, looks: Sequence[Look], unsure: float = 0.0, processes: Floats | None = None
+) -> Estimate:
     """Return the estimate of the first look that settles the verdict, or of the last look that has enough pairs.
 
     SAME settles at once. SLOWER and FASTER require two consecutive looks, or the last one, because heavy tails rarely
     cause a false verdict twice. If there are fewer pairs than the next look needs, they are used for a last look.
     `margin` is a log ratio. By `unsure`, a log ratio too, a machine may have moved without being noticed: SLOWER and
-    FASTER must exceed the margin by as much.
+    FASTER must exceed the margin by as much. `processes` has a number for each pair that increases with new processes
+    of both sides: two processes of one build can differ in all their visits, so SLOWER and FASTER require several, and
+    that the centre of the pairs of each lies beyond the margin. None: it is unknown which processes made the pairs.
     """
     earlier = None
     for place, look in enumerate(looks):
@@ -61,9 +71,28 @@ def look_at(logs: Floats, margin: float, looks: Sequence[Look], unsure: float = 
         verdict = verdict_of(low, high, margin)
         if verdict not in (Verdict.SAME, verdict_of(low, high, margin + unsure)):
             verdict = Verdict.UNDECIDED
-        short = seen.size < look.pairs
-        again = verdict is not Verdict.UNDECIDED and (verdict in (Verdict.SAME, earlier) or place == len(looks) - 1)
-        if again or short or place == len(looks) - 1:
-            return Estimate(centre, low, high, verdict, again and not short, seen.size, bool(high <= margin))
-        earlier = verdict
+        short, last = seen.size < look.pairs, place == len(looks) - 1
+        unconfirmed = None if _confirmed(verdict, seen, margin, processes) else verdict
+        settles = verdict in (Verdict.SAME, earlier) or (last and verdict is not Verdict.UNDECIDED)
+        if (settles and not unconfirmed) or short or last:
+            return Estimate(
+                centre,
+                low,
+                high,
+                Verdict.UNDECIDED if unconfirmed else verdict,
+                settles and not unconfirmed and not short,
+                seen.size,
+                bool(high <= margin),
+                unconfirmed,
+            )
+        earlier = None if verdict is Verdict.UNDECIDED else verdict
     return Estimate(math.nan, -math.inf, math.inf, Verdict.UNDECIDED, settled=False, pairs=0)
+
+
+def _confirmed(verdict: Verdict, seen: Floats, margin: float, processes: Floats | None) -> bool:
+    """Whether several processes confirm a verdict about the pairs `seen`, if it needs to be confirmed."""
+    if processes is None or verdict in (Verdict.SAME, Verdict.UNDECIDED):
+        return True
+    own = processes[: seen.size]
+    centres = [paired_interval(seen[own == process])[0] for process in np.unique(own)]
+    return len(centres) > 1 and all(verdict_of(centre, centre, margin) is verdict for centre in centres)

@@ -44,7 +44,8 @@ class Pairs:
     has a reason for every cell that failed or is missing on a side; all its times are NaN. `faults` are failures of
     whole runs; `paths` are changes of the effective path ("copy engine -> CPU inline"), `inline` the cells that the CPU
     copies on both sides. `disturbed` is the number of pairs that each cause spoiled; `in_turn` is true if visits were
-    paired with visits, not runs with runs.
+    paired with visits, not runs with runs. `processes` counts, for every round, how often both sides had new worker
+    processes before; None if unknown, and for runs that were not made in turn.
     """
 
     cells: Sequence[Cell]
@@ -61,6 +62,7 @@ class Pairs:
     notes: Sequence[str] = ()
     disturbed: Mapping[str, int] = field(default_factory=dict)
     in_turn: bool = False
+    processes: Floats | None = None
 
 
 class _Side:
@@ -114,6 +116,15 @@ class _Side:
                 began_s = visit.span_ns[0] / 1e9 if visit.span_ns else math.nan
                 first[key] = min(first.get(key, math.inf), began_s)
         return [first.get(key, math.nan) for key in self.rounds]
+
+    def processes(self) -> list[float]:
+        """Return the number of the worker process that made each round, NaN if unknown."""
+        made_by = {
+            key: math.nan if visit.process is None else visit.process
+            for own in self._visits.values()
+            for key, visit in own.items()
+        }
+        return [made_by.get(key, math.nan) for key in self.rounds]
 
     def trouble(self, cell: Cell) -> list[str]:
         """Return why the cell has no timing on this side, or []; an unverified cell has none."""
@@ -206,6 +217,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         notes=[*about_backends(ours.measured, theirs.measured), *notes, *_stopped(base, cand)],
         disturbed={cause: count for cause, mark in marks.items() if (count := int((mark & made).sum()))},
         in_turn=in_turn,
+        processes=_processes(ours, theirs) if in_turn else None,
     )
 
 
@@ -214,6 +226,14 @@ def _in_turn(base_ns: tuple[int, int] | None, cand_ns: tuple[int, int] | None) -
     if base_ns is None or cand_ns is None:
         return False
     return base_ns[0] < cand_ns[1] and cand_ns[0] < base_ns[1]
+
+
+def _processes(base: _Side, cand: _Side) -> Floats | None:
+    """Return how often both sides had new worker processes before each round; None if unknown."""
+    numbers = np.array([base.processes(), cand.processes()])
+    if np.isnan(numbers).all(axis=1).any():
+        return None
+    return np.asarray(np.fmin(*(numbers - np.nanmin(numbers, axis=1, keepdims=True))))
 
 
 def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str]]:

@@ -4,11 +4,12 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -38,6 +39,7 @@ AUDITED: Final = 16
 # The maximum number of times that spoiled pairs are repeated for one look.
 _TRIES: Final = 3
 Say = Callable[[str], None]
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -75,11 +77,15 @@ class _Watching:
 
 
 class SideBySide:
-    """Two running sides; `folder` has a run directory of each. See `opened`."""
+    """Two running sides, whose opening took `opening_s` seconds; `pool` has a thread for each. See `opened`."""
 
-    def __init__(self, base: RunningSide, cand: RunningSide, say: Say) -> None:
+    def __init__(
+        self, base: RunningSide, cand: RunningSide, say: Say, pool: ThreadPoolExecutor, opening_s: float
+    ) -> None:
         self.running = {BASE: base, CAND: cand}
         self._say = say
+        self._pool = pool
+        self._opening_s = opening_s
         self._cells = list(base.names)
         self._failed: set[Cell] = set()
         self._rounds = 0
@@ -89,17 +95,24 @@ class SideBySide:
     def compare(self, judge: Judge, deadline_s: float, looks: Sequence[Look] = PLAN) -> Judgement:
         """Measure and judge until every row is settled, or the plan or the time ends; `deadline_s` is monotonic.
 
-        Only the planned looks are made: stopping as soon as a result appears would find regressions in noise. Raises
-        StorageError, any error of `judge`, and KvbenchError if the control copies fail.
+        Only the planned looks are made: stopping as soon as a result appears would find regressions in noise. When a
+        row became SLOWER or FASTER in one process of each side, new ones go on. Raises StorageError, any error of
+        `judge`, and KvbenchError if the control copies fail.
         """
         closing_s = self._timed_round(self._cells)
         judgement = self._judged(judge, None)
         for look in looks:
+            differ = sum(row.unconfirmed for row in judgement.rows)
+            renewed = differ > 0 and time.monotonic() + self._opening_s + closing_s < deadline_s
+            if renewed:
+                self._say(f"{differ} rows differ so far; new processes go on")
+                self._renew()
             for _ in range(_TRIES):
                 missing = judgement.missing(look.pairs)
                 for number in range(max(missing.values(), default=0)):
                     if time.monotonic() + closing_s < deadline_s:
-                        self._round([cell for cell, count in missing.items() if count > number])
+                        self._round([cell for cell, count in missing.items() if count > number], verify=renewed)
+                        renewed = False
                 judgement = self._judged(judge, judgement)
             count = sum(not row.settled for row in judgement.rows)
             self._say(f"{look.pairs} pairs: {len(judgement.rows) - count} rows are settled, {count} are open")
@@ -180,6 +193,18 @@ class SideBySide:
         self._last_ns = ended_ns
         return visit
 
+    def _renew(self) -> None:
+        """Replace the workers of both sides; a side whose worker cannot be replaced fails."""
+        renewals = [(arm, self._pool.submit(arm.execution.renew)) for arm in self.running.values()]
+        wait(renewal for _, renewal in renewals)
+        for arm, renewal in renewals:
+            try:
+                renewal.result()
+            except StorageError:
+                raise
+            except KvbenchError as error:
+                self._give_up(arm, self._rounds, f"its worker could not be replaced: {error}")
+
     def _give_up(self, arm: RunningSide, number: int, why: str) -> None:
         for cell in self._cells:
             if cell not in self._failed:
@@ -202,13 +227,15 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
     sides = {BASE: base, CAND: cand}
     specs = {name: _spec_of(spec, side) for name, side in sides.items()}
     known, _ = installed()
+    began_s = time.monotonic()
     with ExitStack() as stack:
+        # A worker dies with the thread that started it; these threads end after their workers.
+        pool = stack.enter_context(ThreadPoolExecutor(len(sides)))
         slots = {
             name: stack.enter_context(closing(WorkerSlot(specs[name], asked_for(specs[name], known), side.interpreter)))
             for name, side in sides.items()
         }
-        # Sequentially in this thread, because a worker dies with the thread that started it.
-        found = {name: slot.start() for name, slot in slots.items()}
+        found = _at_once(pool, {name: slot.start for name, slot in slots.items()})
         half = {name: replace(own, limits=_half(own.limits, found[name])) for name, own in specs.items()}
         plans = {name: _planned(name, sides[name], own, found[name]) for name, own in half.items()}
         paired = partners(plans[BASE].cells, plans[CAND].cells)
@@ -230,12 +257,17 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
         for note in _remarks(base, cand, found):
             say(f"note: {note}")
         say(f"{len(paired)} cells on two sides in turn; reserving memory")
-        with ThreadPoolExecutor(len(running)) as pool:
-            for done in [pool.submit(arm.execution.reserve, arm.names.values()) for arm in running.values()]:
-                done.result()
-        yield SideBySide(running[BASE], running[CAND], say)
+        _at_once(pool, {name: partial(arm.execution.reserve, arm.names.values()) for name, arm in running.items()})
+        yield SideBySide(running[BASE], running[CAND], say, pool, time.monotonic() - began_s)
         for line in failures.others():
             say(line)
+
+
+def _at_once(pool: ThreadPoolExecutor, calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
+    """Make all calls at the same time and return their results; raises the first error when all have ended."""
+    futures = {name: pool.submit(call) for name, call in calls.items()}
+    wait(futures.values())
+    return {name: future.result() for name, future in futures.items()}
 
 
 def _remarks(base: Side, cand: Side, found: Mapping[str, Opened]) -> list[str]:

@@ -190,8 +190,9 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     `verify_ms` is the part of the visit's duration spent on comparing and restoring bytes. `span_ns` is its begin and
     end on the host's monotonic clock. `probe_us` is the longest time of a fixed piece of work on that CPU, `slowdown`
     its ratio to the best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists
-    what disturbed the visit, as text; a disturbed visit is repeated up to twice, and the last `attempt` counts. If the
-    swaps had a neighbour, `samples` are those beside it, and `beside` has the rest.
+    what disturbed the visit, as text; a disturbed visit is repeated up to twice, and the last `attempt` counts.
+    `process` is the number of the worker process of this run that made it, in the order of their starts. If the swaps
+    had a neighbour, `samples` are those beside it, and `beside` has the rest.
     """
 
     round: _Count
@@ -214,6 +215,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     clock_limits: list[str] = []
     attempt: _Count = 0
     disturbed: list[str] = []
+    process: _Count | None = None
     beside: Beside | None = None
 
 

@@ -241,6 +241,11 @@ class Execution:
             self._record(Note(text=f"the worker process was replaced after {visit.cell.label} failed"))
         return answer
 
+    def renew(self) -> None:
+        """Replace the worker although it works; raises KvbenchError."""
+        self.slot.replace()
+        self._record(Note(text="the worker process was replaced to see whether another one takes as long"))
+
     def fail(self, visit: PlannedVisit, message: str) -> Failure:
         """Record that a visit cannot be made, or does not count."""
         failure = Failure(

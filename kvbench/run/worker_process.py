@@ -196,6 +196,7 @@ class WorkerSlot:
         self._reserve: Reserve | None = None
         self.log: Path | None = None
         self._worker: WorkerProcess | None = None
+        self._started = 0
 
     @property
     def pids(self) -> frozenset[int]:
@@ -208,6 +209,7 @@ class WorkerSlot:
         A backend that crashes the worker, or that does not return, is described as unavailable.
         """
         self._worker = WorkerProcess(self._interpreter)
+        self._started += 1
         opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
         # A replacement opens the device that the first worker found.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
@@ -251,7 +253,7 @@ class WorkerSlot:
         if (visit.cell_text, visit.round, visit.attempt) != (request.cell, request.round, request.attempt):
             self._worker.kill()
             raise WorkerLostError("the worker's answer is of another visit")
-        return visit
+        return msgspec.structs.replace(visit, process=self._started)
 
     def _expect(self, answer: Answer, kind: type[Kind]) -> Kind:
         """Return `answer`; if it has the wrong type, kill the worker and raise WorkerLostError."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvbench.gate.looks import PLAN
-from kvbench.results import Visit, load_run
+from kvbench.results import Note, Visit, load_run
 from tests.command import KVBENCH, Done, error_line, kvbench, kvbench_here, kvbench_started
 
 SUITE = """
@@ -70,6 +70,12 @@ def test_what_became_slower_and_faster_is_found_and_named(folder: Path) -> None:
     assert base.info.status == cand.info.status == "complete"
     assert base.info.spec["seed"] == cand.info.spec["seed"]
     assert set(base.controls()) == set(cand.controls()) == {"h2d", "d2h"}
+    # Before the second look new processes took over, and what they copied first was compared.
+    for run in (base, cand):
+        assert [record.text for record in run.records if isinstance(record, Note) and "was replaced" in record.text]
+        places = [place for place, record in enumerate(run.records) if isinstance(record, Note)]
+        first = next(record for record in run.records[places[-1] :] if isinstance(record, Visit))
+        assert first.verified_bytes
     # Judged once more by their names, the same runs say the same.
     later = kvbench("gate", "compare", *WIDE, "--json", "gate/base", "--", "gate/cand", cwd=folder)
     assert later.returncode == 1, later.stderr
@@ -166,6 +172,20 @@ def test_a_side_whose_worker_cannot_be_replaced_fails_what_is_left_of_it(folder:
     python.write_text(text)
     python.chmod(0o755)
     done = compare(folder, base=f"env:{python}")
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert verdicts(folder) == {LARGE: "FAILED", SMALL: "FAILED"}
+    assert "its worker could not be replaced: the worker ended with exit code 1: out of memory" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_side_of_which_no_second_process_starts_fails(folder: Path) -> None:
+    python = folder / "python"
+    once = f'if os.path.exists("{folder}/gone"): sys.exit("out of memory")\nopen("{folder}/gone", "w").close()\n'
+    python.write_text(
+        LIAR.format(python=sys.executable, lie="pass").replace("from kvbench.engine", f"{once}from kvbench.engine")
+    )
+    python.chmod(0o755)
+    done = compare(folder, "--base-fault=slow=500", cand=f"env:{python}")
     assert done.returncode == 5, done.stdout + done.stderr
     assert verdicts(folder) == {LARGE: "FAILED", SMALL: "FAILED"}
     assert "its worker could not be replaced: the worker ended with exit code 1: out of memory" in done.stdout

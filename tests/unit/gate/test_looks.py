@@ -37,6 +37,32 @@ def test_what_is_slower_has_to_be_seen_twice() -> None:
     assert not look_at(calmed, MARGIN, PLAN).settled
 
 
+def test_what_is_slower_has_to_be_seen_in_several_processes() -> None:
+    slow = noise(PLAN[-1].pairs, 0.2)
+    one, two = np.zeros(slow.size), (np.arange(slow.size) >= PLAN[0].pairs).astype(float)
+    for look in PLAN:
+        found = look_at(slow[: look.pairs], MARGIN, PLAN, processes=one)
+        assert (found.verdict, found.unconfirmed, found.settled) == (Verdict.UNDECIDED, Verdict.SLOWER, False)
+    found = look_at(slow, MARGIN, PLAN, processes=two)
+    assert (found.verdict, found.unconfirmed, found.settled) == (Verdict.SLOWER, None, True)
+    assert found.pairs == PLAN[1].pairs
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first", "the second"])
+@pytest.mark.parametrize("cost", [0.05, 0.1, 0.5])
+def test_what_takes_longer_in_one_process_alone_is_not_slower(cost: float, *, first: bool) -> None:
+    processes = (np.arange(PLAN[-1].pairs) >= PLAN[0].pairs).astype(float)
+    logs = noise(PLAN[-1].pairs) + np.where(processes == (0 if first else 1), cost, 0.0)
+    found = [look_at(logs[: look.pairs], MARGIN, PLAN, processes=processes) for look in PLAN]
+    assert found[0].unconfirmed == (Verdict.SLOWER if first else None)
+    assert Verdict.SLOWER not in {estimate.verdict for estimate in found}
+
+
+def test_what_is_the_same_needs_one_process() -> None:
+    found = look_at(noise(PLAN[0].pairs), MARGIN, PLAN, processes=np.zeros(PLAN[0].pairs))
+    assert (found.verdict, found.settled) == (Verdict.SAME, True)
+
+
 def test_pairs_that_fall_short_of_a_look_say_what_they_can_and_settle_nothing() -> None:
     short = look_at(noise(PLAN[0].pairs - 2), MARGIN, PLAN)
     assert (short.verdict, short.settled) == (Verdict.SAME, False)

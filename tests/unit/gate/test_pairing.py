@@ -266,6 +266,16 @@ def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
     assert np.argwhere(np.isnan(found.base_us)).tolist() == [[place, 3]]
 
 
+def test_processes_count_once_both_sides_have_new_ones(tmp_path: Path) -> None:
+    def process(place: int, made: Visit) -> dict[str, object]:
+        return {"process": 1 + (made.round >= (2 if place == 0 else 4))}
+
+    base, cand = in_turn(tmp_path / "known", process, lambda _place, _cell: 0.1)
+    assert pair([base], [cand]).processes == pytest.approx([0, 0, 0, 0, 1, 1])
+    old, cand = in_turn(tmp_path / "old", lambda place, _: {"process": 1} if place else {}, lambda _place, _cell: 0.1)
+    assert pair([old], [cand]).processes is None
+
+
 def test_a_submission_that_is_slower_is_found_though_the_swap_takes_as_long(tmp_path: Path) -> None:
     def share(place: int, cell: Cell) -> float:
         return 0.2 if cell == CELLS[1] else 0.60 + 0.06 * place * (cell == CELLS[0])
