@@ -18,7 +18,7 @@ from kvbench.gate.disturbance import CPU
 from kvbench.gate.floors import FloorFile, check_floors
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Margins, Row, worst
 from kvbench.gate.looks import ONCE, PLAN, Look, look_at
-from kvbench.gate.pairs import Pairs, pair
+from kvbench.gate.pairs import Pairs, middle_of, pair
 from kvbench.gate.partners import check_identity
 from kvbench.gate.shape import PairedValues, features, neighbours, submissions
 from kvbench.results import Run
@@ -55,16 +55,13 @@ class Judge:
         unsure = max((math.log1p(control.unsure) for control in controls), default=0.0)
         logs, bias = without_slot_bias(np.log(pairs.cand_us) - np.log(pairs.base_us), pairs.order)
         settled = {(row.kind, row.name): row for row in (earlier.rows if earlier else ()) if row.settled}
-        rows = [
-            row if row.verdict is GateVerdict.FAILED else settled.get((row.kind, row.name), row)
-            for row in self._rows(pairs, logs, drift, unsure)
-        ]
-        if not all(control.steady for control in controls):
-            rows = [
-                replace(row, verdict=GateVerdict.CONTAMINATED, settled=False)
-                for row in rows
-                if row.verdict is not GateVerdict.FAILED
-            ] + [row for row in rows if row.verdict is GateVerdict.FAILED]
+        moved = not all(control.steady for control in controls)
+        rows = []
+        for row in self._rows(pairs, logs, drift, unsure):
+            if row.verdict is not GateVerdict.FAILED:
+                row = settled.get((row.kind, row.name), row)
+                row = replace(row, verdict=GateVerdict.CONTAMINATED, settled=False) if moved else row
+            rows.append(row)
         known = [math.log(row.effect) for row in rows if row.kind == "cell" and 0 < row.effect < math.inf]
         return Judgement(
             verdict=worst([*(row.gates for row in rows), *(GateVerdict.FAILED for _ in pairs.faults)]),
@@ -104,10 +101,8 @@ class Judge:
             row = _row(values, logs[place], looks, unsure, pairs.processes)
             if cell in pairs.failed:
                 row = Row("cell", cell.label, GateVerdict.FAILED, [cell], reason=pairs.failed[cell])
-            elif cell in pairs.paths:
-                row = replace(row, reason="; ".join(filter(None, (row.reason, pairs.paths[cell]))))
-            elif cell in pairs.inline:
-                row = replace(row, reason="; ".join(filter(None, (row.reason, "copied by the CPU"))))
+            elif path := pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else ""):
+                row = replace(row, reason="; ".join(filter(None, (row.reason, path))))
             rows.append(row)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # an untrusted run can hold any time
             relative = math.log1p(self.margins.margin)
@@ -129,7 +124,7 @@ class Judge:
         floors = self.floors.floors if self.floors is not None else {}
         inline = np.where([cell in pairs.inline for cell in pairs.cells], INLINE.fraction, 0.0)
         own = np.maximum(inline, [floors.get(cell.id, 0.0) for cell in pairs.cells])
-        absolute = [self.margins.absolute_us / _middle(times_us) for times_us in pairs.base_us]
+        absolute = [self.margins.absolute_us / middle_of(times_us) for times_us in pairs.base_us]
         return np.asarray(np.log1p(np.fmax(np.maximum(self.margins.margin, own), absolute)))
 
 
@@ -159,8 +154,8 @@ def _row(values: PairedValues, logs: Floats, looks: Sequence[Look], unsure: floa
         GateVerdict(found.verdict),
         values.cells,
         unit=values.unit,
-        base=_middle(values.base),
-        cand=_middle(values.cand),
+        base=middle_of(values.base),
+        cand=middle_of(values.cand),
         effect=_ratio(values.worse * found.centre),
         low=_ratio(ends[0]),
         high=_ratio(ends[1]),
@@ -182,11 +177,6 @@ def _always_late(order: Floats) -> list[str]:
         f"not interleaved: the {late} ran last in every round, so only this side has the cost of running second; "
         f"margins are wider by {BETWEEN_RUNS.fraction:.0%}, because {BETWEEN_RUNS.reason}"
     ]
-
-
-def _middle(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else math.nan
 
 
 def _ratio(log_ratio: float) -> float:

@@ -33,7 +33,7 @@ class GateVerdict(StrEnum):
     @property
     def badness(self) -> int:
         """Smaller is worse."""
-        return _BY_BADNESS.index(self)
+        return list(GateVerdict).index(self)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -54,7 +54,6 @@ VERDICTS: Final[Mapping[GateVerdict, str]] = {
     GateVerdict.FASTER: "the whole interval lies below the margin, at two looks in a row or at the last, and is "
     "confirmed like SLOWER",
 }
-_BY_BADNESS: Final = list(GateVerdict)
 _EXIT_CODES: Final[Mapping[GateVerdict, ExitCode]] = {
     GateVerdict.FAILED: ExitCode.FAILED_CELLS,
     GateVerdict.CONTAMINATED: ExitCode.INCONCLUSIVE,
@@ -95,10 +94,10 @@ class Row:
 
     `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN if there is none). `effect`, with its
     interval [`low`, `high`], is the ratio of candidate to base, and `margin` the allowed difference as a fraction.
-    `cells` are the cells of the base to measure for more certainty, unless the row is `settled`. `not_slower` is true
-    if the interval excludes a slowdown beyond the margin, `unconfirmed` if several processes of each side did not
-    confirm that the row is SLOWER or FASTER, so that it is UNDECIDED. `reason` is "" if the figures need no
-    explanation.
+    `cells` are the cells of the base to measure for more certainty, unless the row is `settled`: all combinations of
+    their values on each axis. `not_slower` is true if the interval excludes a slowdown beyond the margin, `unconfirmed`
+    if several processes of each side did not confirm that the row is SLOWER or FASTER, so that it is UNDECIDED.
+    `reason` is "" if the figures need no explanation.
     """
 
     kind: Kind
@@ -131,14 +130,11 @@ class Row:
     @property
     def command(self) -> str:
         """The command that measures the cells, or "" without cells."""
-        return curve_command(self.cells) if self.cells else ""
-
-
-def curve_command(cells: Sequence[Cell]) -> str:
-    """Return the command that measures these cells, which must be all combinations of their values on each axis."""
-    strings = [cell.spelled_out() for cell in cells]
-    values = {name: dict.fromkeys(value for cell in strings if (value := cell.get(name)) is not None) for name in AXES}
-    return command_of({name: ",".join(own) or None for name, own in values.items()})
+        if not self.cells:
+            return ""
+        texts = [cell.spelled_out() for cell in self.cells]
+        values = {name: dict.fromkeys(value for own in texts if (value := own.get(name)) is not None) for name in AXES}
+        return command_of({name: ",".join(own) or None for name, own in values.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,39 +92,11 @@ class _Side:
     def measured(self) -> list[Cell]:
         return list(dict.fromkeys([*self._visits, *self._failures]))
 
-    @property
-    def span_ns(self) -> tuple[int, int] | None:
-        """The begin and the end of the visits of a single run, or None if unknown or for several runs."""
-        every = [visit for own in self._visits.values() for visit in own.values()]
-        spans = [visit.span_ns for visit in every if visit.span_ns is not None]
-        if len(self.runs) != 1 or not spans or len(spans) < len(every):
-            return None
-        return min(begin for begin, _ in spans), max(end for _, end in spans)
-
     def values(self, cells: Sequence[Cell], value: Callable[[Visit], float]) -> Floats:
         """Return a positive value of every visit, of shape (cells, rounds), NaN if there is none."""
-        rows = [[value(own[key]) if key in own else math.nan for key in self.rounds] for own in self._of(cells)]
+        visits = (self._visits.get(cell, {}) for cell in cells)
+        rows = [[value(own[key]) if key in own else math.nan for key in self.rounds] for own in visits]
         return np.reshape(_positive(rows), (len(cells), len(self.rounds)))
-
-    def begun_s(self, *, in_turn: bool) -> list[float]:
-        """Return the begin of each round in seconds, from its visits or its run; NaN if unknown."""
-        if not in_turn:
-            return [_created_s(self.runs[place]) for place, _ in self.rounds]
-        first: dict[tuple[int, int], float] = {}
-        for own in self._visits.values():
-            for key, visit in own.items():
-                began_s = visit.span_ns[0] / 1e9 if visit.span_ns else math.nan
-                first[key] = min(first.get(key, math.inf), began_s)
-        return [first.get(key, math.nan) for key in self.rounds]
-
-    def processes(self) -> list[float]:
-        """Return the number of the worker process that made each round, NaN if unknown."""
-        made_by = {
-            key: math.nan if visit.process is None else visit.process
-            for own in self._visits.values()
-            for key, visit in own.items()
-        }
-        return [made_by.get(key, math.nan) for key in self.rounds]
 
     def trouble(self, cell: Cell) -> list[str]:
         """Return why the cell has no timing on this side, or []; an unverified cell has none."""
@@ -152,8 +124,17 @@ class _Side:
                     found.setdefault(record.direction, {})[place, record.round] = undisturbed_us(record.gpu_us)
         return {way: _positive([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
 
-    def _of(self, cells: Sequence[Cell]) -> list[dict[tuple[int, int], Visit]]:
-        return [self._visits.get(cell, {}) for cell in cells]
+    def created_s(self) -> list[float]:
+        """Return when the run of each round was created, in seconds; NaN if unknown."""
+        return [_created_s(self.runs[place]) for place, _ in self.rounds]
+
+    def unfinished(self) -> list[str]:
+        """Return a fault for every run that is not complete."""
+        return [
+            f"{self.name}: {run.path} is {run.info.status}, not complete"
+            for run in self.runs
+            if run.info.status != "complete"
+        ]
 
 
 def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
@@ -163,7 +144,6 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     MismatchError if both sides measured cells but have none in common.
     """
     ours, theirs = _Side("base", base), _Side("cand", cand)
-    in_turn = _in_turn(ours.span_ns, theirs.span_ns)
     if len(base) == len(cand) == 1:  # after an interruption one side can lack a round of the other
         ours.rounds = theirs.rounds = sorted({*ours.rounds, *theirs.rounds})
     if len(ours.rounds) != len(theirs.rounds) or not ours.rounds:
@@ -180,15 +160,24 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     back = {there: here for here, there in partner.items()}
     every = dict.fromkeys([*ours.measured, *(back.get(cell, cell) for cell in theirs.measured)])
     cells = sorted(every, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
-    names = [partner.get(cell, cell) for cell in cells]
-    troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in zip(cells, names, strict=True)}
+    names = {cell: partner.get(cell, cell) for cell in cells}
+    troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in names.items()}
     failed = {cell: few(list(dict.fromkeys(why))) for cell, why in troubles.items() if why}
-    paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in zip(cells, names, strict=True)}
+    paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in names.items()}
     copies, notes = _large_copies(ours, theirs)
+    # Both sides were interrupted together: this is not a fault of either.
+    if stopped := all(run.info.status == "interrupted" for run in (*base, *cand)):
+        notes.append("both sides were interrupted: only what both measured is judged")
 
     def both(value: Callable[[Visit], float]) -> Floats:
-        return np.array([ours.values(cells, value), theirs.values(names, value)])
+        return np.array([ours.values(cells, value), theirs.values([*names.values()], value)])
 
+    began_ns = both(lambda visit: visit.span_ns[0] if visit.span_ns else math.nan)
+    ended_ns = both(lambda visit: visit.span_ns[1] if visit.span_ns else math.nan)
+    first_ns, last_ns = np.fmin.reduce(began_ns, axis=(1, 2)), np.fmax.reduce(ended_ns, axis=(1, 2))
+    # Only runs made in turn overlap in time; the rounds of others are ordered by when their runs were created.
+    in_turn = len(base) == len(cand) == 1 and bool((first_ns < last_ns[::-1]).all())
+    turns = np.fmin.reduce(began_ns, axis=1) if in_turn else np.array([ours.created_s(), theirs.created_s()])
     times, slowdowns, submissions = both(visit_us), both(slowdown), both(submission_us)
     probes_us = both(lambda visit: visit.probe_us or math.nan)
     disturbed = np.isfinite(both(disturbances))
@@ -206,34 +195,30 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         cells,
         times[0],
         times[1],
-        order=np.nan_to_num(np.sign(np.subtract(theirs.begun_s(in_turn=in_turn), ours.begun_s(in_turn=in_turn)))),
+        order=np.nan_to_num(np.sign(turns[1] - turns[0])),
         controls=_controls(probes_us, copies, marks),
         slowdowns=slowdowns,
         submissions_us=submissions if in_turn else None,
         failed=failed,
-        faults=_unfinished([ours, theirs]) if not _stopped(base, cand) else [],
+        faults=[] if stopped else [*ours.unfinished(), *theirs.unfinished()],
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
         inline=inline,
-        notes=[*about_backends(ours.measured, theirs.measured), *notes, *_stopped(base, cand)],
+        notes=[*about_backends(ours.measured, theirs.measured), *notes],
         disturbed={cause: count for cause, mark in marks.items() if (count := int((mark & made).sum()))},
         in_turn=in_turn,
-        processes=_processes(ours, theirs) if in_turn else None,
+        processes=_new_processes(both(lambda visit: visit.process or math.nan)) if in_turn else None,
     )
 
 
-def _in_turn(base_ns: tuple[int, int] | None, cand_ns: tuple[int, int] | None) -> bool:
-    """Whether two runs overlap in time, which only runs made in turn do."""
-    if base_ns is None or cand_ns is None:
-        return False
-    return base_ns[0] < cand_ns[1] and cand_ns[0] < base_ns[1]
+def _new_processes(numbers: Floats) -> Floats | None:
+    """Return how often both sides had new worker processes before each round; None if unknown.
 
-
-def _processes(base: _Side, cand: _Side) -> Floats | None:
-    """Return how often both sides had new worker processes before each round; None if unknown."""
-    numbers = np.array([base.processes(), cand.processes()])
-    if np.isnan(numbers).all(axis=1).any():
+    `numbers` are those of each side's process by cell and round, NaN if unknown.
+    """
+    sides = np.fmin.reduce(numbers, axis=1)
+    if np.isnan(sides).all(axis=1).any():
         return None
-    return np.asarray(np.fmin(*(numbers - np.nanmin(numbers, axis=1, keepdims=True))))
+    return np.asarray(np.fmin(*(sides - np.nanmin(sides, axis=1, keepdims=True))))
 
 
 def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str]]:
@@ -254,36 +239,19 @@ def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str
 def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
     """Return name -> log ratio of the candidate's time to the base's in every round that was not spoiled."""
     found = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
-    if "link" in marks:
+    if marks:
         for logs in found.values():
             logs[marks["link"].any(axis=0)] = math.nan
-    if CPU in marks:
         logs = np.where(marks[CPU] | marks["disturbed visit"], math.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
-        found[CPU] = np.array([_middle(column) for column in logs.T])
+        found[CPU] = np.array([middle_of(column) for column in logs.T])
     return found
 
 
 def _created_s(run: Run) -> float:
     try:
         return datetime.fromisoformat(run.info.created).timestamp()
-    except (ValueError, TypeError, OverflowError):  # an untrusted run
+    except (ValueError, OverflowError):  # an untrusted run
         return math.nan
-
-
-def _stopped(base: Sequence[Run], cand: Sequence[Run]) -> list[str]:
-    """Return a note if both sides were interrupted together, which is not a fault of either side."""
-    if all(run.info.status == "interrupted" for run in (*base, *cand)):
-        return ["both sides were interrupted: only what both measured is judged"]
-    return []
-
-
-def _unfinished(sides: Sequence[_Side]) -> list[str]:
-    return [
-        f"{side.name}: {run.path} is {run.info.status}, not complete"
-        for side in sides
-        for run in side.runs
-        if run.info.status != "complete"
-    ]
 
 
 def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
@@ -291,6 +259,7 @@ def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
     return np.where(known > 0, known, np.nan)  # a time of zero has no ratio
 
 
-def _middle(values: Floats) -> float:
+def middle_of(values: Floats) -> float:
+    """Return the median of the finite values, NaN without any."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if known.size else math.nan
