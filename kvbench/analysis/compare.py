@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.intervals import CONFIDENCE, Floats, Samples, checked, interval_rank
+from kvbench.analysis.intervals import CONFIDENCE, Floats, Samples, checked, interval_rank, rank_of
 from kvbench.analysis.margins import Margin
 
 # Fewer pairs have no 95% interval; unpaired visits need four on each side.
@@ -56,7 +56,7 @@ class Comparison:
         return self.verdict in (Verdict.FASTER, Verdict.SLOWER)
 
 
-def compare_pairs(base: Samples, other: Samples, margin: Margin, confidence: float = CONFIDENCE) -> Comparison:
+def compare_pairs(base: Samples, other: Samples, margin: Margin) -> Comparison:
     """Compare medians of visits, where `other[i]` was measured in turn with `base[i]`.
 
     Raises ValueError unless both have the same length and all times are positive and finite.
@@ -64,7 +64,7 @@ def compare_pairs(base: Samples, other: Samples, margin: Margin, confidence: flo
     first, second = _logs(base), _logs(other)
     if len(first) != len(second):
         raise ValueError("pairs need the same number of times on both sides")
-    return _judged(*paired_interval(second - first, confidence), margin)
+    return _judged(*paired_interval(second - first), margin)
 
 
 def compare_visits(base: Visits, other: Visits, margin: Margin) -> Comparison:
@@ -79,11 +79,11 @@ def compare_visits(base: Visits, other: Visits, margin: Margin) -> Comparison:
     return compare_pairs([base[number] for number in rounds], [other[number] for number in rounds], margin)
 
 
-def compare_apart(base: Samples, other: Samples, margin: Margin, confidence: float = CONFIDENCE) -> Comparison:
+def compare_apart(base: Samples, other: Samples, margin: Margin) -> Comparison:
     """Compare medians of visits of two runs, in any order and number; raises ValueError as `compare_pairs` does."""
     first, second = _logs(base), _logs(other)
     differences = np.sort(np.subtract.outer(second, first), axis=None)
-    rank = _rank(_rank_sums(len(first), len(second)), confidence)
+    rank = rank_of(_rank_sums(len(first), len(second)), CONFIDENCE)
     low, high = (-math.inf, math.inf) if rank is None else (differences[rank], differences[-1 - rank])
     return _judged(float(np.median(differences)), float(low), float(high), margin)
 
@@ -98,7 +98,7 @@ def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float
         rank = interval_rank(len(values), confidence)
     else:
         values = np.sort(np.add.outer(logs, logs)[np.triu_indices(len(logs))] / 2)
-        rank = _rank(_signed_ranks(len(logs)), confidence)
+        rank = rank_of(_signed_ranks(len(logs)), confidence)
     low, high = (-math.inf, math.inf) if rank is None else (values[rank], values[-1 - rank])
     return float(np.median(values)), float(low), float(high)
 
@@ -153,16 +153,6 @@ def _logs(times: Samples) -> Floats:
     if values.min() <= 0:
         raise ValueError("times must be positive and finite")
     return np.log(values)
-
-
-def _rank(ways: tuple[int, ...], confidence: float) -> int | None:
-    """Return the largest k with P(statistic <= k) <= (1 - confidence) / 2, or None if there is none."""
-    allowed = (1 - confidence) / 2 * sum(ways)
-    below, rank = 0, -1
-    while below + ways[rank + 1] <= allowed:
-        rank += 1
-        below += ways[rank]
-    return rank if rank >= 0 else None
 
 
 @lru_cache(maxsize=256)

@@ -72,11 +72,16 @@ def interval_rank(count: int, confidence: float = CONFIDENCE) -> int | None:
     if count > _EXACT_UP_TO:
         quantile = NormalDist().inv_cdf((1 + confidence) / 2)
         return math.floor((count - 1 - quantile * math.sqrt(count)) / 2)
-    allowed = (1 - confidence) / 2 * 2**count
+    return rank_of([math.comb(count, place) for place in range(count + 1)], confidence)
+
+
+def rank_of(ways: Sequence[int], confidence: float) -> int | None:
+    """Return the largest k with P(statistic <= k) <= (1 - confidence) / 2, or None; `ways` are by value, from 0 on."""
+    allowed = (1 - confidence) / 2 * sum(ways)
     below, rank = 0, -1
-    while below + math.comb(count, rank + 1) <= allowed:
+    while below + ways[rank + 1] <= allowed:
         rank += 1
-        below += math.comb(count, rank)
+        below += ways[rank]
     return rank if rank >= 0 else None
 
 

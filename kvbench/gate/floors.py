@@ -20,9 +20,6 @@ from kvbench.text import counted
 FLOOR_FILE: Final = "floor.json"
 _CAP_BYTES: Final = 64 << 20
 
-_Floor = Annotated[float, msgspec.Meta(ge=0)]
-_CellId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{12}$")]
-
 
 class FloorFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """`floors` maps a cell's id to the fraction by which its time can differ without a change (0.02: 2%).
@@ -37,7 +34,7 @@ class FloorFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     identity_hash: str
     identity: dict[str, Scalar]
     rounds: Annotated[int, msgspec.Meta(ge=1)]
-    floors: dict[_CellId, _Floor]
+    floors: dict[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{12}$")], Annotated[float, msgspec.Meta(ge=0)]]
 
 
 def floors_of(judgement: Judgement, run: Run) -> FloorFile:

@@ -36,15 +36,9 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
 def check_two(base: Sequence[Run], cand: Sequence[Run]) -> None:
     """Raise UsageError if a run, or a copy of its journal, is on both sides; the message names it."""
     by_path = {run.path.resolve(): run for run in base}
-    by_end: dict[str, list[Run]] = {}  # a copied journal also has the same last record
-    for run in base:
-        if run.records:
-            by_end.setdefault(repr(run.records[-1]), []).append(run)
     for theirs in cand:
-        ended_so = by_end.get(repr(theirs.records[-1]), []) if theirs.records else []
-        copied = next((run for run in ended_so if run.records == theirs.records), None)
-        ours = by_path.get(theirs.path.resolve(), copied)
-        if ours is not None:
+        copied = next((run for run in base if run.records and run.records == theirs.records), None)
+        if ours := by_path.get(theirs.path.resolve(), copied):
             names = " and ".join(dict.fromkeys(brief(str(run.path)) for run in (ours, theirs)))
             raise UsageError(f"the same run is on both sides of --: {names}; use another run on one side")
 

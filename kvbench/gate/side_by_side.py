@@ -17,7 +17,7 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import KvbenchError, StorageError, UsageError, brief
 from kvbench.gate.judge import Judge
 from kvbench.gate.judgement import Judgement
-from kvbench.gate.looks import PLAN, Look
+from kvbench.gate.looks import PLAN
 from kvbench.gate.partners import check_identity, partners
 from kvbench.gate.sides import Side
 from kvbench.results import Failure, Record, Run, RunWriter, Visit
@@ -92,16 +92,16 @@ class SideBySide:
         self._seed = base.execution.spec.seed
         self._last_ns = 0
 
-    def compare(self, judge: Judge, deadline_s: float, looks: Sequence[Look] = PLAN) -> Judgement:
+    def compare(self, judge: Judge, deadline_s: float) -> Judgement:
         """Measure and judge until every row is settled, or the plan or the time ends; `deadline_s` is monotonic.
 
         Only the planned looks are made: stopping as soon as a result appears would find regressions in noise. When a
         row became SLOWER or FASTER in one process of each side, new ones go on. Raises StorageError, any error of
         `judge`, and KvbenchError if the control copies fail.
         """
-        closing_s = self._timed_round(self._cells)
+        closing_s = self._timed_round()
         judgement = self._judged(judge, None)
-        for look in looks:
+        for look in PLAN:
             differ = sum(row.unconfirmed for row in judgement.rows)
             renewed = differ > 0 and time.monotonic() + self._opening_s + closing_s < deadline_s
             if renewed:
@@ -123,7 +123,7 @@ class SideBySide:
 
     def measure(self, rounds: int, deadline_s: float) -> None:
         """Measure every cell equally often, up to `rounds` times or until `deadline_s`; raises as `compare` does."""
-        closing_s = self._timed_round(self._cells)
+        closing_s = self._timed_round()
         while self._rounds < rounds - 1 and time.monotonic() + closing_s < deadline_s:
             self._round(self._cells)
         self._round(self._cells, verify=True)
@@ -141,9 +141,9 @@ class SideBySide:
         base, cand = self.runs()
         return judge.judge([base], [cand], earlier)
 
-    def _timed_round(self, cells: Sequence[Cell]) -> float:
+    def _timed_round(self) -> float:
         began_s = time.monotonic()
-        self._round(cells, verify=True)
+        self._round(self._cells, verify=True)
         return time.monotonic() - began_s
 
     def _round(self, cells: Sequence[Cell], *, verify: bool = False) -> None:
@@ -176,14 +176,14 @@ class SideBySide:
                 raise
             except KvbenchError as error:
                 self._failed.add(cell)
-                return self._give_up(arm, number, f"its worker could not be replaced: {error}")
+                self._give_up(arm, number, f"its worker could not be replaced: {error}")
+                return
             if isinstance(answer, Visit):
                 cpu = answer.cpu
                 answer = self._checked(arm, planned, answer)
             if isinstance(answer, Failure):
                 self._failed.add(cell)
-                return None
-        return None
+                return
 
     def _checked(self, arm: RunningSide, planned: PlannedVisit, visit: Visit) -> Visit | Failure:
         """Return the visit, or a failure if it overlaps a visit of the other side."""
