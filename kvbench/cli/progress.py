@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from kvbench.results import Failure, Note, Record, Visit
-from kvbench.run.execution import Outcome
+from kvbench.run.execution import Observer, Outcome
 from kvbench.run.failures import FailuresTold
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
@@ -29,7 +29,7 @@ SHOWN_CELLS = 20
 ESTIMATE_WEIGHT = 0.1
 
 
-class PlainReporter:
+class PlainReporter(Observer):
     """Writes a line to `file` at the start, every ten seconds, for each failure and at the end."""
 
     def __init__(self, file: TextIO | None = None) -> None:
@@ -67,9 +67,6 @@ class PlainReporter:
         cells = f"{counted(len(plan.cells), 'cell')} in {counted(total, 'visit')}"
         self._say(f"{cells}{before}; about {format_duration(plan.estimate_s)}")
         self._say_skips(plan)
-
-    def visiting(self, visit: PlannedVisit) -> None:
-        pass
 
     def recorded(self, record: Record) -> None:
         if isinstance(record, Failure):
@@ -187,7 +184,7 @@ class TerminalReporter(PlainReporter):
         self._console.print(printable(line), markup=False, soft_wrap=True)  # a command stays one line when copied
 
 
-class JsonReporter:
+class JsonReporter(Observer):
     """Prints one JSON object per line: the plan, every record of the journal, the outcome."""
 
     def preview(self, plan: Plan, opened: Opened) -> None:
@@ -212,9 +209,6 @@ class JsonReporter:
             done=done,
             estimate_s=round(plan.estimate_s, 1),
         )
-
-    def visiting(self, visit: PlannedVisit) -> None:
-        pass
 
     def recorded(self, record: Record) -> None:
         self._say("record", record=msgspec.to_builtins(record))

@@ -22,7 +22,7 @@ from kvbench.gate.partners import check_identity, partners
 from kvbench.gate.sides import Side
 from kvbench.results import Failure, Record, Run, RunWriter, Visit
 from kvbench.results.schema import RunStatus
-from kvbench.run.execution import Execution
+from kvbench.run.execution import Execution, Observer
 from kvbench.run.failures import FailuresTold
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, Opened
@@ -57,17 +57,11 @@ class RunningSide:
         return Run(writer.path, msgspec.structs.replace(writer.info, status="complete"), [*self.records], [])
 
 
-class _Watching:
+class _Watching(Observer):
     """Keeps the records of an execution, and reports failures."""
 
     def __init__(self, name: str, records: list[Record], failures: FailuresTold, say: Say) -> None:
         self._name, self._records, self._failures, self._say = name, records, failures, say
-
-    def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
-        """Report nothing: `SideBySide` reports the common plan of both sides."""
-
-    def visiting(self, visit: PlannedVisit) -> None:
-        """Report nothing: there are too many visits."""
 
     def recorded(self, record: Record) -> None:
         self._records.append(record)

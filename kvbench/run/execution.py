@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import msgspec
 
@@ -37,8 +37,8 @@ VISITS_A_REPEAT: Final = 5
 LOG_FILE: Final = "worker.log"
 
 
-class Observer(Protocol):
-    """Receives the events of a sweep, to show its progress."""
+class Observer:
+    """Receives the events of a sweep, to show its progress; does nothing with those that a subclass does not handle."""
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         """Handle the start of the sweep, or its continuation with `done` of `total` visits made."""

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,7 @@ import msgspec
 
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
-from kvbench.results import Failure, Record, RunWriter, Visit, load_run
+from kvbench.results import Failure, RunWriter, Visit, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.run.execution import Execution, Observer, Outcome
 from kvbench.run.progress import Progress
@@ -29,7 +29,7 @@ from kvbench.run.runner import (
 )
 from kvbench.run.worker_process import Kind, WorkerSlot
 from kvbench.sweep.installed import Installed, asked_for, installed
-from kvbench.sweep.plan import Plan, PlannedVisit, visits
+from kvbench.sweep.plan import Plan, visits
 from kvbench.sweep.spec import EVERY_GPU, SweepSpec
 
 START_FILE: Final = ".start"
@@ -40,10 +40,12 @@ Key = tuple[int, int, int]
 
 class Turns:
     """Orders the visits of all devices: a visit begins when every remaining device has reached or passed it. Visits of
-    single devices follow each other; visits of all devices begin at once.
+    single devices follow each other; visits of all devices begin at once. `order` is the position of each visit, by
+    round and cell id.
     """
 
     def __init__(self) -> None:
+        self.order: Mapping[tuple[int, str], int] = {}
         self.copies = threading.Lock()  # serializes large copies: one device at a time
         self._changed = threading.Condition()
         self._left: set[int] = set()
@@ -93,8 +95,7 @@ class TurnSlot(WorkerSlot):
 
     def __init__(self, spec: SweepSpec, backends: Iterable[Installed], turns: Turns, start: Start) -> None:
         super().__init__(spec, backends)
-        self._turns, self._place, self._start = turns, start.place, start
-        self.order: Mapping[tuple[int, str], int] = {}
+        self._turns, self._start = turns, start
 
     def ask(self, request: Request, kind: type[Kind], deadline_s: float) -> Kind:
         with self._turns.copies:
@@ -102,29 +103,17 @@ class TurnSlot(WorkerSlot):
 
     def visit(self, request: MeasureCell, deadline_s: float) -> Visit | Failure:
         cell = Cell.from_strings(request.cell)
-        index = self.order[request.round, cell.id]
+        index = self._turns.order[request.round, cell.id]
         together = cell.devices > 1
-        with self._turns.taken(self._place, (request.round, request.attempt, index), together=together) as present:
+        key = request.round, request.attempt, index
+        with self._turns.taken(self._start.place, key, together=together) as present:
             if present < cell.devices:
                 message = f"only {present} of {cell.devices} devices are left for a swap at once"
                 return Failure(cell_text=request.cell, round=request.round, kind="error", message=message, command="")
             if together:
-                number = request.round * len(self.order) + index + 1
+                number = request.round * len(self._turns.order) + index + 1
                 request = msgspec.structs.replace(request, start=msgspec.structs.replace(self._start, number=number))
             return super().visit(request, deadline_s)
-
-
-class Silent:
-    """Ignores all events: only one device's progress is shown, because the others keep pace with it."""
-
-    def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
-        pass
-
-    def visiting(self, visit: PlannedVisit) -> None:
-        pass
-
-    def recorded(self, record: Record) -> None:
-        pass
 
 
 def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> list[Outcome]:
@@ -136,11 +125,12 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
         plans = _common([planned(spec, found) for found in opened], spec)
         _make_new(path)
         stack.enter_context(_start_file(path, len(slots)))
-        made: list[_OfOne] = []
+        executions: list[Execution] = []
         for slot, found, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
             writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, found, command)))
-            made.append(_OfOne(slot, found, plan, writer, Progress()))
-        return _run(spec, path, made, turns, observer)
+            shown = Observer() if executions else observer  # the others keep pace with the first
+            executions.append(Execution(spec, plan, found, writer, slot, shown, Progress()))
+        return _run(executions, path, turns)
 
 
 def resume_together(
@@ -171,25 +161,15 @@ def resume_together(
         slots, opened = _opened(spec, path, turns, stack)
         own = [runs[name] for name in _folders(spec)]
         plans = _common([plan_of(run, spec, found) for run, found in zip(own, opened, strict=True)], spec)
-        writers = [stack.enter_context(RunWriter.reopen(run.path)) for run in own]
         stack.enter_context(_start_file(path, len(slots)))
-        made = [
-            _OfOne(slot, found, plan, writer, progress_of(run, plan.cells, writer, retry_failed=retry_failed))
-            for slot, found, plan, run, writer in zip(slots, opened, plans, own, writers, strict=True)
-        ]
-        _settle([one.progress for one in made], plans[0].cells, spec.sampling.rounds)
-        return _run(spec, path, made, turns, observer)
-
-
-@dataclass(frozen=True, slots=True)
-class _OfOne:
-    """One of the devices: its worker, what that found, what is planned on it, where it is recorded, what is there."""
-
-    slot: TurnSlot
-    opened: Opened
-    plan: Plan
-    writer: RunWriter
-    progress: Progress
+        executions: list[Execution] = []
+        for slot, found, plan, run in zip(slots, opened, plans, own, strict=True):
+            writer = stack.enter_context(RunWriter.reopen(run.path))
+            progress = progress_of(run, plan.cells, writer, retry_failed=retry_failed)
+            shown = Observer() if executions else observer  # the others keep pace with the first
+            executions.append(Execution(spec, plan, found, writer, slot, shown, progress))
+        _settle([execution.progress for execution in executions], plans[0].cells, spec.sampling.rounds)
+        return _run(executions, path, turns)
 
 
 def _of_several(spec: SweepSpec, names: Sequence[str]) -> SweepSpec:
@@ -247,14 +227,11 @@ def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tupl
     return slots, opened
 
 
-def _run(spec: SweepSpec, path: Path, made: Sequence[_OfOne], turns: Turns, observer: Observer) -> list[Outcome]:
-    """Measure on all devices at once; the first one's progress is shown."""
-    executions: list[Execution] = []
-    for one in made:
-        planned_visits = enumerate(visits(one.plan, spec.sampling, spec.seed))
-        one.slot.order = {(visit.round, visit.cell.id): index for index, visit in planned_visits}
-        shown = Silent() if executions else observer
-        executions.append(Execution(spec, one.plan, one.opened, one.writer, one.slot, shown, one.progress))
+def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[Outcome]:
+    """Measure on all devices at once, in the order of the plan that they have in common."""
+    first = executions[0]
+    in_order = enumerate(visits(first.plan, first.spec.sampling, first.spec.seed))
+    turns.order = {(visit.round, visit.cell.id): index for index, visit in in_order}
 
     def run(place: int) -> Outcome:
         try:
