@@ -30,9 +30,8 @@ from kvbench.tune.search import Search
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
     """Plan `spec` without measuring; return the plan and the opened device. Raises KvbenchError."""
-    with _slot(replace(spec, device=spec.devices[0])) as (slot, clashes):
-        opened = fitting(spec, slot.start(), clashes)
-    return expand(spec, opened.device, opened.backends), opened
+    with _opened(replace(spec, device=spec.devices[0])) as (_, opened):
+        return expand(spec, opened.device, opened.backends), opened
 
 
 def survey(device: str, *, backends: bool = False) -> Opened:
@@ -41,8 +40,9 @@ def survey(device: str, *, backends: bool = False) -> Opened:
     Raises KvbenchError.
     """
     known, clashes = installed()
-    with closing(WorkerSlot(SweepSpec(name="survey", device=device), known.values() if backends else ())) as slot:
-        return _with_notes(slot.start(), clashes)
+    spec = SweepSpec(name="survey", device=device)
+    with closing(WorkerSlot(spec, known.values() if backends else ())) as slot:
+        return fitting(spec, slot.start(), clashes)
 
 
 def start_sweep(
@@ -58,8 +58,7 @@ def start_sweep(
     `searching` creates a search over the plan's cells, which chooses the cells to visit and how often. As one of
     several ranks, the sweep begins together with the others.
     """
-    with _slot(spec, rank) as (slot, clashes):
-        opened = fitting(spec, slot.start(), clashes)
+    with _opened(spec, rank) as (slot, opened):
         plan = planned(spec, opened)
         with RunWriter.create(path, run_info(spec, opened, command)) as writer:
             search = None if searching is None else searching(plan.cells)
@@ -104,8 +103,7 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
     spec = SweepSpec.from_plain(run.info.spec)
     check_same_sweep(path, spec, asked)
     check_installed(run)
-    with _slot(spec) as (slot, clashes):
-        opened = fitting(spec, slot.start(), clashes)
+    with _opened(spec) as (slot, opened):
         plan = plan_of(run, spec, opened)
         with RunWriter.reopen(path) as writer:
             progress = progress_of(run, plan.cells, writer, retry_failed=retry_failed)
@@ -149,8 +147,6 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
 
 def _plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
     """Return the original plan of `run`, with the free memory and backends of its start. Raises MismatchError."""
-    if not run.info.backends:  # a run of a version that did not store its backends
-        return expand(spec, opened.device, opened.backends)
     device: DeviceFacts = convert(run.info.device, DeviceFacts, "device")
     if device.kind != opened.device.kind:
         raise MismatchError(
@@ -171,16 +167,12 @@ def _plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
 
 
 @contextmanager
-def _slot(spec: SweepSpec, rank: Rank | None = None) -> Iterator[tuple[WorkerSlot, Sequence[str]]]:
-    """Yield the worker slot for `spec`, and a note for each plug-in whose name clashes."""
+def _opened(spec: SweepSpec, rank: Rank | None = None) -> Iterator[tuple[WorkerSlot, Opened]]:
+    """Yield the worker slot for `spec`, started, and what its worker found."""
     known, clashes = installed()
     backends = asked_for(spec, known)
     with closing(WorkerSlot(spec, backends) if rank is None else RankSlot(spec, backends, rank)) as slot:
-        yield slot, clashes
-
-
-def _with_notes(opened: Opened, notes: Sequence[str]) -> Opened:
-    return msgspec.structs.replace(opened, notes=[*opened.notes, *notes])
+        yield slot, fitting(spec, slot.start(), clashes)
 
 
 def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
@@ -189,19 +181,18 @@ def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
     Raises UsageError for a policy of another device: the fastest choices differ between devices, so such a policy is no
     better than none.
     """
-    opened, policy = _with_notes(found, clashes), spec.policy
-    if policy is None:
-        return opened
-    if policy.device != opened.device.title:
-        raise UsageError(
-            f"policy: it was measured on {brief(policy.device)!r}, this is {opened.device.title!r}; build one "
-            "here with kvbench tune RUN -p FILE"
-        )
-    driver = _identity(opened).get("driver_version") or ""
-    if policy.driver == driver:
-        return opened
-    note = f"the policy was measured with driver {policy.driver or 'none'}, this is {driver or 'none'}: build a new one"
-    return _with_notes(opened, [note])
+    notes, policy = [*found.notes, *clashes], spec.policy
+    if policy is not None:
+        if policy.device != found.device.title:
+            raise UsageError(
+                f"policy: it was measured on {brief(policy.device)!r}, this is {found.device.title!r}; build one "
+                "here with kvbench tune RUN -p FILE"
+            )
+        driver = _identity(found).get("driver_version") or ""
+        if policy.driver != driver:
+            was, now = policy.driver or "none", driver or "none"
+            notes.append(f"the policy was measured with driver {was}, this is {now}: build a new one")
+    return msgspec.structs.replace(found, notes=notes)
 
 
 def _identity(opened: Opened) -> dict[str, Scalar]:
