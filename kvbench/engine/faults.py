@@ -34,9 +34,6 @@ class Fault:
     number: int
     filters: tuple[Filter, ...] = ()
 
-    def strikes(self, cell: Cell) -> bool:
-        return all(condition.holds(cell) for condition in self.filters)
-
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
@@ -46,7 +43,10 @@ class FaultPlan:
     with_batch: bool = True
 
     def for_cell(self, cell: Cell) -> Fault | None:
-        return next((fault for fault in self.faults if fault.strikes(cell)), None)
+        for fault in self.faults:
+            if all(condition.holds(cell) for condition in fault.filters):
+                return fault
+        return None
 
 
 def parse_faults(text: str | None) -> FaultPlan:

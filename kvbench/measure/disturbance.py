@@ -1,17 +1,15 @@
 """Detects disturbed visits: a slow CPU, a GPU with limited clocks, or a step in the times."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from statistics import median
-from typing import Final, TypeVar
+from typing import Final
 
 from kvbench.analysis.margins import SLOW_CPU
 from kvbench.machine.probes import clock_limits, sm_clock_mhz
-from kvbench.machine.sources import Machine, Sources, open_machine
-
-Value = TypeVar("Value")
+from kvbench.machine.sources import Sources, open_machine
 
 # Ratio between the halves of a visit; on a quiet machine the samples of one visit differ by less.
 STEP: Final = 1.3
@@ -36,8 +34,13 @@ class GpuClocks:
         self._machine = self._open.enter_context(open_machine(device, pci_bus_id, sources or Sources()))
 
     def read(self) -> Clocks:
-        limits = _told(clock_limits, self._machine) or []
-        return Clocks(_told(sm_clock_mhz, self._machine), tuple(str(limit) for limit in limits))
+        limits: tuple[str, ...] = ()
+        sm_mhz = None
+        with suppress(Exception):  # a probe can fail in any way: no NVML, an unsupported query
+            limits = tuple(map(str, clock_limits(self._machine)))
+        with suppress(Exception):
+            sm_mhz = sm_clock_mhz(self._machine)
+        return Clocks(sm_mhz, limits)
 
 
 def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[float]) -> list[str]:
@@ -59,10 +62,3 @@ def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[
         if apart and not 1 / STEP <= step <= STEP:
             found.append(f"its second half took {step:.2f} times as long as its first")
     return found
-
-
-def _told(probe: Callable[[Machine], Value], machine: Machine) -> Value | None:
-    try:
-        return probe(machine)
-    except Exception:  # a probe can fail in any way: no NVML, an unsupported query
-        return None

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
+from kvbench.engine import nvrtc
 from kvbench.errors import KvbenchError
 from kvbench.machine.doctor import Component, EngineReport
 
@@ -16,7 +17,7 @@ def inspect() -> EngineReport:
     """Load everything in this process."""
     report = EngineReport(
         engine_error=None,
-        nvrtc=_component(_nvrtc_version),
+        nvrtc=_component(nvrtc.version),
         triton=_component(lambda: _import_version("triton")),
         torch=_component(lambda: _import_version("torch")),
         pids=frozenset({os.getpid()}),
@@ -42,12 +43,6 @@ def _with_devices(report: EngineReport) -> EngineReport:
         devices=(*report.devices, *(device.facts() for device in opened)),
         pci_bus_ids={device.name: device.driver.info.pci_bus_id for device in opened},
     )
-
-
-def _nvrtc_version() -> str:
-    from kvbench.engine import nvrtc
-
-    return nvrtc.version()
 
 
 def _import_version(package: str) -> str:

@@ -39,31 +39,27 @@ class NeighbourError(KvbenchError):
 class NeighbourWork(Protocol):
     """The work of a neighbour. `in_stream` is False for work that is complete when `submit` returns."""
 
-    in_stream: bool
+    in_stream: bool = True
 
     def thread(self) -> AbstractContextManager[object]:
         """Return the context that the submitting thread enters once."""
+        return nullcontext()
 
     def submit(self) -> None:
         """Submit one iteration to the neighbour's stream."""
 
 
-class IdleWork:
+class IdleWork(NeighbourWork):
     """Waits: one thread of one SM spins on the clock."""
-
-    in_stream = True
 
     def __init__(self, device: Device, stream: Stream) -> None:
         self._driver, self._handle = device.driver, stream.handle
-
-    def thread(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def submit(self) -> None:
         self._driver.delay(IDLE_US * 1000, self._handle)
 
 
-class HostCopies:
+class HostCopies(NeighbourWork):
     """Copies between two arrays in host memory, on the submitting thread."""
 
     in_stream = False
@@ -71,17 +67,12 @@ class HostCopies:
     def __init__(self) -> None:
         self._source, self._destination = (np.ones(HOST_COPY_BYTES, dtype=np.uint8) for _ in range(2))
 
-    def thread(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
     def submit(self) -> None:
         np.copyto(self._destination, self._source)
 
 
-class SwapsBack:
+class SwapsBack(NeighbourWork):
     """Swaps of the cell's kind and size in the opposite direction, on the same backend, with their own dense pools."""
-
-    in_stream = True
 
     def __init__(self, device: Device, stream: Stream, backend: Backend, cell: Cell) -> None:
         back = Direction.D2H if cell.direction is Direction.H2D else Direction.H2D
@@ -94,9 +85,6 @@ class SwapsBack:
         self._done = [Event(device.driver) for _ in self._swaps]
         self._next = 0
         self._driver, self._handle = device.driver, stream.handle
-
-    def thread(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def submit(self) -> None:
         swap, done = self._swaps[self._next], self._done[self._next]

@@ -18,10 +18,7 @@ def hash_of_what_runs() -> str:
     """
     package = Path(__file__).parents[1]
     files = sorted(file for wing in _WINGS for file in (package / wing).rglob("*.py"))
-    parts = [SOURCE_HASH, *kernel_texts(), *(file.read_text() for file in files), *_plug_ins()]
-    return hashlib.blake2s("\0".join(parts).encode(), digest_size=8).hexdigest()
-
-
-def _plug_ins() -> list[str]:
     known, _ = installed()
-    return [f"{name} {backend.package}" for name, backend in sorted(known.items()) if not backend.own]
+    plug_ins = [f"{name} {backend.package}" for name, backend in sorted(known.items()) if not backend.own]
+    parts = [SOURCE_HASH, *kernel_texts(), *(file.read_text() for file in files), *plug_ins]
+    return hashlib.blake2s("\0".join(parts).encode(), digest_size=8).hexdigest()

@@ -104,11 +104,9 @@ class Pools:
     def refill(self) -> None:
         """Restore everything, after a swap that wrote to wrong places."""
         self._at_rest = True
-        for buffer, seed in (
-            (self._device_pool, DEVICE_SEED),
-            *((pool, HOST_SEED) for pool in self._host_pools.values()),
-        ):
-            self._fill(buffer, seed)
+        self._fill(self._device_pool, DEVICE_SEED)
+        for pool in self._host_pools.values():
+            self._fill(pool, HOST_SEED)
 
     def _filled(self, kind: MemoryKind, seed: int) -> Buffer:
         buffer = Buffer(self._device.driver, kind, self.pool_bytes)

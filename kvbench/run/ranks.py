@@ -49,18 +49,13 @@ class RankSlot(WorkerSlot):
 
     def reserve(self, pool_bytes: int) -> None:
         super().reserve(pool_bytes)
-        _meet(self._rank)
-
-
-def _meet(rank: Rank) -> None:
-    """Wait until every rank is ready; raises UsageError if the ranks cannot find each other."""
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise UsageError(f"{' and '.join(missing)} not set: the ranks need it to begin together; torchrun sets it")
-    try:
-        from torch import distributed
-    except ImportError:
-        raise UsageError("several ranks require torch; install kvbench[cuda]") from None
-    distributed.init_process_group("gloo", rank=rank.number, world_size=rank.count)
-    distributed.barrier()
-    distributed.destroy_process_group()
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            raise UsageError(f"{' and '.join(missing)} not set: the ranks need it to begin together; torchrun sets it")
+        try:
+            from torch import distributed
+        except ImportError:
+            raise UsageError("several ranks require torch; install kvbench[cuda]") from None
+        distributed.init_process_group("gloo", rank=self._rank.number, world_size=self._rank.count)
+        distributed.barrier()
+        distributed.destroy_process_group()
