@@ -18,7 +18,7 @@ from kvbench.cells.locality import region_bytes
 from kvbench.errors import KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
 from kvbench.results import RunWriter, load_run
-from kvbench.results.schema import Ceiling, Control, Failure, Note, Record, Roof, RunStatus, Skip, Visit
+from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note, Record, Roof, RunStatus, Skip, Visit
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import WorkerLostError, WorkerSlot
@@ -190,22 +190,21 @@ class Execution:
         """Measure the missing ceilings of a round."""
         swapped = {cell.direction for cell in self.plan.cells}
         for direction in Direction:
-            if direction in swapped and (direction, number) not in self.progress.ceilings:
+            if direction in swapped:
                 self._copies(MeasureCeiling(direction=direction.value, round=number, samples=CEILING_SAMPLES), Ceiling)
 
     def measure_controls(self, number: int) -> None:
         """Measure the missing controls of a round, if the sweep has controls."""
-        sampling = self.spec.sampling
-        for direction in Direction:
-            if sampling.controls and (direction, number) not in self.progress.controls:
-                self._copies(
-                    MeasureControl(direction=direction.value, round=number, samples=sampling.controls), Control
-                )
+        samples = self.spec.sampling.controls
+        for direction in Direction if samples else ():
+            self._copies(MeasureControl(direction=direction.value, round=number, samples=samples), Control)
 
     def _copies(
         self, request: MeasureCeiling | MeasureRoof | MeasureControl, kind: type[Ceiling | Roof | Control]
     ) -> None:
-        """Measure large copies and record them; a failure costs only these copies."""
+        """Measure large copies and record them, unless the run has them; a failure costs only these copies."""
+        if self.progress.has_copies(kind, request.direction, request.round):
+            return
         self._revive()
         try:
             self._record(self.slot.ask(request, kind, self.spec.sampling.deadline_s + self.spec.sampling.cell_seconds))
@@ -228,9 +227,8 @@ class Execution:
         """Measure the roofs once per run, if the device has SM copies and the pool is large enough."""
         has_kernels = any(backend.name == "sm" and not backend.unavailable for backend in self.opened.backends)
         for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
-            if has_kernels and pool_bytes >= ROOF_POOL_BYTES and direction not in self.progress.roofs:
-                roof = MeasureRoof(direction=direction.value, round=number, samples=CEILING_SAMPLES)
-                self._copies(roof, Roof)
+            if has_kernels and pool_bytes >= ROOF_POOL_BYTES:
+                self._copies(MeasureRoof(direction=direction.value, round=number, samples=CEILING_SAMPLES), Roof)
 
     def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
         """Make a visit and record it; raises KvbenchError if a failed worker cannot be replaced."""
@@ -248,15 +246,15 @@ class Execution:
 
     def fail(self, visit: PlannedVisit, message: str) -> Failure:
         """Record that a visit cannot be made, or does not count."""
-        failure = Failure(
-            cell_text=visit.cell.as_strings(),
-            round=visit.round,
-            kind="error",
-            message=message,
-            command=self._command(visit.cell),
-        )
+        failure = self._failure(visit, "error", message)
         self._record(failure)
         return failure
+
+    def _failure(self, visit: PlannedVisit, kind: FailureKind, message: str) -> Failure:
+        command = self._command(visit.cell)
+        return Failure(
+            cell_text=visit.cell.as_strings(), round=visit.round, kind=kind, message=message, command=command
+        )
 
     def _measure(self, visit: PlannedVisit, in_turn: InTurn | None) -> Visit | Failure:
         request = MeasureCell(
@@ -272,12 +270,8 @@ class Execution:
             deadline_s = visit_deadline_s(visit.cell, self.spec.sampling, self.opened.device.kind)
             answer = self.slot.visit(request, deadline_s)
         except WorkerLostError as lost:
-            answer = Failure(cell_text=request.cell, round=visit.round, kind=lost.kind, message=str(lost), command="")
-        if isinstance(answer, Failure):
-            return msgspec.structs.replace(
-                answer, cell_text=request.cell, round=visit.round, command=self._command(visit.cell)
-            )
-        return answer
+            return self._failure(visit, lost.kind, str(lost))
+        return self._failure(visit, answer.kind, answer.message) if isinstance(answer, Failure) else answer
 
     def _command(self, cell: Cell) -> str:
         """Return the command that measures only `cell`, with the options of this sweep."""

@@ -8,16 +8,14 @@ from kvbench.sweep.plan import PlannedVisit
 
 
 class Progress:
-    """The content of a run: visits, ceilings and controls by round; ids of the failed and skipped cells.
+    """The content of a run: visits, large copies of every kind by round; ids of the failed and skipped cells.
 
     `again` has, by cell id and round, the attempt of visits that are repeated because what is there does not count.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.visits: set[tuple[str, int, int]] = set()
-        self.ceilings: set[tuple[str, int]] = set()
-        self.roofs: set[str] = set()
-        self.controls: set[tuple[str, int]] = set()
+        self.copies: set[tuple[type[Record], str, int]] = set()
         self.failed: set[str] = set()
         self.copies_failed = 0
         self.skipped: set[str] = set()
@@ -35,18 +33,19 @@ class Progress:
                 self.failed.discard(record.cell.id)
             case Skip():
                 self.skipped.add(record.cell.id)
-            case Ceiling():
-                self.ceilings.add((record.direction, record.round))
-            case Roof():
-                self.roofs.add(record.direction)
-            case Control():
-                self.controls.add((record.direction, record.round))
+            case Ceiling() | Roof() | Control():
+                self.copies.add((type(record), record.direction, record.round))
 
     def wants(self, visit: PlannedVisit) -> bool:
         """Whether `visit` is still missing; a failed cell is not visited again."""
         cell_id = visit.cell.id
         made = (cell_id, visit.round, visit.attempt) in self.visits
         return not made and cell_id not in self.failed and cell_id not in self.skipped
+
+    def has_copies(self, kind: type[Record], direction: str, number: int) -> bool:
+        """Whether large copies of this kind were measured: in round `number`, but roofs in any."""
+        rounds = [made for *what, made in self.copies if what == [kind, direction]]
+        return bool(rounds) if kind is Roof else number in rounds
 
     def due(self, planned: Iterable[PlannedVisit]) -> list[PlannedVisit]:
         """Return what is still to be made, round by round; visits that are repeated come last in theirs."""
