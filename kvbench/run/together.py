@@ -123,8 +123,7 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
         slots, opened = _opened(spec, path, turns, stack)
         spec = _of_several(spec, [found.device.name for found in opened])
         plans = _common([planned(spec, found) for found in opened], spec)
-        _make_new(path)
-        stack.enter_context(_start_file(path, len(slots)))
+        stack.enter_context(_start_file(path, len(slots), is_new=True))
         executions: list[Execution] = []
         for slot, found, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
             writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, found, command)))
@@ -161,7 +160,7 @@ def resume_together(
         slots, opened = _opened(spec, path, turns, stack)
         own = [runs[name] for name in _folders(spec)]
         plans = _common([plan_of(run, spec, found) for run, found in zip(own, opened, strict=True)], spec)
-        stack.enter_context(_start_file(path, len(slots)))
+        stack.enter_context(_start_file(path, len(slots), is_new=False))
         executions: list[Execution] = []
         for slot, found, plan, run in zip(slots, opened, plans, own, strict=True):
             writer = stack.enter_context(RunWriter.reopen(run.path))
@@ -249,27 +248,17 @@ def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[Outc
 
 
 @contextmanager
-def _start_file(path: Path, devices: int) -> Iterator[None]:
-    """Have the file there meanwhile at which the workers meet."""
+def _start_file(path: Path, devices: int, *, is_new: bool) -> Iterator[None]:
+    """Have the file there meanwhile at which the workers meet; a new folder must be missing or empty."""
     file = path / START_FILE
-    with _written(path):
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if is_new and any(path.iterdir()):
+            raise UsageError(f"{path} is not empty; choose another folder, or finish its runs with --resume {path}")
         file.write_bytes(bytes(8 * devices))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {str(error.strerror).lower()}") from None
     try:
         yield
     finally:
         file.unlink(missing_ok=True)
-
-
-def _make_new(path: Path) -> None:
-    with _written(path):
-        path.mkdir(parents=True, exist_ok=True)
-        if any(path.iterdir()):
-            raise UsageError(f"{path} is not empty; choose another folder, or finish its runs with --resume {path}")
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {str(error.strerror).lower()}") from None
