@@ -4,7 +4,7 @@ Small scattered blocks are limited not by the link but by the GPU's address tran
 blocks per second.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -16,31 +16,33 @@ from kvbench.engine.device import STREAM_STATES, Queue, Swap
 from kvbench.measure.bench import Bench
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Workload
+from kvbench.results.schema import Roof
 
 # Blocks and their size in bytes. Neither must be exact: with large blocks 16 SMs fill the link, and with small blocks
 # all SMs wait for translations.
-LARGE: Final = (1024, 1 << 16)
-SMALL: Final = (32_768, 512)
+_LARGE: Final = (1024, 1 << 16)
+_SMALL: Final = (32_768, 512)
 _LARGE_SMS: Final = 16
 _DELAY: Final = Queue(delay_ns=200_000)
 
 
-@dataclass(frozen=True, slots=True)
-class RoofTimes:
-    """Execution times in microseconds of large blocks, of small scattered blocks, and of as many small dense blocks."""
-
-    large_us: list[float]
-    scattered_us: list[float]
-    dense_us: list[float]
-
-
-def measure_roof(bench: Bench, backend: Backend, direction: Direction, samples: int) -> RoofTimes:
+def measure_roof(bench: Bench, backend: Backend, direction: Direction, samples: int, number: int) -> Roof:
     """Time SM copies in one direction, verified like any swap; raises EngineError, VerificationError."""
     pool_bytes, all_sms = bench.pools.pool_bytes, bench.device.driver.info.sm_count
-    large = Cell("sm", direction, *LARGE, StreamState.BUSY, sms=_LARGE_SMS, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
-    small = Cell("sm", direction, *SMALL, StreamState.BUSY, sms=all_sms, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
+    large = Cell("sm", direction, *_LARGE, StreamState.BUSY, sms=_LARGE_SMS, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
+    small = Cell("sm", direction, *_SMALL, StreamState.BUSY, sms=all_sms, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
     dense = replace(small, pool_bytes=0, reuse=Reuse.SAME)
-    return RoofTimes(*(_times(bench, backend, cell, samples) for cell in (large, small, dense)))
+    return Roof(
+        direction=direction.value,
+        round=number,
+        pool_bytes=pool_bytes,
+        copy_bytes=large.swap_bytes,
+        copy_us=_times(bench, backend, large, samples),
+        blocks=small.blocks,
+        block_bytes=small.block_bytes,
+        scattered_us=_times(bench, backend, small, samples),
+        dense_us=_times(bench, backend, dense, samples),
+    )
 
 
 def _times(bench: Bench, backend: Backend, cell: Cell, samples: int) -> list[float]:

@@ -4,9 +4,8 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -30,12 +29,12 @@ from kvbench.machine.probes import cpus_of_node
 from kvbench.measure.bench import Bench, SetUp, measure_ceiling, set_up
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.roof import LARGE, SMALL, measure_roof
+from kvbench.measure.roof import measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Measurement, visit
 from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import CLAIMED, Beside, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
+from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
 from kvbench.run import protocol
 from kvbench.units import rough_size
 
@@ -48,10 +47,11 @@ START_DEADLINE_S: Final = 20
 class Worker:
     """Answers requests. The first request opens the device; Reserve allocates its memory pools."""
 
+    _device: Device
+    _bench: Bench
+
     def __init__(self) -> None:
         self._faults = FaultPlan()
-        self._device: Device | None = None
-        self._bench: Bench | None = None
         self._control: ControlCopies | None = None
         self._kept: dict[Cell, SetUp] = {}
 
@@ -62,7 +62,6 @@ class Worker:
                 case protocol.Open():
                     return self._open(request)
                 case protocol.Describe():
-                    assert self._device is not None
                     return protocol.Described(backend=facts_of(request.backend, self._device.facts()))
                 case protocol.Reserve():
                     return self._reserve(request)
@@ -84,9 +83,8 @@ class Worker:
         self._device = device = open_device(resolve_device(request.device), self._faults)
         self._clocks = GpuClocks(device.name, device.driver.info.pci_bus_id or None)
         notes = _stay_near(device.driver.info.numa_node)
-        facts = device.facts()
         return protocol.Opened(
-            device=facts,
+            device=device.facts(),
             backends=[],
             engine_hash=hash_of_what_runs(),
             delay_us=_real_delays(device),
@@ -95,9 +93,6 @@ class Worker:
         )
 
     def _reserve(self, request: protocol.Reserve) -> protocol.Reserved:
-        assert self._device is not None
-        self._bench = None  # release the memory of an earlier reservation first
-        self._kept.clear()
         driver, delay_ns = self._device.driver, request.busy_delay_us * 1000
         stream, urgent = Stream(driver), Stream(driver, HIGH_PRIORITY)
         region, urgent_region = (TimedRegion(driver, each.handle, delay_ns) for each in (stream, urgent))
@@ -115,51 +110,29 @@ class Worker:
         return protocol.Reserved()
 
     def _measure_ceiling(self, request: protocol.MeasureCeiling) -> Ceiling:
-        assert self._bench is not None
         swap_bytes, gpu_us = measure_ceiling(self._bench, Direction(request.direction), request.samples)
-        return Ceiling(
-            direction=request.direction, round=request.round, swap_bytes=swap_bytes, gpu_us=_to_nanoseconds(gpu_us)
-        )
+        return Ceiling(direction=request.direction, round=request.round, swap_bytes=swap_bytes, gpu_us=gpu_us)
 
     def _measure_roof(self, request: protocol.MeasureRoof) -> Roof:
-        assert self._bench is not None
         sm = backend_named("sm")
         assert sm is not None
-        times = measure_roof(self._bench, sm, Direction(request.direction), request.samples)
-        return Roof(
-            direction=request.direction,
-            round=request.round,
-            pool_bytes=self._bench.pools.pool_bytes,
-            copy_bytes=LARGE[0] * LARGE[1],
-            copy_us=_to_nanoseconds(times.large_us),
-            blocks=SMALL[0],
-            block_bytes=SMALL[1],
-            scattered_us=_to_nanoseconds(times.scattered_us),
-            dense_us=_to_nanoseconds(times.dense_us),
-        )
+        return measure_roof(self._bench, sm, Direction(request.direction), request.samples, request.round)
 
     def _measure_control(self, request: protocol.MeasureControl) -> Control:
-        assert self._device is not None
-        assert self._bench is not None
         self._control = self._control or open_control(self._device.name)
         with self._bench.cpu.held():
-            times_us = time_copies(self._control, Direction(request.direction), request.samples)
-        return Control(
-            direction=request.direction,
-            round=request.round,
-            copy_bytes=self._control.copy_bytes,
-            gpu_us=_to_nanoseconds(times_us),
-        )
+            gpu_us = time_copies(self._control, Direction(request.direction), request.samples)
+        copy_bytes = self._control.copy_bytes
+        return Control(direction=request.direction, round=request.round, copy_bytes=copy_bytes, gpu_us=gpu_us)
 
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
-        assert self._bench is not None
         cell = Cell.from_strings(request.cell)
         in_turn = request.in_turn or protocol.InTurn(verify=True)
         began, start_ns = int(time.time()), time.monotonic_ns()
         try:
             taken = visit(
                 self._bench,
-                self._set_up(self._bench, cell, request),
+                self._set_up(cell, request),
                 request.sampling,
                 self._faults.for_cell(cell),
                 is_first=request.round == 0 and request.attempt == 0,
@@ -170,12 +143,12 @@ class Worker:
         except Exception as error:  # a plug-in can raise anything; it costs its cell, not the sweep
             return _failure(request, error)
         end_ns = time.monotonic_ns()
-        took_ms, span_ns = round((end_ns - start_ns) / 1e6, 3), (start_ns, end_ns)
+        took_ms, span_ns = (end_ns - start_ns) / 1e6, (start_ns, end_ns)
         return msgspec.structs.replace(_visit(request, cell, taken), began=began, took_ms=took_ms, span_ns=span_ns)
 
-    def _set_up(self, bench: Bench, cell: Cell, request: protocol.MeasureCell) -> SetUp:
+    def _set_up(self, cell: Cell, request: protocol.MeasureCell) -> SetUp:
         """Return the cell set up; a cell that is visited in turn keeps its setup from earlier visits."""
-        if not bench.pools.holds(cell.memory):
+        if not self._bench.pools.holds(cell.memory):
             self._kept.clear()  # their pool is released
         if cell in self._kept:
             return self._kept[cell]
@@ -183,18 +156,18 @@ class Worker:
         seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
         backend = backend_named(cell.backend)
         assert backend is not None  # the plan has only described backends
-        ready = set_up(bench, backend, cell, request.sampling, seed)
+        ready = set_up(self._bench, backend, cell, request.sampling, seed)
         if request.in_turn is not None:
             self._kept[cell] = ready
         return ready
 
 
 def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Visit:
-    def column(name: str) -> list[float]:
-        return _to_nanoseconds(getattr(sample, name) for sample in taken.samples)
+    def column(name: str) -> list[Any]:
+        return [getattr(sample, name) for sample in taken.samples]
 
     def flags(name: str) -> list[int]:
-        return [int(getattr(sample, name)) for sample in taken.samples]
+        return list(map(int, column(name)))
 
     return Visit(
         cell_text=request.cell,
@@ -210,17 +183,17 @@ def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Vis
         calls=taken.calls,
         verified_bytes=taken.verified_bytes,
         cpu=taken.cpu,
-        probe_us=round(taken.probe_us, 3),
-        slowdown=round(taken.slowdown, 3),
+        probe_us=taken.probe_us,
+        slowdown=taken.slowdown,
         sm_clock_mhz=taken.clocks.sm_mhz,
         clock_limits=list(taken.clocks.limits),
         attempt=request.attempt,
         disturbed=list(taken.disturbed),
         chosen=taken.chosen,
-        busy_cpu_us=None if taken.busy_cpu_us is None else round(taken.busy_cpu_us, 3),
+        busy_cpu_us=taken.busy_cpu_us,
         warnings=list(taken.warnings),
-        verify_ms=round(taken.verify_ms, 3),
-        beside=None if taken.beside is None else _rounded(taken.beside),
+        verify_ms=taken.verify_ms,
+        beside=taken.beside,
     )
 
 
@@ -234,9 +207,18 @@ def _wait_for_others(start: protocol.Start) -> None:
             raise KvbenchError(f"another device was not ready within {START_DEADLINE_S} s")
 
 
-def _rounded(beside: Beside) -> Beside:
-    lists = {name: value for name, value in msgspec.structs.asdict(beside).items() if isinstance(value, list)}
-    return msgspec.structs.replace(beside, **{name: _to_nanoseconds(values) for name, values in lists.items()})
+def _rounded(value: Any) -> Any:
+    """Return an answer with every time in it rounded to nanoseconds."""
+    match value:
+        case float():
+            return round(value, 3)
+        case list():
+            return [round(one, 3) if isinstance(one, float) else one for one in value]
+        case msgspec.Struct():
+            return msgspec.structs.replace(
+                value, **{name: _rounded(getattr(value, name)) for name in value.__struct_fields__}
+            )
+    return value
 
 
 def _failure(request: protocol.MeasureCell, error: Exception) -> Failure:
@@ -252,10 +234,6 @@ def _real_delays(device: Device) -> dict[str, float]:
     stream = Stream(device.driver)
     region = TimedRegion(device.driver, stream.handle, 0)
     return {str(asked_us): round(region.measure_delay_us(asked_us * 1000), 3) for asked_us in DELAYS_US}
-
-
-def _to_nanoseconds(times_us: Iterable[float]) -> list[float]:
-    return [round(time_us, 3) for time_us in times_us]
 
 
 def _stay_near(numa_node: int) -> list[str]:
@@ -278,7 +256,7 @@ def main() -> None:
     os.dup2(2, 1)
     worker = Worker()
     for line in sys.stdin.buffer:
-        answers.write(protocol.encode(worker.answer(protocol.REQUESTS.decode(line))))
+        answers.write(protocol.encode(_rounded(worker.answer(protocol.REQUESTS.decode(line)))))
         answers.flush()
 
 
