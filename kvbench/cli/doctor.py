@@ -56,7 +56,7 @@ def gather(asked: str) -> Findings:
         device=device,
         engine=engine,
         identity=known,
-        observed=observe(device, bus_id, own_pids=engine.pids),
+        observed=observe(device, bus_id),
         under_load=_under_load(device) if facts and facts.kind == "cuda" else "no copies were running",
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
         gpu_cpus=frozenset(cpus_of_node(node)) if isinstance(node, int) else frozenset(),

@@ -44,7 +44,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """The report of a process that loads everything: each component, every device, and its own process ids.
+    """The report of a process that loads everything: each component and every device.
 
     `engine_error` is why the compiled engine did not load or answer, or None. `pci_bus_ids` maps the name of a CUDA
     device to its PCI address.
@@ -58,7 +58,6 @@ class EngineReport:
     triton: Component = Component(error="not tried")
     torch: Component = Component(error="not tried")
     pci_bus_ids: Mapping[str, str] = field(default_factory=dict)
-    pids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

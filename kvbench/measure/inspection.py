@@ -1,7 +1,6 @@
 """Loads everything that a sweep can need, in a separate process, and reports what loads; run as a module."""
 
 import importlib.metadata
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +19,6 @@ def inspect() -> EngineReport:
         nvrtc=_component(nvrtc.version),
         triton=_component(lambda: _import_version("triton")),
         torch=_component(lambda: _import_version("torch")),
-        pids=frozenset({os.getpid()}),
     )
     try:
         return _with_devices(report)
