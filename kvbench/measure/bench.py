@@ -80,15 +80,11 @@ def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[i
 
 @dataclass(frozen=True)
 class SetUp:
-    """A cell ready to be visited: its blocks, and the backend's swaps of them (one, unless the cell is sustained).
-
-    `requests` are the requests of these swaps.
-    """
+    """A cell ready to be visited: its blocks, and the backend's swaps of them (one, unless the cell is sustained)."""
 
     cell: Cell
     backend: Backend
     workload: Workload
-    requests: Sequence[SwapRequest]
     swaps: Sequence[PreparedSwap]
 
 
@@ -100,4 +96,4 @@ def set_up(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed:
     workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling, state), rng), rng, slots)
     requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
     swaps = [joined(create_launches(backend, request)) for request in requests]
-    return SetUp(cell, backend, workload, requests, swaps)
+    return SetUp(cell, backend, workload, swaps)

@@ -49,7 +49,8 @@ def lay_out(cell: Cell, submissions: int, rng: np.random.Generator) -> Sequence[
     if cell.pattern.kind == "tensors":  # a tensor is one region with room for all sets
         return _scattered(cell.pattern, cell.blocks, rows * count, count, rng)
     alone = (_scattered(cell.pattern, cell.blocks, rows, 1, rng)[0] for _ in range(count))
-    return [_moved(layout, place * rows) for place, layout in enumerate(alone)]
+    offsets = np.arange(count, dtype=np.uint64) * np.uint64(rows)
+    return [Layout(one.source_rows + by, one.destination_rows + by) for one, by in zip(alone, offsets, strict=True)]
 
 
 def _scattered(pattern: Pattern, blocks: int, rows: int, count: int, rng: np.random.Generator) -> list[Layout]:
@@ -113,8 +114,3 @@ def _distinct(wanted: int, below: int, rng: np.random.Generator) -> Rows:
     stretch = below // max(1, wanted)
     rows = np.arange(wanted, dtype=np.uint64) * np.uint64(stretch) + rng.integers(0, stretch, wanted, dtype=np.uint64)
     return rng.permutation(rows)
-
-
-def _moved(layout: Layout, rows: int) -> Layout:
-    by = np.uint64(rows)
-    return Layout(layout.source_rows + by, layout.destination_rows + by)

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.backends.base import Backend, SwapRequest
+from kvbench.backends.base import SwapRequest, backend_named
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import STREAM_STATES, Queue, Swap
@@ -26,7 +26,7 @@ _LARGE_SMS: Final = 16
 _DELAY: Final = Queue(delay_ns=200_000)
 
 
-def measure_roof(bench: Bench, backend: Backend, direction: Direction, samples: int, number: int) -> Roof:
+def measure_roof(bench: Bench, direction: Direction, samples: int, number: int) -> Roof:
     """Time SM copies in one direction, verified like any swap; raises EngineError, VerificationError."""
     pool_bytes, all_sms = bench.pools.pool_bytes, bench.device.driver.info.sm_count
     large = Cell("sm", direction, *_LARGE, StreamState.BUSY, sms=_LARGE_SMS, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
@@ -37,15 +37,17 @@ def measure_roof(bench: Bench, backend: Backend, direction: Direction, samples: 
         round=number,
         pool_bytes=pool_bytes,
         copy_bytes=large.swap_bytes,
-        copy_us=_times(bench, backend, large, samples),
+        copy_us=_times(bench, large, samples),
         blocks=small.blocks,
         block_bytes=small.block_bytes,
-        scattered_us=_times(bench, backend, small, samples),
-        dense_us=_times(bench, backend, dense, samples),
+        scattered_us=_times(bench, small, samples),
+        dense_us=_times(bench, dense, samples),
     )
 
 
-def _times(bench: Bench, backend: Backend, cell: Cell, samples: int) -> list[float]:
+def _times(bench: Bench, cell: Cell, samples: int) -> list[float]:
+    backend = backend_named(cell.backend)
+    assert backend is not None
     rng = np.random.default_rng(0)
     workload = Workload(bench.pools, cell, lay_out(cell, samples + 1, rng), rng)
     prepared = backend.create(SwapRequest(bench.device, cell, workload.memories[0]))

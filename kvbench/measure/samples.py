@@ -61,7 +61,7 @@ def sample_beside(
     bench: Bench, ready: SetUp, neighbour: RunningNeighbour, sampling: Sampling
 ) -> tuple[Sequence[FlowSample], Beside]:
     """Swap beside the neighbour and without it, in turn; return the swaps beside it, and the record of the turns."""
-    request = ready.requests[0]
+    request = SwapRequest(bench.device, ready.cell, ready.workload.memories[0], bench.policy)
     twins = [create_launches(ready.backend, request) for _ in range(2)]
     flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, twins)
     seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)

@@ -34,7 +34,7 @@ from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Measurement, visit
 from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Roof, Samples, Visit
+from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Samples, Visit
 from kvbench.run import protocol
 from kvbench.units import rough_size
 
@@ -65,10 +65,11 @@ class Worker:
                     return protocol.Described(backend=facts_of(request.backend, self._device.facts()))
                 case protocol.Reserve():
                     return self._reserve(request)
-                case protocol.MeasureCeiling():
-                    return self._measure_ceiling(request)
+                case protocol.MeasureCeiling(direction=direction, round=number):
+                    swap_bytes, gpu_us = measure_ceiling(self._bench, Direction(direction), request.samples)
+                    return Ceiling(direction=direction, round=number, swap_bytes=swap_bytes, gpu_us=gpu_us)
                 case protocol.MeasureRoof():
-                    return self._measure_roof(request)
+                    return measure_roof(self._bench, Direction(request.direction), request.samples, request.round)
                 case protocol.MeasureControl():
                     return self._measure_control(request)
                 case protocol.MeasureCell():
@@ -108,15 +109,6 @@ class Worker:
         cpu, urgent_lane = SteadyCpu(), (urgent, urgent_region)
         self._bench = Bench(self._device, stream, region, pools, cpu, self._clocks, request.policy, urgent=urgent_lane)
         return protocol.Reserved()
-
-    def _measure_ceiling(self, request: protocol.MeasureCeiling) -> Ceiling:
-        swap_bytes, gpu_us = measure_ceiling(self._bench, Direction(request.direction), request.samples)
-        return Ceiling(direction=request.direction, round=request.round, swap_bytes=swap_bytes, gpu_us=gpu_us)
-
-    def _measure_roof(self, request: protocol.MeasureRoof) -> Roof:
-        sm = backend_named("sm")
-        assert sm is not None
-        return measure_roof(self._bench, sm, Direction(request.direction), request.samples, request.round)
 
     def _measure_control(self, request: protocol.MeasureControl) -> Control:
         self._control = self._control or open_control(self._device.name)

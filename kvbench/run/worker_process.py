@@ -136,13 +136,15 @@ class WorkerProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
 
-    def close(self) -> None:
-        """Kill the worker and close its pipes."""
+    def close(self) -> bytes:
+        """Kill the worker, close its pipes, and return its stderr output."""
         self.kill()
+        words = self.last_words
         with suppress(BrokenPipeError):
             self._requests.close()
         self._answers.close()
         self._words.close()
+        return words
 
     def _read_line(self, deadline_s: float) -> bytes:
         left_s, searched = deadline_s, 0
@@ -278,9 +280,7 @@ class WorkerSlot:
     def close(self) -> None:
         if self._worker is None:
             return
-        self._worker.kill()
-        words = self._worker.last_words
-        self._worker.close()
+        words = self._worker.close()
         self._worker = None
         if self.log is not None and words:
             with suppress(OSError), open_log(self.log) as log:
