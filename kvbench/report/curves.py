@@ -1,6 +1,6 @@
 """Curves of a run (GB/s over block sizes or SM counts, submission times over queued swaps) and charts of them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -14,15 +14,20 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, noun, two_digits
 from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin, where
-from kvbench.report.tables import chart_words, includes, with_sms
-from kvbench.report.view import View, ceiling_of, sample_words
+from kvbench.report.tables import chart_words, includes, line_of, rows_of, with_sms
+from kvbench.report.view import View, ceiling_of
 
 MIN_SIZES: Final = 4
 MIN_COUNTS: Final = 3
 # More rows of panels than these take longer to draw than to read: the tables have them all.
 MOST_ROWS: Final = 4
 GBPS: Final = PlotAxis("GB/s", "figure", "linear")
-_RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
+RATES: Final = ("gbps", "gbps_q1", "gbps_q3")
+_AXES: Final = {
+    "block_bytes": PlotAxis("block size", "bytes", "log2"),
+    "sms": PlotAxis("SMs", "count", "log2"),
+    "pool_bytes": PlotAxis("pool size", "bytes", "log2"),
+}
 POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_low",
     "gbps_high", "gbps_q1", "gbps_q3", "ceiling_gbps", "ceiling_share", "limit_blocks_per_s", "roof_gbps",
@@ -58,11 +63,12 @@ class RateCurve:
 
 @dataclass(frozen=True, slots=True)
 class RateCurves:
-    """The curves of one subject; `main` is the number of blocks that a single chart shows.
+    """The curves of one subject over the column `over`; `main` is the number of blocks that a single chart shows.
 
     `cells` are all rows that they were picked from, failed and skipped ones too.
     """
 
+    over: str
     curves: Sequence[RateCurve]
     pinned: Pinned
     cells: pd.DataFrame
@@ -70,16 +76,6 @@ class RateCurves:
 
     def at(self, panel: int, direction: str) -> list[RateCurve]:
         return [curve for curve in self.curves if (curve.panel, curve.direction) == (panel, direction)]
-
-
-@dataclass(frozen=True, slots=True)
-class CurveKind:
-    """A kind of curve: how its charts are called, how it is picked from a run's rows, its axis, what is marked."""
-
-    name: str
-    x: PlotAxis
-    pick: Callable[[pd.DataFrame], RateCurves | str]
-    marks: Callable[[RateCurve], Sequence[PlotMark]]
 
 
 def cliff_curves(cells: pd.DataFrame, pinned: Pinned | None = None) -> RateCurves | str:
@@ -92,7 +88,7 @@ def cliff_curves(cells: pd.DataFrame, pinned: Pinned | None = None) -> RateCurve
     curves = curves_over(measured, "blocks", "block_bytes")
     if not any(len(curve.x) >= MIN_SIZES for curve in curves):
         return f"it needs a backend measured at {MIN_SIZES} block sizes with the same number of blocks"
-    return RateCurves(curves, pinned, pinned.cells, fullest(measured, "blocks", over="block_bytes"))
+    return RateCurves("block_bytes", curves, pinned, pinned.cells, fullest(measured, "blocks", over="block_bytes"))
 
 
 def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
@@ -108,7 +104,7 @@ def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
     blocks = fullest(ladders, "blocks", over="sms")
     curves = curves_over(where(ladders, blocks=blocks), "block_bytes", "sms")
-    return RateCurves(curves, pinned, where(pinned.cells, blocks=blocks), blocks)
+    return RateCurves("sms", curves, pinned, where(pinned.cells, blocks=blocks), blocks)
 
 
 def cliff_words(cliff: Cliff) -> str:
@@ -122,125 +118,74 @@ def cliff_words(cliff: Cliff) -> str:
     return f"{place}: {TIMES}{two_digits(cliff.height)}, {TIMES}{two_digits(cliff.excess)} beyond the size"
 
 
-def _cliff_marks(curve: RateCurve) -> list[PlotMark]:
-    return [PlotMark(found.below_bytes, found.above_bytes, cliff_words(found))] if (found := curve.cliff) else []
+def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, str], title: str) -> Chart:
+    """Return the chart of a run's curves, a row of panels for each of `rows`, which titles their panels in words."""
+    points = pd.concat([curve.points for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)])
+    footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.words(points)]
+    words = chart_words(view, title, points, "band: quartiles", footer)
+    plot = curve_plot(view.label, curves, rows)
+    return Chart(f"{stem}-{view.label}", words, plot, points[list(POINT_COLUMNS)])
 
 
-def _knee_marks(curve: RateCurve) -> list[PlotMark]:
-    return [PlotMark(found, found, f"knee at {noun(found, 'SM')}")] if (found := curve.knee) else []
+def curve_plot(
+    run: str, curves: RateCurves, rows: Mapping[int, str], y: PlotAxis = GBPS, columns: Sequence[str] = RATES
+) -> LinePlot:
+    """Return a row of panels for each of `rows`, a panel for each direction.
 
-
-CLIFF: Final = CurveKind("cliff", PlotAxis("block size", "bytes", "log2"), cliff_curves, _cliff_marks)
-LADDER: Final = CurveKind("sm-ladder", PlotAxis("SMs", "count", "log2"), ladder_curves, _knee_marks)
-
-
-def curve_chart(
-    view: View, kind: CurveKind, curves: RateCurves, rows: Mapping[int, str], title: str, stem: str | None = None
-) -> Chart:
-    """Return the chart of a run's curves, a row of panels for each of `rows`, which titles their panels in words.
-
-    `stem` is for a chart besides the one that is called like its kind.
+    Lines of one backend are told apart by the stream's state; `columns` of the points hold what is drawn and the ends
+    of its band. Only GB/s have a ceiling, roofs and marks.
     """
-    shown = [curve for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)]
-    points = pd.concat([curve.points for curve in shown])
-    ceilings = {way: ceiling_of(where(curves.cells, status="ok", direction=way)) for way in DIRECTIONS}
-    names = line_labels(shown)
+    points = pd.concat([curve.points for curve in curves.curves if curve.panel in rows])
+    measured = where(curves.cells, status="ok")
 
     def line(curve: RateCurve) -> PlotLine:
-        return curve_line(view.label, curve, names, curve.points, _RATES, kind.marks(curve))
+        own = where(points, stream_state=curve.state)
+        backend = curve.backend if curves.over == "sms" else with_sms(own, curve.backend)
+        marks = _marks(curve, curves.over) if y is GBPS else ()
+        label, variant = f"{backend}, {curve.state} stream", STATES.index(curve.state)
+        return line_of(run, label, curve.x, rows_of(curve.points), columns, marks, variant)
 
-    panels = curve_panels(curves, rows, line, ceilings, roofs_of)
-    footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.words(points)]
-    words = chart_words(view, title, f"{sample_words(points)} · band: quartiles", footer)
-    plot = LinePlot(kind.x, GBPS, panels)
-    return Chart(f"{stem or kind.name}-{view.label}", words, plot, points[list(POINT_COLUMNS)])
+    def panel(number: int, words: str, way: str) -> PlotPanel:
+        own = curves.at(number, way)
+        lines = [line(curve) for curve in own]
+        if y is not GBPS:
+            return PlotPanel(f"{way}{words}", lines)
+        return PlotPanel(f"{way}{words}", lines, ceiling_of(where(measured, direction=way)), _roofs(own, curves.over))
 
-
-def curve_panels(
-    curves: RateCurves,
-    rows: Mapping[int, str],
-    line: Callable[[RateCurve], PlotLine],
-    ceilings: Mapping[str, float | None],
-    roofs: Callable[[Sequence[RateCurve]], Sequence[PlotRoof]] = lambda _: (),
-) -> list[list[PlotPanel]]:
-    """Return a row of panels for each of `rows`, one a direction.
-
-    `ceilings`, and the `roofs` of the curves of a panel, are in the unit of the lines.
-    """
-    ways = [way for way in DIRECTIONS if way in set(where(curves.cells, status="ok")["direction"])]
-    grid = []
-    for panel, words in rows.items():
-        by_way = {way: curves.at(panel, way) for way in ways}
-        grid.append(
-            [
-                PlotPanel(f"{way}{words}", [line(curve) for curve in own], ceilings.get(way), roofs(own))
-                for way, own in by_way.items()
-            ]
-        )
-    return grid
+    ways = [way for way in DIRECTIONS if way in set(measured["direction"])]
+    grid = [[panel(number, words, way) for way in ways] for number, words in rows.items()]
+    return LinePlot(_AXES[curves.over], y, grid)
 
 
-def roofs_of(curves: Sequence[RateCurve]) -> list[PlotRoof]:
+def _marks(curve: RateCurve, over: str) -> list[PlotMark]:
+    """Return the cliff of a curve over block sizes, the knee of one over SM counts."""
+    if over == "block_bytes" and (cliff := curve.cliff):
+        return [PlotMark(cliff.below_bytes, cliff.above_bytes, cliff_words(cliff))]
+    if over == "sms" and (knee := curve.knee):
+        return [PlotMark(knee, knee, f"knee at {noun(knee, 'SM')}")]
+    return []
+
+
+def _roofs(curves: Sequence[RateCurve], over: str) -> list[PlotRoof]:
     """Return what the cells of these curves, which share a panel, can reach: copies, and copies by SMs."""
     if not curves:
         return []
-    points = pd.concat([curve.points.assign(x=curve.x) for curve in curves])
-    known = points[points["roof_gbps"].notna()]
+    points = pd.concat([curve.points for curve in curves])
+    known = points[points["roof_gbps"].notna()].sort_values(over, kind="stable")
     kinds = {"roof of copies": known[known["sms"].isna()], "roof of SM copies": known[known["sms"].notna()]}
-    return [
-        PlotRoof(label, *_with_corners(own.drop_duplicates("x").sort_values("x")))
-        for label, own in kinds.items()
-        if not own.empty
-    ]
+    return [_roof(label, own.drop_duplicates(over), over) for label, own in kinds.items() if not own.empty]
 
 
-def _with_corners(points: pd.DataFrame) -> tuple[list[float], list[float]]:
-    """Return a roof over `x`, with the block size at which it leaves the translation limit, where `x` are sizes."""
-    rows = list(zip(points["x"], points["block_bytes"], points["limit_blocks_per_s"], points["roof_gbps"], strict=True))
-    x: list[float] = [int(rows[0][0])]
-    y = [float(rows[0][3])]
-    for (_, size, limit, roof), (next_x, next_size, _, next_roof) in pairwise(rows):
-        corner = next_roof / limit * 1e9
-        if roof < next_roof and next_x == next_size and size < corner < next_size:
-            x.append(corner)
-            y.append(float(next_roof))
-        x.append(int(next_x))
-        y.append(float(next_roof))
-    return x, y
-
-
-def line_labels(curves: Iterable[RateCurve]) -> dict[tuple[str, str], str]:
-    """Return the label of a chart's lines by backend and stream state, with the SMs of all its panels."""
-    found: dict[tuple[str, str], list[RateCurve]] = {}
-    for curve in curves:
-        found.setdefault((curve.backend, curve.state), []).append(curve)
-    return {
-        (backend, state): f"{_with_all_sms(backend, own)}, {state} stream" for (backend, state), own in found.items()
-    }
-
-
-def _with_all_sms(backend: str, curves: Sequence[RateCurve]) -> str:
-    is_ladder = all(curve.points["sms"].fillna(0).tolist() == list(curve.x) for curve in curves)
-    return backend if is_ladder else with_sms(pd.concat([curve.points for curve in curves]), backend)
-
-
-def curve_line(
-    run: str,
-    curve: RateCurve,
-    labels: Mapping[tuple[str, str], str],
-    points: pd.DataFrame,
-    columns: Sequence[str],
-    marks: Sequence[PlotMark] = (),
-) -> PlotLine:
-    """Return the line of a curve in a chart; those of one backend are told apart by the stream's state.
-
-    `labels` are those of `line_labels`; `columns` of `points`, which are the curve's, hold what is drawn and the ends
-    of its band.
-    """
-    label = labels[curve.backend, curve.state]
-    y, low, high = ([float(value) for value in points[name]] for name in columns)
-    cells = list(points["cell_id"])
-    return PlotLine(run, label, curve.backend, curve.x, y, low, high, cells, marks, STATES.index(curve.state))
+def _roof(label: str, points: pd.DataFrame, over: str) -> PlotRoof:
+    """Return a roof, with the block size at which it leaves the translation limit where that is between two points."""
+    rows = rows_of(points)
+    corners = [(int(row[over]), float(row["roof_gbps"])) for row in rows]
+    for row, following in pairwise(rows):
+        corner = following["roof_gbps"] / row["limit_blocks_per_s"] * 1e9
+        if row["roof_gbps"] < following["roof_gbps"] and row["block_bytes"] < corner < following["block_bytes"]:
+            corners.append((corner, float(following["roof_gbps"])))
+    corners.sort()
+    return PlotRoof(label, [x for x, _ in corners], [y for _, y in corners])
 
 
 def spread(values: Sequence[int]) -> list[int]:

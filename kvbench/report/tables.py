@@ -8,6 +8,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, by_chance, leaders
 from kvbench.analysis.margins import IN_TURN
+from kvbench.report.charts.plot import PlotLine, PlotMark
 from kvbench.report.model import ChartWords, Code, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, superscript
 from kvbench.report.select import STATES, Pinned, where
@@ -151,7 +152,7 @@ def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | Non
     if pinned:
         includes = f"{includes}. {settings(pinned, cells)}"
     version = short(view.run.info.kvbench, 80)
-    rest = f"{view.heading} · {sample_words(cells)}. {includes}. kvbench {version}, reproduced by "
+    rest = f"{view.heading} · {sample_words(cells['samples'])}. {includes}. kvbench {version}, reproduced by "
     return (*host_mark(view), rest, Code(view.command), ".")
 
 
@@ -165,10 +166,25 @@ def host_mark(view: View) -> tuple[Span, ...]:
     return (Strong(HOST_COPIES), " ") if view.on_host else ()
 
 
-def chart_words(view: View, title: str, samples: str, footer: Sequence[str]) -> ChartWords:
-    """Return what stands around a chart; `samples` says how many and what is drawn of them."""
-    warning = HOST_COPIES if view.on_host else ""
-    return ChartWords(title, f"{view.heading} · {samples}", [line for line in footer if line], warning)
+def chart_words(view: View, title: str, cells: pd.DataFrame, drawn: str, footer: Sequence[str]) -> ChartWords:
+    """Return what stands around a chart of `cells`; `drawn` says what is shown of their samples."""
+    subtitle = f"{view.heading} · {sample_words(cells['samples'])} · {drawn}"
+    return ChartWords(title, subtitle, [line for line in footer if line], HOST_COPIES if view.on_host else "")
+
+
+def line_of(
+    run: str,
+    label: str,
+    x: Sequence[float],
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    marks: Sequence[PlotMark] = (),
+    variant: int = 0,
+) -> PlotLine:
+    """Return the line of cells of one backend; `columns` hold what is drawn and the ends of its band."""
+    y, low, high = ([float(row[name]) for row in rows] for name in columns)
+    ids = [str(row["cell_id"]) for row in rows]
+    return PlotLine(run, label, str(rows[0]["backend"]), x, y, low, high, ids, marks, variant)
 
 
 def a_stream(state: str) -> str:

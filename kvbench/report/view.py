@@ -175,7 +175,7 @@ def ceiling_of(cells: pd.DataFrame) -> float | None:
     return None if known.empty else float(known.iloc[0])
 
 
-def sample_words(cells: pd.DataFrame) -> str:
-    """Return how many samples stand behind each of these cells: "30 samples per cell"."""
-    least, most = int(cells["samples"].min()), int(cells["samples"].max())
+def sample_words(samples: "pd.Series[int]") -> str:
+    """Return how many samples stand behind each of some cells: "30 samples per cell"."""
+    least, most = int(samples.min()), int(samples.max())
     return f"{least} samples per cell" if least == most else f"{least} to {most} samples per cell"

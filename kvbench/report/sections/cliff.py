@@ -10,7 +10,6 @@ import pandas as pd
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.report.curves import (
-    CLIFF,
     MIN_SIZES,
     RateCurve,
     RateCurves,
@@ -66,12 +65,12 @@ SECTION = Section("cliff", "Cliff: throughput against block size", make)
 def _charts(view: View, curves: RateCurves) -> list[Chart]:
     """Return a chart at the main number of blocks, and one with a row for each where there are several."""
     title = f"GB/s against block size, N = {count(curves.main)} blocks"
-    charts = [curve_chart(view, CLIFF, curves, {curves.main: ""}, title)]
+    charts = [curve_chart(view, "cliff", curves, {curves.main: ""}, title)]
     several = sorted({curve.panel for curve in curves.curves if len(curve.x) >= MIN_SIZES})
     if len(several) > 1:
         title = f"GB/s against block size, by number of blocks{left_out(several)}"
         rows = {panel: f", N = {count(panel)}" for panel in spread(several)}
-        charts.append(curve_chart(view, CLIFF, curves, rows, title, "cliff-by-blocks"))
+        charts.append(curve_chart(view, "cliff-by-blocks", curves, rows, title))
     return charts
 
 

@@ -1,45 +1,39 @@
 """The comparison of runs: what differs in identity, and the times of the cells that both measured."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
 from kvbench.analysis.compare import Verdict, compare_apart
+from kvbench.analysis.intervals import Samples
 from kvbench.analysis.margins import BETWEEN_RUNS, GATE, Margin
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.machine.identity import differing
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine
-from kvbench.report.curves import (
-    CLIFF,
-    LADDER,
-    POINT_COLUMNS,
-    CurveKind,
-    RateCurve,
-    RateCurves,
-    curve_line,
-    curve_panels,
-    line_labels,
-    spread,
-)
-from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span
-from kvbench.report.neighbour_pairs import neighbour_pairs, neighbour_table
+from kvbench.report.charts.plot import PlotAxis
+from kvbench.report.curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, ladder_curves, spread
+from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, two_digits
 from kvbench.report.select import LATER, SIDE_AXES, where
 from kvbench.report.tables import Row, family, host_mark, includes, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
-from kvbench.report.ways import axis_words
+from kvbench.report.ways import axes_apart, axis_words, label_of
 from kvbench.results import Scalar
-from kvbench.results.frame import as_csv
+from kvbench.results.cost import costs_of
+from kvbench.results.frame import as_csv, visits_that_count
 from kvbench.text import short
 
 _BESIDE: Final = axes_of(Role.BESIDE)
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES, *_BESIDE)
 _FIGURES: Final = ("samples", "rounds", "swap_us_low", "swap_us_median", "swap_us_high", "gbps", "path")
-_MOST_CELLS: Final = 40
+_BESIDE_FIGURES: Final = ("neighbour_slowdown", "swaps_beside_gbps")
+_BESIDE_NAMES: Final = ("neighbour", "direction", "swaps")
+_CHANGE: Final = ("change", "change_low", "change_high")
+_SIDES: Final = ("base", "other")
+_MOST_ROWS: Final = 40
 _BAND: Final = ("ratio", "ratio_low", "ratio_high")
 _RATIO: Final = PlotAxis("ratio of times", "figure", "linear", zero=False)
 _ORDER: Final = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.UNDECIDED)
@@ -48,47 +42,32 @@ _VERDICT: Final = (
     f"{BETWEEN_RUNS.fraction:.0%}. Same: the whole interval lies within, because {BETWEEN_RUNS.reason}; kvbench gate "
     "compare, which measures in turn, finds smaller differences. Undecided: neither, or fewer than four visits in a run"
 )
+_BESIDE_VERDICT: Final = (
+    f"Slower, faster: the whole 95% interval of the ratio of slowdowns, by visit, lies beyond {GATE.fraction:.0%}. A "
+    "slowdown is of a visit that measured the neighbour alone and beside swaps in turn, so runs differ less in it than "
+    "in times"
+)
 
-
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """`other` against `base`: the rows of the cells that both measured.
-
-    `cells` has the axes (one of `LATER`, or of what is beside swaps, only where `base` has swept it), `_base` and
-    `_other` of the figures, `change` (the time of other over that of base, less 1) with its interval in `change_low`
-    and `change_high`, and `verdict`. The largest changes for the worse come first, SLOWER and FASTER before the others.
-    """
-
-    base: View
-    other: View
-    cells: pd.DataFrame
-
-    @property
-    def views(self) -> tuple[View, View]:
-        return self.base, self.other
+Pair = tuple[View, View]  # the earlier run, and the one that is held against it
 
 
 def make(view: View) -> Part | str:
     base = base_of(view)
     if base is None:
         return ""
-    pairing = Pairing(base, view, _cells(base, view))
-    beside = neighbour_pairs(base, view)
-    found = [(_sentence(pairing), pairing.cells)]
-    tables = [_differences(pairing), _by_backend(pairing), _cell_table(pairing)]
-    files = {f"comparison-{base.label}-{view.label}.csv": as_csv(pairing.cells)}
+    pair = (base, view)
+    cells, beside = _cells(*pair), _beside(*pair)
+    origin = _origin(pair, cells)
+    between = f"{view.label} against {base.label}"
+    found = [(f"{between}, {noun(len(cells), 'cell')} in common: {_counted(cells, BETWEEN_RUNS)}.", cells)]
+    tables = [_differences(pair, origin), _by_backend(pair, cells, origin), _cell_table(pair, cells, origin)]
+    files = {f"comparison-{base.label}-{view.label}.csv": as_csv(cells)}
     if not beside.empty:
-        found.append((_sentence_beside(pairing, beside), beside))
-        tables.append(neighbour_table(base, view, beside, (*family(len(beside)),), _origin(pairing)))
+        found.append((f"{between}, neighbours of {noun(len(beside), 'cell')}: {_counted(beside, GATE)}.", beside))
+        tables.append(_beside_table(pair, beside, origin))
         files[f"comparison-neighbours-{base.label}-{view.label}.csv"] = as_csv(beside)
-    return Part(
-        [sentence for sentence, _ in found],
-        _charts(pairing),
-        tables,
-        [Finding(sentence, _weight(cells)) for sentence, cells in found if len(_undecided(cells)) < len(cells)],
-        files,
-        weight=len(pairing.cells),
-    )
+    told = [Finding(sentence, _weight(own)) for sentence, own in found if (own["verdict"] != Verdict.UNDECIDED).any()]
+    return Part([sentence for sentence, _ in found], _charts(pair, cells), tables, told, files, weight=len(cells))
 
 
 SECTION = Section("comparison", "Comparison: runs against each other", make)
@@ -101,20 +80,52 @@ def base_of(view: View) -> View | None:
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:
+    """Return the rows of the cells that both measured, SLOWER and FASTER first, largest changes for the worse first.
+
+    They have the axes (one of `LATER`, or of what is beside swaps, only where `base` has swept it), `_base` and
+    `_other` of the figures, and the columns of `_compared`.
+    """
     axes = [axis for axis in _AXES if axis not in (*LATER, *_BESIDE) or _swept(base.measured[axis], axis)]
     both = base.measured[["cell_id", *axes, *_FIGURES]].merge(
         other.measured[["cell_id", *_FIGURES]], on="cell_id", suffixes=("_base", "_other")
     )
     both = both[both["cell_id"].isin(base.visits) & both["cell_id"].isin(other.visits)]
-    times = ([list(view.visits[cell].values()) for view in (base, other)] for cell in both["cell_id"])
-    found = [compare_apart(before, after, BETWEEN_RUNS) for before, after in times]
-    both = both.assign(
+    times = [[list(view.visits[cell].values()) for view in (base, other)] for cell in both["cell_id"]]
+    both = _compared(both, times, BETWEEN_RUNS)
+    return both.iloc[np.lexsort((-both["change"], ~both["verdict"].isin(_ORDER[:2])))]
+
+
+def _beside(base: View, other: View) -> pd.DataFrame:
+    """Return a row for each cell whose neighbour both runs measured, the largest changes for the worse first.
+
+    The columns are cell_id, neighbour, direction, swaps, `_base` and `_other` of the figures, and those of `_compared`
+    for slowdowns.
+    """
+    ours, theirs = (costs_of(visits_that_count(view.run.records)) for view in (base, other))
+    cells = base.measured[base.measured["cell_id"].isin(ours.keys() & theirs.keys())]
+    both = cells.merge(other.measured[["cell_id", *_BESIDE_FIGURES]], on="cell_id", suffixes=("_base", "_other"))
+    if both.empty:
+        return both
+    apart = axes_apart(both)
+    both = both.assign(swaps=[label_of(row, apart) for row in rows_of(both)])
+    slowdowns = [[[cost.slowdown for cost in own[cell].values()] for own in (ours, theirs)] for cell in both["cell_id"]]
+    figures = [f"{name}_{side}" for name in _BESIDE_FIGURES for side in _SIDES]
+    made = _compared(both[["cell_id", *_BESIDE_NAMES, *figures]], slowdowns, GATE)
+    return made.sort_values("change", ascending=False, ignore_index=True)
+
+
+def _compared(cells: pd.DataFrame, values: Iterable[Sequence[Samples]], margin: Margin) -> pd.DataFrame:
+    """Return cells with what became of their values from one run to the other.
+
+    More columns: `change` (other over base, less 1) with its interval in `change_low` and `change_high`, `verdict`.
+    """
+    found = [compare_apart(before, after, margin) for before, after in values]
+    return cells.assign(
         change=[one.ratio - 1 for one in found],
         change_low=[one.low - 1 for one in found],
         change_high=[one.high - 1 for one in found],
         verdict=[one.verdict.value for one in found],
     )
-    return both.iloc[np.lexsort((-both["change"], ~both["verdict"].isin(_ORDER[:2])))]
 
 
 def _swept(values: "pd.Series[Any]", axis: str) -> bool:
@@ -132,16 +143,6 @@ def _identity(view: View) -> dict[str, Scalar]:
     return dict(info.identity) | own
 
 
-def _sentence(pairing: Pairing) -> str:
-    cells = f"{noun(len(pairing.cells), 'cell')} in common"
-    return f"{pairing.other.label} against {pairing.base.label}, {cells}: {_counted(pairing.cells, BETWEEN_RUNS)}."
-
-
-def _sentence_beside(pairing: Pairing, beside: pd.DataFrame) -> str:
-    cells = f"neighbours of {noun(len(beside), 'cell')}"
-    return f"{pairing.other.label} against {pairing.base.label}, {cells}: {_counted(beside, GATE)}."
-
-
 def _counted(cells: pd.DataFrame, margin: Margin) -> str:
     """Return how many of `cells` have each verdict."""
     parts = []
@@ -150,12 +151,8 @@ def _counted(cells: pd.DataFrame, margin: Margin) -> str:
         most = "" if changes.empty else f" (by up to {two_digits(100 * abs(getattr(changes, ends)()))}%)"
         parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
     parts.append(f"{count(len(where(cells, verdict=Verdict.SAME)))} the same within {margin.fraction:.0%}")
-    parts.append(f"{count(len(_undecided(cells)))} undecided")
+    parts.append(f"{count(len(where(cells, verdict=Verdict.UNDECIDED)))} undecided")
     return ", ".join(parts)
-
-
-def _undecided(cells: pd.DataFrame) -> pd.DataFrame:
-    return where(cells, verdict=Verdict.UNDECIDED)
 
 
 def _weight(cells: pd.DataFrame) -> float:
@@ -164,93 +161,100 @@ def _weight(cells: pd.DataFrame) -> float:
     return float(np.abs(np.log1p(told)).max()) if len(told) else 0.0
 
 
-def _differences(pairing: Pairing) -> DataTable:
-    rows = [tuple(map(short, words)) for words in differing(*map(_identity, pairing.views))]
+def _differences(pair: Pair, origin: tuple[Span, ...]) -> DataTable:
+    rows = [tuple(map(short, words)) for words in differing(*map(_identity, pair))]
     same = "Everything else in the identity is the same" if rows else "The identities are the same"
-    header = ("Field", pairing.base.label, pairing.other.label)
-    return DataTable("What differs in identity", header, rows, [], (f"{same}. ", *_origin(pairing)), left=3)
+    header = ("Field", *(view.label for view in pair))
+    return DataTable("What differs in identity", header, rows, [], (f"{same}. ", *origin), left=3)
 
 
-def _by_backend(pairing: Pairing) -> DataTable:
+def _by_backend(pair: Pair, shared: pd.DataFrame, origin: Text) -> DataTable:
     rows = []
-    for names, cells in pairing.cells.groupby(["backend", "direction", "stream_state"]):
+    for names, cells in shared.groupby(["backend", "direction", "stream_state"]):
         counts = [count(len(where(cells, verdict=verdict))) for verdict in _ORDER]
         ratio = f"{TIMES}{1 + cells['change'].median():.3f}"
         rows.append([*map(str, names), count(len(cells)), ratio, *counts])
     header = ("Backend", "Dir", "Stream", "Cells", "Median ratio", *(verdict.capitalize() for verdict in _ORDER))
-    notes = [_VERDICT, *family(len(pairing.cells))]
-    title = f"Time of {pairing.other.label} / time of {pairing.base.label}, by backend"
-    return DataTable(title, header, rows, notes, _origin(pairing), left=3)
+    base, other = pair
+    title = f"Time of {other.label} / time of {base.label}, by backend"
+    return DataTable(title, header, rows, [_VERDICT, *family(len(shared))], origin, left=3)
 
 
-def _cell_table(pairing: Pairing) -> DataTable:
-    cells = pairing.cells
-    shown = cells.head(_MOST_CELLS)
+def _cell_table(pair: Pair, cells: pd.DataFrame, origin: tuple[Span, ...]) -> DataTable:
+    shown = cells.head(_MOST_ROWS)
     varying = [axis for axis in SIDE_AXES if axis in shown and shown[axis].nunique(dropna=False) > 1]
     rows = [_row(row, varying) for row in rows_of(shown.astype(dict.fromkeys(varying, "string")))]
-    more = f" (the {_MOST_CELLS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
-    labels = (f"{view.label} us" for view in pairing.views)
+    more = f" (the {_MOST_ROWS} slowest of {count(len(cells))})" if len(cells) > len(shown) else ""
+    labels = (f"{view.label} us" for view in pair)
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Ratio (95%)", "Verdict")
     states = ". ".join(includes(shown["stream_state"], "Time"))
-    caption = (f"Medians of swap_us. {states}. ", *_origin(pairing))
+    caption = (f"Medians of swap_us. {states}. ", *origin)
     return DataTable(f"Cell by cell, worst first{more}", header, rows, [], caption, left=6, stem="cells")
 
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
     sides = [f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str)]
     beside = [words for axis in _BESIDE if axis in row and (words := axis_words(axis, row[axis]))]
-    others = ", ".join([*sides, *beside])
-    times = [figure(row[f"swap_us_median_{side}"]) for side in ("base", "other")]
+    times = [figure(row[f"swap_us_median_{side}"]) for side in _SIDES]
     cell = [row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), size(row["block_size"])]
+    return [*cell, ", ".join([*sides, *beside]), *times, *_judged(row)]
+
+
+def _judged(row: Row) -> tuple[str, str]:
+    """Return the ratio of a row with its interval, and the verdict."""
     known = np.isfinite(row["change_high"])
     interval = f" ({1 + row['change_low']:.3f} to {1 + row['change_high']:.3f})" if known else ""
-    return [*cell, others, *times, f"{TIMES}{1 + row['change']:.3f}{interval}", row["verdict"].lower()]
+    return f"{TIMES}{1 + row['change']:.3f}{interval}", row["verdict"].lower()
 
 
-def _origin(pairing: Pairing) -> tuple[Span, ...]:
+def _beside_table(pair: Pair, beside: pd.DataFrame, origin: Text) -> DataTable:
+    rows: list[list[Text]] = []
+    for row in rows_of(beside.head(_MOST_ROWS)):
+        slowdowns = (f"{row[f'neighbour_slowdown_{side}']:.2f}" for side in _SIDES)
+        rates = (figure(row[f"swaps_beside_gbps_{side}"]) for side in _SIDES)
+        rows.append([*(row[name] for name in _BESIDE_NAMES), *rates, *slowdowns, *_judged(row)])
+    labels = [view.label for view in pair]
+    header = ("Neighbour", "Dir", "Swaps", *(f"{label} GB/s" for label in labels), *labels, "Ratio (95%)", "Verdict")
+    notes = [_BESIDE_VERDICT, *family(len(beside))]
+    return DataTable("Slowdown of neighbours, worst first", header, rows, notes, origin, left=3)
+
+
+def _origin(pair: Pair, cells: pd.DataFrame) -> tuple[Span, ...]:
     """Return where the figures of both come from."""
     words: list[Span] = []
-    for view, side in zip(pairing.views, ("base", "other"), strict=True):
-        samples = sample_words(pairing.cells[[f"samples_{side}"]].set_axis(["samples"], axis="columns"))
-        words += [
-            f"{view.label}: ",
-            *host_mark(view),
-            f"{view.heading} · {samples}, reproduced by ",
-            Code(view.command),
-        ]
-        words.append("; " if side == "base" else ".")
+    for view, side in zip(pair, _SIDES, strict=True):
+        samples = sample_words(cells[f"samples_{side}"])
+        source = f"{view.heading} · {samples}, reproduced by "
+        words += [f"{view.label}: ", *host_mark(view), source, Code(view.command), "; " if side == "base" else "."]
     return tuple(words)
 
 
-def _charts(pairing: Pairing) -> list[Chart]:
+def _charts(pair: Pair, cells: pd.DataFrame) -> list[Chart]:
     """Return the ratios of times against block size, and against the SM count, where there are enough of either."""
-    ratios = pairing.cells.set_index("cell_id")[["change", "change_low", "change_high"]] + 1
-    ratios.columns = pd.Index(_BAND)
+    ratios = (cells.set_index("cell_id")[list(_CHANGE)] + 1).set_axis(_BAND, axis="columns")
     known = np.isfinite(ratios["ratio_high"])  # where there is no interval there is no band
     ratios = ratios.assign(**{end: ratios[end].where(known, ratios["ratio"]) for end in _BAND[1:]})
-    both = pairing.base.frame[pairing.base.frame["cell_id"].isin(pairing.cells["cell_id"])]
-    picked = {kind.name: (kind, kind.pick(both)) for kind in (CLIFF, LADDER)}
-    return [_chart(pairing, kind, curves, ratios) for kind, curves in picked.values() if isinstance(curves, RateCurves)]
+    both = pair[0].frame[pair[0].frame["cell_id"].isin(cells["cell_id"])]
+    picked = (cliff_curves(both), ladder_curves(both))
+    return [_chart(pair, curves, ratios) for curves in picked if isinstance(curves, RateCurves)]
 
 
-def _chart(pairing: Pairing, kind: CurveKind, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
-    """Return the chart of `ratios`, which have the columns `_BAND` and stand by cell id, over the axis of `kind`."""
-    base, other = (view.label for view in pairing.views)
-    sizes = spread(sorted({curve.panel for curve in curves.curves}))
-    rows = {size: f", {bytes_size(size)} blocks" for size in sizes} if kind is LADDER else {curves.main: ""}
-    drawn = [curve for curve in curves.curves if curve.panel in rows]
-    labels = line_labels(drawn)
-
-    def line(curve: RateCurve) -> PlotLine:
-        return curve_line(base, curve, labels, curve.points.join(ratios, on="cell_id"), _BAND)
-
-    subject = "the SM count" if kind is LADDER else "block size"
+def _chart(pair: Pair, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
+    """Return the chart of `ratios`, which have the columns `_BAND` and stand by cell id, over the axis of `curves`."""
+    base, other = (view.label for view in pair)
+    name, subject, rows = "cliff", "block size", {curves.main: ""}
+    if curves.over == "sms":
+        sizes = spread(sorted({curve.panel for curve in curves.curves}))
+        name, subject, rows = "sm-ladder", "the SM count", {size: f", {bytes_size(size)} blocks" for size in sizes}
+    drawn = [
+        replace(curve, points=curve.points.join(ratios, on="cell_id")) for curve in curves.curves if curve.panel in rows
+    ]
     words = ChartWords(
         title=f"Time of {other} over time of {base}, against {subject}, N = {count(curves.main)} blocks",
-        subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pairing.views)} · band: 95% interval",
+        subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pair)} · band: 95% interval",
         footer=includes((curve.state for curve in drawn), "Time"),
-        warning=HOST_COPIES if any(view.on_host for view in pairing.views) else "",
+        warning=HOST_COPIES if any(view.on_host for view in pair) else "",
     )
-    points = pd.concat([curve.points[list(POINT_COLUMNS)] for curve in drawn]).join(ratios, on="cell_id")
-    plot = LinePlot(kind.x, _RATIO, curve_panels(curves, rows, line, {}))
-    return Chart(f"comparison-{kind.name}-{base}-{other}", words, plot, points)
+    points = pd.concat([curve.points[[*POINT_COLUMNS, *_BAND]] for curve in drawn])
+    plot = curve_plot(base, replace(curves, curves=drawn), rows, _RATIO, _BAND)
+    return Chart(f"comparison-{name}-{base}-{other}", words, plot, points)

@@ -12,7 +12,7 @@ from kvbench.report.model import Chart, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS, Pinned, where
 from kvbench.report.tables import Row, chart_words, family, few_visits, includes, rows_of, with_sms
-from kvbench.report.view import View, sample_words
+from kvbench.report.view import View
 from kvbench.text import short
 
 MIN_CELLS: Final = 4
@@ -52,7 +52,7 @@ def _chart(view: View, kernel: str, contests: Sequence[BackendContest], pinned: 
         *notes,
     ]
     title = f"Time of {BATCHED} copies over time of {_head(points)}, by block size and number of blocks"
-    words = chart_words(view, title, f"{sample_words(measured)} · medians", footer)
+    words = chart_words(view, title, measured, "medians", footer)
     rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == way] for way in DIRECTIONS]
     return Chart(f"crossover-map-{kernel}-{view.label}", words, MapPlot([row for row in rows if row]), points)
 

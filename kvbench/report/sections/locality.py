@@ -8,8 +8,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Reuse
-from kvbench.report.charts.plot import PlotAxis
-from kvbench.report.curves import CurveKind, RateCurves, curve_chart, curves_over
+from kvbench.report.curves import RateCurves, curve_chart, curves_over
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
 from kvbench.report.paths import primed_inline
@@ -63,7 +62,7 @@ def make(view: View) -> Part | str:
     if not isinstance(curves, str):
         sizes = {curve.panel: f", {bytes_size(curve.panel)} blocks" for curve in curves.curves}
         title = f"GB/s against the size of the pool, N = {count(curves.main)} fresh blocks"
-        charts = [curve_chart(view, POOLS, curves, sizes, title)]
+        charts = [curve_chart(view, "locality", curves, sizes, title)]
     return Part(charts=charts, tables=tables, told=told)
 
 
@@ -135,7 +134,5 @@ def _pool_curves(cells: pd.DataFrame) -> RateCurves | str:
     own = own[own.groupby(["backend", "direction"])["pool_bytes"].transform("nunique") >= MIN_POOLS]
     if own.empty:
         return f"it needs {MIN_POOLS} sizes of the pool"
-    return RateCurves(curves_over(own, "block_bytes", "pool_bytes"), pinned, own, int(own["blocks"].iloc[0]))
-
-
-POOLS: Final = CurveKind("locality", PlotAxis("pool size", "bytes", "log2"), _pool_curves, lambda _: [])
+    curves = curves_over(own, "block_bytes", "pool_bytes")
+    return RateCurves("pool_bytes", curves, pinned, own, int(own["blocks"].iloc[0]))

@@ -35,7 +35,7 @@ from kvbench.report.tables import (
     shown,
     with_sms,
 )
-from kvbench.report.view import View, ceiling_of, sample_words
+from kvbench.report.view import View, ceiling_of
 from kvbench.text import short
 
 SINGLE: Final = "per_block"
@@ -138,7 +138,7 @@ def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
     x = PlotAxis("model", "name", "linear", [_name(swap) for swap in swaps])
     footer = [*includes(cells["stream_state"], "GB/s"), found[0].pinned.words(cells)]
     title = f"GB/s by model, {_lengths(swaps)}"
-    words = chart_words(view, title, f"{sample_words(cells)} · medians · band: quartiles", footer)
+    words = chart_words(view, title, cells, "medians · band: quartiles", footer)
     points = cells[list(POINT_COLUMNS)].drop_duplicates("cell_id")
     return Chart(f"models-{view.label}", words, LinePlot(x, GBPS, grid), points)
 

@@ -15,7 +15,7 @@ from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Stron
 from kvbench.report.numbers import figure, slower_words, two_digits
 from kvbench.report.select import DIRECTIONS
 from kvbench.report.tables import Footnotes, Row, caption, chart_words, grouped, rows_of, shown
-from kvbench.report.view import View, sample_words
+from kvbench.report.view import View
 from kvbench.report.ways import axes_apart, label_of, sms_of, way_of
 from kvbench.results.frame import as_csv
 
@@ -163,7 +163,8 @@ def _chart(
     words = chart_words(
         view,
         f"Slowdown of {name} against GB/s of the swaps beside it",
-        f"{sample_words(points)} · medians of visits · band: 95% interval · ring: nothing as fast costs less",
+        points,
+        "medians of visits · band: 95% interval · ring: nothing as fast costs less",
         [_INCLUDES],
     )
     x = PlotAxis("GB/s of the swaps", "figure", "linear")

@@ -15,7 +15,7 @@ from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Stron
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words, two_digits
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
 from kvbench.report.tables import Footnotes, Row, caption, chart_words, few_visits, grouped, rows_of, shown
-from kvbench.report.view import View, sample_words
+from kvbench.report.view import View
 
 MIN_DEPTHS: Final = 4
 _INCLUDES: Final = (
@@ -126,7 +126,8 @@ def _chart(view: View, panels: Mapping[str, Sequence[QueueLine]], pinned: Pinned
     words = chart_words(
         view,
         "Time of one more submission against queued swaps",
-        f"{sample_words(points)} · medians · band: quartiles",
+        points,
+        "medians · band: quartiles",
         [_INCLUDES, pinned.words(points)],
     )
     drawn = [PlotPanel(title, [_plot_line(line, view.label) for line in lines]) for title, lines in panels.items()]

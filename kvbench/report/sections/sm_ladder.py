@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvbench.analysis.margins import KNEE
-from kvbench.report.curves import LADDER, RateCurve, RateCurves, curve_chart, ladder_curves, left_out, spread
+from kvbench.report.curves import RateCurve, RateCurves, curve_chart, ladder_curves, left_out, spread
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.select import where
@@ -27,7 +27,7 @@ def make(view: View) -> Part | str:
     title = f"GB/s against the SM count, N = {count(curves.main)} blocks{left_out(sizes)}"
     groups = grouped(curves.curves, lambda curve: (curve.backend, curve.state))
     return Part(
-        charts=[curve_chart(view, LADDER, curves, rows, title)],
+        charts=[curve_chart(view, "sm-ladder", curves, rows, title)],
         tables=[_table(view, curves, group) for group in groups.values()],
         told=[Finding(text, _WEIGHT) for group in groups.values() if (text := _sentence(group, curves.main))],
     )
