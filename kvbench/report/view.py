@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -16,7 +16,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.margins import IN_TURN, STEADY_CEILING
 from kvbench.cells.axes import Reuse
 from kvbench.report.numbers import noun, size
-from kvbench.report.select import Pinned, pin, spelled_out
+from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, spelled_out, where
 from kvbench.results import Ceiling, Failure, Run, Visit
 from kvbench.results.frame import visit_times
 from kvbench.text import short
@@ -47,7 +47,7 @@ class View:
 
         Pandas keeps a reference to every column that was read, most of the memory of a small run.
         """
-        for name in ("frame", "measured", "pinned"):
+        for name in ("frame", "measured", "pinned", "contests"):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -76,6 +76,21 @@ class View:
     def compare(self, base: str, other: str) -> Comparison:
         """Compare the times of a swap of two cells of this run, which stand there by their ids."""
         return compare_visits(self.visits.get(base, {}), self.visits.get(other, {}), IN_TURN)
+
+    @cached_property
+    def contests(self) -> Mapping[tuple[str, str], Mapping[str, pd.DataFrame]]:
+        """Batched copies against the other backends, where both were measured, by direction and stream state.
+
+        Cells by backend, batched first; failed and skipped ones too.
+        """
+        found = {}
+        for way, state in product(DIRECTIONS, STATES):
+            cells = where(self.pinned.cells, direction=way, stream_state=state)
+            others = set(cells[cells["cell_id"].isin(self.visits)]["backend"])
+            if BATCHED in others and len(others) > 1:
+                ordered = (BATCHED, *sorted(others - {BATCHED}))
+                found[way, state] = {backend: where(cells, backend=backend) for backend in ordered}
+        return found
 
     @cached_property
     def weight(self) -> tuple[float, int]:

@@ -1,16 +1,14 @@
 """The crossover map: the time of batched copies over that of a kernel, by block size and number of blocks."""
 
-from collections.abc import Sequence
 from typing import Final
 
 import pandas as pd
 
 from kvbench.report.charts.palette import UNDECIDED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
-from kvbench.report.contests import BATCHED, Arm, BackendContest, backend_contests
 from kvbench.report.model import Chart, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure
-from kvbench.report.select import DIRECTIONS, Pinned, where
+from kvbench.report.select import BATCHED, DIRECTIONS, where
 from kvbench.report.tables import Row, chart_words, family, few_visits, includes, rows_of, with_sms
 from kvbench.report.view import View
 from kvbench.text import short
@@ -21,9 +19,10 @@ _SHOWN: Final = ["samples", "rounds", "swap_us_median", "swap_us_low", "swap_us_
 
 
 def make(view: View) -> Part | str:
-    contests, pinned = backend_contests(view)
-    kernels = {arm.backend for contest in contests for arm in contest.arms[1:] if arm.is_kernel}
-    charts = [chart for kernel in sorted(kernels) if (chart := _chart(view, kernel, contests, pinned))]
+    kernels = {
+        backend for arms in view.contests.values() for backend, cells in arms.items() if cells["sms"].notna().any()
+    }
+    charts = [chart for kernel in sorted(kernels) if (chart := _chart(view, kernel))]
     if not charts:
         return f"it needs {BATCHED} and a kernel backend measured at {MIN_CELLS} cells, with two block sizes and two N"
     return Part(charts=charts)
@@ -32,24 +31,21 @@ def make(view: View) -> Part | str:
 SECTION = Section("crossover-map", "Crossover map: time of batched copies over time of a kernel", make)
 
 
-def _chart(view: View, kernel: str, contests: Sequence[BackendContest], pinned: Pinned) -> Chart | None:
+def _chart(view: View, kernel: str) -> Chart | None:
     """Return the maps of a kernel, one per direction and state of batched; None where there are too few cells."""
     maps, shown = [], []
-    for contest in contests:
-        for arm in contest.arms[1:]:
-            if arm.backend == kernel and arm.is_kernel:
-                cells = _ratios(view, contest, arm)
-                if len(cells) >= MIN_CELLS and (cells[_AXES].nunique() > 1).all():
-                    maps.append(cells)
-                    shown += [contest.arms[0].cells, arm.cells]
+    for arms in (arms for arms in view.contests.values() if kernel in arms):
+        cells = _ratios(view, arms[BATCHED], arms[kernel])
+        if len(cells) >= MIN_CELLS and (cells[_AXES].nunique() > 1).all():
+            maps.append(cells)
+            shown += [arms[BATCHED], arms[kernel]]
     if not maps:
         return None
     points, measured = pd.concat(maps), where(pd.concat(shown), status="ok")
-    notes = [str(note) for note in (*few_visits(measured), *family(len(points)))]
     footer = [
         *includes(points["stream_state"], "Time"),
-        f"{pinned.words(measured)}; reproduced by {short(view.command, 300)}",
-        *notes,
+        f"{view.pinned.words(measured)}; reproduced by {short(view.command, 300)}",
+        *map(str, (*few_visits(measured), *family(len(points)))),
     ]
     title = f"Time of {BATCHED} copies over time of {_head(points)}, by block size and number of blocks"
     words = chart_words(view, title, measured, "medians", footer)
@@ -57,13 +53,12 @@ def _chart(view: View, kernel: str, contests: Sequence[BackendContest], pinned: 
     return Chart(f"crossover-map-{kernel}-{view.label}", words, MapPlot([row for row in rows if row]), points)
 
 
-def _ratios(view: View, contest: BackendContest, kernel: Arm) -> pd.DataFrame:
+def _ratios(view: View, *arms: pd.DataFrame) -> pd.DataFrame:
     """Return a row per cell that batched and a kernel share, with both times and their ratio."""
-    own, other = (arm.cells[arm.cells["cell_id"].isin(view.visits)] for arm in (contest.arms[0], kernel))
-    own = own[["device", "direction", "block_size", *_AXES, *_SHOWN]]
+    own, other = (cells[cells["cell_id"].isin(view.visits)] for cells in arms)
+    own = own[["device", "direction", "stream_state", "block_size", *_AXES, *_SHOWN]]
     cells = own.merge(other[[*_AXES, "sms", *_SHOWN]], on=_AXES, suffixes=("_batched", "_kernel"))
-    cells.insert(1, "kernel", kernel.backend)
-    cells.insert(3, "stream_state", contest.state)
+    cells.insert(1, "kernel", other["backend"].iloc[0])
     ratios = [view.compare(row["cell_id_kernel"], row["cell_id_batched"]) for row in rows_of(cells)]
     found = cells.assign(ratio=[ratio.ratio for ratio in ratios], decided=[ratio.told_apart for ratio in ratios])
     return found.sort_values(_AXES)

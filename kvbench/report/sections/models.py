@@ -11,11 +11,10 @@ from kvbench.analysis.compare import Comparison
 from kvbench.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
-from kvbench.report.contests import BATCHED
 from kvbench.report.curves import GBPS, POINT_COLUMNS
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count, faster_words
-from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
+from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
     MARKS,
     UNCLEAR,

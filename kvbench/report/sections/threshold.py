@@ -8,10 +8,9 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, Visits, winners
 from kvbench.analysis.curves import crossovers
 from kvbench.analysis.margins import IN_TURN
-from kvbench.report.contests import BATCHED, BackendContest, backend_contests
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
-from kvbench.report.select import Pinned, where
+from kvbench.report.select import BATCHED, where
 from kvbench.report.tables import (
     INCLUDES,
     MARKS,
@@ -20,7 +19,6 @@ from kvbench.report.tables import (
     caption,
     family,
     few_visits,
-    grouped,
     mark_fastest,
     rate,
     rows_of,
@@ -32,36 +30,35 @@ from kvbench.report.view import View
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2
 _WEIGHT: Final = 0.1  # the first lines of the first page say as much
+_NEEDED: Final = (
+    f"it needs {BATCHED} and another backend measured at {_MIN_SIZES} block sizes with the same number of blocks, "
+    "direction and stream state"
+)
 
 Times = Mapping[str, Mapping[int, Visits]]  # of swap_us, by backend and block bytes
 Winners = Mapping[int, str | None]  # by block bytes
 
 
 def make(view: View) -> Part | str:
-    contests, pinned = backend_contests(view)
-    shapes = [(arm.backend, *shape) for contest in contests for arm in contest.arms for shape in arm.times]
-    blocks = common_blocks(pd.DataFrame(shapes, columns=["backend", "block_bytes", "blocks"])) if shapes else 0
+    cells = [own for arms in view.contests.values() for own in arms.values()]
+    if not cells:
+        return _NEEDED
+    measured = pd.concat(cells)
+    blocks = common_blocks(measured[measured["cell_id"].isin(view.visits)])
     tables, told = [], []
-    for contest in contests:
-        by_backend = {
-            arm.backend: {size: visits for (size, number), visits in arm.times.items() if number == blocks}
-            for arm in contest.arms
-        }
-        times = {backend: found for backend, found in by_backend.items() if found}
-        heads = {arm.backend: with_sms(where(arm.cells, blocks=blocks), arm.backend) for arm in contest.arms}
+    for (direction, state), arms in view.contests.items():
+        own = {backend: where(cells, blocks=blocks) for backend, cells in arms.items()}
+        times = {backend: found for backend, cells in own.items() if (found := _times(view, cells))}
         if max((len(_met(times, other)) for other in times), default=0) < _MIN_SIZES:
             continue
+        heads = {backend: with_sms(own[backend], backend) for backend in times}
         lines = _duels(times, heads)
-        tables.append(_table(view, contest, pinned, blocks, times, lines))
+        title = f"{direction}, {state} stream, N = {count(blocks)}: GB/s"
+        tables.append(_table(view, title, pd.concat([own[backend] for backend in times]), times, heads, lines))
         if lines:
-            text = f"{contest.direction} on {a_stream(contest.state)}, N = {count(blocks)}: {'; '.join(lines)}."
+            text = f"{direction} on {a_stream(state)}, N = {count(blocks)}: {'; '.join(lines)}."
             told.append(Finding(text, _WEIGHT))
-    if tables:
-        return Part(tables=tables, told=told)
-    return (
-        f"it needs {BATCHED} and another backend measured at {_MIN_SIZES} block sizes with the same number of blocks, "
-        "direction and stream state"
-    )
+    return Part(tables=tables, told=told) if tables else _NEEDED
 
 
 SECTION = Section("threshold", "Threshold: batched copies against the other backends", make)
@@ -77,6 +74,11 @@ def common_blocks(measured: pd.DataFrame) -> int:
     return int(max(ranks)[-1])
 
 
+def _times(view: View, cells: pd.DataFrame) -> dict[int, Visits]:
+    rows = rows_of(cells[cells["cell_id"].isin(view.visits)])
+    return {int(row["block_bytes"]): view.visits[row["cell_id"]] for row in rows}
+
+
 def _met(times: Times, other: str) -> set[int]:
     """Return the sizes that a backend shares with batched, in bytes."""
     return set[int]() if other == BATCHED else times.get(BATCHED, {}).keys() & times[other].keys()
@@ -88,18 +90,17 @@ def _duels(times: Times, heads: Mapping[str, str]) -> list[str]:
     Sizes with too few visits for a verdict are named; a backend with fewer than two others is not told. The backends
     are named as in `heads`.
     """
-    judged = {
-        backend: {size: visits for size, visits in own.items() if len(visits) >= MIN_PAIRS}
-        for backend, own in times.items()
-    }
-    named: dict[str, tuple[Winners, tuple[int, ...]]] = {}
+    alike: dict[tuple[tuple[tuple[int, str | None], ...], tuple[int, ...]], list[str]] = {}
     for other in times:
-        if len(shared := _met(judged, other)) >= _MIN_SIZES:
-            found = winners({BATCHED: judged[BATCHED], other: judged[other]}, IN_TURN)
-            ends = {size: "" if name == other else name for size, name in found.items()}
-            named[heads[other]] = ends, tuple(sorted(_met(times, other) - shared))
-    alike = grouped(named, lambda name: (tuple(named[name][0].items()), named[name][1]))
-    return [_duel(names, *named[names[0]]) for names in alike.values()]
+        shared = _met(times, other)
+        few = tuple(
+            sorted(size for size in shared if min(len(times[name][size]) for name in (BATCHED, other)) < MIN_PAIRS)
+        )
+        if len(shared) - len(few) >= _MIN_SIZES:
+            judged = {name: {size: times[name][size] for size in shared.difference(few)} for name in (BATCHED, other)}
+            ends = tuple((size, "" if name == other else name) for size, name in winners(judged, IN_TURN).items())
+            alike.setdefault((ends, few), []).append(heads[other])
+    return [_duel(names, dict(ends), few) for (ends, few), names in alike.items()]
 
 
 def _duel(names: list[str], fastest: Winners, few: Sequence[int]) -> str:
@@ -126,10 +127,9 @@ def _duel(names: list[str], fastest: Winners, few: Sequence[int]) -> str:
 
 
 def _table(
-    view: View, contest: BackendContest, pinned: Pinned, blocks: int, times: Times, duels: list[str]
+    view: View, title: str, cells: pd.DataFrame, times: Times, heads: Mapping[str, str], duels: list[str]
 ) -> DataTable:
-    """Return GB/s of every backend that has any at `blocks` by block size, with the crossovers below."""
-    cells = where(pd.concat([arm.cells for arm in contest.arms if arm.backend in times]), blocks=blocks)
+    """Return GB/s of every backend of `times` by block size, with the crossovers below."""
     measured = where(cells, status="ok")
     notes = Footnotes()
     body: list[list[Text]] = []
@@ -138,10 +138,6 @@ def _table(
         texts = {backend: shown(row.get(backend), notes, rate) for backend in times}
         here = {backend: found[size] for backend, found in times.items() if size in found}
         body.append([bytes_size(size), *mark_fastest(texts, here).values()])
-    return DataTable(
-        f"{contest.direction}, {contest.state} stream, N = {count(blocks)}: GB/s",
-        ("Block size", *(with_sms(cells, backend) for backend in times)),
-        body,
-        [*duels, MARKS, *few_visits(measured), *family(len(measured) - len(body)), *notes.lines],
-        caption(view, measured, INCLUDES[contest.state], pinned),
-    )
+    table_notes = [*duels, MARKS, *few_visits(measured), *family(len(measured) - len(body)), *notes.lines]
+    said = caption(view, measured, INCLUDES[str(cells["stream_state"].iloc[0])], view.pinned)
+    return DataTable(title, ("Block size", *heads.values()), body, table_notes, said)
