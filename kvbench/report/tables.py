@@ -9,7 +9,7 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, by_chance, leaders
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.charts.plot import PlotLine, PlotMark
-from kvbench.report.model import ChartWords, Code, Span, Strong, Text
+from kvbench.report.model import ChartWords, Code, Finding, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, superscript
 from kvbench.report.select import STATES, Pinned, where
 from kvbench.report.view import HOST_COPIES, View, sample_words
@@ -29,6 +29,7 @@ INCLUDES: Final = {
 
 UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or undecided)"
 MARKS: Final[Text] = (Strong("Bold"), f": faster than all others in its row. {UNCLEAR} from the fastest")
+_INLINE: Final = "CPU inline"
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -94,6 +95,14 @@ def ratio_words(found: Comparison) -> str:
 def unsure(found: Comparison) -> str:
     """Return the mark of a comparison that has an interval and still no verdict of a difference."""
     return "≈ " if found.high < math.inf and not found.told_apart else ""
+
+
+def primed_inline(cells: pd.DataFrame) -> list[Finding]:
+    """Return in how many cells priming did not keep the CPU from copying, which is what it is for."""
+    primed = where(cells, status="ok", backend="primed")
+    inline = int(primed["path"].fillna("").str.contains(_INLINE, regex=False).sum())
+    text = f"primed took the path {_INLINE}, in some visits or all, in {count(inline)} of {noun(len(primed), 'cell')}."
+    return [Finding(text, math.log1p(inline / len(primed)))] if inline else []
 
 
 def few_visits(cells: pd.DataFrame) -> list[Text]:
@@ -181,8 +190,9 @@ def line_of(
     marks: Sequence[PlotMark] = (),
     variant: int = 0,
 ) -> PlotLine:
-    """Return the line of cells of one backend; `columns` hold what is drawn and the ends of its band."""
-    y, low, high = ([float(row[name]) for row in rows] for name in columns)
+    """Return the line of cells of one backend; `columns` hold what is drawn and the ends of its band, if it has one."""
+    middle, *_ = columns
+    y, low, high = ([float(row[name] if math.isfinite(row[name]) else row[middle]) for row in rows] for name in columns)
     ids = [str(row["cell_id"]) for row in rows]
     return PlotLine(run, label, str(rows[0]["backend"]), x, y, low, high, ids, marks, variant)
 

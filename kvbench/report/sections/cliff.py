@@ -21,7 +21,6 @@ from kvbench.report.curves import (
 )
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count, two_digits
-from kvbench.report.paths import primed_inline
 from kvbench.report.select import where
 from kvbench.report.tables import (
     INCLUDES,
@@ -33,6 +32,7 @@ from kvbench.report.tables import (
     few_visits,
     grid_table,
     grouped,
+    primed_inline,
     rate,
 )
 from kvbench.report.view import View, ceiling_of

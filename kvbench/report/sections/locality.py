@@ -11,7 +11,6 @@ from kvbench.cells.axes import Reuse
 from kvbench.report.curves import RateCurves, curve_chart, curves_over
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
-from kvbench.report.paths import primed_inline
 from kvbench.report.select import pin, where
 from kvbench.report.tables import (
     INCLUDES,
@@ -21,6 +20,7 @@ from kvbench.report.tables import (
     caption,
     family,
     few_visits,
+    primed_inline,
     ratio_words,
     rows_of,
     shown,

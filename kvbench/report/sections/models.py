@@ -10,8 +10,8 @@ import pandas as pd
 from kvbench.analysis.compare import Comparison
 from kvbench.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
-from kvbench.report.curves import GBPS, POINT_COLUMNS
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
+from kvbench.report.curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count, faster_words
 from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, where
@@ -26,6 +26,7 @@ from kvbench.report.tables import (
     family,
     few_visits,
     includes,
+    line_of,
     mark_fastest,
     milliseconds,
     rate,
@@ -145,13 +146,11 @@ def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
 def _panel(rows: ModelRows, labels: Mapping[tuple[str, str], str]) -> PlotPanel:
     lines = []
     for (backend, state), label in labels.items():
-        own = {place: row for place, swap in enumerate(rows.swaps) if (row := rows.row(swap, backend, state))}
-        own = {place: row for place, row in own.items() if row["status"] == "ok"}
+        found = {place: rows.row(swap, backend, state) for place, swap in enumerate(rows.swaps)}
+        own = {place: row for place, row in found.items() if row and row["status"] == "ok"}
         if own:
-            y, low, high = ([float(row[name]) for row in own.values()] for name in ("gbps", "gbps_q1", "gbps_q3"))
-            ids = [str(row["cell_id"]) for row in own.values()]
             variant = STATES.index(state)
-            lines.append(PlotLine(rows.view.label, label, backend, list(own), y, low, high, ids, variant=variant))
+            lines.append(line_of(rows.view.label, label, list(own), list(own.values()), RATES, variant=variant))
     return PlotPanel(rows.direction, lines, ceiling_of(where(rows.cells, status="ok")))
 
 

@@ -10,14 +10,14 @@ from kvbench.analysis.compare import Verdict, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
-from kvbench.report.equal_rates import equal_rates, equal_table
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import figure, slower_words, two_digits
+from kvbench.report.numbers import figure, noun, slower_words, two_digits
 from kvbench.report.select import DIRECTIONS
-from kvbench.report.tables import Footnotes, Row, caption, chart_words, grouped, rows_of, shown
+from kvbench.report.tables import Footnotes, Row, caption, chart_words, grouped, line_of, rows_of, shown
 from kvbench.report.view import View
 from kvbench.report.ways import axes_apart, label_of, sms_of, way_of
-from kvbench.results.frame import as_csv
+from kvbench.results.cost import AtRate, at_rate, costs_of
+from kvbench.results.frame import as_csv, visits_that_count
 
 # GB/s at which the cheapest ways to swap are held against each other.
 RATES: Final = (10, 20, 40)
@@ -33,6 +33,16 @@ _EDGE: Final = (
     Strong("Bold"),
     ": no other way moves as much at a lower slowdown. ≈: the visits do not decide on which side of "
     f"{1 + IN_TURN.fraction:.2f} a slowdown lies, or whether any time was lost",
+)
+_EQUAL_COLUMNS: Final = ("neighbour", "direction", "swaps", "gbps", "slowdown", "slowdown_low", "slowdown_high", "from")
+_EQUAL_INCLUDES: Final = (
+    "Slowdown as above, at these GB/s: the share of its time that the neighbour loses, on a line between the two cells "
+    "of the way that are next to that rate, by SM count or rate cap; between no swaps and the slowest where no cell is "
+    "slower"
+)
+_EQUAL_MARKS: Final = (
+    Strong("Bold"),
+    ": the least at this rate, intervals aside. ≈: no cell is as slow, or too few visits",
 )
 _HEADER: Final = (
     "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Median", "p99", "Worst, us", "Lost, us per GB", "One block, us",
@@ -57,15 +67,15 @@ def make(view: View) -> Part | str:
     names = list(dict.fromkeys(name for name, _ in groups))
     panels = {(name, way): groups.get((name, way), []) for name in names for way in DIRECTIONS}
     tables = [_table(view, cells, f"{name}, {way}", rows, apart) for (name, way), rows in panels.items() if rows]
-    equal = equal_rates(view, points, RATES)
-    if not equal.empty:
-        tables.append(equal_table(view, points, equal))
+    files = {}
+    if not (equal := _equal_rates(view, points)).empty:
+        tables.append(_equal_table(view, points, equal))
+        files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
     told = [found for (name, way), rows in panels.items() if (found := _finding(name, way, rows, apart))]
     charts = [
         _chart(view, name, {way: panels[name, way] for way in DIRECTIONS}, points[points["neighbour"] == name], apart)
         for name in points["neighbour"].unique()
     ]
-    files = {f"neighbour-equal-rates-{view.label}.csv": as_csv(equal)} if not equal.empty else {}
     return Part([finding.text for finding in told], charts, tables, told, files)
 
 
@@ -159,7 +169,11 @@ def _slower(slowdown: float) -> str:
 def _chart(
     view: View, name: str, by_way: Mapping[str, Sequence[Row]], points: pd.DataFrame, apart: Sequence[str]
 ) -> Chart:
-    panels = [_panel(view, way, rows, apart) for way, rows in by_way.items() if _measured(rows)]
+    panels = []
+    for way, rows in by_way.items():
+        edge, lines = _edge(rows), grouped(_measured(rows), lambda row: way_of(row, apart))
+        if lines:
+            panels.append(PlotPanel(way, [_line(view, label, own, edge) for label, own in sorted(lines.items())]))
     words = chart_words(
         view,
         f"Slowdown of {name} against GB/s of the swaps beside it",
@@ -172,28 +186,58 @@ def _chart(
     return Chart(f"neighbour-{name}-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
 
 
-def _panel(view: View, title: str, rows: Sequence[Row], apart: Sequence[str]) -> PlotPanel:
-    edge = _edge(rows)
-    by_way = grouped(_measured(rows), lambda row: way_of(row, apart))
-    return PlotPanel(title, [_line(view, label, own, edge) for label, own in sorted(by_way.items())])
-
-
 def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:
     ordered = sorted(rows, key=lambda row: row["swaps_beside_gbps"])
-    y = [float(row["neighbour_slowdown"]) for row in ordered]
-    ends = [
-        [float(row[name]) if row[name] > 0 else middle for row, middle in zip(ordered, y, strict=True)]
-        for name in ("neighbour_slowdown_low", "neighbour_slowdown_high")
-    ]
-    on_edge = [row for row in ordered if row["cell_id"] in edge]
-    return PlotLine(
-        run=view.label,
-        label=label,
-        backend=str(rows[0]["backend"]),
-        x=[float(row["swaps_beside_gbps"]) for row in ordered],
-        y=y,
-        low=ends[0],
-        high=ends[1],
-        cell_ids=[str(row["cell_id"]) for row in ordered],
-        marks=[PlotMark(row["swaps_beside_gbps"], row["swaps_beside_gbps"], "") for row in on_edge],
-    )
+    x = [float(row["swaps_beside_gbps"]) for row in ordered]
+    marks = [PlotMark(gbps, gbps, "") for gbps, row in zip(x, ordered, strict=True) if row["cell_id"] in edge]
+    columns = ("neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slowdown_high")
+    return line_of(view.label, label, x, ordered, columns, marks)
+
+
+def _equal_rates(view: View, cells: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each way to swap and each of `RATES` that it reaches, the cheapest first.
+
+    `cells` are those with a slowdown.
+    """
+    apart = [name for name in axes_apart(cells) if name != "rate_cap"]
+    costs = costs_of(visits_that_count(view.run.records))
+    found = []
+    ways = grouped(rows_of(cells), lambda row: (str(row["neighbour"]), str(row["direction"]), way_of(row, apart)))
+    for way, rows in ways.items():
+        by_id = {str(row["cell_id"]): row for row in rows}
+        own = {cell: costs[cell] for cell in by_id if cell in costs}
+        for rate in RATES:
+            if (at := at_rate(rate, own)) is not None:
+                found.append((*way, rate, at.slowdown, at.low, at.high, _from(at, by_id)))
+    made = pd.DataFrame(found, columns=list(_EQUAL_COLUMNS))
+    return made.sort_values(["neighbour", "direction", "gbps", "slowdown"], ignore_index=True, kind="stable")
+
+
+def _equal_table(view: View, cells: pd.DataFrame, equal: pd.DataFrame) -> DataTable:
+    """Return the table of `equal`, which `_equal_rates` made of `cells`."""
+    cheapest = ~equal.duplicated(["neighbour", "direction", "gbps"])
+    body: list[list[Text]] = []
+    for row, first in zip(rows_of(equal), cheapest, strict=True):
+        words = (row["neighbour"], row["direction"], row["swaps"], row["from"], f"{row['gbps']:.0f}")
+        slowdown = _equal_slowdown(row)
+        body.append([*words, Strong(slowdown) if first else slowdown])
+    header = ("Neighbour", "Dir", "Swaps", "From", "GB/s", "Slowdown (95%)")
+    said = caption(view, cells, _EQUAL_INCLUDES)
+    return DataTable("Slowdown at equal GB/s", header, body, [_EQUAL_MARKS], said, left=4)
+
+
+def _equal_slowdown(row: Row) -> str:
+    text = f"{row['slowdown']:.2f}"
+    interval = f" ({row['slowdown_low']:.2f} to {row['slowdown_high']:.2f})" if row["slowdown_low"] > 0 else ""
+    return f"{text}{interval}" if interval and not row["from"].startswith("no swaps") else f"≈ {text}{interval}"
+
+
+def _from(at: AtRate, rows: Mapping[str, Row]) -> str:
+    """Return the cells that the slowdown comes from: "1 SM at 20 GB/s, 2 SMs at 41 GB/s"."""
+    return ", ".join("no swaps" if cell is None else _point(rows[cell]) for cell in at.between)
+
+
+def _point(row: Row) -> str:
+    sms, cap = sms_of(row), row["rate_cap"]
+    settings = [*([noun(sms, "SM")] if sms else []), *([f"rate_cap {cap}"] if isinstance(cap, int) and cap else [])]
+    return f"{' '.join(settings)} at {two_digits(row['swaps_beside_gbps'])} GB/s".strip().removeprefix("at ")

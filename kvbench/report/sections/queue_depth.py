@@ -14,7 +14,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words, two_digits
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.tables import Footnotes, Row, caption, chart_words, few_visits, grouped, rows_of, shown
+from kvbench.report.tables import Footnotes, Row, caption, chart_words, few_visits, grouped, line_of, rows_of, shown
 from kvbench.report.view import View
 
 MIN_DEPTHS: Final = 4
@@ -139,9 +139,7 @@ def _chart(view: View, panels: Mapping[str, Sequence[QueueLine]], pinned: Pinned
 
 def _plot_line(line: QueueLine, run: str) -> PlotLine:
     points, knee = line.points, line.knee
-    marks = (
-        [PlotMark(knee.depth, knee.depth, f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}")] if knee else []
-    )
-    y, low, high = (points[f"submit_us_{part}"].tolist() for part in ("median", "q1", "q3"))
-    depths, cells = points["queued"].tolist(), points["cell_id"].tolist()
-    return PlotLine(run, line.label, line.backend, depths, y, low, high, cells, marks)
+    words = f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}" if knee else ""
+    marks = [PlotMark(knee.depth, knee.depth, words)] if knee else []
+    columns = ("submit_us_median", "submit_us_q1", "submit_us_q3")
+    return line_of(run, line.label, points["queued"].tolist(), rows_of(points), columns, marks)
