@@ -215,21 +215,21 @@ def _equal_rates(view: View, cells: pd.DataFrame) -> pd.DataFrame:
 
 def _equal_table(view: View, cells: pd.DataFrame, equal: pd.DataFrame) -> DataTable:
     """Return the table of `equal`, which `_equal_rates` made of `cells`."""
-    cheapest = ~equal.duplicated(["neighbour", "direction", "gbps"])
-    body: list[list[Text]] = []
-    for row, first in zip(rows_of(equal), cheapest, strict=True):
-        words = (row["neighbour"], row["direction"], row["swaps"], row["from"], f"{row['gbps']:.0f}")
-        slowdown = _equal_slowdown(row)
-        body.append([*words, Strong(slowdown) if first else slowdown])
+    least = ~equal.duplicated(["neighbour", "direction", "gbps"])
+    body = [_equal_row(row, least=first) for row, first in zip(rows_of(equal), least, strict=True)]
     header = ("Neighbour", "Dir", "Swaps", "From", "GB/s", "Slowdown (95%)")
     said = caption(view, cells, _EQUAL_INCLUDES)
     return DataTable("Slowdown at equal GB/s", header, body, [_EQUAL_MARKS], said, left=4)
 
 
-def _equal_slowdown(row: Row) -> str:
-    text = f"{row['slowdown']:.2f}"
-    interval = f" ({row['slowdown_low']:.2f} to {row['slowdown_high']:.2f})" if row["slowdown_low"] > 0 else ""
-    return f"{text}{interval}" if interval and not row["from"].startswith("no swaps") else f"≈ {text}{interval}"
+def _equal_row(row: Row, *, least: bool) -> list[Text]:
+    slowdown, known = f"{row['slowdown']:.2f}", row["slowdown_low"] > 0
+    if known:
+        slowdown += f" ({row['slowdown_low']:.2f} to {row['slowdown_high']:.2f})"
+    if not known or row["from"].startswith("no swaps"):
+        slowdown = f"≈ {slowdown}"
+    words = (row["neighbour"], row["direction"], row["swaps"], row["from"], f"{row['gbps']:.0f}")
+    return [*words, Strong(slowdown) if least else slowdown]
 
 
 def _from(at: AtRate, rows: Mapping[str, Row]) -> str:
