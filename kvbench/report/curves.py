@@ -139,8 +139,8 @@ def curve_plot(
     measured = where(curves.cells, status="ok")
 
     def line(curve: RateCurve) -> PlotLine:
-        own = where(points, stream_state=curve.state)
-        backend = curve.backend if curves.over == "sms" else with_sms(own, curve.backend)
+        own = where(points, backend=curve.backend, stream_state=curve.state)
+        backend = curve.backend if curves.over == "sms" else with_sms(curve.backend, own["sms"])
         marks = _marks(curve, curves.over) if y is GBPS else ()
         label, variant = f"{backend}, {curve.state} stream", STATES.index(curve.state)
         return line_of(run, label, curve.x, rows_of(curve.points), columns, marks, variant)

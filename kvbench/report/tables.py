@@ -119,12 +119,10 @@ def family(comparisons: int) -> list[Text]:
     return [said] if comparisons > 1 else []
 
 
-def with_sms(cells: pd.DataFrame, backend: str) -> str:
+def with_sms(backend: str, sms: "pd.Series[int]") -> str:
     """Return a backend as a head of a table, with the SMs that its cells take: "triton (12 SMs)"."""
-    counts = sorted({int(sms) for sms in where(cells, backend=backend)["sms"].dropna()})
-    if not counts:
-        return backend
-    return f"{backend} ({ends(counts, str)} SM{'' if counts == [1] else 's'})"
+    counts = [int(number) for number in sms.dropna()]
+    return f"{backend} ({ends(counts, str)} SM{'s' if max(counts) > 1 else ''})" if counts else backend
 
 
 def grid_table(

@@ -65,42 +65,40 @@ def _draw(ax: Axes, plot: LinePlot, panel: PlotPanel, inks: Mapping[str, Ink]) -
     place = 0
     for line, mark in [(own, mark) for own in panel.lines for mark in own.marks]:
         show = _mark_jump if mark.low < mark.high else _mark_point
-        show(ax, line, mark, inks[line.backend], place)
-        place += bool(mark.words)
+        show(ax, dict(zip(line.x, line.y, strict=True)), mark, inks[line.backend])
+        if mark.words:
+            _label(ax, f"{line.label}: {mark.words}", inks[line.backend], place)
+            place += 1
 
 
-def _mark_jump(ax: Axes, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
-    """Shade the jump, draw its height, and write both in the headroom above the curves."""
+def _mark_jump(ax: Axes, at: Mapping[float, float], mark: PlotMark, ink: Ink) -> None:
+    """Shade the jump and draw its height."""
     # opaque, so that lines with the same jump shade it once
     ax.axvspan(mark.low, mark.high, color="#E6E6E6", linewidth=0, zorder=0.5)
-    at = dict(zip(line.x, line.y, strict=True))
     middle = math.sqrt(mark.low * mark.high)
     arrow = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (middle, at[mark.high]), xytext=(middle, at[mark.low]), arrowprops=arrow)
-    _label(ax, line, mark, ink, place)
 
 
-def _mark_point(ax: Axes, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
-    rate = dict(zip(line.x, line.y, strict=True))[mark.low]
-    ax.plot([mark.low], [rate], marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
-    _label(ax, line, mark, ink, place)
+def _mark_point(ax: Axes, at: Mapping[float, float], mark: PlotMark, ink: Ink) -> None:
+    at_point = ([mark.low], [at[mark.low]])
+    ax.plot(*at_point, marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
 
 
-def _label(ax: Axes, line: PlotLine, mark: PlotMark, ink: Ink, place: int) -> None:
+def _label(ax: Axes, words: str, ink: Ink, place: int) -> None:
     """Write what is marked into the headroom, where no line runs."""
-    if mark.words:
-        ax.annotate(
-            drawable(f"{line.label}: {mark.words}"),
-            (0, 1),
-            xycoords="axes fraction",
-            xytext=(4, -2 - _LABEL_POINTS * place),
-            textcoords="offset points",
-            va="top",
-            fontsize=8,
-            fontweight="bold",
-            color=ink.text,
-            bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.9},
-        )
+    ax.annotate(
+        drawable(words),
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(4, -2 - _LABEL_POINTS * place),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+        fontweight="bold",
+        color=ink.text,
+        bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.9},
+    )
 
 
 def _limits(plot: LinePlot, headroom: float) -> tuple[float, float]:
@@ -110,14 +108,12 @@ def _limits(plot: LinePlot, headroom: float) -> tuple[float, float]:
     if plot.y.scale == "linear" and plot.y.zero:
         return 0.0, max([*(rate for line in plot.lines for rate in line.y), *levels, *roofs]) * 1.08 / (1 - headroom)
     ends = [end for line in plot.lines for end in (*line.low, *line.high) if math.isfinite(end)]
-    if plot.y.scale == "linear":
-        low, high = min(ends), max(ends)
-        span = max(high - low, 0.1 * high) / max(1 - headroom - 2 * _ROOM, 0.2)
-        return low - _ROOM * span, low + (1 - _ROOM) * span
-    known = [math.log10(end) for end in ends if end > 0] or [0.0]
+    linear = plot.y.scale == "linear"
+    known = ends if linear else [math.log10(end) for end in ends if end > 0] or [0.0]
     low, high = min(known), max(known)
-    span = max(high - low, 1.0) / max(1 - headroom - 2 * _ROOM, 0.2)
-    return 10 ** (low - _ROOM * span), 10 ** (low + (1 - _ROOM) * span)
+    span = max(high - low, 0.1 * high if linear else 1.0) / max(1 - headroom - 2 * _ROOM, 0.2)
+    limits = low - _ROOM * span, low + (1 - _ROOM) * span
+    return limits if linear else (10 ** limits[0], 10 ** limits[1])
 
 
 def _scale(ax: Axes, plot: LinePlot, limits: tuple[float, float]) -> None:

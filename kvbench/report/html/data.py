@@ -93,19 +93,20 @@ def _column(values: Floats, starts: npt.NDArray[np.intp]) -> list[list[float | N
 
 def rounded(values: Floats) -> list[float | None]:
     """Return numbers with four significant digits, None for what is no finite number."""
-    return [_number(float(f"{value:.{_DIGITS}g}")) for value in values.tolist()]
+    return [_rounded(value) for value in values.tolist()]
 
 
-def _number(value: float) -> float | None:
+def _rounded(value: float) -> float | None:
     if not math.isfinite(value):
         return None
-    return int(value) if value.is_integer() else value
+    short_value = float(f"{value:.{_DIGITS}g}")
+    return int(short_value) if short_value.is_integer() else short_value
 
 
 def _short_numbers(value: Any) -> Any:
     """Return JSON's types with the figures of `rounded`."""
     if isinstance(value, float):
-        return rounded(np.array([value]))[0]
+        return _rounded(value)
     if isinstance(value, dict):
         return {key: _short_numbers(inner) for key, inner in value.items()}
     return [_short_numbers(inner) for inner in value] if isinstance(value, list) else value

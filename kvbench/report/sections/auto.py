@@ -96,7 +96,7 @@ def _verdict(new: pd.DataFrame, policy: Policy | None) -> str:
 def _noise(missed: pd.DataFrame) -> list[str]:
     """Return how many of the cells where auto was slower say nothing against its choice."""
     same = int((missed["chosen"] == missed["fastest"]).sum())
-    noisy = sum(not found.told_apart for found in missed["compared"]) if len(missed) else 0
+    noisy = sum(not found.told_apart for found in missed["compared"])
     said = f"{noun(len(missed), 'slower cell')}: {count(same)} with the fastest choice itself"
     return [f"{said}, {count(noisy)} without a clear difference"] if same or noisy else []
 

@@ -47,7 +47,8 @@ def _chart(view: View, kernel: str) -> Chart | None:
         f"{view.pinned.words(measured)}; reproduced by {short(view.command, 300)}",
         *map(str, (*few_visits(measured), *family(len(points)))),
     ]
-    title = f"Time of {BATCHED} copies over time of {_head(points)}, by block size and number of blocks"
+    head = with_sms(kernel, points["sms"])
+    title = f"Time of {BATCHED} copies over time of {head}, by block size and number of blocks"
     words = chart_words(view, title, measured, "medians", footer)
     rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == way] for way in DIRECTIONS]
     return Chart(f"crossover-map-{kernel}-{view.label}", words, MapPlot([row for row in rows if row]), points)
@@ -66,13 +67,9 @@ def _ratios(view: View, *arms: pd.DataFrame) -> pd.DataFrame:
 
 def _panel(cells: pd.DataFrame) -> MapPanel:
     rows = rows_of(cells)
-    title = f"{rows[0]['direction']}, {rows[0]['stream_state']} stream: {BATCHED} / {_head(cells)}"
+    head = with_sms(rows[0]["kernel"], cells["sms"])
+    title = f"{rows[0]['direction']}, {rows[0]['stream_state']} stream: {BATCHED} / {head}"
     return MapPanel(title, {(row["block_bytes"], row["blocks"]): _tile(row) for row in rows})
-
-
-def _head(cells: pd.DataFrame) -> str:
-    """Return the kernel of these cells with its SMs."""
-    return with_sms(cells.assign(backend=cells["kernel"]), str(cells["kernel"].iloc[0]))
 
 
 def _tile(row: Row) -> MapTile:

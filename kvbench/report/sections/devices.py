@@ -7,7 +7,7 @@ import pandas as pd
 from kvbench.cells.cell import AXES
 from kvbench.report.model import DataTable, Part, Section, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
-from kvbench.report.tables import caption, rows_of
+from kvbench.report.tables import Row, caption, rows_of
 from kvbench.report.view import View
 
 _INCLUDES = (
@@ -32,8 +32,9 @@ def _table(runs: Sequence[View], *, named: bool) -> DataTable:
     view, pairs = runs[-1], [_pairs(run) for run in runs]
     own = pairs[-1]
     count = int(own["devices"].max())
-    whole = pairs if len(pairs) == count else []
-    body: list[list[Text]] = [_row(row, whole) for row in rows_of(own)]
+    rates = pd.concat(pairs).groupby("cell_id")[["gbps_alone", "gbps"]]
+    sums = rates.sum()[(rates.size() == count) & (len(pairs) == count)]
+    body: list[list[Text]] = [_row(row) for row in rows_of(own.join(sums, on="cell_id", rsuffix="_all"))]
     header = ("Swaps", "GB/s alone", "GB/s at once", "Share", "All alone", "All at once", "Share of all")
     cells = view.measured[view.measured["cell_id"].isin(own["cell_id"])]
     title = f"{view.run.info.device.get('name')} beside {noun(count - 1, 'other device')}"
@@ -49,14 +50,14 @@ def _pairs(view: View) -> pd.DataFrame:
     return together.merge(alone, on=_KEY, suffixes=("", "_alone"))
 
 
-def _row(row: dict[str, object], runs: Sequence[pd.DataFrame]) -> list[Text]:
-    cells = [pairs[pairs["cell_id"] == row["cell_id"]] for pairs in runs]
-    alone, at_once = float(str(row["gbps_alone"])), float(str(row["gbps"]))
-    everywhere = bool(cells) and all(len(found) == 1 for found in cells)
-    sums = [sum(float(found[name].iloc[0]) for found in cells) for name in ("gbps_alone", "gbps")]
-    total = [*map(figure, sums), f"{sums[1] / sums[0]:.0%}"] if everywhere else ["", "", ""]
+def _row(row: Row) -> list[Text]:
     sms = f", {noun(row['sms'], 'SM')}" if isinstance(row["sms"], int) else ""
     beside = f", beside {row['neighbour']}" if isinstance(row["neighbour"], str) else ""
-    label = f"{row['backend']}, {row['direction']}, {row['blocks']} {TIMES} {size(str(row['block_size']))}, "
+    label = f"{row['backend']}, {row['direction']}, {row['blocks']} {TIMES} {size(row['block_size'])}, "
     label += f"{row['stream_state']}{sms}{beside}"
-    return [label, figure(alone), figure(at_once), f"{at_once / alone:.0%}", *total]
+    return [label, *_kept(row["gbps_alone"], row["gbps"]), *_kept(row["gbps_alone_all"], row["gbps_all"])]
+
+
+def _kept(alone: float, at_once: float) -> list[str]:
+    """Return GB/s alone and at once, and the share that is left; blank where they are not known."""
+    return [figure(alone), figure(at_once), f"{at_once / alone:.0%}"] if alone > 0 else ["", "", ""]

@@ -129,9 +129,9 @@ def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
     """Return GB/s of every backend and stream state, model by model."""
     cells = pd.concat([where(rows.cells, status="ok") for rows in found])
     labels = {
-        (backend, state): f"{with_sms(where(cells, stream_state=state), backend)}, {state} stream"
+        (str(backend), state): f"{with_sms(str(backend), own['sms'])}, {state} stream"
         for state in STATES
-        for backend in sorted(set(where(cells, stream_state=state)["backend"]))
+        for backend, own in where(cells, stream_state=state).groupby("backend")
     }
     grid = [[_panel(rows, labels) for rows in found]]
     swaps = found[0].swaps
@@ -188,12 +188,11 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
             batched = rows.row(swap, BATCHED, state)
             batched_ms, batched_gbps = (shown(batched, notes, show) for show in (milliseconds, rate))
             if SINGLE in measured:
-                faster = rows.speed_up(swap, state)
                 line[f"{SINGLE} ms, {state}"] = shown(rows.row(swap, SINGLE, state), notes, milliseconds)
-                line[f"{BATCHED} ms, {state}"] = batched_ms
+            line[f"{BATCHED} ms, {state}"] = batched_ms
+            if SINGLE in measured:
+                faster = rows.speed_up(swap, state)
                 line[f"Speed-up, {state}"] = ratio_words(faster) if faster else ""
-            else:
-                line[f"{BATCHED} ms, {state}"] = batched_ms
             line[f"{BATCHED} GB/s, {state}"] = batched_gbps
         body.append(line)
     title = f"{rows.direction}: {SINGLE} against {BATCHED}, by model"
@@ -216,15 +215,8 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend"
     cells = rows.measured_cells(backends, (state,))
     table_notes = [MARKS, *few_visits(cells), *family(len(cells) - cells["block_bytes"].nunique()), *notes.lines]
-    return _table(
-        rows,
-        title,
-        ["Model", "N", "Block", *(with_sms(cells, name) for name in backends)],
-        body,
-        table_notes,
-        cells,
-        "ms",
-    )
+    header = ["Model", "N", "Block", *(with_sms(name, where(cells, backend=name)["sms"]) for name in backends)]
+    return _table(rows, title, header, body, table_notes, cells, "ms")
 
 
 def _table(

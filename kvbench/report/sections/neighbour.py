@@ -206,9 +206,8 @@ def _equal_rates(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     for way, rows in ways.items():
         by_id = {str(row["cell_id"]): row for row in rows}
         own = {cell: costs[cell] for cell in by_id if cell in costs}
-        for rate in RATES:
-            if (at := at_rate(rate, own)) is not None:
-                found.append((*way, rate, at.slowdown, at.low, at.high, _from(at, by_id)))
+        reached = [(rate, at) for rate in RATES if (at := at_rate(rate, own))]
+        found += [(*way, rate, at.slowdown, at.low, at.high, _from(at, by_id)) for rate, at in reached]
     made = pd.DataFrame(found, columns=list(_EQUAL_COLUMNS))
     return made.sort_values(["neighbour", "direction", "gbps", "slowdown"], ignore_index=True, kind="stable")
 

@@ -45,10 +45,8 @@ _KNEE: Final = (
 class QueueLine:
     """The cells of one backend, swap and number of streams, ascending in depth, failed and skipped ones too."""
 
-    backend: str
     panel: str
     label: str
-    streams: int
     cells: pd.DataFrame
     knee: QueueKnee | None
 
@@ -81,7 +79,7 @@ def _line(cells: pd.DataFrame, submit_us: Mapping[str, Visits]) -> QueueLine:
     times = {int(row["queued"]): submit_us[row["cell_id"]] for row in rows if row["cell_id"] in submit_us}
     panel = f"{first['direction']}, {bytes_size(first['block_bytes'])} blocks"
     label = f"{first['backend']}, N = {count(first['blocks'])}, {noun(first['streams'], 'stream')}"
-    return QueueLine(first["backend"], panel, label, first["streams"], cells, find_queue_knee(times))
+    return QueueLine(panel, label, cells, find_queue_knee(times))
 
 
 def _finding(line: QueueLine, knee: QueueKnee) -> Finding:

@@ -51,7 +51,7 @@ def make(view: View) -> Part | str:
         times = {backend: found for backend, cells in own.items() if (found := _times(view, cells))}
         if max((len(_met(times, other)) for other in times), default=0) < _MIN_SIZES:
             continue
-        heads = {backend: with_sms(own[backend], backend) for backend in times}
+        heads = {backend: with_sms(backend, own[backend]["sms"]) for backend in times}
         lines = _duels(times, heads)
         title = f"{direction}, {state} stream, N = {count(blocks)}: GB/s"
         tables.append(_table(view, title, pd.concat([own[backend] for backend in times]), times, heads, lines))
