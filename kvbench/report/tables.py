@@ -8,9 +8,11 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, by_chance, leaders
 from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.axis import Role
+from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.charts.plot import PlotLine, PlotMark
 from kvbench.report.model import ChartWords, Code, Finding, Span, Strong, Text
-from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, superscript
+from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size, superscript
 from kvbench.report.select import STATES, Pinned, where
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.text import short
@@ -125,13 +127,42 @@ def with_sms(backend: str, sms: "pd.Series[int]") -> str:
     return f"{backend} ({ends(counts, str)} SM{'s' if max(counts) > 1 else ''})" if counts else backend
 
 
+def sms_words(row: Row) -> str:
+    """Return the SMs that a cell takes, "4 SMs"; "" where its backend takes none."""
+    return noun(row["sms"], "SM") if isinstance(row["sms"], int) else ""
+
+
+def axis_words(name: str, value: object) -> str:
+    """Return the value of a cell on an axis in words, "" where the cell does not use the axis."""
+    axis = AXES[name]
+    text = axis.show(value) if isinstance(value, int) else value
+    used = isinstance(text, str) and text != axis.show(axis.unused)
+    return f"{name} {size(str(text))}" if used else ""
+
+
+def axes_apart(cells: pd.DataFrame) -> list[str]:
+    """Return the axes that tell cells of one backend beside a neighbour apart, the SM count not among them."""
+    names = [name for name in axes_of(Role.SHAPE, Role.SIDE, Role.BESIDE) if name not in ("sms", "neighbour")]
+    values = cells.groupby(["neighbour", "direction", "backend"])[names].nunique(dropna=False).max()
+    return [name for name in names if values[name] > 1]
+
+
+def way_of(row: Row, apart: Sequence[str]) -> str:
+    """Return who swaps and how, by the axes that tell ways `apart`, the SM count not said."""
+    return ", ".join(filter(None, (str(row["backend"]), *(axis_words(name, row[name]) for name in apart))))
+
+
+def label_of(row: Row, apart: Sequence[str]) -> str:
+    return ", ".join(filter(None, (way_of(row, apart), sms_words(row))))
+
+
 def grid_table(
     cells: pd.DataFrame, notes: "Footnotes", show: Callable[[Row], Text]
 ) -> tuple[list[str], list[list[Text]]]:
     """Return the header and the rows of a table of `cells`: block sizes down, numbers of blocks to the right."""
     grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in rows_of(cells)}
     sizes, counts = (sorted({point[place] for point in grid}) for place in (0, 1))
-    body = [[bytes_size(size), *(shown(grid.get((size, n)), notes, show) for n in counts)] for size in sizes]
+    body = [[bytes_size(one), *(shown(grid.get((one, n)), notes, show) for n in counts)] for one in sizes]
     return ["Block size", *(f"N = {count(n)}" for n in counts)], body
 
 

@@ -18,9 +18,8 @@ from kvbench.report.curves import POINT_COLUMNS, RateCurves, cliff_curves, curve
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, two_digits
 from kvbench.report.select import LATER, SIDE_AXES, where
-from kvbench.report.tables import Row, family, host_mark, includes, rows_of
+from kvbench.report.tables import Row, axes_apart, axis_words, family, host_mark, includes, label_of, rows_of
 from kvbench.report.view import HOST_COPIES, View, sample_words
-from kvbench.report.ways import axes_apart, axis_words, label_of
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
 from kvbench.results.frame import as_csv, visits_that_count

@@ -7,7 +7,7 @@ import pandas as pd
 from kvbench.cells.cell import AXES
 from kvbench.report.model import DataTable, Part, Section, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
-from kvbench.report.tables import Row, caption, rows_of
+from kvbench.report.tables import Row, caption, rows_of, sms_words
 from kvbench.report.view import View
 
 _INCLUDES = (
@@ -51,11 +51,14 @@ def _pairs(view: View) -> pd.DataFrame:
 
 
 def _row(row: Row) -> list[Text]:
-    sms = f", {noun(row['sms'], 'SM')}" if isinstance(row["sms"], int) else ""
-    beside = f", beside {row['neighbour']}" if isinstance(row["neighbour"], str) else ""
-    label = f"{row['backend']}, {row['direction']}, {row['blocks']} {TIMES} {size(row['block_size'])}, "
-    label += f"{row['stream_state']}{sms}{beside}"
-    return [label, *_kept(row["gbps_alone"], row["gbps"]), *_kept(row["gbps_alone_all"], row["gbps_all"])]
+    swap = f"{row['blocks']} {TIMES} {size(row['block_size'])}"
+    beside = f"beside {row['neighbour']}" if isinstance(row["neighbour"], str) else ""
+    label = (row["backend"], row["direction"], swap, row["stream_state"], sms_words(row), beside)
+    return [
+        ", ".join(filter(None, label)),
+        *_kept(row["gbps_alone"], row["gbps"]),
+        *_kept(row["gbps_alone_all"], row["gbps_all"]),
+    ]
 
 
 def _kept(alone: float, at_once: float) -> list[str]:

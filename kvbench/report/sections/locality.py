@@ -10,7 +10,7 @@ from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Reuse
 from kvbench.report.curves import RateCurves, curve_chart, curves_over
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
+from kvbench.report.numbers import TIMES, bytes_size, count, slower_words
 from kvbench.report.select import pin, where
 from kvbench.report.tables import (
     INCLUDES,
@@ -21,9 +21,11 @@ from kvbench.report.tables import (
     family,
     few_visits,
     primed_inline,
+    rate,
     ratio_words,
     rows_of,
     shown,
+    sms_words,
 )  # fmt: skip
 from kvbench.report.view import View
 
@@ -96,8 +98,7 @@ def _table(
 
 
 def _rate(row: Row) -> str:
-    sms = row["sms"]
-    return figure(row["gbps"]) if sms is pd.NA else f"{figure(row['gbps'])} ({noun(int(sms), 'SM')})"
+    return f"{rate(row)} ({sms})" if (sms := sms_words(row)) else rate(row)
 
 
 def _findings(view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]]) -> list[Finding]:

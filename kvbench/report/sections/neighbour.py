@@ -11,11 +11,23 @@ from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import figure, noun, slower_words, two_digits
+from kvbench.report.numbers import figure, slower_words, two_digits
 from kvbench.report.select import DIRECTIONS
-from kvbench.report.tables import Footnotes, Row, caption, chart_words, grouped, line_of, rows_of, shown
+from kvbench.report.tables import (
+    Footnotes,
+    Row,
+    axes_apart,
+    caption,
+    chart_words,
+    grouped,
+    label_of,
+    line_of,
+    rows_of,
+    shown,
+    sms_words,
+    way_of,
+)
 from kvbench.report.view import View
-from kvbench.report.ways import axes_apart, label_of, sms_of, way_of
 from kvbench.results.cost import AtRate, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count
 
@@ -96,7 +108,7 @@ def _edge(rows: Sequence[Row]) -> set[str]:
 def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row], apart: Sequence[str]) -> DataTable:
     notes, edge = Footnotes(), _edge(rows)
     body: list[list[Text]] = []
-    for row in sorted(rows, key=lambda row: (way_of(row, apart), sms_of(row))):
+    for row in sorted(rows, key=lambda row: (way_of(row, apart), row["sms"] if sms_words(row) else 0)):
         label = label_of(row, apart)
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
             body.append([label, shown(row, notes, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
@@ -237,6 +249,6 @@ def _from(at: AtRate, rows: Mapping[str, Row]) -> str:
 
 
 def _point(row: Row) -> str:
-    sms, cap = sms_of(row), row["rate_cap"]
-    settings = [*([noun(sms, "SM")] if sms else []), *([f"rate_cap {cap}"] if isinstance(cap, int) and cap else [])]
-    return f"{' '.join(settings)} at {two_digits(row['swaps_beside_gbps'])} GB/s".strip().removeprefix("at ")
+    cap, gbps = row["rate_cap"], f"{two_digits(row['swaps_beside_gbps'])} GB/s"
+    settings = " ".join(filter(None, (sms_words(row), f"rate_cap {cap}" if isinstance(cap, int) and cap else "")))
+    return f"{settings} at {gbps}" if settings else gbps

@@ -8,9 +8,9 @@ from typing import Final
 import pandas as pd
 
 from kvbench.report.model import DataTable, Part, Section
-from kvbench.report.numbers import bytes_size, count, figure, noun, size
+from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import Row, caption, rows_of, settings
+from kvbench.report.tables import Row, caption, rows_of, settings, sms_words
 from kvbench.report.view import View
 from kvbench.units import KIB
 
@@ -85,7 +85,7 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
 
 
 def _name(row: Row) -> str:
-    return f"{row['backend']} ({noun(row['sms'], 'SM')})" if isinstance(row["sms"], int) else str(row["backend"])
+    return f"{row['backend']} ({sms})" if (sms := sms_words(row)) else str(row["backend"])
 
 
 def _stand_ins(near: Mapping[Swap, Swap]) -> list[str]:
