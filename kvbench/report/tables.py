@@ -140,20 +140,22 @@ def axis_words(name: str, value: object) -> str:
     return f"{name} {size(str(text))}" if used else ""
 
 
-def axes_apart(cells: pd.DataFrame) -> list[str]:
-    """Return the axes that tell cells of one backend beside a neighbour apart, the SM count not among them."""
-    names = [name for name in axes_of(Role.SHAPE, Role.SIDE, Role.BESIDE) if name not in ("sms", "neighbour")]
+def with_ways(cells: pd.DataFrame, *skipped: str) -> pd.DataFrame:
+    """Return cells beside a neighbour with the columns `way`, who swaps and how, and `label`, which adds the SM count.
+
+    A way names the axes that tell cells of one backend apart, but for those that are `skipped`.
+    """
+    unnamed = {"sms", "neighbour", *skipped}
+    names = [name for name in axes_of(Role.SHAPE, Role.SIDE, Role.BESIDE) if name not in unnamed]
     values = cells.groupby(["neighbour", "direction", "backend"])[names].nunique(dropna=False).max()
-    return [name for name in names if values[name] > 1]
+    apart = [name for name in names if values[name] > 1]
+    rows = rows_of(cells)
+    ways = [_listed(str(row["backend"]), *(axis_words(name, row[name]) for name in apart)) for row in rows]
+    return cells.assign(way=ways, label=[_listed(way, sms_words(row)) for way, row in zip(ways, rows, strict=True)])
 
 
-def way_of(row: Row, apart: Sequence[str]) -> str:
-    """Return who swaps and how, by the axes that tell ways `apart`, the SM count not said."""
-    return ", ".join(filter(None, (str(row["backend"]), *(axis_words(name, row[name]) for name in apart))))
-
-
-def label_of(row: Row, apart: Sequence[str]) -> str:
-    return ", ".join(filter(None, (way_of(row, apart), sms_words(row))))
+def _listed(*words: str) -> str:
+    return ", ".join(filter(None, words))
 
 
 def grid_table(

@@ -18,7 +18,7 @@ from kvbench.report.curves import POINT_COLUMNS, RateCurves, cliff_curves, curve
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, two_digits
 from kvbench.report.select import LATER, SIDE_AXES, where
-from kvbench.report.tables import Row, axes_apart, axis_words, family, host_mark, includes, label_of, rows_of
+from kvbench.report.tables import Row, axis_words, family, host_mark, includes, rows_of, with_ways
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
@@ -105,8 +105,7 @@ def _beside(base: View, other: View) -> pd.DataFrame:
     both = cells.merge(other.measured[["cell_id", *_BESIDE_FIGURES]], on="cell_id", suffixes=("_base", "_other"))
     if both.empty:
         return both
-    apart = axes_apart(both)
-    both = both.assign(swaps=[label_of(row, apart) for row in rows_of(both)])
+    both = with_ways(both).rename(columns={"label": "swaps"})
     slowdowns = [[[cost.slowdown for cost in own[cell].values()] for own in (ours, theirs)] for cell in both["cell_id"]]
     figures = [f"{name}_{side}" for name in _BESIDE_FIGURES for side in _SIDES]
     made = _compared(both[["cell_id", *_BESIDE_NAMES, *figures]], slowdowns, GATE)

@@ -12,21 +12,8 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import figure, slower_words, two_digits
-from kvbench.report.select import DIRECTIONS
-from kvbench.report.tables import (
-    Footnotes,
-    Row,
-    axes_apart,
-    caption,
-    chart_words,
-    grouped,
-    label_of,
-    line_of,
-    rows_of,
-    shown,
-    sms_words,
-    way_of,
-)
+from kvbench.report.select import DIRECTIONS, where
+from kvbench.report.tables import Footnotes, Row, caption, chart_words, line_of, rows_of, shown, sms_words, with_ways
 from kvbench.report.view import View
 from kvbench.results.cost import AtRate, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count
@@ -71,23 +58,19 @@ _POINT_COLUMNS: Final = (
 
 def make(view: View) -> Part | str:
     cells = view.frame[view.frame["neighbour"].notna() & (view.frame["status"] != "skipped")]
-    points = cells[cells["neighbour_slowdown"] > 0]
-    if points.empty:
+    if not (cells["neighbour_slowdown"] > 0).any():
         return "it needs swaps that were measured beside a neighbour"
-    apart = axes_apart(cells)
-    groups = grouped(rows_of(cells), lambda row: (str(row["neighbour"]), str(row["direction"])))
-    names = list(dict.fromkeys(name for name, _ in groups))
-    panels = {(name, way): groups.get((name, way), []) for name in names for way in DIRECTIONS}
-    tables = [_table(view, cells, f"{name}, {way}", rows, apart) for (name, way), rows in panels.items() if rows]
+    cells = with_ways(cells)
+    points = cells[cells["neighbour_slowdown"] > 0]
+    names = cells["neighbour"].unique()
+    panels = {(name, way): rows_of(where(cells, neighbour=name, direction=way)) for name in names for way in DIRECTIONS}
+    tables = [_table(view, cells, f"{name}, {way}", rows) for (name, way), rows in panels.items() if rows]
     files = {}
     if not (equal := _equal_rates(view, points)).empty:
         tables.append(_equal_table(view, points, equal))
         files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
-    told = [found for (name, way), rows in panels.items() if (found := _finding(name, way, rows, apart))]
-    charts = [
-        _chart(view, name, {way: panels[name, way] for way in DIRECTIONS}, points[points["neighbour"] == name], apart)
-        for name in points["neighbour"].unique()
-    ]
+    told = [found for (name, way), rows in panels.items() if (found := _finding(name, way, rows))]
+    charts = [_chart(view, name, where(points, neighbour=name)) for name in points["neighbour"].unique()]
     return Part([finding.text for finding in told], charts, tables, told, files)
 
 
@@ -105,17 +88,16 @@ def _edge(rows: Sequence[Row]) -> set[str]:
     return {row["cell_id"] for row, on_edge in zip(measured, kept, strict=True) if on_edge}
 
 
-def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row], apart: Sequence[str]) -> DataTable:
+def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row]) -> DataTable:
     notes, edge = Footnotes(), _edge(rows)
     body: list[list[Text]] = []
-    for row in sorted(rows, key=lambda row: (way_of(row, apart), row["sms"] if sms_words(row) else 0)):
-        label = label_of(row, apart)
+    for row in sorted(rows, key=lambda row: (row["way"], row["sms"] if sms_words(row) else 0)):
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
-            body.append([label, shown(row, notes, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
+            body.append([row["label"], shown(row, notes, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
             continue
         body.append(
             [
-                Strong(label) if row["cell_id"] in edge else label,
+                Strong(row["label"]) if row["cell_id"] in edge else row["label"],
                 *(figure(row[name]) for name in ("swaps_alone_gbps", "swaps_beside_gbps")),
                 _slowdown(row),
                 *(f"{row[name]:.2f}" for name in ("neighbour_slowdown_median", "neighbour_slowdown_p99")),
@@ -148,7 +130,7 @@ def _exposure(row: Row) -> str:
     return f"{'≈ ' if low <= 0 <= high else ''}{text} ({figure(low)} to {figure(high)})"
 
 
-def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> Finding | None:
+def _finding(name: str, way: str, rows: Sequence[Row]) -> Finding | None:
     """Return what the highest of `RATES` that was reached costs at least, and what the cheapest way moves."""
     measured = _measured(rows)
     reached = [rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in measured)]
@@ -156,7 +138,7 @@ def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> 
         return None
     cheapest = min(measured, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
     least = (
-        f"{label_of(cheapest, apart)} costs least: {_slower(cheapest['neighbour_slowdown'])} at "
+        f"{cheapest['label']} costs least: {_slower(cheapest['neighbour_slowdown'])} at "
         f"{two_digits(cheapest['swaps_beside_gbps'])} GB/s"
     )
     if not reached:
@@ -165,7 +147,7 @@ def _finding(name: str, way: str, rows: Sequence[Row], apart: Sequence[str]) -> 
     best = min(fast, key=lambda row: row["neighbour_slowdown"])
     text = (
         f"{name} beside {way} swaps at {reached[-1]} GB/s or more is {_slower(best['neighbour_slowdown'])} at "
-        f"best, p99 {_slower(best['neighbour_slowdown_p99'])} ({label_of(best, apart)}, "
+        f"best, p99 {_slower(best['neighbour_slowdown_p99'])} ({best['label']}, "
         f"{two_digits(best['swaps_beside_gbps'])} GB/s)"
     )
     if best is not cheapest:
@@ -178,14 +160,13 @@ def _slower(slowdown: float) -> str:
     return slower_words(slowdown) if slowdown >= 1 + _LEAST else f"less than {_LEAST:.0%} slower"
 
 
-def _chart(
-    view: View, name: str, by_way: Mapping[str, Sequence[Row]], points: pd.DataFrame, apart: Sequence[str]
-) -> Chart:
+def _chart(view: View, name: str, points: pd.DataFrame) -> Chart:
     panels = []
-    for way, rows in by_way.items():
-        edge, lines = _edge(rows), grouped(_measured(rows), lambda row: way_of(row, apart))
-        if lines:
-            panels.append(PlotPanel(way, [_line(view, label, own, edge) for label, own in sorted(lines.items())]))
+    for direction in DIRECTIONS:
+        if not (own := where(points, direction=direction)).empty:
+            edge = _edge(rows_of(own))
+            lines = [_line(view, str(way), rows_of(cells), edge) for way, cells in own.groupby("way")]
+            panels.append(PlotPanel(direction, lines))
     words = chart_words(
         view,
         f"Slowdown of {name} against GB/s of the swaps beside it",
@@ -211,12 +192,10 @@ def _equal_rates(view: View, cells: pd.DataFrame) -> pd.DataFrame:
 
     `cells` are those with a slowdown.
     """
-    apart = [name for name in axes_apart(cells) if name != "rate_cap"]
     costs = costs_of(visits_that_count(view.run.records))
     found = []
-    ways = grouped(rows_of(cells), lambda row: (str(row["neighbour"]), str(row["direction"]), way_of(row, apart)))
-    for way, rows in ways.items():
-        by_id = {str(row["cell_id"]): row for row in rows}
+    for way, members in with_ways(cells, "rate_cap").groupby(["neighbour", "direction", "way"], sort=False):
+        by_id = {str(row["cell_id"]): row for row in rows_of(members)}
         own = {cell: costs[cell] for cell in by_id if cell in costs}
         reached = [(rate, at) for rate in RATES if (at := at_rate(rate, own))]
         found += [(*way, rate, at.slowdown, at.low, at.high, _from(at, by_id)) for rate, at in reached]
