@@ -11,7 +11,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.charts.plot import PlotLine, PlotMark
-from kvbench.report.model import ChartWords, Code, Finding, Span, Strong, Text
+from kvbench.report.model import ChartWords, Code, DataTable, Finding, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size, superscript
 from kvbench.report.select import STATES, Pinned, where
 from kvbench.report.view import HOST_COPIES, View, sample_words
@@ -39,19 +39,41 @@ Key = TypeVar("Key")
 Shown = TypeVar("Shown", str, Text)
 
 
-class Footnotes:
-    """Reasons under a table, each once, numbered as they come."""
+class Reason(str):
+    """Why a cell of a table has no figure, which `measured_table` makes a footnote."""
 
-    def __init__(self) -> None:
-        self._reasons: dict[str, int] = {}
+    __slots__ = ()
 
-    def mark(self, status: str, reason: str) -> str:
-        text = f"{status}: {short(reason)}"
-        return superscript(self._reasons.setdefault(text, len(self._reasons) + 1))
 
-    @property
-    def lines(self) -> list[str]:
-        return [f"{superscript(number)} {text}" for text, number in self._reasons.items()]
+def measured_table(
+    view: View,
+    cells: pd.DataFrame,
+    title: str,
+    header: Sequence[str],
+    body: Sequence[Sequence[Text]],
+    includes: str,
+    pinned: Pinned | None = None,
+    notes: Sequence[Text] = (),
+    compared: int = 0,
+    left: int = 1,
+    stem: str = "",
+) -> DataTable:
+    """Return a table of the measured `cells` with the notes and the caption that every such table needs.
+
+    `notes` are its own; more are told of too few visits, of as many comparisons as were `compared`, and of each
+    `Reason` in the body once. `includes` and `pinned` are those of `caption`.
+    """
+    rows, reasons = footnoted(body)
+    more = [*few_visits(cells), *family(compared), *reasons]
+    return DataTable(title, header, rows, [*notes, *more], caption(view, cells, includes, pinned), left, stem)
+
+
+def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[str]]:
+    """Return the rows of a table with a mark for each `Reason`, and the reasons, each once, by their marks."""
+    reasons = dict.fromkeys(text for row in body for text in row if isinstance(text, Reason))
+    marks = {reason: superscript(number) for number, reason in enumerate(reasons, start=1)}
+    rows = [[f"{ABSENT}{marks[text]}" if isinstance(text, Reason) else text for text in row] for row in body]
+    return rows, [f"{mark} {reason}" for reason, mark in marks.items()]
 
 
 def rows_of(cells: pd.DataFrame) -> list[Row]:
@@ -60,12 +82,12 @@ def rows_of(cells: pd.DataFrame) -> list[Row]:
     return [dict(zip(names, row, strict=True)) for row in zip(*(cells[name].tolist() for name in names), strict=True)]
 
 
-def shown(row: Row | None, notes: Footnotes, show: Callable[[Row], Shown]) -> Shown | str:
-    """Return a cell of a table: its figure, a footnote's mark where it has none, blank where the run never asked."""
+def shown(row: Row | None, show: Callable[[Row], Shown]) -> Shown | str:
+    """Return a cell of a table: its figure, a reason where it has none, blank where the run never asked."""
     if row is None:
         return ""
     if row["status"] != "ok":
-        return f"{ABSENT}{notes.mark(row['status'], row['reason'])}"
+        return Reason(f"{row['status']}: {short(row['reason'])}")
     return show(row)
 
 
@@ -158,13 +180,11 @@ def _listed(*words: str) -> str:
     return ", ".join(filter(None, words))
 
 
-def grid_table(
-    cells: pd.DataFrame, notes: "Footnotes", show: Callable[[Row], Text]
-) -> tuple[list[str], list[list[Text]]]:
+def grid_table(cells: pd.DataFrame, show: Callable[[Row], Text]) -> tuple[list[str], list[list[Text]]]:
     """Return the header and the rows of a table of `cells`: block sizes down, numbers of blocks to the right."""
     grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in rows_of(cells)}
     sizes, counts = (sorted({point[place] for point in grid}) for place in (0, 1))
-    body = [[bytes_size(one), *(shown(grid.get((one, n)), notes, show) for n in counts)] for one in sizes]
+    body = [[bytes_size(one), *(shown(grid.get((one, n)), show) for n in counts)] for one in sizes]
     return ["Block size", *(f"N = {count(n)}" for n in counts)], body
 
 

@@ -9,7 +9,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, noun, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import INCLUDES, UNCLEAR, Row, a_stream, caption, ends, family, few_visits, rows_of, unsure
+from kvbench.report.tables import INCLUDES, UNCLEAR, Row, a_stream, ends, measured_table, rows_of, unsure
 from kvbench.report.view import View
 
 _RACE: Final = (
@@ -67,13 +67,9 @@ def _table(view: View, pinned: Pinned, time: str, rows: Sequence[Row], changes: 
     ids = {row[f"cell_id_{order}"] for row in rows for order in ("stream", "any")}
     cells = pinned.cells[pinned.cells["cell_id"].isin(ids)]
     race = [_RACE] if any(row["direction"] == "d2h" for row in rows) else []
-    return DataTable(
-        f"STREAM against ANY: {_TIMES[time]} ({rows[0]['backend']}, {rows[0]['stream_state']} stream)",
-        ("Dir", "Blocks", "BlkSize", f"STREAM med {unit}", f"ANY med {unit}", "Delta (95%)"),
-        body,
-        [_DELTA, *race, *few_visits(cells), *family(len(rows))],
-        caption(view, cells, INCLUDES[time], pinned),
-    )
+    title = f"STREAM against ANY: {_TIMES[time]} ({rows[0]['backend']}, {rows[0]['stream_state']} stream)"
+    header = ("Dir", "Blocks", "BlkSize", f"STREAM med {unit}", f"ANY med {unit}", "Delta (95%)")
+    return measured_table(view, cells, title, header, body, INCLUDES[time], pinned, [_DELTA, *race], len(rows))
 
 
 def _sentence(rows: Sequence[Row], changes: Mapping[str, Sequence[Comparison]]) -> str:

@@ -11,7 +11,6 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slowe
 from kvbench.report.select import where
 from kvbench.report.tables import (
     UNCLEAR,
-    Footnotes,
     Row,
     caption,
     family,
@@ -135,7 +134,7 @@ def _policy_words(view: View, policy: Policy | None, found: pd.DataFrame) -> lis
 
 
 def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
-    header, rows = grid_table(kind, Footnotes(), _ratio)
+    header, rows = grid_table(kind, _ratio)
     direction, state = kind[["direction", "stream_state"]].iloc[0]
     title = f"{direction}, {state} stream: time of the fastest / time of auto"
     notes = [_MARKS, *([_KNOWN] if kind["known"].any() else []), *few_visits(kind), *family(len(kind))]

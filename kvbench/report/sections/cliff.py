@@ -24,14 +24,12 @@ from kvbench.report.numbers import bytes_size, count, two_digits
 from kvbench.report.select import where
 from kvbench.report.tables import (
     INCLUDES,
-    Footnotes,
     Row,
     a_stream,
-    caption,
     ends,
-    few_visits,
     grid_table,
     grouped,
+    measured_table,
     primed_inline,
     rate,
 )
@@ -79,22 +77,18 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
     direction, backend, state = group[0].direction, group[0].backend, group[0].state
     rows = where(curves.cells, direction=direction, backend=backend, stream_state=state)
     measured = where(rows, status="ok")
-    notes = Footnotes()
-    header, body = grid_table(rows, notes, _rate_and_share)
+    header, body = grid_table(rows, _rate_and_share)
     blank = _blanks(view) if any("" in line for line in body) else []
     cliffs = {curve.panel: cliff_words(curve.cliff) for curve in group if curve.cliff}
     long = {curve.panel: "none" for curve in group if len(curve.x) >= MIN_SIZES}
     body.append(["cliff", *((long | cliffs).get(blocks, "") for blocks in sorted(set(rows["blocks"])))])
     gbps = ceiling_of(rows)
     ceiling = " not measured" if gbps is None else f", {gbps:.1f} GB/s"
-    return DataTable(
-        f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})",
-        header,
-        body,
-        [_CLIFF, *few_visits(measured), *notes.lines, *blank],
-        caption(view, measured, INCLUDES[state], curves.pinned),
-        stem="" if backend == "batched" else f"{direction}-{backend}-{state}",
-    )
+    title = f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})"
+    stem = "" if backend == "batched" else f"{direction}-{backend}-{state}"
+    includes = INCLUDES[state]
+    made = measured_table(view, measured, title, header, body, includes, curves.pinned, [_CLIFF], stem=stem)
+    return replace(made, notes=[*made.notes, *blank])
 
 
 def _blanks(view: View) -> list[Text]:

@@ -6,27 +6,25 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import Verdict
+from kvbench.analysis.compare import Comparison, Verdict
 from kvbench.cells.axes import Reuse
 from kvbench.report.curves import RateCurves, curve_chart, curves_over
-from kvbench.report.model import DataTable, Finding, Part, Section, Text
+from kvbench.report.model import Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, slower_words
 from kvbench.report.select import pin, where
 from kvbench.report.tables import (
     INCLUDES,
     UNCLEAR,
-    Footnotes,
     Row,
-    caption,
     family,
-    few_visits,
+    measured_table,
     primed_inline,
     rate,
     ratio_words,
     rows_of,
     shown,
     sms_words,
-)  # fmt: skip
+)
 from kvbench.report.view import View
 
 MIN_POOLS: Final = 3
@@ -36,6 +34,7 @@ _ARMS: Final = {
     ("far", Reuse.SAME): "same, scattered",
     ("far", Reuse.FRESH): "fresh, scattered",
 }
+_HEADER: Final = ("Swap", "Backend", *_ARMS.values(), "Cost")
 _HOT, _FAR = ("dense", Reuse.SAME), ("far", Reuse.FRESH)
 _NOTE: Final = (
     "Hot, dense: every swap moves the same blocks of a pool that is just large enough. Fresh: every swap moves blocks "
@@ -54,11 +53,19 @@ def make(view: View) -> Part | str:
     if not compared and isinstance(curves, str):
         return f"it needs a swap measured both hot and dense and from a large pool, or {MIN_POOLS} sizes of the pool"
     cells = pd.DataFrame([row for swap in compared.values() for row in swap.values()])
+    costs = {
+        shape: view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"])) for shape, arms in compared.items()
+    }
     tables, told = [], []
     for way in sorted({shape[0] for shape in compared}, reverse=True):
         own = {shape: swap for shape, swap in compared.items() if shape[0] == way}
-        tables.append(_table(view, way, own, cells, caption(view, cells, INCLUDES["idle"], pinned)))
-        told += _findings(view, way, own)
+        title = f"{way}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
+        body, notes = _rows(own, costs), [_NOTE, *family(len(own))]
+        tables.append(measured_table(view, cells, title, _HEADER, body, INCLUDES["idle"], pinned, notes, left=2))
+        measured = {
+            shape: costs[shape] for shape, arms in own.items() if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
+        }
+        told += [_finding(way, measured)] if measured else []
     told += primed_inline(pinned.cells)
     charts = []
     if not isinstance(curves, str):
@@ -83,33 +90,25 @@ def _arms(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:
     return found
 
 
-def _table(
-    view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]], cells: pd.DataFrame, words: Text
-) -> DataTable:
-    notes = Footnotes()
-    body: list[list[Text]] = []
-    for (_, backend, blocks, size), arms in sorted(swaps.items(), key=lambda swap: (swap[0][2:], swap[0][1])):
-        found = [shown(arms.get(arm), notes, _rate) for arm in _ARMS]
-        cost = ratio_words(view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"])))
-        body.append([f"{count(blocks)} {TIMES} {bytes_size(size)}", backend, *found, cost])
-    header = ("Swap", "Backend", *_ARMS.values(), "Cost")
-    title = f"{way}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
-    return DataTable(title, header, body, [_NOTE, *family(len(body)), *few_visits(cells), *notes.lines], words, left=2)
+def _rows(swaps: Mapping[Shape, Mapping[Arm, Row]], costs: Mapping[Shape, Comparison]) -> list[list[Text]]:
+    ordered = sorted(swaps, key=lambda shape: (shape[2:], shape[1]))
+    return [
+        [
+            f"{count(blocks)} {TIMES} {bytes_size(size)}",
+            backend,
+            *(shown(swaps[way, backend, blocks, size].get(arm), _rate) for arm in _ARMS),
+            ratio_words(costs[way, backend, blocks, size]),
+        ]
+        for way, backend, blocks, size in ordered
+    ]
 
 
 def _rate(row: Row) -> str:
     return f"{rate(row)} ({sms})" if (sms := sms_words(row)) else rate(row)
 
 
-def _findings(view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]]) -> list[Finding]:
+def _finding(way: str, costs: Mapping[Shape, Comparison]) -> Finding:
     """Return which backend pays most for scattered blocks, and which pay nothing."""
-    costs = {
-        shape: view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"]))
-        for shape, arms in swaps.items()
-        if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
-    }
-    if not costs:
-        return []
     worst = max(costs, key=lambda shape: costs[shape].ratio)
     slower = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.SLOWER}
     unharmed = sorted({shape[1] for shape in costs} - slower)
@@ -117,7 +116,7 @@ def _findings(view: View, way: str, swaps: Mapping[Shape, Mapping[Arm, Row]]) ->
     if worst[1] in slower:
         text += f"{_name(worst)} is {slower_words(costs[worst].ratio)}"
     rest = f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower" if unharmed else ""
-    return [Finding(f"{text}{'; ' if slower and rest else ''}{rest}.", math.log(costs[worst].ratio))]
+    return Finding(f"{text}{'; ' if slower and rest else ''}{rest}.", math.log(costs[worst].ratio))
 
 
 def _name(shape: Shape) -> str:

@@ -10,7 +10,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import TIMES, count, faster_words, figure, size
 from kvbench.report.select import DIRECTIONS, SERIES, SIDE_AXES
-from kvbench.report.tables import UNCLEAR, Row, a_stream, caption, family, few_visits, rows_of, unsure
+from kvbench.report.tables import UNCLEAR, Row, a_stream, measured_table, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 
@@ -68,8 +68,8 @@ def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> DataTable
     rows = [_row(row) for row in rows_of(pairs.sort_values(["block_bytes", "blocks", "pattern"]))]
     shown = measured[measured["cell_id"].isin({*pairs["cell_id_off"], *pairs["cell_id_on"]})]
     others = ", ".join(f"{axis} {one[axis]}" for axis in _NAMED if pd.notna(one[axis]))
-    notes = [*few_visits(shown), *family(len(rows))]
-    return DataTable(title, header, rows, notes, caption(view, shown, "; ".join(filter(None, (_INCLUDES, others)))))
+    includes = "; ".join(filter(None, (_INCLUDES, others)))
+    return measured_table(view, shown, title, header, rows, includes, compared=len(rows))
 
 
 def _row(row: Row) -> list[str]:

@@ -18,16 +18,13 @@ from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, wher
 from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
-    Footnotes,
     Row,
     a_stream,
-    caption,
     chart_words,
-    family,
-    few_visits,
     includes,
     line_of,
     mark_fastest,
+    measured_table,
     milliseconds,
     rate,
     ratio_words,
@@ -180,15 +177,14 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
 
     Where single copies were measured on an idle stream alone, the busy one has batched copies and no speed-up.
     """
-    notes = Footnotes()
     body = []
     for swap in rows.swaps:
         line = _geometry(swap)
         for state, measured in states.items():
             batched = rows.row(swap, BATCHED, state)
-            batched_ms, batched_gbps = (shown(batched, notes, show) for show in (milliseconds, rate))
+            batched_ms, batched_gbps = (shown(batched, show) for show in (milliseconds, rate))
             if SINGLE in measured:
-                line[f"{SINGLE} ms, {state}"] = shown(rows.row(swap, SINGLE, state), notes, milliseconds)
+                line[f"{SINGLE} ms, {state}"] = shown(rows.row(swap, SINGLE, state), milliseconds)
             line[f"{BATCHED} ms, {state}"] = batched_ms
             if SINGLE in measured:
                 faster = rows.speed_up(swap, state)
@@ -198,38 +194,37 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     title = f"{rows.direction}: {SINGLE} against {BATCHED}, by model"
     cells = rows.measured_cells((SINGLE, BATCHED), states)
     lines = [list(line.values()) for line in body]
-    table_notes = [_WORDS, _RATIO, *few_visits(cells), *family(len(where(cells, backend=SINGLE))), *notes.lines]
-    return _table(rows, title, list(body[0]), lines, table_notes, cells, "ms and GB/s")
+    compared = len(where(cells, backend=SINGLE))
+    return _table(rows, cells, title, list(body[0]), lines, "ms and GB/s", [_WORDS, _RATIO], compared)
 
 
 def _all(rows: ModelRows, state: str) -> DataTable:
     backends = sorted(rows.measured(state))
-    notes = Footnotes()
     body = []
     for swap in rows.swaps:
         found = {backend: rows.row(swap, backend, state) for backend in backends}
         ids = {backend: row["cell_id"] for backend, row in found.items() if row}
         visits = {backend: rows.view.visits[cell] for backend, cell in ids.items() if cell in rows.view.visits}
-        texts = mark_fastest({backend: shown(row, notes, milliseconds) for backend, row in found.items()}, visits)
+        texts = mark_fastest({backend: shown(row, milliseconds) for backend, row in found.items()}, visits)
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts.values()])
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend"
     cells = rows.measured_cells(backends, (state,))
-    table_notes = [MARKS, *few_visits(cells), *family(len(cells) - cells["block_bytes"].nunique()), *notes.lines]
     header = ["Model", "N", "Block", *(with_sms(name, where(cells, backend=name)["sms"]) for name in backends)]
-    return _table(rows, title, header, body, table_notes, cells, "ms")
+    return _table(rows, cells, title, header, body, "ms", [MARKS], len(cells) - cells["block_bytes"].nunique())
 
 
 def _table(
     rows: ModelRows,
+    cells: pd.DataFrame,
     title: str,
     header: Sequence[str],
     body: Sequence[Sequence[Text]],
-    notes: Sequence[Text],
-    cells: pd.DataFrame,
     figures: str,
+    notes: Sequence[Text],
+    compared: int,
 ) -> DataTable:
-    said = caption(rows.view, cells, ". ".join(includes(cells["stream_state"], figures)), rows.pinned)
-    return DataTable(f"{title}, {_lengths(rows.swaps)}", header, body, notes, said)
+    title, said = f"{title}, {_lengths(rows.swaps)}", ". ".join(includes(cells["stream_state"], figures))
+    return measured_table(rows.view, cells, title, header, body, said, rows.pinned, notes, compared)
 
 
 def _geometry(swap: ModelSwap) -> dict[str, str]:

@@ -13,7 +13,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import figure, slower_words, two_digits
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.tables import Footnotes, Row, caption, chart_words, line_of, rows_of, shown, sms_words, with_ways
+from kvbench.report.tables import Row, caption, chart_words, footnoted, line_of, rows_of, shown, sms_words, with_ways
 from kvbench.report.view import View
 from kvbench.results.cost import AtRate, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count
@@ -89,11 +89,11 @@ def _edge(rows: Sequence[Row]) -> set[str]:
 
 
 def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row]) -> DataTable:
-    notes, edge = Footnotes(), _edge(rows)
+    edge = _edge(rows)
     body: list[list[Text]] = []
     for row in sorted(rows, key=lambda row: (row["way"], row["sms"] if sms_words(row) else 0)):
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
-            body.append([row["label"], shown(row, notes, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
+            body.append([row["label"], shown(row, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
             continue
         body.append(
             [
@@ -109,7 +109,8 @@ def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row]) -> 
     own = cells[cells["cell_id"].isin([row["cell_id"] for row in rows])]
     alone_us = own["neighbour_alone_us"].median()
     title = f"{title}: {figure(alone_us)} us per iteration without swaps" if alone_us > 0 else title
-    return DataTable(title, _HEADER, body, [_EDGE, *notes.lines], caption(view, own, _INCLUDES))
+    body, reasons = footnoted(body)
+    return DataTable(title, _HEADER, body, [_EDGE, *reasons], caption(view, own, _INCLUDES))
 
 
 def _slowdown(row: Row) -> str:

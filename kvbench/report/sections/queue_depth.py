@@ -14,7 +14,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words, two_digits
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.tables import Footnotes, Row, caption, chart_words, few_visits, grouped, line_of, rows_of, shown
+from kvbench.report.tables import Row, chart_words, grouped, line_of, measured_table, rows_of, shown
 from kvbench.report.view import View
 
 MIN_DEPTHS: Final = 4
@@ -92,22 +92,18 @@ def _finding(line: QueueLine, knee: QueueKnee) -> Finding:
 
 def _table(view: View, title: str, lines: Sequence[QueueLine], pinned: Pinned) -> DataTable:
     """Return submission time against queued swaps in one direction and block size, the knees below."""
-    notes = Footnotes()
     columns = [{int(row["queued"]): row for row in rows_of(line.cells)} for line in lines]
     body: list[list[Text]] = [
-        [count(depth), *(shown(column.get(depth), notes, _time) for column in columns)]
+        [count(depth), *(shown(column.get(depth), _time) for column in columns)]
         for depth in sorted({depth for column in columns for depth in column})
     ]
     begun = any(isinstance(text, str) and _BEGUN in text for row in body for text in row)
     body.append(["knee", *(_knee_words(line.knee) for line in lines)])
     cells = pd.concat([line.points for line in lines])
-    return DataTable(
-        f"{title}: us per submission against queued swaps",
-        ("Queued", *(line.label for line in lines)),
-        body,
-        [_KNEE, *([_NOT_HELD] if begun else []), *few_visits(cells), *notes.lines],
-        caption(view, cells, _INCLUDES, pinned),
-    )
+    header = ("Queued", *(line.label for line in lines))
+    notes = [_KNEE, *([_NOT_HELD] if begun else [])]
+    title = f"{title}: us per submission against queued swaps"
+    return measured_table(view, cells, title, header, body, _INCLUDES, pinned, notes)
 
 
 def _time(row: Row) -> str:

@@ -7,7 +7,7 @@ from kvbench.report.curves import RateCurve, RateCurves, curve_chart, ladder_cur
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.select import where
-from kvbench.report.tables import INCLUDES, Footnotes, a_stream, caption, few_visits, grouped, rate, rows_of, shown
+from kvbench.report.tables import INCLUDES, a_stream, grouped, measured_table, rate, rows_of, shown
 from kvbench.report.view import View
 
 _WEIGHT = 0.2  # a sentence on what suffices tells no effect
@@ -41,21 +41,16 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
     backend, state = columns[0].backend, columns[0].state
     rows = where(curves.cells, backend=backend, stream_state=state)
     measured = where(rows, status="ok")
-    notes = Footnotes()
     grid = {(row["direction"], int(row["block_bytes"]), int(row["sms"])): row for row in rows_of(rows)}
     body: list[list[Text]] = []
     for sms in sorted({int(sms) for sms in rows["sms"]}):
-        texts = [shown(grid.get((curve.direction, curve.panel, sms)), notes, rate) for curve in columns]
+        texts = [shown(grid.get((curve.direction, curve.panel, sms)), rate) for curve in columns]
         marked = [Strong(text) if sms == curve.knee else text for curve, text in zip(columns, texts, strict=True)]
         body.append([str(sms), *marked])
     body.append(["knee", *(str(curve.knee or "none") for curve in columns)])
-    return DataTable(
-        f"{backend}, {state} stream, N = {count(curves.main)}: GB/s against the SM count",
-        ("SMs", *(f"{curve.direction} {bytes_size(curve.panel)}" for curve in columns)),
-        body,
-        [_BOLD, *few_visits(measured), *notes.lines],
-        caption(view, measured, INCLUDES[state], curves.pinned),
-    )
+    title = f"{backend}, {state} stream, N = {count(curves.main)}: GB/s against the SM count"
+    header = ("SMs", *(f"{curve.direction} {bytes_size(curve.panel)}" for curve in columns))
+    return measured_table(view, measured, title, header, body, INCLUDES[state], curves.pinned, [_BOLD])
 
 
 def _sentence(group: Sequence[RateCurve], blocks: int) -> str:

@@ -14,12 +14,9 @@ from kvbench.report.select import BATCHED, where
 from kvbench.report.tables import (
     INCLUDES,
     MARKS,
-    Footnotes,
     a_stream,
-    caption,
-    family,
-    few_visits,
     mark_fastest,
+    measured_table,
     rate,
     rows_of,
     shown,
@@ -131,13 +128,12 @@ def _table(
 ) -> DataTable:
     """Return GB/s of every backend of `times` by block size, with the crossovers below."""
     measured = where(cells, status="ok")
-    notes = Footnotes()
     body: list[list[Text]] = []
     for size in sorted({int(size) for size in cells["block_bytes"]}):
         row = {str(row["backend"]): row for row in rows_of(where(cells, block_bytes=size))}
-        texts = {backend: shown(row.get(backend), notes, rate) for backend in times}
+        texts = {backend: shown(row.get(backend), rate) for backend in times}
         here = {backend: found[size] for backend, found in times.items() if size in found}
         body.append([bytes_size(size), *mark_fastest(texts, here).values()])
-    table_notes = [*duels, MARKS, *few_visits(measured), *family(len(measured) - len(body)), *notes.lines]
-    said = caption(view, measured, INCLUDES[str(cells["stream_state"].iloc[0])], view.pinned)
-    return DataTable(title, ("Block size", *heads.values()), body, table_notes, said)
+    header, said = ("Block size", *heads.values()), INCLUDES[str(cells["stream_state"].iloc[0])]
+    compared = len(measured) - len(body)
+    return measured_table(view, measured, title, header, body, said, view.pinned, [*duels, MARKS], compared)
