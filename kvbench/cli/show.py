@@ -61,7 +61,7 @@ def _cliff(report: "Report") -> "RateCurve | None":
     from kvbench.report.curves import RateCurves, cliff_curves
 
     shown = [chapter.view for chapter in report.chapters if chapter.section.name == "cliff"]
-    curves = cliff_curves(shown[0].frame, shown[0].pinned) if shown else ""
+    curves = cliff_curves(shown[0].pinned) if shown else ""
     if not isinstance(curves, RateCurves):
         return None
     found = [(cliff.excess, curve) for curve in curves.curves if (cliff := curve.cliff)]

@@ -78,12 +78,8 @@ class RateCurves:
         return [curve for curve in self.curves if (curve.panel, curve.direction) == (panel, direction)]
 
 
-def cliff_curves(cells: pd.DataFrame, pinned: Pinned | None = None) -> RateCurves | str:
-    """Return GB/s over block size, a panel per number of blocks, from the rows of a run; or why there are none.
-
-    `pinned` spares time where the rows have been pinned before.
-    """
-    pinned = pinned or pin(cells, shown=())
+def cliff_curves(pinned: Pinned) -> RateCurves | str:
+    """Return GB/s over block size, a panel per number of blocks; or why there are none."""
     measured = where(pinned.cells, status="ok")
     curves = curves_over(measured, "blocks", "block_bytes")
     if not any(len(curve.x) >= MIN_SIZES for curve in curves):

@@ -93,11 +93,7 @@ def definitions() -> list[Text]:
     rate = "GB/s: 10^9 bytes per second, the bytes of one swap over the median of the visits' medians of "
     return [
         *((Code(name.removesuffix("_median")), f": {COLUMNS[name].partition(': ')[2]}") for name in medians),
-        (
-            rate,
-            Code("swap_us"),
-            "; bands are the quartiles of all samples, which decide no comparison",
-        ),
+        (rate, Code("swap_us"), "; bands are the quartiles of all samples, which decide no comparison"),
         "Ceiling: median GB/s of large plain copies in the same run and direction",
         (
             "Roof: what a cell can reach: the ceiling (for a kernel the GB/s of large SM copies), and no more than the "

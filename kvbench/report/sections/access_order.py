@@ -1,10 +1,12 @@
 """Access order: STREAM against ANY, cells that are equal in all else, visit against visit of the same round."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
+import pandas as pd
+
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, noun, size
@@ -29,22 +31,25 @@ def make(view: View) -> Part | str:
     both = stream.merge(other, on=_KEYS, suffixes=("_stream", "_any"))
     if both.empty:
         return "it needs cells measured with order=stream and with order=any that are otherwise equal"
-    visits = {time: view.visits_of(time) for time in _TIMES}
+    for time in _TIMES:
+        visits = view.visits_of(time)
+        pairs = zip(both["cell_id_stream"], both["cell_id_any"], strict=True)
+        changes = [compare_visits(visits.get(base, {}), visits.get(own, {}), IN_TURN) for base, own in pairs]
+        both[f"{time}_change"] = pd.Series(changes, dtype=object)
     tables, told = [], []
     for _, group in both.groupby(["backend", "stream_state"], sort=False):
         rows = rows_of(group.sort_values(["direction", "block_bytes", "blocks"], ascending=[False, True, True]))
-        changes = {time: [_change(row, visits[time]) for row in rows] for time in _TIMES}
-        tables += [_table(view, pinned, time, rows, changes[time]) for time in _TIMES]
-        told.append(Finding(_sentence(rows, changes), _weight(changes)))
+        tables += [_table(view, pinned, time, rows) for time in _TIMES]
+        beyond = [abs(math.log(one.ratio)) for time in _TIMES for one in _changes(rows, time) if one.told_apart]
+        told.append(Finding(_sentence(rows), max(beyond, default=0.0)))
     return Part(tables=tables, told=told)
 
 
 SECTION = Section("access-order", "Access order: STREAM against ANY", make)
 
 
-def _change(row: Row, visits: Mapping[str, Visits]) -> Comparison:
-    stream, other = (visits.get(row[f"cell_id_{order}"], {}) for order in ("stream", "any"))
-    return compare_visits(stream, other, IN_TURN)
+def _changes(rows: Sequence[Row], time: str) -> list[Comparison]:
+    return [row[f"{time}_change"] for row in rows]
 
 
 def _change_words(row: Row, found: Comparison) -> str:
@@ -56,14 +61,14 @@ def _change_words(row: Row, found: Comparison) -> str:
     return f"{unsure(found)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
 
 
-def _table(view: View, pinned: Pinned, time: str, rows: Sequence[Row], changes: Sequence[Comparison]) -> DataTable:
+def _table(view: View, pinned: Pinned, time: str, rows: Sequence[Row]) -> DataTable:
     unit, scale = ("ms", 1e-3) if time == "gpu_us" else ("us", 1.0)
     body = []
-    for row, change in zip(rows, changes, strict=True):
+    for row in rows:
         mark = "†" if row["direction"] == "d2h" else ""
         medians = (figure(row[f"{time}_median_{order}"] * scale) for order in ("stream", "any"))
         cell = [row["direction"], count(row["blocks"]), size(row["block_size"])]
-        body.append([*cell, *medians, f"{_change_words(row, change)}{mark}"])
+        body.append([*cell, *medians, f"{_change_words(row, row[f'{time}_change'])}{mark}"])
     ids = {row[f"cell_id_{order}"] for row in rows for order in ("stream", "any")}
     cells = pinned.cells[pinned.cells["cell_id"].isin(ids)]
     race = [_RACE] if any(row["direction"] == "d2h" for row in rows) else []
@@ -72,22 +77,17 @@ def _table(view: View, pinned: Pinned, time: str, rows: Sequence[Row], changes: 
     return measured_table(view, cells, title, header, body, INCLUDES[time], pinned, [_DELTA, *race], len(rows))
 
 
-def _sentence(rows: Sequence[Row], changes: Mapping[str, Sequence[Comparison]]) -> str:
+def _sentence(rows: Sequence[Row]) -> str:
     """Return what ANY changes against STREAM, beyond the noise."""
     head = f"ANY against STREAM, {rows[0]['backend']} on {a_stream(rows[0]['stream_state'])}"
-    if not any(found.told_apart for own in changes.values() for found in own):
+    if not any(found.told_apart for time in _TIMES for found in _changes(rows, time)):
         return f"{head}: no clear difference in {noun(len(rows), 'cell')}, in GPU time and in host submission."
     parts = []
     for way in DIRECTIONS:
-        here = [place for place, row in enumerate(rows) if row["direction"] == way]
-        said = " and ".join(_changed([found[place] for place in here], _TIMES[time]) for time, found in changes.items())
-        parts += [f"{way} {said}"] if here else []
+        if here := [row for row in rows if row["direction"] == way]:
+            said = " and ".join(_changed(_changes(here, time), title) for time, title in _TIMES.items())
+            parts.append(f"{way} {said}")
     return f"{head}: {'; '.join(parts)}."
-
-
-def _weight(changes: Mapping[str, Sequence[Comparison]]) -> float:
-    beyond = [abs(math.log(one.ratio)) for found in changes.values() for one in found if one.told_apart]
-    return max(beyond, default=0.0)
 
 
 def _changed(changes: Sequence[Comparison], title: str) -> str:

@@ -9,16 +9,7 @@ from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
 from kvbench.report.select import where
-from kvbench.report.tables import (
-    UNCLEAR,
-    Row,
-    caption,
-    family,
-    few_visits,
-    grid_table,
-    rows_of,
-    unsure,
-)
+from kvbench.report.tables import UNCLEAR, Row, caption, family, few_visits, grid_table, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.text import short
 from kvbench.tune.fit import choice_of, tried

@@ -47,7 +47,7 @@ _WAY = ["backend", "direction", "stream_state", "block_bytes"]
 
 
 def make(view: View) -> Part | str:
-    curves = cliff_curves(view.frame, view.pinned)
+    curves = cliff_curves(view.pinned)
     if isinstance(curves, str):
         return curves
     findings = [_finding(curve, cliff) for curve in curves.curves if (cliff := curve.cliff)]

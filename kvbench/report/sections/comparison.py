@@ -17,7 +17,7 @@ from kvbench.report.charts.plot import PlotAxis
 from kvbench.report.curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, ladder_curves, spread
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, two_digits
-from kvbench.report.select import LATER, SIDE_AXES, where
+from kvbench.report.select import LATER, SIDE_AXES, pin, where
 from kvbench.report.tables import Row, axis_words, family, host_mark, includes, rows_of, with_ways
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
@@ -233,7 +233,7 @@ def _charts(pair: Pair, cells: pd.DataFrame) -> list[Chart]:
     known = np.isfinite(ratios["ratio_high"])  # where there is no interval there is no band
     ratios = ratios.assign(**{end: ratios[end].where(known, ratios["ratio"]) for end in _BAND[1:]})
     both = pair[0].frame[pair[0].frame["cell_id"].isin(cells["cell_id"])]
-    picked = (cliff_curves(both), ladder_curves(both))
+    picked = (cliff_curves(pin(both, shown=())), ladder_curves(both))
     return [_chart(pair, curves, ratios) for curves in picked if isinstance(curves, RateCurves)]
 
 
