@@ -99,16 +99,19 @@ def milliseconds(row: Row) -> str:
     return figure(float(row["swap_us_median"]) / 1e3)
 
 
-def mark_fastest(texts: Mapping[str, str], arms: Mapping[str, Visits]) -> dict[str, Text]:
-    """Return `texts` with the fastest of `arms` in bold, or "≈" before all that it is not told apart from.
+def fastest_marked(
+    rows: Mapping[str, Row | None], show: Callable[[Row], str], visits: Mapping[str, Visits]
+) -> list[Text]:
+    """Return cells of a table, the fastest in bold, or "≈" before all that it is not told apart from.
 
-    Where an arm has too few visits to tell, nothing is marked; `few_visits` says so.
+    Where a cell has too few `visits` to tell, nothing is marked; `few_visits` says so.
     """
-    if len(arms) < 2 or min(map(len, arms.values())) < MIN_PAIRS:
-        return dict(texts)
-    first = leaders(arms, IN_TURN)
+    arms = {name: visits[row["cell_id"]] for name, row in rows.items() if row and row["cell_id"] in visits}
+    told = len(arms) > 1 and min(map(len, arms.values())) >= MIN_PAIRS
+    first = leaders(arms, IN_TURN) if told else {}
+    texts = {name: shown(row, show) for name, row in rows.items()}
     marked = {name: Strong(texts[name]) if len(first) == 1 else f"≈ {texts[name]}" for name in first}
-    return {**texts, **marked}
+    return [marked.get(name, text) for name, text in texts.items()]
 
 
 def ratio_words(found: Comparison) -> str:

@@ -21,9 +21,9 @@ from kvbench.report.tables import (
     Row,
     a_stream,
     chart_words,
+    fastest_marked,
     includes,
     line_of,
-    mark_fastest,
     measured_table,
     milliseconds,
     rate,
@@ -203,10 +203,8 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     body = []
     for swap in rows.swaps:
         found = {backend: rows.row(swap, backend, state) for backend in backends}
-        ids = {backend: row["cell_id"] for backend, row in found.items() if row}
-        visits = {backend: rows.view.visits[cell] for backend, cell in ids.items() if cell in rows.view.visits}
-        texts = mark_fastest({backend: shown(row, milliseconds) for backend, row in found.items()}, visits)
-        body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts.values()])
+        texts = fastest_marked(found, milliseconds, rows.view.visits)
+        body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts])
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend"
     cells = rows.measured_cells(backends, (state,))
     header = ["Model", "N", "Block", *(with_sms(name, where(cells, backend=name)["sms"]) for name in backends)]

@@ -11,17 +11,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import BATCHED, where
-from kvbench.report.tables import (
-    INCLUDES,
-    MARKS,
-    a_stream,
-    mark_fastest,
-    measured_table,
-    rate,
-    rows_of,
-    shown,
-    with_sms,
-)
+from kvbench.report.tables import INCLUDES, MARKS, a_stream, fastest_marked, measured_table, rate, rows_of, with_sms
 from kvbench.report.view import View
 
 USUAL_BLOCKS: Final = 10_000
@@ -130,10 +120,9 @@ def _table(
     measured = where(cells, status="ok")
     body: list[list[Text]] = []
     for size in sorted({int(size) for size in cells["block_bytes"]}):
-        row = {str(row["backend"]): row for row in rows_of(where(cells, block_bytes=size))}
-        texts = {backend: shown(row.get(backend), rate) for backend in times}
-        here = {backend: found[size] for backend, found in times.items() if size in found}
-        body.append([bytes_size(size), *mark_fastest(texts, here).values()])
+        found = {str(row["backend"]): row for row in rows_of(where(cells, block_bytes=size))}
+        row_of = {backend: found.get(backend) for backend in times}
+        body.append([bytes_size(size), *fastest_marked(row_of, rate, view.visits)])
     header, said = ("Block size", *heads.values()), INCLUDES[str(cells["stream_state"].iloc[0])]
     compared = len(measured) - len(body)
     return measured_table(view, measured, title, header, body, said, view.pinned, [*duels, MARKS], compared)
