@@ -28,7 +28,7 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     if as_json:
         from kvbench.report.model import plain
 
-        page = {"answer": [plain(line) for line in report.box], "findings": [plain(one.text) for one in report.summary]}
+        page = {"answer": [plain(line) for line in report.box], "findings": [plain(text) for text in report.summary]}
         typer.echo(json.dumps(page, indent=2))
     else:
         print_first_page(report)
@@ -45,8 +45,8 @@ def print_first_page(report: "Report") -> None:
         _draw(cliff)
     if summary := report.summary:
         typer.echo("\nWhat was found")
-    for sentence in summary:
-        _print(sentence.text, "- ")
+    for text in summary:
+        _print(text, "- ")
 
 
 def _print(text: "Text", mark: str = "") -> None:

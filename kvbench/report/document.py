@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 from typing import Final
 
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
 from kvbench.report.front import TITLE
-from kvbench.report.model import Chapter, Code, DataTable, Report, Sentence, Strong, Text, spans
+from kvbench.report.model import Chapter, Code, DataTable, Report, Section, Strong, Text, spans
 from kvbench.report.view import HOST_COPIES
 
 PAGE_FILE: Final = "report.html"
@@ -43,7 +44,7 @@ def _parts(report: Report) -> Iterator[str]:
     if report.box:
         yield _list(report.box)
     if summary := report.summary:
-        yield f"## What was found\n\n{markdown.bullets(map(_sentence, summary))}"
+        yield f"## What was found\n\n{markdown.bullets(starmap(_sentence, summary.items()))}"
     for chapter in report.chapters:
         yield from _chapter(chapter)
     yield f"## The runs\n\n{table(report.runs)}"
@@ -62,9 +63,8 @@ def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
         yield f"## {heading}\n\n{_list(lines)}"
 
 
-def _sentence(sentence: Sentence) -> str:
-    section = sentence.section
-    return f"{_block(sentence.text)} ([{markdown.inline(section.short_title)}](#{markdown.anchor(section.title)}))"
+def _sentence(text: Text, section: Section) -> str:
+    return f"{_block(text)} ([{markdown.inline(section.short_title)}](#{markdown.anchor(section.title)}))"
 
 
 def _chapter(chapter: Chapter) -> Iterator[str]:

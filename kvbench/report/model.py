@@ -161,14 +161,6 @@ class Chapter:
 
 
 @dataclass(frozen=True, slots=True)
-class Sentence:
-    """A sentence of the first page and its evidence."""
-
-    text: Text
-    section: Section
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Everything that a report says, in its order; what is empty is left out.
 
@@ -202,10 +194,10 @@ class Report:
         return {name: table for chapter in self.chapters for name, table in chapter.files.items()}
 
     @property
-    def summary(self) -> list[Sentence]:
-        """The weightiest findings, each once."""
+    def summary(self) -> dict[Text, Section]:
+        """The weightiest findings, each once, with the sections that they come from."""
         told = [(chapter.section, finding) for chapter in self.chapters for finding in chapter.part.told]
         ordered = sorted(told, key=lambda one: -abs(one[1].weight))
         above = {text for line in self.box for text in spans(line)}
-        found = {one.text: Sentence(one.text, section) for section, one in ordered if one.text not in above}
-        return list(found.values())[:MOST_FINDINGS]
+        found = {one.text: section for section, one in ordered if one.text not in above}
+        return dict(list(found.items())[:MOST_FINDINGS])

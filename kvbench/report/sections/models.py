@@ -12,7 +12,7 @@ from kvbench.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.curves import GBPS, POINT_COLUMNS, RATES
-from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
+from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import bytes_size, count, faster_words
 from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
@@ -181,21 +181,21 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     for swap in rows.swaps:
         line = _geometry(swap)
         for state, measured in states.items():
-            batched = rows.row(swap, BATCHED, state)
-            batched_ms, batched_gbps = (shown(batched, show) for show in (milliseconds, rate))
+            single, batched = (rows.row(swap, backend, state) for backend in (SINGLE, BATCHED))
             if SINGLE in measured:
-                line[f"{SINGLE} ms, {state}"] = shown(rows.row(swap, SINGLE, state), milliseconds)
-            line[f"{BATCHED} ms, {state}"] = batched_ms
+                line[f"{SINGLE} ms, {state}"] = shown(single, milliseconds)
+            line[f"{BATCHED} ms, {state}"] = shown(batched, milliseconds)
             if SINGLE in measured:
                 faster = rows.speed_up(swap, state)
                 line[f"Speed-up, {state}"] = ratio_words(faster) if faster else ""
-            line[f"{BATCHED} GB/s, {state}"] = batched_gbps
+            line[f"{BATCHED} GB/s, {state}"] = shown(batched, rate)
         body.append(line)
-    title = f"{rows.direction}: {SINGLE} against {BATCHED}, by model"
+    title = f"{rows.direction}: {SINGLE} against {BATCHED}, by model, {_lengths(rows.swaps)}"
     cells = rows.measured_cells((SINGLE, BATCHED), states)
-    lines = [list(line.values()) for line in body]
+    header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_WORDS, _RATIO]
+    said = ". ".join(includes(cells["stream_state"], "ms and GB/s"))
     compared = len(where(cells, backend=SINGLE))
-    return _table(rows, cells, title, list(body[0]), lines, "ms and GB/s", [_WORDS, _RATIO], compared)
+    return measured_table(rows.view, cells, title, header, lines, said, rows.pinned, notes, compared)
 
 
 def _all(rows: ModelRows, state: str) -> DataTable:
@@ -205,24 +205,11 @@ def _all(rows: ModelRows, state: str) -> DataTable:
         found = {backend: rows.row(swap, backend, state) for backend in backends}
         texts = fastest_marked(found, milliseconds, rows.view.visits)
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts])
-    title = f"{rows.direction}, {state} stream: ms per swap, by model and backend"
+    title = f"{rows.direction}, {state} stream: ms per swap, by model and backend, {_lengths(rows.swaps)}"
     cells = rows.measured_cells(backends, (state,))
     header = ["Model", "N", "Block", *(with_sms(name, where(cells, backend=name)["sms"]) for name in backends)]
-    return _table(rows, cells, title, header, body, "ms", [MARKS], len(cells) - cells["block_bytes"].nunique())
-
-
-def _table(
-    rows: ModelRows,
-    cells: pd.DataFrame,
-    title: str,
-    header: Sequence[str],
-    body: Sequence[Sequence[Text]],
-    figures: str,
-    notes: Sequence[Text],
-    compared: int,
-) -> DataTable:
-    title, said = f"{title}, {_lengths(rows.swaps)}", ". ".join(includes(cells["stream_state"], figures))
-    return measured_table(rows.view, cells, title, header, body, said, rows.pinned, notes, compared)
+    said, compared = ". ".join(includes([state], "ms")), len(cells) - cells["block_bytes"].nunique()
+    return measured_table(rows.view, cells, title, header, body, said, rows.pinned, [MARKS], compared)
 
 
 def _geometry(swap: ModelSwap) -> dict[str, str]:

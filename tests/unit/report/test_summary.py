@@ -109,4 +109,4 @@ def test_too_few_rounds_tell_nothing_of_any(tmp_path: Path) -> None:
 
 def test_a_run_without_figures_has_no_sentences(tmp_path: Path) -> None:
     cell = synthetic.order_cells()[0]
-    assert made_report(tmp_path, [synthetic.failure(cell)]).summary == []
+    assert made_report(tmp_path, [synthetic.failure(cell)]).summary == {}
