@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Final
 
 import pandas as pd
@@ -62,14 +63,15 @@ def make(view: View) -> Part | str:
         return "it needs swaps that were measured beside a neighbour"
     cells = with_ways(cells)
     points = cells[cells["neighbour_slowdown"] > 0]
-    names = cells["neighbour"].unique()
-    panels = {(name, way): rows_of(where(cells, neighbour=name, direction=way)) for name in names for way in DIRECTIONS}
-    tables = [_table(view, cells, f"{name}, {way}", rows) for (name, way), rows in panels.items() if rows]
+    tables, told = [], []
+    for name, way in product(cells["neighbour"].unique(), DIRECTIONS):
+        own, measured = (where(rows, neighbour=name, direction=way) for rows in (cells, points))
+        tables += [_table(view, f"{name}, {way}", own, _edge(measured))] if len(own) else []
+        told += [_finding(f"{name} beside {way} swaps", rows_of(measured))] if len(measured) else []
     files = {}
     if not (equal := _equal_rates(view, points)).empty:
         tables.append(_equal_table(view, points, equal))
         files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
-    told = [found for (name, way), rows in panels.items() if (found := _finding(name, way, rows))]
     charts = [_chart(view, name, where(points, neighbour=name)) for name in points["neighbour"].unique()]
     return Part([finding.text for finding in told], charts, tables, told, files)
 
@@ -77,21 +79,15 @@ def make(view: View) -> Part | str:
 SECTION = Section("neighbour", "Neighbours: what swaps cost the work beside them", make)
 
 
-def _measured(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if row["neighbour_slowdown"] > 0]
-
-
-def _edge(rows: Sequence[Row]) -> set[str]:
+def _edge(points: pd.DataFrame) -> set[str]:
     """Return the ids of the cells on the Pareto edge."""
-    measured = _measured(rows)
-    kept = pareto_edge([row["swaps_beside_gbps"] for row in measured], [row["neighbour_slowdown"] for row in measured])
-    return {row["cell_id"] for row, on_edge in zip(measured, kept, strict=True) if on_edge}
+    kept = pareto_edge(points["swaps_beside_gbps"].tolist(), points["neighbour_slowdown"].tolist())
+    return set(points["cell_id"][kept])
 
 
-def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row]) -> DataTable:
-    edge = _edge(rows)
+def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataTable:
     body: list[list[Text]] = []
-    for row in sorted(rows, key=lambda row: (row["way"], row["sms"] if sms_words(row) else 0)):
+    for row in sorted(rows_of(cells), key=lambda row: (row["way"], row["sms"] if sms_words(row) else 0)):
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
             body.append([row["label"], shown(row, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
             continue
@@ -106,11 +102,10 @@ def _table(view: View, cells: pd.DataFrame, title: str, rows: Sequence[Row]) -> 
                 f"{figure(row['one_block_alone_us'])} → {figure(row['one_block_beside_us'])}",
             ]
         )
-    own = cells[cells["cell_id"].isin([row["cell_id"] for row in rows])]
-    alone_us = own["neighbour_alone_us"].median()
+    alone_us = cells["neighbour_alone_us"].median()
     title = f"{title}: {figure(alone_us)} us per iteration without swaps" if alone_us > 0 else title
     body, reasons = footnoted(body)
-    return DataTable(title, _HEADER, body, [_EDGE, *reasons], caption(view, own, _INCLUDES))
+    return DataTable(title, _HEADER, body, [_EDGE, *reasons], caption(view, cells, _INCLUDES))
 
 
 def _slowdown(row: Row) -> str:
@@ -131,23 +126,20 @@ def _exposure(row: Row) -> str:
     return f"{'≈ ' if low <= 0 <= high else ''}{text} ({figure(low)} to {figure(high)})"
 
 
-def _finding(name: str, way: str, rows: Sequence[Row]) -> Finding | None:
+def _finding(what: str, measured: Sequence[Row]) -> Finding:
     """Return what the highest of `RATES` that was reached costs at least, and what the cheapest way moves."""
-    measured = _measured(rows)
     reached = [rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in measured)]
-    if not measured:
-        return None
     cheapest = min(measured, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
     least = (
         f"{cheapest['label']} costs least: {_slower(cheapest['neighbour_slowdown'])} at "
         f"{two_digits(cheapest['swaps_beside_gbps'])} GB/s"
     )
     if not reached:
-        return Finding(f"{name} beside {way} swaps: {least}.", math.log(cheapest["neighbour_slowdown"]))
+        return Finding(f"{what}: {least}.", math.log(cheapest["neighbour_slowdown"]))
     fast = [row for row in measured if row["swaps_beside_gbps"] >= reached[-1]]
     best = min(fast, key=lambda row: row["neighbour_slowdown"])
     text = (
-        f"{name} beside {way} swaps at {reached[-1]} GB/s or more is {_slower(best['neighbour_slowdown'])} at "
+        f"{what} at {reached[-1]} GB/s or more is {_slower(best['neighbour_slowdown'])} at "
         f"best, p99 {_slower(best['neighbour_slowdown_p99'])} ({best['label']}, "
         f"{two_digits(best['swaps_beside_gbps'])} GB/s)"
     )
@@ -165,16 +157,12 @@ def _chart(view: View, name: str, points: pd.DataFrame) -> Chart:
     panels = []
     for direction in DIRECTIONS:
         if not (own := where(points, direction=direction)).empty:
-            edge = _edge(rows_of(own))
+            edge = _edge(own)
             lines = [_line(view, str(way), rows_of(cells), edge) for way, cells in own.groupby("way")]
             panels.append(PlotPanel(direction, lines))
-    words = chart_words(
-        view,
-        f"Slowdown of {name} against GB/s of the swaps beside it",
-        points,
-        "medians of visits · band: 95% interval · ring: nothing as fast costs less",
-        [_INCLUDES],
-    )
+    title = f"Slowdown of {name} against GB/s of the swaps beside it"
+    drawn = "medians of visits · band: 95% interval · ring: nothing as fast costs less"
+    words = chart_words(view, title, points, drawn, [_INCLUDES])
     x = PlotAxis("GB/s of the swaps", "figure", "linear")
     plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart([panels]))
     return Chart(f"neighbour-{name}-{view.label}", words, plot, points[list(_POINT_COLUMNS)])

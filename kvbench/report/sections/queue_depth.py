@@ -117,13 +117,8 @@ def _knee_words(knee: QueueKnee | None) -> Text:
 def _chart(view: View, panels: Mapping[str, Sequence[QueueLine]], pinned: Pinned) -> Chart:
     """Return the chart: a row of panels per block size."""
     points = pd.concat([line.points for lines in panels.values() for line in lines])
-    words = chart_words(
-        view,
-        "Time of one more submission against queued swaps",
-        points,
-        "medians · band: quartiles",
-        [_INCLUDES, pinned.words(points)],
-    )
+    title, footer = "Time of one more submission against queued swaps", [_INCLUDES, pinned.words(points)]
+    words = chart_words(view, title, points, "medians · band: quartiles", footer)
     drawn = [PlotPanel(title, [_plot_line(line, view.label) for line in lines]) for title, lines in panels.items()]
     rows = list(grouped(drawn, lambda panel: panel.title.partition(", ")[2]).values())
     y = PlotAxis("us per submission", "figure", "log10")
