@@ -41,7 +41,7 @@ def make(view: View) -> Part | str:
     new = found[~found["known"]]
     missed = new[new["ratio"] < CLOSE].sort_values("ratio", kind="stable")
     told = [] if new.empty else [Finding(_verdict(new, policy), abs(math.log(new["ratio"].min())))]
-    lines = [*(finding.text for finding in told), *_noise(missed), *_policy_words(view, policy, found)]
+    lines = [*(finding.text for finding in told), *_noise(missed), _policy_words(policy, found)]
     return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], told=told)
 
 
@@ -68,10 +68,10 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found).sort_values(_POINT, ascending=order) if found else pd.DataFrame()
 
 
-def _verdict(new: pd.DataFrame, policy: Policy | None) -> str:
+def _verdict(new: pd.DataFrame, policy: Policy | str) -> str:
     """Return how close auto came to the fastest at shapes that its policy was not measured at, and where it did not."""
     close = int((new["ratio"] >= CLOSE).sum())
-    cells = noun(len(new), "cell") + (" new to its policy" if policy else "")
+    cells = noun(len(new), "cell") + ("" if isinstance(policy, str) else " new to its policy")
     text = f"auto is within {1 - CLOSE:.0%} of the fastest in {count(close)} of {cells}"
     worst = rows_of(new.sort_values("ratio", kind="stable").head(1))[0]
     if worst["ratio"] >= CLOSE:
@@ -91,19 +91,20 @@ def _noise(missed: pd.DataFrame) -> list[str]:
     return [f"{said}, {count(noisy)} without a clear difference"] if same or noisy else []
 
 
-def _policy_of(view: View) -> Policy | None:
-    """Return the policy of the run; None where it has none that can be read."""
+def _policy_of(view: View) -> Policy | str:
+    """Return the policy of the run, or why it has none that can be read."""
+    plain = view.run.info.spec.get("policy")
     try:
-        return Policy.from_plain(plain) if (plain := view.run.info.spec.get("policy")) else None
+        return Policy.from_plain(plain) if plain else "auto had no policy and used built-in defaults"
     except UsageError:
-        return None
+        return "auto used a policy that cannot be read"
 
 
-def _known(found: pd.DataFrame, policy: Policy | None) -> list[bool]:
+def _known(found: pd.DataFrame, policy: Policy | str) -> list[bool]:
     """Return of each row whether the policy was measured at its shape."""
     shapes = {
         (table.direction.value, table.stream_state.value, size, blocks)
-        for table in (policy.tables if policy else ())
+        for table in (() if isinstance(policy, str) else policy.tables)
         for size, choices in zip(table.block_bytes, table.choices, strict=True)
         for blocks, choice in zip(table.blocks, choices, strict=True)
         if choice
@@ -111,17 +112,15 @@ def _known(found: pd.DataFrame, policy: Policy | None) -> list[bool]:
     return [tuple(row[name] for name in _POINT) in shapes for row in rows_of(found)]
 
 
-def _policy_words(view: View, policy: Policy | None, found: pd.DataFrame) -> list[str]:
+def _policy_words(policy: Policy | str, found: pd.DataFrame) -> str:
     """Return where the choices of auto come from, and how they repeat at the shapes of its policy."""
-    if policy is None:
-        read = view.run.info.spec.get("policy")
-        return ["auto used a policy that cannot be read" if read else "auto had no policy and used built-in defaults"]
+    if isinstance(policy, str):
+        return policy
     line = f"auto used a policy measured on {policy.made[:10] or 'an unknown day'}"
     own = found[found["known"]]
-    if own.empty:
-        return [line]
-    close = int((own["ratio"] >= CLOSE).sum())
-    return [f"{line}. At {noun(len(own), 'shape')} of the policy itself, auto was as close in {count(close)}"]
+    close = count((own["ratio"] >= CLOSE).sum())
+    repeated = f". At {noun(len(own), 'shape')} of the policy itself, auto was as close in {close}"
+    return line if own.empty else f"{line}{repeated}"
 
 
 def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
