@@ -33,8 +33,8 @@ def _table(runs: Sequence[View], *, named: bool) -> DataTable:
     own = pairs[-1]
     count = int(own["devices"].max())
     rates = pd.concat(pairs).groupby("cell_id")[["gbps_alone", "gbps"]]
-    sums = rates.sum()[(rates.size() == count) & (len(pairs) == count)]
-    body: list[list[Text]] = [_row(row) for row in rows_of(own.join(sums, on="cell_id", rsuffix="_all"))]
+    sums = rates.sum()[(rates.size() == count) & (len(pairs) == count)].add_suffix("_all")
+    body: list[list[Text]] = [_row(row) for row in rows_of(own.join(sums, on="cell_id"))]
     header = ("Swaps", "GB/s alone", "GB/s at once", "Share", "All alone", "All at once", "Share of all")
     cells = view.measured[view.measured["cell_id"].isin(own["cell_id"])]
     title = f"{view.run.info.device.get('name')} beside {noun(count - 1, 'other device')}"
