@@ -97,10 +97,10 @@ def rounded(values: Floats) -> list[float | None]:
 
 
 def _rounded(value: float) -> float | None:
-    if not math.isfinite(value):
+    shown = float(f"{value:.{_DIGITS}g}")  # which can round to infinity
+    if not math.isfinite(shown):
         return None
-    short_value = float(f"{value:.{_DIGITS}g}")
-    return int(short_value) if short_value.is_integer() else short_value
+    return int(shown) if shown.is_integer() else shown
 
 
 def _short_numbers(value: Any) -> Any:

@@ -182,7 +182,7 @@ def test_links_of_the_summary_lead_to_their_sections(cliff: Run, page: str) -> N
     outline = Outline(page)
     targets = {attributes["href"] for attributes in outline.named("a")}
     names = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
-    assert {f"#{sentence.section.name}" for sentence in report_of([cliff]).summary} <= targets
+    assert {f"#{section.name}" for section in report_of([cliff]).summary.values()} <= targets
     assert {str(target).removeprefix("#") for target in targets} <= set(names)
     assert len(names) == len(set(names))
 
