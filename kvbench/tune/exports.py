@@ -65,7 +65,7 @@ class _Loss:
         if self.worst <= TIED.fraction:
             return f"within {TIED.fraction:.0%} of the free choice at every measured shape"
         where = f"{self.at.direction} {self.at.state.quantity}, {self.at.blocks} x {shown_size(self.at.block_bytes)}"
-        return f"takes {self.mean:.0%} more time than the free choice on average, at worst {self.worst:.0%} ({where})"
+        return f"takes {self.mean:z.0%} more time than the free choice on average, at worst {self.worst:.0%} ({where})"
 
 
 Picked = Callable[[Answer], Choice | None]
