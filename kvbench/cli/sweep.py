@@ -59,16 +59,23 @@ Filters = Annotated[
 class WhereOptions(msgspec.Struct):
     """The device of a sweep, its memory limits, seed and fault."""
 
-    device: Annotated[
-        str | None,
-        msgspec.Meta(description="device: auto, cpu, cuda or cuda:N; cuda:all or a list to swap on several at once"),
-    ] = None
+    device: Annotated[str | None, msgspec.Meta(description="device: auto, cpu, cuda or cuda:N")] = None
     host_memory: Annotated[str | None, msgspec.Meta(description="limit of pinned host memory: 8GiB")] = None
     device_memory: Annotated[str | None, msgspec.Meta(description="limit of GPU memory: 40GiB")] = None
     seed: Annotated[int | None, msgspec.Meta(description="seed of contents, placement and visit order")] = None
     fault: Annotated[str | None, msgspec.Meta(description="fault to inject (cpu device only; see CONTRIBUTING)")] = None
 
 
+class _OfSeveralDevices(WhereOptions):
+    """The same for a sweep that can swap on several devices at once."""
+
+    device: Annotated[
+        str | None,
+        msgspec.Meta(description="device: auto, cpu, cuda or cuda:N; cuda:all or a list to swap on several at once"),
+    ] = None
+
+
+_Where = Annotated[Mapping[str, Any], FromStruct(_OfSeveralDevices, completion={"device": complete_device})]
 _Config = Annotated[
     str | None,
     typer.Argument(
@@ -103,7 +110,7 @@ def sweep(
     filters: Filters = None,
     model: _Models = None,
     geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
-    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions, completion={"device": complete_device})] = NO_OPTIONS,
+    where: _Where = NO_OPTIONS,
     out: _Out = None,
     resume: _Resume = None,
     retry_failed: _Retry = False,

@@ -47,6 +47,16 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     assert error_line(unknown).startswith("--backends batched,bogus: kvbench tune measures only batched, primed")
 
 
+def test_the_help_offers_the_devices_that_the_command_takes(tmp_path: Path) -> None:
+    several = kvbench_here("tune", "--device=cuda:all", "-o", "run", cwd=tmp_path)
+    assert several.returncode == 2
+    assert "name one device" in error_line(several)
+    shown = kvbench_here("tune", "--help", cwd=tmp_path).stdout
+    assert "auto, cpu, cuda or cuda:N" in shown
+    assert "cuda:all" not in shown
+    assert "cuda:all" in kvbench_here("sweep", "--help", cwd=tmp_path).stdout
+
+
 def test_beside_a_neighbour_it_measures_and_answers(tmp_path: Path) -> None:
     small = ("-a", "blocks=64", "-a", "block_size=4KiB", "-a", "direction=h2d", "-a", "burst=none", "-a", "pool=4MiB")
     done = kvbench("tune", "--neighbour=memory", "--at-most=500%", "--device=cpu", *small, "-o", "run", cwd=tmp_path)
