@@ -6,7 +6,7 @@ from typing import Final
 from kvbench.backends.base import PreparedSwap, SwapRequest, backend_named, facts_of
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.facts import DeviceFacts
-from kvbench.tune.table import AUTO, Choice, Chooser, Policy, Table
+from kvbench.tune.table import AUTO, Choice, Policy, Table
 from kvbench.units import KIB
 
 # Runs on any device; without a batched copy in the driver it runs single copies.
@@ -88,4 +88,4 @@ def _why_not(choice: Choice, here: DeviceFacts) -> str | None:
 
 def _look_up(policy: Policy, request: SwapRequest) -> Choice | None:
     cell, sizes = request.cell, request.memory.sizes
-    return Chooser(policy).choose(cell.direction, cell.stream_state, len(sizes), float(sizes.mean()))
+    return policy.choose(cell.direction, cell.stream_state, len(sizes), float(sizes.mean()))

@@ -6,10 +6,9 @@ that was not measured is "".
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
@@ -100,6 +99,15 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
             except UsageError as error:
                 raise ValueError(str(error)) from None
 
+    def choose(self, blocks: int, block_bytes: float) -> Choice:
+        """Return the choice at the nearest point; an unmeasured point takes that of the nearest measured one."""
+        size, count = _nearest(self.block_bytes, block_bytes), _nearest(self.blocks, blocks)
+        texts = zip(product(self.block_bytes, self.blocks), chain(*self.choices), strict=True)
+        measured = {point: text for point, text in texts if text}
+        # The number of SMs that a kernel needs depends on the size, and much less on the number of blocks.
+        near = min(measured, key=lambda point: (_apart(point[0], size), _apart(point[1], count), point))
+        return Choice.parse(measured[near])
+
 
 class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The tables of one device and their origin.
@@ -121,6 +129,15 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         if len(set(kinds)) < len(kinds):
             raise ValueError("two tables have the same direction and stream state")
 
+    def choose(self, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
+        """Return the choice for a swap of `blocks` blocks of `block_bytes` (the mean of mixed sizes).
+
+        Without a table for this stream state, use the other state's; None if there is no table for this direction.
+        """
+        tables = {table.stream_state: table for table in self.tables if table.direction is direction}
+        known = next((tables[one] for one in (state, *StreamState) if one in tables), None)
+        return None if known is None else known.choose(blocks, block_bytes)
+
     def to_plain(self) -> dict[str, Any]:
         """Return the policy as JSON-compatible data; `from_plain` reads it back."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
@@ -137,50 +154,16 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         return tomli_w.dumps(self.to_plain())
 
 
-class Chooser:
-    """Looks up choices at the point of the table that is nearest in ratio, with two binary searches."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._grids = {
-            (table.direction, table.stream_state): (_limits(table.block_bytes), _limits(table.blocks), _filled(table))
-            for table in policy.tables
-        }
-
-    def choose(self, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
-        """Return the choice for a swap of `blocks` blocks of `block_bytes` (the mean of mixed sizes).
-
-        Without a table for this stream state, use the other state's; None if there is no table for this direction.
-        """
-        for known in (state, *StreamState):
-            if grid := self._grids.get((direction, known)):
-                size_limits, count_limits, rows = grid
-                return rows[bisect_left(size_limits, block_bytes)][bisect_left(count_limits, blocks)]
-        return None
-
-
 def load_policy(path: Path) -> Policy:
     """Read a policy file; raises UsageError, which names the file and the error."""
     with located(str(path)):
         return Policy.from_plain(read_toml(path))
 
 
-def _limits(values: Sequence[int]) -> list[float]:
-    """Return the limits between consecutive values at which the nearest value, in ratio, changes."""
-    return [math.sqrt(low * high) for low, high in pairwise(values)]
+def _nearest(values: Sequence[int], value: float) -> int:
+    """Return the value that is nearest in ratio, of two the smaller; `values` ascend."""
+    return min(values, key=lambda own: _apart(own, value))
 
 
-def _filled(table: Table) -> list[list[Choice]]:
-    """Return the choices by size and count; an unmeasured point gets the choice of the nearest measured one."""
-    sizes, counts = map(math.log, table.block_bytes), [math.log(count) for count in table.blocks]
-    points = [[(size, count) for count in counts] for size in sizes]
-    texts = zip(chain(*points), chain(*table.choices), strict=True)
-    known = {point: Choice.parse(text) for point, text in texts if text}
-    return [[_nearest(known, point) for point in row] for row in points]
-
-
-def _nearest(known: Mapping[tuple[float, float], Choice], point: tuple[float, float]) -> Choice:
-    if point in known:
-        return known[point]
-    # The number of SMs that a kernel needs depends on the size, and much less on the number of blocks.
-    nearest = min(known, key=lambda at: (round(abs(at[0] - point[0]), 9), round(abs(at[1] - point[1]), 9), at))
-    return known[nearest]
+def _apart(one: float, other: float) -> float:
+    return round(abs(math.log(one / other)), 12)  # the same both ways; sizes of 16 GiB that differ by a byte differ

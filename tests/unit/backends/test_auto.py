@@ -13,7 +13,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
-from kvbench.tune.table import Chooser, Policy, load_policy
+from kvbench.tune.table import Policy, load_policy
 from tests import markdown, synthetic
 from tests.command import BRIEF, error_line, failures, kvbench_here, records, tiny
 
@@ -224,9 +224,8 @@ def test_a_policy_that_cannot_be_written_is_one_line(fitted: Path) -> None:
 def test_the_defaults_take_the_copy_engine_for_large_blocks_and_a_kernel_for_many_small_ones(
     direction: Direction, state: StreamState
 ) -> None:
-    chooser = Chooser(DEFAULTS)
-    assert str(chooser.choose(direction, state, 10_000, 4096)) == "sm"
-    assert str(chooser.choose(direction, state, 10_000, 1 << 20)) == "primed"
+    assert str(DEFAULTS.choose(direction, state, 10_000, 4096)) == "sm"
+    assert str(DEFAULTS.choose(direction, state, 10_000, 1 << 20)) == "primed"
 
 
 # The section of a report

@@ -16,7 +16,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
 from kvbench.tune.fit import Arms, Point, candidates, decide_all, policy_of
-from kvbench.tune.table import Choice, Chooser, Policy
+from kvbench.tune.table import Choice, Policy
 from tests import synthetic
 
 KIB = 1024
@@ -62,7 +62,7 @@ def grid(rate: Callable[[Cell], float] = time_us, state: StreamState = IDLE) -> 
 
 
 def choice_at(policy: Policy, size: int, count: int, state: StreamState = IDLE) -> Choice | None:
-    return Chooser(policy).choose(H2D, state, count, size)
+    return policy.choose(H2D, state, count, size)
 
 
 def test_the_crossover_lies_where_the_times_cross(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import SweepSpec
-from kvbench.tune.table import Choice, Chooser, Policy, Table, load_policy
+from kvbench.tune.table import Choice, Policy, Table, load_policy
 
 H2D, D2H, IDLE, BUSY = Direction.H2D, Direction.D2H, StreamState.IDLE, StreamState.BUSY
 
@@ -100,7 +100,7 @@ def test_a_policy_written_is_read_back(policy: Policy, tmp_path_factory: pytest.
 
 @given(tables())
 def test_every_measured_point_gets_its_own_choice(table: Table) -> None:
-    chooser = Chooser(policy(table))
+    chooser = policy(table)
     for size, row in zip(table.block_bytes, table.choices, strict=True):
         for count, text in zip(table.blocks, row, strict=True):
             found = chooser.choose(table.direction, table.stream_state, count, size)
@@ -112,7 +112,7 @@ def test_between_points_the_nearest_in_ratio_decides(table: Table, blocks: int, 
     def distances(values: tuple[int, ...], value: int) -> list[float]:
         return [abs(math.log(other / value)) for other in values]
 
-    found = Chooser(policy(table)).choose(table.direction, table.stream_state, blocks, block_bytes)
+    found = policy(table).choose(table.direction, table.stream_state, blocks, block_bytes)
     by_size, by_count = distances(table.block_bytes, block_bytes), distances(table.blocks, blocks)
     allowed = {
         text
@@ -136,16 +136,16 @@ def test_between_points_the_nearest_in_ratio_decides(table: Table, blocks: int, 
     ],
 )
 def test_a_look_up(blocks: int, block_bytes: float, expected: str) -> None:
-    assert str(Chooser(policy(SMALL)).choose(H2D, IDLE, blocks, block_bytes)) == expected
+    assert str(policy(SMALL).choose(H2D, IDLE, blocks, block_bytes)) == expected
 
 
 def test_where_nothing_was_measured_the_nearest_point_of_that_size_decides() -> None:
-    found = Chooser(policy(table([["sm sms=2", "triton sms=12"], ["batched", ""]]))).choose(H2D, IDLE, 10_000, 65_536)
+    found = policy(table([["sm sms=2", "triton sms=12"], ["batched", ""]])).choose(H2D, IDLE, 10_000, 65_536)
     assert str(found) == "batched"  # of 64 KiB, if with other numbers of blocks: the size decides
 
 
 def test_one_stream_state_answers_for_the_other_and_no_direction_for_the_other() -> None:
-    chooser = Chooser(policy(SMALL))
+    chooser = policy(SMALL)
     assert chooser.choose(H2D, BUSY, 16, 4096) == chooser.choose(H2D, IDLE, 16, 4096)
     assert chooser.choose(D2H, IDLE, 16, 4096) is None
 
