@@ -165,7 +165,10 @@ def tune(
     loaded = [load_run(path) for path in measured]
     answers = answers_of(loaded, may.keeps, points)
     if policy is not None:
-        chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
+        chosen = {
+            kind: {(answer.block_bytes, answer.blocks): answer.choice for answer in own}
+            for kind, own in by_kind(answers).items()
+        }
         write_output("-p", policy, policy_of(loaded, chosen).to_toml().encode(), load_policy, force=force)
     for name, file in targets.items():
         _export(name, file, answers, force=force)
@@ -259,9 +262,10 @@ def _target(text: str) -> tuple[str, Path | None]:
 
 
 def _export(name: str, file: Path | None, answers: Sequence["Answer"], *, force: bool = False) -> None:
-    from kvbench.tune.exports import export, to_plain
+    from kvbench.tune.exports import EXPORTS
 
-    text = json.dumps(to_plain(answers), indent=2) + "\n" if name == "json" else export(name, answers).text()
+    plain = {"answers": [answer.to_plain() for answer in answers]}
+    text = json.dumps(plain, indent=2) + "\n" if name == "json" else EXPORTS[name](answers).text()
     if file is None:
         typer.echo(text, nl=False)
     else:
@@ -298,7 +302,7 @@ def _row(answer: "Answer") -> list[str]:
 
     interval = answer.interval_us
     known = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
-    gains = [answer.gain_over(other) for other in (answer.best_of("batched"), answer.of_vllm)]
+    gains = [answer.gain_over(other) for other in (answer.best_of("batched"), answer.of_vllm())]
     return [
         answer.direction.value,
         answer.state.quantity,

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -36,10 +36,6 @@ class Answer:
     decision: Decision
 
     @property
-    def point(self) -> Point:
-        return self.block_bytes, self.blocks
-
-    @property
     def choice(self) -> Choice:
         return self.decision.choice
 
@@ -55,11 +51,7 @@ class Answer:
 
     @property
     def gbps(self) -> float:
-        return self.rate_of(self.time_us)
-
-    def rate_of(self, time_us: float) -> float:
-        """Return the GB/s of a time in microseconds."""
-        return gigabytes_per_second(self.block_bytes * self.blocks, time_us)
+        return gigabytes_per_second(self.block_bytes * self.blocks, self.time_us)
 
     def time_of(self, choice: Choice) -> float:
         """Return what a swap by this candidate takes in microseconds."""
@@ -83,16 +75,17 @@ class Answer:
         """What another run could choose instead for a larger difference, with its time over that of the choice."""
         return {other: found for other, found in self.decision.others.items() if not _is_tie(found)}
 
-    @property
-    def of_vllm(self) -> Choice | None:
-        """The candidate that represents vLLM's current setting, or None if it was not measured."""
-        return self.best_of("triton", VLLM_SMS) if self.vllm_takes_kernel else self.best_of("batched")
+    def of_vllm(
+        self, sms: int = VLLM_SMS, below_bytes: int = VLLM_BELOW_BYTES, from_blocks: int = VLLM_FROM_BLOCKS
+    ) -> Choice | None:
+        """Return the candidate that represents vLLM with these constants, by default its current ones.
 
-    @property
-    def vllm_takes_kernel(self) -> bool:
-        """Whether vLLM currently swaps this with its Triton kernel."""
-        small = self.block_bytes < VLLM_BELOW_BYTES and self.blocks >= VLLM_FROM_BLOCKS
-        return self.direction is Direction.H2D and small
+        None if it was not measured.
+        """
+        takes_kernel = self.block_bytes < below_bytes and self.blocks >= from_blocks
+        if self.direction is Direction.H2D and takes_kernel:
+            return self.best_of("triton", sms)
+        return self.best_of("batched")
 
     def gain_over(self, other: Choice | None) -> Comparison | None:
         """Return the time of another candidate divided by that of the choice, or None without the other."""
@@ -101,7 +94,7 @@ class Answer:
     def to_plain(self) -> dict[str, Any]:
         """Return the answer as JSON-compatible data."""
         interval = self.interval_us
-        gains = {"batched": self.gain_over(self.best_of("batched")), "vllm": self.gain_over(self.of_vllm)}
+        gains = {"batched": self.gain_over(self.best_of("batched")), "vllm": self.gain_over(self.of_vllm())}
         return {
             "direction": self.direction.value,
             "quantity": self.state.quantity,
@@ -168,48 +161,38 @@ def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:
 
 def sentences(answers: Sequence[Answer]) -> list[str]:
     """Return the choices as text, with one sentence for consecutive shapes with the same choice."""
-    lines = []
-    for (direction, state), own in by_kind(answers).items():
-        for first, last, region in _regions(own):
-            size = _range(first, last, shown_size)
-            lines += [f"{direction} {state.quantity}, {_sentence(run, size)}" for run in region]
-    return lines
+    return [_sentence(run) for own in by_kind(answers).values() for run in _runs(own)]
 
 
-def _regions(answers: Sequence[Answer]) -> list[tuple[int, int, list[list[Answer]]]]:
-    """Return consecutive block sizes with the same choices, and their answers grouped by choice over the blocks."""
-    sizes = {size: list(own) for size, own in groupby(answers, key=lambda answer: answer.block_bytes)}
-    regions = []
-    for _, alike in groupby(sizes, key=lambda size: [(answer.blocks, answer.choice) for answer in sizes[size]]):
-        members = list(alike)
-        columns = zip(*(sizes[size] for size in members), strict=True)
-        runs = [
-            [answer for column in run for answer in column]
-            for _, run in groupby(columns, key=lambda column: column[0].choice)
-        ]
-        regions.append((members[0], members[-1], runs))
-    return regions
+def _runs(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
+    """Yield the answers of consecutive block sizes with the same choices, apart by choice over the blocks."""
+    sizes = [list(own) for _, own in groupby(answers, key=lambda answer: answer.block_bytes)]
+    for _, alike in groupby(sizes, key=lambda own: [(answer.blocks, answer.choice) for answer in own]):
+        for _, run in groupby(zip(*alike, strict=True), key=lambda column: column[0].choice):
+            yield [answer for column in run for answer in column]
 
 
-def _sentence(run: Sequence[Answer], size: str) -> str:
-    counts = sorted({answer.blocks for answer in run})
-    rates = [answer.gbps for answer in run]
-    said = [
-        f"{_range(counts[0], counts[-1], str)} blocks of {size}: {words_of(run[0].choice)}",
-        f"{_range(min(rates), max(rates), two_digits)} GB/s",
-    ]
+def _sentence(run: Sequence[Answer]) -> str:
+    kind = f"{run[0].direction} {run[0].state.quantity}"
+    blocks, size = _range((answer.blocks for answer in run), str), _range((a.block_bytes for a in run), shown_size)
+    rates = _range((answer.gbps for answer in run), two_digits)
+    said = [kind, f"{blocks} blocks of {size}: {words_of(run[0].choice)}", f"{rates} GB/s"]
     for name, of in _REFERENCES.items():
-        gains = [
-            found.ratio for answer in run if (found := answer.gain_over(of(answer))) and of(answer) != answer.choice
-        ]
+        others = [(answer, other) for answer in run if (other := of(answer)) and other != answer.choice]
+        gains = [found.ratio for answer, other in others if (found := answer.gain_over(other))]
         if gains and two_digits(max(gains)) != "1":
-            said.append(f"{_range(min(gains), max(gains), two_digits)} times {name}")
+            said.append(f"{_range(gains, two_digits)} times {name}")
     return ", ".join(said)
+
+
+def _kernel_of_vllm(answer: Answer) -> Choice | None:
+    found = answer.of_vllm()
+    return found if found and found.backend == "triton" else None
 
 
 _REFERENCES: Final[Mapping[str, Callable[[Answer], Choice | None]]] = {
     "batched": lambda answer: answer.best_of("batched"),
-    "vLLM's current setting": lambda answer: answer.of_vllm if answer.vllm_takes_kernel else None,
+    "vLLM's current setting": _kernel_of_vllm,
 }
 
 
@@ -257,5 +240,6 @@ def two_digits(value: float) -> str:
     return f"{rounded:.0f}" if rounded >= 10 else f"{rounded:.2g}"
 
 
-def _range(low: float, high: float, show: Callable[[Any], str]) -> str:
-    return " to ".join(dict.fromkeys((show(low), show(high))))
+def _range(values: Iterable[float], show: Callable[[Any], str]) -> str:
+    ordered = sorted(values)
+    return " to ".join(dict.fromkeys((show(ordered[0]), show(ordered[-1]))))

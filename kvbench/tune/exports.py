@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import exp, log
-from typing import Any, Final
+from statistics import geometric_mean
+from typing import Final
 
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Direction, StreamState
@@ -13,9 +13,10 @@ from kvbench.tune.answer import VLLM_BELOW_BYTES, VLLM_FROM_BLOCKS, VLLM_SMS, An
 from kvbench.tune.fit import sms_of
 from kvbench.tune.table import Choice
 
-# The defaults of SGLANG_HICACHE_BLOCK_QUOTA and FLEXKV_TRANSFER_NUM_CTA_*.
+# The defaults of SGLANG_HICACHE_BLOCK_QUOTA, FLEXKV_TRANSFER_NUM_CTA_* and --direct-copy-min-block-bytes.
 _SGLANG_SMS: Final = 2
 _FLEXKV_SMS: Final = 4
+_LMCACHE_BYTES: Final = 128 << 10
 _COPIES: Final = ("batched", "primed", "per_block")
 
 
@@ -31,26 +32,18 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The settings of a project; `written_for` is its version, `measured` says which kernel represented its own."""
+    """The settings of a project; `measured` says which kernel represented its own."""
 
     project: str
-    written_for: str
     measured: str
     settings: Sequence[Setting]
 
     def text(self) -> str:
         """Return the export as text that a shell can source: everything except settings is a comment."""
-        lines = [f"# {self.project}: written for {self.written_for}", f"# {self.measured}"]
+        lines = [f"# {self.project}: written for the code of autumn 2026", f"# {self.measured}"]
         for setting in self.settings:
             lines += ["", f"# {setting.how}", f"# {setting.gives}", f"{setting.name}={setting.value}"]
         return "\n".join(lines) + "\n"
-
-
-def export(name: str, answers: Sequence[Answer]) -> Export:
-    """Return the settings of a project; raises UsageError for an unknown project, and if required cells are missing."""
-    if name not in EXPORTS:
-        raise UsageError(f"--export {name}: not an export; write {', '.join(EXPORTS)} or json")
-    return EXPORTS[name](answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +61,31 @@ class _Loss:
         return f"takes {self.mean:z.0%} more time than the free choice on average, at worst {self.worst:.0%} ({where})"
 
 
-Picked = Callable[[Answer], Choice | None]
+# Returns what a project would take for the swap of an answer with these constants, None if it was not measured.
+_Rule = Callable[..., Choice | None]
 
 
-def _loss(answers: Iterable[Answer], picked: Picked) -> _Loss | None:
-    """Return the loss of `picked` over the shapes for which it was measured, or None if there are none."""
+def _loss(answers: Iterable[Answer], rule: _Rule, *constants: int) -> _Loss | None:
+    """Return the loss of a rule over the shapes for which its choice was measured, or None if there are none."""
     ratios = [
         (answer.time_of(choice) / answer.time_us, answer)
         for answer in answers
-        if (choice := picked(answer)) is not None
+        if (choice := rule(answer, *constants)) is not None
     ]
     if not ratios:
         return None
     worst, at = max(ratios, key=lambda ratio: ratio[0])
-    mean = exp(sum(log(max(ratio, 1e-9)) for ratio, _ in ratios) / len(ratios))
-    return _Loss(mean - 1, worst - 1, at)
+    return _Loss(geometric_mean(max(ratio, 1e-9) for ratio, _ in ratios) - 1, worst - 1, at)
 
 
-def _fit(
-    answers: Sequence[Answer], constants: Iterable[tuple[int, ...]], pick: Callable[[tuple[int, ...]], Picked]
-) -> tuple[tuple[int, ...], _Loss] | None:
+def _fit(answers: Sequence[Answer], rule: _Rule, constants: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], _Loss]:
     """Return the first of `constants` whose average loss is within `KNEE` of the best one, and its loss.
 
-    `constants` are in order of preference, so that noise does not change the result.
+    `constants` are in order of preference, so that noise does not change the result; one at least was measured.
     """
-    losses = [(values, loss) for values in constants if (loss := _loss(answers, pick(values)))]
-    least = min((loss.mean for _, loss in losses), default=0.0)
-    return next(((values, loss) for values, loss in losses if loss.mean <= least + KNEE.fraction), None)
+    losses = [(values, loss) for values in constants if (loss := _loss(answers, rule, *values))]
+    enough = min(loss.mean for _, loss in losses) + KNEE.fraction
+    return next((values, loss) for values, loss in losses if loss.mean <= enough)
 
 
 def _with_all_sms(answers: Sequence[Answer], backend: str) -> tuple[list[int], list[Answer]]:
@@ -106,24 +97,23 @@ def _with_all_sms(answers: Sequence[Answer], backend: str) -> tuple[list[int], l
     return sorted(every), [answer for answer, own in counts.items() if own and own == every]
 
 
-def _sms_of(answers: Sequence[Answer], backend: str, usual: int) -> tuple[tuple[int, ...], _Loss] | None:
-    """Return the SM count for a backend at all shapes, and its loss against the free choice.
+def _fit_sms(answers: Sequence[Answer], usual: int) -> tuple[int, _Loss] | None:
+    """Return the SM count for sm at all shapes, and its loss against the free choice; None if there is no such count.
 
     It is the project's default, `usual`, if that suffices, else the smallest that does.
     """
-    counts, own = _with_all_sms(answers, backend)
+    counts, own = _with_all_sms(answers, "sm")
+    if not own:
+        return None
     ordered = sorted(counts, key=lambda count: (count != usual, count))
-    return _fit(own, ((count,) for count in ordered), _with_sms(backend))
-
-
-def _with_sms(backend: str) -> Callable[[tuple[int, ...]], Picked]:
-    return lambda values: lambda answer: answer.best_of(backend, values[0])
+    (sms,), loss = _fit(own, lambda answer, sms: answer.best_of("sm", sms), ((count,) for count in ordered))
+    return sms, loss
 
 
 def _vllm(answers: Sequence[Answer]) -> Export:
     loads = [answer for answer in answers if answer.direction is Direction.H2D and answer.state is StreamState.IDLE]
     counts, both = _with_all_sms([answer for answer in loads if answer.best_of("batched")], "triton")
-    if not both or not counts:
+    if not both:
         raise UsageError("--export vllm: requires cells of triton and batched with direction=h2d on an idle stream")
     sizes = sorted({answer.block_bytes for answer in both})
     limits = sorted({VLLM_BELOW_BYTES, *sizes, sizes[-1] + 1})
@@ -134,66 +124,39 @@ def _vllm(answers: Sequence[Answer]) -> Export:
         product(counts, limits, blocks),
         key=lambda values: (sum(a != b for a, b in zip(values, today, strict=True)), values),
     )
-
-    def pick(values: tuple[int, ...]) -> Picked:
-        sms, below, least = values
-        return lambda answer: (
-            answer.best_of("triton", sms)
-            if answer.block_bytes < below and answer.blocks >= least
-            else answer.best_of("batched")
-        )
-
-    fitted = _fit(both, ordered, pick)
-    assert fitted is not None  # every answer has both
-    (sms, below, least), loss = fitted
-    was = _loss(both, pick(today))
+    (sms, below, least), loss = _fit(both, Answer.of_vllm, ordered)
+    was = _loss(both, Answer.of_vllm)
     gives = f"the three together: {loss.words()}" + (f"; the current {today}: {was.words()}" if was else "")
     in_shape = all(is_vllms(choice) for answer in both if (choice := answer.best_of("triton")))
     stood_in = "kvbench's Triton kernel (8 warps, pieces of 16 KiB) represents vLLM's own (4 warps, pieces of 8 KiB)"
     if in_shape:
         stood_in = "kvbench's Triton kernel with vLLM's launch shape (kernel=vllm) represents vLLM's own kernel"
-    file = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
+    constant = "a constant in vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
+    taken = f"SMs not available to the model during a swap (limit them with --budget-sms); {gives}"
+    variable = "an environment variable; 0, its default, is no limit on CUDA"
     return Export(
         "vLLM",
-        "the code of autumn 2026",
         f"h2d on an idle stream; d2h always takes the batched call. {stood_in}, which was not measured",
         [
-            Setting(
-                "NUM_SMS",
-                str(sms),
-                f"a constant in {file}",
-                f"SMs not available to the model during a swap (limit them with --budget-sms); {gives}",
-            ),
-            Setting("THRESHOLD_BYTES", str(below), f"a constant in {file}; gpu_worker.py imports it by name", gives),
-            Setting("MIN_N", str(least), f"a constant in {file}", gives),
-            Setting(
-                "VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS",
-                "0",
-                "an environment variable; 0, its default, is no limit on CUDA",
-                "not tuned: no limit was measured",
-            ),
+            Setting("NUM_SMS", str(sms), constant, taken),
+            Setting("THRESHOLD_BYTES", str(below), f"{constant}; gpu_worker.py imports it by name", gives),
+            Setting("MIN_N", str(least), constant, gives),
+            Setting("VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS", "0", variable, "not tuned: no limit was measured"),
         ],
     )
 
 
 def _sglang(answers: Sequence[Answer]) -> Export:
-    fitted = _sms_of(answers, "sm", _SGLANG_SMS)
+    fitted = _fit_sms(answers, _SGLANG_SMS)
     if fitted is None:
         raise UsageError("--export sglang: requires sm with the same SM counts at every shape")
-    (quota,), loss = fitted
+    quota, loss = fitted
+    how = f"an environment variable (default: {_SGLANG_SMS}). One value for both directions"
     return Export(
         "SGLang",
-        "the code of autumn 2026",
         "kvbench's sm kernel represents SGLang's, which was not measured: each of its thread blocks has 1024 threads "
         "and occupies one SM",
-        [
-            Setting(
-                "SGLANG_HICACHE_BLOCK_QUOTA",
-                str(quota),
-                f"an environment variable (default: {_SGLANG_SMS}). One value for both directions",
-                f"SM count of sm: {loss.words()}",
-            )
-        ],
+        [Setting("SGLANG_HICACHE_BLOCK_QUOTA", str(quota), how, f"SM count of sm: {loss.words()}")],
     )
 
 
@@ -202,35 +165,22 @@ def _flexkv(answers: Sequence[Answer]) -> Export:
     for direction in Direction:
         own = [answer for answer in answers if answer.direction is direction]
         way = direction.value.upper()
-        if fitted := _sms_of(own, "sm", _FLEXKV_SMS):
-            (ctas,), loss = fitted
+        if fitted := _fit_sms(own, _FLEXKV_SMS):
+            ctas, loss = fitted
             how = f"an environment variable (default: {_FLEXKV_SMS}). Used if FLEXKV_USE_CE_TRANSFER_{way} is 0"
             settings.append(Setting(f"FLEXKV_TRANSFER_NUM_CTA_{way}", str(ctas), how, f"for sm: {loss.words()}"))
         if copies := _loss(own, _best_copy):
-            engine = copies.mean <= TIED.fraction
-            settings.append(
-                Setting(
-                    f"FLEXKV_USE_CE_TRANSFER_{way}",
-                    str(int(engine)),
-                    "an environment variable (default: 0)",
-                    f"copies by the copy engine: {copies.words()}",
-                )
-            )
+            engine, how = int(copies.mean <= TIED.fraction), "an environment variable (default: 0)"
+            gives = f"copies by the copy engine: {copies.words()}"
+            settings.append(Setting(f"FLEXKV_USE_CE_TRANSFER_{way}", str(engine), how, gives))
     if not settings:
         raise UsageError("--export flexkv: requires sm with the same SM counts at every shape, or copies")
-    settings.append(
-        Setting(
-            "FLEXKV_CE_SEGMENT_THRESHOLD",
-            "8",
-            "an environment variable (default: 8). It chooses between two methods of FlexKV's copies",
-            "not tuned: kvbench does not measure these methods",
-        )
-    )
+    how = "an environment variable (default: 8). It chooses between two methods of FlexKV's copies"
+    gives = "not tuned: kvbench does not measure these methods"
     return Export(
         "FlexKV",
-        "the code of autumn 2026",
         "kvbench's sm kernel and its copies represent FlexKV's, which were not measured",
-        settings,
+        [*settings, Setting("FLEXKV_CE_SEGMENT_THRESHOLD", "8", how, gives)],
     )
 
 
@@ -244,29 +194,21 @@ def _lmcache(answers: Sequence[Answer]) -> Export:
     if not both:
         raise UsageError("--export lmcache: requires batched and sm at the same shapes")
     sizes = sorted({answer.block_bytes for answer in both})
-    usual = 128 << 10
-
-    def pick(values: tuple[int, ...]) -> Picked:
-        (least,) = values
-        return lambda answer: answer.best_of("batched" if answer.block_bytes >= least else "sm")
-
-    limits = sorted({*sizes, usual, sizes[-1] + 1}, key=lambda size: (size != usual, size))
-    fitted = _fit(both, ((size,) for size in limits), pick)
-    assert fitted is not None  # every shape has both
-    (least,), loss = fitted
-    mode = "kernel" if least > sizes[-1] and least != usual else "direct" if least == sizes[0] else "auto"
+    limits = sorted({*sizes, _LMCACHE_BYTES, sizes[-1] + 1}, key=lambda size: (size != _LMCACHE_BYTES, size))
+    (least,), loss = _fit(
+        both,
+        lambda answer, least: answer.best_of("batched" if answer.block_bytes >= least else "sm"),
+        ((size,) for size in limits),
+    )
+    mode = "kernel" if least > sizes[-1] and least != _LMCACHE_BYTES else "direct" if least == sizes[0] else "auto"
+    how = "an option of the multi-process server"
+    used = f"{how}, used in the mode auto (default: {_LMCACHE_BYTES})"
     return Export(
         "LMCache",
-        "the code of autumn 2026",
         "batched copies represent its mode direct, kvbench's sm kernel its mode kernel; its own were not measured",
         [
-            Setting("--transfer-copy-mode", mode, "an option of the multi-process server", loss.words()),
-            Setting(
-                "--direct-copy-min-block-bytes",
-                str(least),
-                "an option of the multi-process server, used in the mode auto (default: 131072)",
-                loss.words(),
-            ),
+            Setting("--transfer-copy-mode", mode, how, loss.words()),
+            Setting("--direct-copy-min-block-bytes", str(least), used, loss.words()),
         ],
     )
 
@@ -277,8 +219,3 @@ EXPORTS: Final[Mapping[str, Callable[[Sequence[Answer]], Export]]] = {
     "flexkv": _flexkv,
     "lmcache": _lmcache,
 }
-
-
-def to_plain(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Return all answers as JSON-compatible data."""
-    return {"answers": [answer.to_plain() for answer in answers]}

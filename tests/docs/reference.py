@@ -26,7 +26,7 @@ from kvbench.sweep.plan import FREE_SHARE
 from kvbench.sweep.spec import LIMITS, Sampling
 from kvbench.text import meaning
 from kvbench.tune.answer import answers_of
-from kvbench.tune.exports import EXPORTS, export
+from kvbench.tune.exports import EXPORTS
 from tests.docs.figures import committed
 from tests.docs.markup import code, table
 
@@ -130,7 +130,7 @@ def exports() -> str:
     answers = answers_of([committed("engine")], lambda _: True, None)
     rows = []
     for name in EXPORTS:
-        made = export(name, answers)
+        made = EXPORTS[name](answers)
         for number, setting in enumerate(made.settings):
             rows.append((code(name) if number == 0 else "", code(setting.name), setting.how))
     return table(("export", "setting", "how to set it"), rows)
