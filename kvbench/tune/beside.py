@@ -1,9 +1,9 @@
 """The fastest way to swap that slows a neighbour by no more than so much, from runs of swaps beside it."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isfinite
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -11,16 +11,15 @@ import numpy as np
 import pandas as pd
 
 from kvbench.analysis.compare import Verdict, paired_interval
-from kvbench.analysis.intervals import Floats, median_interval
+from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import BETWEEN_RUNS, TIED
 from kvbench.cells.axes import Direction
-from kvbench.cells.cell import AXES
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
 from kvbench.results.frame import visits_that_count
 from kvbench.tune.answer import shown_size, two_digits, words_of
-from kvbench.tune.fit import Point, machine_of, one_workload, preference
+from kvbench.tune.fit import Point, choice_of, machine_of, one_workload, preference
 from kvbench.tune.table import AUTO, CHOSEN_AXES, Choice
 
 # What the one who swaps may set, besides what a policy sets.
@@ -71,9 +70,20 @@ class Way:
 
     @cached_property
     def _slowdown(self) -> tuple[float, float, float]:
-        logs: Floats = np.log([cost.slowdown for cost in self.costs])
-        centre, low, high = np.exp(paired_interval(logs)).tolist()
+        centre, low, high = np.exp(paired_interval(np.log([cost.slowdown for cost in self.costs]))).tolist()
         return centre, low, high
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the way as JSON takes it."""
+        intervals = {"gbps_interval": self.gbps_interval, "slowdown_interval": self.slowdown_interval}
+        return {
+            "choice": str(self.choice),
+            "gbps": round(self.gbps, 3),
+            "slowdown": round(self.slowdown, 4),
+            "slowdown_p99": round(self.slowdown_p99, 4),
+            "exposure_us_per_gb": round(self.exposure_us_per_gb, 1),
+            **{name: ends and [round(end, 4) for end in ends] for name, ends in intervals.items()},
+        }
 
     def verdict(self, limit: float) -> Verdict:
         """Return whether the whole interval of the slowdown lies above `limit` (SLOWER), or none of it does (SAME).
@@ -90,9 +100,8 @@ class Way:
         return f"{words_of(self.choice)}, {two_digits(self.gbps)} GB/s, {percent(self.slowdown)} slower"
 
     def words_with_interval(self) -> str:
-        interval = self.slowdown_interval
-        known = "too few visits for an interval" if interval is None else " to ".join(map(percent, interval))
-        return f"{self.words()} ({known})"
+        ends = map(percent, self.slowdown_interval or ())
+        return f"{self.words()} ({' to '.join(ends) or 'too few visits for an interval'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +117,11 @@ class BesideAnswer:
     ways: Sequence[Way]
     chosen: Way | None
 
-    @property
-    def least(self) -> Way:
-        """The way that costs least."""
-        return min(self.ways, key=lambda way: (way.slowdown, -way.gbps))
-
     def sentence(self) -> str:
         said, limit = f"{self.neighbour} beside {self.shape.words()}", percent(1 + self.at_most)
         if self.chosen is None:
-            return f"{said}: no way that was measured costs at most {limit}; the least is {self.least.words()}"
+            least = min(self.ways, key=lambda way: (way.slowdown, -way.gbps))
+            return f"{said}: no way that was measured costs at most {limit}; the least is {least.words()}"
         gain = ""
         batched = max((way.gbps for way in self.ways if way.choice.backend == "batched"), default=0.0)
         if batched and self.chosen.choice.backend != "batched":
@@ -149,7 +154,7 @@ class BesideAnswer:
             "blocks": self.shape.blocks,
             "burst": self.shape.burst,
             "choice": None if self.chosen is None else str(self.chosen.choice),
-            "ways": [_plain_way(way) for way in self.ways],
+            "ways": [way.to_plain() for way in self.ways],
             "open": self.open_points(),
         }
 
@@ -175,7 +180,7 @@ def answers_beside(
         cells = frame[(frame["neighbour_slowdown"] > 0) & (frame["status"] == "ok") & (frame["backend"] != AUTO)]
         seen |= set(cells["neighbour"])
         for row in one_workload(cells[cells["neighbour"] == neighbour]).to_dict("records"):
-            shape, choice = _shape_of(row), _choice_of(row)
+            shape, choice = _shape_of(row), choice_of(row, _CHOSEN)
             if keep(choice) and (points is None or (shape.block_bytes, shape.blocks) in points):
                 found.setdefault(shape, {}).setdefault(choice, []).extend(costs[row["cell_id"]].values())
                 tails.setdefault((shape, choice), []).append(float(row["neighbour_slowdown_p99"]))
@@ -187,14 +192,12 @@ def answers_beside(
         )
     if not found:
         raise UsageError(f"--neighbour {neighbour}: none of the swaps beside it were made in a way that is allowed")
-    made = {
-        shape: [Way(choice, own, median(tails[shape, choice])) for choice, own in ways.items()]
-        for shape, ways in found.items()
-    }
-    return [
-        BesideAnswer(neighbour, at_most, shape, sorted(ways, key=lambda way: -way.gbps), _chosen(ways, at_most))
-        for shape, ways in sorted(made.items())
-    ]
+    answers = []
+    for shape, costs_by in sorted(found.items()):
+        ways = [Way(choice, own, median(tails[shape, choice])) for choice, own in costs_by.items()]
+        ways.sort(key=lambda way: -way.gbps)
+        answers.append(BesideAnswer(neighbour, at_most, shape, ways, _chosen(ways, at_most)))
+    return answers
 
 
 def percent(slowdown: float) -> str:
@@ -217,28 +220,5 @@ def _shape_of(row: dict[Any, Any]) -> Shape:
     return Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]), str(burst))
 
 
-def _choice_of(row: dict[Any, Any]) -> Choice:
-    """Return how a row of a run's table swaps, what goes without saying left out."""
-    told = []
-    for name in _CHOSEN:
-        axis, value = AXES[name], row[name]
-        text = axis.show(int(value)) if axis.number and pd.notna(value) else value
-        if isinstance(text, str) and text not in (axis.usual, axis.show(axis.unused)):
-            told.append((name, text))
-    return Choice(str(row["backend"]), tuple(told))
-
-
 def _known(ends: Sequence[float]) -> tuple[float, float] | None:
-    return (ends[0], ends[1]) if math.isfinite(ends[1]) else None
-
-
-def _plain_way(way: Way) -> dict[str, Any]:
-    intervals = {"gbps_interval": way.gbps_interval, "slowdown_interval": way.slowdown_interval}
-    return {
-        "choice": str(way.choice),
-        "gbps": round(way.gbps, 3),
-        "slowdown": round(way.slowdown, 4),
-        "slowdown_p99": round(way.slowdown_p99, 4),
-        "exposure_us_per_gb": round(way.exposure_us_per_gb, 1),
-        **{name: ends and [round(end, 4) for end in ends] for name, ends in intervals.items()},
-    }
+    return (ends[0], ends[1]) if isfinite(ends[1]) else None

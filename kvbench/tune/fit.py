@@ -1,7 +1,7 @@
 """Fit a policy to runs: the fastest measured candidate at every point, with a rule for ties."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median, median_low
@@ -14,7 +14,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.cell import Cell
+from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.results import Run
@@ -78,11 +78,9 @@ def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
         first += 1 + max(samples["round"], default=0)
     contests: dict[Kind, dict[Point, Arms]] = {}
     for kind in product(Direction, StreamState):
-        points: dict[Point, Arms] = {
-            point: arms for point, arms in found.get(kind, {}).items() if len(backends[kind, point]) > 1
-        }
-        if points:
-            contests[kind] = points
+        for point, arms in found.get(kind, {}).items():
+            if len(backends[kind, point]) > 1:
+                contests.setdefault(kind, {})[point] = arms
     if not contests:
         raise UsageError(
             "nothing to choose from: the runs have no block size and number of blocks for which two or more backends "
@@ -202,15 +200,17 @@ def one_workload(frame: pd.DataFrame) -> pd.DataFrame:
     return cells if pools.empty else cells[cells["pool_bytes"] == pools.max()]
 
 
-def choice_of(row: Mapping[Any, Any]) -> Choice:
-    """Return the choice that a row of a run's table measured."""
-    return Choice.of(str(row["backend"]), {name: str(row[name]) for name in CHOSEN_AXES if pd.notna(row[name])})
+def choice_of(row: Mapping[Any, Any], names: Iterable[str] = CHOSEN_AXES) -> Choice:
+    """Return the choice that a row of a run's table measured, in the axes `names`."""
+    known = {AXES[name]: row[name] for name in names if pd.notna(row[name])}
+    texts = {axis.name: axis.show(int(value)) if axis.number else str(value) for axis, value in known.items()}
+    return Choice.of(str(row["backend"]), texts)
 
 
 def choice_at(cell: Cell) -> Choice:
     """Return the choice that a cell measures."""
     texts = cell.as_strings()
-    return Choice.of(cell.backend, {name: text for name in CHOSEN_AXES if (text := texts.get(name)) is not None})
+    return Choice.of(cell.backend, {name: texts.get(name) for name in CHOSEN_AXES})
 
 
 def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choice]) -> Table:

@@ -6,7 +6,7 @@ prefers. A verdict needs six visits, and every candidate that can be chosen gets
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Final
@@ -31,7 +31,7 @@ VISITS_PER_CANDIDATE: Final = 4.2
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
 
-Place = tuple[Direction, StreamState, int, int]  # with block bytes and blocks
+Place = tuple[Direction, StreamState, int, int]  # with blocks and block bytes
 
 
 class Search:
@@ -39,7 +39,7 @@ class Search:
 
     def __init__(
         self,
-        cells: Iterable[Cell],
+        cells: Collection[Cell],
         first_sizes: Sequence[int],
         sustained_counts: Sequence[int],
         seed: int,
@@ -51,16 +51,16 @@ class Search:
         of them: a chain of swaps depends little on the length of each. `in_time` returns whether there is time for more
         than six visits, and for more sizes.
         """
-        every = list(cells)
-        counts = {cell.blocks for cell in every}
+        counts = {cell.blocks for cell in cells}
         counts = counts & set(sustained_counts) or counts
         self._cells: dict[Place, dict[Choice, Cell]] = {}
-        for cell in every:
+        for cell in cells:
             if cell.stream_state is not StreamState.SUSTAINED or cell.blocks in counts:
-                place = cell.direction, cell.stream_state, cell.block_bytes, cell.blocks
+                place = cell.direction, cell.stream_state, cell.blocks, cell.block_bytes
                 self._cells.setdefault(place, {})[choice_at(cell)] = cell
-        sizes = {place[2] for place in self._cells}
-        self._first_sizes = sizes & set(first_sizes) or sizes
+        sizes = {place[-1] for place in self._cells}
+        sizes = sizes & set(first_sizes) or sizes
+        self._first = {place: own for place, own in self._cells.items() if place[-1] in sizes}
         self._times: dict[Cell, dict[int, float]] = {}
         self._seed = seed
         self._in_time = in_time
@@ -73,12 +73,11 @@ class Search:
     @property
     def expected_visits(self) -> int:
         """The estimated number of visits: most candidates drop out after one or two."""
-        own = (len(own) for place, own in self._cells.items() if place[2] in self._first_sizes)
-        return round(VISITS_PER_CANDIDATE * sum(own))
+        return round(VISITS_PER_CANDIDATE * sum(map(len, self._first.values())))
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
         """Yield the visits (round, cell) stage by stage; each stage depends on the results of all before it."""
-        yield from self._race({place: own for place, own in self._cells.items() if place[2] in self._first_sizes})
+        yield from self._race(self._first)
         for _ in range(BISECTIONS):
             if self._in_time() and (between := self._between()):
                 yield from self._race(between)
@@ -115,30 +114,22 @@ class Search:
 
     def _decide(self, place: Place) -> Decision | None:
         arms = {choice: self._times[cell] for choice, cell in self._cells[place].items() if cell in self._times}
-        return decide_all({place[2:]: arms})[place[2:]] if arms else None
+        return next(iter(decide_all({(0, 0): arms}).values())) if arms else None
 
     def _between(self) -> dict[Place, dict[Choice, Cell]]:
         """Return the size between two consecutive sizes with different choices, with the candidates of both."""
-        decided = {place: decision for place in self._cells if (decision := self._decide(place))}
+        decided = {place: decision for place in sorted(self._cells) if (decision := self._decide(place))}
         found: dict[Place, dict[Choice, Cell]] = {}
-        for low, high in pairwise(sorted(decided, key=lambda place: (place[0], place[1], place[3], place[2]))):
-            alike = (low[:2], low[3]) == (high[:2], high[3])
-            if not alike or decided[low].choice == decided[high].choice:
+        for low, high in pairwise(decided):
+            between = [place for place in sorted(self._cells) if low < place < high]
+            if low[:-1] != high[:-1] or decided[low].choice == decided[high].choice or not between:
                 continue
-            direction, state, _, blocks = low
-            sizes = sorted(p[2] for p in self._cells if (p[:2], p[3]) == (low[:2], low[3]) and low[2] < p[2] < high[2])
-            if sizes:
-                place = direction, state, sizes[len(sizes) // 2], blocks
-                raced = {choice for end in (low, high) for choice in self._cells[end] if self._finished(end, choice)}
-                found[place] = {
-                    choice: cell
-                    for choice, cell in self._cells[place].items()
-                    if choice in raced or _is_reference(choice)
-                }
+            ends = [(choice, cell) for end in (low, high) for choice, cell in self._cells[end].items()]
+            raced = {choice for choice, cell in ends if len(self._times.get(cell, {})) >= MIN_PAIRS}
+            place = between[len(between) // 2]
+            own = self._cells[place].items()
+            found[place] = {choice: cell for choice, cell in own if choice in raced or _is_reference(choice)}
         return found
-
-    def _finished(self, place: Place, choice: Choice) -> bool:
-        return len(self._times.get(self._cells[place][choice], {})) >= MIN_PAIRS
 
     def _shuffled(self, number: int, cell: Cell) -> bytes:
         return hashlib.blake2s(f"{self._seed}/{number}/{cell.id}".encode()).digest()

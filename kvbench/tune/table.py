@@ -25,7 +25,7 @@ AUTO: Final = "auto"
 FORMAT: Final = 1
 # The axes that a choice can set: all that the caller does not decide.
 CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
-_USUAL: Final = {name: AXES[name].usual or AXES[name].show(AXES[name].unused) for name in CHOSEN_AXES}
+_USUAL: Final = {name: axis.usual or axis.show(axis.unused) for name, axis in AXES.items()}
 MAX_VALUES: Final = 64  # per axis of a table
 
 _Blocks = Annotated[int, msgspec.Meta(ge=1, le=10**8)]
@@ -62,10 +62,9 @@ class Choice:
         return cls(backend, pairs)
 
     @classmethod
-    def of(cls, backend: str, axes: Mapping[str, str]) -> Self:
-        """Return the choice with `axes`, without values that are the default."""
-        told = ((name, axes[name]) for name in CHOSEN_AXES if name in axes and axes[name] != _USUAL[name])
-        return cls(backend, tuple(told))
+    def of(cls, backend: str, axes: Mapping[str, str | None]) -> Self:
+        """Return the choice with `axes`, without values that are missing or the default."""
+        return cls(backend, tuple((name, value) for name, value in axes.items() if value and value != _USUAL[name]))
 
     def apply(self, cell: Cell) -> Cell:
         """Return the cell that the chosen backend runs instead of `cell`."""
