@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
@@ -16,15 +16,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.completion import complete_device, complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder, terminated
-from kvbench.cli.tune_neighbour import (
-    NEIGHBOURS,
-    USUAL,
-    limit_of,
-    machine_words,
-    neighbour_named,
-    show_beside,
-    show_open,
-)
+from kvbench.cli.tune_neighbour import NEIGHBOURS, USUAL, limit_of, machine_words, show_beside, show_open
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_output
 from kvbench.models.presets import ModelChoice
@@ -36,6 +28,7 @@ from kvbench.units import KIB
 if TYPE_CHECKING:
     from kvbench.results import Run
     from kvbench.tune.answer import Answer
+    from kvbench.tune.beside import BesideAnswer
     from kvbench.tune.search import Search
     from kvbench.tune.table import Choice
 
@@ -143,82 +136,65 @@ def tune(
 
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
-    swaps = models.swaps()
+    points = [(swap.block_bytes, swap.blocks) for swap in models.swaps()] or None
     targets = dict(_target(text) for text in export or [])
+    limit = limit_of(neighbour, at_most)
+    if neighbour is not None and (policy is not None or targets):
+        raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
     if runs and (out or axis or where):
         raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
-    is_quiet = as_json or str(policy) == "-" or any(file is None for file in targets.values())
-    to = sys.stderr if is_quiet else None
-    points = [(swap.block_bytes, swap.blocks) for swap in swaps] if swaps else None
-    wanted = _Wanted(models, may, axis or [], where, out, to)
+    is_quiet = as_json or str(policy) == "-" or None in targets.values()
+    if not runs:
+        spec = _of_backends(_spec(models, axis or [], neighbour).with_options(**where), may)
+        searching = None if neighbour else _searching(may, spec.seed)
+        runs = [_swept(spec, out or default_folder(CONFIG), sys.stderr if is_quiet else None, searching)]
+    loaded = [load_run(path) for path in runs]
     if neighbour is not None:
-        if policy is not None or targets:
-            raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
-        name, limit = neighbour_named(neighbour), limit_of(at_most or USUAL)
-        measured = runs or [_measure_beside(name, wanted)]
-        loaded = [load_run(path) for path in measured]
-        show_beside(loaded, answers_beside(loaded, name, limit, may.keeps, points), as_json=as_json)
+        beside = answers_beside(loaded, neighbour, limit, may.keeps, points)
+        if as_json:
+            typer.echo(_json(beside), nl=False)
+        else:
+            show_beside(loaded[0], beside)
         return
-    if at_most is not None:
-        raise UsageError(f"--at-most {brief(at_most)}: it limits what a neighbour may lose; add --neighbour decode")
-    measured = runs or [_measure(wanted)]
-    loaded = [load_run(path) for path in measured]
     answers = answers_of(loaded, may.keeps, points)
     if policy is not None:
-        chosen = {
-            kind: {(answer.block_bytes, answer.blocks): answer.choice for answer in own}
-            for kind, own in by_kind(answers).items()
-        }
+        chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
         write_output("-p", policy, policy_of(loaded, chosen).to_toml().encode(), load_policy, force=force)
     for name, file in targets.items():
         _export(name, file, answers, force=force)
     if as_json:
-        _export("json", None, answers)
+        typer.echo(_json(answers), nl=False)
     elif not is_quiet:
-        _show(loaded, answers)
+        _show(loaded[0], answers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What to measure, where, the run directory, and the file for progress (None: standard output)."""
+def _spec(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> SweepSpec:
+    """Return what to measure: every way to swap, beside a neighbour if one is named."""
+    settings = parse_assignments(axes)
+    if neighbour is None:
+        shapes = {} if models.models else _SHAPES
+        return load_config(find_config(CONFIG), models).with_axes({**shapes, **settings})
+    if models.models:
+        raise UsageError("--model: with --neighbour it needs RUN; to measure, use -a blocks=... and -a block_size=...")
+    if "neighbour" in settings:
+        raise UsageError("-a neighbour=...: --neighbour names it; leave it out")
+    return load_config(find_config(NEIGHBOUR_CONFIG)).with_axes({**settings, "neighbour": neighbour})
 
-    models: ModelChoice
-    may: Allowed
-    axes: Sequence[str]
-    where: Mapping[str, Any]
-    out: Path | None
-    to: TextIO | None
 
-
-def _measure(wanted: _Wanted) -> Path:
-    """Search for the best ways to swap on this machine and return the run directory."""
+def _searching(may: Allowed, seed: int) -> Callable[[Sequence[Cell]], "Search"]:
+    """Return what starts a search for the best ways to swap among the cells of a plan; its time runs from now."""
     from kvbench.tune.fit import choice_at
     from kvbench.tune.search import Search
 
-    spec = load_config(find_config(CONFIG), wanted.models)
-    shapes = {} if wanted.models.models else _SHAPES
-    spec = spec.with_axes({**shapes, **parse_assignments(wanted.axes)}).with_options(**wanted.where)
     ends_s = time.monotonic() + _SECONDS
 
     def searching(cells: Sequence[Cell]) -> Search:
-        allowed = [cell for cell in cells if wanted.may.keeps(choice_at(cell))]
+        allowed = [cell for cell in cells if may.keeps(choice_at(cell))]
         if not allowed:
             raise UsageError("nothing to choose from: no allowed backend runs on this machine")
-        return Search(allowed, _FIRST_SIZES, _SUSTAINED_COUNTS, spec.seed, lambda: time.monotonic() < ends_s)
+        return Search(allowed, _FIRST_SIZES, _SUSTAINED_COUNTS, seed, lambda: time.monotonic() < ends_s)
 
-    return _swept(spec, wanted, searching)
-
-
-def _measure_beside(neighbour: str, wanted: _Wanted) -> Path:
-    """Measure every way of the config of neighbours beside this one and return the run directory."""
-    if wanted.models.models:
-        raise UsageError("--model: with --neighbour it needs RUN; to measure, use -a blocks=... and -a block_size=...")
-    settings = parse_assignments(wanted.axes)
-    if "neighbour" in settings:
-        raise UsageError("-a neighbour=...: --neighbour names it; leave it out")
-    spec = load_config(find_config(NEIGHBOUR_CONFIG))
-    spec = spec.with_axes({**settings, "neighbour": neighbour}).with_options(**wanted.where)
-    return _swept(spec, wanted)
+    return searching
 
 
 def _of_backends(spec: SweepSpec, may: Allowed) -> SweepSpec:
@@ -234,14 +210,18 @@ def _of_backends(spec: SweepSpec, may: Allowed) -> SweepSpec:
     return replace(spec, groups=tuple(group for group in kept if group["backend"]))
 
 
-def _swept(spec: SweepSpec, wanted: _Wanted, searching: Callable[[Sequence[Cell]], "Search"] | None = None) -> Path:
-    """Measure and return the run directory; a measurement that is stopped ends the command."""
+def _swept(
+    spec: SweepSpec, folder: Path, to: TextIO | None, searching: Callable[[Sequence[Cell]], "Search"] | None
+) -> Path:
+    """Measure, with progress `to` a file (None: standard output), and return the run directory.
+
+    A measurement that is stopped ends the command.
+    """
     from kvbench.cli.progress import make_reporter
     from kvbench.run.runner import start_sweep
 
     signal.signal(signal.SIGTERM, terminated)
-    reporter = make_reporter(as_json=False, file=wanted.to)
-    spec, folder = _of_backends(spec, wanted.may), wanted.out or default_folder(CONFIG)
+    reporter = make_reporter(as_json=False, file=to)
     outcome = start_sweep(spec, folder, ["kvbench", *sys.argv[1:]], reporter, searching)
     reporter.finished(outcome)
     if outcome.status == "interrupted":
@@ -261,15 +241,18 @@ def _target(text: str) -> tuple[str, Path | None]:
     return name, Path(file) if equals else None
 
 
-def _export(name: str, file: Path | None, answers: Sequence["Answer"], *, force: bool = False) -> None:
+def _export(name: str, file: Path | None, answers: Sequence["Answer"], *, force: bool) -> None:
     from kvbench.tune.exports import EXPORTS
 
-    plain = {"answers": [answer.to_plain() for answer in answers]}
-    text = json.dumps(plain, indent=2) + "\n" if name == "json" else EXPORTS[name](answers).text()
+    text = _json(answers) if name == "json" else EXPORTS[name](answers).text()
     if file is None:
         typer.echo(text, nl=False)
     else:
         write_output(f"--export {name}=", file, text.encode(), _no_telling, force=force)
+
+
+def _json(answers: Sequence["Answer | BesideAnswer"]) -> str:
+    return json.dumps({"answers": [answer.to_plain() for answer in answers]}, indent=2) + "\n"
 
 
 def _no_telling(file: Path) -> None:
@@ -277,12 +260,12 @@ def _no_telling(file: Path) -> None:
     raise UsageError(str(file))
 
 
-def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
+def _show(run: "Run", answers: Sequence["Answer"]) -> None:
     """Print what to use for each size, the table of all answers, and the open choices."""
     from kvbench.cli.tables import print_rows
     from kvbench.tune.answer import open_points, sentences, workload_of
 
-    typer.echo(f"{machine_words(runs[0])}; {workload_of(runs[0])}\n")
+    typer.echo(f"{machine_words(run)}; {workload_of(run)}\n")
     for line in sentences(answers):
         typer.echo(line)
     typer.echo("")
@@ -293,8 +276,8 @@ def _show(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
 
 
 _HEADER: Final = (
-    *("Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "x vLLM today", "Tied with"),
-)
+    "Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "x vLLM today", "Tied with",
+)  # fmt: skip
 
 
 def _row(answer: "Answer") -> list[str]:

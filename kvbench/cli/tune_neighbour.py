@@ -1,6 +1,5 @@
 """`kvbench tune --neighbour`: the limit that its user gives, and the answer as it is shown."""
 
-import json
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -23,15 +22,13 @@ _HEADER: Final = (
 _MOST_OPEN: Final = 20
 
 
-def neighbour_named(text: str) -> str:
-    """Return the neighbour of --neighbour; raises UsageError."""
-    if text not in NEIGHBOURS:
-        raise UsageError(f"--neighbour {brief(text)}: not one of {', '.join(NEIGHBOURS)}")
-    return text
-
-
-def limit_of(text: str) -> float:
-    """Return --at-most as a fraction: 0.05 for "5%" and "0.05"; raises UsageError."""
+def limit_of(neighbour: str | None, at_most: str | None) -> float:
+    """Return by which fraction --at-most lets a neighbour get slower: 0.05 for "5%" and "0.05"; raises UsageError."""
+    if neighbour is None and at_most is not None:
+        raise UsageError(f"--at-most {brief(at_most)}: it limits what a neighbour may lose; add --neighbour decode")
+    if neighbour not in (None, *NEIGHBOURS):
+        raise UsageError(f"--neighbour {brief(str(neighbour))}: not one of {', '.join(NEIGHBOURS)}")
+    text = at_most or USUAL
     found = _LIMIT.fullmatch(text)
     if found is None:
         raise UsageError(f"--at-most {brief(text)}: write a percentage (5%) or a fraction below 1 (0.05)")
@@ -57,14 +54,11 @@ def show_open(what: str, lines: Sequence[str]) -> None:
         typer.echo(f"  and {len(lines) - _MOST_OPEN} more (--json has all)")
 
 
-def show_beside(runs: Sequence["Run"], answers: Sequence["BesideAnswer"], *, as_json: bool) -> None:
+def show_beside(run: "Run", answers: Sequence["BesideAnswer"]) -> None:
     """Print what to use beside the neighbour, the table that it rests on, and what is open."""
     from kvbench.cli.tables import print_rows
 
-    if as_json:
-        typer.echo(json.dumps({"answers": [answer.to_plain() for answer in answers]}, indent=2))
-        return
-    typer.echo(f"{machine_words(runs[0])}\n")
+    typer.echo(f"{machine_words(run)}\n")
     for answer in answers:
         typer.echo(answer.sentence())
     typer.echo("")

@@ -36,6 +36,10 @@ class Answer:
     decision: Decision
 
     @property
+    def point(self) -> Point:
+        return self.block_bytes, self.blocks
+
+    @property
     def choice(self) -> Choice:
         return self.decision.choice
 

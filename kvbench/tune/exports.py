@@ -98,7 +98,7 @@ def _with_all_sms(answers: Sequence[Answer], backend: str) -> tuple[list[int], l
 
 
 def _fit_sms(answers: Sequence[Answer], usual: int) -> tuple[int, _Loss] | None:
-    """Return the SM count for sm at all shapes, and its loss against the free choice; None if there is no such count.
+    """Return the SM count for sm at all shapes, and its loss against the free choice; None without any.
 
     It is the project's default, `usual`, if that suffices, else the smallest that does.
     """
