@@ -12,7 +12,7 @@ from typing import TextIO
 import msgspec
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kvbench.results import Failure, Note, Record, Visit
@@ -146,26 +146,24 @@ class TerminalReporter(PlainReporter):
             TextColumn("{task.fields[left]}"),
             console=self._console,
         )
-        self._task: TaskID | None = None
+        self._task = self._bar.add_task("ceiling", left="")
         self._rates: dict[tuple[str, str, str], dict[str, float]] = {}
         self._live = Live(console=self._console, get_renderable=self._screen, transient=True, refresh_per_second=4)
 
     def planned(self, plan: Plan, opened: Opened, done: int, total: int) -> None:
         super().planned(plan, opened, done, total)
-        self._task = self._bar.add_task("ceiling", total=total, completed=done, left="")
+        self._bar.update(self._task, total=total, completed=done)
         self._live.start()
 
     def visiting(self, visit: PlannedVisit) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, description=printable(visit.cell.label[:70]))
+        self._bar.update(self._task, description=printable(visit.cell.label[:70]))
 
     def finished(self, outcome: Outcome) -> None:
         self._live.stop()
         super().finished(outcome)
 
     def _advance(self, record: Visit | Failure) -> None:
-        if self._task is not None:
-            self._bar.update(self._task, advance=1, left=self._left())
+        self._bar.update(self._task, advance=1, left=self._left())
         if isinstance(record, Visit):
             cell = record.cell
             swap_us = median(getattr(record.samples, cell.stream_state.swap_clock))
