@@ -1,10 +1,11 @@
 """`kvbench tune`: find the best way to swap, from a new measurement or from finished runs."""
 
 import json
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 import msgspec
 import typer
 
+from kvbench.cells.axes import Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cli.completion import complete_device, complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder, terminated
-from kvbench.cli.tune_neighbour import NEIGHBOURS, USUAL, limit_of, machine_words, show_beside, show_open
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_output
 from kvbench.models.presets import ModelChoice
@@ -28,12 +29,16 @@ from kvbench.units import KIB
 if TYPE_CHECKING:
     from kvbench.results import Run
     from kvbench.tune.answer import Answer
-    from kvbench.tune.beside import BesideAnswer
+    from kvbench.tune.beside import BesideAnswer, Way
     from kvbench.tune.search import Search
     from kvbench.tune.table import Choice
 
 CONFIG: Final = "tune"
 NEIGHBOUR_CONFIG: Final = "neighbour"
+_NEIGHBOURS: Final = tuple(name.value for name in Neighbour if name is not Neighbour.NONE)
+_USUAL: Final = "5%"
+_LIMIT: Final = re.compile(r"(?P<percent>\d{1,4}(\.\d{1,6})?)%|(?P<fraction>0(\.\d{1,8})?)", re.ASCII)
+_MOST_OPEN: Final = 20
 _SHAPES: Final = {
     "blocks": "16,128,1024,10000",
     "block_size": "1KiB,2KiB,4KiB,8KiB,16KiB,24KiB,32KiB,48KiB,64KiB,96KiB,128KiB,192KiB,256KiB",
@@ -94,7 +99,7 @@ _Neighbour = Annotated[
     typer.Option(
         "--neighbour",
         metavar="NAME",
-        help=f"Take the fastest way that slows this neighbour by no more than --at-most: {', '.join(NEIGHBOURS)}.",
+        help=f"Take the fastest way that slows this neighbour by no more than --at-most: {', '.join(_NEIGHBOURS)}.",
     ),
 ]
 _AtMost = Annotated[
@@ -102,7 +107,7 @@ _AtMost = Annotated[
     typer.Option(
         "--at-most",
         metavar="PERCENT",
-        help=f"With --neighbour: by how much its mean iteration may get slower, 5% or 0.05.  [default: {USUAL}]",
+        help=f"With --neighbour: by how much its mean iteration may get slower, 5% or 0.05.  [default: {_USUAL}]",
     ),
 ]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/tune-TIME).")]
@@ -129,7 +134,7 @@ def tune(
     """Find the fastest way to swap for each size on this machine, and its gain. With RUN, needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
     from kvbench.results import load_run
-    from kvbench.tune.answer import answers_of, by_kind
+    from kvbench.tune.answer import answers_of, by_kind, open_points, sentences, workload_of
     from kvbench.tune.beside import answers_beside
     from kvbench.tune.fit import policy_of
     from kvbench.tune.table import load_policy
@@ -138,7 +143,7 @@ def tune(
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
     points = [(swap.block_bytes, swap.blocks) for swap in models.swaps()] or None
     targets = dict(_target(text) for text in export or [])
-    limit = limit_of(neighbour, at_most)
+    limit = _limit_of(neighbour, at_most)
     if neighbour is not None and (policy is not None or targets):
         raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
     if runs and (out or axis or where):
@@ -154,7 +159,10 @@ def tune(
         if as_json:
             typer.echo(_json(beside), nl=False)
         else:
-            show_beside(loaded[0], beside)
+            rows = (_row_beside(answer, way) for answer in beside for way in answer.ways)
+            unsure = [line for answer in beside for line in answer.open_points()]
+            told = [answer.sentence() for answer in beside]
+            _show(_machine_words(loaded[0]), told, (_HEADER_BESIDE, *rows), "otherwise", unsure)
         return
     answers = answers_of(loaded, may.keeps, points)
     if policy is not None:
@@ -165,7 +173,9 @@ def tune(
     if as_json:
         typer.echo(_json(answers), nl=False)
     elif not is_quiet:
-        _show(loaded[0], answers)
+        doubt = "differently, by more than a tie (largest difference first)"
+        about = f"{_machine_words(loaded[0])}; {workload_of(loaded[0])}"
+        _show(about, sentences(answers), (_HEADER, *map(_row, answers)), doubt, open_points(answers))
 
 
 def _spec(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> SweepSpec:
@@ -229,6 +239,19 @@ def _swept(
     return outcome.path
 
 
+def _limit_of(neighbour: str | None, at_most: str | None) -> float:
+    """Return by which fraction --at-most lets a neighbour get slower: 0.05 for "5%" and "0.05"; raises UsageError."""
+    if neighbour is None and at_most is not None:
+        raise UsageError(f"--at-most {brief(at_most)}: it limits what a neighbour may lose; add --neighbour decode")
+    if neighbour not in (None, *_NEIGHBOURS):
+        raise UsageError(f"--neighbour {brief(str(neighbour))}: not one of {', '.join(_NEIGHBOURS)}")
+    text = at_most or _USUAL
+    found = _LIMIT.fullmatch(text)
+    if found is None:
+        raise UsageError(f"--at-most {brief(text)}: write a percentage (5%) or a fraction below 1 (0.05)")
+    return float(found["percent"]) / 100 if found["percent"] else float(found["fraction"])
+
+
 def _target(text: str) -> tuple[str, Path | None]:
     """Return the name of an export and its file, or None for standard output."""
     from kvbench.tune.exports import EXPORTS
@@ -260,23 +283,33 @@ def _no_telling(file: Path) -> None:
     raise UsageError(str(file))
 
 
-def _show(run: "Run", answers: Sequence["Answer"]) -> None:
-    """Print what to use for each size, the table of all answers, and the open choices."""
+def _show(about: str, told: Sequence[str], rows: Iterable[Sequence[str]], doubt: str, unsure: Sequence[str]) -> None:
+    """Print what the answers are about, what to use, the table of all answers, and the first of the open choices."""
     from kvbench.cli.tables import print_rows
-    from kvbench.tune.answer import open_points, sentences, workload_of
 
-    typer.echo(f"{machine_words(run)}; {workload_of(run)}\n")
-    for line in sentences(answers):
-        typer.echo(line)
-    typer.echo("")
-    print_rows([_HEADER, *map(_row, answers)])
-    show_open(
-        "another run could choose differently, by more than a tie (largest difference first)", open_points(answers)
-    )
+    typer.echo("\n".join((about, "", *told, "")))
+    print_rows([*rows])
+    if unsure:
+        typer.echo(f"\nOpen: another run could choose {doubt}")
+    for line in unsure[:_MOST_OPEN]:
+        typer.echo(f"  {line}")
+    if len(unsure) > _MOST_OPEN:
+        typer.echo(f"  and {len(unsure) - _MOST_OPEN} more (--json has all)")
+
+
+def _machine_words(run: "Run") -> str:
+    """Return what a run was measured on and when."""
+    info = run.info
+    on_host = info.device.get("kind") == "cpu"
+    host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
+    return f"{info.device.get('title')}, {info.created[:10]}{host}"
 
 
 _HEADER: Final = (
     "Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "x vLLM today", "Tied with",
+)  # fmt: skip
+_HEADER_BESIDE: Final = (
+    "", "Dir", "Blocks", "Size", "Burst", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
 )  # fmt: skip
 
 
@@ -297,4 +330,25 @@ def _row(answer: "Answer") -> list[str]:
         f"{answer.gbps:.1f}",
         *("-" if found is None else two_digits(found.ratio) for found in gains),
         "; ".join(map(str, answer.tied)) or "-",
+    ]
+
+
+def _row_beside(answer: "BesideAnswer", way: "Way") -> list[str]:
+    from kvbench.tune.answer import shown_size, words_of
+    from kvbench.tune.beside import percent
+
+    shape, rates, slowdowns = answer.shape, way.gbps_interval, way.slowdown_interval
+    return [
+        "->" if way is answer.chosen else "",
+        shape.direction.value,
+        str(shape.blocks),
+        shown_size(shape.block_bytes),
+        shape.burst,
+        words_of(way.choice),
+        f"{way.gbps:.1f}",
+        "-" if rates is None else f"{rates[0]:.1f} to {rates[1]:.1f}",
+        percent(way.slowdown),
+        "-" if slowdowns is None else " to ".join(map(percent, slowdowns)),
+        percent(way.slowdown_p99),
+        f"{way.exposure_us_per_gb:.0f}",
     ]
