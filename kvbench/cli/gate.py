@@ -166,7 +166,8 @@ def compare(
     else:
         if base is None or cand is None or runs:
             raise UsageError("--base and --cand: give both, without existing runs")
-        deadline_s, how = _deadline(measuring)
+        how: Measuring = convert(measuring, Measuring)
+        deadline_s = time.monotonic() + 60 * how.minutes
         sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
         folder = out or default_folder("gate")
         to = Destinations(as_json, folder, github)
@@ -200,7 +201,8 @@ def calibrate(
     from kvbench.gate.looks import ONCE, PLAN
     from kvbench.gate.sides import parse_side
 
-    deadline_s, how = _deadline(measuring)
+    how: Measuring = convert(measuring, Measuring)
+    deadline_s = time.monotonic() + 60 * how.minutes
     chosen = parse_side("--side", side)
     folder = out or default_folder("gate")
     asked = _suite(how, axis, filters, chosen)
@@ -250,12 +252,6 @@ def _made_before(paths: list[Path], after_dashes: int | None) -> tuple["Sequence
     base, cand = runs[:-after_dashes], runs[-after_dashes:]
     check_two(base, cand)
     return base, cand
-
-
-def _deadline(measuring: Mapping[str, Any]) -> tuple[float, Measuring]:
-    """Return the deadline of measuring in seconds on the monotonic clock, and how to measure; raises UsageError."""
-    how: Measuring = convert(measuring, Measuring)
-    return time.monotonic() + 60 * how.minutes, how
 
 
 def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, side: "Side") -> "SweepSpec":

@@ -14,6 +14,7 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.kernel_shape import VLLM
 from kvbench.errors import UsageError
 from kvbench.results import Run
+from kvbench.text import counted
 from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of, tried, typical
 from kvbench.tune.table import Choice
 from kvbench.units import KIB, format_size, gigabytes_per_second
@@ -202,17 +203,15 @@ _REFERENCES: Final[Mapping[str, Callable[[Answer], Choice | None]]] = {
 
 def open_points(answers: Sequence[Answer]) -> list[str]:
     """Return the shapes whose choice is open, with the cost of each alternative, the largest difference first."""
-    lines = []
-    for answer in answers:
-        shape = f"{answer.direction} {answer.state.quantity}, {answer.blocks} x {shown_size(answer.block_bytes)}"
-        for other, found in answer.open.items():
-            known = found.high < float("inf")
-            low, high = (f"{(end - 1) * 100:+.1f}%" for end in (found.low, found.high))
-            interval = f" ({low} to {high})" if known else ", too few visits for an interval"
-            cost = f"{(found.ratio - 1) * 100:+.1f}%{interval}"
-            line = f"{shape}: {words_of(answer.choice)}, or {words_of(other)} for {cost} of the time"
-            lines.append((_apart(found), line))
-    return [line for _, line in sorted(lines, key=lambda own: -own[0])]
+    every = [(answer, other, found) for answer in answers for other, found in answer.open.items()]
+    return [_doubt(*one) for one in sorted(every, key=lambda one: -_apart(one[2]))]
+
+
+def _doubt(answer: Answer, other: Choice, found: Comparison) -> str:
+    shape = f"{answer.direction} {answer.state.quantity}, {answer.blocks} x {shown_size(answer.block_bytes)}"
+    cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (found.ratio, found.low, found.high))
+    interval = f" ({low} to {high})" if math.isfinite(found.high) else ", too few visits for an interval"
+    return f"{shape}: {words_of(answer.choice)}, or {words_of(other)} for {cost}{interval} of the time"
 
 
 def _apart(found: Comparison) -> float:
@@ -229,7 +228,7 @@ def words_of(choice: Choice) -> str:
     settings = dict(choice.axes)
     sms = settings.pop("sms", None)
     settings.pop("order", None)  # follows a rule that the reader does not need
-    with_sms = f" with {sms} SM{'' if sms == '1' else 's'}" if sms else ""
+    with_sms = f" with {counted(int(sms), 'SM')}" if sms else ""
     return ", ".join((f"{choice.backend}{with_sms}", *(f"{name} {value}" for name, value in settings.items())))
 
 

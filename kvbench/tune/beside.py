@@ -149,10 +149,7 @@ class BesideAnswer:
         return {
             "neighbour": self.neighbour,
             "at_most": self.at_most,
-            "direction": self.shape.direction.value,
-            "block_bytes": self.shape.block_bytes,
-            "blocks": self.shape.blocks,
-            "burst": self.shape.burst,
+            **self.shape._asdict(),
             "choice": None if self.chosen is None else str(self.chosen.choice),
             "ways": [way.to_plain() for way in self.ways],
             "open": self.open_points(),
@@ -180,7 +177,9 @@ def answers_beside(
         cells = frame[(frame["neighbour_slowdown"] > 0) & (frame["status"] == "ok") & (frame["backend"] != AUTO)]
         seen |= set(cells["neighbour"])
         for row in one_workload(cells[cells["neighbour"] == neighbour]).to_dict("records"):
-            shape, choice = _shape_of(row), choice_of(row, _CHOSEN)
+            burst = row["burst"] if pd.notna(row["burst"]) else "none"
+            shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]), burst)
+            choice = choice_of(row, _CHOSEN)
             if keep(choice) and (points is None or (shape.block_bytes, shape.blocks) in points):
                 found.setdefault(shape, {}).setdefault(choice, []).extend(costs[row["cell_id"]].values())
                 tails.setdefault((shape, choice), []).append(float(row["neighbour_slowdown_p99"]))
@@ -202,7 +201,7 @@ def answers_beside(
 
 def percent(slowdown: float) -> str:
     """Return how much slower a ratio is: 1.042 as "4.2%", what is no slower as "0%"."""
-    return f"{two_digits(max(0.0, slowdown - 1) * 100)}%" if slowdown >= 1.0005 else "0%"
+    return f"{two_digits((slowdown - 1) * 100)}%" if slowdown >= 1.0005 else "0%"
 
 
 def _chosen(ways: Sequence[Way], at_most: float) -> Way | None:
@@ -213,11 +212,6 @@ def _chosen(ways: Sequence[Way], at_most: float) -> Way | None:
     enough = max(way.gbps for way in allowed) / (1 + TIED.fraction)
     tied = [way for way in allowed if way.gbps >= enough]
     return min(tied, key=lambda way: (preference(way.choice), len(way.choice.axes), way.slowdown, str(way.choice)))
-
-
-def _shape_of(row: dict[Any, Any]) -> Shape:
-    burst = row["burst"] if pd.notna(row["burst"]) else "none"
-    return Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]), str(burst))
 
 
 def _known(ends: Sequence[float]) -> tuple[float, float] | None:
