@@ -22,20 +22,14 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     """Show the first page of a report: what to use, the cliff, limits and findings. Needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
     from kvbench.report.contents import report_of
+    from kvbench.report.model import plain
     from kvbench.results import load_run
 
     report = report_of([load_run(path) for path in runs])
     if as_json:
-        from kvbench.report.model import plain
-
         page = {"answer": [plain(line) for line in report.box], "findings": [plain(text) for text in report.summary]}
         typer.echo(json.dumps(page, indent=2))
-    else:
-        print_first_page(report)
-
-
-def print_first_page(report: "Report") -> None:
-    """Print the answer of a report, its findings, and a bar chart of the cliff if there is one."""
+        return
     if report.host_note:
         _print(report.host_note)
     for line in report.box:

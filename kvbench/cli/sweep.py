@@ -4,7 +4,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ import typer
 
 from kvbench.cli.completion import complete_axis, complete_device, complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
+from kvbench.cli.show import show
 from kvbench.errors import ExitCode, UsageError
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
@@ -157,7 +158,8 @@ def sweep(
         reporter.finished(outcome)
     measured = [outcome.path for outcome in outcomes if outcome.measured]
     if measured and not as_json and not quiet:
-        _show(measured)
+        typer.echo("")
+        show(measured)
     if any(outcome.status == "interrupted" for outcome in outcomes):
         raise typer.Exit(ExitCode.INTERRUPTED)
     if any(outcome.failed or outcome.copies_failed or outcome.status != "complete" for outcome in outcomes):
@@ -194,16 +196,6 @@ def _resume(path: Path, asked: SweepSpec | None, observer: "Observer", *, retry_
     if runs_in(path) != [path]:
         return resume_together(path, asked, observer, retry_failed=retry_failed)
     return [resume_sweep(path, asked, observer, retry_failed=retry_failed)]
-
-
-def _show(paths: Sequence[Path]) -> None:
-    """Print the first page of the report on these runs."""
-    from kvbench.cli.show import print_first_page
-    from kvbench.report.contents import report_of
-    from kvbench.results import load_run
-
-    typer.echo("")
-    print_first_page(report_of([load_run(path) for path in paths]))
 
 
 def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:
