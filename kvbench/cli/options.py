@@ -1,14 +1,15 @@
 """Options generated from a struct: one option per field, with the field's type, range and description."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 import typer
 
+from kvbench.cli.completion import complete_device
 from kvbench.text import plain_type
 
 _CLICK_TYPES: Final = {msgspec.inspect.IntType: int, msgspec.inspect.FloatType: float}
@@ -20,7 +21,6 @@ class FromStruct:
 
     kind: type[msgspec.Struct]
     leave_out: tuple[str, ...] = ()
-    completion: Mapping[str, Callable[[], list[str]]] = field(default_factory=dict)
 
 
 def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -51,13 +51,14 @@ def _mark(hint: object) -> FromStruct | None:
 def _options(mark: FromStruct) -> list[inspect.Parameter]:
     info = msgspec.inspect.type_info(mark.kind)
     assert isinstance(info, msgspec.inspect.StructType)
-    return [_option(field, mark.completion) for field in info.fields if field.name not in mark.leave_out]
+    return [_option(field) for field in info.fields if field.name not in mark.leave_out]
 
 
-def _option(option: msgspec.inspect.Field, completion: Mapping[str, Callable[[], list[str]]]) -> inspect.Parameter:
+def _option(option: msgspec.inspect.Field) -> inspect.Parameter:
     assert isinstance(option.type, msgspec.inspect.Metadata)
     words = str((option.type.extra_json_schema or {})["description"])
     kind = _CLICK_TYPES.get(type(plain_type(option.type)), str)
-    told = typer.Option(help=words[0].upper() + words[1:] + ".", autocompletion=completion.get(option.name))
+    completion = complete_device if option.name == "device" else None
+    told = typer.Option(help=words[0].upper() + words[1:] + ".", autocompletion=completion)
     annotation = Annotated[kind | None, told]  # type: ignore[valid-type]
     return inspect.Parameter(option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)

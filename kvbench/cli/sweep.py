@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from kvbench.cli.completion import complete_axis, complete_device, complete_run
+from kvbench.cli.completion import complete_axis, complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.show import show
 from kvbench.errors import ExitCode, UsageError
@@ -76,7 +76,6 @@ class _OfSeveralDevices(WhereOptions):
     ] = None
 
 
-_Where = Annotated[Mapping[str, Any], FromStruct(_OfSeveralDevices, completion={"device": complete_device})]
 _Config = Annotated[
     str | None,
     typer.Argument(
@@ -111,7 +110,7 @@ def sweep(
     filters: Filters = None,
     model: _Models = None,
     geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
-    where: _Where = NO_OPTIONS,
+    where: Annotated[Mapping[str, Any], FromStruct(_OfSeveralDevices)] = NO_OPTIONS,
     out: _Out = None,
     resume: _Resume = None,
     retry_failed: _Retry = False,

@@ -15,7 +15,7 @@ import typer
 
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.cell import Cell
-from kvbench.cli.completion import complete_device, complete_run
+from kvbench.cli.completion import complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder, terminated
 from kvbench.errors import ExitCode, UsageError, brief
@@ -129,7 +129,7 @@ def tune(
     as_json: _Json = False,
     out: _Out = None,
     axis: Axis = None,
-    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions, completion={"device": complete_device})] = NO_OPTIONS,
+    where: Annotated[Mapping[str, Any], FromStruct(WhereOptions)] = NO_OPTIONS,
 ) -> None:
     """Find the fastest way to swap for each size on this machine, and its gain. With RUN, needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
