@@ -202,8 +202,8 @@ def one_workload(frame: pd.DataFrame) -> pd.DataFrame:
 
 def choice_of(row: Mapping[Any, Any], names: Iterable[str] = CHOSEN_AXES) -> Choice:
     """Return the choice that a row of a run's table measured, in the axes `names`."""
-    known = {AXES[name]: row[name] for name in names if pd.notna(row[name])}
-    texts = {axis.name: axis.show(int(value)) if axis.number else str(value) for axis, value in known.items()}
+    known = {name: row[name] for name in names if pd.notna(row[name])}
+    texts = {name: AXES[name].show(int(value)) if AXES[name].number else str(value) for name, value in known.items()}
     return Choice.of(str(row["backend"]), texts)
 
 

@@ -51,8 +51,8 @@ class Choice:
         if backend == AUTO:
             raise UsageError(f"choice {brief(text)!r}: {AUTO} cannot choose itself")
         pairs = tuple((name, value) for name, _, value in (setting.partition("=") for setting in settings))
-        names = [name for name, _ in pairs]
-        if len(set(names)) < len(names) or not set(names) <= set(CHOSEN_AXES):
+        names = {name for name, _ in pairs}
+        if len(names) < len(pairs) or not names <= set(CHOSEN_AXES):
             raise UsageError(
                 f"choice {brief(text)!r}: write a backend, then axis=value of {', '.join(CHOSEN_AXES)}, each once"
             )

@@ -100,10 +100,10 @@ def test_a_policy_written_is_read_back(policy: Policy, tmp_path_factory: pytest.
 
 @given(tables())
 def test_every_measured_point_gets_its_own_choice(table: Table) -> None:
-    chooser = policy(table)
+    fitted = policy(table)
     for size, row in zip(table.block_bytes, table.choices, strict=True):
         for count, text in zip(table.blocks, row, strict=True):
-            found = chooser.choose(table.direction, table.stream_state, count, size)
+            found = fitted.choose(table.direction, table.stream_state, count, size)
             assert str(found) == text or not text
 
 
@@ -145,9 +145,9 @@ def test_where_nothing_was_measured_the_nearest_point_of_that_size_decides() -> 
 
 
 def test_one_stream_state_answers_for_the_other_and_no_direction_for_the_other() -> None:
-    chooser = policy(SMALL)
-    assert chooser.choose(H2D, BUSY, 16, 4096) == chooser.choose(H2D, IDLE, 16, 4096)
-    assert chooser.choose(D2H, IDLE, 16, 4096) is None
+    small = policy(SMALL)
+    assert small.choose(H2D, BUSY, 16, 4096) == small.choose(H2D, IDLE, 16, 4096)
+    assert small.choose(D2H, IDLE, 16, 4096) is None
 
 
 def test_a_choice_becomes_the_cell_of_its_backend() -> None:
