@@ -125,13 +125,13 @@ class Axis:
         return f"for example {self.name}={self.example}"
 
 
-def whole(lowest: int, highest: int, words: dict[str, int] | None = None) -> Callable[[str], int]:
-    """Return a function that reads a whole number in a range, or one of `words`, each of which means a number."""
+def whole(lowest: int, highest: int, zero: str = "") -> Callable[[str], int]:
+    """Return a function that reads a whole number in a range, or the word `zero`, if there is one, as 0."""
 
     def read(text: str) -> int:
-        if words and text in words:
-            return words[text]
-        also = f" or {', '.join(words)}" if words else ""
+        if zero and text == zero:
+            return 0
+        also = f" or {zero}" if zero else ""
         if not re.fullmatch(r"\d{1,18}", text) or not lowest <= int(text) <= highest:
             raise ValueError(f"not a whole number from {lowest} to {highest}{also}")
         return int(text)
@@ -139,9 +139,9 @@ def whole(lowest: int, highest: int, words: dict[str, int] | None = None) -> Cal
     return read
 
 
-def number_or_all(value: AxisValue) -> str:
-    """Write a number; 0 is written as all."""
-    return "all" if value == 0 else str(value)
+def zero_as(word: str, write: Callable[[AxisValue], str] = str) -> Callable[[AxisValue], str]:
+    """Return a function that writes 0 as `word`, and other values with `write`."""
+    return lambda value: word if value == 0 else write(value)
 
 
 def block_size(text: str) -> int:
@@ -162,11 +162,6 @@ def pool(text: str) -> int:
     return found
 
 
-def pool_words(value: AxisValue) -> str:
-    """Write the size of the pool, or dense for 0."""
-    return "dense" if value == 0 else size(value)
-
-
 def pause(text: str) -> int:
     """Read a pause in microseconds: 0, 200us, 5ms; raises ValueError."""
     match = re.fullmatch(r"(\d{1,6})(us|ms)", text)
@@ -185,16 +180,6 @@ def pause_words(value: AxisValue) -> str:
 def launch(text: str) -> int:
     """Read the maximum bytes per launch, or 0 for the word whole; raises ValueError."""
     return 0 if text == "whole" else block_size(text)
-
-
-def launch_words(value: AxisValue) -> str:
-    """Write the maximum bytes per launch, or whole for 0."""
-    return "whole" if value == 0 else size(value)
-
-
-def number_or_none(value: AxisValue) -> str:
-    """Write a number; 0 is written as none."""
-    return "none" if value == 0 else str(value)
 
 
 def arrival(text: str) -> str:

@@ -16,18 +16,15 @@ from kvbench.cells.axis import (
     block_size,
     choice,
     launch,
-    launch_words,
-    number_or_all,
-    number_or_none,
     on_off,
     pause,
     pause_words,
     pool,
-    pool_words,
     size,
     switch,
     whole,
     word,
+    zero_as,
 )
 from kvbench.cells.facts import HARDWARE_QUEUES
 from kvbench.cells.kernel_shape import RULE, KernelShape
@@ -76,10 +73,10 @@ class Cell:
         optional=True, noun="access order", cuda_only=True, chosen=True)] = None
     sms: Annotated[int | None, Axis(
         "SM count of a copy kernel (its grid size), or all",
-        "1:32:x2", whole(1, 4096, {"all": 0}), number_or_all,
+        "1:32:x2", whole(1, 4096, "all"), zero_as("all"),
         ranged=True, optional=True, noun="SMs to choose", cuda_only=True, chosen=True, number=True)] = None
     descriptors_per_call: Annotated[int | None, Axis(
-        "maximum descriptors per batched call", "all,8192", whole(1, 10**8, {"all": 0}), number_or_all, default=(0,),
+        "maximum descriptors per batched call", "all,8192", whole(1, 10**8, "all"), zero_as("all"), default=(0,),
         ranged=True, optional=True, noun="descriptors per call", chosen=True, usual="all")] = None
     coalesce: Annotated[bool | None, Axis(
         "merge descriptors that are adjacent on both sides before the call", "off,on", on_off, switch, default=(False,),
@@ -99,7 +96,7 @@ class Cell:
         unused=RULE, noun="kernel to shape", chosen=True)] = RULE
     pool_bytes: Annotated[int, Axis(
         "memory that the blocks are scattered over on each side: a size, or dense (adjacent blocks)",
-        "dense,16GiB", pool, pool_words, default=(0,), ranged=True, unused=0, number=True, name="pool")] = 0
+        "dense,16GiB", pool, zero_as("dense", size), default=(0,), ranged=True, unused=0, number=True, name="pool")] = 0
     reuse: Annotated[Reuse, Axis(
         "fresh: every swap moves different blocks; same: every swap moves the same blocks", "fresh,same", choice(Reuse),
         default=(Reuse.FRESH,), unused=Reuse.SAME)] = Reuse.SAME
@@ -108,7 +105,7 @@ class Cell:
         ranged=True, unused=0, number=True, name="pause")] = 0
     launch_bytes: Annotated[int, Axis(
         "maximum size of a launch: larger swaps are split into consecutive launches", "whole,1MiB,16MiB",
-        launch, launch_words, ranged=True, unused=0)] = 0
+        launch, zero_as("whole", size), ranged=True, unused=0)] = 0
     priority: Annotated[Priority, Axis(
         "priority of the swaps' stream; low: the neighbour's stream has the higher priority", "normal,low,high",
         choice(Priority), unused=Priority.NORMAL)] = Priority.NORMAL
@@ -117,7 +114,7 @@ class Cell:
         "none,gemm,decode", choice(Neighbour), role=Role.BESIDE, unused=Neighbour.NONE)] = Neighbour.NONE
     rate_cap: Annotated[int, Axis(
         "maximum GB/s of swaps beside a neighbour, paced launch by launch", "none,20",
-        whole(1, 10_000, {"none": 0}), number_or_none,
+        whole(1, 10_000, "none"), zero_as("none"),
         role=Role.BESIDE, ranged=True, unused=0, number=True)] = 0
     burst: Annotated[str, Axis(
         "arrival of swaps beside a neighbour: without gaps (none), or bursts of SIZE every PERIOD",
