@@ -4,7 +4,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any, Final
 
@@ -33,48 +32,23 @@ NO_FIGURE: Final = (
 # Separates the texts of one column that differ between visits; the most frequent path comes first.
 BETWEEN: Final = "; "
 _FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
-_FIGURES: Final = tuple(f"{time}_{part}" for time in TIMES for part in ("median", "q1", "q3"))
-_BESIDE: Final = tuple(name for name in COLUMNS if name.startswith(("neighbour_", "exposure_", "swaps_", "one_block_")))
+# Columns of text and of whole numbers beside those of the axes; all others are float64.
+_TEXT: Final = (
+    "device", "status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id", "command",
+)  # fmt: skip
+_WHOLE: Final = ("swap_bytes", "samples", "rounds", "outliers", "repeated", "disturbed", "verified_bytes")
+_ENDS: Final = ("cell_id", "command")
 _COLUMNS: Final = (
     "device",
     *_AXIS_COLUMNS,
-    "swap_bytes", "status", "reason", "samples", "rounds", "outliers", *_FIGURES, "swap_us_low", "swap_us_high",
-    "repeat_us_low", "repeat_us_high",
-    "gbps", "gbps_q1", "gbps_q3", "gbps_low", "gbps_high", "latency_gbps", "execution_gbps", "sustained_gbps",
-    *_BESIDE,
-    "ceiling_gbps", "ceiling_share", "limit_blocks_per_s", "roof_gbps", "roof_share",
-    "path", "chosen", "order_note", "state_held", "execution_only", "depth_held",
-    "stopped_by", "repeated", "disturbed", "verified_bytes", "warnings", "cell_id", "command",
-)  # fmt: skip
+    *(name for name in COLUMNS if name not in ("device", *_AXIS_COLUMNS, *_ENDS)),
+    *_ENDS,
+)
 _ORDER: Final = tuple(
     AXES[name].columns[-1]
     for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE, Role.BESIDE)
     for name in axes_of(role)
 )
-
-
-@dataclass(slots=True)
-class _History:
-    """The records of one cell."""
-
-    visits: list[Visit] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    skips: list[Skip] = field(default_factory=list)
-
-    def add(self, record: CellRecord) -> None:
-        match record:
-            case Visit():
-                self.visits.append(record)
-            case Failure():
-                self.failures.append(record)
-            case Skip():
-                self.skips.append(record)
-
-    @property
-    def status(self) -> str:
-        if self.failures:
-            return "failed"
-        return "ok" if any(len(visit.samples) for visit in self.visits) else "skipped" if self.skips else "failed"
 
 
 def summarize(
@@ -90,14 +64,11 @@ def summarize(
     is the result of `long_samples`.
     """
     histories = _histories(records)
-    measured = [cell for cell, story in histories.items() if story.status == "ok"]
-    frame = pd.DataFrame(
-        [_words(cell, story) | _limits(cell, ceilings, roofs) for cell, story in histories.items()],
-        columns=[name for name in _COLUMNS if name not in _FIGURES],
-    )
-    figures = _figures(measured, samples).reindex(range(len(frame)))
-    figures.index = frame.index
-    frame = frame.drop(columns=[name for name in figures if name in frame]).join(figures)
+    measured = [cell for cell, story in histories.items() if _status(story) == "ok"]
+    rows = [_words(cell, story) | _limits(cell, ceilings, roofs) for cell, story in histories.items()]
+    frame = pd.DataFrame(rows, columns=list(_COLUMNS))
+    figures = _figures(measured, samples).reindex(frame.index)
+    frame[figures.columns] = figures
     frame["device"] = device
     # A queue measures the submission, whose time every sample has.
     without = (frame["status"] == "ok") & frame["swap_us_median"].isna() & (frame["queued"] == 0)
@@ -175,13 +146,22 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
 
-def _histories(records: Sequence[Record]) -> dict[Cell, _History]:
-    """Return the cells ordered by status: cells with figures first, as `_figures` numbers them."""
-    found: dict[Cell, _History] = {}
+def _histories(records: Sequence[Record]) -> dict[Cell, list[CellRecord]]:
+    """Return the records of every cell; cells with figures come first, as `_figures` numbers them."""
+    found: dict[Cell, list[CellRecord]] = {}
     others = (record for record in records if isinstance(record, Failure | Skip))
     for record in (*visits_that_count(records), *others):
-        found.setdefault(record.cell, _History()).add(record)
-    return dict(sorted(found.items(), key=lambda story: story[1].status != "ok"))
+        found.setdefault(record.cell, []).append(record)
+    return dict(sorted(found.items(), key=lambda story: _status(story[1]) != "ok"))
+
+
+def _status(story: Sequence[CellRecord]) -> str:
+    if any(isinstance(record, Failure) for record in story):
+        return "failed"
+    if any(isinstance(record, Visit) and len(record.samples) for record in story):
+        return "ok"
+    # Only a journal not written by kvbench has visits without samples.
+    return "skipped" if any(isinstance(record, Skip) for record in story) else "failed"
 
 
 def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach]) -> dict[str, float]:
@@ -196,19 +176,20 @@ def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach
     return {"ceiling_gbps": ceiling, "limit_blocks_per_s": limit, "roof_gbps": roof}
 
 
-def _words(cell: Cell, story: _History) -> dict[str, Any]:
-    visits = story.visits
-    reasons = [f"{failure.kind}: {failure.message}" for failure in story.failures] or [
-        skip.reason for skip in story.skips
-    ]  # only a journal not written by kvbench has visits without samples, which have neither
+def _words(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
+    visits = [record for record in story if isinstance(record, Visit)]
+    failures = [record for record in story if isinstance(record, Failure)]
+    skips = [record.reason for record in story if isinstance(record, Skip)]
+    reasons = [f"{failure.kind}: {failure.message}" for failure in failures] or skips
+    status = _status(story)
     return (
         cell.spelled_out()
         | {name: getattr(cell, name) for name in _NUMBERS}
         | {
             **_beside([visit.beside for visit in visits if visit.beside is not None]),
             "swap_bytes": cell.swap_bytes,
-            "status": story.status,
-            "reason": None if story.status == "ok" else _joined(reasons) or "no reason recorded",
+            "status": status,
+            "reason": None if status == "ok" else _joined(reasons) or "no reason recorded",
             "rounds": len(visits),
             "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
             "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
@@ -219,16 +200,16 @@ def _words(cell: Cell, story: _History) -> dict[str, Any]:
             "verified_bytes": sum(visit.verified_bytes for visit in visits),
             "warnings": _joined(text for visit in visits for text in visit.warnings),
             "cell_id": cell.id,
-            "command": next((failure.command for failure in story.failures), cell.command()),
+            "command": next((failure.command for failure in failures), cell.command()),
         }
     )
 
 
 def _beside(turns: Sequence[Beside]) -> dict[str, float]:
-    """Return the figures of the cell's neighbour; NaN if no visit has them."""
+    """Return the figures of the cell's neighbour; none if no visit has them."""
     both = [(turn, cost) for turn in turns if (cost := cost_of(turn)) is not None]
     if not both:
-        return dict.fromkeys(_BESIDE, math.nan)
+        return {}
     costs = [cost for _, cost in both]
     alone, beside = [turn.neighbour_alone_us for turn, _ in both], [turn.neighbour_beside_us for turn, _ in both]
     all_alone, all_beside = np.concatenate(alone), np.concatenate(beside)
@@ -279,10 +260,10 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     raw = {name: samples[name].to_numpy(np.float64, na_value=np.nan)[order] for name in SAMPLE_COLUMNS}
     per_cell = np.bincount(owner, minlength=len(measured))
     starts = np.flatnonzero(samples["sample"].to_numpy()[order] == 0)
-    marked = grouped_outliers(raw["swap_us"], np.diff(starts, append=len(order)))
+    per_visit = np.diff(starts, append=len(order))
+    marked = grouped_outliers(raw["swap_us"], per_visit)
     outliers = np.bincount(owner, weights=marked, minlength=len(measured)).astype(np.int64)
     columns: dict[str, Any] = {"samples": per_cell, "outliers": outliers}
-    per_visit = np.diff(starts, append=len(order))
     visits_of = np.bincount(owner[starts], minlength=len(measured))
     for time in TIMES:
         low, _, high = grouped_quartiles(raw[time], per_cell)
@@ -327,11 +308,6 @@ def _joined(texts: Any) -> str | None:
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     """Give every column one type, independent of the run's content: text, Int64, or float64."""
-    whole = (*_NUMBERS, "swap_bytes", "samples", "rounds", "outliers", "repeated", "disturbed", "verified_bytes")
-    text = (
-        *(name for name in _AXIS_COLUMNS if name not in _NUMBERS),
-        "device", "status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id", "command",
-    )  # fmt: skip
     frame["samples"] = frame["samples"].fillna(0)
-    kinds: dict[str, Any] = dict.fromkeys(_COLUMNS, "float64") | dict.fromkeys(whole, "Int64")
-    return frame.astype(kinds | dict.fromkeys(text, "str"))
+    kinds: dict[str, Any] = dict.fromkeys(_COLUMNS, "float64") | dict.fromkeys((*_AXIS_COLUMNS, *_TEXT), "str")
+    return frame.astype(kinds | dict.fromkeys((*_NUMBERS, *_WHOLE), "Int64"))
