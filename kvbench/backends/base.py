@@ -66,10 +66,6 @@ class PythonSwap(Protocol):
         """Submit to the CUDA stream with this handle (on the cpu device: the engine's stream)."""
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class PreparedSwap:
     """A prepared swap: a swap of the compiled engine or of the backend itself, and the mechanism that moves the bytes.
@@ -81,7 +77,7 @@ class PreparedSwap:
 
     swap: Swap | PythonSwap
     mechanism: Mechanism
-    retarget: Callable[[], None] = _nothing
+    retarget: Callable[[], None] = lambda: None
     chosen: str | None = None
     warnings: tuple[str, ...] = ()
 

@@ -1,6 +1,5 @@
 """kvbench's copy kernel: few SMs, any size and alignment, descriptors passed with the launch or read in place."""
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -35,23 +34,16 @@ _BULK: Final = (
 _SCATTERED_FROM_BYTES: Final = 512 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """The SM count for some swaps, and the kernel shape; None means bulk copies with a shape by block size."""
-
-    swaps: SmsRow
-    shape: KernelShape | None = None
-
-
-# The smallest SM count within 3% of the best, on an H200 and an H100, for fresh blocks in 16 GiB and for dense blocks.
-_RULE: Final = (
-    _Choice(SmsRow(8, Direction.D2H, _SCATTERED_FROM_BYTES, 2 * KIB), _MANY_LANES),
-    _Choice(SmsRow(4, Direction.D2H, _SCATTERED_FROM_BYTES, 8 * KIB), _LANES),
-    _Choice(SmsRow(2, Direction.D2H, _SCATTERED_FROM_BYTES, 32 * KIB), _MANY_LANES),
-    _Choice(SmsRow(4, Direction.H2D, _SCATTERED_FROM_BYTES, 8 * KIB)),
-    _Choice(SmsRow(2)),
+# The smallest SM count within 3% of the best, on an H200 and an H100, for fresh blocks in 16 GiB and for dense blocks;
+# and the kernel shape, where None means bulk copies with a shape by block size.
+_RULE: Final[tuple[tuple[SmsRow, KernelShape | None], ...]] = (
+    (SmsRow(8, Direction.D2H, _SCATTERED_FROM_BYTES, 2 * KIB), _MANY_LANES),
+    (SmsRow(4, Direction.D2H, _SCATTERED_FROM_BYTES, 8 * KIB), _LANES),
+    (SmsRow(2, Direction.D2H, _SCATTERED_FROM_BYTES, 32 * KIB), _MANY_LANES),
+    (SmsRow(4, Direction.H2D, _SCATTERED_FROM_BYTES, 8 * KIB), None),
+    (SmsRow(2), None),
 )
-DEFAULT_SMS: Final[SmsRule] = tuple(choice.swaps for choice in _RULE)
+DEFAULT_SMS: Final[SmsRule] = tuple(swaps for swaps, _ in _RULE)
 
 
 def shape_for(
@@ -71,9 +63,7 @@ def shape_for(
                 f"axis kernel={cell.kernel}: bulk copies need sm_90 or newer and multiples of {_BULK_ALIGNMENT} bytes"
             )
         return shape
-    chosen = next(
-        choice.shape for choice in _RULE if choice.swaps.fits(cell.direction, cell.spread_bytes, largest_bytes)
-    )
+    chosen = next(shape for swaps, shape in _RULE if swaps.fits(cell.direction, cell.spread_bytes, largest_bytes))
     if chosen is not None or not takes_bulk:
         return chosen or _LANES
     bulk = next(shape for most_bytes, shape in _BULK if largest_bytes <= most_bytes)
