@@ -151,16 +151,8 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
             f"{len(ours.rounds)} rounds of the base and {len(theirs.rounds)} of the candidate; give runs with the same "
             "number of rounds, at least one, in the order of their rounds"
         )
-    partner = partners(ours.measured, theirs.measured)
-    if ours.measured and theirs.measured and not partner:
-        raise MismatchError(
-            f"the runs have no cell in common: the base has, for example, {ours.measured[0].label}, the candidate "
-            f"{theirs.measured[0].label}; compare runs of one suite"
-        )
-    back = {there: here for here, there in partner.items()}
-    every = dict.fromkeys([*ours.measured, *(back.get(cell, cell) for cell in theirs.measured)])
-    cells = sorted(every, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
-    names = {cell: partner.get(cell, cell) for cell in cells}
+    names = _partnered(ours, theirs)
+    cells = list(names)
     troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in names.items()}
     failed = {cell: few(list(dict.fromkeys(why))) for cell, why in troubles.items() if why}
     paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in names.items()}
@@ -208,6 +200,20 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         in_turn=in_turn,
         processes=_new_processes(both(lambda visit: visit.process or math.nan)) if in_turn else None,
     )
+
+
+def _partnered(ours: _Side, theirs: _Side) -> dict[Cell, Cell]:
+    """Return the cells of both sides in a fixed order, under the base's names, with their names on the other side."""
+    partner = partners(ours.measured, theirs.measured)
+    if ours.measured and theirs.measured and not partner:
+        raise MismatchError(
+            f"the runs have no cell in common: the base has, for example, {ours.measured[0].label}, the candidate "
+            f"{theirs.measured[0].label}; compare runs of one suite"
+        )
+    back = {there: here for here, there in partner.items()}
+    every = dict.fromkeys([*ours.measured, *(back.get(cell, cell) for cell in theirs.measured)])
+    cells = sorted(every, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
+    return {cell: partner.get(cell, cell) for cell in cells}
 
 
 def _new_processes(numbers: Floats) -> Floats | None:
