@@ -4,11 +4,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.markers import MarkerStyle
+from matplotlib.path import Path
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.transforms import Affine2D
 
-from kvbench.report.charts.palette import STROKES, Ink, is_hollow
+from kvbench.report.charts.palette import STROKES, Ink, is_hollow, spokes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.charts.sheet import PANEL_WIDTH, drawable, new_sheet, render, styled
 from kvbench.report.model import ChartWords
@@ -185,10 +189,22 @@ def _line(line: PlotLine, ink: Ink, x: Sequence[float], y: Sequence[float]) -> L
         color=ink.colour,
         linestyle=_STYLES[line.variant % STROKES],
         linewidth=1.7,
-        marker=ink.marker,
+        marker=_marker(ink.marker, spokes_of(line.variant)),
         markersize=4.5,
         markerfacecolor="white" if is_hollow(line.variant) else ink.colour,
         label=drawable(line.label),
+    )
+
+
+def _marker(name: str, spokes: Sequence[int]) -> MarkerStyle:
+    """Return a marker with lines through it, as large as without."""
+    plain = MarkerStyle(name)
+    outline = plain.get_path().transformed(plain.get_transform())
+    reach = float(np.abs(outline.vertices).max())
+    ends = [(reach * math.cos(math.radians(angle)), reach * math.sin(math.radians(angle))) for angle in spokes]
+    lines = [Path([(-x, -y), (x, y)]) for x, y in ends]
+    return (
+        MarkerStyle(Path.make_compound_path(outline, *lines), transform=Affine2D().scale(2 * reach)) if lines else plain
     )
 
 

@@ -35,7 +35,7 @@ class PlotMark:
 class PlotLine:
     """A line of points ascending in x: medians in `y`, quartiles in `low` and `high`, in the unit of the y axis.
 
-    `backend` decides colour and marker, `variant` the stroke and whether markers are hollow: a plot's lines of one
+    `backend` decides colour and marker, `variant` the stroke and what is inside the marker: a plot's lines of one
     label have the same of both, and lines of two labels do not (`told_apart`). `cell_ids` are the cells behind the
     points, of the run labelled `run`.
     """

@@ -15,7 +15,7 @@ from kvbench.cells.axes import Direction, Neighbour, Order, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
-from kvbench.report.charts.palette import STROKES, inks, is_hollow
+from kvbench.report.charts.palette import STROKES, inks, is_hollow, spokes_of
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.contents import report_of
 from kvbench.report.document import document
@@ -112,6 +112,12 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
             line.label: (colours[line.backend], line.variant % STROKES, is_hollow(line.variant)) for line in plot.lines
         }
         assert len(set(drawn.values())) == len(drawn)
+        lone = {
+            line.label: (colours[line.backend], is_hollow(line.variant), spokes_of(line.variant))
+            for line in plot.lines
+            if len(line.x) == 1
+        }
+        assert len(set(lone.values())) == len(lone)
 
 
 def test_the_wording_in_markdown(report: Report) -> None:

@@ -14,6 +14,8 @@ const MARKERS = {
 };
 // The strokes of a backend's variants; those after the first round differ in whether their markers are hollow.
 const STROKES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [3, 7], [12, 3, 2, 3, 2, 3]];
+// The angles of the lines through their hollow markers, since a lone point shows no stroke.
+const SPOKES = [[45], [], [90], [0], [0, 90], [45, 135]];
 const CEILING_STROKE = [6, 4];
 const ROOF_STROKES = [[10, 3, 2, 3], [1.5, 3]];
 const PER_LINE = 3;  // series of a line: medians, lower and upper quartiles
@@ -172,7 +174,7 @@ class Panel {
         width: 1.4,
         stroke: ink,
         fill: isHollow(line) ? colour("page") : ink,
-        paths: (plot, series, first, last) => this.markers(plot, series, first, last, line.marker),
+        paths: (plot, series) => this.markers(plot, series, line),
       };
       const median = { show, label: line.label, stroke: ink, width: 1.8, spanGaps: true, points: marker };
       return [{ ...median, dash: strokeOf(line) }, edge, edge];
@@ -183,14 +185,14 @@ class Panel {
     return inkOn(colour("text"), line.colour);
   }
 
-  markers(plot, series, first, last, marker) {
+  markers(plot, series, line) {
     const [xs, ys] = [plot.data[0], plot.data[series]];
     const path = new Path2D();
     for (let number = 0; number < xs.length; number += 1) {
       const inside = xs[number] >= plot.scales.x.min && xs[number] <= plot.scales.x.max;
       if (!inside || ys[number] === null || ys[number] === undefined) continue;
       const [x, y] = [plot.valToPos(xs[number], "x", true), plot.valToPos(ys[number], "y", true)];
-      MARKERS[marker](path, x, y, 3.6 * devicePixelRatio);
+      drawMarker(path, line, x, y, 3.6 * devicePixelRatio);
     }
     const clip = new Path2D();
     const { left, top, width, height } = plot.bbox;
@@ -322,6 +324,17 @@ function strokeOf(line) {
 
 function isHollow(line) {
   return line.variant > 0 && line.variant <= STROKES.length;
+}
+
+function drawMarker(path, line, x, y, r) {
+  MARKERS[line.marker](path, x, y, r);
+  if (!isHollow(line)) return;
+  for (const degrees of SPOKES[line.variant % SPOKES.length]) {
+    const angle = (degrees * Math.PI) / 180;
+    const [dx, dy] = [r * Math.cos(angle), r * Math.sin(angle)];
+    path.moveTo(x - dx, y + dy);
+    path.lineTo(x + dx, y - dy);
+  }
 }
 
 function kind(scale) {
