@@ -36,6 +36,20 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
+def size_words(size_bytes: int) -> str:
+    """Return a size as people read it: 4096 -> "4 KiB", 25088 -> "24.5 KiB", 576 -> "576 B"."""
+    exact = format_size(size_bytes)
+    if exact == f"{size_bytes}B" and size_bytes >= KIB:
+        exact = f"{size_bytes / KIB:.4g}KiB"
+    return re.sub(r"(?<=\d)(?=[A-Z])", " ", exact)
+
+
+def two_digits(value: float) -> str:
+    """Return a number with two significant digits and no exponent: 0.83, 4.2, 50, 120."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:.0f}" if rounded >= 10 else f"{rounded:.2g}"
+
+
 def rough_size(size_bytes: int) -> str:
     """Return a readable, rounded size: "12.2 GiB", "576 B"."""
     for unit in ("GiB", "MiB", "KiB"):

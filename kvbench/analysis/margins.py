@@ -31,4 +31,3 @@ TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a mo
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")
 KNEE: Final = Margin(0.05, "beyond it, more SMs cost the neighbour more than they gain")
 QUEUE_KNEE: Final = Margin(1.0, "on some drivers, a submission after a few swaps takes up to twice as long")
-STEADY_CEILING: Final = Margin(0.02, "large copies on a quiet machine repeat more closely")

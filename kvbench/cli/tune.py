@@ -24,7 +24,7 @@ from kvbench.models.presets import ModelChoice
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import SweepSpec, parse_assignments
 from kvbench.text import convert
-from kvbench.units import KIB
+from kvbench.units import KIB, size_words, two_digits
 
 if TYPE_CHECKING:
     from kvbench.results import Run
@@ -314,7 +314,6 @@ _HEADER_BESIDE: Final = (
 
 
 def _row(answer: "Answer") -> list[str]:
-    from kvbench.tune.answer import shown_size, two_digits
 
     interval = answer.interval_us
     known = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
@@ -323,7 +322,7 @@ def _row(answer: "Answer") -> list[str]:
         answer.direction.value,
         answer.state.quantity,
         str(answer.blocks),
-        shown_size(answer.block_bytes),
+        size_words(answer.block_bytes),
         str(answer.choice),
         f"{answer.time_us:.1f}",
         known,
@@ -334,7 +333,7 @@ def _row(answer: "Answer") -> list[str]:
 
 
 def _row_beside(answer: "BesideAnswer", way: "Way") -> list[str]:
-    from kvbench.tune.answer import shown_size, words_of
+    from kvbench.tune.answer import words_of
     from kvbench.tune.beside import percent
 
     shape, rates, slowdowns = answer.shape, way.gbps_interval, way.slowdown_interval
@@ -342,7 +341,7 @@ def _row_beside(answer: "BesideAnswer", way: "Way") -> list[str]:
         "->" if way is answer.chosen else "",
         shape.direction.value,
         str(shape.blocks),
-        shown_size(shape.block_bytes),
+        size_words(shape.block_bytes),
         shape.burst,
         words_of(way.choice),
         f"{way.gbps:.1f}",

@@ -16,7 +16,6 @@ from kvbench.gate.disturbance import CPU, Mask, spoiled
 from kvbench.gate.partners import about_backends, few, partners
 from kvbench.gate.visit_times import (
     CPU_BOUND,
-    NO_FIGURE,
     SUBMISSION_BOUND,
     disturbances,
     has_figure,
@@ -27,7 +26,7 @@ from kvbench.gate.visit_times import (
     visit_us,
 )
 from kvbench.results import Ceiling, Control, Failure, Run, Skip, Visit
-from kvbench.results.schema import EffectivePath
+from kvbench.results.schema import NO_FIGURE, EffectivePath
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ FAST_SHARE: Final = 0.1
 # The shares of a swap's time from which its submission is protected from a slow CPU, and judged itself.
 CPU_BOUND: Final = 1 / 3
 SUBMISSION_BOUND: Final = 1 / 2
-NO_FIGURE: Final = "no delay outlasted the submission in every sample, so execution could not be measured separately"
 
 
 def has_figure(visit: Visit) -> bool:

@@ -9,10 +9,11 @@ from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError
 from kvbench.report.model import Chapter, Strong, Text, spans
-from kvbench.report.numbers import bytes_size, count, faster_words, noun, two_digits
+from kvbench.report.numbers import bytes_size, count, faster_words, noun
 from kvbench.report.view import View
 from kvbench.tune.answer import Answer, answers_of, by_kind, words_of
 from kvbench.tune.fit import sms_of
+from kvbench.units import two_digits
 
 _USUAL: Final = ("batched", "per_block")
 

@@ -12,7 +12,7 @@ from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.tables import rows_of
 from kvbench.report.view import HOST_COPIES, View, ceiling_of, warnings_of
 from kvbench.results import COLUMNS, Note
-from kvbench.results.frame import NO_FIGURE
+from kvbench.results.schema import NO_FIGURE
 from kvbench.text import short
 
 TITLE: Final = "KV-block swaps between host and GPU"

@@ -4,11 +4,12 @@ import math
 import re
 from typing import Final
 
-from kvbench.units import KIB, format_size
+from kvbench.units import parse_size, size_words, two_digits
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 ABSENT: Final = "\N{EN DASH}"
 
+_SIZE: Final = re.compile(r"\d[\d.]*([KMG]i)?B")
 _SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -31,12 +32,6 @@ def figure(value: float) -> str:
     return f"{value:.{min(digits, 6)}f}"
 
 
-def two_digits(value: float) -> str:
-    """Return a number for a sentence: 0.83, 4.2, 50, 120."""
-    rounded = float(f"{value:.2g}")
-    return f"{rounded:.0f}" if rounded >= 10 else f"{rounded:.2g}"
-
-
 def faster_words(ratio: float) -> str:
     """Return how much less time something takes, from the other's time over its own: "4.2 times faster"."""
     if ratio >= 1.95:
@@ -53,14 +48,12 @@ def slower_words(ratio: float) -> str:
 
 def size(size_text: str) -> str:
     """Return "4KiB" as people read it: "4 KiB"; "25088B" is "24.5 KiB". Other text stays as it is."""
-    if (whole := re.fullmatch(r"(\d{4,})B", size_text)) and int(whole[1]) >= KIB:
-        size_text = f"{int(whole[1]) / KIB:.4g}KiB"
-    return re.sub(r"^(\d[\d.]*)([KMG]?i?B)$", "\\1\N{NO-BREAK SPACE}\\2", size_text)
+    return bytes_size(parse_size(size_text)) if _SIZE.fullmatch(size_text) else size_text
 
 
 def bytes_size(size_bytes: int) -> str:
     """Return 4096 as "4 KiB"."""
-    return size(format_size(size_bytes))
+    return size_words(size_bytes).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def noun(number: int, singular: str) -> str:

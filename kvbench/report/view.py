@@ -13,7 +13,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
-from kvbench.analysis.margins import IN_TURN, STEADY_CEILING
+from kvbench.analysis.margins import CONTROL, IN_TURN
 from kvbench.cells.axes import Reuse
 from kvbench.report.numbers import noun, size
 from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, spelled_out, where
@@ -180,7 +180,7 @@ def _moving_ceilings(run: Run) -> list[str]:
         f"the {direction} ceiling moved between {min(seen):.1f} and {max(seen):.1f} GB/s from round to round: "
         "something else used the link or the host's memory, and other figures moved with it"
         for direction, seen in rates.items()
-        if max(seen) > (1 + STEADY_CEILING.fraction) * min(seen)
+        if max(seen) > (1 + CONTROL.fraction) * min(seen)
     ]
 
 

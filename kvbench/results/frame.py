@@ -20,15 +20,23 @@ from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.cost import cost_of
 from kvbench.results.reach import Reach
-from kvbench.results.schema import COLUMNS, SAMPLE_COLUMNS, Beside, CellRecord, Failure, Record, Samples, Skip, Visit
+from kvbench.results.schema import (
+    COLUMNS,
+    NO_FIGURE,
+    SAMPLE_COLUMNS,
+    Beside,
+    CellRecord,
+    Failure,
+    Record,
+    Samples,
+    Skip,
+    Visit,
+)
 
 TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
 _RAW: Final = Samples.__struct_fields__
 _AXIS_COLUMNS: Final = tuple(column for axis in AXES.values() for column in axis.columns)
 _NUMBERS: Final = tuple(axis.field for axis in AXES.values() if axis.number)
-NO_FIGURE: Final = (
-    "the delay did not outlast the submission in every sample, so execution could not be measured separately"
-)
 # Separates the texts of one column that differ between visits; the most frequent path comes first.
 BETWEEN: Final = "; "
 _FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")

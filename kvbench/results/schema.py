@@ -241,6 +241,10 @@ class Note(_Record, tag="note", frozen=True, kw_only=True):
 Record = Skip | Ceiling | Roof | Control | Visit | Failure | Retry | Note
 CellRecord = Skip | Visit | Failure
 
+NO_FIGURE: Final = (
+    "the delay did not outlast the submission in every sample, so execution could not be measured separately"
+)
+
 _TIMES: Final = {
     "prepare": "host time to convert the descriptor list to the input of the driver or the kernel, before the sample's "
     "start event",

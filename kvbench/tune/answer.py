@@ -1,7 +1,6 @@
 """The answers of a tuning from the times of all candidates: sentences, the table behind them, and open choices."""
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,7 +16,7 @@ from kvbench.results import Run
 from kvbench.text import counted
 from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of, tried, typical
 from kvbench.tune.table import Choice
-from kvbench.units import KIB, format_size, gigabytes_per_second
+from kvbench.units import KIB, gigabytes_per_second, size_words, two_digits
 
 # vLLM's current setting: its Triton kernel for many h2d blocks below a block size, otherwise batched copies.
 VLLM_SMS: Final = 12
@@ -151,7 +150,7 @@ def workload_of(run: Run) -> str:
     if cells.empty:
         return "no swaps"
     pool, reuse = str(cells["pool"].iloc[0]), str(cells["reuse"].iloc[0])
-    place = "side by side" if pool == "dense" else f"out of {shown_size(int(cells['pool_bytes'].iloc[0]))}"
+    place = "side by side" if pool == "dense" else f"out of {size_words(int(cells['pool_bytes'].iloc[0]))}"
     if reuse == Reuse.FRESH.value:
         return f"fresh blocks at every swap, {place}"
     return f"{'hot: ' if pool == 'dense' else ''}the same blocks at every swap, {place}"
@@ -179,7 +178,7 @@ def _runs(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
 
 def _sentence(run: Sequence[Answer]) -> str:
     kind = f"{run[0].direction} {run[0].state.quantity}"
-    blocks, size = _range((answer.blocks for answer in run), str), _range((a.block_bytes for a in run), shown_size)
+    blocks, size = _range((answer.blocks for answer in run), str), _range((a.block_bytes for a in run), size_words)
     rates = _range((answer.gbps for answer in run), two_digits)
     said = [kind, f"{blocks} blocks of {size}: {words_of(run[0].choice)}", f"{rates} GB/s"]
     for name, of in _REFERENCES.items():
@@ -208,7 +207,7 @@ def open_points(answers: Sequence[Answer]) -> list[str]:
 
 
 def _doubt(answer: Answer, other: Choice, found: Comparison) -> str:
-    shape = f"{answer.direction} {answer.state.quantity}, {answer.blocks} x {shown_size(answer.block_bytes)}"
+    shape = f"{answer.direction} {answer.state.quantity}, {answer.blocks} x {size_words(answer.block_bytes)}"
     cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (found.ratio, found.low, found.high))
     interval = f" ({low} to {high})" if math.isfinite(found.high) else ", too few visits for an interval"
     return f"{shape}: {words_of(answer.choice)}, or {words_of(other)} for {cost}{interval} of the time"
@@ -230,17 +229,6 @@ def words_of(choice: Choice) -> str:
     settings.pop("order", None)  # follows a rule that the reader does not need
     with_sms = f" with {counted(int(sms), 'SM')}" if sms else ""
     return ", ".join((f"{choice.backend}{with_sms}", *(f"{name} {value}" for name, value in settings.items())))
-
-
-def shown_size(size_bytes: int) -> str:
-    """Return 4096 as "4 KiB"."""
-    return re.sub(r"(?<=\d)(?=[A-Za-z])", " ", format_size(size_bytes))
-
-
-def two_digits(value: float) -> str:
-    """Return a number with two significant digits and no exponent: 0.83, 4.2, 50, 120."""
-    rounded = float(f"{value:.2g}")
-    return f"{rounded:.0f}" if rounded >= 10 else f"{rounded:.2g}"
 
 
 def _range(values: Iterable[float], show: Callable[[Any], str]) -> str:

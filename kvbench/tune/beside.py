@@ -18,9 +18,10 @@ from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
 from kvbench.results.frame import visits_that_count
-from kvbench.tune.answer import shown_size, two_digits, words_of
+from kvbench.tune.answer import words_of
 from kvbench.tune.fit import Point, choice_of, machine_of, one_workload, preference
 from kvbench.tune.table import AUTO, CHOSEN_AXES, Choice
+from kvbench.units import size_words, two_digits
 
 # What the one who swaps may set, besides what a policy sets.
 _CHOSEN: Final = (*CHOSEN_AXES, "launch_bytes", "priority", "rate_cap")
@@ -36,7 +37,7 @@ class Shape(NamedTuple):
 
     def words(self) -> str:
         arriving = "" if self.burst == "none" else f" in bursts of {self.burst.replace('/', ' every ')}"
-        return f"{self.direction} swaps of {self.blocks} blocks of {shown_size(self.block_bytes)}{arriving}"
+        return f"{self.direction} swaps of {self.blocks} blocks of {size_words(self.block_bytes)}{arriving}"
 
 
 @dataclass(frozen=True)

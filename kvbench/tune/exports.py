@@ -9,9 +9,10 @@ from typing import Final
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.errors import UsageError
-from kvbench.tune.answer import VLLM_BELOW_BYTES, VLLM_FROM_BLOCKS, VLLM_SMS, Answer, is_vllms, shown_size
+from kvbench.tune.answer import VLLM_BELOW_BYTES, VLLM_FROM_BLOCKS, VLLM_SMS, Answer, is_vllms
 from kvbench.tune.fit import sms_of
 from kvbench.tune.table import Choice
+from kvbench.units import size_words
 
 # The defaults of SGLANG_HICACHE_BLOCK_QUOTA, FLEXKV_TRANSFER_NUM_CTA_* and --direct-copy-min-block-bytes.
 _SGLANG_SMS: Final = 2
@@ -57,7 +58,7 @@ class _Loss:
     def words(self) -> str:
         if self.worst <= TIED.fraction:
             return f"within {TIED.fraction:.0%} of the free choice at every measured shape"
-        where = f"{self.at.direction} {self.at.state.quantity}, {self.at.blocks} x {shown_size(self.at.block_bytes)}"
+        where = f"{self.at.direction} {self.at.state.quantity}, {self.at.blocks} x {size_words(self.at.block_bytes)}"
         return f"takes {self.mean:z.0%} more time than the free choice on average, at worst {self.worst:.0%} ({where})"
 
 

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.units import format_duration, format_size, gigabytes_per_second, parse_size, rough_size
+from kvbench.units import (
+    format_duration,
+    format_size,
+    gigabytes_per_second,
+    parse_size,
+    rough_size,
+    size_words,
+    two_digits,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +62,17 @@ def test_the_shortest_exact_form_is_written(size_bytes: int, text: str) -> None:
 )
 def test_a_rough_size_has_one_decimal(size_bytes: int, text: str) -> None:
     assert rough_size(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(576, "576 B"), (4096, "4 KiB"), (25_088, "24.5 KiB"), (2**34, "16 GiB")]
+)
+def test_a_size_is_read_by_people(size_bytes: int, text: str) -> None:
+    assert size_words(size_bytes) == text
+
+
+def test_two_digits_are_shown() -> None:
+    assert [two_digits(value) for value in (0.834, 1.04, 4.16, 12.4, 123.0)] == ["0.83", "1", "4.2", "12", "120"]
 
 
 def test_rates_are_in_powers_of_ten() -> None:

@@ -20,7 +20,7 @@ from kvbench.report.curves import (
     spread,
 )
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
-from kvbench.report.numbers import bytes_size, count, two_digits
+from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
 from kvbench.report.tables import (
     INCLUDES,
@@ -37,6 +37,7 @@ from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
 from kvbench.text import short
 from kvbench.tune.table import AUTO
+from kvbench.units import two_digits
 
 _NO_CLIFF = (
     f"No jump between neighbouring block sizes exceeds the ratio of the sizes by {CLIFF_MARGIN.fraction:.0%} or more, "

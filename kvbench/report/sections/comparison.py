@@ -16,7 +16,7 @@ from kvbench.machine.identity import differing
 from kvbench.report.charts.plot import PlotAxis
 from kvbench.report.curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, ladder_curves, spread
 from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, two_digits
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.select import LATER, SIDE_AXES, pin, where
 from kvbench.report.tables import Row, axis_words, family, host_mark, includes, rows_of, with_ways
 from kvbench.report.view import HOST_COPIES, View, sample_words
@@ -24,6 +24,7 @@ from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
 from kvbench.results.frame import as_csv, visits_that_count
 from kvbench.text import short
+from kvbench.units import two_digits
 
 _BESIDE: Final = axes_of(Role.BESIDE)
 _AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_bytes", "block_size", *SIDE_AXES, *_BESIDE)

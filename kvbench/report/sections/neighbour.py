@@ -12,12 +12,13 @@ from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import figure, slower_words, two_digits
+from kvbench.report.numbers import figure, slower_words
 from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.tables import Row, caption, chart_words, footnoted, line_of, rows_of, shown, sms_words, with_ways
 from kvbench.report.view import View
 from kvbench.results.cost import AtRate, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count
+from kvbench.units import two_digits
 
 # GB/s at which the cheapest ways to swap are held against each other.
 RATES: Final = (10, 20, 40)
@@ -34,6 +35,7 @@ _EDGE: Final = (
     ": no other way moves as much at a lower slowdown. ≈: the visits do not decide on which side of "
     f"{1 + IN_TURN.fraction:.2f} a slowdown lies, or whether any time was lost",
 )
+
 _EQUAL_COLUMNS: Final = ("neighbour", "direction", "swaps", "gbps", "slowdown", "slowdown_low", "slowdown_high", "from")
 _EQUAL_INCLUDES: Final = (
     "Slowdown as above, at these GB/s: the share of its time that the neighbour loses, on a line between the two cells "

@@ -12,10 +12,11 @@ from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words, two_digits
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
 from kvbench.report.tables import Row, chart_words, grouped, line_of, measured_table, rows_of, shown
 from kvbench.report.view import View
+from kvbench.units import two_digits
 
 MIN_DEPTHS: Final = 4
 _INCLUDES: Final = (
@@ -35,6 +36,7 @@ _NOT_HELD: Final = (
     f"{_BEGUN} in most samples some of the queued swaps had started before the submission, because the driver's queue "
     "does not hold them all (depth_held)"
 )
+
 _KNEE: Final = (
     f"Knee: the first depth at which a submission takes more than {_RISE} as long as at the three smallest depths, "
     f"interval included, and the ratio. Smaller rises do not count: {QUEUE_KNEE.reason}"

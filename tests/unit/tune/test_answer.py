@@ -12,7 +12,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
-from kvbench.tune.answer import Answer, answers_of, open_points, sentences, two_digits
+from kvbench.tune.answer import Answer, answers_of, open_points, sentences
 from kvbench.tune.exports import EXPORTS, Export
 from kvbench.tune.table import Choice, load_policy
 from tests import synthetic
@@ -215,7 +215,3 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, options: list[str], message
     assert isinstance(error, UsageError)
     assert message in str(error)
     assert "\n" not in str(error)
-
-
-def test_two_digits_are_shown() -> None:
-    assert [two_digits(value) for value in (0.834, 1.04, 4.16, 12.4, 123.0)] == ["0.83", "1", "4.2", "12", "120"]
