@@ -142,14 +142,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     Rounds can measure different cells. If the sides are two backends, cells are paired by all other axes. Raises
     MismatchError if both sides measured cells but have none in common.
     """
-    ours, theirs = _Side("base", base), _Side("cand", cand)
-    if len(base) == len(cand) == 1:  # after an interruption one side can lack a round of the other
-        ours.rounds = theirs.rounds = sorted({*ours.rounds, *theirs.rounds})
-    if len(ours.rounds) != len(theirs.rounds) or not ours.rounds:
-        raise UsageError(
-            f"{len(ours.rounds)} rounds of the base and {len(theirs.rounds)} of the candidate; give runs with the same "
-            "number of rounds, at least one, in the order of their rounds"
-        )
+    ours, theirs = _sides(base, cand)
     names = _partnered(ours, theirs)
     cells = list(names)
     troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in names.items()}
@@ -199,6 +192,19 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         in_turn=in_turn,
         processes=_new_processes(both(lambda visit: visit.process or math.nan)) if in_turn else None,
     )
+
+
+def _sides(base: Sequence[Run], cand: Sequence[Run]) -> tuple[_Side, _Side]:
+    """Return both sides, which have the same number of rounds; raises UsageError if they do not, or have none."""
+    ours, theirs = _Side("base", base), _Side("cand", cand)
+    if len(base) == len(cand) == 1:  # after an interruption one side can lack a round of the other
+        ours.rounds = theirs.rounds = sorted({*ours.rounds, *theirs.rounds})
+    if len(ours.rounds) != len(theirs.rounds) or not ours.rounds:
+        raise UsageError(
+            f"{len(ours.rounds)} rounds of the base and {len(theirs.rounds)} of the candidate; give runs with the same "
+            "number of rounds, at least one, in the order of their rounds"
+        )
+    return ours, theirs
 
 
 def _partnered(ours: _Side, theirs: _Side) -> dict[Cell, Cell]:
