@@ -1,11 +1,10 @@
 """`kvbench tune`: find the best way to swap, from a new measurement or from finished runs."""
 
-import json
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
@@ -18,18 +17,17 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.completion import complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder, terminated
+from kvbench.cli.tune_answers import show_answers, show_beside, to_json
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_output
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import SweepSpec, parse_assignments
 from kvbench.text import convert
-from kvbench.units import KIB, size_words, two_digits
+from kvbench.units import KIB
 
 if TYPE_CHECKING:
-    from kvbench.results import Run
     from kvbench.tune.answer import Answer
-    from kvbench.tune.beside import BesideAnswer, Way
     from kvbench.tune.search import Search
     from kvbench.tune.table import Choice
 
@@ -38,7 +36,6 @@ NEIGHBOUR_CONFIG: Final = "neighbour"
 _NEIGHBOURS: Final = tuple(name.value for name in Neighbour if name is not Neighbour.NONE)
 _USUAL: Final = "5%"
 _LIMIT: Final = re.compile(r"(?P<percent>\d{1,4}(\.\d{1,6})?)%|(?P<fraction>0(\.\d{1,8})?)", re.ASCII)
-_MOST_OPEN: Final = 20
 _SHAPES: Final = {
     "blocks": "16,128,1024,10000",
     "block_size": "1KiB,2KiB,4KiB,8KiB,16KiB,24KiB,32KiB,48KiB,64KiB,96KiB,128KiB,192KiB,256KiB",
@@ -134,7 +131,7 @@ def tune(
     """Find the fastest way to swap for each size on this machine, and its gain. With RUN, needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
     from kvbench.results import load_run
-    from kvbench.tune.answer import answers_of, by_kind, open_points, sentences, workload_of
+    from kvbench.tune.answer import answers_of, by_kind
     from kvbench.tune.beside import answers_beside
     from kvbench.tune.fit import policy_of
     from kvbench.tune.table import load_policy
@@ -157,12 +154,9 @@ def tune(
     if neighbour is not None:
         beside = answers_beside(loaded, neighbour, limit, may.keeps, points)
         if as_json:
-            typer.echo(_json(beside), nl=False)
+            typer.echo(to_json(beside), nl=False)
         else:
-            rows = (_row_beside(answer, way) for answer in beside for way in answer.ways)
-            unsure = [line for answer in beside for line in answer.open_points()]
-            told = [answer.sentence() for answer in beside]
-            _show(_machine_words(loaded[0]), told, (_HEADER_BESIDE, *rows), "otherwise", unsure)
+            show_beside(loaded[0], beside)
         return
     answers = answers_of(loaded, may.keeps, points)
     if policy is not None:
@@ -171,11 +165,9 @@ def tune(
     for name, file in targets.items():
         _export(name, file, answers, force=force)
     if as_json:
-        typer.echo(_json(answers), nl=False)
+        typer.echo(to_json(answers), nl=False)
     elif not is_quiet:
-        doubt = "differently, by more than a tie (largest difference first)"
-        about = f"{_machine_words(loaded[0])}; {workload_of(loaded[0])}"
-        _show(about, sentences(answers), (_HEADER, *map(_row, answers)), doubt, open_points(answers))
+        show_answers(loaded[0], answers)
 
 
 def _spec(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> SweepSpec:
@@ -267,87 +259,13 @@ def _target(text: str) -> tuple[str, Path | None]:
 def _export(name: str, file: Path | None, answers: Sequence["Answer"], *, force: bool) -> None:
     from kvbench.tune.exports import EXPORTS
 
-    text = _json(answers) if name == "json" else EXPORTS[name](answers).text()
+    text = to_json(answers) if name == "json" else EXPORTS[name](answers).text()
     if file is None:
         typer.echo(text, nl=False)
     else:
         write_output(f"--export {name}=", file, text.encode(), _no_telling, force=force)
 
 
-def _json(answers: Sequence["Answer | BesideAnswer"]) -> str:
-    return json.dumps({"answers": [answer.to_plain() for answer in answers]}, indent=2) + "\n"
-
-
 def _no_telling(file: Path) -> None:
     """Raise UsageError: kvbench cannot recognize settings of another program."""
     raise UsageError(str(file))
-
-
-def _show(about: str, told: Sequence[str], rows: Iterable[Sequence[str]], doubt: str, unsure: Sequence[str]) -> None:
-    """Print what the answers are about, what to use, the table of all answers, and the first of the open choices."""
-    from kvbench.cli.tables import print_rows
-
-    typer.echo("\n".join((about, "", *told, "")))
-    print_rows([*rows])
-    if unsure:
-        typer.echo(f"\nOpen: another run could choose {doubt}")
-    for line in unsure[:_MOST_OPEN]:
-        typer.echo(f"  {line}")
-    if len(unsure) > _MOST_OPEN:
-        typer.echo(f"  and {len(unsure) - _MOST_OPEN} more (--json has all)")
-
-
-def _machine_words(run: "Run") -> str:
-    """Return what a run was measured on and when."""
-    info = run.info
-    on_host = info.device.get("kind") == "cpu"
-    host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
-    return f"{info.device.get('title')}, {info.created[:10]}{host}"
-
-
-_HEADER: Final = (
-    "Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "x vLLM today", "Tied with",
-)  # fmt: skip
-_HEADER_BESIDE: Final = (
-    "", "Dir", "Blocks", "Size", "Burst", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
-)  # fmt: skip
-
-
-def _row(answer: "Answer") -> list[str]:
-
-    interval = answer.interval_us
-    known = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
-    gains = [answer.gain_over(other) for other in (answer.best_of("batched"), answer.of_vllm())]
-    return [
-        answer.direction.value,
-        answer.state.quantity,
-        str(answer.blocks),
-        size_words(answer.block_bytes),
-        str(answer.choice),
-        f"{answer.time_us:.1f}",
-        known,
-        f"{answer.gbps:.1f}",
-        *("-" if found is None else two_digits(found.ratio) for found in gains),
-        "; ".join(map(str, answer.tied)) or "-",
-    ]
-
-
-def _row_beside(answer: "BesideAnswer", way: "Way") -> list[str]:
-    from kvbench.tune.answer import words_of
-    from kvbench.tune.beside import percent
-
-    shape, rates, slowdowns = answer.shape, way.gbps_interval, way.slowdown_interval
-    return [
-        "->" if way is answer.chosen else "",
-        shape.direction.value,
-        str(shape.blocks),
-        size_words(shape.block_bytes),
-        shape.burst,
-        words_of(way.choice),
-        f"{way.gbps:.1f}",
-        "-" if rates is None else f"{rates[0]:.1f} to {rates[1]:.1f}",
-        percent(way.slowdown),
-        "-" if slowdowns is None else " to ".join(map(percent, slowdowns)),
-        percent(way.slowdown_p99),
-        f"{way.exposure_us_per_gb:.0f}",
-    ]

@@ -72,19 +72,13 @@ def look_at(
         if verdict not in (Verdict.SAME, verdict_of(low, high, margin + unsure)):
             verdict = Verdict.UNDECIDED
         short, last = seen.size < look.pairs, place == len(looks) - 1
-        unconfirmed = None if _confirmed(verdict, seen, margin, processes) else verdict
-        settles = verdict in (Verdict.SAME, earlier) or (last and verdict is not Verdict.UNDECIDED)
-        if (settles and not unconfirmed) or short or last:
-            return Estimate(
-                centre,
-                low,
-                high,
-                Verdict.UNDECIDED if unconfirmed else verdict,
-                settles and not unconfirmed and not short,
-                seen.size,
-                bool(high <= margin),
-                unconfirmed,
-            )
+        confirmed = _confirmed(verdict, seen, margin, processes)
+        again = verdict in (Verdict.SAME, earlier) or (last and verdict is not Verdict.UNDECIDED)
+        settles = again and confirmed
+        if settles or short or last:
+            told, unconfirmed = (verdict, None) if confirmed else (Verdict.UNDECIDED, verdict)
+            settled, not_slower = settles and not short, bool(high <= margin)
+            return Estimate(centre, low, high, told, settled, seen.size, not_slower, unconfirmed)
         earlier = None if verdict is Verdict.UNDECIDED else verdict
     return Estimate(math.nan, -math.inf, math.inf, Verdict.UNDECIDED, settled=False, pairs=0)
 

@@ -189,7 +189,8 @@ class SideBySide:
 
     def _renew(self) -> None:
         """Replace the workers of both sides; a side whose worker cannot be replaced fails."""
-        renewals = [(arm, self._pool.submit(arm.execution.renew)) for arm in self.running.values()]
+        note = "the worker process was replaced to see whether another one takes as long"
+        renewals = [(arm, self._pool.submit(arm.execution.replace_worker, note)) for arm in self.running.values()]
         wait(renewal for _, renewal in renewals)
         for arm, renewal in renewals:
             try:

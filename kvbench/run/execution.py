@@ -220,8 +220,7 @@ class Execution:
     def _revive(self) -> None:
         """Replace a worker that ended between two requests."""
         if self.slot.ended:
-            self.slot.replace()
-            self._record(Note(text="the worker process had ended between two requests and was replaced"))
+            self.replace_worker("the worker process had ended between two requests and was replaced")
 
     def _measure_roofs(self, number: int, pool_bytes: int) -> None:
         """Measure the roofs once per run, if the device has SM copies and the pool is large enough."""
@@ -235,14 +234,13 @@ class Execution:
         answer = self._measure(visit, in_turn)
         self._record(answer)
         if isinstance(answer, Failure) and answer.kind != "mismatch":
-            self.slot.replace()
-            self._record(Note(text=f"the worker process was replaced after {visit.cell.label} failed"))
+            self.replace_worker(f"the worker process was replaced after {visit.cell.label} failed")
         return answer
 
-    def renew(self) -> None:
-        """Replace the worker although it works; raises KvbenchError."""
+    def replace_worker(self, note: str) -> None:
+        """Replace the worker and record why; raises KvbenchError."""
         self.slot.replace()
-        self._record(Note(text="the worker process was replaced to see whether another one takes as long"))
+        self._record(Note(text=note))
 
     def fail(self, visit: PlannedVisit, message: str) -> Failure:
         """Record that a visit cannot be made, or does not count."""
