@@ -91,6 +91,11 @@ class _Side:
     def measured(self) -> list[Cell]:
         return list(dict.fromkeys([*self._visits, *self._failures]))
 
+    @property
+    def has_spans(self) -> bool:
+        """Whether every visit says when it began and ended."""
+        return all(visit.span_ns for own in self._visits.values() for visit in own.values())
+
     def values(self, cells: Sequence[Cell], value: Callable[[Visit], float]) -> Floats:
         """Return a positive value of every visit, of shape (cells, rounds), NaN if there is none."""
         visits = (self._visits.get(cell, {}) for cell in cells)
@@ -160,7 +165,8 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     ended_ns = both(lambda visit: visit.span_ns[1] if visit.span_ns else math.nan)
     first_ns, last_ns = np.fmin.reduce(began_ns, axis=(1, 2)), np.fmax.reduce(ended_ns, axis=(1, 2))
     # Only runs made in turn overlap in time; the rounds of others are ordered by when their runs were created.
-    in_turn = len(base) == len(cand) == 1 and bool((first_ns < last_ns[::-1]).all())
+    known = len(base) == len(cand) == 1 and ours.has_spans and theirs.has_spans
+    in_turn = known and bool((first_ns < last_ns[::-1]).all())
     turns = np.fmin.reduce(began_ns, axis=1) if in_turn else np.array([ours.created_s(), theirs.created_s()])
     times, slowdowns, submissions = both(visit_us), both(slowdown), both(submission_us)
     probes_us = both(lambda visit: visit.probe_us or math.nan)

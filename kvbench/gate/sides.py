@@ -20,7 +20,8 @@ _PROBE: Final = """
 import json, kvbench
 from kvbench.results import SCHEMA
 from kvbench.run import protocol
-print(json.dumps({"version": kvbench.__version__, "schema": SCHEMA, "protocol": getattr(protocol, "VERSION", 1)}))
+print(json.dumps({"version": kvbench.__version__, "package": kvbench.__file__, "schema": SCHEMA,
+                  "protocol": getattr(protocol, "VERSION", 1)}))
 """
 # These variables would let one side import the packages of the other.
 _LEAKING: Final = ("PYTHONPATH", "PYTHONHOME")
@@ -39,10 +40,11 @@ class Side:
     fault: str | None = None
 
 
-class Build(msgspec.Struct, frozen=True):
+class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The versions in a side's environment."""
 
     version: str
+    package: str
     schema: int
     protocol: int
 

@@ -105,10 +105,12 @@ def _of_tensors(tensors: tuple[TensorRows, ...]) -> Layout:
 
 
 def _distinct(wanted: int, below: int, rng: np.random.Generator) -> Rows:
-    """Return `wanted` different numbers below `below`, in random order.
+    """Return `wanted` different numbers below `below`, in random order; raises ValueError if `below` is too small.
 
     If `below` is much larger, each number comes from its own interval, which is much faster than drawing again.
     """
+    if wanted > below:
+        raise ValueError(f"cannot choose {wanted} different rows out of {below}")
     if 4 * wanted > below:
         return rng.permutation(below)[:wanted].astype(np.uint64)
     stretch = below // max(1, wanted)
