@@ -54,7 +54,8 @@ class Judge:
         drift = math.log1p(BETWEEN_RUNS.fraction) if late else 0.0
         unsure = max((math.log1p(control.unsure) for control in controls), default=0.0)
         logs, bias = without_slot_bias(np.log(pairs.cand_us) - np.log(pairs.base_us), pairs.order)
-        settled = {(row.kind, row.name): row for row in (earlier.rows if earlier else ()) if row.settled}
+        before = [row for row in (earlier.rows if earlier else ()) if row.verdict is not GateVerdict.FAILED]
+        settled = {(row.kind, row.name): row for row in before if row.settled}
         moved = not all(control.steady for control in controls)
         rows = []
         for row in self._rows(pairs, logs, drift, unsure):
@@ -100,7 +101,8 @@ class Judge:
             )
             row = _row(values, logs[place], looks, unsure, pairs.processes)
             if cell in pairs.failed:
-                row = Row("cell", cell.label, GateVerdict.FAILED, [cell], reason=pairs.failed[cell])
+                settled, reason = cell not in pairs.lacking, pairs.failed[cell]
+                row = Row("cell", cell.label, GateVerdict.FAILED, [cell], reason=reason, settled=settled)
             elif path := pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else ""):
                 row = replace(row, reason="; ".join(filter(None, (row.reason, path))))
             rows.append(row)

@@ -12,7 +12,7 @@ import numpy as np
 from kvbench.analysis.intervals import Floats
 from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, UsageError
-from kvbench.gate.disturbance import CPU, Mask, spoiled
+from kvbench.gate.disturbance import CPU, CpuTimes, Mask, spoiled
 from kvbench.gate.partners import about_backends, few, partners
 from kvbench.gate.visit_times import (
     CPU_BOUND,
@@ -23,6 +23,7 @@ from kvbench.gate.visit_times import (
     slowdown,
     submission_us,
     undisturbed_us,
+    unevenness,
     visit_us,
 )
 from kvbench.results import Ceiling, Control, Failure, Run, Skip, Visit
@@ -55,6 +56,7 @@ class Pairs:
     slowdowns: Floats | None = None
     submissions_us: Floats | None = None
     failed: Mapping[Cell, str] = field(default_factory=dict)
+    lacking: frozenset[Cell] = frozenset()
     faults: Sequence[str] = ()
     paths: Mapping[Cell, str] = field(default_factory=dict)
     inline: frozenset[Cell] = frozenset()
@@ -110,9 +112,12 @@ class _Side:
             why = [f"skipped: {self._skips[cell].reason}" if cell in self._skips else "missing"]
         elif not why and not any(visit.verified_bytes for visit in visits):
             why = ["failed: no bytes were verified"]
-        elif not why and not any(has_figure(visit) for visit in visits):
-            why = [f"no figure: {NO_FIGURE}"]
         return [f"{self.name}: {reason}" for reason in why]
+
+    def lack(self, cell: Cell) -> list[str]:
+        """Return that no visit of the cell has a figure on this side, or []."""
+        visits = self._visits.get(cell, {}).values()
+        return [] if any(has_figure(visit) for visit in visits) else [f"{self.name}: no figure: {NO_FIGURE}"]
 
     def paths(self, cell: Cell) -> str:
         """Return the most frequent effective path."""
@@ -151,7 +156,8 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     names = _partnered(ours, theirs)
     cells = list(names)
     troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in names.items()}
-    failed = {cell: few(list(dict.fromkeys(why))) for cell, why in troubles.items() if why}
+    lacking = {cell: [*ours.lack(cell), *theirs.lack(name)] for cell, name in names.items() if not troubles[cell]}
+    failed = {cell: few(list(dict.fromkeys(why))) for cell, why in {**troubles, **lacking}.items() if why}
     paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in names.items()}
     copies, notes = _large_copies(ours, theirs)
     # Both sides were interrupted together: this is not a fault of either.
@@ -174,8 +180,10 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
     shares = shares_of(submissions, times)
     inline = frozenset(cell for cell, own in paths.items() if {*own} == {EffectivePath.CPU_INLINE})
-    submissions[:, (shares < SUBMISSION_BOUND) | [cell in inline for cell in cells]] = math.nan
-    marks = spoiled(disturbed, probes_us, shares >= CPU_BOUND, clocks, copies) if in_turn else {}
+    by_cpu = np.array([cell in inline for cell in cells], dtype=bool)  # their margin allows for its changes
+    cpu = CpuTimes(probes_us, submissions, both(unevenness), (shares >= CPU_BOUND) & ~by_cpu)
+    marks = spoiled(disturbed, cpu, clocks, copies) if in_turn else {}
+    submissions[:, (shares < SUBMISSION_BOUND) | by_cpu] = math.nan
     for values in (times, slowdowns, submissions):
         values[:, [cell in failed for cell in cells]] = math.nan
     made = np.isfinite(times).all(axis=0)
@@ -190,6 +198,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         slowdowns=slowdowns,
         submissions_us=submissions if in_turn else None,
         failed=failed,
+        lacking=frozenset(cell for cell, why in lacking.items() if why),
         faults=[] if stopped else [*ours.unfinished(), *theirs.unfinished()],
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
         inline=inline,

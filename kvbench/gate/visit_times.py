@@ -59,6 +59,12 @@ def submission_us(visit: Visit) -> float:
     return undisturbed_us(visit.samples.submit_us)
 
 
+def unevenness(visit: Visit) -> float:
+    """Return the ratio of the median submission to the undisturbed one; NaN where there is none."""
+    undisturbed = submission_us(visit)
+    return float(np.median(visit.samples.submit_us)) / undisturbed if undisturbed > 0 else math.nan
+
+
 def shares_of(submissions_us: Floats, times_us: Floats) -> Floats:
     """Return the submission's share of each cell's time, 0 where the time does not hold it."""
     with np.errstate(over="ignore"):  # an untrusted run may hold any time

@@ -10,7 +10,7 @@ from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Event, Sample
 from kvbench.engine.faults import Fault
-from kvbench.measure.bench import Bench, SetUp
+from kvbench.measure.bench import Bench, SetUp, measure_ceiling
 from kvbench.measure.beside import FlowSample
 from kvbench.measure.disturbance import Clocks, disturbances
 from kvbench.measure.effective_path import effective_path
@@ -23,6 +23,7 @@ from kvbench.units import gigabytes_per_second
 
 ORDER_DELAY_US: Final = 20_000
 FASTER_THAN_THE_LINK: Final = 1.05
+CHECK_COPIES: Final = 4
 # The times of smaller swaps are too short for the resolution of events.
 SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 
@@ -173,6 +174,10 @@ def _check_speed(bench: Bench, cell: Cell, times_us: Sequence[float]) -> None:
     if best_gbps is None or not bench.device.is_cuda or cell.swap_bytes < SPEED_CHECKED_FROM_BYTES:
         return
     gbps = gigabytes_per_second(cell.swap_bytes, median(times_us))
+    if gbps > FASTER_THAN_THE_LINK * best_gbps:
+        # Other work may have slowed the link when the large copies were measured.
+        measure_ceiling(bench, cell.direction, CHECK_COPIES)
+        best_gbps = bench.best_gbps[cell.direction]
     if gbps > FASTER_THAN_THE_LINK * best_gbps:
         raise VerificationError(
             f"{gbps:.0f} GB/s is faster than the link: large copies reach only {best_gbps:.1f} GB/s"

@@ -66,7 +66,7 @@ def test_a_neighbour_that_does_nothing_costs_nothing(bench: Bench) -> None:
     # An SM kernel that saturates the link delays the launches of every other stream; the copy engine does not.
     turns = beside(bench, replace(CELL, backend="batched", sms=None, neighbour=Neighbour.IDLE))
     assert median(turns.neighbour_beside_us) == pytest.approx(median(turns.neighbour_alone_us), rel=0.005)
-    assert median(turns.swaps_beside_gbps) == pytest.approx(median(turns.swaps_alone_gbps), rel=0.05)
+    assert median(turns.swaps_beside_gbps) > 0.95 * median(turns.swaps_alone_gbps)
 
 
 def test_a_memory_bound_neighbour_runs_at_the_speed_of_device_memory(bench: Bench) -> None:

@@ -15,7 +15,7 @@ from kvbench.measure.roof import measure_roof
 from kvbench.measure.samples import DELAY_SPARE_US
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import Measurement
-from kvbench.measure.workload import Pools
+from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
@@ -77,6 +77,19 @@ def test_control_copies_reach_the_ceiling(bench: Bench, direction: Direction) ->
     control = open_control(bench.device.name)
     reached = gigabytes_per_second(control.copy_bytes, min(time_copies(control, direction, 5)))
     assert reached == pytest.approx(gigabytes_per_second(copy_bytes, min(times_us)), rel=0.1)
+
+
+def test_large_copies_that_were_slow_fail_no_swap(bench: Bench) -> None:
+    bench.best_gbps[Direction.H2D] = 1.0
+    assert taken(bench, Cell("batched", Direction.H2D, 1000, 65_536)).samples
+    assert bench.best_gbps[Direction.H2D] > 1.0
+
+
+def test_a_swap_that_is_faster_than_large_copies_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_ceiling(bench, Direction.H2D, 5)
+    monkeypatch.setattr("kvbench.measure.visit.FASTER_THAN_THE_LINK", 0.2)
+    with pytest.raises(VerificationError, match="faster than the link"):
+        taken(bench, Cell("batched", Direction.H2D, 1000, 65_536))
 
 
 def test_the_delay_keeps_the_stream_busy_as_long_as_it_says(bench: Bench) -> None:

@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.judge import Judge, without_slot_bias
 from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
 from kvbench.gate.pairs import Pairs
+from kvbench.results import Record, Run, Visit
 from tests.synthetic import failure, skip
 from tests.unit.gate.gated import CELLS, KIB, Side, compared, floors, judge
 
@@ -50,6 +52,28 @@ def test_a_faster_cell_is_said_and_passes() -> None:
     judgement = judge(*compared(Side(), only_victim(0.9)))
     assert judgement.verdict is GateVerdict.SAME
     assert row_of(judgement, VICTIM).verdict is GateVerdict.FASTER
+
+
+def test_a_cell_without_a_figure_fails_until_a_visit_has_one() -> None:
+    busy = replace(VICTIM, stream_state=StreamState.BUSY)
+    base, cand = compared(Side(), Side(), cells=[*CELLS, busy])
+    first = judge([without_figure(run, busy) for run in base], cand)
+    row = row_of(first, busy)
+    assert (row.verdict, row.settled) == (GateVerdict.FAILED, False)
+    assert first.missing(12)[busy] == 12
+    assert row_of(Judge().judge(base, cand, first), busy).verdict is GateVerdict.SAME
+
+
+def without_figure(run: Run, cell: Cell) -> Run:
+    """Return the run as if no delay had outlasted a submission of the cell."""
+
+    def ended(record: Record) -> Record:
+        if not isinstance(record, Visit) or record.cell != cell:
+            return record
+        samples = msgspec.structs.replace(record.samples, pending_after=[0] * len(record.samples))
+        return msgspec.structs.replace(record, samples=samples)
+
+    return replace(run, records=[ended(record) for record in run.records])
 
 
 def test_what_noise_hides_is_undecided_and_not_settled() -> None:

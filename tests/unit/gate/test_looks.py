@@ -1,11 +1,13 @@
 """Looks at pairs: what settles a row, what has to be seen twice, and what something else spoiled."""
 
+import math
+
 import numpy as np
 import pytest
 
 from kvbench.analysis.compare import Verdict
 from kvbench.analysis.intervals import CONFIDENCE, Floats
-from kvbench.gate.disturbance import spoiled
+from kvbench.gate.disturbance import CpuTimes, spoiled
 from kvbench.gate.looks import ONCE, PLAN, look_at
 
 MARGIN = 0.03
@@ -85,13 +87,16 @@ class Machine:
         rng = np.random.default_rng(1)
         self.disturbed = np.zeros((2, 4, 20), dtype=bool)
         self.probes_us = rng.normal(300, 3, (2, 4, 20))
+        self.submissions_us = rng.normal(500, 5, (2, 4, 20))
+        self.unevenness = rng.normal(1.05, 0.01, (2, 4, 20))
         self.cpu_bound = np.array([True, True, True, False])
         self.clocks_mhz = np.full((2, 4, 20), 1980.0)
         self.copies_us = {way: rng.normal(5000, 10, (2, 20)) for way in ("h2d", "d2h")}
 
     def spoiled(self) -> dict[str, list[list[int]]]:
         """Return cause -> places of the pairs that it spoiled."""
-        found = spoiled(self.disturbed, self.probes_us, self.cpu_bound, self.clocks_mhz, self.copies_us)
+        cpu = CpuTimes(self.probes_us, self.submissions_us, self.unevenness, self.cpu_bound)
+        found = spoiled(self.disturbed, cpu, self.clocks_mhz, self.copies_us)
         return {cause: np.argwhere(mark).tolist() for cause, mark in found.items() if mark.any()}
 
 
@@ -109,10 +114,35 @@ def test_a_visit_that_was_disturbed_spoils_its_pair_alone(side: int) -> None:
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> None:
     machine = Machine()
-    machine.probes_us[side, 2, 7] *= 1.3
-    machine.probes_us[side, 3, 8] *= 1.3  # of a cell that waits for no CPU
-    machine.probes_us[:, 1, 9] *= 2  # slow for both
+    for times_us in (machine.probes_us, machine.submissions_us):
+        times_us[side, 2, 7] *= 1.3
+        times_us[side, 3, 8] *= 1.3  # of a cell that waits for no CPU
+        times_us[:, 1, 9] *= 2  # slow for both
     assert machine.spoiled() == {"CPU": [[2, 7]]}
+
+
+def test_a_submission_that_is_slow_on_a_fast_cpu_spoils_no_pair() -> None:
+    machine = Machine()
+    machine.submissions_us[1, 2] *= 1.3
+    machine.submissions_us[1, 2, ::3] *= 1.3
+    machine.probes_us[1, 1, 7] *= 1.3
+    assert not machine.spoiled()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_cpu_that_changed_its_speed_in_one_visit_spoils_its_pair_alone(side: int) -> None:
+    machine = Machine()
+    machine.unevenness[side, 2, 7] *= 1.5
+    machine.unevenness[side, 3, 8] *= 1.5  # of a cell that waits for no CPU
+    machine.unevenness[:, 1, 9] *= 1.5  # in both visits
+    assert machine.spoiled() == {"CPU": [[2, 7]]}
+
+
+def test_submissions_that_are_always_less_even_on_one_side_spoil_no_pair() -> None:
+    machine = Machine()
+    machine.unevenness[1] *= 1.5
+    machine.unevenness[:, 1] = math.nan
+    assert not machine.spoiled()
 
 
 @pytest.mark.parametrize("way", ["h2d", "d2h"])

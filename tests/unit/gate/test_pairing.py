@@ -21,6 +21,7 @@ from kvbench.gate.pairs import pair
 from kvbench.gate.partners import check_two, partners
 from kvbench.gate.sides import parse_side
 from kvbench.results import SCHEMA, Note, Record, Run, Visit, load_run
+from kvbench.results.schema import Samples
 from kvbench.run.protocol import VERSION
 from tests import synthetic
 from tests.unit.gate.gated import judge
@@ -248,22 +249,27 @@ def in_turn(
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"disturbed": ["the GPU's clocks were limited: hw_slowdown"]}, "disturbed visit"),
-        ({"probe_us": 360.0}, "CPU"),
-        ({"sm_clock_mhz": 1500}, "clock"),
+        (lambda _: {"disturbed": ["the GPU's clocks were limited: hw_slowdown"]}, "disturbed visit"),
+        (lambda made: {"probe_us": 360.0, "samples": slower(made.samples)}, "CPU"),
+        (lambda _: {"sm_clock_mhz": 1500}, "clock"),
     ],
 )
 def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
-    tmp_path: Path, changes: dict[str, object], cause: str
+    tmp_path: Path, changes: Callable[[Visit], dict[str, object]], cause: str
 ) -> None:
     def changed(place: int, made: Visit) -> dict[str, object]:
-        return changes if (place, made.round, made.cell) == (1, 3, CELLS[0]) else {}
+        return changes(made) if (place, made.round, made.cell) == (1, 3, CELLS[0]) else {}
 
     base, cand = in_turn(tmp_path, changed, lambda _place, _cell: 0.5)
     found = pair([base], [cand])
     assert found.disturbed == {cause: 1}
     place = list(found.cells).index(CELLS[0])
     assert np.argwhere(np.isnan(found.base_us)).tolist() == [[place, 3]]
+
+
+def slower(samples: Samples) -> Samples:
+    """Return the samples with submissions that take longer by a fifth."""
+    return msgspec.structs.replace(samples, submit_us=[1.2 * us for us in samples.submit_us])
 
 
 def test_processes_count_once_both_sides_have_new_ones(tmp_path: Path) -> None:
