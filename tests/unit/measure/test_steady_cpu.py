@@ -1,48 +1,70 @@
 """Which CPU the submitting thread samples on."""
 
 import os
+from collections.abc import Iterable
 
 import pytest
 
-from kvbench.measure.steady_cpu import PROBES, SteadyCpu
+from kvbench.measure.steady_cpu import PROBES, SEARCHED, SteadyCpu
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 
 
-class Cpus:
-    """CPUs whose speed the test decides: microseconds that the probe takes on each."""
+class Host:
+    """Eight CPUs whose speed the test decides: microseconds that the probe takes on each."""
 
-    def __init__(self) -> None:
-        self.times_us = dict.fromkeys(ALLOWED, 100.0)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times_us = dict.fromkeys(range(8), 100.0)
         self.probed: list[int] = []
+        self._pinned = frozenset(self.times_us)
+        monkeypatch.setattr("os.sched_getaffinity", lambda _: self._pinned)
+        monkeypatch.setattr("os.sched_setaffinity", self._pin)
+
+    def _pin(self, _: int, cpus: Iterable[int]) -> None:
+        self._pinned = frozenset(cpus)
 
     def probe(self) -> float:
-        (cpu,) = os.sched_getaffinity(0)
+        (cpu,) = self._pinned
         self.probed.append(cpu)
         return self.times_us[cpu]
 
 
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(monkeypatch)
+
+
+def chosen(steady: SteadyCpu) -> int:
+    with steady.held() as cpu:
+        return cpu
+
+
 def test_a_visit_stays_on_one_cpu_and_gives_it_back() -> None:
-    with SteadyCpu(Cpus().probe).held() as cpu:
+    with SteadyCpu().held() as cpu:
         assert os.sched_getaffinity(0) == {cpu}
     assert os.sched_getaffinity(0) == set(ALLOWED)
-    with pytest.raises(RuntimeError), SteadyCpu(Cpus().probe).held():
+    with pytest.raises(RuntimeError), SteadyCpu().held():
         raise RuntimeError
     assert os.sched_getaffinity(0) == set(ALLOWED)
 
 
-@pytest.mark.skipif(len(ALLOWED) < 2, reason="needs two CPUs")
-def test_a_cpu_is_kept_while_it_is_fast_and_left_when_it_is_at_half_its_speed() -> None:
-    cpus = Cpus()
-    cpus.times_us[ALLOWED[1]] = 90.0
-    steady = SteadyCpu(cpus.probe)
-    with steady.held() as first:
-        assert first == ALLOWED[1]
-    cpus.probed.clear()
-    cpus.times_us[first] = 120.0
-    with steady.held() as again:
-        assert again == first
-    assert cpus.probed == [first] * PROBES  # no search
-    cpus.times_us[first] = 180.0
-    with steady.held() as other:
-        assert other != first
+def test_a_cpu_is_kept_while_it_is_fast_and_left_when_it_is_at_half_its_speed(host: Host) -> None:
+    host.times_us[5] = 90.0
+    steady = SteadyCpu(host.probe)
+    assert chosen(steady) == 5
+    host.probed.clear()
+    host.times_us[5] = 120.0
+    assert chosen(steady) == 5
+    assert host.probed == [5] * PROBES  # no search
+    host.times_us[5] = host.times_us[6] = 180.0
+    assert chosen(steady) == 7
+
+
+def test_where_every_cpu_is_slow_a_visit_does_not_search_them_all(host: Host) -> None:
+    steady = SteadyCpu(host.probe)
+    first = chosen(steady)
+    host.probed.clear()
+    host.times_us = dict.fromkeys(host.times_us, 200.0)
+    host.times_us[first + 2] = 190.0
+    assert chosen(steady) == first + 2
+    assert len(host.probed) == (1 + SEARCHED) * PROBES
