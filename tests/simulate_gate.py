@@ -174,7 +174,7 @@ def quoted(count: int, of: int) -> str:
 
 
 def upper_bound(count: int, of: int) -> float:
-    """Return the largest share that makes so few as `count` no less likely than what the confidence leaves."""
+    """Return the upper end of the one-sided interval of a share, by Clopper and Pearson."""
     low, high = count / of, 1.0
     while high - low > 1e-6:
         middle = (low + high) / 2

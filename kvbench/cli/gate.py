@@ -148,6 +148,7 @@ def compare(
     as_json: _AsJson = False,
 ) -> None:
     """Compare two builds. Exit codes: 0 not slower, 1 slower, 3 inconclusive, 4 mismatch, 5 failed cells."""
+    from kvbench.engine.faults import parse_faults
     from kvbench.gate.floors import read_floors
     from kvbench.gate.judge import Judge
     from kvbench.gate.output.deliver import Destinations
@@ -168,6 +169,8 @@ def compare(
             raise UsageError("--base and --cand: give both, without existing runs")
         how: Measuring = convert(measuring, Measuring)
         deadline_s = time.monotonic() + 60 * how.minutes
+        for option, fault in (("--base-fault", how.base_fault), ("--cand-fault", how.cand_fault)):
+            parse_faults(fault, option)
         sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
         folder = out or default_folder("gate")
         to = Destinations(as_json, folder, github)
@@ -195,7 +198,7 @@ def calibrate(
     as_json: _AsJson = False,
 ) -> None:
     """Measure one build against itself to find how far each cell moves without a change, for compare --floor."""
-    from kvbench.gate.floors import FLOOR_FILE, floors_of, write_floors
+    from kvbench.gate.floors import FLOOR_FILE, check_target, floors_of, write_floors
     from kvbench.gate.judge import Judge
     from kvbench.gate.judgement import GateVerdict
     from kvbench.gate.looks import ONCE, PLAN
@@ -203,6 +206,8 @@ def calibrate(
 
     how: Measuring = convert(measuring, Measuring)
     deadline_s = time.monotonic() + 60 * how.minutes
+    if floor is not None:
+        check_target(floor)
     chosen = parse_side("--side", side)
     folder = out or default_folder("gate")
     asked = _suite(how, axis, filters, chosen)
@@ -219,7 +224,8 @@ def calibrate(
         )
     file = floors_of(judgement, ours)
     path = floor or folder / FLOOR_FILE
-    write_floors(path, file)
+    for target in dict.fromkeys((folder / FLOOR_FILE, path)):
+        write_floors(target, file)
     cells, middle, largest = len(file.floors), median(file.floors.values()), max(file.floors.values())
     if as_json:
         typer.echo(json.dumps({"floor": str(path), "cells": cells, "median": middle, "largest": largest}))
@@ -278,8 +284,11 @@ def _measured(
         print(printable(line), file=sys.stderr if as_json else sys.stdout, flush=True)
 
     signal.signal(signal.SIGTERM, terminated)
+    kept = ""
     try:
         with opened(*sides, spec, folder, say, forced=forced) as both:
+            made = shlex.quote(f"{folder}/base"), shlex.quote(f"{folder}/cand")
+            kept = f"; everything measured is kept; to judge it: kvbench gate compare {' -- '.join(made)}"
             try:
                 yield both
             except KeyboardInterrupt as stop:
@@ -290,7 +299,5 @@ def _measured(
                 raise
             both.finish("complete")
     except KeyboardInterrupt as stop:
-        sides_made = shlex.quote(f"{folder}/base"), shlex.quote(f"{folder}/cand")
-        how = f"to judge it: kvbench gate compare {' -- '.join(sides_made)}"
-        typer.echo(f"interrupted ({str(stop) or 'Ctrl-C'}); everything measured is kept; {how}", err=True)
+        typer.echo(f"interrupted ({str(stop) or 'Ctrl-C'}){kept}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None

@@ -74,7 +74,8 @@ def _output_errors() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        raise
+        # Typer would make an exit code 1 of it, and nothing would be told how it ended.
+        raise KeyboardInterrupt("the reader of the output closed it") from None
     except OSError as error:
         raise StorageError(f"standard output cannot be written: {error.strerror}") from None
 
@@ -89,7 +90,7 @@ def main() -> None:
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
-    except (KvbenchError, OSError):
+    except (KvbenchError, OSError, KeyboardInterrupt):
         # Standard output is full or its reader is gone. Python would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
@@ -107,7 +108,7 @@ def run(arguments: list[str]) -> int:
         message = " ".join(error.format_message().split())
         # Bare `kvbench` raises an error without a message: its help is already printed.
         return _complain(message + _value_left_out(error, message) + _axis_meant(error), ExitCode.USAGE)
-    except (KeyboardInterrupt, typer.Abort, BrokenPipeError):
+    except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):

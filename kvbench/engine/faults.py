@@ -49,17 +49,17 @@ class FaultPlan:
         return None
 
 
-def parse_faults(text: str | None) -> FaultPlan:
-    """Read `--fault`; raises UsageError, which names the invalid part and what would be right."""
+def parse_faults(text: str | None, option: str = "--fault") -> FaultPlan:
+    """Read the value of `option`; raises UsageError, which names the invalid part and what would be right."""
     parts = [part.strip() for part in text.split(";")] if text else []
-    faults = tuple(_parse_one(part) for part in parts if part != NO_BATCH)
+    faults = tuple(_parse_one(part, option) for part in parts if part != NO_BATCH)
     return FaultPlan(faults, with_batch=NO_BATCH not in parts)
 
 
-def _parse_one(text: str) -> Fault:
+def _parse_one(text: str, option: str) -> Fault:
     match = _FAULT.fullmatch(text)
     if match is None or match[1] not in KINDS:
         raise UsageError(
-            f"--fault {text!r}: not a fault; write KIND=NUMBER [when FILTER] with KIND one of {', '.join(KINDS)}"
+            f"{option} {text!r}: not a fault; write KIND=NUMBER [when FILTER] with KIND one of {', '.join(KINDS)}"
         )
     return Fault(match[1], int(match[2]), tuple(parse_filters(match[3])) if match[3] else ())

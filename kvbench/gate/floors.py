@@ -10,7 +10,7 @@ import msgspec
 
 from kvbench._version import __version__
 from kvbench.cells.cell import Cell
-from kvbench.errors import MismatchError, RunDirectoryError, UsageError
+from kvbench.errors import KvbenchError, MismatchError, RunDirectoryError, UsageError
 from kvbench.files import read_capped, write_output
 from kvbench.gate.judgement import Judgement
 from kvbench.machine.identity import machine_differences
@@ -58,6 +58,17 @@ def floors_of(judgement: Judgement, run: Run) -> FloorFile:
         rounds=judgement.rounds,
         floors=floors,
     )
+
+
+def check_target(path: Path) -> None:
+    """Raise UsageError unless `write_floors` can write `path`, so that nothing is measured in vain."""
+    if not path.parent.is_dir():
+        raise UsageError(f"--floor {path}: its folder does not exist")
+    if path.is_file() and path.stat().st_size:
+        try:
+            read_floors(path)
+        except KvbenchError:
+            raise UsageError(f"--floor {path}: the file exists with other content; choose another file") from None
 
 
 def write_floors(path: Path, file: FloorFile) -> None:

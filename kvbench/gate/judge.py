@@ -63,6 +63,10 @@ class Judge:
                 row = settled.get((row.kind, row.name), row)
                 row = replace(row, verdict=GateVerdict.CONTAMINATED, settled=False) if moved else row
             rows.append(row)
+            settled.pop((row.kind, row.name), None)
+        # The feature of a curve that settled stays, although a later round may hide it.
+        gone = [row for row in settled.values() if row.kind != "cell"]
+        rows += [replace(row, verdict=GateVerdict.CONTAMINATED, settled=False) if moved else row for row in gone]
         known = [math.log(row.effect) for row in rows if row.kind == "cell" and 0 < row.effect < math.inf]
         return Judgement(
             verdict=worst([*(row.gates for row in rows), *(GateVerdict.FAILED for _ in pairs.faults)]),
@@ -161,7 +165,7 @@ def _row(values: PairedValues, logs: Floats, looks: Sequence[Look], unsure: floa
         effect=_ratio(values.worse * found.centre),
         low=_ratio(ends[0]),
         high=_ratio(ends[1]),
-        margin=math.expm1(values.margin),
+        margin=_ratio(values.margin) - 1,
         pairs=found.pairs,
         reason=found.reason,
         settled=found.settled,

@@ -41,13 +41,14 @@ class GateVerdict(StrEnum):
 
 
 VERDICTS: Final[Mapping[GateVerdict, str]] = {
-    GateVerdict.FAILED: "a cell failed, was not verified or is missing on one side, or a rule has no cells to judge",
+    GateVerdict.FAILED: "a cell failed, was not verified, has no figure or is missing on one side, or a rule has no "
+    "cells to judge",
     GateVerdict.CONTAMINATED: "a control, which no build changes, moved: its whole interval lies outside its margin",
     GateVerdict.SLOWER: "the whole interval lies above the margin, at two looks in a row or at the last; where visits "
     "were made in turn, several processes of each side confirm it",
     GateVerdict.BROKEN: "a rule about one run does not hold",
     GateVerdict.UNDECIDED: "the interval crosses the margin, or nothing confirmed what it says, and the plan or the "
-    "time has ended; such a row passes if its interval excludes a slowdown beyond the margin, and if it is about a "
+    "time has ended; such a row passes if its interval excludes a slowdown beyond the margin, or if it is about a "
     "submission",
     GateVerdict.SAME: "the whole interval lies within the margin",
     GateVerdict.HOLDS: "a rule about one run holds",

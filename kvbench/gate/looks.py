@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.compare import MIN_PAIRS, Verdict, paired_interval, verdict_of
+from kvbench.analysis.compare import Verdict, paired_interval, verdict_of
 from kvbench.analysis.intervals import CONFIDENCE, Floats
 
 
@@ -45,8 +45,8 @@ class Estimate:
 
     @property
     def reason(self) -> str:
-        if self.pairs < MIN_PAIRS:
-            return f"{self.pairs} pairs; an interval requires {MIN_PAIRS}"
+        if math.isinf(self.low):
+            return f"{self.pairs} pairs are too few for an interval"
         return f"{self.unconfirmed}, but not in several processes of each side" if self.unconfirmed else ""
 
 

@@ -28,7 +28,6 @@ class CellOutcome:
     cell: Cell
     status: str
     reason: str
-    path: str
     figures: Mapping[str, float]
     visits: Visits
 
@@ -55,6 +54,5 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
             status, reason = "failed", "no bytes were verified"
         ok = status == "ok"
         figures = {name: float(row[name]) if ok else math.nan for name in _FIGURES}
-        path = row["path"] if isinstance(row["path"], str) else ""
-        found[cell] = CellOutcome(cell, status, reason, path, figures, visits.get(cell.id, {}) if ok else {})
+        found[cell] = CellOutcome(cell, status, reason, figures, visits.get(cell.id, {}) if ok else {})
     return found

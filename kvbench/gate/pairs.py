@@ -146,6 +146,7 @@ class _Side:
         ]
 
 
+@np.errstate(all="ignore")  # an untrusted run can hold any time
 def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     """Pair the rounds of `base` with those of `cand`; raises UsageError unless both have the same number, at least one.
 
@@ -169,10 +170,11 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
 
     began_ns = both(lambda visit: visit.span_ns[0] if visit.span_ns else math.nan)
     ended_ns = both(lambda visit: visit.span_ns[1] if visit.span_ns else math.nan)
-    first_ns, last_ns = np.fmin.reduce(began_ns, axis=(1, 2)), np.fmax.reduce(ended_ns, axis=(1, 2))
-    # Only runs made in turn overlap in time; the rounds of others are ordered by when their runs were created.
+    began_s = both(lambda visit: visit.began or math.nan)
+    # Only runs made in turn overlap in time; the rounds of others are ordered by when their runs were created. Spans
+    # count from the start of the machine, which may have been another one.
     known = len(base) == len(cand) == 1 and ours.has_spans and theirs.has_spans
-    in_turn = known and bool((first_ns < last_ns[::-1]).all())
+    in_turn = known and _overlap(began_ns, ended_ns) and _overlap(began_s, began_s)
     turns = np.fmin.reduce(began_ns, axis=1) if in_turn else np.array([ours.created_s(), theirs.created_s()])
     times, slowdowns, submissions = both(visit_us), both(slowdown), both(submission_us)
     probes_us = both(lambda visit: visit.probe_us or math.nan)
@@ -207,6 +209,12 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         in_turn=in_turn,
         processes=_new_processes(both(lambda visit: visit.process or math.nan)) if in_turn else None,
     )
+
+
+def _overlap(began: Floats, ended: Floats) -> bool:
+    """Return whether neither side began after the other had ended, as far as is known; shape (2, cells, rounds)."""
+    first, last = np.fmin.reduce(began, axis=(1, 2)), np.fmax.reduce(ended, axis=(1, 2))
+    return not bool((first > last[::-1]).any())
 
 
 def _sides(base: Sequence[Run], cand: Sequence[Run]) -> tuple[_Side, _Side]:

@@ -190,7 +190,7 @@ def _crossover_features(one: _Curve, other: _Curve) -> Iterator[PairedValues]:
     changes = _changes(names, one.sizes, one.base_us, other.base_us) or _changes(
         names, one.sizes, one.cand_us, other.cand_us
     )
-    for change in changes:
+    for place, change in enumerate(changes):
         rises = change.before == names[0]  # the ratio of one to other is below 1 before, above it after
         base = _crossings(one.sizes, np.log(one.base_us / other.base_us), change, rises=rises)
         cand = _crossings(one.sizes, np.log(one.cand_us / other.cand_us), change, rises=rises)
@@ -199,7 +199,8 @@ def _crossover_features(one: _Curve, other: _Curve) -> Iterator[PairedValues]:
         # Neither direction is worse: the position rises if one backend gets slower or the other faster.
         worse = 1 if np.nanmedian(np.log(cand / base)) * np.nanmedian(slower) >= 0 else -1
         margin = math.log(change.above_bytes / change.below_bytes)
-        name = f"{names[0]} / {other.name}"
+        # Rows of one name would share a verdict.
+        name = f"{one.name} / {other.name}" + (f" ({place + 1})" if place else "")
         yield PairedValues("crossover", name, [*one.cells, *other.cells], "bytes", base, cand, margin, worse)
 
 

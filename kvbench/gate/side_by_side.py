@@ -31,6 +31,7 @@ from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, PlannedVisit, expand
 from kvbench.sweep.spec import Limits, SweepSpec
+from kvbench.text import counted
 
 BASE: Final = "base"
 CAND: Final = "cand"
@@ -123,9 +124,11 @@ class SideBySide:
         self._round(self._cells, verify=True)
 
     def finish(self, status: RunStatus, reason: str | None = None) -> None:
-        """Record how both runs ended."""
-        for side in self.running.values():
-            side.execution.finish(status, reason)
+        """Record how both runs ended; raises StorageError if a run that is complete could not be written."""
+        outcomes = [side.execution.finish(status, reason) for side in self.running.values()]
+        for outcome in outcomes:
+            if status == "complete" != outcome.status:
+                raise StorageError(f"{outcome.path}: {outcome.reason}")
 
     def runs(self) -> tuple[Run, Run]:
         """Return the runs of the base and of the candidate."""
@@ -232,7 +235,7 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
         }
         found = _at_once(pool, {name: slot.start for name, slot in slots.items()})
         half = {name: replace(own, limits=_half(own.limits, found[name])) for name, own in specs.items()}
-        plans = {name: _planned(name, sides[name], own, found[name]) for name, own in half.items()}
+        plans = {name: _planned(sides[name], own, found[name]) for name, own in half.items()}
         paired = partners(plans[BASE].cells, plans[CAND].cells)
         if not paired:
             raise UsageError("--base and --cand have no cell in common")
@@ -241,7 +244,8 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
         check_identity(empty[BASE], empty[CAND], forced=forced)
         _make(folder)
         names = {BASE: {cell: cell for cell in paired}, CAND: paired}
-        running, failures = {}, FailuresTold()
+        running: dict[str, RunningSide] = {}
+        failures = FailuresTold()
         for name, info in infos.items():
             writer = stack.enter_context(RunWriter.create(folder / name, info))
             records: list[Record] = []
@@ -249,13 +253,34 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
             execution = Execution(half[name], plans[name], found[name], writer, slots[name], watching, Progress())
             running[name] = RunningSide(name, execution, names[name], records)
             execution.begin()
-        for note in _remarks(base, cand, found):
+        if base.backend == cand.backend:
+            _fail_what_is_gone(running[CAND].execution, plans)
+        for note in (*_remarks(base, cand, found), *_without_partner(plans, paired)):
             say(f"note: {note}")
         say(f"{len(paired)} cells on two sides in turn; reserving memory")
         _at_once(pool, {name: partial(arm.execution.reserve, arm.names.values()) for name, arm in running.items()})
         yield SideBySide(running[BASE], running[CAND], say, pool, time.monotonic() - began_s)
         for line in failures.others():
             say(line)
+
+
+def _fail_what_is_gone(cand: Execution, plans: Mapping[str, Plan]) -> None:
+    """Record a failure for every cell of the base that the candidate, a build of the same backends, cannot run."""
+    reasons = {skip.cell: skip.reason for skip in cand.plan.skipped}
+    paired = partners(plans[BASE].cells, plans[CAND].cells)
+    for cell in plans[BASE].cells:
+        if cell not in paired:
+            why = reasons.get(cell, "its plan has no such cell")
+            cand.fail(PlannedVisit(0, cell), f"the candidate cannot run what the base can: {why}")
+
+
+def _without_partner(plans: Mapping[str, Plan], paired: Mapping[Cell, Cell]) -> list[str]:
+    """Return a note for each side that has cells without a partner, which are not measured."""
+    notes = []
+    for name, known in ((BASE, {*paired}), (CAND, {*paired.values()})):
+        if alone := [cell for cell in plans[name].cells if cell not in known]:
+            notes.append(f"{counted(len(alone), 'cell')} only on the side {name}, such as {alone[0].label}")
+    return notes
 
 
 def _at_once(pool: ThreadPoolExecutor, calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
@@ -281,11 +306,11 @@ def _spec_of(spec: SweepSpec, side: Side) -> SweepSpec:
     return own.with_options(fault=side.fault)
 
 
-def _planned(name: str, side: Side, spec: SweepSpec, found: Opened) -> Plan:
+def _planned(side: Side, spec: SweepSpec, found: Opened) -> Plan:
     plan = expand(spec, found.device, found.backends)
     if not plan.cells:
         said = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
-        raise UsageError(f"--{name} {brief(side.text)}: nothing to measure: {said}")
+        raise UsageError(f"{side.option} {brief(side.text)}: nothing to measure: {said}")
     return plan
 
 

@@ -31,10 +31,11 @@ _LEAKING: Final = ("PYTHONPATH", "PYTHONHOME")
 class Side:
     """One side: the interpreter that measures it, and its backend, or None for every backend of the suite.
 
-    `text` is the side as given by the user; `fault` is injected on it (cpu device only).
+    `text` is the side as given by the user with `option`; `fault` is injected on it (cpu device only).
     """
 
     text: str
+    option: str = "--side"
     interpreter: Interpreter = field(default_factory=Interpreter)
     backend: str | None = None
     fault: str | None = None
@@ -55,16 +56,16 @@ def parse_side(option: str, text: str, fault: str | None = None) -> Side:
     Raises UsageError, which names the option, also if that kvbench is incompatible with this one.
     """
     if text == "here":
-        return Side(text, fault=fault)
+        return Side(text, option, fault=fault)
     form, _, value = text.partition(":")
     if value and form == "backend":
-        return Side(text, backend=value, fault=fault)
+        return Side(text, option, backend=value, fault=fault)
     if value and form == "env":
         where = f"{option} {brief(text)}"
         variables = {name: value for name, value in os.environ.items() if name not in _LEAKING}
         interpreter = Interpreter(str(_python(where, Path(value))), variables)
         _check(where, interpreter)
-        return Side(text, interpreter, fault=fault)
+        return Side(text, option, interpreter, fault=fault)
     raise UsageError(f"{option} {brief(text)}: {FORMS}")
 
 

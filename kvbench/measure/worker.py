@@ -104,7 +104,7 @@ class Worker:
             size = rough_size(request.pool_bytes)
             raise KvbenchError(
                 f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
-                "use smaller swaps, or lower --host-memory and --device-memory"
+                "use smaller swaps, or a smaller pool (-a pool=1GiB)"
             ) from None
         cpu, urgent_lane = SteadyCpu(), (urgent, urgent_region)
         self._bench = Bench(self._device, stream, region, pools, cpu, self._clocks, request.policy, urgent=urgent_lane)

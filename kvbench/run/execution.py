@@ -125,8 +125,6 @@ class Execution:
             self._measure_missing()
         except KeyboardInterrupt as stop:
             return "interrupted", f"interrupted ({str(stop) or 'Ctrl-C'})"
-        except BrokenPipeError:
-            return "interrupted", "the reader of the output closed it"
         except UsageError as error:
             with suppress(StorageError):
                 self.writer.set_status("stopped", str(error))

@@ -210,9 +210,16 @@ def test_commands_printed_to_be_copied_are_quoted(tmp_path: Path) -> None:
 def test_the_command_of_an_interrupted_comparison_is_quoted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(side_by_side, "opened", mock.Mock(side_effect=KeyboardInterrupt))
+    both = mock.MagicMock()
+    both.__enter__.return_value.compare.side_effect = KeyboardInterrupt
+    both.__exit__.return_value = None
+    opened = mock.Mock(side_effect=[KeyboardInterrupt, both])
+    monkeypatch.setattr(side_by_side, "opened", opened)
     monkeypatch.setattr(gate.signal, "signal", mock.Mock())
-    assert main.run(["gate", "compare", "--base=here", "--cand=here", "--out", FOLDER]) == 130
+    command = ["gate", "compare", "--base=here", "--cand=here", "--out", FOLDER]
+    assert main.run(command) == 130
+    assert "kept" not in capsys.readouterr().err  # nothing was measured yet
+    assert main.run(command) == 130
     words = copied(capsys.readouterr().err, "to judge it: ")
     assert words == ["kvbench", "gate", "compare", f"{FOLDER}/base", "--", f"{FOLDER}/cand"]
 

@@ -240,7 +240,10 @@ def test_time_that_is_up_ends_it_with_what_there_is(folder: Path) -> None:
         (("--base=here", "--cand=backend:batched"), "a backend can only be compared with a backend"),
         (("--base=here", "--cand=here", "--suite=none"), 'config "none"'),
         (("--base=here", "--cand=here", "--filter=blocks=5"), "nothing to measure: no cell meets the filters"),
-        (("--base=here", "--cand=here", "--cand-fault=burn=1"), "--fault 'burn=1': not a fault; write KIND=NUMBER"),
+        (
+            ("--base=here", "--cand=here", "--cand-fault=burn=1"),
+            "--cand-fault 'burn=1': not a fault; write KIND=NUMBER",
+        ),
         (("--base=here", "--cand=backend:no-such", "--base=backend:batched"), "unknown backend no-such"),
         (("--base=backend:batched", "--cand=backend:per_block", "-abackend=sm"), "the sides set the backends"),
         (("--base=here", "--cand=here", "--floor=none.json"), "--floor none.json: file not found"),
@@ -286,6 +289,17 @@ def test_after_ctrl_c_or_sigterm_what_both_sides_have_can_be_judged(
     assert "both sides were interrupted" in judged.stdout
 
 
+def test_a_reader_that_goes_away_interrupts_and_keeps_what_was_measured(folder: Path) -> None:
+    sides = ("--base=here", "--cand=here", "--suite=suite.toml", "--device=cpu")
+    command = [str(KVBENCH), "gate", "compare", *sides, *WIDE, "--out=gate"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(120) == 130
+    assert {load_run(folder / "gate" / side).info.status for side in ("base", "cand")} == {"interrupted"}
+
+
 def test_floors_are_measured_and_used(folder: Path) -> None:
     for minutes in ("0.06", "0.6", "3"):  # a busy host needs longer for as many rounds
         options = ("--suite=suite.toml", "--device=cpu", f"--minutes={minutes}", f"--out={minutes}", "--force")
@@ -294,10 +308,32 @@ def test_floors_are_measured_and_used(folder: Path) -> None:
             break
         assert "use more --minutes" in done.stderr
     assert done.returncode == 0, done.stdout + done.stderr
-    floor = folder / minutes / "floor.json"
-    assert len(json.loads(floor.read_text())["floors"]) == 2
-    done = compare(folder, f"--floor={floor}")
+    measured = json.loads((folder / minutes / "floor.json").read_text())
+    assert len(measured["floors"]) == 2
+    wide = folder / "wide.json"
+    wide.write_text(json.dumps(measured | {"floors": dict.fromkeys(measured["floors"], 20.0)}))
+    done = compare(folder, f"--floor={wide}", "--out=judged")
     assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((folder / "judged" / "gate.json").read_text())["rows"]
+    assert [row["margin"] for row in rows if row["kind"] == "cell"] == pytest.approx([20.0, 20.0])
+
+
+@pytest.mark.parametrize(("name", "message"), [("none/floor.json", "its folder does not"), ("suite.toml", "choose")])
+def test_a_file_of_floors_that_cannot_be_written_is_refused_before_anything_is_measured(
+    folder: Path, name: str, message: str
+) -> None:
+    done = kvbench("gate", "calibrate", "--suite=suite.toml", "--device=cpu", f"--floor={name}", "--out=a", cwd=folder)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (folder / "a").exists()
+
+
+def test_what_the_candidate_cannot_run_any_more_fails(folder: Path) -> None:
+    done = compare(folder, "-abackend=per_block,batched", "--cand-fault=no-batch", "--minutes=0.1")
+    assert done.returncode == 5, done.stdout + done.stderr
+    found = verdicts(folder)
+    assert {verdict for name, verdict in found.items() if name.startswith("batched")} == {"FAILED"}
+    assert "FAILED" not in {verdict for name, verdict in found.items() if name.startswith("per_block")}
 
 
 def test_the_module_is_the_command() -> None:

@@ -612,5 +612,5 @@ def test_memory_that_is_not_to_be_had_is_told(tmp_path: Path) -> None:
     message = error_line(done)
     assert message.startswith("not enough memory for ")
     assert "of 384.0 MiB each (mmap: ENOMEM)" in message
-    assert message.endswith("use smaller swaps, or lower --host-memory and --device-memory")
+    assert message.endswith("use smaller swaps, or a smaller pool (-a pool=1GiB)")
     assert status(tmp_path / "run") == "stopped"

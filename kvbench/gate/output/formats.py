@@ -106,7 +106,7 @@ def junit(sheet: Sheet) -> str:
 def annotations(sheet: Sheet) -> list[str]:
     """Return one workflow command per line: the worst rows, and in the last line the number of other rows."""
     found = [_command("error", "FAILED: run", fault) for fault in sheet.faults]
-    for row in sheet.rows:
+    for row in sheet.loud:
         if kind := _ANNOTATIONS.get(row.verdict):
             again = f" | to measure it again: {row.command}" if row.command else ""
             found.append(_command(kind, f"{row.verdict}: {name_of_row(row)}", f"{message(row)}{again}"))

@@ -111,7 +111,7 @@ def _summary(judgement: Judgement) -> list[str]:
         lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
     if judgement.disturbed:
         causes = ", ".join(f"{cause}: {count}" for cause, count in judgement.disturbed.items())
-        lines.append(f"spoiled pairs ({causes}) are kept, do not count, and were repeated")
+        lines.append(f"spoiled pairs ({causes}) are kept and do not count")
     if judgement.slot_bias != 1:
         lines.append(f"running second in a pair cost {_percent(judgement.slot_bias)}; corrected on both sides")
     return lines

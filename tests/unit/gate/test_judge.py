@@ -11,7 +11,7 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.judge import Judge, without_slot_bias
 from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
-from kvbench.gate.pairs import Pairs
+from kvbench.gate.pairs import Pairs, pair
 from kvbench.results import Record, Run, Visit
 from tests.synthetic import failure, skip
 from tests.unit.gate.gated import CELLS, KIB, Side, compared, floors, judge
@@ -168,7 +168,16 @@ def test_a_row_that_is_undecided_but_not_slower_passes() -> None:
 def test_too_few_rounds_say_nothing() -> None:
     judgement = judge(*compared(Side(), only_victim(2.0), rounds=5))
     assert judgement.verdict is GateVerdict.UNDECIDED
-    assert "5 pairs; an interval requires 6" in row_of(judgement, VICTIM).reason
+    assert "5 pairs are too few" in row_of(judgement, VICTIM).reason
+
+
+def test_a_settled_feature_stays_though_a_later_round_hides_it() -> None:
+    pairs = pair(*compared(Side(), Side()))
+    settled = Row("cliff position", "a curve", GateVerdict.SLOWER, [VICTIM])
+    earlier = replace(Judge().assess(pairs), rows=[settled])
+    judgement = Judge().assess(pairs, earlier)
+    assert settled in judgement.rows
+    assert judgement.verdict is GateVerdict.SLOWER
 
 
 @pytest.mark.parametrize("controls", [True, False])

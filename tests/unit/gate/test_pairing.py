@@ -267,6 +267,15 @@ def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
     assert np.argwhere(np.isnan(found.base_us)).tolist() == [[place, 3]]
 
 
+@pytest.mark.parametrize(("later_s", "in_turn_"), [(0, True), (86_400, False)])
+def test_runs_of_two_days_are_not_in_turn_though_their_spans_overlap(
+    tmp_path: Path, later_s: int, in_turn_: bool
+) -> None:
+    began_s = 1_700_000_000
+    runs = in_turn(tmp_path, lambda place, _: {"began": began_s + place * later_s}, lambda _place, _cell: 0.1)
+    assert pair(runs[:1], runs[1:]).in_turn is in_turn_
+
+
 def slower(samples: Samples) -> Samples:
     """Return the samples with submissions that take longer by a fifth."""
     return msgspec.structs.replace(samples, submit_us=[1.2 * us for us in samples.submit_us])
