@@ -17,7 +17,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.completion import complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder, terminated
-from kvbench.cli.tune_answers import show_answers, show_beside, to_json
+from kvbench.cli.tune_answers import machine_words, show_answers, show_beside, to_json
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_output
 from kvbench.models.presets import ModelChoice
@@ -27,6 +27,7 @@ from kvbench.text import convert
 from kvbench.units import KIB
 
 if TYPE_CHECKING:
+    from kvbench.results import Run
     from kvbench.tune.answer import Answer
     from kvbench.tune.search import Search
     from kvbench.tune.table import Choice
@@ -60,7 +61,7 @@ class Allowed(msgspec.Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         """The backends; () for all."""
-        return tuple(name for name in (self.backends or "").split(",") if name)
+        return tuple(name for text in (self.backends or "").split(",") if (name := text.strip()))
 
     def keeps(self, choice: "Choice") -> bool:
         """Return whether a choice is allowed."""
@@ -131,6 +132,7 @@ def tune(
     """Find the fastest way to swap for each size on this machine, and its gain. With RUN, needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
     from kvbench.results import load_run
+    from kvbench.results.rundir import runs_in
     from kvbench.tune.answer import answers_of, by_kind
     from kvbench.tune.beside import answers_beside
     from kvbench.tune.fit import policy_of
@@ -139,22 +141,26 @@ def tune(
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
     points = [(swap.block_bytes, swap.blocks) for swap in models.swaps()] or None
-    targets = dict(_target(text) for text in export or [])
+    targets = [_target(text) for text in export or []]
+    printed = [name for name, file in targets if file is None]
+    if as_json + (str(policy) == "-") + len(printed) > 1:
+        raise UsageError("--json, -p - and --export NAME: only one can go to standard output; give the others a file")
     limit = _limit_of(neighbour, at_most)
     if neighbour is not None and (policy is not None or targets):
         raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
     if runs and (out or axis or where):
         raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
-    is_quiet = as_json or str(policy) == "-" or None in targets.values()
+    is_quiet = as_json or str(policy) == "-" or bool(printed)
     if not runs:
         spec = _of_backends(_spec(models, axis or [], neighbour).with_options(**where), may)
         searching = None if neighbour else _searching(may, spec.seed)
         runs = [_swept(spec, out or default_folder(CONFIG), sys.stderr if is_quiet else None, searching)]
-    loaded = [load_run(path) for path in runs]
+    loaded = [load_run(own) for path in runs for own in runs_in(path)]
+    _check_measured(loaded, may)
     if neighbour is not None:
         beside = answers_beside(loaded, neighbour, limit, may.keeps, points)
         if as_json:
-            typer.echo(to_json(beside), nl=False)
+            typer.echo(to_json(loaded[0], beside), nl=False)
         else:
             show_beside(loaded[0], beside)
         return
@@ -162,12 +168,12 @@ def tune(
     if policy is not None:
         chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
         write_output("-p", policy, policy_of(loaded, chosen).to_toml().encode(), load_policy, force=force)
-    for name, file in targets.items():
-        _export(name, file, answers, force=force)
+    for name, file in targets:
+        _export(name, file, loaded[0], answers, force=force)
     if as_json:
-        typer.echo(to_json(answers), nl=False)
+        typer.echo(to_json(loaded[0], answers), nl=False)
     elif not is_quiet:
-        show_answers(loaded[0], answers)
+        show_answers(loaded, answers)
 
 
 def _spec(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> SweepSpec:
@@ -210,6 +216,17 @@ def _of_backends(spec: SweepSpec, may: Allowed) -> SweepSpec:
         {**group, "backend": tuple(name for name in group["backend"] if name in may.names)} for group in spec.groups
     )
     return replace(spec, groups=tuple(group for group in kept if group["backend"]))
+
+
+def _check_measured(runs: Sequence["Run"], may: Allowed) -> None:
+    """Raise UsageError for an allowed backend that no run measured."""
+    from kvbench.results import CellRecord
+
+    measured = {record.cell.backend for run in runs for record in run.records if isinstance(record, CellRecord)}
+    if not set(may.names) <= measured:
+        raise UsageError(
+            f"--backends {brief(','.join(may.names))}: these runs measured only {', '.join(sorted(measured))}"
+        )
 
 
 def _swept(
@@ -256,10 +273,10 @@ def _target(text: str) -> tuple[str, Path | None]:
     return name, Path(file) if equals else None
 
 
-def _export(name: str, file: Path | None, answers: Sequence["Answer"], *, force: bool) -> None:
+def _export(name: str, file: Path | None, run: "Run", answers: Sequence["Answer"], *, force: bool) -> None:
     from kvbench.tune.exports import EXPORTS
 
-    text = to_json(answers) if name == "json" else EXPORTS[name](answers).text()
+    text = to_json(run, answers) if name == "json" else EXPORTS[name](answers).text(machine_words(run))
     if file is None:
         typer.echo(text, nl=False)
     else:

@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 _MOST_OPEN: Final = 20
 
 
-def to_json(answers: Sequence["Answer | BesideAnswer"]) -> str:
-    """Return the answers as JSON."""
-    return json.dumps({"answers": [answer.to_plain() for answer in answers]}, indent=2) + "\n"
+def to_json(run: "Run", answers: Sequence["Answer | BesideAnswer"]) -> str:
+    """Return the answers as JSON; `run` tells the machine."""
+    info = run.info
+    driver = info.identity.get("driver_version")
+    origin = {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
+    return json.dumps({**origin, "answers": [answer.to_plain() for answer in answers]}, indent=2) + "\n"
 
 
-def show_answers(run: "Run", answers: Sequence["Answer"]) -> None:
-    """Print the answers; `run` tells the machine and the workload."""
+def show_answers(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
+    """Print the answers; `runs` tell the machine and the workload."""
     from kvbench.tune.answer import open_points, sentences, workload_of
 
     doubt = "differently, by more than a tie (largest difference first)"
-    about = f"{_machine_words(run)}; {workload_of(run)}"
+    about = f"{machine_words(runs[0])}; {workload_of(runs)}"
     _show(about, sentences(answers), (_HEADER, *map(_row, answers)), doubt, open_points(answers))
 
 
@@ -35,7 +38,7 @@ def show_beside(run: "Run", answers: Sequence["BesideAnswer"]) -> None:
     rows = (_row_beside(answer, way) for answer in answers for way in answer.ways)
     unsure = [line for answer in answers for line in answer.open_points()]
     told = [answer.sentence() for answer in answers]
-    _show(_machine_words(run), told, (_HEADER_BESIDE, *rows), "otherwise", unsure)
+    _show(machine_words(run), told, (_HEADER_BESIDE, *rows), "otherwise", unsure)
 
 
 def _show(about: str, told: Sequence[str], rows: Iterable[Sequence[str]], doubt: str, unsure: Sequence[str]) -> None:
@@ -52,12 +55,14 @@ def _show(about: str, told: Sequence[str], rows: Iterable[Sequence[str]], doubt:
         typer.echo(f"  and {len(unsure) - _MOST_OPEN} more (--json has all)")
 
 
-def _machine_words(run: "Run") -> str:
+def machine_words(run: "Run") -> str:
     """Return what a run was measured on and when."""
     info = run.info
     on_host = info.device.get("kind") == "cpu"
     host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
-    return f"{info.device.get('title')}, {info.created[:10]}{host}"
+    driver = info.identity.get("driver_version")
+    named = [info.device.get("title"), driver and f"driver {driver}", info.created[:10]]
+    return ", ".join(str(part) for part in named if part) + host
 
 
 _HEADER: Final = (

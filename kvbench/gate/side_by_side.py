@@ -270,7 +270,7 @@ def _fail_what_is_gone(cand: Execution, plans: Mapping[str, Plan]) -> None:
     paired = partners(plans[BASE].cells, plans[CAND].cells)
     for cell in plans[BASE].cells:
         if cell not in paired:
-            why = reasons.get(cell, "its plan has no such cell")
+            why = reasons.get(cell, "its plan does not have this cell")
             cand.fail(PlannedVisit(0, cell), f"the candidate cannot run what the base can: {why}")
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
+import pandas as pd
+
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
@@ -144,9 +146,9 @@ def is_vllms(choice: Choice) -> bool:
     return choice.backend == "triton" and dict(choice.axes).get("kernel") == VLLM
 
 
-def workload_of(run: Run) -> str:
-    """Return which blocks the swaps of a run move; "hot" means the same adjacent blocks every time."""
-    cells = tried(run.frame())
+def workload_of(runs: Sequence[Run]) -> str:
+    """Return which blocks the swaps behind answers move; "hot" means the same adjacent blocks every time."""
+    cells = tried(pd.concat(run.frame() for run in runs))
     if cells.empty:
         return "no swaps"
     pool, reuse = str(cells["pool"].iloc[0]), str(cells["reuse"].iloc[0])

@@ -172,12 +172,14 @@ def answers_beside(
     machine_of(runs)
     found: dict[Shape, dict[Choice, list[Cost]]] = {}
     tails: dict[tuple[Shape, Choice], list[float]] = {}
-    seen: set[str] = set()
-    for run in runs:
-        frame, costs = run.frame(), costs_of(visits_that_count(run.records))
-        cells = frame[(frame["neighbour_slowdown"] > 0) & (frame["status"] == "ok") & (frame["backend"] != AUTO)]
-        seen |= set(cells["neighbour"])
-        for row in one_workload(cells[cells["neighbour"] == neighbour]).to_dict("records"):
+    frames = [run.frame() for run in runs]
+    every = pd.concat(frames)
+    every = every[(every["neighbour_slowdown"] > 0) & (every["status"] == "ok") & (every["backend"] != AUTO)]
+    seen = set(every["neighbour"])
+    kept = set(one_workload(every[every["neighbour"] == neighbour])["cell_id"])
+    for run, frame in zip(runs, frames, strict=True):
+        costs = costs_of(visits_that_count(run.records))
+        for row in frame[frame["cell_id"].isin(kept) & (frame["neighbour_slowdown"] > 0)].to_dict("records"):
             burst = row["burst"] if pd.notna(row["burst"]) else "none"
             shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]), burst)
             choice = choice_of(row, _CHOSEN)

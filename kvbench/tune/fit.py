@@ -63,11 +63,11 @@ def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
     found: dict[Kind, dict[Point, dict[Choice, dict[int, float]]]] = {}
     backends: dict[tuple[Kind, Point], set[str]] = {}
     first = 0
-    for run in runs:
-        samples = run.samples()
-        frame = run.frame(samples)
+    frames = [(run.frame(samples), samples) for run in runs for samples in [run.samples()]]
+    kept = set(tried(pd.concat(frame for frame, _ in frames))["cell_id"])
+    for frame, samples in frames:
         visits = visit_times(frame, samples)
-        cells = tried(frame)
+        cells = frame[frame["cell_id"].isin(kept)]
         for row in cells[cells["backend"] != AUTO].to_dict("records"):
             kind = Direction(row["direction"]), StreamState(row["stream_state"])
             point = int(row["block_bytes"]), int(row["blocks"])
@@ -183,7 +183,7 @@ def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
 
 
 def tried(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of a run's table that a policy is based on, including `auto`: measured or failed."""
+    """Return the cells of a table of runs that a policy is based on, including `auto`: measured or failed."""
     return one_workload(unqueued(frame[frame["status"] != "skipped"]))
 
 

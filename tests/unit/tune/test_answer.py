@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.kernel_shape import VLLM
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
-from kvbench.tune.answer import Answer, answers_of, open_points, sentences
+from kvbench.tune.answer import Answer, answers_of, open_points, sentences, workload_of
 from kvbench.tune.exports import EXPORTS, Export
 from kvbench.tune.table import Choice, load_policy
 from tests import synthetic
@@ -146,8 +148,8 @@ def test_an_export_says_what_its_constants_lose(tmp_path: Path) -> None:
     def uneven(cell: Cell) -> float:
         return 100.0 if (cell.backend, cell.sms, cell.blocks) == ("sm", 4, 16) else gbps(cell)
 
-    text = EXPORTS["sglang"](answers_of([run_of(tmp_path, rate=uneven)], anything)).text()
-    assert "on average, at worst 8% (d2h latency, 1024 x 64 KiB)" in text
+    text = EXPORTS["sglang"](answers_of([run_of(tmp_path, rate=uneven)], anything)).text("a card")
+    assert "at 12 of 12 measured shapes, at worst 8% (d2h latency, 1024 x 64 KiB)" in text
     assert "SGLANG_HICACHE_BLOCK_QUOTA=4\n" in text
     num_sms, *_ = EXPORTS["vllm"](answers_of([run_of(tmp_path / "b", rate=uneven)], anything)).settings
     assert "at worst 108%" in num_sms.gives
@@ -160,16 +162,45 @@ def test_a_loss_that_rounds_to_zero_has_no_sign(tmp_path: Path) -> None:
             return 47.5 if (cell.block_bytes, cell.blocks) == (4 * KIB, 16) else 50.6
         return {"sm": 50.0, "batched": 50.0, "triton": 10.0}[cell.backend]
 
-    text = EXPORTS["sglang"](answers_of([run_of(tmp_path, rate=level)], anything)).text()
+    text = EXPORTS["sglang"](answers_of([run_of(tmp_path, rate=level)], anything)).text("a card")
     assert "SGLANG_HICACHE_BLOCK_QUOTA=2\n" in text
-    assert "takes 0% more time than the free choice on average, at worst 5%" in text
+    assert "takes 0% more time than the free choice on average at " in text
 
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_no_export_claims_a_kernel_that_was_not_measured(tmp_path: Path, name: str) -> None:
     made = EXPORTS[name](answers_of([run_of(tmp_path)], anything))
     assert "not measured" in made.measured
-    assert "2026" in made.text().splitlines()[0]
+    head = made.text("a card").splitlines()
+    assert "2026" in head[0]
+    assert head[1] == "# a card"
+
+
+def test_an_export_says_at_how_many_shapes_it_compared(tmp_path: Path) -> None:
+    def measured(cell: Cell) -> bool:  # sm with a single count at one of the three sizes
+        return cell.backend != "sm" or cell.sms == 2 or cell.block_bytes < 64 * KIB
+
+    run = run_of(tmp_path, [cell for cell in cells() if measured(cell)])
+    made = EXPORTS["sglang"](answers_of([run], anything))
+    assert "at 8 of 12 measured shapes" in made.settings[0].gives
+
+
+def test_vllms_launch_shape_is_claimed_only_if_every_sm_count_had_it(tmp_path: Path) -> None:
+    own = [cell if (cell.backend, cell.sms) != ("triton", 12) else replace(cell, kernel=VLLM) for cell in cells()]
+    some = EXPORTS["vllm"](answers_of([run_of(tmp_path / "some", own)], anything))
+    assert "launch shape" not in some.measured
+    every = [replace(cell, kernel=VLLM) if cell.backend == "triton" else cell for cell in cells()]
+    assert "launch shape" in EXPORTS["vllm"](answers_of([run_of(tmp_path / "every", every)], anything)).measured
+
+
+def test_answers_are_of_one_workload_whatever_the_order_of_the_runs(tmp_path: Path) -> None:
+    fresh = run_of(tmp_path / "fresh")
+    hot = [replace(cell, reuse=Reuse.SAME, pool_bytes=2 << 30) for cell in cells()]
+    others = run_of(tmp_path / "hot", hot, lambda cell: 3 * gbps(cell))
+    expected = [answer.gbps for answer in answers_of([fresh], anything)]
+    for runs in ([fresh, others], [others, fresh]):
+        assert [answer.gbps for answer in answers_of(runs, anything)] == pytest.approx(expected)
+        assert workload_of(runs) == workload_of([fresh])
 
 
 @pytest.mark.parametrize(("name", "needed"), [("vllm", "triton"), ("sglang", "sm"), ("lmcache", "batched and sm")])
@@ -204,8 +235,10 @@ def test_the_command_answers_in_json(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--export", "nothing"], "--export nothing: not an export; write vllm, sglang, flexkv, lmcache or json"),
-        (["--backends", "bogus"], "nothing to choose from"),
+        (["--backends", "bogus"], "--backends bogus: these runs measured only batched, sm, triton"),
         (["--model", "llama-3-8b"], "nothing to choose from"),
+        (["--json", "--export", "vllm"], "only one can go to standard output"),
+        (["--export", "vllm", "--export", "json"], "only one can go to standard output"),
         (["--out", "somewhere"], "RUN: nothing is measured"),
         (["--budget-sms", "-1"], "budget_sms"),
     ],
