@@ -103,7 +103,7 @@ class Worker:
         except EngineError as error:
             size = rough_size(request.pool_bytes)
             raise KvbenchError(
-                f"not enough memory for two pinned pools and one device pool of {size} each ({error}); "
+                f"not enough memory for a pool of {size} on each side ({error}); "
                 "use smaller swaps, or a smaller pool (-a pool=1GiB)"
             ) from None
         cpu, urgent_lane = SteadyCpu(), (urgent, urgent_region)

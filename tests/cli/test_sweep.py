@@ -611,6 +611,6 @@ def test_memory_that_is_not_to_be_had_is_told(tmp_path: Path) -> None:
     assert done.returncode == 2
     message = error_line(done)
     assert message.startswith("not enough memory for ")
-    assert "of 384.0 MiB each (mmap: ENOMEM)" in message
+    assert "of 384.0 MiB on each side (mmap: ENOMEM)" in message
     assert message.endswith("use smaller swaps, or a smaller pool (-a pool=1GiB)")
     assert status(tmp_path / "run") == "stopped"
