@@ -106,7 +106,8 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
     with _opened(spec) as (slot, opened):
         plan = plan_of(run, spec, opened)
         with RunWriter.reopen(path) as writer:
-            progress = progress_of(run, plan.cells, writer, retry_failed=retry_failed)
+            # Read again: until the lock was taken, another process may have added to the run.
+            progress = progress_of(load_run(path), plan.cells, writer, retry_failed=retry_failed)
             return Execution(spec, plan, opened, writer, slot, observer, progress).run()
 
 

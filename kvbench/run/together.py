@@ -164,7 +164,8 @@ def resume_together(
         executions: list[Execution] = []
         for slot, found, plan, run in zip(slots, opened, plans, own, strict=True):
             writer = stack.enter_context(RunWriter.reopen(run.path))
-            progress = progress_of(run, plan.cells, writer, retry_failed=retry_failed)
+            # Read again: until the lock was taken, another process may have added to the run.
+            progress = progress_of(load_run(run.path), plan.cells, writer, retry_failed=retry_failed)
             shown = Observer() if executions else observer  # the others keep pace with the first
             executions.append(Execution(spec, plan, found, writer, slot, shown, progress))
         _settle([execution.progress for execution in executions], plans[0].cells, spec.sampling.rounds)
