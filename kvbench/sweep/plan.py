@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.cells.axes import Direction, Neighbour, Order, Priority, StreamState
+from kvbench.cells.axes import DEFAULT_ORDER, Direction, Neighbour, Priority, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, LEAST_BESIDE_S, TORCH_BYTES, BackendFacts, DeviceFacts
@@ -50,8 +50,6 @@ _EST_VERIFY_BLOCK_S: Final = 0.15e-6
 _EST_NEIGHBOUR_S: Final = 0.4
 # Disturbed visits, which are repeated.
 _EST_REPEATS: Final = 1.1
-
-_DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +208,7 @@ def _grid_cells(grid: _Grid, device: DeviceFacts, usual_pool_bytes: int) -> Iter
         if not pool_is_named:
             cell = replace(cell, pool_bytes=max(usual_pool_bytes, 1 << (cell.dense_bytes - 1).bit_length()))
         if cell.order is None and "order" in backend.axes:
-            cell = replace(cell, order=_DEFAULT_ORDER[cell.direction])
+            cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
         if cell.sms is None and "sms" in backend.axes:
             usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
             cell = replace(cell, sms=min(usual, device.sm_count or usual))
