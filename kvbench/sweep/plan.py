@@ -16,7 +16,7 @@ from kvbench.cells.kernel_shape import RULE, VLLM, KernelShape
 from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes, sets_of
 from kvbench.errors import UsageError
 from kvbench.sweep.installed import unknown_backend
-from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
+from kvbench.sweep.spec import Group, Sampling, SweepSpec
 from kvbench.tune.table import AUTO
 from kvbench.units import rough_size
 
@@ -96,7 +96,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     known = {facts.name: facts for facts in backends}
     # Without a policy, auto duplicates another backend, so it runs only on request.
     usual = tuple(name for name in known if name != AUTO or spec.policy is not None)
-    usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec.limits))
+    usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec))
     grids = [grid for group in spec.groups for grid in _grids(group.get("backend", usual), group, device, known)]
     combinations = sum(math.prod(map(len, values.values())) for _, values in grids)
     if combinations > MAX_COMBINATIONS:
@@ -287,11 +287,12 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | Non
     # The cpu device takes both sides from the host's memory.
     of_host = (2 * side_bytes, "host memory for both sides") if device.kind == "cpu" else (side_bytes, "pinned memory")
     of_device = side_bytes + _neighbour_bytes(cell, device), f"memory on {device.name}"
-    for (needed, what), limit_bytes, free_bytes, option in (
-        (of_host, limits.host_bytes, device.host_free_bytes, "--host-memory"),
-        (of_device, limits.device_bytes, device.device_free_bytes, "--device-memory"),
+    count = len(spec.devices)
+    shared = f"--host-memory, shared by {count} devices" if count > 1 else "--host-memory"
+    for (needed, what), usable, option in (
+        (of_host, _usable_of_host(device, spec), shared),
+        (of_device, _usable(limits.device_bytes, device.device_free_bytes), "--device-memory"),
     ):
-        usable = _usable(limit_bytes, free_bytes)
         if needed > usable:
             return f"needs {rough_size(needed)} of {what}; the limit is {rough_size(usable)} ({option})"
     return None
@@ -304,14 +305,19 @@ def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
     return TORCH_BYTES.get(cell.neighbour, 0) if device.kind == "cuda" else 0
 
 
-def _free_for_a_pool(device: DeviceFacts, limits: Limits) -> int:
+def _free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:
     """Return the bytes that a pool may take on each side, leaving room for descriptors."""
-    usable = _usable(limits.host_bytes, device.host_free_bytes)
+    usable = _usable_of_host(device, spec)
     if device.kind == "cpu":  # both sides
         usable //= 2
     else:
-        usable = min(usable, _usable(limits.device_bytes, device.device_free_bytes))
+        usable = min(usable, _usable(spec.limits.device_bytes, device.device_free_bytes))
     return usable - usable // 16
+
+
+def _usable_of_host(device: DeviceFacts, spec: SweepSpec) -> int:
+    """Return the bytes of host memory for one device: all devices of a sweep take theirs from one host."""
+    return _usable(spec.limits.host_bytes, device.host_free_bytes) // len(spec.devices)
 
 
 def _usable(limit_bytes: int | None, free_bytes: int) -> int:
