@@ -1,6 +1,7 @@
 """A sweep on several devices of one host: one run per device, every cell on each device alone and on all at once."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
@@ -116,13 +117,23 @@ class TurnSlot(WorkerSlot):
             return super().visit(request, deadline_s)
 
 
+def preview_together(spec: SweepSpec) -> tuple[Plan, Opened]:
+    """Plan `spec` on its devices without measuring; return the plan they have in common, and the first device.
+
+    Raises KvbenchError.
+    """
+    with ExitStack() as stack:
+        _, opened = _opened(spec, Path(), Turns(), stack)
+        _, plans = _planned(spec, opened)
+        return plans[0], opened[0]
+
+
 def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> list[Outcome]:
     """Run `spec` on its devices, each into a run directory in `path`. Raises KvbenchError only before it starts."""
     with ExitStack() as stack:
         turns = Turns()
         slots, opened = _opened(spec, path, turns, stack)
-        spec = _of_several(spec, [found.device.name for found in opened])
-        plans = _common([planned(spec, found) for found in opened], spec)
+        spec, plans = _planned(spec, opened)
         stack.enter_context(_start_file(path, len(slots), is_new=True))
         executions: list[Execution] = []
         for slot, found, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
@@ -178,6 +189,12 @@ def _of_several(spec: SweepSpec, names: Sequence[str]) -> SweepSpec:
     return replace(spec, device=",".join(names), groups=tuple({**axis, **group} for group in spec.groups))
 
 
+def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list[Plan]]:
+    """Return `spec` on the opened devices, and the plan of each."""
+    spec = _of_several(spec, [found.device.name for found in opened])
+    return spec, _common([planned(spec, found) for found in opened], spec)
+
+
 def _folders(spec: SweepSpec) -> list[str]:
     """Return the names of the devices' run directories."""
     names = enumerate(spec.devices)
@@ -208,7 +225,10 @@ def _settle(progresses: Sequence[Progress], cells: Iterable[Cell], rounds: int) 
 
 
 def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
-    """Open every device that `spec` names, or all GPUs."""
+    """Open every device that `spec` names, or all GPUs; raises UsageError for a GPU that is named twice."""
+    for name, count in Counter(spec.devices).items():
+        if count > 1 and name != "cpu":
+            raise UsageError(f"--device {spec.device}: {name} is named {count} times; name each GPU once")
     slots: list[TurnSlot] = []
     opened: list[Opened] = []
     known, clashes = installed()
