@@ -112,7 +112,7 @@ class TurnSlot(WorkerSlot):
                 message = f"only {present} of {cell.devices} devices are left for a swap at once"
                 return Failure(cell_text=request.cell, round=request.round, kind="error", message=message, command="")
             if together:
-                number = request.round * len(self._turns.order) + index + 1
+                number = (request.round << 48) + (request.attempt << 32) + index + 1
                 request = msgspec.structs.replace(request, start=msgspec.structs.replace(self._start, number=number))
             return super().visit(request, deadline_s)
 
