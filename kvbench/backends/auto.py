@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from kvbench.backends.base import PreparedSwap, SwapRequest, backend_named, facts_of
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import DEFAULT_ORDER, Direction, StreamState
 from kvbench.cells.facts import DeviceFacts
 from kvbench.tune.table import AUTO, Choice, Policy, Table
 from kvbench.units import KIB
@@ -54,6 +54,8 @@ class Auto:
         here = request.device.facts()
         choice, warnings = _choose(request, here)
         cell, facts = choice.apply(request.cell), facts_of(choice.backend, here)
+        if cell.order is None and "order" in facts.axes:
+            cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
         if cell.sms is None and "sms" in facts.axes:
             mean_bytes = float(request.memory.sizes.mean())
             cell = replace(cell, sms=facts.sms_for(cell.direction, cell.spread_bytes, mean_bytes))

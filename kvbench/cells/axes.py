@@ -1,6 +1,7 @@
 """The named values of the axes of a sweep."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class Direction(StrEnum):
@@ -16,6 +17,9 @@ class Order(StrEnum):
     STREAM = "stream"
     DURING_API_CALL = "during_api_call"
     ANY = "any"
+
+
+DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 
 
 class StreamState(StrEnum):

@@ -38,6 +38,8 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+# The words of axes for a limit that is not there, which count as more than any number.
+_WITHOUT_LIMIT: Final = ("all", "whole", "none")
 _CONDITION: Final = re.compile(r"([A-Za-z_]+)\s*(!=|<=|>=|=|<|>)\s*([^=<>!].*)")
 _GRAMMAR: Final = "write axis OP value with OP one of = != < <= > >=, for example block_size<=24KiB"
 
@@ -91,7 +93,7 @@ class Filter:
 
     def _size(self, value: AxisValue) -> float:
         number = int(str(value))
-        return math.inf if _FILTERED[self.axis].write(number) == "all" else number
+        return math.inf if _FILTERED[self.axis].write(number) in _WITHOUT_LIMIT else number
 
 
 def parse_filters(text: str) -> tuple[Filter, ...]:

@@ -91,7 +91,12 @@ class PlainReporter(Observer):
         else:
             self._say(f"{outcome.status}: {outcome.reason}")
             whole = shlex.quote(str(outcome.folder or outcome.path))
-            self._say(f"everything measured is kept; to continue: kvbench sweep --resume {whole}")
+            how = (
+                f"to use what was measured: kvbench tune {path}"
+                if outcome.searched
+                else f"to continue: kvbench sweep --resume {whole}"
+            )
+            self._say(f"everything measured is kept; {how}")
 
     def _advance(self, record: Visit | Failure) -> None:
         del record
@@ -213,7 +218,7 @@ class JsonReporter(Observer):
 
     def finished(self, outcome: Outcome) -> None:
         fields = asdict(outcome)
-        del fields["folder"]
+        del fields["folder"], fields["searched"]
         self._say("finished", run=str(fields.pop("path")), **fields)
 
     def _say(self, event: str, **fields: object) -> None:

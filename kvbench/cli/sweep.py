@@ -123,6 +123,7 @@ def sweep(
     """Measure swaps of KV-cache blocks and write a run directory."""
     from kvbench.cli.progress import make_reporter
     from kvbench.run.runner import nothing_to_measure, preview
+    from kvbench.run.together import preview_together
 
     signal.signal(signal.SIGTERM, terminated)
     reporter = make_reporter(as_json=as_json, quiet=quiet)
@@ -146,7 +147,8 @@ def sweep(
     elif retry_failed:
         raise UsageError("--retry-failed: requires --resume RUN")
     elif dry_run:
-        plan, opened = preview(asked())
+        spec = asked()
+        plan, opened = preview_together(spec) if len(spec.devices) > 1 else preview(spec)
         reporter.preview(plan, opened)
         if not plan.cells:
             raise nothing_to_measure(plan)

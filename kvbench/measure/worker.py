@@ -127,7 +127,7 @@ class Worker:
                 self._set_up(cell, request),
                 request.sampling,
                 self._faults.for_cell(cell),
-                is_first=request.round == 0 and request.attempt == 0,
+                is_first=request.round == 0,  # with any attempt: a device may have lost the others
                 verify=in_turn.verify,
                 cpu=in_turn.cpu,
                 begin=None if request.start is None else partial(_wait_for_others, request.start),

@@ -185,11 +185,16 @@ class RunWriter:
     @classmethod
     def reopen(cls, path: Path) -> Self:
         """Open a run directory for appending, without an incomplete last line; raises UsageError, RunDirectoryError."""
-        info = _read_info(path)
+        _read_info(path)
         if not os.path.lexists(path / JOURNAL_FILE):
             raise UsageError(f"{path} has no {JOURNAL_FILE} to append to; decompress a compressed journal first")
         with _as_usage_error(path):
-            return cls(path, info, _lock_journal(path, 0))
+            journal = _lock_journal(path, 0)
+            try:
+                return cls(path, _read_info(path), journal)  # again: its last writer may just have ended
+            except BaseException:
+                journal.close()
+                raise
 
     def append(self, record: Record) -> None:
         """Append a record to the journal; raises StorageError, with the journal intact."""

@@ -21,6 +21,8 @@ FailureKind = Literal["error", "mismatch", "timeout", "crash"]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _TimeUs = Annotated[float, msgspec.Meta(ge=0)]
+# A roof has a figure for each of its three kinds of copies.
+_SomeTimesUs = Annotated[list[_TimeUs], msgspec.Meta(min_length=1)]
 _Flag = Annotated[int, msgspec.Meta(ge=0, le=1)]
 
 
@@ -162,11 +164,11 @@ class Roof(_Record, tag="roof", frozen=True, kw_only=True):
     round: _Count
     pool_bytes: _Positive
     copy_bytes: _Positive
-    copy_us: list[_TimeUs]
+    copy_us: _SomeTimesUs
     blocks: _Positive
     block_bytes: _Positive
-    scattered_us: list[_TimeUs]
-    dense_us: list[_TimeUs]
+    scattered_us: _SomeTimesUs
+    dense_us: _SomeTimesUs
 
 
 class Control(_Record, tag="control", frozen=True, kw_only=True):

@@ -54,7 +54,7 @@ class Observer:
 class Outcome:
     """The outcome of a sweep: its status, the reason if it is not complete, the number of cells measured, failed and
     skipped, and how often the large copies of a round (ceilings, controls) failed. `folder` holds the runs of several
-    devices.
+    devices. A sweep that was `searched` cannot be resumed: its search is not kept.
     """
 
     path: Path
@@ -65,6 +65,7 @@ class Outcome:
     skipped: int
     copies_failed: int = 0
     folder: Path | None = None
+    searched: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Execution:
                 status, reason = "stopped", self._reason(error)
         done = self.progress
         counts = done.measured, len(done.failed), len(done.skipped), done.copies_failed
-        return Outcome(self.writer.path, status, reason, *counts)
+        return Outcome(self.writer.path, status, reason, *counts, searched=self.search is not None)
 
     def _attempt(self) -> tuple[RunStatus, str | None]:
         try:

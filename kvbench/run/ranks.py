@@ -1,16 +1,21 @@
 """A sweep started as several ranks by torchrun or srun: each rank takes its own GPU, and all begin together."""
 
 import os
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
-from kvbench.errors import UsageError
+from kvbench.errors import UsageError, brief
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import Installed
 from kvbench.sweep.spec import SweepSpec
 
 # Environment variables of torchrun and srun: the rank, the rank on this host, the number of ranks.
 _TOLD = (("RANK", "LOCAL_RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"))
+
+# A signal is heard between two steps of a wait.
+_STEP_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,29 @@ class RankSlot(WorkerSlot):
             from torch import distributed
         except ImportError:
             raise UsageError("several ranks require torch; install kvbench[cuda]") from None
-        distributed.init_process_group("gloo", rank=self._rank.number, world_size=self._rank.count)
-        distributed.barrier()
-        distributed.destroy_process_group()
+
+        def meet() -> None:
+            distributed.init_process_group("gloo", rank=self._rank.number, world_size=self._rank.count)
+            distributed.barrier()
+            distributed.destroy_process_group()
+
+        _interruptible(meet)
+
+
+def _interruptible(meet: Callable[[], None]) -> None:
+    """Call `meet` in a thread, so that Ctrl-C ends the wait for ranks that do not come; raises UsageError."""
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            meet()
+        except Exception as error:  # torch raises several kinds
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_STEP_S)
+    if failed:
+        why = str(failed[0]).partition("\n")[0]
+        raise UsageError(f"MASTER_ADDR, MASTER_PORT: the ranks cannot meet: {brief(why)}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,8 +29,8 @@ from kvbench.tune.search import Search
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
-    """Plan `spec` without measuring; return the plan and the opened device. Raises KvbenchError."""
-    with _opened(replace(spec, device=spec.devices[0])) as (_, opened):
+    """Plan `spec` on one device without measuring; return the plan and the opened device. Raises KvbenchError."""
+    with _opened(spec) as (_, opened):
         return expand(spec, opened.device, opened.backends), opened
 
 
@@ -106,7 +106,8 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
     with _opened(spec) as (slot, opened):
         plan = plan_of(run, spec, opened)
         with RunWriter.reopen(path) as writer:
-            progress = progress_of(run, plan.cells, writer, retry_failed=retry_failed)
+            # Read again: until the lock was taken, another process may have added to the run.
+            progress = progress_of(load_run(path), plan.cells, writer, retry_failed=retry_failed)
             return Execution(spec, plan, opened, writer, slot, observer, progress).run()
 
 

@@ -1,6 +1,7 @@
 """A sweep on several devices of one host: one run per device, every cell on each device alone and on all at once."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
@@ -111,9 +112,20 @@ class TurnSlot(WorkerSlot):
                 message = f"only {present} of {cell.devices} devices are left for a swap at once"
                 return Failure(cell_text=request.cell, round=request.round, kind="error", message=message, command="")
             if together:
-                number = request.round * len(self._turns.order) + index + 1
+                number = (request.round << 48) + (request.attempt << 32) + index + 1
                 request = msgspec.structs.replace(request, start=msgspec.structs.replace(self._start, number=number))
             return super().visit(request, deadline_s)
+
+
+def preview_together(spec: SweepSpec) -> tuple[Plan, Opened]:
+    """Plan `spec` on its devices without measuring; return the plan they have in common, and the first device.
+
+    Raises KvbenchError.
+    """
+    with ExitStack() as stack:
+        _, opened = _opened(spec, Path(), Turns(), stack)
+        _, plans = _planned(spec, opened)
+        return plans[0], opened[0]
 
 
 def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> list[Outcome]:
@@ -121,8 +133,7 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
     with ExitStack() as stack:
         turns = Turns()
         slots, opened = _opened(spec, path, turns, stack)
-        spec = _of_several(spec, [found.device.name for found in opened])
-        plans = _common([planned(spec, found) for found in opened], spec)
+        spec, plans = _planned(spec, opened)
         stack.enter_context(_start_file(path, len(slots), is_new=True))
         executions: list[Execution] = []
         for slot, found, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
@@ -164,7 +175,8 @@ def resume_together(
         executions: list[Execution] = []
         for slot, found, plan, run in zip(slots, opened, plans, own, strict=True):
             writer = stack.enter_context(RunWriter.reopen(run.path))
-            progress = progress_of(run, plan.cells, writer, retry_failed=retry_failed)
+            # Read again: until the lock was taken, another process may have added to the run.
+            progress = progress_of(load_run(run.path), plan.cells, writer, retry_failed=retry_failed)
             shown = Observer() if executions else observer  # the others keep pace with the first
             executions.append(Execution(spec, plan, found, writer, slot, shown, progress))
         _settle([execution.progress for execution in executions], plans[0].cells, spec.sampling.rounds)
@@ -175,6 +187,12 @@ def _of_several(spec: SweepSpec, names: Sequence[str]) -> SweepSpec:
     """Return `spec` on the devices of these names, each cell on one and on all of them."""
     axis = {"devices": (1, len(names))}
     return replace(spec, device=",".join(names), groups=tuple({**axis, **group} for group in spec.groups))
+
+
+def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list[Plan]]:
+    """Return `spec` on the opened devices, and the plan of each."""
+    spec = _of_several(spec, [found.device.name for found in opened])
+    return spec, _common([planned(spec, found) for found in opened], spec)
 
 
 def _folders(spec: SweepSpec) -> list[str]:
@@ -207,7 +225,10 @@ def _settle(progresses: Sequence[Progress], cells: Iterable[Cell], rounds: int) 
 
 
 def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
-    """Open every device that `spec` names, or all GPUs."""
+    """Open every device that `spec` names, or all GPUs; raises UsageError for a GPU that is named twice."""
+    for name, count in Counter(spec.devices).items():
+        if count > 1 and name != "cpu":
+            raise UsageError(f"--device {spec.device}: {name} is named {count} times; name each GPU once")
     slots: list[TurnSlot] = []
     opened: list[Opened] = []
     known, clashes = installed()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.cells.axes import Direction, Neighbour, Order, Priority, StreamState
+from kvbench.cells.axes import DEFAULT_ORDER, Direction, Neighbour, Priority, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, LEAST_BESIDE_S, TORCH_BYTES, BackendFacts, DeviceFacts
@@ -16,7 +16,7 @@ from kvbench.cells.kernel_shape import RULE, VLLM, KernelShape
 from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes, sets_of
 from kvbench.errors import UsageError
 from kvbench.sweep.installed import unknown_backend
-from kvbench.sweep.spec import Group, Limits, Sampling, SweepSpec
+from kvbench.sweep.spec import Group, Sampling, SweepSpec
 from kvbench.tune.table import AUTO
 from kvbench.units import rough_size
 
@@ -50,8 +50,6 @@ _EST_VERIFY_BLOCK_S: Final = 0.15e-6
 _EST_NEIGHBOUR_S: Final = 0.4
 # Disturbed visits, which are repeated.
 _EST_REPEATS: Final = 1.1
-
-_DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     known = {facts.name: facts for facts in backends}
     # Without a policy, auto duplicates another backend, so it runs only on request.
     usual = tuple(name for name in known if name != AUTO or spec.policy is not None)
-    usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec.limits))
+    usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec))
     grids = [grid for group in spec.groups for grid in _grids(group.get("backend", usual), group, device, known)]
     combinations = sum(math.prod(map(len, values.values())) for _, values in grids)
     if combinations > MAX_COMBINATIONS:
@@ -210,7 +208,7 @@ def _grid_cells(grid: _Grid, device: DeviceFacts, usual_pool_bytes: int) -> Iter
         if not pool_is_named:
             cell = replace(cell, pool_bytes=max(usual_pool_bytes, 1 << (cell.dense_bytes - 1).bit_length()))
         if cell.order is None and "order" in backend.axes:
-            cell = replace(cell, order=_DEFAULT_ORDER[cell.direction])
+            cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
         if cell.sms is None and "sms" in backend.axes:
             usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
             cell = replace(cell, sms=min(usual, device.sm_count or usual))
@@ -289,11 +287,12 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | Non
     # The cpu device takes both sides from the host's memory.
     of_host = (2 * side_bytes, "host memory for both sides") if device.kind == "cpu" else (side_bytes, "pinned memory")
     of_device = side_bytes + _neighbour_bytes(cell, device), f"memory on {device.name}"
-    for (needed, what), limit_bytes, free_bytes, option in (
-        (of_host, limits.host_bytes, device.host_free_bytes, "--host-memory"),
-        (of_device, limits.device_bytes, device.device_free_bytes, "--device-memory"),
+    count = len(spec.devices)
+    shared = f"--host-memory, shared by {count} devices" if count > 1 else "--host-memory"
+    for (needed, what), usable, option in (
+        (of_host, _usable_of_host(device, spec), shared),
+        (of_device, _usable(limits.device_bytes, device.device_free_bytes), "--device-memory"),
     ):
-        usable = _usable(limit_bytes, free_bytes)
         if needed > usable:
             return f"needs {rough_size(needed)} of {what}; the limit is {rough_size(usable)} ({option})"
     return None
@@ -306,14 +305,19 @@ def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
     return TORCH_BYTES.get(cell.neighbour, 0) if device.kind == "cuda" else 0
 
 
-def _free_for_a_pool(device: DeviceFacts, limits: Limits) -> int:
+def _free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:
     """Return the bytes that a pool may take on each side, leaving room for descriptors."""
-    usable = _usable(limits.host_bytes, device.host_free_bytes)
+    usable = _usable_of_host(device, spec)
     if device.kind == "cpu":  # both sides
         usable //= 2
     else:
-        usable = min(usable, _usable(limits.device_bytes, device.device_free_bytes))
+        usable = min(usable, _usable(spec.limits.device_bytes, device.device_free_bytes))
     return usable - usable // 16
+
+
+def _usable_of_host(device: DeviceFacts, spec: SweepSpec) -> int:
+    """Return the bytes of host memory for one device: all devices of a sweep take theirs from one host."""
+    return _usable(spec.limits.host_bytes, device.host_free_bytes) // len(spec.devices)
 
 
 def _usable(limit_bytes: int | None, free_bytes: int) -> int:

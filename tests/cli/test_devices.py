@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvbench.cells.cell import Cell
 from kvbench.results import Visit, load_run
 from kvbench.results.frame import visits_that_count
 from kvbench.results.schema import Retry
@@ -16,6 +17,7 @@ from tests.command import (
     await_records,
     cell_of,
     error_line,
+    events,
     failures,
     kvbench,
     kvbench_here,
@@ -47,6 +49,13 @@ def test_each_device_has_a_run_of_every_cell_alone_and_at_once(run: Path) -> Non
         assert sorted(frame["devices"]) == [1, 2]
         assert (frame["status"] == "ok").all()
         assert (frame["verified_bytes"] > 0).all()
+
+
+def test_a_dry_run_shows_the_cells_that_would_be_measured(run: Path) -> None:
+    (preview,) = events(kvbench_here("sweep", *two(), "--dry-run", "--json", cwd=run.parent))
+    for path in run.glob("cpu-*"):
+        measured = {record.cell.id for record in records(path) if isinstance(record, Visit)}
+        assert {Cell.from_strings(texts).id for texts in preview["cells"]} == measured
 
 
 def test_at_once_a_visit_lasts_until_its_time_is_up(run: Path) -> None:
@@ -83,6 +92,7 @@ def test_a_cell_that_fails_on_one_device_costs_its_share(tmp_path: Path) -> None
     ("options", "message"),
     [
         (["--device=cpu,auto"], "device:"),
+        (["--device=cuda:0,cuda:0"], "--device cuda:0,cuda:0: cuda:0 is named 2 times; name each GPU once"),
         (["--device=cpu", "-adevices=2"], "nothing to measure: devices=2 requires --device to name 2 devices"),
     ],
 )

@@ -1,9 +1,11 @@
 """`kvbench sweep` as several ranks: each writes a run of its own, and they begin together."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,13 @@ from tests.command import BRIEF, KVBENCH, error_line, kvbench, tiny
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 SRUN = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.fixture
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 @pytest.mark.parametrize("environment", [TORCHRUN, SRUN])
@@ -50,12 +59,47 @@ def test_ranks_need_a_folder_and_a_place_to_meet(tmp_path: Path) -> None:
     assert "MASTER_ADDR and MASTER_PORT not set" in error_line(done)
 
 
-def test_two_ranks_write_a_run_each_and_are_reported_together(tmp_path: Path) -> None:
+def test_a_place_that_is_none_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = TORCHRUN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "abc"}
+    done = kvbench("sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path, env=place)
+    assert done.returncode == 2
+    assert error_line(done).startswith("MASTER_ADDR, MASTER_PORT: the ranks cannot meet: ")
+
+
+ALONE = """
+import sys
+from torch import distributed
+from kvbench.run.ranks import Rank, RankSlot
+from kvbench.run.worker_process import WorkerSlot
+from kvbench.sweep.spec import SweepSpec
+
+WorkerSlot.reserve = lambda *_: print("waits", flush=True)
+try:
+    RankSlot(SweepSpec("test", device="cpu"), (), Rank(0, 0, 2)).reserve(1)
+except KeyboardInterrupt:
+    sys.exit(7)
+"""
+
+
+def test_a_rank_that_waits_for_the_others_hears_an_interrupt(free_port: str) -> None:
+    pytest.importorskip("torch")
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
+    command = [sys.executable, "-c", ALONE]
+    with subprocess.Popen(command, env=os.environ | place, stdout=subprocess.PIPE, text=True) as rank:
+        try:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "waits\n"
+            time.sleep(1)
+            rank.send_signal(signal.SIGINT)
+            assert rank.wait(timeout=20) == 7
+        finally:
+            rank.kill()
+
+
+def test_two_ranks_write_a_run_each_and_are_reported_together(tmp_path: Path, free_port: str) -> None:
+    pytest.importorskip("torch")
+    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
     ranks = [
         subprocess.Popen(
             [KVBENCH, "sweep", *tiny(), *BRIEF, "--out=run"],

@@ -3,19 +3,24 @@
 import json
 import shlex
 from pathlib import Path
+from unittest import mock
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 
+from kvbench.backends import auto
 from kvbench.backends.auto import DEFAULTS
+from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
-from kvbench.tune.table import Policy, load_policy
+from kvbench.tune.table import Policy, Table, load_policy
 from tests import markdown, synthetic
 from tests.command import BRIEF, error_line, failures, kvbench_here, records, tiny
+from tests.strategies import H200, H200_BACKENDS
 
 AXES = {"blocks": "4,64", "block_size": "1KiB,16KiB"}
 POLICY = """
@@ -226,6 +231,40 @@ def test_the_defaults_take_the_copy_engine_for_large_blocks_and_a_kernel_for_man
 ) -> None:
     assert str(DEFAULTS.choose(direction, state, 10_000, 4096)) == "sm"
     assert str(DEFAULTS.choose(direction, state, 10_000, 1 << 20)) == "primed"
+
+
+@pytest.mark.parametrize(
+    ("choice", "direction", "order"),
+    [
+        ("batched", Direction.H2D, Order.ANY),
+        ("batched", Direction.D2H, Order.STREAM),
+        ("batched order=stream", Direction.H2D, Order.STREAM),
+        ("sm sms=2", Direction.H2D, None),
+    ],
+)
+def test_a_choice_without_an_order_has_the_default_of_the_direction(
+    monkeypatch: pytest.MonkeyPatch, choice: str, direction: Direction, order: Order | None
+) -> None:
+    facts = {one.name: one for one in H200_BACKENDS}
+    created: list[Cell] = []
+
+    def create(request: SwapRequest) -> PreparedSwap:
+        created.append(request.cell)
+        return PreparedSwap(mock.Mock(), Mechanism.BATCHED_COPY)
+
+    monkeypatch.setattr(auto, "facts_of", lambda name, _device: facts[name])
+    monkeypatch.setattr(auto, "backend_named", lambda _name: mock.Mock(create=create))
+    table = Table(
+        direction=direction, stream_state=StreamState.IDLE, block_bytes=(4096,), blocks=(4,), choices=((choice,),)
+    )
+    request = SwapRequest(
+        mock.Mock(),
+        Cell("auto", direction, 4, 4096),
+        mock.Mock(sizes=np.full(4, 4096, np.uint64)),
+        Policy(device=H200.title, tables=(table,)),
+    )
+    assert auto.Auto().create(request).chosen == choice
+    assert [cell.order for cell in created] == [order]
 
 
 # The section of a report

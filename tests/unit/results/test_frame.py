@@ -6,6 +6,7 @@ import pytest
 
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.errors import RunDirectoryError
 from kvbench.results import load_run
 from kvbench.results.schema import Record, Roof
 from tests.synthetic import ceilings, visit, write_run
@@ -83,3 +84,10 @@ def test_a_device_without_a_translation_limit_in_reach_has_none(tmp_path: Path) 
 def test_a_run_that_measured_no_roof_has_none(tmp_path: Path) -> None:
     frame = frame_of(tmp_path, visit(FAR, 40.0))
     assert frame[["limit_blocks_per_s", "roof_gbps", "roof_share"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize("name", ["copy_us", "scattered_us", "dense_us"])
+def test_a_roof_without_a_figure_is_refused(tmp_path: Path, name: str) -> None:
+    path = write_run(tmp_path / "run", [msgspec.structs.replace(roof(1000.0, 300.0), **{name: []})])
+    with pytest.raises(RunDirectoryError, match=f"journal line 1 is not a record of this schema: .*{name}"):
+        load_run(path)

@@ -1,11 +1,14 @@
+import io
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
+from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
 from kvbench.results.frame import visits_that_count
 from kvbench.results.schema import Ceiling, Failure, Note, Retry, Visit
@@ -71,14 +74,23 @@ class Crashing(Slot):
         self.ended = self.replaced == 2
 
 
-def execute(path: Path, slot: Slot, writer: RunWriter | None = None) -> Outcome:
+class Stopped:
+    """A search that is interrupted before its first visit."""
+
+    expected_visits = 1
+
+    def stages(self) -> Any:
+        raise KeyboardInterrupt
+
+
+def execute(path: Path, slot: Slot, writer: RunWriter | None = None, search: Stopped | None = None) -> Outcome:
     device = DeviceFacts("cpu", "cpu", "a CPU", None, 1 << 30, 1 << 30, None)
     opened = Opened(device=device, backends=[], engine_hash="", delay_us={}, pci_bus_id=None, notes=[])
     spec = SweepSpec("test", sampling=Sampling(rounds=2))
     with writer or RunWriter.create(path, info()) as writer:
         progress = Progress(load_run(path).records)
         plan = Plan(CELLS, (), 0, 0, 0.0)
-        return Execution(spec, plan, opened, writer, slot, Silent(), progress).run()  # type: ignore[arg-type]
+        return Execution(spec, plan, opened, writer, slot, Silent(), progress, search).run()  # type: ignore[arg-type]
 
 
 def test_a_disturbed_visit_is_made_again_behind_the_others_of_its_round(tmp_path: Path) -> None:
@@ -131,3 +143,22 @@ def test_what_was_made_is_not_made_again_on_resuming(tmp_path: Path) -> None:
     execute(tmp_path, again, RunWriter.reopen(tmp_path))
     assert again.made == []
     assert msgspec.json.encode(load_run(tmp_path).info.status) == b'"complete"'
+
+
+@pytest.mark.parametrize(
+    ("search", "advice"),
+    [
+        (Stopped(), "to use what was measured: kvbench tune 'my run'"),
+        (None, "to continue: kvbench sweep --resume 'my run'"),
+    ],
+)
+def test_what_was_interrupted_names_the_command_that_goes_on_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: Stopped | None, advice: str
+) -> None:
+    """A search is not kept, so a sweep that continued it would measure every cell."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Progress, "due", lambda *_: Stopped().stages())
+    outcome = execute(Path("my run"), Slot(disturbed=0), search=search)
+    file = io.StringIO()
+    PlainReporter(file).finished(outcome)
+    assert file.getvalue().splitlines()[-1] == f"everything measured is kept; {advice}"

@@ -1,5 +1,6 @@
-"""What a run is resumed as: the plan that it was begun with, or not at all."""
+"""What a run is resumed as: the plan that it was begun with, or not at all; and that nothing is measured twice."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,17 @@ import msgspec
 import pytest
 
 from kvbench.errors import MismatchError
-from kvbench.results import RunInfo
+from kvbench.results import RunInfo, load_run
 from kvbench.results.rundir import Run
 from kvbench.run import runner
+from kvbench.run.execution import Observer
 from kvbench.run.protocol import Opened
+from kvbench.run.together import resume_together
+from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.plan import expand
 from kvbench.sweep.spec import SweepSpec
 from tests import synthetic
+from tests.command import BRIEF, kvbench_here, records, tiny
 from tests.strategies import CPU, CPU_BACKENDS
 
 SPEC = SweepSpec(name="test", groups=({"backend": ("batched", "per_block")}, {"blocks": (4,)}))
@@ -71,3 +76,30 @@ def test_a_run_of_a_device_of_another_kind_is_a_mismatch() -> None:
     run = replace(begun(), info=msgspec.structs.replace(begun().info, device=changed))
     with pytest.raises(MismatchError, match=r"the run is of a device of kind 'abacus', this is 'cpu'"):
         runner._plan_of(run, SPEC, here())
+
+
+@pytest.mark.parametrize(
+    ("device", "resume"), [("cpu", runner.resume_sweep), ("cpu,cpu", resume_together)], ids=["one", "several"]
+)
+def test_visits_that_another_process_made_before_the_lock_are_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, resume: Callable[[Path, None, Observer], object]
+) -> None:
+    done = kvbench_here("sweep", *tiny(), *BRIEF, "--device", device, "--out=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for journal in (tmp_path / "run").glob("**/journal.jsonl"):
+        first = journal.read_bytes().splitlines(keepends=True)[0]
+        journal.write_bytes(first)
+    start, run = WorkerSlot.start, tmp_path / "run"
+
+    def late(slot: WorkerSlot) -> Opened:
+        """Start the worker after another process has finished the run."""
+        monkeypatch.setattr(WorkerSlot, "start", start)
+        resume(run, None, Observer())
+        finished.extend(records(journal.parent))
+        return start(slot)
+
+    finished: list[object] = []
+    monkeypatch.setattr(WorkerSlot, "start", late)
+    resume(run, None, Observer())
+    assert records(journal.parent) == finished
+    assert [seen["at"] for seen in load_run(journal.parent).info.observed].count("end") == 3

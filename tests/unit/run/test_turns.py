@@ -2,10 +2,17 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 
-from kvbench.run.together import Turns
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.results import Failure
+from kvbench.run.protocol import MeasureCell, Start
+from kvbench.run.together import Turns, TurnSlot
+from kvbench.run.worker_process import WorkerSlot
+from kvbench.sweep.spec import Sampling, SweepSpec
 
 
 def two() -> Turns:
@@ -69,3 +76,29 @@ def test_an_interrupt_ends_the_waiting() -> None:
     turns.stop()
     with pytest.raises(KeyboardInterrupt), turns.taken(0, (0, 0, 0), together=False):
         pass
+
+
+def test_later_visits_of_all_devices_have_higher_numbers_to_meet_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Visits that are repeated follow the others of their round; at a number that was passed nobody would wait."""
+    cells = [Cell("batched", Direction.H2D, blocks, 4096, devices=2) for blocks in (1, 2)]
+    turns, numbers = Turns(), list[int]()
+    turns.order = {(number, cell.id): 2 * number + place for number in (0, 1) for place, cell in enumerate(cells)}
+    monkeypatch.setattr(Turns, "taken", lambda *_, **__: nullcontext(2))
+
+    def visit(_slot: WorkerSlot, request: MeasureCell, _deadline_s: float) -> Failure:
+        assert request.start is not None
+        numbers.append(request.start.number)
+        return Failure(cell_text=request.cell, round=request.round, kind="error", message="", command="")
+
+    monkeypatch.setattr(WorkerSlot, "visit", visit)
+    slot = TurnSlot(SweepSpec("test"), (), turns, Start(path="", place=0, number=0))
+    for number in (0, 1):
+        for attempt in (0, 1, 2):
+            for cell in cells:
+                request = MeasureCell(
+                    cell=cell.as_strings(), round=number, attempt=attempt, seed=0, sampling=Sampling()
+                )
+                slot.visit(request, 1.0)
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] > 0
+    assert numbers[-1] < 2**63

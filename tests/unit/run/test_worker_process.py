@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,8 @@ def test_the_deadline_follows_the_work() -> None:
     cell = Cell.from_strings(texts | {"pattern": "shuffled"})
     for sampling in (Sampling(cell_seconds=600.0), Sampling(deadline_s=5.0), Sampling(max_samples=100_000)):
         assert visit_deadline_s(cell, sampling, "cpu") >= sampling.deadline_s + sampling.cell_seconds
+        larger = replace(cell, block_bytes=100 * cell.block_bytes)
+        assert visit_deadline_s(larger, sampling, "cpu") > visit_deadline_s(cell, sampling, "cpu")
 
 
 def test_streams_beyond_eight_have_queues_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,6 +317,26 @@ def test_a_limit_above_what_is_free_does_not_make_more_memory() -> None:
     assert reasons(plan) == ["needs 2.1 GiB of pinned memory; the limit is 2.0 GiB (--host-memory)"]
 
 
+def test_several_devices_share_the_memory_of_their_host() -> None:
+    axes = {"backend": "per_block", "direction": "h2d", "blocks": "96", "block_size": "64MiB", **HOT}
+    spec = SweepSpec(name="x", limits=Limits(host_bytes=8 * GIB)).with_axes(axes)
+    assert expand(replace(spec, device="cuda:0"), H200, H200_BACKENDS).cells
+    plan = expand(replace(spec, device="cuda:0,cuda:1"), H200, H200_BACKENDS)
+    (reason,) = reasons(plan)
+    assert reason.endswith("of pinned memory; the limit is 4.0 GiB (--host-memory, shared by 2 devices)")
+    own = replace(spec, device="cuda:0,cuda:1", limits=Limits(device_bytes=8 * GIB))
+    assert expand(own, H200, H200_BACKENDS).cells  # each device has its own memory
+
+
+def test_the_default_pools_of_several_devices_fit_into_their_host_together() -> None:
+    spec = SweepSpec(name="x", limits=Limits(host_bytes=40 * GIB)).with_axes({"backend": "per_block"})
+    pools = [
+        {cell.pool_bytes for cell in expand(replace(spec, device=device), H200, H200_BACKENDS).cells}
+        for device in ("cuda:0", "cuda:0,cuda:1,cuda:2,cuda:3")
+    ]
+    assert pools == [{16 * GIB}, {8 * GIB}]
+
+
 def test_on_the_cpu_device_both_sides_share_the_memory() -> None:
     device = replace(CPU, host_free_bytes=GIB, device_free_bytes=GIB)
     plan = plan_of(
