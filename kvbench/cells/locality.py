@@ -2,13 +2,15 @@
 
 from typing import Final
 
-from kvbench.cells.axes import Reuse
+from kvbench.cells.axes import Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.units import MIB, format_size
 
 # After swaps of this many bytes, neither the GPU's L2 (60 MiB on an H200) nor the host's last-level cache (300 MiB on
 # the measured hosts) still holds the first blocks.
 FORGOTTEN_AFTER_BYTES: Final = 512 * MIB
+# Where only time limits the swaps: tiny ones would need millions of sets, which take longer to lay out than to swap.
+MOST_SETS: Final = 1024
 # The default pool is the largest power of two that fits, up to these sizes. The cpu device is for trials: a small pool.
 LARGEST_POOL_BYTES: Final = {"cuda": 16 << 30, "cpu": 32 << 20}
 SMALLEST_POOL_BYTES: Final = 1 << 20
@@ -20,11 +22,14 @@ def sets_of(cell: Cell, submissions: int) -> int:
     """Return the number of different sets of blocks that `submissions` consecutive swaps of `cell` go through.
 
     Fresh blocks repeat once enough other blocks were swapped to evict them from all caches, or earlier if the pool is
-    too small for that many sets.
+    too small for that many sets. Beside a neighbour and on several devices, swaps go on until the time is up, however
+    many that is.
     """
     if cell.reuse is Reuse.SAME:
         return 1
-    wanted = min(submissions, 2 + FORGOTTEN_AFTER_BYTES // cell.swap_bytes)
+    enough = 2 + FORGOTTEN_AFTER_BYTES // cell.swap_bytes
+    until_time_is_up = cell.devices > 1 or cell.neighbour is not Neighbour.NONE
+    wanted = min(enough, MOST_SETS if until_time_is_up else submissions)
     return max(1, min(wanted, cell.pool_bytes // cell.dense_bytes)) if cell.pool_bytes else wanted
 
 

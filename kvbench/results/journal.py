@@ -1,6 +1,7 @@
 """The journal: one record per line, written before the next is measured and sealed by a running checksum.
 
-A line is in the file once it is appended, so that a killed process loses none, and on disk at most a second later.
+A line is in the file once it is appended, so that a killed process loses none, and on disk with the first line that is
+appended a second or more after the last flush, or at the end.
 A line is the record's JSON with a last field `crc`: the CRC-32 of that JSON without the field, started from the
 checksum of the previous line. This detects lines that were changed, removed or moved. A kill or a full disk can leave a
 last line without a newline: readers drop it, and it is removed before more lines are appended.
@@ -97,7 +98,7 @@ class JournalWriter:
             os.ftruncate(descriptor, at.size_bytes)
 
     def append(self, record: Record) -> None:
-        """Write one line, and once a second wait until all are on disk; raises StorageError if the disk is full."""
+        """Write one line; a second after the last flush, wait for the disk. Raises StorageError if that is full."""
         line, crc = seal(record, self._crc)
         if len(line) > MAX_LINE_BYTES or self._size_bytes + len(line) > MAX_JOURNAL_BYTES:
             raise StorageError(f"{self._path} would exceed the size that kvbench can read; everything measured is kept")

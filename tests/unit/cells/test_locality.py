@@ -1,14 +1,15 @@
 """Which memory the swaps of a cell take, and the axes that say so: pool, reuse and pause."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes, sets_of
+from kvbench.cells.locality import MOST_SETS, default_pool_bytes, misfit, region_bytes, sets_of
 from kvbench.errors import UsageError
 from tests.strategies import GIB
 
@@ -35,6 +36,16 @@ def test_fresh_blocks_are_a_set_a_swap_until_caches_have_forgotten_the_first() -
     many = sets_of(FRESH, 100_000)
     assert many < 1000
     assert (many - 1) * FRESH.swap_bytes >= 512 * MIB
+
+
+@pytest.mark.parametrize("by_time", [{"devices": 2}, {"neighbour": Neighbour.MEMORY}])
+def test_swaps_until_the_time_is_up_are_fresh_however_many_they_are(by_time: dict[str, Any]) -> None:
+    cell = replace(FRESH, **by_time)
+    assert (sets_of(cell, 20) - 1) * cell.swap_bytes >= 512 * MIB
+    assert region_bytes(cell, 20) >= sets_of(cell, 20) * cell.dense_bytes
+    assert sets_of(replace(cell, pool_bytes=7 * cell.dense_bytes), 20) == 7
+    assert sets_of(replace(cell, reuse=Reuse.SAME), 20) == 1
+    assert sets_of(replace(cell, blocks=1, block_bytes=1), 20) == MOST_SETS
 
 
 def test_a_pool_that_holds_fewer_sets_gives_fewer() -> None:
