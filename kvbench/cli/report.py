@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kvbench.cli.completion import complete_run
-from kvbench.errors import RunDirectoryError, UsageError
+from kvbench.errors import RunDirectoryError, UsageError, brief
 
 if TYPE_CHECKING:
     from kvbench.results import Run
@@ -39,8 +39,11 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _S
         from kvbench.report.contents import report_of
         from kvbench.report.document import snippet as snippet_of
 
+        if output is not None or as_json:
+            raise UsageError(f"--snippet {brief(snippet)}: prints one table; leave out --output and --json")
         loaded, unread = _load(runs, progress)
         typer.echo(snippet_of(report_of(loaded, unread), snippet), nl=False)
+        _check_read(unread)
         return
     from kvbench.report.build import write_report
     from kvbench.report.view import warnings_of
@@ -55,6 +58,10 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _S
         for text in warnings:
             typer.echo(f"warning: {text}", err=True)
         typer.echo(f"report: {files[0]}, {files[1].name} and {len(files) - 2} more files in the same directory")
+    _check_read(unread)
+
+
+def _check_read(unread: list[str]) -> None:
     if unread:
         raise RunDirectoryError(f"not in the report: {'; '.join(unread)}")
 

@@ -24,15 +24,17 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     from kvbench.report.contents import report_of
     from kvbench.report.model import plain
     from kvbench.results import load_run
+    from kvbench.results.rundir import runs_in
 
-    report = report_of([load_run(path) for path in runs])
+    report = report_of([load_run(own) for path in runs for own in runs_in(path)])
     if as_json:
-        page = {"answer": [plain(line) for line in report.box], "findings": [plain(text) for text in report.summary]}
-        typer.echo(json.dumps(page, indent=2))
+        parts = {"answer": report.box, "warnings": report.first_warnings, "findings": report.summary}
+        page = {name: [plain(line) for line in lines] for name, lines in parts.items()}
+        typer.echo(json.dumps({"host_note": plain(report.host_note), **page}, indent=2))
         return
     if report.host_note:
         _print(report.host_note)
-    for line in report.box:
+    for line in (*report.box, *report.first_warnings):
         _print(line)
     if cliff := _cliff(report):
         typer.echo("")

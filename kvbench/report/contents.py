@@ -25,6 +25,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = unto
         views=views,
         host_note=front.host_note(views),
         box=first_page.box(views, chapters),
+        first_warnings=front.first_warnings(views, len(unread)),
         runs=front.run_table(views),
         commands=[(f"{view.label}: ", Code(view.command)) for view in views],
         warnings=front.warnings(views),

@@ -34,7 +34,9 @@ def snippet(report: Report, section: str) -> str:
     title = markdown.strong(markdown.inline(tables[0].title))
     lines = markdown.table(rows[0], rows[1:], tables[0].left)
     host = f"{HOST_COPIES} " if chapter.view.on_host else ""
-    return f"{title}\n\n{markdown.escape(f'{host}{chapter.view.heading}')}\n\n{lines}\n"
+    of = report.views if chapter.section.name == "comparison" else [chapter.view]
+    machines = "; ".join(dict.fromkeys(view.heading for view in of))
+    return f"{title}\n\n{markdown.escape(f'{host}{machines}')}\n\n{lines}\n"
 
 
 def _parts(report: Report) -> Iterator[str]:
@@ -43,6 +45,9 @@ def _parts(report: Report) -> Iterator[str]:
         yield f"> {_block(report.host_note)}"
     if report.box:
         yield _list(report.box)
+    if report.first_warnings:
+        every = ["- [All warnings](#warnings)"] if report.warnings else []
+        yield "\n".join(f"> {line}" for line in [*_list(report.first_warnings).splitlines(), *every])
     if summary := report.summary:
         yield f"## What was found\n\n{markdown.bullets(starmap(_sentence, summary.items()))}"
     for chapter in report.chapters:

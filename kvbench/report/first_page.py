@@ -38,6 +38,8 @@ def box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
             if gains := [text for name in _USUAL if (text := _gain(kind, name))]:
                 lines.append((Strong(f"{direction.value} gain"), f" (median): {', '.join(gains)}"))
     for chapter in chapters:
+        if (chapter.view.title, chapter.view.driver) != (first.title, first.driver):
+            continue
         lines += [(Strong("Cliff"), ": ", *spans(one.text)) for one in chapter.part.told if one.headline]
     if limits := _limits(same, answers):
         lines.append((Strong("Limits"), f": {limits}"))

@@ -10,7 +10,7 @@ from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, count, figure, noun
 from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.tables import rows_of
-from kvbench.report.view import HOST_COPIES, View, ceiling_of, warnings_of
+from kvbench.report.view import HOST_COPIES, MOVED, View, ceiling_of, faults_of, moved_ceilings, warnings_of
 from kvbench.results import COLUMNS, Note
 from kvbench.results.schema import NO_FIGURE
 from kvbench.text import short
@@ -18,6 +18,8 @@ from kvbench.text import short
 TITLE: Final = "KV-block swaps between host and GPU"
 _MOST_FAILURES: Final = 50
 _MOST_NOTES: Final = 20
+_MOST_FIRST: Final = 2
+_MOST_LETTERS: Final = 200
 _MANY_OUTLIERS: Final = 0.1
 
 
@@ -26,6 +28,23 @@ def host_note(views: Sequence[View]) -> Text:
     on_host = [view.label for view in views if view.on_host]
     which = "" if len(on_host) == len(views) else f" ({', '.join(on_host)})"
     return (Strong(HOST_COPIES), which) if on_host else ""
+
+
+def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
+    """Return what was wrong with whole runs, short: at most five lines."""
+    found = [f"{view.label}: {short(text, _MOST_LETTERS)}" for view in views for text in faults_of(view.run)]
+    said = found[:_MOST_FIRST]
+    said += [f"and {len(found) - _MOST_FIRST} more, under Warnings"] if len(found) > _MOST_FIRST else []
+    moved = {view.label: most for view in views if (most := _most_moved(view))}
+    if moved:
+        where = f"up to {max(moved.values()):.0%} from round to round ({', '.join(moved)})"
+        said.append(f"the ceiling moved by {where}: {MOVED}")
+    said += [f"{noun(unread, 'run')} could not be read: Not in this report says why"] if unread else []
+    return [(Strong("Warning"), f": {text}") for text in said]
+
+
+def _most_moved(view: View) -> float:
+    return max((high / low - 1 for low, high in moved_ceilings(view.run).values()), default=0.0)
 
 
 def run_table(views: Sequence[View]) -> DataTable:

@@ -164,13 +164,15 @@ class Chapter:
 class Report:
     """Everything that a report says, in its order; what is empty is left out.
 
-    `host_note` says which runs are of no GPU; `box` is the answer, a line each; `runs` and `commands` are the runs and
-    what made them; `missing` says of sections, and of runs that could not be read, why they are not there.
+    `host_note` says which runs are of no GPU; `box` is the answer, a line each; `first_warnings` are what was wrong
+    with whole runs, short; `runs` and `commands` are the runs and what made them; `missing` says of sections, and of
+    runs that could not be read, why they are not there.
     """
 
     views: Sequence[View]
     host_note: Text
     box: Sequence[Text]
+    first_warnings: Sequence[Text]
     runs: DataTable
     commands: Sequence[Text]
     warnings: Sequence[Text]

@@ -22,6 +22,7 @@ from kvbench.results.frame import visit_times
 from kvbench.text import short
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
+MOVED: Final = "something else used the link or the host's memory, and other figures moved with it"
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,15 @@ def views_of(runs: Sequence[Run]) -> list[View]:
 
 def warnings_of(run: Run) -> list[str]:
     """Return what a reader of this run has to know, a line each that does not name the run."""
+    ceilings = [
+        f"the {direction} ceiling moved between {low:.1f} and {high:.1f} GB/s from round to round: {MOVED}"
+        for direction, (low, high) in moved_ceilings(run).items()
+    ]
+    return [*faults_of(run), *ceilings]
+
+
+def faults_of(run: Run) -> list[str]:
+    """Return what is wrong with the records of a run."""
     info = run.info
     ended = {
         "running": "not finished: it still runs, or was killed",
@@ -167,21 +177,17 @@ def warnings_of(run: Run) -> list[str]:
         found.append(f"{noun(len(failed), 'failed cell')}, without figures")
     if not any(isinstance(record, Visit) for record in run.records):
         found.append("no measured cell")
-    return [*found, *_moving_ceilings(run)]
+    return found
 
 
-def _moving_ceilings(run: Run) -> list[str]:
-    """Return a line for each direction in which the large copies themselves were not steady."""
+def moved_ceilings(run: Run) -> dict[str, tuple[float, float]]:
+    """Return the lowest and the highest GB/s of each direction in which the large copies were not steady."""
     rates: dict[str, list[float]] = {}
     for record in run.records:
         if isinstance(record, Ceiling) and record.gpu_us and (copy_us := median(record.gpu_us)) > 0:
             rates.setdefault(record.direction, []).append(record.swap_bytes / copy_us / 1e3)
-    return [
-        f"the {direction} ceiling moved between {min(seen):.1f} and {max(seen):.1f} GB/s from round to round: "
-        "something else used the link or the host's memory, and other figures moved with it"
-        for direction, seen in rates.items()
-        if max(seen) > (1 + CONTROL.fraction) * min(seen)
-    ]
+    ends = {direction: (min(seen), max(seen)) for direction, seen in rates.items()}
+    return {direction: (low, high) for direction, (low, high) in ends.items() if high > (1 + CONTROL.fraction) * low}
 
 
 def ceiling_of(cells: pd.DataFrame) -> float | None:

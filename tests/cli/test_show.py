@@ -1,5 +1,6 @@
 """`kvbench show` and `kvbench report --snippet`: what a run says, in the terminal."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,16 @@ def test_the_answer_comes_first_then_the_cliff_then_what_was_found(run: Path) ->
     assert max(map(len, done.output.splitlines())) <= 100
 
 
+def test_what_was_wrong_with_a_run_is_said_first(tmp_path: Path) -> None:
+    run = str(synthetic.write_run(tmp_path / "run", [], synthetic.info(status="interrupted")))
+    assert (
+        CliRunner().invoke(app, ["show", run]).output.startswith("Warning: run: interrupted\nWarning: run: no measured")
+    )
+    page = json.loads(CliRunner().invoke(app, ["show", run, "--json"]).output)
+    assert page["warnings"] == ["Warning: run: interrupted", "Warning: run: no measured cell"]
+    assert (page["host_note"], page["answer"]) == ("", [])
+
+
 def test_a_stranger_s_words_stay_words(tmp_path: Path) -> None:
     info = synthetic.info("\x1b[2J<script>", command=["kvbench", "\x1b]0;x\x07"])
     run = synthetic.write_run(tmp_path / "run", synthetic.rounds(synthetic.cliff_cells((256,))[:6]), info)
@@ -58,6 +69,30 @@ def test_a_snippet_is_one_table_with_its_machine_and_no_footnotes(run: Path) -> 
     assert "\\" not in done.output
     assert not (run / "report").exists()
     assert [token.type for token in tokens(done.output)].count("table_open") == 1
+
+
+def test_a_snippet_leaves_out_no_run_in_silence(run: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(run), str(tmp_path / "none"), "--snippet", "threshold"])
+    assert done.output.startswith("**")
+    assert isinstance(done.exception, RunDirectoryError)
+    for option in (["--json"], ["-o", str(tmp_path)]):
+        error = CliRunner().invoke(app, ["report", str(run), "--snippet", "threshold", *option]).exception
+        assert isinstance(error, UsageError)
+
+
+def test_the_box_is_of_one_machine(run: Path, tmp_path: Path) -> None:
+    flat = synthetic.rounds(synthetic.cliff_cells((256,))[:8], lambda _: 20.0)
+    other = synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *flat], synthetic.info("Another card"))
+    assert "Cliff:" in CliRunner().invoke(app, ["show", str(run), str(other)]).output
+    assert "Cliff:" not in CliRunner().invoke(app, ["show", str(other), str(run)]).output.partition("\n\n")[0]
+
+
+def test_a_folder_of_several_devices_is_shown(run: Path, tmp_path: Path) -> None:
+    for place in (0, 1):
+        (tmp_path / f"cpu-{place}").symlink_to(run)
+    done = CliRunner().invoke(app, ["show", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("Synthetic H200")
 
 
 def test_a_snippet_of_no_section_names_those_there_are(run: Path) -> None:

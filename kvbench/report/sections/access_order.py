@@ -41,7 +41,8 @@ def make(view: View) -> Part | str:
         rows = rows_of(group.sort_values(["direction", "block_bytes", "blocks"], ascending=[False, True, True]))
         tables += [_table(view, pinned, time, rows) for time in _TIMES]
         beyond = [abs(math.log(one.ratio)) for time in _TIMES for one in _changes(rows, time) if one.told_apart]
-        told.append(Finding(_sentence(rows), max(beyond, default=0.0)))
+        if any(_rounds(row) >= MIN_PAIRS for row in rows):
+            told.append(Finding(_sentence(rows), max(beyond, default=0.0)))
     return Part(tables=tables, told=told)
 
 
@@ -52,11 +53,14 @@ def _changes(rows: Sequence[Row], time: str) -> list[Comparison]:
     return [row[f"{time}_change"] for row in rows]
 
 
+def _rounds(row: Row) -> int:
+    return min(int(row["rounds_stream"]), int(row["rounds_any"]))
+
+
 def _change_words(row: Row, found: Comparison) -> str:
     """Return a change in percent, marked "≈" where there is no clear difference."""
-    rounds = min(row["rounds_stream"], row["rounds_any"])
-    if rounds < MIN_PAIRS:
-        return f"undecided: {noun(rounds, 'round')} of {MIN_PAIRS}"
+    if _rounds(row) < MIN_PAIRS:
+        return f"undecided: {noun(_rounds(row), 'round')} of {MIN_PAIRS}"
     low, value, high = ((end - 1) * 100 for end in (found.low, found.ratio, found.high))
     return f"{unsure(found)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
 

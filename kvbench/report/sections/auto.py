@@ -145,7 +145,8 @@ def _misses(view: View, missed: pd.DataFrame) -> DataTable:
         shape = (row["direction"], row["stream_state"], count(row["blocks"]), bytes_size(row["block_bytes"]))
         choices = (figure(row["swap_us_median"]), row["chosen"], figure(row["best_us"]), row["fastest"])
         rows.append([*shape, *choices, _ratio(row)])
-    notes = [f"{count(len(missed) - _MOST_SHOWN)} more in report.html"] if len(missed) > _MOST_SHOWN else []
+    more = len(missed) - _MOST_SHOWN
+    notes = [f"{count(more)} more; report.html looks up every cell"] if more > 0 else []
     return DataTable(f"Where auto is below {CLOSE} of the fastest", header, rows, notes, _caption(view, missed))
 
 

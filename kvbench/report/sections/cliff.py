@@ -93,11 +93,11 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
 
 
 def _blanks(view: View) -> list[Text]:
-    """Return why a cell of a table may be blank: what the sweep's filters left out was never measured."""
+    """Return why a cell of a table may be blank."""
     filters = view.run.info.spec.get("filters")
     texts = [text for text in filters if isinstance(text, str)] if isinstance(filters, list) else []
     kept = Code(short(", ".join(texts)))
-    return [("Blank: not measured, because the sweep kept only ", kept)] if texts else []
+    return [("Blank: not asked for, or left out by the sweep's filter ", kept)] if texts else []
 
 
 def _rate_and_share(row: Row) -> Text:

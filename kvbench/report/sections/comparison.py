@@ -92,7 +92,7 @@ def _cells(base: View, other: View) -> pd.DataFrame:
     both = both[both["cell_id"].isin(base.visits) & both["cell_id"].isin(other.visits)]
     times = [[list(view.visits[cell].values()) for view in (base, other)] for cell in both["cell_id"]]
     both = _compared(both, times, BETWEEN_RUNS)
-    return both.iloc[np.lexsort((-both["change"], ~both["verdict"].isin(_ORDER[:2])))]
+    return both.iloc[np.lexsort((-both["change"], both["verdict"] != Verdict.SLOWER))]
 
 
 def _beside(base: View, other: View) -> pd.DataFrame:

@@ -65,7 +65,8 @@ def make(view: View) -> Part | str:
         measured = {
             shape: costs[shape] for shape, arms in own.items() if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
         }
-        told += [_finding(way, measured)] if measured else []
+        if measured and (finding := _finding(way, measured)):
+            told.append(finding)
     told += primed_inline(pinned.cells)
     charts = []
     if not isinstance(curves, str):
@@ -107,15 +108,18 @@ def _rate(row: Row) -> str:
     return f"{rate(row)} ({sms})" if (sms := sms_words(row)) else rate(row)
 
 
-def _finding(way: str, costs: Mapping[Shape, Comparison]) -> Finding:
-    """Return which backend pays most for scattered blocks, and which pay nothing."""
+def _finding(way: str, costs: Mapping[Shape, Comparison]) -> Finding | None:
+    """Return which backend pays most for scattered blocks, and which pay nothing; None if nothing can be told."""
     worst = max(costs, key=lambda shape: costs[shape].ratio)
     slower = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.SLOWER}
-    unharmed = sorted({shape[1] for shape in costs} - slower)
+    unsure = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.UNDECIDED}
+    unharmed = sorted({shape[1] for shape in costs} - slower - unsure)
     text = f"{way} of fresh, scattered blocks against hot, dense ones: "
     if worst[1] in slower:
         text += f"{_name(worst)} is {slower_words(costs[worst].ratio)}"
     rest = f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower" if unharmed else ""
+    if not slower and not rest:
+        return None
     return Finding(f"{text}{'; ' if slower and rest else ''}{rest}.", math.log(costs[worst].ratio))
 
 

@@ -30,7 +30,7 @@ from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.contents import report_of
 from kvbench.report.model import Code, Part, Report, spans
-from kvbench.report.numbers import ABSENT, figure
+from kvbench.report.numbers import ABSENT, faster_words, figure, slower_words
 from kvbench.report.sections import SECTIONS
 from kvbench.report.sections.stages import nearest
 from kvbench.report.select import pin
@@ -378,8 +378,32 @@ def test_unfinished_runs_and_notes_are_said_first(tmp_path: Path) -> None:
     warnings = lines_of(report_of([run]).warnings)
     assert "run: interrupted: Ctrl-C" in warnings
     assert "the worker was replaced" in warnings
-    text = report_files([run])["report.md"].decode()
-    assert text.index("## Warnings") < text.index("Not in this report")
+    files = {name: data.decode() for name, data in report_files([run]).items()}
+    page = files["report.md"]
+    assert page.index("> - **Warning**: run: interrupted: Ctrl-C") < page.index("## ") < page.index("## Warnings")
+    assert "(#warnings)" in page
+    assert '<h2 id="warnings">' in files["report.html"]
+    assert files["report.html"].index("<strong>Warning</strong>: run: interrupted") < files["report.html"].index("<h2")
+
+
+def test_a_moving_ceiling_is_said_first_in_one_line(tmp_path: Path) -> None:
+    moved = [msgspec.structs.replace(ceiling, gpu_us=[ceiling.gpu_us[0] * 2]) for ceiling in synthetic.ceilings()]
+    records = [*synthetic.ceilings(), *moved, *synthetic.rounds(synthetic.cliff_cells((256,)))]
+    runs = [made_run(tmp_path, records, name=name) for name in ("one", "two")]
+    report = report_of(runs, ["a folder"])
+    ceiling, unread = lines_of(report.first_warnings)
+    assert ceiling.startswith("Warning: the ceiling moved by up to 100% from round to round (one, two): ")
+    assert unread == "Warning: 1 run could not be read: Not in this report says why"
+    assert len(report.warnings) == 4
+
+
+def test_many_warnings_stay_short_on_the_first_page(tmp_path: Path) -> None:
+    info = synthetic.info(status="interrupted", status_reason="x" * 400)
+    runs = [made_run(tmp_path, [], info, name=str(number)) for number in range(9)]
+    lines = lines_of(report_of(runs).first_warnings)
+    assert len(lines) == 3
+    assert lines[-1] == "Warning: and 16 more, under Warnings"
+    assert max(map(len, lines)) < 250
 
 
 def test_doubts_about_cells_are_said_first(tmp_path: Path) -> None:
@@ -605,7 +629,7 @@ def test_what_a_filter_left_out_is_blank_and_says_so(tmp_path: Path) -> None:
         tmp_path / "run", [*synthetic.ceilings(), *synthetic.rounds(cells)], synthetic.info(spec=spec)
     )
     tables = part_of(report_of([load_run(path)]), "cliff").tables
-    blank = ("Blank: not measured, because the sweep kept only ", Code("swap_bytes<=1GB"))
+    blank = ("Blank: not asked for, or left out by the sweep's filter ", Code("swap_bytes<=1GB"))
     assert all(blank in table.notes for table in tables)
 
 
@@ -614,3 +638,10 @@ def test_ceilings_that_took_no_time_are_none(tmp_path: Path) -> None:
     run = made_run(tmp_path, [*nothing, *synthetic.rounds(synthetic.cliff_cells((256,)))])
     assert warnings_of(run) == []
     assert report_of([run]).chapters
+
+
+def test_slower_and_faster_have_one_meaning() -> None:
+    assert faster_words(0.8) == slower_words(1.25) == "25% slower"
+    assert faster_words(1.25) == slower_words(0.8) == "25% faster"
+    assert faster_words(0.5) == slower_words(2) == "2 times slower"
+    assert faster_words(0.0).endswith("slower")

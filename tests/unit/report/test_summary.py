@@ -60,6 +60,7 @@ def test_what_noise_hides_is_not_told_apart(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "per_block"]
     few = [cell for cell in cells if cell.block_bytes in (1024, 16 * 1024)]
     told = found(tmp_path, synthetic.rounds(few, lambda _: 20.0, noise=0.3), "threshold")
+    assert len(told) == 4
     assert all(text.endswith("batched and triton (12 SMs) show no clear difference.") for text in told)
 
 
@@ -103,8 +104,7 @@ def test_what_any_changes_is_told(tmp_path: Path, faster: float, noise: float, w
 
 
 def test_too_few_rounds_tell_nothing_of_any(tmp_path: Path) -> None:
-    (told,) = found(tmp_path, synthetic.visits(synthetic.order_cells(), count=10), "access-order")
-    assert "no clear difference in 16 cells" in told
+    assert not found(tmp_path, synthetic.visits(synthetic.order_cells(), count=10), "access-order")
 
 
 def test_a_run_without_figures_has_no_sentences(tmp_path: Path) -> None:
