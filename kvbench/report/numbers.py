@@ -9,7 +9,7 @@ from kvbench.units import parse_size, size_words, two_digits
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 ABSENT: Final = "\N{EN DASH}"
 
-_SIZE: Final = re.compile(r"\d[\d.]*([KMG]i)?B")
+_SIZE: Final = re.compile(r"(?<![\w.])\d{1,12}(\.\d{1,6})?([KMG]i)?B\b")
 _SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -51,9 +51,16 @@ def _inverse(ratio: float) -> float:
     return 1 / max(ratio, 1e-9)  # times of an untrusted run can have any ratio
 
 
-def size(size_text: str) -> str:
-    """Return "4KiB" as people read it: "4 KiB"; "25088B" is "24.5 KiB". Other text stays as it is."""
-    return bytes_size(parse_size(size_text)) if _SIZE.fullmatch(size_text) else size_text
+def size(text: str) -> str:
+    """Return text with the sizes in it as people read them: "4KiB" is "4 KiB", "25088B" is "24.5 KiB"."""
+
+    def shown(found: re.Match[str]) -> str:
+        try:
+            return bytes_size(parse_size(found[0]))
+        except ValueError:  # of an untrusted run: no whole number of bytes
+            return found[0]
+
+    return _SIZE.sub(shown, text)
 
 
 def bytes_size(size_bytes: int) -> str:

@@ -7,13 +7,14 @@ import pandas as pd
 
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_words
 from kvbench.report.select import where
 from kvbench.report.tables import UNCLEAR, Row, caption, family, few_visits, grid_table, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.text import short
+from kvbench.tune.answer import words_of
 from kvbench.tune.fit import choice_of, tried
-from kvbench.tune.table import AUTO, Policy
+from kvbench.tune.table import AUTO, Choice, Policy
 
 CLOSE: Final = 0.97
 _MOST_SHOWN: Final = 12
@@ -79,8 +80,15 @@ def _verdict(new: pd.DataFrame, policy: Policy | str) -> str:
     return (
         f"{text}; at worst {slower_words(1 / worst['ratio'])} ({worst['direction']}, {worst['stream_state']}, "
         f"{count(worst['blocks'])} {TIMES} {bytes_size(worst['block_bytes'])}: "
-        f"{worst['chosen'] or 'an unknown choice'} instead of {worst['fastest']})."
+        f"{_in_words(worst['chosen'])} instead of {_in_words(worst['fastest'])})."
     )
+
+
+def _in_words(choice: str) -> str:
+    try:
+        return size(words_of(Choice.parse(choice)))
+    except UsageError:  # a run of another version, or an untrusted one
+        return choice or "an unknown choice"
 
 
 def _noise(missed: pd.DataFrame) -> list[str]:
