@@ -3,7 +3,7 @@
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -255,13 +255,26 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
             execution.begin()
         if base.backend == cand.backend:
             _fail_what_is_gone(running[CAND].execution, plans)
-        for note in (*_remarks(base, cand, found), *_without_partner(plans, paired)):
-            say(f"note: {note}")
-        say(f"{len(paired)} cells on two sides in turn; reserving memory")
-        _at_once(pool, {name: partial(arm.execution.reserve, arm.names.values()) for name, arm in running.items()})
+        with _ended_together(running.values()):
+            for note in (*_remarks(base, cand, found), *_without_partner(plans, paired)):
+                say(f"note: {note}")
+            say(f"{len(paired)} cells on two sides in turn; reserving memory")
+            _at_once(pool, {name: partial(arm.execution.reserve, arm.names.values()) for name, arm in running.items()})
         yield SideBySide(running[BASE], running[CAND], say, pool, time.monotonic() - began_s)
         for line in failures.others():
             say(line)
+
+
+@contextmanager
+def _ended_together(sides: Iterable[RunningSide]) -> Iterator[None]:
+    """Record how the runs ended if something ends them inside."""
+    try:
+        yield
+    except (KeyboardInterrupt, KvbenchError) as why:
+        status: RunStatus = "stopped" if isinstance(why, KvbenchError) else "interrupted"
+        for side in sides:
+            side.execution.finish(status, f"{status} ({str(why) or 'Ctrl-C'})")
+        raise
 
 
 def _fail_what_is_gone(cand: Execution, plans: Mapping[str, Plan]) -> None:
