@@ -289,15 +289,7 @@ def _measured(
         with opened(*sides, spec, folder, say, forced=forced) as both:
             made = shlex.quote(f"{folder}/base"), shlex.quote(f"{folder}/cand")
             kept = f"; everything measured is kept; to judge it: kvbench gate compare {' -- '.join(made)}"
-            try:
-                yield both
-            except KeyboardInterrupt as stop:
-                both.finish("interrupted", f"interrupted ({str(stop) or 'Ctrl-C'})")
-                raise
-            except KvbenchError as error:
-                both.finish("stopped", str(error))
-                raise
-            both.finish("complete")
+            yield both
     except KeyboardInterrupt as stop:
         typer.echo(f"interrupted ({str(stop) or 'Ctrl-C'}){kept}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None

@@ -21,7 +21,6 @@ from kvbench.gate.looks import PLAN
 from kvbench.gate.partners import check_identity, partners
 from kvbench.gate.sides import Side
 from kvbench.results import Failure, Record, Run, RunWriter, Visit
-from kvbench.results.schema import RunStatus
 from kvbench.run.execution import Execution, Observer
 from kvbench.run.failures import FailuresTold
 from kvbench.run.progress import Progress
@@ -123,11 +122,11 @@ class SideBySide:
             self._round(self._cells)
         self._round(self._cells, verify=True)
 
-    def finish(self, status: RunStatus, reason: str | None = None) -> None:
-        """Record how both runs ended; raises StorageError if a run that is complete could not be written."""
-        outcomes = [side.execution.finish(status, reason) for side in self.running.values()]
+    def finish(self) -> None:
+        """Record that both runs are complete; raises StorageError if one could not be written."""
+        outcomes = [side.execution.finish("complete", None) for side in self.running.values()]
         for outcome in outcomes:
-            if status == "complete" != outcome.status:
+            if outcome.status != "complete":
                 raise StorageError(f"{outcome.path}: {outcome.reason}")
 
     def runs(self) -> tuple[Run, Run]:
@@ -260,20 +259,23 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
                 say(f"note: {note}")
             say(f"{len(paired)} cells on two sides in turn; reserving memory")
             _at_once(pool, {name: partial(arm.execution.reserve, arm.names.values()) for name, arm in running.items()})
-        yield SideBySide(running[BASE], running[CAND], say, pool, time.monotonic() - began_s)
+            both = SideBySide(running[BASE], running[CAND], say, pool, time.monotonic() - began_s)
+            yield both
+        both.finish()
         for line in failures.others():
             say(line)
 
 
 @contextmanager
 def _ended_together(sides: Iterable[RunningSide]) -> Iterator[None]:
-    """Record how the runs ended if something ends them inside."""
+    """Record how the runs ended if an interrupt or an error ends them inside."""
     try:
         yield
     except (KeyboardInterrupt, KvbenchError) as why:
-        status: RunStatus = "stopped" if isinstance(why, KvbenchError) else "interrupted"
+        stopped = isinstance(why, KvbenchError)
         for side in sides:
-            side.execution.finish(status, f"{status} ({str(why) or 'Ctrl-C'})")
+            reason = str(why) if stopped else f"interrupted ({str(why) or 'Ctrl-C'})"
+            side.execution.finish("stopped" if stopped else "interrupted", reason)
         raise
 
 
