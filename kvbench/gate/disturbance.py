@@ -60,23 +60,28 @@ class CpuTimes:
         return np.asarray(((slow[0] != slow[1]) | changed) & self.bound[:, None])
 
 
-def spoiled(disturbed: Mask, cpu: CpuTimes, clocks_mhz: Floats, copies_us: Mapping[str, Floats]) -> dict[str, Mask]:
+def spoiled(
+    disturbed: Mask, cpu: CpuTimes, clocks_mhz: Floats, times_us: Floats, copies_us: Mapping[str, Floats]
+) -> dict[str, Mask]:
     """Return cause -> mask of the spoiled pairs, of shape (cells, rounds).
 
-    `disturbed` marks the visits disturbed by anything but a slow CPU, and `clocks_mhz` are their SM clocks, of shape
-    (2, cells, rounds). `copies_us`, of shape (2, rounds), are the times of both sides' large copies in one direction at
-    the start of a round. What is slow for both sides spoils nothing. A link that is always slow for one side does not
-    count here either: it appears as an unsteady control.
+    `disturbed` marks the visits disturbed by anything but a slow CPU; `clocks_mhz` are their SM clocks and `times_us`
+    their times. The shape of each is (2, cells, rounds). `copies_us`, of shape (2, rounds), are the times of both
+    sides' large copies in one direction at the start of a round. What is slow for both sides spoils nothing. A link
+    that is always slow for one side does not count here either: it appears as an unsteady control.
     """
-    slow_link = np.zeros(disturbed.shape[1:], dtype=bool)
+    unsteady = np.zeros(disturbed.shape[2], dtype=bool)
     for sides in copies_us.values():
-        slow_link |= _apart(sides, SLOW_LINK)
+        unsteady |= _apart(sides, SLOW_LINK)
+    # Other traffic on the link can be over before the next visit: the pair must be affected too.
+    apart = [_apart(own, SLOW_LINK) for own in np.swapaxes(times_us, 0, 1)]
+    slow_link = np.reshape(apart, disturbed.shape[1:]) & unsteady
     limited = [outlying(1 / clocks_mhz[:, place], SLOW_CLOCK).any(axis=0) for place in range(disturbed.shape[1])]
     return {
         "disturbed visit": np.asarray(disturbed.any(axis=0)),
         CPU: cpu.spoiled(),
         "link": slow_link,
-        "clock": np.reshape(limited, slow_link.shape),
+        "clock": np.reshape(limited, disturbed.shape[1:]),
     }
 
 

@@ -184,7 +184,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     inline = frozenset(cell for cell, own in paths.items() if {*own} == {EffectivePath.CPU_INLINE})
     by_cpu = np.array([cell in inline for cell in cells], dtype=bool)  # their margin allows for its changes
     cpu = CpuTimes(probes_us, submissions, both(unevenness), (shares >= CPU_BOUND) & ~by_cpu)
-    marks = spoiled(disturbed, cpu, clocks, copies) if in_turn else {}
+    marks = spoiled(disturbed, cpu, clocks, times, copies) if in_turn else {}
     submissions[:, (shares < SUBMISSION_BOUND) | by_cpu] = math.nan
     for values in (times, slowdowns, submissions):
         values[:, [cell in failed for cell in cells]] = math.nan
@@ -271,11 +271,9 @@ def _large_copies(base: _Side, cand: _Side) -> tuple[dict[str, Floats], list[str
 
 
 def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
-    """Return name -> log ratio of the candidate's time to the base's in every round that was not spoiled."""
+    """Return name -> log ratio of the candidate's time to the base's, by round; the CPU's is without spoiled pairs."""
     found = {way: np.log(sides[1]) - np.log(sides[0]) for way, sides in copies_us.items()}
     if marks:
-        for logs in found.values():
-            logs[marks["link"].any(axis=0)] = math.nan
         logs = np.where(marks[CPU] | marks["disturbed visit"], math.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
         found[CPU] = np.array([middle_of(column) for column in logs.T])
     return found

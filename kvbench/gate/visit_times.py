@@ -18,6 +18,10 @@ FAST_SHARE: Final = 0.1
 # The shares of a swap's time from which its submission is protected from a slow CPU, and judged itself.
 CPU_BOUND: Final = 1 / 3
 SUBMISSION_BOUND: Final = 1 / 2
+# A core that works for two guests is half as fast for each. Where the CPU took longer than this times its best, the
+# host had stalled: of such visits of `sm`, which the CPU only starts, 60% were slower by 5% or more, and of visits on
+# CPUs at half their speed 1 to 3% (H100 on a busy host, driver 580.159.04).
+STALLED: Final = 3.0
 
 
 def has_figure(visit: Visit) -> bool:
@@ -48,8 +52,11 @@ def slowdown(visit: Visit) -> float:
 
 
 def disturbances(visit: Visit) -> int:
-    """Return the number of disturbances of a visit except a slow CPU, because the CPUs of both sides are compared."""
-    return len(visit.disturbed) - ((visit.slowdown or 0) > 1 + SLOW_CPU.fraction)
+    """Return the number of disturbances of a visit.
+
+    A CPU that was slow is none, because the CPUs of both sides are compared; a host that stalled is one.
+    """
+    return len(visit.disturbed) - (1 + SLOW_CPU.fraction < (visit.slowdown or 0) <= STALLED)
 
 
 def submission_us(visit: Visit) -> float:

@@ -92,12 +92,13 @@ class Machine:
         self.unevenness = rng.normal(1.05, 0.01, (2, 4, 20))
         self.cpu_bound = np.array([True, True, True, False])
         self.clocks_mhz = np.full((2, 4, 20), 1980.0)
+        self.times_us = rng.normal(600, 3, (2, 4, 20))
         self.copies_us = {way: rng.normal(5000, 10, (2, 20)) for way in ("h2d", "d2h")}
 
     def spoiled(self) -> dict[str, list[list[int]]]:
         """Return cause -> places of the pairs that it spoiled."""
         cpu = CpuTimes(self.probes_us, self.submissions_us, self.unevenness, self.cpu_bound)
-        found = spoiled(self.disturbed, cpu, self.clocks_mhz, self.copies_us)
+        found = spoiled(self.disturbed, cpu, self.clocks_mhz, self.times_us, self.copies_us)
         return {cause: np.argwhere(mark).tolist() for cause, mark in found.items() if mark.any()}
 
 
@@ -147,11 +148,22 @@ def test_submissions_that_are_always_less_even_on_one_side_spoil_no_pair() -> No
 
 
 @pytest.mark.parametrize("way", ["h2d", "d2h"])
-def test_a_slow_link_spoils_all_pairs_of_its_round(way: str) -> None:
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_slow_link_spoils_the_pairs_of_its_round_that_differ_unusually(way: str, side: int) -> None:
     machine = Machine()
     machine.copies_us[way][1, 5] *= 1.07
     machine.copies_us[way][:, 6] *= 1.07  # slow for both
-    assert machine.spoiled() == {"link": [[cell, 5] for cell in range(4)]}
+    machine.times_us[side, :2, 5:8] *= 1.07
+    machine.times_us[:, 2, 5] *= 1.07
+    assert machine.spoiled() == {"link": [[0, 5], [1, 5]]}
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_cell_that_is_slower_on_one_side_is_not_spoiled_by_a_slow_link(side: int) -> None:
+    machine = Machine()
+    machine.copies_us["h2d"][1, 5] *= 1.07
+    machine.times_us[side] *= 1.07
+    assert not machine.spoiled()
 
 
 def test_a_link_that_is_slow_for_one_side_throughout_spoils_no_pair() -> None:

@@ -250,6 +250,10 @@ def in_turn(
     ("changes", "cause"),
     [
         (lambda _: {"disturbed": ["the GPU's clocks were limited: hw_slowdown"]}, "disturbed visit"),
+        (
+            lambda _: {"disturbed": ["the CPU took 3.1 times as long as at its best"], "slowdown": 3.1},
+            "disturbed visit",
+        ),
         (lambda made: {"probe_us": 360.0, "samples": slower(made.samples)}, "CPU"),
         (lambda _: {"sm_clock_mhz": 1500}, "clock"),
     ],
@@ -265,6 +269,14 @@ def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
     assert found.disturbed == {cause: 1}
     place = list(found.cells).index(CELLS[0])
     assert np.argwhere(np.isnan(found.base_us)).tolist() == [[place, 3]]
+
+
+def test_a_cpu_at_half_its_speed_does_not_spoil_what_the_gpu_copies(tmp_path: Path) -> None:
+    slow = {"disturbed": ["the CPU took 2.9 times as long as at its best"], "slowdown": 2.9}
+    runs = in_turn(
+        tmp_path, lambda place, made: slow if (place, made.round) == (1, 3) else {}, lambda _place, _cell: 0.1
+    )
+    assert pair(runs[:1], runs[1:]).disturbed == {}
 
 
 @pytest.mark.parametrize(("later_s", "in_turn_"), [(0, True), (86_400, False)])
