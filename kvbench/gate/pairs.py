@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from kvbench.analysis.intervals import Floats
+from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, UsageError
 from kvbench.gate.disturbance import CPU, CpuTimes, Mask, spoiled
@@ -289,9 +289,3 @@ def _created_s(run: Run) -> float:
 def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
     known = np.asarray(times_us, dtype=np.float64)
     return np.where(known > 0, known, np.nan)  # a time of zero has no ratio
-
-
-def middle_of(values: Floats) -> float:
-    """Return the median of the finite values, NaN without any."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else math.nan
