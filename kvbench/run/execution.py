@@ -21,7 +21,7 @@ from kvbench.results import RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note, Record, Roof, RunStatus, Skip, Visit
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
-from kvbench.run.worker_process import WorkerLostError, WorkerSlot
+from kvbench.run.worker_process import NotAskedError, WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visit_deadline_s, visits
 from kvbench.sweep.spec import SweepSpec
 from kvbench.tune.search import Search
@@ -225,7 +225,10 @@ class Execution:
 
     def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
         """Make a visit and record it; raises KvbenchError if a failed worker cannot be replaced."""
-        answer = self._measure(visit, in_turn)
+        try:
+            answer = self._measure(visit, in_turn)
+        except NotAskedError as why:
+            return self.fail(visit, str(why))
         self._record(answer)
         if isinstance(answer, Failure) and answer.kind != "mismatch":
             self.replace_worker(f"the worker process was replaced after {visit.cell.label} failed")

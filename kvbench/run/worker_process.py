@@ -71,6 +71,10 @@ class EngineRefusedError(KvbenchError):
     exit_code = ExitCode.FAILED_CELLS
 
 
+class NotAskedError(KvbenchError):
+    """A visit was not requested of the worker; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interpreter:
     """The Python interpreter of workers, and its environment variables (None: those of this process)."""
