@@ -133,7 +133,7 @@ def simulate(scenario: Scenario, slowdown: float, seed: int) -> Suite:
         seen = base_us[:, : look.pairs], cand_us[:, : look.pairs], order[: look.pairs]
         pairs = Pairs(suite, *seen, controls, in_turn=True, processes=processes[: look.pairs])
         found = Judge().assess(pairs, found)
-        shares.append(found.count(GateVerdict.SAME) / len(found.rows))
+        shares.append([row.verdict for row in found.rows].count(GateVerdict.SAME) / len(found.rows))
         if all(row.settled for row in found.rows):
             break
     assert found is not None

@@ -6,7 +6,9 @@ from kvbench.backends.base import Backend, backend_named
 from kvbench.cells.cell import Cell
 from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench, set_up
-from kvbench.measure.visit import Measurement, visit
+from kvbench.measure.visit import visit
+from kvbench.results import Visit
+from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
 
@@ -15,7 +17,6 @@ def load_backends() -> Mapping[str, Backend]:
     return {name: backend for name in installed()[0] if (backend := backend_named(name)) is not None}
 
 
-def measure(
-    bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, fault: Fault | None
-) -> Measurement:
-    return visit(bench, set_up(bench, backend, cell, sampling, seed), sampling, fault)
+def measure(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, fault: Fault | None) -> Visit:
+    request = MeasureCell(cell=cell.as_strings(), round=0, seed=seed, sampling=sampling)
+    return visit(bench, set_up(bench, backend, cell, sampling, seed), request, fault)

@@ -85,6 +85,12 @@ def rank_of(ways: Sequence[int], confidence: float) -> int | None:
     return rank if rank >= 0 else None
 
 
+def middle_of(values: Floats) -> float:
+    """Return the median of the finite values, NaN without any."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else math.nan
+
+
 def checked(samples: Samples) -> Floats:
     """Return `samples` as an array; raises ValueError unless they are at least one finite number."""
     values = np.asarray(samples, dtype=np.float64)

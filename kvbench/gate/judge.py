@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from kvbench.analysis.compare import MIN_PAIRS, paired_interval
-from kvbench.analysis.intervals import Floats
+from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.analysis.margins import BETWEEN_RUNS, CONTROL_CPU, INLINE
 from kvbench.gate.disturbance import CPU
 from kvbench.gate.floors import FloorFile, check_floors
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Margins, Row, worst
 from kvbench.gate.looks import ONCE, PLAN, Look, look_at
-from kvbench.gate.pairs import Pairs, middle_of, pair
+from kvbench.gate.pairs import Pairs, pair
 from kvbench.gate.partners import check_identity
 from kvbench.gate.shape import PairedValues, features, neighbours, submissions
 from kvbench.results import Run
@@ -47,6 +47,7 @@ class Judge:
             warnings += check_floors(self.floors, base[0], pairs.cells, forced=self.forced)
         return self.assess(pairs, earlier, warnings)
 
+    @np.errstate(all="ignore")  # an untrusted run can hold any time
     def assess(self, pairs: Pairs, earlier: Judgement | None = None, warnings: Sequence[str] = ()) -> Judgement:
         """Judge paired times; see `judge`."""
         controls = [self._control(name, logs, pairs.order) for name, logs in pairs.controls.items()]
@@ -110,16 +111,15 @@ class Judge:
             elif path := pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else ""):
                 row = replace(row, reason="; ".join(filter(None, (row.reason, path))))
             rows.append(row)
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # an untrusted run can hold any time
-            relative = math.log1p(self.margins.margin)
-            others = [
-                *submissions(pairs, allowed),
-                *neighbours(pairs, relative),
-                *features(pairs, allowed, relative + drift),
-            ]
-            return rows + [
-                _row(values, np.log(values.cand / values.base), looks, unsure, pairs.processes) for values in others
-            ]
+        relative = math.log1p(self.margins.margin)
+        others = [
+            *submissions(pairs, allowed),
+            *neighbours(pairs, relative),
+            *features(pairs, allowed, relative + drift),
+        ]
+        return rows + [
+            _row(values, np.log(values.cand / values.base), looks, unsure, pairs.processes) for values in others
+        ]
 
     def _cell_margins(self, pairs: Pairs) -> Floats:
         """Return the margin of every cell as a log ratio.
@@ -186,8 +186,7 @@ def _always_late(order: Floats) -> list[str]:
 
 
 def _ratio(log_ratio: float) -> float:
-    with np.errstate(over="ignore"):  # times of an untrusted run can have any ratio
-        return float(np.exp(log_ratio))
+    return float(np.exp(log_ratio))
 
 
 def _badness(row: Row) -> tuple[int, float]:

@@ -187,6 +187,3 @@ class Judgement:
             if not row.settled and row.pairs < pairs:
                 missing |= {cell: max(missing.get(cell, 0), pairs - row.pairs) for cell in row.cells}
         return missing
-
-    def count(self, verdict: GateVerdict) -> int:
-        return sum(row.verdict is verdict for row in self.rows)

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from kvbench.analysis.intervals import Floats
+from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, UsageError
 from kvbench.gate.disturbance import CPU, CpuTimes, Mask, spoiled
@@ -41,11 +41,12 @@ class Pairs:
 
     `order` is 1 for every round in which the candidate ran second, -1 if it ran first, 0 if unknown. `controls` maps a
     name to the log ratios of the candidate's time to the base's, by round, of controls that no build affects. `failed`
-    has a reason for every cell that failed or is missing on a side; all its times are NaN. `faults` are failures of
-    whole runs; `paths` are changes of the effective path ("copy engine -> CPU inline"), `inline` the cells that the CPU
-    copies on both sides. `disturbed` is the number of pairs that each cause spoiled; `in_turn` is true if visits were
-    paired with visits, not runs with runs. `processes` counts, for every round, how often both sides had new worker
-    processes before; None if unknown, and for runs that were not made in turn.
+    has a reason for every cell that failed or is missing on a side; all its times are NaN. `lacking` are those of them
+    that ran but have no figure on a side. `faults` are failures of whole runs; `paths` are changes of the effective
+    path ("copy engine -> CPU inline"), `inline` the cells that the CPU copies on both sides. `disturbed` is the number
+    of pairs that each cause spoiled; `in_turn` is true if visits were paired with visits, not runs with runs.
+    `processes` counts, for every round, how often both sides had new worker processes before; None if unknown, and for
+    runs that were not made in turn.
     """
 
     cells: Sequence[Cell]
@@ -289,9 +290,3 @@ def _created_s(run: Run) -> float:
 def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
     known = np.asarray(times_us, dtype=np.float64)
     return np.where(known > 0, known, np.nan)  # a time of zero has no ratio
-
-
-def middle_of(values: Floats) -> float:
-    """Return the median of the finite values, NaN without any."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else math.nan

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -25,7 +25,7 @@ from kvbench.run.execution import Execution, Observer
 from kvbench.run.failures import FailuresTold
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, Opened
-from kvbench.run.runner import run_info
+from kvbench.run.runner import nothing_to_measure, run_info
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, PlannedVisit, expand
@@ -46,10 +46,9 @@ Result = TypeVar("Result")
 class RunningSide:
     """A running side: its execution, its records so far, and its cell for every cell of the base."""
 
-    name: str
     execution: Execution
     names: Mapping[Cell, Cell]
-    records: list[Record] = field(default_factory=list)
+    records: list[Record]
 
     def run(self) -> Run:
         """Return the run so far, as if it were complete."""
@@ -250,10 +249,10 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
             records: list[Record] = []
             watching = _Watching(name, records, failures, say)
             execution = Execution(half[name], plans[name], found[name], writer, slots[name], watching, Progress())
-            running[name] = RunningSide(name, execution, names[name], records)
+            running[name] = RunningSide(execution, names[name], records)
             execution.begin()
         if base.backend == cand.backend:
-            _fail_what_is_gone(running[CAND].execution, plans)
+            _fail_what_is_gone(running[CAND].execution, [cell for cell in plans[BASE].cells if cell not in paired])
         with _ended_together(running.values()):
             for note in (*_remarks(base, cand, found), *_without_partner(plans, paired)):
                 say(f"note: {note}")
@@ -279,14 +278,12 @@ def _ended_together(sides: Iterable[RunningSide]) -> Iterator[None]:
         raise
 
 
-def _fail_what_is_gone(cand: Execution, plans: Mapping[str, Plan]) -> None:
+def _fail_what_is_gone(cand: Execution, gone: Iterable[Cell]) -> None:
     """Record a failure for every cell of the base that the candidate, a build of the same backends, cannot run."""
     reasons = {skip.cell: skip.reason for skip in cand.plan.skipped}
-    paired = partners(plans[BASE].cells, plans[CAND].cells)
-    for cell in plans[BASE].cells:
-        if cell not in paired:
-            why = reasons.get(cell, "its plan does not have this cell")
-            cand.fail(PlannedVisit(0, cell), f"the candidate cannot run what the base can: {why}")
+    for cell in gone:
+        why = reasons.get(cell, "its plan does not have this cell")
+        cand.fail(PlannedVisit(0, cell), f"the candidate cannot run what the base can: {why}")
 
 
 def _without_partner(plans: Mapping[str, Plan], paired: Mapping[Cell, Cell]) -> list[str]:
@@ -324,8 +321,7 @@ def _spec_of(spec: SweepSpec, side: Side) -> SweepSpec:
 def _planned(side: Side, spec: SweepSpec, found: Opened) -> Plan:
     plan = expand(spec, found.device, found.backends)
     if not plan.cells:
-        said = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
-        raise UsageError(f"{side.option} {brief(side.text)}: nothing to measure: {said}")
+        raise UsageError(f"{side.option} {brief(side.text)}: {nothing_to_measure(plan)}")
     return plan
 
 

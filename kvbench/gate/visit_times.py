@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.intervals import Floats
+from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.analysis.margins import SLOW_CPU
 from kvbench.cells.axes import StreamState
 from kvbench.results import Visit
@@ -74,7 +74,4 @@ def unevenness(visit: Visit) -> float:
 
 def shares_of(submissions_us: Floats, times_us: Floats) -> Floats:
     """Return the submission's share of each cell's time, 0 where the time does not hold it."""
-    with np.errstate(over="ignore"):  # an untrusted run may hold any time
-        shares = submissions_us / times_us
-    known = (own[np.isfinite(own)] for own in np.swapaxes(shares, 0, 1))
-    return np.array([float(np.median(own)) if own.size else 0.0 for own in known])
+    return np.nan_to_num([middle_of(own) for own in np.swapaxes(submissions_us / times_us, 0, 1)])

@@ -68,11 +68,11 @@ class Bench:
 def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:
     """Time plain large copies in one direction; return the bytes per copy and the event times in microseconds."""
     copy_bytes = CEILING_BYTES[bench.device.kind]
-    memory = bench.pools.large_copy(direction, copy_bytes)
-    swap = per_block(bench.device.driver, memory.sources, memory.destinations, memory.sizes, DIRECTIONS[direction])
+    lists = bench.pools.large_copy(direction, copy_bytes)
+    swap = per_block(bench.device.driver, *lists, DIRECTIONS[direction])
     idle = STREAM_STATES[StreamState.IDLE]
     times_us = [bench.region.measure(swap, idle).gpu_us for _ in range(CEILING_WARMUPS + samples)]
-    bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, dtype=np.uint64), memory.sizes)
+    bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, dtype=np.uint64), lists[-1])
     best_gbps = gigabytes_per_second(copy_bytes, min(times_us))
     bench.best_gbps[direction] = max(best_gbps, bench.best_gbps.get(direction, 0.0))
     return copy_bytes, times_us[CEILING_WARMUPS:]

@@ -19,9 +19,9 @@ def effective_path(mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: f
     `busy_cpu_us` is the CPU time of the same submission on a busy stream, if measured.
     """
     match mechanism:
-        case Mechanism.BATCHED_COPY:
-            return EffectivePath.CPU_INLINE if _copied_inside(cpu_us, busy_cpu_us) else EffectivePath.COPY_ENGINE
-        case Mechanism.SINGLE_COPIES:
+        case Mechanism.BATCHED_COPY if busy_cpu_us is not None and min(cpu_us) >= CPU_INLINE_RATIO * busy_cpu_us:
+            return EffectivePath.CPU_INLINE
+        case Mechanism.BATCHED_COPY | Mechanism.SINGLE_COPIES:
             return EffectivePath.COPY_ENGINE
         case Mechanism.FALLBACK:
             return EffectivePath.FALLBACK
@@ -29,7 +29,3 @@ def effective_path(mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: f
             return EffectivePath.SM_KERNEL
         case Mechanism.HOST_THREAD:
             return EffectivePath.HOST_THREAD
-
-
-def _copied_inside(cpu_us: Sequence[float], busy_cpu_us: float | None) -> bool:
-    return busy_cpu_us is not None and min(cpu_us) >= CPU_INLINE_RATIO * busy_cpu_us

@@ -44,8 +44,7 @@ def take_samples(
 
 def alone(bench: Bench, ready: SetUp, state: StreamState) -> Callable[[], Sample]:
     """Return a function that takes a sample of the swap in this stream state, without a queue and without a pause."""
-    cell = replace(ready.cell, stream_state=state, queued=0, streams=1, pause_us=0)
-    return _sampler(bench, ready, cell, Queue())
+    return _sampler(bench, ready, state, Queue(), pause_us=0)
 
 
 def taker(bench: Bench, ready: SetUp, take_busy: Callable[[], Sample]) -> Callable[[], Sample]:
@@ -54,7 +53,7 @@ def taker(bench: Bench, ready: SetUp, take_busy: Callable[[], Sample]) -> Callab
     if state is StreamState.SUSTAINED:
         return _chain_sampler(bench.region, ready.swaps, ready.workload)
     queue = _behind_a_delay(ready.cell, take_busy) if state is StreamState.BUSY else Queue()
-    return _sampler(bench, ready, ready.cell, queue)
+    return _sampler(bench, ready, state, queue, ready.cell.pause_us)
 
 
 def sample_beside(
@@ -79,16 +78,16 @@ def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> C
     return take_us
 
 
-def _sampler(bench: Bench, ready: SetUp, cell: Cell, queue: Queue) -> Callable[[], Sample]:
+def _sampler(bench: Bench, ready: SetUp, state: StreamState, queue: Queue, pause_us: int) -> Callable[[], Sample]:
     """Return a function that takes a sample: choose the next blocks, pause, time one swap."""
     prepared = ready.swaps[0]
 
     def take() -> Sample:
         ready.workload.advance()
         prepared.retarget()
-        if cell.pause_us:
-            _work_for(cell.pause_us)
-        return _timed(bench.region, prepared, cell.stream_state, queue)
+        if pause_us:
+            _work_for(pause_us)
+        return _timed(bench.region, prepared, state, queue)
 
     return take
 

@@ -1,9 +1,8 @@
 """Measure one visit of a cell: verify one swap, warm up, sample, verify again."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from kvbench.backends.base import Mechanism, PreparedSwap
 from kvbench.cells.axes import StreamState
@@ -12,12 +11,13 @@ from kvbench.engine.device import Event, Sample
 from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench, SetUp, measure_ceiling
 from kvbench.measure.beside import FlowSample
-from kvbench.measure.disturbance import Clocks, disturbances
+from kvbench.measure.disturbance import disturbances
 from kvbench.measure.effective_path import effective_path
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.samples import BUSY_TWINS, alone, sample_beside, take_samples, taker
 from kvbench.measure.workload import VerificationError, Workload
-from kvbench.results.schema import Beside, EffectivePath, StopReason
+from kvbench.results.schema import Beside, Samples, StopReason, Visit
+from kvbench.run.protocol import InTurn, MeasureCell
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
 
@@ -28,59 +28,35 @@ CHECK_COPIES: Final = 4
 SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """The samples of one visit and their evidence; `calls` is the number of driver calls or launches per swap.
-
-    `probe_us` is the longest time of a fixed piece of work on the CPU, `slowdown` its ratio to the best time.
-    """
-
-    samples: Sequence[Sample | FlowSample]
-    stopped_by: StopReason
-    path: EffectivePath
-    calls: int
-    verified_bytes: int
-    verify_ms: float
-    busy_cpu_us: float | None
-    cpu: int
-    probe_us: float
-    slowdown: float
-    clocks: Clocks
-    disturbed: Sequence[str]
-    chosen: str | None
-    warnings: Sequence[str]
-    beside: Beside | None = None
-
-
 def visit(
     bench: Bench,
     ready: SetUp,
-    sampling: Sampling,
+    request: MeasureCell,
     fault: Fault | None,
-    *,
-    is_first: bool = True,
-    verify: bool = True,
-    cpu: int | None = None,
     begin: Callable[[], None] | None = None,
-) -> Measurement:
-    """Measure one visit of a cell. Raises EngineError, VerificationError, and any error of a backend.
+) -> Visit:
+    """Measure one visit of a cell and return its record, without its duration. Raises EngineError, VerificationError,
+    and any error of a backend.
 
-    The submitting thread is pinned to `cpu`, by default to a CPU of full speed. The first visit of a cell compares one
-    swap byte for byte before it times any, and checks that a swap is ordered in its stream. After the last sample,
-    every set of blocks that the samples used is compared, and one more swap, to detect a backend that stopped copying.
-    Without `verify` nothing is compared, and the pools stay as the swaps left them. `begin` waits until other devices
-    are ready to swap too; samples are then taken until the time is up.
+    The submitting thread is pinned to the CPU of the request, by default to a CPU of full speed. The visits of a cell
+    in round 0 compare one swap byte for byte before they time any, and check that a swap is ordered in its stream.
+    After the last sample, every set of blocks that the samples used is compared, and one more swap, to detect a backend
+    that stopped copying. If the request is not to verify, nothing is compared, and the pools stay as the swaps left
+    them. `begin` waits until other devices are ready to swap too; samples are then taken until the time is up.
     """
     bench = bench.at(ready.cell.priority)
     cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
-    state = cell.stream_state
+    state, sampling = cell.stream_state, request.sampling
+    in_turn = request.in_turn or InTurn(verify=True)
     workload.verify_ms = 0.0
     take_alone, take_busy = (alone(bench, ready, own) for own in (StreamState.IDLE, StreamState.BUSY))
     with bench.device.injecting(fault), bench.neighbour(ready.backend, cell) as neighbour:
-        if verify:
+        if in_turn.verify:
             bench.pools.rest()
-        verified_bytes = _check_first(bench, prepared, workload, take_alone, verify=verify) if is_first else 0
-        with bench.cpu.held(cpu) as held_cpu:
+        verified_bytes = 0
+        if request.round == 0:  # with any attempt: a device may have lost the others
+            verified_bytes = _check_first(bench, prepared, workload, take_alone, verify=in_turn.verify)
+        with bench.cpu.held(in_turn.cpu) as cpu:
             probes_us = [bench.cpu.probe_us()]
             samples, stopped_by, beside = _take_all(bench, ready, sampling, take_busy, neighbour, begin)
             probes_us.append(bench.cpu.probe_us())
@@ -88,29 +64,48 @@ def visit(
             clocks = bench.clocks.read()
             with_twins = prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY
             busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
-        if verify:
+        if in_turn.verify:
             verified_bytes += workload.verify() + _check_one(workload, take_alone)
         else:
             workload.leave()
     times_us = [getattr(sample, state.swap_clock) for sample in samples]
     # The difference of two chains is too small where the short one was held up; the long one hides nothing.
     _check_speed(bench, cell, [sample.chain_us for sample in samples] if state is StreamState.SUSTAINED else times_us)
-    return Measurement(
-        samples=samples,
+    return Visit(
+        cell_text=request.cell,
+        round=request.round,
+        attempt=request.attempt,
+        samples=_columns(samples, cell),
         stopped_by=stopped_by,
         path=effective_path(prepared.mechanism, [sample.cpu_us for sample in samples], busy_cpu_us),
         calls=prepared.swap.calls,
         verified_bytes=verified_bytes,
         verify_ms=workload.verify_ms,
         busy_cpu_us=busy_cpu_us,
-        cpu=held_cpu,
+        cpu=cpu,
         probe_us=max(probes_us),
         slowdown=max(slowdowns),
-        clocks=clocks,
+        sm_clock_mhz=clocks.sm_mhz,
+        clock_limits=list(clocks.limits),
         disturbed=disturbances(slowdowns, clocks, times_us),
         chosen=prepared.chosen,
         warnings=[*_warnings(samples, cell), *_warnings_beside(beside), *prepared.warnings],
         beside=beside,
+    )
+
+
+def _columns(samples: Sequence[Sample | FlowSample], cell: Cell) -> Samples:
+    def column(name: str) -> list[Any]:
+        return [getattr(sample, name) for sample in samples]
+
+    def flags(name: str) -> list[int]:
+        return list(map(int, column(name)))
+
+    return Samples(
+        **{name: column(name) for name in Samples.__struct_fields__ if name.endswith("_us")},
+        pending_before=flags("pending_before"),
+        pending_after=flags("pending_after"),
+        depth_held=flags("depth_held") if cell.queued else None,
     )
 
 

@@ -31,10 +31,10 @@ from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.roof import measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Measurement, visit
+from kvbench.measure.visit import visit
 from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Samples, Visit
+from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
 from kvbench.run import protocol
 from kvbench.units import rough_size
 
@@ -119,24 +119,16 @@ class Worker:
 
     def _measure_cell(self, request: protocol.MeasureCell) -> Visit | Failure:
         cell = Cell.from_strings(request.cell)
-        in_turn = request.in_turn or protocol.InTurn(verify=True)
         began, start_ns = int(time.time()), time.monotonic_ns()
         try:
-            taken = visit(
-                self._bench,
-                self._set_up(cell, request),
-                request.sampling,
-                self._faults.for_cell(cell),
-                is_first=request.round == 0,  # with any attempt: a device may have lost the others
-                verify=in_turn.verify,
-                cpu=in_turn.cpu,
-                begin=None if request.start is None else partial(_wait_for_others, request.start),
-            )
+            begin = None if request.start is None else partial(_wait_for_others, request.start)
+            made = visit(self._bench, self._set_up(cell, request), request, self._faults.for_cell(cell), begin)
         except Exception as error:  # a plug-in can raise anything; it costs its cell, not the sweep
             return _failure(request, error)
         end_ns = time.monotonic_ns()
+        path = made.path if is_own(cell.backend) else f"{made.path}{CLAIMED}"
         took_ms, span_ns = (end_ns - start_ns) / 1e6, (start_ns, end_ns)
-        return msgspec.structs.replace(_visit(request, cell, taken), began=began, took_ms=took_ms, span_ns=span_ns)
+        return msgspec.structs.replace(made, path=path, began=began, took_ms=took_ms, span_ns=span_ns)
 
     def _set_up(self, cell: Cell, request: protocol.MeasureCell) -> SetUp:
         """Return the cell set up; a cell that is visited in turn keeps its setup from earlier visits."""
@@ -152,41 +144,6 @@ class Worker:
         if request.in_turn is not None:
             self._kept[cell] = ready
         return ready
-
-
-def _visit(request: protocol.MeasureCell, cell: Cell, taken: Measurement) -> Visit:
-    def column(name: str) -> list[Any]:
-        return [getattr(sample, name) for sample in taken.samples]
-
-    def flags(name: str) -> list[int]:
-        return list(map(int, column(name)))
-
-    return Visit(
-        cell_text=request.cell,
-        round=request.round,
-        samples=Samples(
-            **{name: column(name) for name in Samples.__struct_fields__ if name.endswith("_us")},
-            pending_before=flags("pending_before"),
-            pending_after=flags("pending_after"),
-            depth_held=flags("depth_held") if cell.queued else None,
-        ),
-        stopped_by=taken.stopped_by,
-        path=f"{taken.path.value}{'' if is_own(cell.backend) else CLAIMED}",
-        calls=taken.calls,
-        verified_bytes=taken.verified_bytes,
-        cpu=taken.cpu,
-        probe_us=taken.probe_us,
-        slowdown=taken.slowdown,
-        sm_clock_mhz=taken.clocks.sm_mhz,
-        clock_limits=list(taken.clocks.limits),
-        attempt=request.attempt,
-        disturbed=list(taken.disturbed),
-        chosen=taken.chosen,
-        busy_cpu_us=taken.busy_cpu_us,
-        warnings=list(taken.warnings),
-        verify_ms=taken.verify_ms,
-        beside=taken.beside,
-    )
 
 
 def _wait_for_others(start: protocol.Start) -> None:

@@ -59,16 +59,12 @@ class Pools:
         host = self.host_pool(memory)
         return (host, self._device_pool) if direction is Direction.H2D else (self._device_pool, host)
 
-    def large_copy(self, direction: Direction, copy_bytes: int) -> SwapMemory:
-        """Return one descriptor of `copy_bytes` from the start of one pool to the start of the other."""
+    def large_copy(self, direction: Direction, copy_bytes: int) -> tuple[Addresses, Addresses, Addresses]:
+        """Return one descriptor of `copy_bytes` from the start of one pool to the start of the other: where it copies
+        from, where to, and its size.
+        """
         source, destination = self.sides(direction, Memory.ALLOCATED)
-        return SwapMemory(
-            sources=_words(source.address),
-            destinations=_words(destination.address),
-            kernel_sources=_words(source.device_address),
-            kernel_destinations=_words(destination.device_address),
-            sizes=_words(copy_bytes),
-        )
+        return _words(source.address), _words(destination.address), _words(copy_bytes)
 
     def put_back(self, direction: Direction, memory: Memory | None, offsets: Addresses, sizes: Addresses) -> None:
         """Restore ranges of the destination of `direction` to their bytes at rest."""

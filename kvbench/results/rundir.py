@@ -97,7 +97,8 @@ class Run:
         from kvbench.results.frame import as_csv
 
         path = self.path / SUMMARY_FILE
-        write_whole(path, as_csv(self.frame()))
+        with _as_storage_error(self.path):
+            write_whole(path, as_csv(self.frame()))
         return path
 
 
@@ -198,7 +199,8 @@ class RunWriter:
 
     def append(self, record: Record) -> None:
         """Append a record to the journal; raises StorageError, with the journal intact."""
-        self._journal.append(record)
+        with _as_storage_error(self.path):
+            self._journal.append(record)
 
     def set_status(self, status: RunStatus, reason: str | None = None) -> None:
         """Record the status of the run; raises StorageError."""
@@ -219,7 +221,8 @@ class RunWriter:
 
     def _replace(self, **changes: Any) -> None:
         info = msgspec.structs.replace(self.info, **changes)
-        write_whole(self.path / RUN_FILE, _encode(info))
+        with _as_storage_error(self.path):
+            write_whole(self.path / RUN_FILE, _encode(info))
         self.info = info
 
 
@@ -285,6 +288,14 @@ def _lock_journal(path: Path, flags: int) -> JournalWriter:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+@contextmanager
+def _as_storage_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # the run directory is gone, or its disk failed
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 @contextmanager

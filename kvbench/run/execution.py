@@ -21,7 +21,7 @@ from kvbench.results import RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note, Record, Roof, RunStatus, Skip, Visit
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
-from kvbench.run.worker_process import WorkerLostError, WorkerSlot
+from kvbench.run.worker_process import NotAskedError, WorkerLostError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visit_deadline_s, visits
 from kvbench.sweep.spec import SweepSpec
 from kvbench.tune.search import Search
@@ -112,10 +112,10 @@ class Execution:
             self.observe("end")
             self.writer.set_status(status, reason)
             load_run(self.writer.path).write_summary()
-        except (KvbenchError, OSError) as error:
+        except KvbenchError as error:
             # These can fail on a full disk too; all results are in the journal, from which readers start.
             if status == "complete":
-                status, reason = "stopped", self._reason(error)
+                status, reason = "stopped", str(error)
         done = self.progress
         counts = done.measured, len(done.failed), len(done.skipped), done.copies_failed
         return Outcome(self.writer.path, status, reason, *counts, searched=self.search is not None)
@@ -130,14 +130,9 @@ class Execution:
             with suppress(StorageError):
                 self.writer.set_status("stopped", str(error))
             raise
-        except (KvbenchError, OSError) as error:
-            return "stopped", self._reason(error)
+        except KvbenchError as error:
+            return "stopped", str(error)
         return "complete", None
-
-    def _reason(self, error: KvbenchError | OSError) -> str:
-        if isinstance(error, OSError):  # the run directory is gone, or its disk failed
-            return f"{self.writer.path} cannot be written: {error.strerror}"
-        return str(error)
 
     def _measure_missing(self) -> None:
         if self.search is not None:
@@ -207,7 +202,7 @@ class Execution:
         self._revive()
         try:
             self._record(self.slot.ask(request, kind, self.spec.sampling.deadline_s + self.spec.sampling.cell_seconds))
-        except (StorageError, OSError):
+        except StorageError:
             raise
         except KvbenchError as error:
             self.progress.copies_failed += 1
@@ -230,7 +225,10 @@ class Execution:
 
     def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
         """Make a visit and record it; raises KvbenchError if a failed worker cannot be replaced."""
-        answer = self._measure(visit, in_turn)
+        try:
+            answer = self._measure(visit, in_turn)
+        except NotAskedError as why:
+            return self.fail(visit, str(why))
         self._record(answer)
         if isinstance(answer, Failure) and answer.kind != "mismatch":
             self.replace_worker(f"the worker process was replaced after {visit.cell.label} failed")

@@ -1,7 +1,6 @@
 """The inspections of `kvbench doctor` in a separate process: which components load, and the device under load."""
 
 import subprocess
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
@@ -14,7 +13,7 @@ from kvbench.machine.doctor import EngineReport
 from kvbench.machine.observation import observe
 from kvbench.results import Ceiling
 from kvbench.run.protocol import MeasureCeiling
-from kvbench.run.worker_process import WorkerSlot
+from kvbench.run.worker_process import Interpreter, WorkerSlot
 from kvbench.sweep.spec import SweepSpec
 
 _DEADLINE_S: Final = 180.0
@@ -24,7 +23,7 @@ _SETTLE_S: Final = 0.3
 
 def describe() -> EngineReport:
     """Return which components load and which devices exist; a crash of the inspection is part of the report."""
-    command = (sys.executable, "-P", "-m", "kvbench.measure.inspection")
+    command = Interpreter().command("-m", "kvbench.measure.inspection")
     try:
         done = subprocess.run(command, capture_output=True, timeout=_DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -138,16 +138,14 @@ def progress_of(run: Run, cells: Iterable[Cell], writer: RunWriter, *, retry_fai
 
 
 def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
-    """Return the plan that `run` was begun with; raises MismatchError for another machine, or other backends."""
-    here = _identity(opened)
-    if identity_hash(here) != run.info.identity_hash:
-        changed = "; ".join(differences(run.info.identity, here)) or "its record was changed"
+    """Return the plan that `run` was begun with, of the free memory and the backends of then.
+
+    Raises MismatchError for another machine, or other backends.
+    """
+    machine = _identity(opened)
+    if identity_hash(machine) != run.info.identity_hash:
+        changed = "; ".join(differences(run.info.identity, machine)) or "its record was changed"
         raise MismatchError(f"--resume {run.path}: the run is of another machine ({changed})")
-    return _plan_of(run, spec, opened)
-
-
-def _plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
-    """Return the original plan of `run`, with the free memory and backends of its start. Raises MismatchError."""
     device: DeviceFacts = convert(run.info.device, DeviceFacts, "device")
     if device.kind != opened.device.kind:
         raise MismatchError(

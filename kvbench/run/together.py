@@ -28,7 +28,7 @@ from kvbench.run.runner import (
     progress_of,
     run_info,
 )
-from kvbench.run.worker_process import Kind, WorkerSlot
+from kvbench.run.worker_process import Kind, NotAskedError, WorkerSlot
 from kvbench.sweep.installed import Installed, asked_for, installed
 from kvbench.sweep.plan import Plan, visits
 from kvbench.sweep.spec import EVERY_GPU, SweepSpec
@@ -109,8 +109,7 @@ class TurnSlot(WorkerSlot):
         key = request.round, request.attempt, index
         with self._turns.taken(self._start.place, key, together=together) as present:
             if present < cell.devices:
-                message = f"only {present} of {cell.devices} devices are left for a swap at once"
-                return Failure(cell_text=request.cell, round=request.round, kind="error", message=message, command="")
+                raise NotAskedError(f"only {present} of {cell.devices} devices are left for a swap at once")
             if together:
                 number = (request.round << 48) + (request.attempt << 32) + index + 1
                 request = msgspec.structs.replace(request, start=msgspec.structs.replace(self._start, number=number))

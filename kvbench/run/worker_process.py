@@ -71,6 +71,10 @@ class EngineRefusedError(KvbenchError):
     exit_code = ExitCode.FAILED_CELLS
 
 
+class NotAskedError(KvbenchError):
+    """A visit was not requested of the worker; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interpreter:
     """The Python interpreter of workers, and its environment variables (None: those of this process)."""
@@ -84,19 +88,23 @@ class Interpreter:
 
 
 class WorkerProcess:
-    """One worker."""
+    """One worker. Raises WorkerLostError if its interpreter cannot be started."""
 
     def __init__(self, interpreter: Interpreter) -> None:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
         environment = os.environ if interpreter.environment is None else interpreter.environment
-        self._process = subprocess.Popen(
-            interpreter.command("-m", "kvbench.measure.worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._words,
-            env={**environment, **_ENVIRONMENT},
-            start_new_session=True,  # the parent handles Ctrl-C
-        )
+        try:
+            self._process = subprocess.Popen(
+                interpreter.command("-m", "kvbench.measure.worker"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+                env={**environment, **_ENVIRONMENT},
+                start_new_session=True,  # the parent handles Ctrl-C
+            )
+        except OSError as error:
+            self._words.close()
+            raise WorkerLostError(f"{interpreter.python} cannot be started: {error.strerror}") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.pid = self._process.pid

@@ -178,6 +178,16 @@ def test_a_side_whose_worker_cannot_be_replaced_fails_what_is_left_of_it(folder:
     assert "Traceback" not in done.stderr
 
 
+def test_a_side_whose_environment_is_removed_meanwhile_fails(folder: Path) -> None:
+    python = folder / "python"
+    python.write_text(LIAR.format(python=sys.executable, lie=f"os.unlink('{python}'); sys.exit(3)"))
+    python.chmod(0o755)
+    done = compare(folder, cand=f"env:{python}")
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert verdicts(folder) == {LARGE: "FAILED", SMALL: "FAILED"}
+    assert f"its worker could not be replaced: {python} cannot be started: No such file or directory" in done.stdout
+
+
 def test_a_side_of_which_no_second_process_starts_fails(folder: Path) -> None:
     python = folder / "python"
     once = f'if os.path.exists("{folder}/gone"): sys.exit("out of memory")\nopen("{folder}/gone", "w").close()\n'

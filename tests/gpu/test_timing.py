@@ -1,6 +1,7 @@
 """Relations between times that have to hold on any card."""
 
 from dataclasses import replace
+from itertools import compress
 from statistics import mean, median
 
 import pytest
@@ -14,9 +15,8 @@ from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.roof import measure_roof
 from kvbench.measure.samples import DELAY_SPARE_US
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Measurement
 from kvbench.measure.workload import Pools, VerificationError
-from kvbench.results.schema import EffectivePath
+from kvbench.results.schema import EffectivePath, Visit
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
 from tests.visits import load_backends, measure
@@ -34,12 +34,13 @@ def bench(gpu: Device) -> Bench:
     return Bench(gpu, stream, region, Pools(gpu, stream, 1 << 30), SteadyCpu(), GpuClocks(gpu.name, None))
 
 
-def taken(bench: Bench, cell: Cell) -> Measurement:
+def taken(bench: Bench, cell: Cell) -> Visit:
     return measure(bench, load_backends()[cell.backend], cell, SAMPLING, seed=5, fault=None)
 
 
-def middle(measurement: Measurement, name: str) -> float:
-    return median(getattr(sample, name) for sample in measurement.samples)
+def middle(made: Visit, name: str) -> float:
+    times_us: list[float] = getattr(made.samples, name)
+    return median(times_us)
 
 
 @pytest.mark.parametrize("backend", ["per_block", "batched", "triton"])
@@ -48,18 +49,19 @@ def middle(measurement: Measurement, name: str) -> float:
 def test_the_times_of_a_sample_contain_each_other(
     bench: Bench, backend: str, direction: Direction, state: StreamState
 ) -> None:
-    measurement = taken(bench, Cell(backend, direction, 500, 65_536, state, sms=4))
-    for sample in measurement.samples:
-        assert 0 < sample.submit_us <= sample.wall_us
-        assert sample.cpu_us <= 1.1 * sample.submit_us + 5
-        assert sample.pending_before is (state is StreamState.BUSY)
-        # 32 MB do not fit through any host link in 20 us.
-        assert sample.gpu_us > 20
-    assert not measurement.warnings
+    made = taken(bench, Cell(backend, direction, 500, 65_536, state, sms=4))
+    samples = made.samples
+    for submit_us, wall_us, cpu_us in zip(samples.submit_us, samples.wall_us, samples.cpu_us, strict=True):
+        assert 0 < submit_us <= wall_us
+        assert cpu_us <= 1.1 * submit_us + 5
+    assert set(samples.pending_before) == {state is StreamState.BUSY}
+    # 32 MB do not fit through any host link in 20 us.
+    assert min(samples.gpu_us) > 20
+    assert not made.warnings
     if state is StreamState.BUSY:
-        assert middle(measurement, "gpu_us") < middle(measurement, "wall_us")
+        assert middle(made, "gpu_us") < middle(made, "wall_us")
     if state is StreamState.IDLE:
-        assert middle(measurement, "gap_us") < 5
+        assert middle(made, "gap_us") < 5
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -67,8 +69,8 @@ def test_no_backend_beats_the_ceiling(bench: Bench, direction: Direction) -> Non
     copy_bytes, times_us = measure_ceiling(bench, direction, 5)
     ceiling = gigabytes_per_second(copy_bytes, median(times_us))
     for backend in load_backends():
-        measurement = taken(bench, Cell(backend, direction, 4000, 65_536, sms=16))
-        assert gigabytes_per_second(4000 * 65_536, middle(measurement, "wall_us")) < 1.03 * ceiling
+        made = taken(bench, Cell(backend, direction, 4000, 65_536, sms=16))
+        assert gigabytes_per_second(4000 * 65_536, middle(made, "wall_us")) < 1.03 * ceiling
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -93,20 +95,20 @@ def test_a_swap_that_is_faster_than_large_copies_fails(bench: Bench, monkeypatch
 
 
 def test_the_delay_keeps_the_stream_busy_as_long_as_it_says(bench: Bench) -> None:
-    measurement = taken(bench, Cell("batched", Direction.H2D, 1, 4096, StreamState.BUSY))
-    assert all(sample.pending_after for sample in measurement.samples)
+    made = taken(bench, Cell("batched", Direction.H2D, 1, 4096, StreamState.BUSY))
+    assert all(made.samples.pending_after)
     # the delay in front of a busy sample has this much to spare over the submission, which is short here
     asked_us = BUSY_DELAY_US + DELAY_SPARE_US
-    assert asked_us * 0.7 < middle(measurement, "wall_us") < asked_us * 2
+    assert asked_us * 0.7 < middle(made, "wall_us") < asked_us * 2
 
 
 @pytest.mark.parametrize("streams", [1, 8])
 @pytest.mark.parametrize("backend", ["per_block", "batched"])
 def test_a_queue_stands_until_the_submission(bench: Bench, backend: str, streams: int) -> None:
     cell = Cell(backend, Direction.H2D, 1, 1 << 20, StreamState.BUSY, queued=200, streams=streams)
-    measurement = taken(bench, cell)
-    assert sum(sample.depth_held for sample in measurement.samples) > len(measurement.samples) / 2
-    assert all(sample.pending_before for sample in measurement.samples)
+    made = taken(bench, cell)
+    assert sum(made.samples.depth_held or ()) > len(made.samples) / 2
+    assert all(made.samples.pending_before)
 
 
 def test_more_sms_are_not_slower_where_one_is_far_from_the_ceiling(bench: Bench) -> None:
@@ -116,8 +118,8 @@ def test_more_sms_are_not_slower_where_one_is_far_from_the_ceiling(bench: Bench)
 
 
 def test_the_path_of_a_kernel_and_of_single_copies_is_never_the_cpu(bench: Bench) -> None:
-    assert taken(bench, Cell("triton", Direction.H2D, 1000, 4096, sms=4)).path is EffectivePath.SM_KERNEL
-    assert taken(bench, Cell("per_block", Direction.H2D, 1000, 4096)).path is EffectivePath.COPY_ENGINE
+    assert taken(bench, Cell("triton", Direction.H2D, 1000, 4096, sms=4)).path == EffectivePath.SM_KERNEL
+    assert taken(bench, Cell("per_block", Direction.H2D, 1000, 4096)).path == EffectivePath.COPY_ENGINE
 
 
 @pytest.mark.parametrize("backend", ["batched", "sm"])
@@ -132,7 +134,7 @@ def test_execution_does_not_depend_on_the_delay(gpu: Device, bench: Bench, backe
             delayed = replace(bench, region=TimedRegion(gpu.driver, bench.stream.handle, delay_us * 1000))
             # a busy host can hold a submission up for longer than the delay: then the sample has no execution
             samples = taken(delayed, cell).samples
-            outlasted = [sample.gpu_us for sample in samples if sample.pending_after]
+            outlasted = list(compress(samples.gpu_us, samples.pending_after))
             held.append(len(outlasted) / len(samples))
             found += outlasted
     assert mean(held) > 0.5

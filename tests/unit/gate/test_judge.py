@@ -45,7 +45,7 @@ def test_a_slower_cell_is_named_and_comes_first() -> None:
     assert worst.low < 1.05 < worst.high
     assert worst.low > 1.03
     assert worst.command == VICTIM.command()
-    assert judgement.count(GateVerdict.SLOWER) == 1
+    assert [row.verdict for row in judgement.rows].count(GateVerdict.SLOWER) == 1
 
 
 def test_a_faster_cell_is_said_and_passes() -> None:
@@ -130,7 +130,7 @@ def test_the_second_slot_costs_neither_side() -> None:
     judgement = judge(*compared(Side(), only_victim(1.05), second_slot=0.02))
     assert judgement.slot_bias == pytest.approx(1.02, abs=0.003)
     assert row_of(judgement, VICTIM).verdict is GateVerdict.SLOWER
-    assert judgement.count(GateVerdict.SLOWER) == 1
+    assert [row.verdict for row in judgement.rows].count(GateVerdict.SLOWER) == 1
     assert all(control.steady for control in judgement.controls)
 
 

@@ -18,8 +18,10 @@ from kvbench.measure.bench import Bench, set_up
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.visit import Measurement, visit
+from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
+from kvbench.results import Visit
+from kvbench.run.protocol import InTurn, MeasureCell
 from kvbench.sweep.spec import Sampling
 from tests.unit.measure.test_visit import Recorded, every_other_block, honest
 from tests.visits import measure
@@ -39,7 +41,7 @@ def bench() -> Iterator[Bench]:
         neighbour.close()
 
 
-def measured(bench: Bench, **axes: object) -> Measurement:
+def measured(bench: Bench, **axes: object) -> Visit:
     return measure(bench, Batched(), replace(CELL, **axes), SAMPLING, 1, None)  # type: ignore[arg-type]
 
 
@@ -83,7 +85,8 @@ def test_both_sides_are_timed_alone_and_beside_the_other(
     assert min(*beside.swaps_alone_gbps, *beside.swaps_beside_gbps) > 0
     assert min(*beside.one_block_alone_us, *beside.one_block_beside_us) > 0
     assert len(found.samples) > 5
-    assert all(sample.wall_us >= sample.submit_us > 0 for sample in found.samples)
+    both = zip(found.samples.wall_us, found.samples.submit_us, strict=True)
+    assert all(wall_us >= submit_us > 0 for wall_us, submit_us in both)
     assert found.verified_bytes >= 3 * CELL.swap_bytes
 
 
@@ -129,7 +132,7 @@ def test_a_swap_in_launches_moves_every_block(bench: Bench, neighbour: Neighbour
 def test_a_rate_cap_is_kept_launch_by_launch(bench: Bench) -> None:
     found = measured(bench, blocks=200, rate_cap=1, launch_bytes=10 * 4096)
     least_us = 200 * 4096 / 1e3  # at 1 GB/s
-    assert min(sample.wall_us for sample in found.samples) >= least_us
+    assert min(found.samples.wall_us) >= least_us
 
 
 def test_bursts_are_as_far_apart_as_asked_for(bench: Bench) -> None:
@@ -143,7 +146,9 @@ def test_bursts_are_as_far_apart_as_asked_for(bench: Bench) -> None:
 def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: Bench) -> None:
     ready = set_up(bench, Batched(), CELL, SAMPLING, 1)
     for verify in (True, False, True):
-        found = visit(bench, ready, SAMPLING, None, is_first=False, verify=verify)
+        in_turn = InTurn(verify=verify)
+        request = MeasureCell(cell=CELL.as_strings(), round=1, seed=1, sampling=SAMPLING, in_turn=in_turn)
+        found = visit(bench, ready, request, None)
         assert found.beside is not None
         assert len(found.samples) > 5
         assert (found.verified_bytes > 0) is verify

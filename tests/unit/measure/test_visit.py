@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -21,10 +22,11 @@ from kvbench.engine.device import DIRECTIONS, Stream, TimedRegion, open_device, 
 from kvbench.engine.faults import FaultPlan
 from kvbench.engine.memory import SwapMemory
 from kvbench.measure import visit
-from kvbench.measure.bench import Bench, measure_ceiling
+from kvbench.measure.bench import Bench, measure_ceiling, set_up
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError
+from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.plan import CHAIN, SHORT_CHAIN
 from kvbench.sweep.spec import Sampling
 from tests.visits import measure
@@ -186,6 +188,20 @@ def test_an_honest_backend_passes_behind_every_cheat(bench: Bench, cell: Cell) -
         assert found.verified_bytes >= 3 * cell.swap_bytes  # the first swap, those of the samples, the audit's
 
 
+@pytest.mark.parametrize(("number", "attempt", "is_first"), [(0, 0, True), (0, 1, True), (1, 0, False), (1, 1, False)])
+def test_every_attempt_in_the_first_round_is_compared_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int, attempt: int, *, is_first: bool
+) -> None:
+    """After a resumed sweep, the first visit on one of several devices may be a repeated one."""
+    check = mock.Mock(return_value=0)
+    monkeypatch.setattr(visit, "_check_first", check)
+    cell = CELLS[0]
+    request = MeasureCell(cell=cell.as_strings(), round=number, attempt=attempt, seed=1, sampling=SAMPLING)
+    made = visit.visit(bench, set_up(bench, Recorded(honest), cell, SAMPLING, 1), request, None)
+    assert check.called is is_first
+    assert (made.round, made.attempt) == (number, attempt)
+
+
 @pytest.mark.parametrize("state", StreamState)
 def test_every_backend_takes_the_same_warm_ups_and_samples(bench: Bench, state: StreamState) -> None:
     cell = replace(CELLS[1], stream_state=state)
@@ -230,7 +246,7 @@ def test_a_pause_comes_before_every_swap_and_is_no_part_of_it(bench: Bench) -> N
     begin_s = time.perf_counter()
     found = measure(bench, Recorded(honest), replace(CELLS[0], pause_us=50_000), SAMPLING, 1, None)
     assert time.perf_counter() - begin_s >= len(found.samples) * 0.05
-    assert min(sample.wall_us for sample in found.samples) < 50_000
+    assert min(found.samples.wall_us) < 50_000
 
 
 def test_a_ceiling_leaves_the_pools_whole(bench: Bench) -> None:

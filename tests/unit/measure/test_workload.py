@@ -211,12 +211,11 @@ def test_the_bytes_of_both_sides_are_random_and_differ(bench: Bench) -> None:
 
 def test_the_ceilings_copy_is_put_back(bench: Bench) -> None:
     for direction in Direction:
-        memory = bench.pools.large_copy(direction, POOL_BYTES // 2)
-        lists = (memory.sources, memory.destinations, memory.sizes)
+        lists = bench.pools.large_copy(direction, POOL_BYTES // 2)
         per_block(bench.device.driver, *lists, DIRECTIONS[direction]).submit(bench.stream.handle)
         bench.stream.synchronize()
         assert bench.wrong_bytes(Cell("any", direction, 1, 64)) > 0
-        bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, np.uint64), memory.sizes)
+        bench.pools.put_back(direction, Memory.ALLOCATED, np.zeros(1, np.uint64), lists[-1])
         assert whole(bench)
 
 

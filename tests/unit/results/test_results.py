@@ -5,6 +5,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -292,6 +293,16 @@ def test_create_in_a_read_only_folder(tmp_path: Path) -> None:
 def test_create_takes_an_empty_folder(tmp_path: Path) -> None:
     synthetic.write_run(tmp_path, [])
     assert load_run(tmp_path).frame().empty
+
+
+def test_a_run_directory_that_is_gone_cannot_be_written(run: Path) -> None:
+    read = load_run(run)
+    with RunWriter.reopen(run) as writer:
+        shutil.rmtree(run)
+        with pytest.raises(StorageError, match=r"run cannot be written: No such file or directory$"):
+            writer.set_status("complete")
+    with pytest.raises(StorageError, match=r"run cannot be written: No such file or directory$"):
+        read.write_summary()
 
 
 def test_one_writer_at_a_time(run: Path) -> None:

@@ -15,7 +15,7 @@ from kvbench.results.schema import Ceiling, Failure, Note, Retry, Visit
 from kvbench.run.execution import MAX_REPEATS, Execution, Outcome
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import MeasureCell, Opened
-from kvbench.run.worker_process import WorkerLostError
+from kvbench.run.worker_process import NotAskedError, WorkerLostError
 from kvbench.sweep.plan import Plan, PlannedVisit
 from kvbench.sweep.spec import Sampling, SweepSpec
 from tests.synthetic import info, samples
@@ -74,6 +74,18 @@ class Crashing(Slot):
         self.ended = self.replaced == 2
 
 
+class Left(Slot):
+    """A worker that is not asked for the second cell: the devices that it needs are gone."""
+
+    def visit(self, request: MeasureCell, *_: object) -> Visit | Failure:
+        if Cell.from_strings(request.cell) == CELLS[1]:
+            raise NotAskedError("only 1 of 2 devices are left")
+        return super().visit(request)
+
+    def replace(self) -> None:
+        self.replaced += 1
+
+
 class Stopped:
     """A search that is interrupted before its first visit."""
 
@@ -122,6 +134,15 @@ def test_large_copies_that_crash_and_a_worker_that_is_found_dead_cost_themselves
     assert "ceiling h2d of round 0 failed: the worker died by SIGSEGV" in notes
     assert "ceiling h2d of round 1 failed: the worker died by SIGSEGV" in notes
     assert sum("had ended between two requests and was replaced" in note for note in notes) == 1
+
+
+def test_a_visit_that_no_worker_was_asked_for_fails_and_costs_no_worker(tmp_path: Path) -> None:
+    slot = Left(disturbed=0)
+    outcome = execute(tmp_path, slot)
+    assert (outcome.status, outcome.measured, outcome.failed) == ("complete", len(CELLS) - 1, 1)
+    (failure,) = (record for record in load_run(tmp_path).records if isinstance(record, Failure))
+    assert (failure.cell, failure.kind, failure.message) == (CELLS[1], "error", "only 1 of 2 devices are left")
+    assert slot.replaced == 0
 
 
 def test_a_failed_cell_that_is_tried_again_has_its_figures(tmp_path: Path) -> None:

@@ -43,19 +43,27 @@ def here(**changes: Any) -> Opened:
     )
 
 
+@pytest.fixture
+def _same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "identity_hash", lambda _: begun().info.identity_hash)
+
+
+@pytest.mark.usefixtures("_same_machine")
 def test_memory_that_is_taken_meanwhile_changes_no_plan() -> None:
     plan = expand(SPEC, CPU, CPU_BACKENDS)
-    assert runner._plan_of(begun(), SPEC, here()) == plan
-    assert runner._plan_of(begun(), SPEC, here(host_free_bytes=1 << 27, device_free_bytes=1 << 27)) == plan
+    assert runner.plan_of(begun(), SPEC, here()) == plan
+    assert runner.plan_of(begun(), SPEC, here(host_free_bytes=1 << 27, device_free_bytes=1 << 27)) == plan
     assert expand(SPEC, replace(CPU, host_free_bytes=1 << 27), CPU_BACKENDS) != plan
 
 
+@pytest.mark.usefixtures("_same_machine")
 def test_a_backend_that_came_meanwhile_is_no_part_of_the_run() -> None:
     more = replace(CPU_BACKENDS[1], name="new")
     opened = msgspec.structs.replace(here(), backends=[*CPU_BACKENDS, more])
-    assert runner._plan_of(begun(), SPEC, opened) == expand(SPEC, CPU, CPU_BACKENDS)
+    assert runner.plan_of(begun(), SPEC, opened) == expand(SPEC, CPU, CPU_BACKENDS)
 
 
+@pytest.mark.usefixtures("_same_machine")
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -68,14 +76,15 @@ def test_a_backend_that_is_another_now_is_a_mismatch(changes: dict[str, Any], to
     changed = [replace(facts, **changes) if facts.name == "batched" else facts for facts in CPU_BACKENDS]
     opened = msgspec.structs.replace(here(), backends=changed)
     with pytest.raises(MismatchError, match=r"backend batched differs from that of the run .*" + told):
-        runner._plan_of(begun(), SPEC, opened)
+        runner.plan_of(begun(), SPEC, opened)
 
 
+@pytest.mark.usefixtures("_same_machine")
 def test_a_run_of_a_device_of_another_kind_is_a_mismatch() -> None:
     changed = msgspec.to_builtins(replace(CPU, kind="abacus"))
     run = replace(begun(), info=msgspec.structs.replace(begun().info, device=changed))
     with pytest.raises(MismatchError, match=r"the run is of a device of kind 'abacus', this is 'cpu'"):
-        runner._plan_of(run, SPEC, here())
+        runner.plan_of(run, SPEC, here())
 
 
 @pytest.mark.parametrize(

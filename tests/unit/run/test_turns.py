@@ -11,7 +11,7 @@ from kvbench.cells.cell import Cell
 from kvbench.results import Failure
 from kvbench.run.protocol import MeasureCell, Start
 from kvbench.run.together import Turns, TurnSlot
-from kvbench.run.worker_process import WorkerSlot
+from kvbench.run.worker_process import NotAskedError, WorkerSlot
 from kvbench.sweep.spec import Sampling, SweepSpec
 
 
@@ -76,6 +76,16 @@ def test_an_interrupt_ends_the_waiting() -> None:
     turns.stop()
     with pytest.raises(KeyboardInterrupt), turns.taken(0, (0, 0, 0), together=False):
         pass
+
+
+def test_a_swap_on_all_devices_is_not_asked_for_once_one_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, turns = Cell("batched", Direction.H2D, 1, 4096, devices=2), Turns()
+    turns.order = {(0, cell.id): 0}
+    monkeypatch.setattr(Turns, "taken", lambda *_, **__: nullcontext(1))
+    slot = TurnSlot(SweepSpec("test"), (), turns, Start(path="", place=0, number=0))
+    request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())
+    with pytest.raises(NotAskedError, match="only 1 of 2 devices are left for a swap at once"):
+        slot.visit(request, 1.0)
 
 
 def test_later_visits_of_all_devices_have_higher_numbers_to_meet_at(monkeypatch: pytest.MonkeyPatch) -> None:
