@@ -250,10 +250,11 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
             watching = _Watching(name, records, failures, say)
             execution = Execution(half[name], plans[name], found[name], writer, slots[name], watching, Progress())
             running[name] = RunningSide(execution, names[name], records)
-            execution.begin()
-        if base.backend == cand.backend:
-            _fail_what_is_gone(running[CAND].execution, [cell for cell in plans[BASE].cells if cell not in paired])
         with _ended_together(running.values()):
+            for arm in running.values():
+                arm.execution.begin()
+            if base.backend == cand.backend:
+                _fail_what_is_gone(running[CAND].execution, [cell for cell in plans[BASE].cells if cell not in paired])
             for note in (*_remarks(base, cand, found), *_without_partner(plans, paired)):
                 say(f"note: {note}")
             say(f"{len(paired)} cells on two sides in turn; reserving memory")

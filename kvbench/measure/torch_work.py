@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kvbench.cells.axes import Neighbour
@@ -58,6 +59,17 @@ def _copies(torch: Any, device: Any) -> Iterate:
     return lambda: destination.copy_(source)
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """A step captured in a CUDA graph; `step` owns the memory that the graph reads and writes."""
+
+    graph: Any
+    step: Iterate
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
 def _decode(torch: Any, device: Any) -> Iterate:
     """Return a function that replays a captured decode step."""
     step = decode_step(torch, device, find_model(MODEL))
@@ -67,11 +79,7 @@ def _decode(torch: Any, device: Any) -> Iterate:
     stream = torch.cuda.current_stream(device)
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         step()
-
-    def replay(_owner: Iterate = step) -> None:  # `step` owns the memory that the graph reads and writes
-        graph.replay()
-
-    return replay
+    return CapturedStep(graph, step)
 
 
 def decode_step(
