@@ -15,7 +15,7 @@ from kvbench.report.model import ChartWords, Code, DataTable, Finding, Span, Str
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size, superscript
 from kvbench.report.select import STATES, Pinned, where
 from kvbench.report.view import HOST_COPIES, View, sample_words
-from kvbench.text import short
+from kvbench.text import ends, short
 
 INCLUDES: Final = {
     "idle": "GB/s from wall_us on an idle stream: host clock from just before the submission to completion; includes "
@@ -199,11 +199,6 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
-def ends(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """Return "least to most", or one of them where they look the same."""
-    return " to ".join(dict.fromkeys((show(min(values)), show(max(values)))))
-
-
 def includes(states: Iterable[str], figures: str) -> list[str]:
     """Return what `figures`, such as "GB/s", include in each of these stream states, idle first."""
     held = set(states)
@@ -252,4 +247,4 @@ def line_of(
 
 
 def a_stream(state: str) -> str:
-    return {"idle": "an idle stream", "busy": "a busy stream"}.get(state, "a sustained stream")
+    return f"{'an' if state == 'idle' else 'a'} {state} stream"

@@ -26,7 +26,6 @@ from kvbench.report.tables import (
     INCLUDES,
     Row,
     a_stream,
-    ends,
     grid_table,
     grouped,
     measured_table,
@@ -35,7 +34,7 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
-from kvbench.text import short
+from kvbench.text import ends, short
 from kvbench.tune.table import AUTO
 from kvbench.units import two_digits
 
