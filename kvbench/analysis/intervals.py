@@ -31,10 +31,7 @@ def median_interval(samples: Samples) -> tuple[float, float]:
     Raises ValueError if `samples` is empty.
     """
     values = np.sort(checked(samples))
-    rank = interval_rank(len(values))
-    if rank is None:
-        return -math.inf, math.inf
-    return float(values[rank]), float(values[-1 - rank])
+    return ends_at(values, interval_rank(len(values)))
 
 
 def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
@@ -83,6 +80,11 @@ def rank_of(ways: Sequence[int], confidence: float) -> int | None:
         rank += 1
         below += ways[rank]
     return rank if rank >= 0 else None
+
+
+def ends_at(ordered: Floats, rank: int | None) -> tuple[float, float]:
+    """Return the values at `rank` from the begin and from the end; (-inf, inf) without a rank."""
+    return (-math.inf, math.inf) if rank is None else (float(ordered[rank]), float(ordered[-1 - rank]))
 
 
 def checked(samples: Samples) -> Floats:

@@ -50,7 +50,7 @@ def make(view: View) -> Part | str:
     arms = _arms(pinned.cells)
     compared = {shape: cells for shape, cells in arms.items() if _HOT in cells and _FAR in cells}
     curves = _pool_curves(view.frame)
-    if not compared and isinstance(curves, str):
+    if not compared and curves is None:
         return f"it needs a swap measured both hot and dense and from a large pool, or {MIN_POOLS} sizes of the pool"
     cells = pd.DataFrame([row for swap in compared.values() for row in swap.values()])
     costs = {
@@ -69,7 +69,7 @@ def make(view: View) -> Part | str:
             told.append(finding)
     told += primed_inline(pinned.cells)
     charts = []
-    if not isinstance(curves, str):
+    if curves:
         sizes = {curve.panel: f", {bytes_size(curve.panel)} blocks" for curve in curves.curves}
         title = f"GB/s against the size of the pool, N = {count(curves.main)} fresh blocks"
         charts = [curve_chart(view, "locality", curves, sizes, title)]
@@ -128,8 +128,8 @@ def _name(shape: Shape) -> str:
     return f"{backend} of {count(blocks)} {TIMES} {bytes_size(size)}"
 
 
-def _pool_curves(cells: pd.DataFrame) -> RateCurves | str:
-    """Return GB/s over the size of the pool, a panel per block size, or why there are none."""
+def _pool_curves(cells: pd.DataFrame) -> RateCurves | None:
+    """Return GB/s over the size of the pool, a panel per block size; None with fewer than `MIN_POOLS` sizes."""
     pinned = pin(cells[cells["reuse"] == Reuse.FRESH.value], shown=("pool", "sms"))
     fresh = where(pinned.cells, status="ok", stream_state="idle")
     fresh = fresh[fresh["pool_bytes"] > 0]
@@ -137,6 +137,6 @@ def _pool_curves(cells: pd.DataFrame) -> RateCurves | str:
     own = max(swaps, key=lambda swap: int(swap["pool_bytes"].nunique()), default=fresh)
     own = own[own.groupby(["backend", "direction"])["pool_bytes"].transform("nunique") >= MIN_POOLS]
     if own.empty:
-        return f"it needs {MIN_POOLS} sizes of the pool"
+        return None
     curves = curves_over(own, "block_bytes", "pool_bytes")
     return RateCurves("pool_bytes", curves, pinned, own, int(own["blocks"].iloc[0]))
