@@ -80,7 +80,7 @@ def base_of(view: View) -> View | None:
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:
-    """Return the rows of the cells that both measured, SLOWER and FASTER first, largest changes for the worse first.
+    """Return the rows of the cells that both measured, SLOWER ones first, largest changes for the worse first.
 
     They have the axes (one of `LATER`, or of what is beside swaps, only where `base` has swept it), `_base` and
     `_other` of the figures, and the columns of `_compared`.

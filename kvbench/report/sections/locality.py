@@ -47,12 +47,11 @@ Shape = tuple[str, str, int, int]
 
 def make(view: View) -> Part | str:
     pinned = pin(view.frame, shown=("pool", "reuse", "sms"))
-    arms = _arms(pinned.cells)
-    compared = {shape: cells for shape, cells in arms.items() if _HOT in cells and _FAR in cells}
+    compared = _compared(pinned.cells)
     curves = _pool_curves(view.frame)
     if not compared and curves is None:
         return f"it needs a swap measured both hot and dense and from a large pool, or {MIN_POOLS} sizes of the pool"
-    cells = pd.DataFrame([row for swap in compared.values() for row in swap.values()])
+    cells = pd.DataFrame([row for swap in compared.values() for row in swap.values() if row["status"] == "ok"])
     costs = {
         shape: view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"])) for shape, arms in compared.items()
     }
@@ -79,8 +78,11 @@ def make(view: View) -> Part | str:
 SECTION = Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", make)
 
 
-def _arms(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:
-    """Return the four arms of every swap on an idle stream: direction, backend, blocks and block bytes."""
+def _compared(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:
+    """Return the arms of every swap on an idle stream that has those which are compared, and any measured one.
+
+    A shape is direction, backend, blocks and block bytes.
+    """
     idle = where(cells, stream_state="idle")
     largest = int(idle["pool_bytes"].max()) if len(idle) else 0
     found: dict[Shape, dict[Arm, Row]] = {}
@@ -88,7 +90,11 @@ def _arms(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:
         shape = (str(row["direction"]), str(row["backend"]), int(row["blocks"]), int(row["block_bytes"]))
         arm = ("far" if row["pool_bytes"] else "dense", Reuse(row["reuse"]) if row["reuse"] else Reuse.SAME)
         found.setdefault(shape, {}).setdefault(arm, row)
-    return found
+    return {
+        shape: arms
+        for shape, arms in found.items()
+        if _HOT in arms and _FAR in arms and any(row["status"] == "ok" for row in arms.values())
+    }
 
 
 def _rows(swaps: Mapping[Shape, Mapping[Arm, Row]], costs: Mapping[Shape, Comparison]) -> list[list[Text]]:
