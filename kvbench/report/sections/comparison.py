@@ -255,5 +255,5 @@ def _chart(pair: Pair, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
         warning=HOST_COPIES if any(view.on_host for view in pair) else "",
     )
     points = pd.concat([curve.points[[*POINT_COLUMNS, *_BAND]] for curve in drawn])
-    plot = curve_plot(base, replace(curves, curves=drawn), rows, _RATIO, _BAND)
+    plot = replace(curve_plot(base, replace(curves, curves=drawn), rows, _RATIO, _BAND), band="95% interval")
     return Chart(f"comparison-{name}-{base}-{other}", words, plot, points)

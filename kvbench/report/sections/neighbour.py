@@ -166,7 +166,7 @@ def _chart(view: View, name: str, points: pd.DataFrame) -> Chart:
     drawn = "medians of visits · band: 95% interval · ring: nothing as fast costs less"
     words = chart_words(view, title, points, drawn, [_INCLUDES])
     x = PlotAxis("GB/s of the swaps", "figure", "linear")
-    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart([panels]))
+    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart([panels]), "95% interval")
     return Chart(f"neighbour-{name}-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
 
 
