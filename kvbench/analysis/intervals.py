@@ -49,14 +49,16 @@ def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
 
 
 def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, Floats]:
-    """Return the `quartiles` of many groups; `values` is the concatenation of non-empty groups of `counts` values."""
+    """Return the quartiles of many groups, of shape (groups,) each: lower, median, upper.
+
+    `values` is the concatenation of non-empty groups of `counts` values.
+    """
     found = np.empty((3, len(counts)))
     first = np.cumsum(counts) - counts
     for count in np.unique(counts):
         alike = counts == count
         found[:, alike] = np.quantile(values[first[alike][:, None] + np.arange(count)], (0.25, 0.5, 0.75), axis=1)
-    low, middle, high = found
-    return low, middle, high
+    return found[0], found[1], found[2]
 
 
 @lru_cache(maxsize=4096)

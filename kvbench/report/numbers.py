@@ -10,11 +10,6 @@ TIMES: Final = "\N{MULTIPLICATION SIGN}"
 ABSENT: Final = "\N{EN DASH}"
 
 _SIZE: Final = re.compile(r"(?<![\w.])\d{1,12}(\.\d{1,6})?([KMG]i)?B\b")
-_SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def superscript(number: int) -> str:
-    return str(number).translate(_SUPERSCRIPTS)
 
 
 def count(number: float) -> str:
