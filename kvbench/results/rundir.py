@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
@@ -56,9 +55,7 @@ class Run:
         """
         from kvbench.results.frame import summarize
 
-        raw = self.samples() if samples is None else samples
-        ceilings = {way: median(rates) for way, rates in self.ceilings().items() if rates}
-        return summarize(self.records, ceilings, self.roofs(), device_label(self.info), raw)
+        return summarize(self, self.samples() if samples is None else samples)
 
     def samples(self) -> "pd.DataFrame":
         """Return every raw sample, also of failed cells: cell_id, round, sample, and the times in microseconds."""
@@ -100,14 +97,6 @@ class Run:
         path = self.path / SUMMARY_FILE
         write_whole(path, as_csv(self.frame()))
         return path
-
-
-def device_label(info: RunInfo) -> str:
-    """Return "cuda:N", or, for the host device, a label that cannot be mistaken for a GPU."""
-    if info.device.get("kind") == "cpu":
-        return "cpu (host copies, no GPU)"
-    name = info.device.get("name")
-    return name if isinstance(name, str) and re.fullmatch(r"cuda:\d{1,4}", name) else "unknown"
 
 
 def load_run(path: Path) -> Run:
