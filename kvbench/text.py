@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final, TypeVar
 
@@ -77,6 +77,12 @@ def short(text: str, most: int = 400) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: "1 cell", "2 cells"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def ends(values: Iterable[float], show: Callable[[Any], str]) -> str:
+    """Return "least to most" of one or more values, or one of them where they look the same."""
+    ordered = sorted(values)
+    return " to ".join(dict.fromkeys((show(ordered[0]), show(ordered[-1]))))
 
 
 def printable_tree(plain: Any) -> Any:

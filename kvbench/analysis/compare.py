@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.intervals import CONFIDENCE, Floats, Samples, checked, interval_rank, rank_of
+from kvbench.analysis.intervals import CONFIDENCE, Floats, Samples, checked, ends_at, interval_rank, rank_of
 from kvbench.analysis.margins import Margin
 
 # Fewer pairs have no 95% interval; unpaired visits need four on each side.
@@ -84,8 +84,7 @@ def compare_apart(base: Samples, other: Samples, margin: Margin) -> Comparison:
     first, second = _logs(base), _logs(other)
     differences = np.sort(np.subtract.outer(second, first), axis=None)
     rank = rank_of(_rank_sums(len(first), len(second)), CONFIDENCE)
-    low, high = (-math.inf, math.inf) if rank is None else (differences[rank], differences[-1 - rank])
-    return _judged(float(np.median(differences)), float(low), float(high), margin)
+    return _judged(float(np.median(differences)), *ends_at(differences, rank), margin)
 
 
 def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
@@ -99,8 +98,7 @@ def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float
     else:
         values = np.sort(np.add.outer(logs, logs)[np.triu_indices(len(logs))] / 2)
         rank = rank_of(_signed_ranks(len(logs)), confidence)
-    low, high = (-math.inf, math.inf) if rank is None else (values[rank], values[-1 - rank])
-    return float(np.median(values)), float(low), float(high)
+    return float(np.median(values)), *ends_at(values, rank)
 
 
 def verdict_of(low: float, high: float, margin: float) -> Verdict:

@@ -47,8 +47,7 @@ def find_cliff(
 
     `sizes` are unique block sizes in bytes, in any order, for one number of blocks; `gbps` and its interval [`low`,
     `high`] belong to them. A jump must be at least `MIN_HEIGHT`, and its intervals must not overlap. On a rise, even
-    the ratio of the nearest ends must exceed the ratio of the sizes: at a constant cost per descriptor, GB/s double
-    with the size, which is not a cliff; beyond that, larger blocks take less time than smaller ones.
+    the ratio of the nearest ends must exceed the ratio of the sizes: larger blocks take less time than smaller ones.
     """
     points = sorted(zip(sizes, gbps, low, high, strict=True))
     found: list[Cliff] = []

@@ -31,10 +31,7 @@ def median_interval(samples: Samples) -> tuple[float, float]:
     Raises ValueError if `samples` is empty.
     """
     values = np.sort(checked(samples))
-    rank = interval_rank(len(values))
-    if rank is None:
-        return -math.inf, math.inf
-    return float(values[rank]), float(values[-1 - rank])
+    return ends_at(values, interval_rank(len(values)))
 
 
 def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
@@ -52,14 +49,16 @@ def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
 
 
 def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, Floats]:
-    """Return the `quartiles` of many groups; `values` is the concatenation of non-empty groups of `counts` values."""
+    """Return the quartiles of many groups, of shape (groups,) each: lower, median, upper.
+
+    `values` is the concatenation of non-empty groups of `counts` values.
+    """
     found = np.empty((3, len(counts)))
     first = np.cumsum(counts) - counts
     for count in np.unique(counts):
         alike = counts == count
         found[:, alike] = np.quantile(values[first[alike][:, None] + np.arange(count)], (0.25, 0.5, 0.75), axis=1)
-    low, middle, high = found
-    return low, middle, high
+    return found[0], found[1], found[2]
 
 
 @lru_cache(maxsize=4096)
@@ -89,6 +88,11 @@ def middle_of(values: Floats) -> float:
     """Return the median of the finite values, NaN without any."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if known.size else math.nan
+
+
+def ends_at(ordered: Floats, rank: int | None) -> tuple[float, float]:
+    """Return the values at `rank` from the beginning and from the end; (-inf, inf) without a rank."""
+    return (-math.inf, math.inf) if rank is None else (float(ordered[rank]), float(ordered[-1 - rank]))
 
 
 def checked(samples: Samples) -> Floats:

@@ -81,6 +81,6 @@ def find_model(name_or_path: str) -> Geometry:
             f"the path, or {hint(path.name, known, 'see kvbench list models')}"
         )
     if name_or_path.endswith(".json") or "/" in name_or_path:
-        return read_config_json(Path(name_or_path))
+        return read_config_json(path)
     near = hint(name_or_path, known, "list the presets with kvbench list models, or give the path of a config.json")
     raise UsageError(f"model {shown(name_or_path)}: kvbench ships no model of that name; {near}")

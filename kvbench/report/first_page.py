@@ -11,7 +11,7 @@ from kvbench.errors import UsageError
 from kvbench.report.model import Chapter, Strong, Text, spans
 from kvbench.report.numbers import bytes_size, count, faster_words, noun
 from kvbench.report.view import View
-from kvbench.tune.answer import Answer, answers_of, by_kind, words_of
+from kvbench.tune.answer import Answer, answers_of, by_kind, words_of, workload_words
 from kvbench.tune.fit import sms_of
 from kvbench.units import two_digits
 
@@ -29,7 +29,8 @@ def box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
         answers = answers_of([view.run for view in same], lambda _: True)
     except UsageError:
         answers = []
-    lines: list[Text] = [(Strong(first.title), f", {first.driver}, {fullest.date}; {fullest.workload}")]
+    workload = workload_words(fullest.measured, bytes_size)
+    lines: list[Text] = [(Strong(first.title), f", {first.driver}, {fullest.date}; {workload}")]
     for direction in Direction:
         own = [answer for answer in answers if answer.direction is direction]
         if own:

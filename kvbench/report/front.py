@@ -35,16 +35,16 @@ def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
     found = [f"{view.label}: {short(text, _MOST_LETTERS)}" for view in views for text in faults_of(view.run)]
     said = found[:_MOST_FIRST]
     said += [f"and {len(found) - _MOST_FIRST} more, under Warnings"] if len(found) > _MOST_FIRST else []
-    moved = {view.label: most for view in views if (most := _most_moved(view))}
+    moved = {
+        view.label: max(high / low - 1 for low, high in ends.values())
+        for view in views
+        if (ends := moved_ceilings(view.run))
+    }
     if moved:
         where = f"up to {max(moved.values()):.0%} from round to round ({', '.join(moved)})"
         said.append(f"the ceiling moved by {where}: {MOVED}")
     said += [f"{noun(unread, 'run')} could not be read: Not in this report says why"] if unread else []
     return [(Strong("Warning"), f": {text}") for text in said]
-
-
-def _most_moved(view: View) -> float:
-    return max((high / low - 1 for low, high in moved_ceilings(view.run).values()), default=0.0)
 
 
 def run_table(views: Sequence[View]) -> DataTable:

@@ -10,11 +10,6 @@ TIMES: Final = "\N{MULTIPLICATION SIGN}"
 ABSENT: Final = "\N{EN DASH}"
 
 _SIZE: Final = re.compile(r"(?<![\w.])\d{1,12}(\.\d{1,6})?([KMG]i)?B\b")
-_SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-def superscript(number: int) -> str:
-    return str(number).translate(_SUPERSCRIPTS)
 
 
 def count(number: float) -> str:
@@ -34,21 +29,19 @@ def figure(value: float) -> str:
 
 def faster_words(ratio: float) -> str:
     """Return how much faster something is, from the other's time over its own: "4.2 times faster"."""
-    return _words(ratio, "faster") if ratio >= 1 else _words(_inverse(ratio), "slower")
+    return _words(ratio, "faster", "slower")
 
 
 def slower_words(ratio: float) -> str:
     """Return how much more time something takes, from its time over the other's: "20% slower", "4.2 times slower"."""
-    return _words(ratio, "slower") if ratio >= 1 else _words(_inverse(ratio), "faster")
+    return _words(ratio, "slower", "faster")
 
 
-def _words(ratio: float, word: str) -> str:
-    """Return a ratio of two times, at least 1, as text; 0.82 and 1 / 0.82 are the same fact."""
+def _words(ratio: float, word: str, opposite: str) -> str:
+    """Return a ratio of two times as text; 0.82 and 1 / 0.82 are the same fact."""
+    if ratio < 1:
+        ratio, word = 1 / max(ratio, 1e-9), opposite  # times of an untrusted run can have any ratio
     return f"{two_digits(ratio)} times {word}" if ratio >= 1.95 else f"{two_digits((ratio - 1) * 100)}% {word}"
-
-
-def _inverse(ratio: float) -> float:
-    return 1 / max(ratio, 1e-9)  # times of an untrusted run can have any ratio
 
 
 def size(text: str) -> str:

@@ -12,10 +12,11 @@ from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.charts.plot import PlotLine, PlotMark
 from kvbench.report.model import ChartWords, Code, DataTable, Finding, Span, Strong, Text
-from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size, superscript
+from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.select import STATES, Pinned, where
 from kvbench.report.view import HOST_COPIES, View, sample_words
-from kvbench.text import short
+from kvbench.results.schema import EffectivePath
+from kvbench.text import ends, short
 
 INCLUDES: Final = {
     "idle": "GB/s from wall_us on an idle stream: host clock from just before the submission to completion; includes "
@@ -31,7 +32,7 @@ INCLUDES: Final = {
 
 UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or undecided)"
 MARKS: Final[Text] = (Strong("Bold"), f": faster than all others in its row. {UNCLEAR} from the fastest")
-_INLINE: Final = "CPU inline"
+_SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -71,7 +72,7 @@ def measured_table(
 def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[str]]:
     """Return the rows of a table with a mark for each `Reason`, and the reasons, each once, by their marks."""
     reasons = dict.fromkeys(text for row in body for text in row if isinstance(text, Reason))
-    marks = {reason: superscript(number) for number, reason in enumerate(reasons, start=1)}
+    marks = {reason: str(number).translate(_SUPERSCRIPTS) for number, reason in enumerate(reasons, start=1)}
     rows = [[f"{ABSENT}{marks[text]}" if isinstance(text, Reason) else text for text in row] for row in body]
     return rows, [f"{mark} {reason}" for reason, mark in marks.items()]
 
@@ -127,8 +128,9 @@ def unsure(found: Comparison) -> str:
 def primed_inline(cells: pd.DataFrame) -> list[Finding]:
     """Return in how many cells priming did not keep the CPU from copying, which is what it is for."""
     primed = where(cells, status="ok", backend="primed")
-    inline = int(primed["path"].fillna("").str.contains(_INLINE, regex=False).sum())
-    text = f"primed took the path {_INLINE}, in some visits or all, in {count(inline)} of {noun(len(primed), 'cell')}."
+    inline = int(primed["path"].fillna("").str.contains(EffectivePath.CPU_INLINE, regex=False).sum())
+    cells_of = f"{count(inline)} of {noun(len(primed), 'cell')}"
+    text = f"primed took the path {EffectivePath.CPU_INLINE}, in some visits or all, in {cells_of}."
     return [Finding(text, math.log1p(inline / len(primed)))] if inline else []
 
 
@@ -199,11 +201,6 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
-def ends(values: Sequence[float], show: Callable[[float], str]) -> str:
-    """Return "least to most", or one of them where they look the same."""
-    return " to ".join(dict.fromkeys((show(min(values)), show(max(values)))))
-
-
 def includes(states: Iterable[str], figures: str) -> list[str]:
     """Return what `figures`, such as "GB/s", include in each of these stream states, idle first."""
     held = set(states)
@@ -252,4 +249,4 @@ def line_of(
 
 
 def a_stream(state: str) -> str:
-    return {"idle": "an idle stream", "busy": "a busy stream"}.get(state, "a sustained stream")
+    return f"{'an' if state == 'idle' else 'a'} {state} stream"

@@ -14,8 +14,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.margins import CONTROL, IN_TURN
-from kvbench.cells.axes import Reuse
-from kvbench.report.numbers import noun, size
+from kvbench.report.numbers import noun
 from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, spelled_out, where
 from kvbench.results import Ceiling, Failure, Run, Visit
 from kvbench.results.frame import visit_times
@@ -98,18 +97,6 @@ class View:
         """How much a run has to say: the visits of a cell, as far as a verdict needs them, then the cells."""
         visits = self.measured["rounds"].median() if len(self.measured) else 0.0
         return min(float(visits), float(MIN_PAIRS)), len(self.measured)
-
-    @property
-    def workload(self) -> str:
-        """Which blocks the swaps of most cells move."""
-        if self.measured.empty:
-            return ""
-        pool = str(self.measured["pool"].mode().iloc[0])
-        fresh = str(self.measured["reuse"].mode().iloc[0]) == Reuse.FRESH.value
-        place = "from a dense pool" if pool == "dense" else f"from a pool of {size(pool)}"
-        if fresh:
-            return f"fresh blocks in every swap, {place}"
-        return f"{'hot: ' if pool == 'dense' else ''}the same blocks in every swap, {place}"
 
     @property
     def on_host(self) -> bool:

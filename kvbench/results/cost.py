@@ -58,12 +58,11 @@ def lost(slowdown: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AtRate:
-    """The slowdown at `gbps` with its 95% interval (nan without one), from the cells `between` whose rates it lies.
+    """The slowdown at a rate with its 95% interval (nan without one), from the cells `between` whose rates that lies.
 
     One cell alone moves as much itself; None stands for no swaps, which cost nothing.
     """
 
-    gbps: float
     slowdown: float
     low: float
     high: float
@@ -81,12 +80,12 @@ def at_rate(gbps: float, costs: Mapping[str, Mapping[int, Cost]]) -> AtRate | No
     rates = sorted((rate, cell) for (cell, rate, _), on_edge in zip(medians, kept, strict=True) if on_edge)
     rate, nearest = min(rates, key=lambda own: abs(own[0] - gbps), default=(0.0, ""))
     if abs(rate / gbps - 1) <= IN_TURN.fraction:
-        return _between(gbps, costs, (nearest,), 1.0)
+        return _between(costs, (nearest,), 1.0)
     below = max(((rate, cell) for rate, cell in rates if rate < gbps), default=(0.0, None))
     above = min(((rate, cell) for rate, cell in rates if rate > gbps), default=None)
     if above is None:
         return None
-    return _between(gbps, costs, (below[1], above[1]), (gbps - below[0]) / (above[0] - below[0]))
+    return _between(costs, (below[1], above[1]), (gbps - below[0]) / (above[0] - below[0]))
 
 
 def _medians(costs: Mapping[int, Cost]) -> tuple[float, float]:
@@ -94,9 +93,7 @@ def _medians(costs: Mapping[int, Cost]) -> tuple[float, float]:
     return median(cost.gbps for cost in costs.values()), median(cost.slowdown for cost in costs.values())
 
 
-def _between(
-    gbps: float, costs: Mapping[str, Mapping[int, Cost]], cells: tuple[str | None, ...], share: float
-) -> AtRate | None:
+def _between(costs: Mapping[str, Mapping[int, Cost]], cells: tuple[str | None, ...], share: float) -> AtRate | None:
     """Return the slowdown that lies `share` of the way from the first of `cells` to the last."""
     own = [costs[cell] for cell in cells if cell is not None]
     rounds = sorted(set(own[0]).intersection(*own))
@@ -108,4 +105,4 @@ def _between(
     )
     centre, low, high = np.exp(paired_interval(-np.log1p(-(first + share * (last - first)))))
     known = np.isfinite(high)
-    return AtRate(gbps, float(centre), float(low) if known else np.nan, float(high) if known else np.nan, cells)
+    return AtRate(float(centre), float(low) if known else np.nan, float(high) if known else np.nan, cells)

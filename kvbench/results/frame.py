@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.cost import cost_of
 from kvbench.results.reach import Reach
+from kvbench.results.rundir import Run
 from kvbench.results.schema import (
     COLUMNS,
     NO_FIGURE,
@@ -28,6 +30,7 @@ from kvbench.results.schema import (
     CellRecord,
     Failure,
     Record,
+    RunInfo,
     Samples,
     Skip,
     Visit,
@@ -59,25 +62,16 @@ _ORDER: Final = tuple(
 )
 
 
-def summarize(
-    records: Sequence[Record],
-    ceilings: Mapping[str, float],
-    roofs: Mapping[str, Reach],
-    device: str,
-    samples: pd.DataFrame,
-) -> pd.DataFrame:
-    """Return one row per cell; a failed or skipped cell has its reason and no figures.
-
-    `ceilings` maps direction to GB/s, `roofs` is the result of `Run.roofs`, `device` goes into every row, and `samples`
-    is the result of `long_samples`.
-    """
-    histories = _histories(records)
+def summarize(run: Run, samples: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per cell; a failed or skipped cell has its reason and no figures. `samples` are the run's."""
+    histories, roofs = _histories(run.records), run.roofs()
+    ceilings = {way: median(rates) for way, rates in run.ceilings().items() if rates}
     measured = [cell for cell, story in histories.items() if _status(story) == "ok"]
     rows = [_words(cell, story) | _limits(cell, ceilings, roofs) for cell, story in histories.items()]
     frame = pd.DataFrame(rows, columns=list(_COLUMNS))
     figures = _figures(measured, samples).reindex(frame.index)
     frame[figures.columns] = figures
-    frame["device"] = device
+    frame["device"] = _device_label(run.info)
     # A queue measures the submission, whose time every sample has.
     without = (frame["status"] == "ok") & frame["swap_us_median"].isna() & (frame["queued"] == 0)
     frame.loc[without, ["status", "reason"]] = "no figure", NO_FIGURE
@@ -94,6 +88,14 @@ def summarize(
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     typed = _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
     return typed.copy()  # consolidates columns of one type: pandas warns about more than a hundred blocks
+
+
+def _device_label(info: RunInfo) -> str:
+    """Return "cuda:N", or, for the host device, a label that cannot be mistaken for a GPU."""
+    if info.device.get("kind") == "cpu":
+        return "cpu (host copies, no GPU)"
+    name = info.device.get("name")
+    return name if isinstance(name, str) and re.fullmatch(r"cuda:\d{1,4}", name) else "unknown"
 
 
 def as_csv(frame: pd.DataFrame) -> bytes:

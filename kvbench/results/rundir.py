@@ -8,11 +8,10 @@ import re
 import shlex
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
@@ -21,7 +20,7 @@ from kvbench.errors import RunDirectoryError, StorageError, UsageError
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
 from kvbench.results.reach import Reach
-from kvbench.results.schema import SCHEMA, Ceiling, Control, Failure, Record, Retry, Roof, RunInfo, RunStatus
+from kvbench.results.schema import SCHEMA, Ceiling, Failure, Record, Retry, Roof, RunInfo, RunStatus
 from kvbench.text import printable, printable_tree
 from kvbench.units import gigabytes_per_second
 
@@ -56,9 +55,7 @@ class Run:
         """
         from kvbench.results.frame import summarize
 
-        raw = self.samples() if samples is None else samples
-        ceilings = {way: median(rates) for way, rates in self.ceilings().items() if rates}
-        return summarize(self.records, ceilings, self.roofs(), device_label(self.info), raw)
+        return summarize(self, self.samples() if samples is None else samples)
 
     def samples(self) -> "pd.DataFrame":
         """Return every raw sample, also of failed cells: cell_id, round, sample, and the times in microseconds."""
@@ -78,7 +75,12 @@ class Run:
 
     def ceilings(self) -> dict[str, list[float]]:
         """Return direction -> GB/s of every large copy for the ceiling, in journal order."""
-        return _rates((r.direction, r.swap_bytes, r.gpu_us) for r in self.records if isinstance(r, Ceiling))
+        rates: dict[str, list[float]] = {}
+        for record in self.records:
+            if isinstance(record, Ceiling):
+                own = [gigabytes_per_second(record.swap_bytes, us) for us in record.gpu_us if us > 0]
+                rates.setdefault(record.direction, []).extend(own)
+        return rates
 
     def roofs(self) -> dict[str, Reach]:
         """Return direction -> what SM copies reach; empty if the run did not measure it."""
@@ -88,10 +90,6 @@ class Run:
                 found.setdefault(record.direction, []).append(record)
         return {way: Reach.of(roofs) for way, roofs in found.items()}
 
-    def controls(self) -> dict[str, list[float]]:
-        """Return direction -> GB/s of every control copy, in journal order; empty for a run without controls."""
-        return _rates((r.direction, r.copy_bytes, r.gpu_us) for r in self.records if isinstance(r, Control))
-
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""
         from kvbench.results.frame import as_csv
@@ -100,21 +98,6 @@ class Run:
         with _as_storage_error(self.path):
             write_whole(path, as_csv(self.frame()))
         return path
-
-
-def _rates(copies: Iterable[tuple[str, int, Sequence[float]]]) -> dict[str, list[float]]:
-    rates: dict[str, list[float]] = {}
-    for direction, copy_bytes, times_us in copies:
-        rates.setdefault(direction, []).extend(gigabytes_per_second(copy_bytes, us) for us in times_us if us > 0)
-    return rates
-
-
-def device_label(info: RunInfo) -> str:
-    """Return "cuda:N", or, for the host device, a label that cannot be mistaken for a GPU."""
-    if info.device.get("kind") == "cpu":
-        return "cpu (host copies, no GPU)"
-    name = info.device.get("name")
-    return name if isinstance(name, str) and re.fullmatch(r"cuda:\d{1,4}", name) else "unknown"
 
 
 def load_run(path: Path) -> Run:

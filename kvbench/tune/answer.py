@@ -1,7 +1,7 @@
 """The answers of a tuning from the times of all candidates: sentences, the table behind them, and open choices."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -15,10 +15,10 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.kernel_shape import VLLM
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.text import counted
+from kvbench.text import counted, ends
 from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of, tried, typical
 from kvbench.tune.table import Choice
-from kvbench.units import KIB, gigabytes_per_second, size_words, two_digits
+from kvbench.units import KIB, gigabytes_per_second, parse_size, size_words, two_digits
 
 # vLLM's current setting: its Triton kernel for many h2d blocks below a block size, otherwise batched copies.
 VLLM_SMS: Final = 12
@@ -147,15 +147,21 @@ def is_vllms(choice: Choice) -> bool:
 
 
 def workload_of(runs: Sequence[Run]) -> str:
-    """Return which blocks the swaps behind answers move; "hot" means the same adjacent blocks every time."""
+    """Return which blocks the swaps behind answers move."""
     cells = tried(pd.concat(run.frame() for run in runs))
-    if cells.empty:
-        return "no swaps"
-    pool, reuse = str(cells["pool"].iloc[0]), str(cells["reuse"].iloc[0])
-    place = "side by side" if pool == "dense" else f"out of {size_words(int(cells['pool_bytes'].iloc[0]))}"
+    return "no swaps" if cells.empty else workload_words(cells, size_words)
+
+
+def workload_words(cells: pd.DataFrame, show: Callable[[int], str]) -> str:
+    """Return which blocks the swaps of most of these cells move, with the bytes of their pool as `show` writes them.
+
+    "Hot" means the same adjacent blocks every time.
+    """
+    pool, reuse = (str(cells[axis].mode().iloc[0]) for axis in ("pool", "reuse"))
+    place = "from a dense pool" if pool == "dense" else f"from a pool of {show(parse_size(pool))}"
     if reuse == Reuse.FRESH.value:
-        return f"fresh blocks at every swap, {place}"
-    return f"{'hot: ' if pool == 'dense' else ''}the same blocks at every swap, {place}"
+        return f"fresh blocks in every swap, {place}"
+    return f"{'hot: ' if pool == 'dense' else ''}the same blocks in every swap, {place}"
 
 
 def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:
@@ -180,14 +186,14 @@ def _runs(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
 
 def _sentence(run: Sequence[Answer]) -> str:
     kind = f"{run[0].direction} {run[0].state.quantity}"
-    blocks, size = _range((answer.blocks for answer in run), str), _range((a.block_bytes for a in run), size_words)
-    rates = _range((answer.gbps for answer in run), two_digits)
+    blocks, size = ends((answer.blocks for answer in run), str), ends((a.block_bytes for a in run), size_words)
+    rates = ends((answer.gbps for answer in run), two_digits)
     said = [kind, f"{blocks} blocks of {size}: {words_of(run[0].choice)}", f"{rates} GB/s"]
     for name, of in _REFERENCES.items():
         others = [(answer, other) for answer in run if (other := of(answer)) and other != answer.choice]
         gains = [found.ratio for answer, other in others if (found := answer.gain_over(other))]
         if gains and two_digits(max(gains)) != "1":
-            said.append(f"{_range(gains, two_digits)} times {name}")
+            said.append(f"{ends(gains, two_digits)} times {name}")
     return ", ".join(said)
 
 
@@ -231,8 +237,3 @@ def words_of(choice: Choice) -> str:
     settings.pop("order", None)  # follows a rule that the reader does not need
     with_sms = f" with {counted(int(sms), 'SM')}" if sms else ""
     return ", ".join((f"{choice.backend}{with_sms}", *(f"{name} {value}" for name, value in settings.items())))
-
-
-def _range(values: Iterable[float], show: Callable[[Any], str]) -> str:
-    ordered = sorted(values)
-    return " to ".join(dict.fromkeys((show(ordered[0]), show(ordered[-1]))))

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.report.build import write_report
 from kvbench.results import Note, Record, Run, load_run
@@ -195,6 +196,22 @@ def test_a_point_says_its_figures_and_opens_its_cell(opened: Open, cliff: tuple[
         + (", 12 SMs" if backend == "triton" else "")
     )
     expect(dialog).to_contain_text(f"{gbps} (quartiles")
+
+
+def test_a_band_of_intervals_is_not_called_quartiles(opened: Open, tmp_path: Path) -> None:
+    cell = Cell("sm", Direction.D2H, 4096, 16384, sms=1, neighbour=Neighbour.GEMM)
+    visits = [
+        msgspec.structs.replace(synthetic.beside(cell, 1.2 + 0.01 * number, 20.0, 1)[0], round=number)
+        for number in range(6)
+    ]
+    page = opened(report_of(tmp_path, [*synthetic.ceilings(), *visits])[1])
+    over = figure_of(page, "chart-neighbour-gemm-run").locator(".u-over").first
+    said = tip_at(page, over, 0.5)
+    assert re.fullmatch(r"sm\nGB/s of the swaps 20.0: 1\.2\d slowdown\n95% interval 1\.20 to 1\.25", said)
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.get_by_role("dialog").get_by_role("heading").first).to_contain_text("idle stream, 1 SM")
+    expect(page.get_by_role("dialog").get_by_role("heading").first).not_to_contain_text("SMs")
 
 
 def test_a_cell_is_looked_up_with_its_samples_and_command(opened: Open, cliff: tuple[Run, Path]) -> None:

@@ -33,7 +33,7 @@ class PlotMark:
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """A line of points ascending in x: medians in `y`, quartiles in `low` and `high`, in the unit of the y axis.
+    """A line of points ascending in x: medians in `y`, the ends of its band in `low` and `high`, in the unit of y.
 
     `backend` decides colour and marker, `variant` the stroke and what is inside the marker: a plot's lines of one
     label have the same of both, and lines of two labels do not (`told_apart`). `cell_ids` are the cells behind the
@@ -73,11 +73,14 @@ class PlotPanel:
 
 @dataclass(frozen=True, slots=True)
 class LinePlot:
-    """Rows of panels on the same axes."""
+    """Rows of panels on the same axes; `band` says what the bands of the lines are, which have no height where it is
+    not known.
+    """
 
     x: PlotAxis
     y: PlotAxis
     grid: Sequence[Sequence[PlotPanel]]
+    band: str = "quartiles"
 
     @property
     def lines(self) -> list[PlotLine]:

@@ -11,8 +11,9 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, noun, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import INCLUDES, UNCLEAR, Row, a_stream, ends, measured_table, rows_of, unsure
+from kvbench.report.tables import INCLUDES, UNCLEAR, Row, a_stream, measured_table, rows_of, unsure
 from kvbench.report.view import View
+from kvbench.text import ends
 
 _RACE: Final = (
     "† ANY on d2h lets the driver read the source before earlier work on the stream has finished: use it only where no "

@@ -1,7 +1,6 @@
 """The cliff: GB/s against block size, and where it jumps."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -26,7 +25,6 @@ from kvbench.report.tables import (
     INCLUDES,
     Row,
     a_stream,
-    ends,
     grid_table,
     grouped,
     measured_table,
@@ -35,7 +33,7 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
-from kvbench.text import short
+from kvbench.text import ends, short
 from kvbench.tune.table import AUTO
 from kvbench.units import two_digits
 
@@ -117,11 +115,10 @@ def _told(curves: Sequence[RateCurve]) -> list[Finding]:
     found = []
     for (backend, direction, state), group in grouped(long, lambda c: (c.backend, c.direction, c.state)).items():
         cliffs = [(curve, cliff) for curve in group if (cliff := curve.cliff)]
-        jumps = Counter((cliff.below_bytes, cliff.above_bytes, cliff.rises) for _, cliff in cliffs)
-        (below, above, rises), times = jumps.most_common(1)[0] if jumps else ((0, 0, False), 0)
-        if times * 2 <= len(group):
+        jumps = grouped(cliffs, lambda one: (one[1].below_bytes, one[1].above_bytes, one[1].rises))
+        (below, above, rises), same = max(jumps.items(), key=lambda jump: len(jump[1]), default=((0, 0, False), []))
+        if len(same) * 2 <= len(group):
             continue
-        same = [(c, cliff) for c, cliff in cliffs if (cliff.below_bytes, cliff.above_bytes) == (below, above)]
         heights, excess = [cliff.height for _, cliff in same], [cliff.excess for _, cliff in same]
         other = [c for c in long if (c.backend, c.direction) == (backend, direction) and c.state != state]
         none = f"; no cliff on {a_stream(other[0].state)}" if other and not any(c.cliff for c in other) else ""

@@ -80,7 +80,7 @@ def base_of(view: View) -> View | None:
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:
-    """Return the rows of the cells that both measured, SLOWER and FASTER first, largest changes for the worse first.
+    """Return the rows of the cells that both measured, SLOWER ones first, largest changes for the worse first.
 
     They have the axes (one of `LATER`, or of what is beside swaps, only where `base` has swept it), `_base` and
     `_other` of the figures, and the columns of `_compared`.
@@ -255,5 +255,5 @@ def _chart(pair: Pair, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
         warning=HOST_COPIES if any(view.on_host for view in pair) else "",
     )
     points = pd.concat([curve.points[[*POINT_COLUMNS, *_BAND]] for curve in drawn])
-    plot = curve_plot(base, replace(curves, curves=drawn), rows, _RATIO, _BAND)
+    plot = replace(curve_plot(base, replace(curves, curves=drawn), rows, _RATIO, _BAND), band="95% interval")
     return Chart(f"comparison-{name}-{base}-{other}", words, plot, points)

@@ -47,12 +47,11 @@ Shape = tuple[str, str, int, int]
 
 def make(view: View) -> Part | str:
     pinned = pin(view.frame, shown=("pool", "reuse", "sms"))
-    arms = _arms(pinned.cells)
-    compared = {shape: cells for shape, cells in arms.items() if _HOT in cells and _FAR in cells}
+    compared = _compared(pinned.cells)
     curves = _pool_curves(view.frame)
-    if not compared and isinstance(curves, str):
+    if not compared and curves is None:
         return f"it needs a swap measured both hot and dense and from a large pool, or {MIN_POOLS} sizes of the pool"
-    cells = pd.DataFrame([row for swap in compared.values() for row in swap.values()])
+    cells = pd.DataFrame([row for swap in compared.values() for row in swap.values() if row["status"] == "ok"])
     costs = {
         shape: view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"])) for shape, arms in compared.items()
     }
@@ -69,7 +68,7 @@ def make(view: View) -> Part | str:
             told.append(finding)
     told += primed_inline(pinned.cells)
     charts = []
-    if not isinstance(curves, str):
+    if curves:
         sizes = {curve.panel: f", {bytes_size(curve.panel)} blocks" for curve in curves.curves}
         title = f"GB/s against the size of the pool, N = {count(curves.main)} fresh blocks"
         charts = [curve_chart(view, "locality", curves, sizes, title)]
@@ -79,8 +78,11 @@ def make(view: View) -> Part | str:
 SECTION = Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", make)
 
 
-def _arms(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:
-    """Return the four arms of every swap on an idle stream: direction, backend, blocks and block bytes."""
+def _compared(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:
+    """Return the arms of every swap on an idle stream that has those which are compared, and any measured one.
+
+    A shape is direction, backend, blocks and block bytes.
+    """
     idle = where(cells, stream_state="idle")
     largest = int(idle["pool_bytes"].max()) if len(idle) else 0
     found: dict[Shape, dict[Arm, Row]] = {}
@@ -88,7 +90,11 @@ def _arms(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:
         shape = (str(row["direction"]), str(row["backend"]), int(row["blocks"]), int(row["block_bytes"]))
         arm = ("far" if row["pool_bytes"] else "dense", Reuse(row["reuse"]) if row["reuse"] else Reuse.SAME)
         found.setdefault(shape, {}).setdefault(arm, row)
-    return found
+    return {
+        shape: arms
+        for shape, arms in found.items()
+        if _HOT in arms and _FAR in arms and any(row["status"] == "ok" for row in arms.values())
+    }
 
 
 def _rows(swaps: Mapping[Shape, Mapping[Arm, Row]], costs: Mapping[Shape, Comparison]) -> list[list[Text]]:
@@ -128,8 +134,8 @@ def _name(shape: Shape) -> str:
     return f"{backend} of {count(blocks)} {TIMES} {bytes_size(size)}"
 
 
-def _pool_curves(cells: pd.DataFrame) -> RateCurves | str:
-    """Return GB/s over the size of the pool, a panel per block size, or why there are none."""
+def _pool_curves(cells: pd.DataFrame) -> RateCurves | None:
+    """Return GB/s over the size of the pool, a panel per block size; None with fewer than `MIN_POOLS` sizes."""
     pinned = pin(cells[cells["reuse"] == Reuse.FRESH.value], shown=("pool", "sms"))
     fresh = where(pinned.cells, status="ok", stream_state="idle")
     fresh = fresh[fresh["pool_bytes"] > 0]
@@ -137,6 +143,6 @@ def _pool_curves(cells: pd.DataFrame) -> RateCurves | str:
     own = max(swaps, key=lambda swap: int(swap["pool_bytes"].nunique()), default=fresh)
     own = own[own.groupby(["backend", "direction"])["pool_bytes"].transform("nunique") >= MIN_POOLS]
     if own.empty:
-        return f"it needs {MIN_POOLS} sizes of the pool"
+        return None
     curves = curves_over(own, "block_bytes", "pool_bytes")
     return RateCurves("pool_bytes", curves, pinned, own, int(own["blocks"].iloc[0]))

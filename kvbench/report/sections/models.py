@@ -208,7 +208,8 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend, {_lengths(rows.swaps)}"
     cells = rows.measured_cells(backends, (state,))
     header = ["Model", "N", "Block", *(with_sms(name, where(cells, backend=name)["sms"]) for name in backends)]
-    said, compared = ". ".join(includes([state], "ms")), len(cells) - cells["block_bytes"].nunique()
+    shapes = cells.drop_duplicates(["blocks", "block_bytes", "pattern"])
+    said, compared = ". ".join(includes([state], "ms")), len(cells) - len(shapes)
     return measured_table(rows.view, cells, title, header, body, said, rows.pinned, [MARKS], compared)
 
 

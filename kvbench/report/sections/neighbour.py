@@ -107,7 +107,9 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
     alone_us = cells["neighbour_alone_us"].median()
     title = f"{title}: {figure(alone_us)} us per iteration without swaps" if alone_us > 0 else title
     body, reasons = footnoted(body)
-    return DataTable(title, _HEADER, body, [_EDGE, *reasons], caption(view, cells, _INCLUDES))
+    measured = where(cells, status="ok")
+    told = caption(view, cells if measured.empty else measured, _INCLUDES)
+    return DataTable(title, _HEADER, body, [_EDGE, *reasons], told)
 
 
 def _slowdown(row: Row) -> str:
@@ -166,7 +168,7 @@ def _chart(view: View, name: str, points: pd.DataFrame) -> Chart:
     drawn = "medians of visits · band: 95% interval · ring: nothing as fast costs less"
     words = chart_words(view, title, points, drawn, [_INCLUDES])
     x = PlotAxis("GB/s of the swaps", "figure", "linear")
-    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart([panels]))
+    plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart([panels]), "95% interval")
     return Chart(f"neighbour-{name}-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
 
 

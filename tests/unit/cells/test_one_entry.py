@@ -26,8 +26,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter
 from kvbench.cells.facts import BackendFacts, DeviceFacts
-from kvbench.results.frame import long_samples, summarize
-from kvbench.results.schema import Skip
+from kvbench.results import Run, RunInfo, Skip
 from kvbench.sweep.plan import expand
 from kvbench.sweep.spec import SweepSpec
 from kvbench.cli.main import main
@@ -36,7 +35,8 @@ asked = SweepSpec(name="x").with_axes({"flavour": "sweet,sour", "direction": "h2
 device = DeviceFacts("cpu", "cpu", "host", None, 2**34, 2**34, None)
 plan = expand(asked, device, [BackendFacts("a", "", frozenset({"flavour"})), BackendFacts("b", "", frozenset())])
 sweet = Cell("a", Direction.H2D, 4, 4096, flavour="sweet")
-records = [Skip(cell_text=sweet.as_strings(), reason="r")]
+info = RunInfo(kvbench="", created="", command=[], spec={}, device={}, identity={}, identity_hash="")
+run = Run(None, info, [Skip(cell_text=sweet.as_strings(), reason="r")], [])
 listed = io.StringIO()
 with contextlib.redirect_stdout(listed), contextlib.suppress(SystemExit):
     sys.argv = ["kvbench", "list", "axes", "--json"]
@@ -48,7 +48,7 @@ print(json.dumps({
     "read back": Cell.from_strings(sweet.as_strings()) == sweet,
     "command": sweet.command(),
     "label": sweet.label,
-    "summary": summarize(records, {}, {}, "cpu", long_samples(records))["flavour"].tolist(),
+    "summary": run.frame()["flavour"].tolist(),
     "listed": next(row for row in json.loads(listed.getvalue()) if row["axis"] == "flavour"),
 }))
 """

@@ -7,7 +7,6 @@ import pytest
 from kvbench.cells.axes import Direction
 from kvbench.measure.control import COPY_BYTES, ControlError, HostControl, open_control, time_copies
 from kvbench.results import Control, load_run
-from tests import synthetic
 from tests.command import BRIEF, kvbench_here, tiny
 
 
@@ -51,17 +50,6 @@ def test_an_ordinary_sweep_makes_none(tmp_path: Path) -> None:
     done = kvbench_here("sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not controls(tmp_path / "run")
-    assert load_run(tmp_path / "run").controls() == {}
-
-
-def test_controls_are_read_as_rates_by_direction(tmp_path: Path) -> None:
-    records = [
-        Control(direction="h2d", round=0, copy_bytes=1_000_000, gpu_us=[100.0, 0.0, 50.0]),
-        Control(direction="h2d", round=1, copy_bytes=1_000_000, gpu_us=[200.0]),
-        Control(direction="d2h", round=0, copy_bytes=2_000_000, gpu_us=[100.0]),
-    ]
-    run = load_run(synthetic.write_run(tmp_path / "run", records))
-    assert run.controls() == {"h2d": pytest.approx([10.0, 20.0, 5.0]), "d2h": pytest.approx([20.0])}
 
 
 def test_cells_are_chosen_by_their_ids(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from kvbench.report.model import Part
 from kvbench.report.sections.locality import make
 from kvbench.report.view import views_of
 from kvbench.results import load_run
-from tests.synthetic import ceilings, visit, write_run
+from tests.reports import lines_of, said
+from tests.synthetic import ceilings, failure, visit, write_run
 
 GIB = 1 << 30
 SWAP = Cell("sm", Direction.D2H, 1024, 4096, sms=2)
@@ -50,6 +51,23 @@ def test_a_swap_that_scattering_does_not_slow_is_not_told_apart(tmp_path: Path) 
     part = part_of(tmp_path, {SWAP: 100.0, FAR: 100.5})
     assert isinstance(part, Part)
     assert str(part.tables[0].rows[0][-1]).startswith("≈")
+
+
+def test_an_arm_that_failed_has_no_samples_to_speak_of(tmp_path: Path) -> None:
+    records = [visit(cell, 100.0, count=5, round_=number) for number in range(6) for cell in (SWAP, FAR)]
+    gone = failure(replace(SWAP, reuse=Reuse.FRESH), "error 719")
+    part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *records, gone]))])[0])
+    assert isinstance(part, Part)
+    (table,) = part.tables
+    assert " · 30 samples per cell" in said(table.caption)
+    assert lines_of(table.notes)[-1] == "¹ failed: error: error 719"
+    assert not any("visits only" in note for note in lines_of(table.notes))
+
+
+def test_swaps_that_all_failed_are_not_compared(tmp_path: Path) -> None:
+    gone = [failure(cell, "error 719") for cell in (SWAP, FAR)]
+    part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *gone]))])[0])
+    assert isinstance(part, str)
 
 
 def test_priming_that_did_not_keep_the_cpu_from_copying_is_told(tmp_path: Path) -> None:

@@ -145,6 +145,15 @@ def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) ->
     assert "sms 2/3 (not shown" not in said(shown.caption)
 
 
+def test_swaps_with_blocks_of_one_size_are_compared_each_by_itself(tmp_path: Path) -> None:
+    swaps = swaps_of("llama-3-8b", "llama-3-70b")
+    assert len({swap.block_bytes for swap in swaps}) == 1
+    kernels = [cell_of(swap, "sm", sms=2) for swap in swaps]
+    records = synthetic.rounds([*cells_of(swaps), *kernels], rate, noise=0.001)
+    shown = table(report(tmp_path, records, msgspec.to_builtins(swaps)), "h2d, idle stream: ms per swap")
+    assert any("in 4 comparisons" in note for note in lines_of(shown.notes))
+
+
 def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", "phi-4")
     gone, *rest = cells_of(swaps)

@@ -163,6 +163,7 @@ def test_a_cell_whose_neighbour_died_is_there_with_its_reason(tmp_path: Path) ->
     dead = synthetic.failure(replace(SM, sms=8), "the neighbour died: OutOfMemoryError")
     table = table_of(part_of(made_report(tmp_path, [*ladder(), dead]), "neighbour"), "gemm, d2h")
     assert "¹ failed: error: the neighbour died: OutOfMemoryError" in lines_of(table.notes)
+    assert " · 42 samples per cell" in said(table.caption)
 
 
 def test_cells_beside_a_neighbour_stay_out_of_other_sections(report: Report) -> None:

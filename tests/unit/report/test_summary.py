@@ -49,6 +49,17 @@ def test_a_jump_at_few_numbers_of_blocks_is_not_told(tmp_path: Path) -> None:
     assert any(text.startswith("batched h2d on an idle stream: ") and "between N = 16 and 64" in text for text in told)
 
 
+def test_a_fall_between_the_same_sizes_is_no_part_of_the_jump_that_is_told(tmp_path: Path) -> None:
+    def rate(cell: Cell) -> float:
+        fast = (cell.block_bytes > 24 * 1024) == (cell.blocks != 10_000)
+        return 40.0 if fast else 4.0
+
+    cells = [cell for cell in synthetic.cliff_cells((64, 256, 10_000)) if cell.backend == "batched"]
+    told = found(tmp_path, synthetic.rounds(cells, rate), "cliff")
+    jump = next(text for text in told if text.startswith("batched h2d on an idle stream: 28 KiB blocks reach "))
+    assert "(N = 64 to 256)" in jump
+
+
 def test_crossovers_are_told_with_the_sizes_between_which_they_are(tmp_path: Path) -> None:
     told = found(tmp_path, synthetic.rounds(synthetic.cliff_cells((10_000,))), "threshold")
     assert len(told) == 4

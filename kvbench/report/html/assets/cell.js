@@ -34,9 +34,13 @@ class CellPanel {
 
 function cellName(run, row) {
   const axis = (name) => run.axes[name][row];
-  const sms = axis("sms") ? `, ${axis("sms")} SMs` : "";
   return `${axis("backend")} ${axis("direction")}, ${count(Number(axis("blocks")))} blocks of ` +
-    `${size(run.counts.block_bytes[row])}, ${axis("stream_state")} stream${sms}`;
+    `${size(run.counts.block_bytes[row])}, ${axis("stream_state")} stream${smsOf(run, row)}`;
+}
+
+function smsOf(run, row) {
+  const sms = run.axes.sms[row];
+  return sms ? `, ${sms} SM${sms === "1" ? "" : "s"}` : "";
 }
 
 function facts(run, row) {

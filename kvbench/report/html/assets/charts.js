@@ -87,8 +87,8 @@ class LineChart {
   }
 
   csv() {
-    const { x, y } = this.spec;
-    const rows = [["panel", "run", "line", x.label, y.label, "lower quartile", "upper quartile", "cell"]];
+    const { x, y, band } = this.spec;
+    const rows = [["panel", "run", "line", x.label, y.label, `${band}: lower`, `${band}: upper`, "cell"]];
     for (const panel of this.spec.grid.flat()) {
       for (const line of panel.lines) {
         line.x.forEach((value, at) => rows.push([
@@ -105,10 +105,11 @@ class LineChart {
     tip.hidden = !near;
     if (!near) return;
     const { line, number } = near;
-    const { x, y } = this.spec;
+    const { x, y, band } = this.spec;
     const at = `${x.label} ${shown(x, line.x[number])}: ${shown(y, line.y[number])} ${y.label}`;
-    const between = `quartiles ${shown(y, line.low[number])} to ${shown(y, line.high[number])}`;
-    tip.replaceChildren(el("strong", {}, line.label), el("br"), at, el("br"), between);
+    const [low, high] = [line.low[number], line.high[number]];
+    const between = low < high ? [el("br"), `${band} ${shown(y, low)} to ${shown(y, high)}`] : [];
+    tip.replaceChildren(el("strong", {}, line.label), el("br"), at, ...between);
     const box = panel.plot.over.getBoundingClientRect();
     const { left, top } = panel.plot.cursor;
     tip.style.left = `${Math.min(box.left + left + 14, innerWidth - tip.offsetWidth - 8) + scrollX}px`;

@@ -127,9 +127,8 @@ class LookUp {
 
 function shortName({ run, row }) {
   const axis = (name) => run.axes[name][row];
-  const sms = axis("sms") ? `, ${axis("sms")} SMs` : "";
   const blocks = `${count(Number(axis("blocks")))} \u00d7 ${size(run.counts.block_bytes[row])}`;
-  return `${axis("backend")} ${axis("direction")} ${blocks}, ${axis("stream_state")}${sms}`;
+  return `${axis("backend")} ${axis("direction")} ${blocks}, ${axis("stream_state")}${smsOf(run, row)}`;
 }
 
 // "16KiB" as people read it; other text stays as it is.

@@ -1,4 +1,4 @@
-// One pair of axes: medians with their quartiles as bands, the ceiling, marks, a tip at the pointer, zoom.
+// One pair of axes: medians with their bands, the ceiling, marks, a tip at the pointer, zoom.
 
 const MARKERS = {
   o: (path, x, y, r) => circle(path, x, y, r),
@@ -18,7 +18,7 @@ const STROKES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [3, 7], [12, 3, 2, 3, 2, 3]];
 const SPOKES = [[45], [], [90], [0], [0, 90], [45, 135]];
 const CEILING_STROKE = [6, 4];
 const ROOF_STROKES = [[10, 3, 2, 3], [1.5, 3]];
-const PER_LINE = 3;  // series of a line: medians, lower and upper quartiles
+const PER_LINE = 3;  // series of a line: medians, lower and upper ends of the band
 const NEAR_PX = 40;
 const MARK_PX = 15;
 const ABOVE_PX = 6;  // between labels and lines: markers of points at the edge reach there
