@@ -86,7 +86,7 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
     if files := chapter.files:
         links = (f"[{markdown.inline(shown.title)}]({name})" for name, shown in files.items())
         yield "More tables:\n\n" + markdown.bullets(links)
-    yield from (f"All cells: [{name}]({name})" for name in part.files)
+    yield from (f"All rows: [{name}]({name})" for name in part.files)
 
 
 def table(shown: DataTable) -> str:

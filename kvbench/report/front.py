@@ -71,7 +71,8 @@ def warnings(views: Sequence[View]) -> list[Text]:
     for view in views:
         if without := int((view.frame["status"] == "no figure").sum()):
             found.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
-    notes = [short(record.text) for view in views for record in view.run.records if isinstance(record, Note)]
+    told = ((view.label, record) for view in views for record in view.run.records if isinstance(record, Note))
+    notes = [f"{label}: {short(record.text)}" for label, record in told]
     more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
     return [*found, *notes[:_MOST_NOTES], *more]
 

@@ -147,15 +147,15 @@ def _ratio(row: Row) -> Text:
 
 
 def _misses(view: View, missed: pd.DataFrame) -> DataTable:
-    header = ("Dir", "Stream", "Blocks", "Block size", "auto us", "Choice", "Fastest us", "Fastest", "Ratio")
+    header = ("Dir", "Stream", "Choice", "Fastest", "Blocks", "Block size", "auto us", "Fastest us", "Ratio")
     rows = []
     for row in rows_of(missed.head(_MOST_SHOWN)):
-        shape = (row["direction"], row["stream_state"], count(row["blocks"]), bytes_size(row["block_bytes"]))
-        choices = (figure(row["swap_us_median"]), row["chosen"], figure(row["best_us"]), row["fastest"])
-        rows.append([*shape, *choices, _ratio(row)])
+        words = (row["direction"], row["stream_state"], row["chosen"], row["fastest"])
+        times = (figure(row["swap_us_median"]), figure(row["best_us"]), _ratio(row))
+        rows.append([*words, count(row["blocks"]), bytes_size(row["block_bytes"]), *times])
     more = len(missed) - _MOST_SHOWN
     notes = [f"{count(more)} more; report.html looks up every cell"] if more > 0 else []
-    return DataTable(f"Where auto is below {CLOSE} of the fastest", header, rows, notes, _caption(view, missed))
+    return DataTable(f"Where auto is below {CLOSE} of the fastest", header, rows, notes, _caption(view, missed), left=4)
 
 
 def _caption(view: View, found: pd.DataFrame) -> Text:

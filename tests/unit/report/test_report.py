@@ -377,7 +377,7 @@ def test_unfinished_runs_and_notes_are_said_first(tmp_path: Path) -> None:
     run = made_run(tmp_path, [Note(text="the worker was replaced")], info)
     warnings = lines_of(report_of([run]).warnings)
     assert "run: interrupted: Ctrl-C" in warnings
-    assert "the worker was replaced" in warnings
+    assert "run: the worker was replaced" in warnings
     files = {name: data.decode() for name, data in report_files([run]).items()}
     page = files["report.md"]
     assert page.index("> - **Warning**: run: interrupted: Ctrl-C") < page.index("## ") < page.index("## Warnings")
