@@ -1,5 +1,6 @@
 """The checks of `kvbench doctor`: from facts about the machine to checks with remedies. Pure functions."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -95,12 +96,12 @@ def resolve_device(asked: str, engine: EngineReport) -> str:
     """Return the requested device; "auto" is the first GPU, else "cpu". Raises UsageError for an invalid name."""
     if asked == "auto":
         return next((device.name for device in engine.devices if device.kind == "cuda"), "cpu")
-    if asked == "cuda":
-        return "cuda:0"
-    kind, colon, ordinal = asked.partition(":")
-    if asked != "cpu" and not (kind == "cuda" and colon and ordinal.isascii() and ordinal.isdigit()):
+    if asked == "cpu":
+        return asked
+    gpu = re.fullmatch(r"cuda(?::0*(\d+))?", asked, re.ASCII)
+    if gpu is None:
         raise UsageError(f"--device {asked}: not a device; write auto, cpu, cuda or cuda:N")
-    return asked
+    return f"cuda:{gpu[1] or 0}"
 
 
 def diagnose(findings: Findings) -> list[Check]:

@@ -1,5 +1,6 @@
 """The specification of a sweep: the values of its axes, how cells are sampled, and its memory limits."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
@@ -113,7 +114,7 @@ class SweepSpec:
         """The named devices; for "cuda:all", all possible GPUs."""
         if self.device == EVERY_GPU:
             return tuple(f"cuda:{number}" for number in range(MOST_DEVICES))
-        return tuple(self.device.split(","))
+        return tuple(re.sub(r":0+(?=\d)", ":", self.device).split(","))  # cuda:00 is cuda:0
 
     def with_axes(self, assignments: Mapping[str, str]) -> "SweepSpec":
         """Return the sweep with these axes (name -> values in the grammar of `-a`) instead of its own."""

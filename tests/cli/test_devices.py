@@ -93,6 +93,7 @@ def test_a_cell_that_fails_on_one_device_costs_its_share(tmp_path: Path) -> None
     [
         (["--device=cpu,auto"], "device:"),
         (["--device=cuda:0,cuda:0"], "--device cuda:0,cuda:0: cuda:0 is named 2 times; name each GPU once"),
+        (["--device=cuda:0,cuda:00"], "--device cuda:0,cuda:00: cuda:0 is named 2 times; name each GPU once"),
         (["--device=cpu", "-adevices=2"], "nothing to measure: devices=2 requires --device to name 2 devices"),
     ],
 )

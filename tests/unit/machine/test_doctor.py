@@ -184,6 +184,7 @@ def test_devices_are_resolved() -> None:
     assert resolve_device("auto", ENGINE) == "cuda:0"
     assert resolve_device("auto", replace(ENGINE, devices=(HOST,))) == "cpu"
     assert resolve_device("cuda:12", ENGINE) == "cuda:12"
+    assert resolve_device("cuda:00", ENGINE) == "cuda:0"
     assert resolve_device("cuda", EngineReport(engine_error=None)) == "cuda:0"
     for wrong in ("", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "cuda:²"):
         with pytest.raises(UsageError, match="write auto, cpu, cuda or cuda:N"):
