@@ -1,5 +1,6 @@
 """Run a sweep: plan it, hold its worker, and resume an earlier run."""
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -97,10 +98,16 @@ def nothing_to_measure(plan: Plan) -> UsageError:
 def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, retry_failed: bool = False) -> Outcome:
     """Finish the run at `path`, optionally with its failed cells: the original plan, with the original backends.
 
-    Raises MismatchError if `asked`, the identity of this machine or the backends differ from those of the run.
+    Raises MismatchError if `asked`, the identity of this machine or the backends differ from those of the run, and
+    UsageError for a search, which visits only some of its plan and is not kept.
     """
     run = load_run(path)
     spec = SweepSpec.from_plain(run.info.spec)
+    if run.info.command[1:2] == ["tune"] and spec.name == "tune":
+        raise UsageError(
+            f"--resume {path}: kvbench tune cannot continue a search; to use what was measured: "
+            f"kvbench tune {shlex.quote(str(path))}"
+        )
     check_same_sweep(path, spec, asked)
     check_installed(run)
     with _opened(spec) as (slot, opened):

@@ -30,6 +30,13 @@ def test_it_measures_answers_and_writes_what_it_is_asked_for(tmp_path: Path) -> 
     again = kvbench("tune", "run", "--export", "json", cwd=tmp_path)
     assert json.loads(again.stdout)["answers"] == answers
 
+    resumed = kvbench_here("sweep", "--resume", "run", cwd=tmp_path)
+    assert resumed.returncode == 2
+    assert error_line(resumed) == (
+        "--resume run: kvbench tune cannot continue a search; to use what was measured: kvbench tune run"
+    )
+    assert load_run(tmp_path / "run").records == run.records
+
 
 def test_what_goes_to_stdout_is_alone_there(tmp_path: Path) -> None:
     done = kvbench("tune", *SMALL, "--backends", "batched,per_block", "--json", "-o", "run", cwd=tmp_path)
