@@ -71,10 +71,9 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
         if misplaced:
             raise UsageError(f"{misplaced[0]} is an axis; write it under [axes] or [[group]]")
         file: ConfigFile = convert(table, ConfigFile)
-        models = ModelChoice(**{name: getattr(file, name) for name in ModelChoice.__struct_fields__})
         common = _axes(file.axes, "[axes]")
         groups = tuple(common | _axes(group, f"[[group]] {place}") for place, group in enumerate(file.group, start=1))
-        decided = next((axis for axis in MODEL_AXES if models.models and any(axis in group for group in groups)), None)
+        decided = next((axis for axis in MODEL_AXES if file.models and any(axis in group for group in groups)), None)
         if decided is not None:
             raise UsageError(f"{decided}: is set by the models; leave it out")
         spec = SweepSpec(
@@ -86,7 +85,7 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
             limits=_limits(file.limits),
             seed=file.seed,
         ).with_filters(file.filters)
-    return spec.with_models((choice or ModelChoice()).over(models).swaps())
+    return spec.with_models((choice or ModelChoice()).over(file).swaps())
 
 
 def _axes(table: dict[str, object], where: str) -> dict[str, tuple[AxisValue, ...]]:

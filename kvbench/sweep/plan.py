@@ -1,6 +1,5 @@
 """The plan of a sweep on one device: which cells run, which are skipped and why, their cost, and their order."""
 
-import hashlib
 import itertools
 import math
 from collections import deque
@@ -138,8 +137,7 @@ def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
     """Yield every cell once per round, shuffled by `seed`, so that consecutive backends differ where possible."""
     for number in range(sampling.rounds):
-        shuffled = sorted(plan.cells, key=lambda cell: hashlib.blake2s(f"{seed}/{number}/{cell.id}".encode()).digest())
-        for cell in _interleaved(shuffled):
+        for cell in _interleaved(sorted(plan.cells, key=lambda cell: cell.place_in(number, seed))):
             yield PlannedVisit(number, cell)
 
 
@@ -192,11 +190,10 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
         return (AXES[axis].unused, *group.get(axis, ())[1:])
     if axis == "pool":
         return group.get("pool", (None,))  # None: the default pool, or what the swap takes
-    if axis != "sms":
-        return group.get(axis, AXES[axis].default or (AXES[axis].unused,))
-    count = device.sm_count
-    wanted = group.get("sms", (None,))  # None: the backend's rule decides once the swap is known
-    return tuple(count if value == ALL_SMS and count is not None else value for value in wanted)
+    wanted = group.get(axis, AXES[axis].default or (AXES[axis].unused,))
+    if axis == "sms" and device.sm_count is not None:  # a missing number is left to the backend's rule
+        return tuple(device.sm_count if value == ALL_SMS else value for value in wanted)
+    return wanted
 
 
 def _grid_cells(grid: _Grid, device: DeviceFacts, usual_pool_bytes: int) -> Iterator[Cell]:

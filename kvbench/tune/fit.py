@@ -117,11 +117,13 @@ def decide_all(times: Mapping[Point, Arms]) -> dict[Point, Decision]:
             max((point for point in found if point[0] == size), default=None),
             max((point for point in found if point[1] == count), default=None),
         )
-        found[size, count] = _decide(times[size, count], [found[point].choice for point in near if point is not None])
+        found[size, count] = decide(times[size, count], [found[point].choice for point in near if point is not None])
     return found
 
 
-def _decide(arms: Arms, neighbours: Sequence[Choice]) -> Decision:
+def decide(arms: Arms, neighbours: Sequence[Choice] = ()) -> Decision:
+    """Return the decision at one point; of candidates that tie otherwise, one of `neighbours` wins."""
+
     def rank(choice: Choice) -> tuple[int, int, int, str]:
         near = neighbours.index(choice) if choice in neighbours else len(neighbours)
         return *preference(choice), near, str(choice)

@@ -4,7 +4,6 @@ A candidate is dropped early if it is far slower than the fastest, or no faster 
 prefers. A verdict needs six visits, and every candidate that can be chosen gets them.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -16,7 +15,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Visit
 from kvbench.tune.answer import VLLM_SMS
-from kvbench.tune.fit import Decision, choice_at, decide_all, preference, sms_of, typical
+from kvbench.tune.fit import Decision, choice_at, decide, preference, sms_of, typical
 from kvbench.tune.table import Choice
 
 # Number of visits -> the maximum ratio to the best time with which a candidate stays in the race, and the maximum ratio
@@ -88,7 +87,7 @@ class Search:
                 return
             stage = [(number, cell) for own in running.values() for cell in own.values()]
             if stage:
-                yield sorted(stage, key=lambda visit: self._shuffled(*visit))
+                yield sorted(stage, key=lambda visit: visit[1].place_in(number, self._seed))
             kept = {place: self._still(place, own, number + 1) for place, own in running.items()}
             running = {place: own for place, own in kept.items() if own}
 
@@ -114,7 +113,7 @@ class Search:
 
     def _decide(self, place: Place) -> Decision | None:
         arms = {choice: self._times[cell] for choice, cell in self._cells[place].items() if cell in self._times}
-        return next(iter(decide_all({(0, 0): arms}).values())) if arms else None
+        return decide(arms) if arms else None
 
     def _between(self) -> dict[Place, dict[Choice, Cell]]:
         """Return the size between two consecutive sizes with different choices, with the candidates of both."""
@@ -130,9 +129,6 @@ class Search:
             own = self._cells[place].items()
             found[place] = {choice: cell for choice, cell in own if choice in raced or _is_reference(choice)}
         return found
-
-    def _shuffled(self, number: int, cell: Cell) -> bytes:
-        return hashlib.blake2s(f"{self._seed}/{number}/{cell.id}".encode()).digest()
 
 
 def _is_reference(choice: Choice) -> bool:

@@ -137,26 +137,14 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         known = next((tables[one] for one in (state, *StreamState) if one in tables), None)
         return None if known is None else known.choose(blocks, block_bytes)
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return the policy as JSON-compatible data; `from_plain` reads it back."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
-
-    @classmethod
-    def from_plain(cls, plain: object) -> "Policy":
-        """Read the output of `to_plain` or a file. It may be untrusted, so it is checked. Raises UsageError."""
-        policy: Policy = convert(plain, cls, "policy")
-        return policy
-
     def to_toml(self) -> str:
-        """Return the policy as TOML text."""
-        return tomli_w.dumps(self.to_plain())
+        return tomli_w.dumps(msgspec.to_builtins(self))
 
 
 def load_policy(path: Path) -> Policy:
     """Read a policy file; raises UsageError, which names the file and the error."""
     with located(str(path)):
-        return Policy.from_plain(read_toml(path))
+        return convert(read_toml(path), Policy, "policy")
 
 
 def _nearest(values: Sequence[int], value: float) -> int:

@@ -11,7 +11,7 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size,
 from kvbench.report.select import where
 from kvbench.report.tables import UNCLEAR, Row, caption, family, few_visits, grid_table, rows_of, unsure
 from kvbench.report.view import View
-from kvbench.text import short
+from kvbench.text import convert, short
 from kvbench.tune.answer import words_of
 from kvbench.tune.fit import choice_of, tried
 from kvbench.tune.table import AUTO, Choice, Policy
@@ -103,7 +103,7 @@ def _policy_of(view: View) -> Policy | str:
     """Return the policy of the run, or why it has none that can be read."""
     plain = view.run.info.spec.get("policy")
     try:
-        return Policy.from_plain(plain) if plain else "auto had no policy and used built-in defaults"
+        return convert(plain, Policy, "policy") if plain else "auto had no policy and used built-in defaults"
     except UsageError:
         return "auto used a policy that cannot be read"
 

@@ -17,6 +17,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
+from kvbench.text import convert
 from kvbench.tune.table import Policy, Table, load_policy
 from tests import markdown, synthetic
 from tests.command import BRIEF, error_line, failures, kvbench_here, records, tiny
@@ -99,7 +100,7 @@ def test_auto_runs_what_the_policy_says_and_the_run_says_so(fitted: Path, tmp_pa
         if visit.cell_text["backend"] == "auto"
     }
     assert calls == {("1KiB", "4"): 4, ("1KiB", "64"): 1, ("16KiB", "4"): 1, ("16KiB", "64"): 64}
-    assert Policy.from_plain(load_run(tmp_path / "run").info.spec["policy"]) == load_policy(policy)
+    assert convert(load_run(tmp_path / "run").info.spec["policy"], Policy) == load_policy(policy)
 
 
 def test_a_resumed_run_keeps_its_policy(fitted: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
+from kvbench.text import convert
 from kvbench.tune.fit import Arms, Point, candidates, decide_all, policy_of
 from kvbench.tune.table import Choice, Policy
 from tests import synthetic
@@ -128,7 +130,7 @@ def test_what_a_stranger_wrote_is_read_back_as_text(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", grid(), title='x"\n[[tables]]\x1b[2J', command=["kvbench", '"""\nrm'])
     policy = fit_policy([run])
     assert policy.device == 'x"\ufffd[[tables]]\ufffd[2J'
-    assert Policy.from_plain(policy.to_plain()) == policy
+    assert convert(msgspec.to_builtins(policy), Policy) == policy
 
 
 def choose_all(times: dict[Point, Arms]) -> dict[Point, Choice]:

@@ -12,6 +12,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.sweep.spec import SweepSpec
+from kvbench.text import convert
 from kvbench.tune.table import Choice, Policy, Table, load_policy
 
 H2D, D2H, IDLE, BUSY = Direction.H2D, Direction.D2H, StreamState.IDLE, StreamState.BUSY
@@ -93,7 +94,7 @@ def test_a_policy_written_is_read_back(policy: Policy, tmp_path_factory: pytest.
     path = tmp_path_factory.getbasetemp() / "policy.toml"
     path.write_text(policy.to_toml())
     assert load_policy(path) == policy
-    assert Policy.from_plain(msgspec.json.decode(msgspec.json.encode(policy))) == policy
+    assert convert(msgspec.json.decode(msgspec.json.encode(policy)), Policy) == policy
     spec = SweepSpec(name="x", policy=policy)
     assert SweepSpec.from_plain(spec.to_plain()) == spec
 
@@ -210,9 +211,9 @@ def test_a_wrong_file_is_one_line_with_its_name(tmp_path: Path, old: str, new: s
 
 
 def test_two_tables_of_one_kind_are_refused() -> None:
-    plain = policy(SMALL).to_plain()
+    plain = msgspec.to_builtins(policy(SMALL))
     with pytest.raises(UsageError, match="two tables have the same direction and stream state"):
-        Policy.from_plain(plain | {"tables": plain["tables"] * 2})
+        convert(plain | {"tables": plain["tables"] * 2}, Policy, "policy")
 
 
 @pytest.mark.parametrize("name", ["missing.toml", ".", "/dev/zero"])
