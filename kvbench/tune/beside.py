@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import isfinite
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -40,42 +39,31 @@ class Shape(NamedTuple):
         return f"{self.direction} swaps of {self.blocks} blocks of {size_words(self.block_bytes)}{arriving}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Way:
-    """One way to swap beside the neighbour: its visits' costs, and the slowdown of the 99th percentile (a ratio)."""
+    """One way to swap beside the neighbour, with 95% intervals, None with too few visits for one.
+
+    `slowdown` (of the mean iteration) and `slowdown_p99` (of the 99th percentile) are ratios.
+    """
 
     choice: Choice
-    costs: Sequence[Cost]
+    gbps: float
+    gbps_interval: tuple[float, float] | None
+    slowdown: float
+    slowdown_interval: tuple[float, float] | None
     slowdown_p99: float
+    exposure_us_per_gb: float
 
-    @property
-    def gbps(self) -> float:
-        return median(cost.gbps for cost in self.costs)
-
-    @property
-    def gbps_interval(self) -> tuple[float, float] | None:
-        """The interval of the GB/s; None with too few visits for one."""
-        return _known(median_interval([cost.gbps for cost in self.costs]))
-
-    @property
-    def slowdown(self) -> float:
-        return self._slowdown[0]
-
-    @property
-    def slowdown_interval(self) -> tuple[float, float] | None:
-        return _known(self._slowdown[1:])
-
-    @property
-    def exposure_us_per_gb(self) -> float:
-        return paired_interval(np.array([cost.exposure_us_per_gb for cost in self.costs]))[0]
-
-    @cached_property
-    def _slowdown(self) -> tuple[float, float, float]:
-        centre, low, high = np.exp(paired_interval(np.log([cost.slowdown for cost in self.costs]))).tolist()
-        return centre, low, high
+    @classmethod
+    def of(cls, choice: Choice, costs: Sequence[Cost], slowdown_p99: float) -> Self:
+        """Return the way from the costs of its visits."""
+        rates = [cost.gbps for cost in costs]
+        slowdown, *ends = np.exp(paired_interval(np.log([cost.slowdown for cost in costs]))).tolist()
+        exposure, _, _ = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))
+        rates_interval, slowdown_interval = _known(median_interval(rates)), _known(ends)
+        return cls(choice, median(rates), rates_interval, slowdown, slowdown_interval, slowdown_p99, exposure)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the way as JSON takes it."""
         intervals = {"gbps_interval": self.gbps_interval, "slowdown_interval": self.slowdown_interval}
         return {
             "choice": str(self.choice),
@@ -146,7 +134,6 @@ class BesideAnswer:
         return lines
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the answer as JSON takes it."""
         return {
             "neighbour": self.neighbour,
             "at_most": self.at_most,
@@ -170,22 +157,21 @@ def answers_beside(
     UsageError where that leaves none, and for runs of several devices.
     """
     machine_of(runs)
-    found: dict[Shape, dict[Choice, list[Cost]]] = {}
-    tails: dict[tuple[Shape, Choice], list[float]] = {}
-    frames = [run.frame() for run in runs]
+    found: dict[Shape, dict[Choice, tuple[list[Cost], list[float]]]] = {}
+    frames = [_measured(run.frame()) for run in runs]
     every = pd.concat(frames)
-    every = every[(every["neighbour_slowdown"] > 0) & (every["status"] == "ok") & (every["backend"] != AUTO)]
     seen = set(every["neighbour"])
     kept = set(one_workload(every[every["neighbour"] == neighbour])["cell_id"])
     for run, frame in zip(runs, frames, strict=True):
         costs = costs_of(visits_that_count(run.records))
-        for row in frame[frame["cell_id"].isin(kept) & (frame["neighbour_slowdown"] > 0)].to_dict("records"):
+        for row in frame[frame["cell_id"].isin(kept)].to_dict("records"):
             burst = row["burst"] if pd.notna(row["burst"]) else "none"
             shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]), burst)
             choice = choice_of(row, _CHOSEN)
             if keep(choice) and (points is None or (shape.block_bytes, shape.blocks) in points):
-                found.setdefault(shape, {}).setdefault(choice, []).extend(costs[row["cell_id"]].values())
-                tails.setdefault((shape, choice), []).append(float(row["neighbour_slowdown_p99"]))
+                own, tails = found.setdefault(shape, {}).setdefault(choice, ([], []))
+                own += costs[row["cell_id"]].values()
+                tails.append(float(row["neighbour_slowdown_p99"]))
     if neighbour not in seen:
         beside = f"beside {', '.join(sorted(seen))}" if seen else "without a neighbour"
         raise UsageError(
@@ -195,11 +181,16 @@ def answers_beside(
     if not found:
         raise UsageError(f"--neighbour {neighbour}: none of the swaps beside it were made in a way that is allowed")
     answers = []
-    for shape, costs_by in sorted(found.items()):
-        ways = [Way(choice, own, median(tails[shape, choice])) for choice, own in costs_by.items()]
+    for shape, by_choice in sorted(found.items()):
+        ways = [Way.of(choice, own, median(tails)) for choice, (own, tails) in by_choice.items()]
         ways.sort(key=lambda way: -way.gbps)
         answers.append(BesideAnswer(neighbour, at_most, shape, ways, _chosen(ways, at_most)))
     return answers
+
+
+def _measured(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of a run that were measured beside a neighbour, without those of `auto`."""
+    return frame[(frame["neighbour_slowdown"] > 0) & (frame["status"] == "ok") & (frame["backend"] != AUTO)]
 
 
 def percent(slowdown: float) -> str:

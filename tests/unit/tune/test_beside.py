@@ -115,8 +115,11 @@ def test_directions_sizes_and_bursts_have_answers_of_their_own(tmp_path: Path) -
 def test_runs_are_taken_together_and_what_is_not_allowed_is_left_out(tmp_path: Path) -> None:
     runs = [run_of(tmp_path, ladder(rounds=3), name) for name in ("one", "two")]
     answer = only(runs)
-    assert [len(way.costs) for way in answer.ways] == [6] * 4
-    assert answer.ways[0].slowdown_interval is not None
+    # An interval takes six visits, which each run has half of.
+    assert len(answer.ways) == 4
+    assert all(way.slowdown_interval and way.gbps_interval for way in answer.ways)
+    for run in runs:
+        assert not any(way.slowdown_interval or way.gbps_interval for way in only([run]).ways)
     (allowed,) = answers_beside(runs, "decode", 0.05, lambda choice: choice.backend == "batched")
     assert chosen(allowed) == "batched order=stream"
 
@@ -124,6 +127,13 @@ def test_runs_are_taken_together_and_what_is_not_allowed_is_left_out(tmp_path: P
 def test_failed_cells_are_no_ways(tmp_path: Path) -> None:
     records = [*ladder(), synthetic.failure(replace(SM, sms=1), "the neighbour died")]
     assert chosen(only([run_of(tmp_path, records)])) == "sm sms=2 launch_bytes=4MiB rate_cap=20"
+
+
+def test_a_cell_that_failed_in_one_of_the_runs_counts_as_in_the_others(tmp_path: Path) -> None:
+    slow = replace(SM, sms=1)
+    broken = [*visits(slow, [1.9] * 6, 1.0), synthetic.failure(slow, "the neighbour died")]
+    one = run_of(tmp_path, ladder(), "one")
+    assert only([one, run_of(tmp_path, broken, "two")]) == only([one])
 
 
 @pytest.mark.parametrize(
