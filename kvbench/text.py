@@ -38,13 +38,14 @@ def check_keys(table: Iterable[str], known: Sequence[str]) -> None:
     """Raise UsageError for the first unknown key; the message suggests the nearest known one."""
     for key in table:
         if key not in known:
-            raise UsageError(f"unknown key {shown(key)}; {hint(key, known, 'use one of ' + ', '.join(known))}")
+            raise UsageError(f"unknown key {shown(key)}; {hint(key, known)}")
 
 
-def hint(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Return "did you mean …?" with the nearest known word, or `otherwise` if none is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]}?" if near else otherwise
+def hint(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return "did you mean …?" with the nearest known word, or if none is near `otherwise`, by default all words."""
+    words = list(known)
+    near = difflib.get_close_matches(word, words, n=1)
+    return f"did you mean {near[0]}?" if near else otherwise or f"use one of {', '.join(words)}"
 
 
 def shown(value: object) -> str:
@@ -148,7 +149,7 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
     lead = f"{where}: " if where else ""
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
         known = [field.encode_name for field in plain_type(info).fields]
-        return f"{lead}unknown key {shown(unknown[1])}; {hint(unknown[1], known, 'use one of ' + ', '.join(known))}"
+        return f"{lead}unknown key {shown(unknown[1])}; {hint(unknown[1], known)}"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
         return f"{lead}{missing[1]} is missing"
     if info is None or not text.startswith(("Expected ", "Number ", "Invalid ")):

@@ -69,8 +69,7 @@ class Filter:
             name, sign, alternatives = match.groups()
             axis = _FILTERED.get(name)
             if axis is None:
-                otherwise = f"use one of {', '.join(_FILTERED)}"
-                raise UsageError(f"unknown axis {brief(name)!r}; {hint(name, _FILTERED, otherwise)}")
+                raise UsageError(f"unknown axis {brief(name)!r}; {hint(name, _FILTERED)}")
             if sign in _COMPARISONS and not axis.ranged:
                 raise UsageError(f"axis {name} has no order; compare it with = or !=")
             if sign in _COMPARISONS and "|" in alternatives:

@@ -43,10 +43,8 @@ class FaultPlan:
     with_batch: bool = True
 
     def for_cell(self, cell: Cell) -> Fault | None:
-        for fault in self.faults:
-            if all(condition.holds(cell) for condition in fault.filters):
-                return fault
-        return None
+        fitting = (fault for fault in self.faults if all(condition.holds(cell) for condition in fault.filters))
+        return next(fitting, None)
 
 
 def parse_faults(text: str | None, option: str = "--fault") -> FaultPlan:

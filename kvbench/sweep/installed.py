@@ -60,8 +60,7 @@ def asked_for(spec: SweepSpec, known: Mapping[str, Installed]) -> list[Installed
 
 def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a backend that is not installed."""
-    names = list(known)
-    return UsageError(f"unknown backend {name}; {hint(name, names, 'use one of ' + ', '.join(names))}")
+    return UsageError(f"unknown backend {name}; {hint(name, known)}")
 
 
 def _is_own(entry: EntryPoint) -> bool:
