@@ -4,8 +4,9 @@ from dataclasses import replace
 from typing import Final
 
 from kvbench.backends.base import PreparedSwap, SwapRequest, backend_named, facts_of
-from kvbench.cells.axes import DEFAULT_ORDER, Direction, StreamState
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.facts import DeviceFacts
+from kvbench.sweep.plan import with_usual
 from kvbench.tune.table import AUTO, Choice, Policy, Table
 from kvbench.units import KIB
 
@@ -36,7 +37,7 @@ NO_POLICY: Final = "auto had no policy and used its built-in defaults; build a p
 
 
 class Auto:
-    """Runs a swap on the backend that the policy names for its direction, stream state, blocks and mean block size.
+    """Runs a swap on the backend that the policy names for its direction, stream state, blocks and block size.
 
     The choice is made before the swap is prepared, for the stream state of the cell; an engine would query the stream.
     """
@@ -53,12 +54,7 @@ class Auto:
     def create(self, request: SwapRequest) -> PreparedSwap:
         here = request.device.facts()
         choice, warnings = _choose(request, here)
-        cell, facts = choice.apply(request.cell), facts_of(choice.backend, here)
-        if cell.order is None and "order" in facts.axes:
-            cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
-        if cell.sms is None and "sms" in facts.axes:
-            mean_bytes = float(request.memory.sizes.mean())
-            cell = replace(cell, sms=facts.sms_for(cell.direction, cell.spread_bytes, mean_bytes))
+        cell = with_usual(choice.apply(request.cell), facts_of(choice.backend, here), here)
         chosen = backend_named(choice.backend)
         assert chosen is not None  # an uninstalled backend is never chosen
         prepared = chosen.create(replace(request, cell=cell))
@@ -89,5 +85,5 @@ def _why_not(choice: Choice, here: DeviceFacts) -> str | None:
 
 
 def _look_up(policy: Policy, request: SwapRequest) -> Choice | None:
-    cell, sizes = request.cell, request.memory.sizes
-    return policy.choose(cell.direction, cell.stream_state, len(sizes), float(sizes.mean()))
+    cell = request.cell
+    return policy.choose(cell.direction, cell.stream_state, len(request.memory.sizes), cell.block_bytes)

@@ -26,7 +26,7 @@ class SmsRow:
     least_pool_bytes: int = 0
     most_block_bytes: int = 1 << 34
 
-    def fits(self, direction: Direction, pool_bytes: int, block_bytes: float) -> bool:
+    def fits(self, direction: Direction, pool_bytes: int, block_bytes: int) -> bool:
         """Whether the row applies to swaps in this direction, spread over `pool_bytes`, in blocks of `block_bytes`."""
         return (
             self.direction in (None, direction)
@@ -60,7 +60,7 @@ class BackendFacts:
     kernels: tuple[str, ...] = ()
     package: str = ""
 
-    def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: float) -> int:
+    def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int) -> int:
         """Return the default SM count of a swap; `pool_bytes` is the memory that its blocks are spread over."""
         return next(row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes))
 

@@ -204,12 +204,17 @@ def _grid_cells(grid: _Grid, device: DeviceFacts, usual_pool_bytes: int) -> Iter
         cell = Cell(**chosen | ({} if pool_is_named else {"pool_bytes": 0}))  # type: ignore[arg-type]  # as the axes read
         if not pool_is_named:
             cell = replace(cell, pool_bytes=max(usual_pool_bytes, 1 << (cell.dense_bytes - 1).bit_length()))
-        if cell.order is None and "order" in backend.axes:
-            cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
-        if cell.sms is None and "sms" in backend.axes:
-            usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
-            cell = replace(cell, sms=min(usual, device.sm_count or usual))
-        yield cell
+        yield with_usual(cell, backend, device)
+
+
+def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
+    """Return the cell with the backend's access order and SM count, if it supports them, where the cell has none."""
+    if cell.order is None and "order" in backend.axes:
+        cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
+    if cell.sms is None and "sms" in backend.axes:
+        usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
+        cell = replace(cell, sms=min(usual, device.sm_count or usual))
+    return cell
 
 
 def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: SweepSpec) -> str | None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -15,6 +16,7 @@ from kvbench.backends.auto import DEFAULTS
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import DeviceFacts
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
 from kvbench.text import convert
@@ -246,6 +248,18 @@ def test_the_defaults_take_the_copy_engine_for_large_blocks_and_a_kernel_for_man
 def test_a_choice_without_an_order_has_the_default_of_the_direction(
     monkeypatch: pytest.MonkeyPatch, choice: str, direction: Direction, order: Order | None
 ) -> None:
+    assert created_by(monkeypatch, choice, direction, H200).order == order
+
+
+def test_a_choice_without_an_sm_count_has_no_more_than_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = created_by(monkeypatch, "sm", Direction.H2D, H200).sms
+    assert usual is not None
+    assert usual > 1
+    assert created_by(monkeypatch, "sm", Direction.H2D, replace(H200, sm_count=1)).sms == 1
+
+
+def created_by(monkeypatch: pytest.MonkeyPatch, choice: str, direction: Direction, device: DeviceFacts) -> Cell:
+    """Return the cell that auto has its choice create on a device."""
     facts = {one.name: one for one in H200_BACKENDS}
     created: list[Cell] = []
 
@@ -259,13 +273,14 @@ def test_a_choice_without_an_order_has_the_default_of_the_direction(
         direction=direction, stream_state=StreamState.IDLE, block_bytes=(4096,), blocks=(4,), choices=((choice,),)
     )
     request = SwapRequest(
-        mock.Mock(),
+        mock.Mock(facts=lambda: device),
         Cell("auto", direction, 4, 4096),
         mock.Mock(sizes=np.full(4, 4096, np.uint64)),
         Policy(device=H200.title, tables=(table,)),
     )
     assert auto.Auto().create(request).chosen == choice
-    assert [cell.order for cell in created] == [order]
+    (cell,) = created
+    return cell
 
 
 # The section of a report
