@@ -153,7 +153,7 @@ def tune(
     is_quiet = as_json or str(policy) == "-" or bool(printed)
     if not runs:
         spec = _of_backends(_spec(models, axis or [], neighbour).with_options(**where), may)
-        searching = None if neighbour else _searching(may, spec.seed)
+        searching = None if neighbour else _searching(may, spec)
         runs = [_swept(spec, out or default_folder(CONFIG), sys.stderr if is_quiet else None, searching)]
     loaded = [load_run(own) for path in runs for own in runs_in(path)]
     _check_measured(loaded, may)
@@ -189,18 +189,22 @@ def _spec(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> Sw
     return load_config(find_config(NEIGHBOUR_CONFIG)).with_axes({**settings, "neighbour": neighbour})
 
 
-def _searching(may: Allowed, seed: int) -> Callable[[Sequence[Cell]], "Search"]:
-    """Return what starts a search for the best ways to swap among the cells of a plan; its time runs from now."""
+def _searching(may: Allowed, spec: SweepSpec) -> Callable[[Sequence[Cell]], "Search"]:
+    """Return what starts a search for the best ways to swap among the cells of a plan; its time runs from now.
+
+    It measures every swap of a model.
+    """
     from kvbench.tune.fit import choice_at
     from kvbench.tune.search import Search
 
     ends_s = time.monotonic() + _SECONDS
+    sizes, counts = ((), ()) if spec.models else (_FIRST_SIZES, _SUSTAINED_COUNTS)
 
     def searching(cells: Sequence[Cell]) -> Search:
         allowed = [cell for cell in cells if may.keeps(choice_at(cell))]
         if not allowed:
             raise UsageError("nothing to choose from: no allowed backend runs on this machine")
-        return Search(allowed, _FIRST_SIZES, _SUSTAINED_COUNTS, seed, lambda: time.monotonic() < ends_s)
+        return Search(allowed, sizes, counts, spec.seed, lambda: time.monotonic() < ends_s)
 
     return searching
 

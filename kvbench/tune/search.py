@@ -44,7 +44,8 @@ class Search:
         seed: int,
         in_time: Callable[[], bool],
     ) -> None:
-        """Start with the block sizes `first_sizes`, or with all sizes if the plan has none of them.
+        """Start with the block sizes `first_sizes`, the smallest and the largest, or, if the plan has none of
+        `first_sizes`, with all sizes.
 
         Sustained swaps are measured at the numbers of blocks `sustained_counts`, or at all numbers if the plan has none
         of them: a chain of swaps depends little on the length of each. `in_time` returns whether there is time for more
@@ -58,7 +59,8 @@ class Search:
                 place = cell.direction, cell.stream_state, cell.blocks, cell.block_bytes
                 self._cells.setdefault(place, {})[choice_at(cell)] = cell
         sizes = {place[-1] for place in self._cells}
-        sizes = sizes & set(first_sizes) or sizes
+        if sizes & set(first_sizes):
+            sizes &= {*first_sizes, min(sizes), max(sizes)}
         self._first = {place: own for place, own in self._cells.items() if place[-1] in sizes}
         self._times: dict[Cell, dict[int, float]] = {}
         self._seed = seed

@@ -45,6 +45,18 @@ def test_what_goes_to_stdout_is_alone_there(tmp_path: Path) -> None:
     assert "cells measured" in done.stderr
 
 
+def test_every_model_has_answers(tmp_path: Path) -> None:
+    """Also 112 blocks, and blocks of 32 KiB, with which a search does not begin if it chooses among many."""
+    models = ("--model=qwen2.5-7b", "--model=llama-3-8b", "--tokens=32")
+    small = ("--device=cpu", "-a", "direction=h2d", "-a", "pool=16MiB", "--backends=batched,per_block")
+    done = kvbench("tune", *models, *small, "--json", "-o", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)["answers"]
+    for quantity in ("latency", "sustained"):
+        own = [answer for answer in answers if answer["quantity"] == quantity]
+        assert [(answer["block_bytes"], answer["blocks"]) for answer in own] == [(16384, 112), (32768, 128)]
+
+
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
     nothing = kvbench_here("tune", *SMALL, "--backends", "sm", "-o", "run", cwd=tmp_path)
     assert nothing.returncode == 2

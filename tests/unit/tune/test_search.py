@@ -123,6 +123,15 @@ def test_sustained_swaps_are_measured_at_a_few_numbers_of_blocks(counts: tuple[i
     assert found[StreamState.SUSTAINED] == wanted
 
 
+@pytest.mark.parametrize(
+    ("first", "wanted"),
+    [((4 * KIB,), {KIB, 4 * KIB, 256 * KIB}), ((5 * KIB,), set(SIZES)), ((), set(SIZES)), (FIRST, set(FIRST))],
+)
+def test_it_begins_with_some_sizes_and_always_with_the_ends(first: tuple[int, ...], wanted: set[int]) -> None:
+    stage = next(Search(cells(), first, COUNTS, 0, lambda: True).stages())
+    assert {cell.block_bytes for _, cell in stage} == wanted
+
+
 def test_it_looks_between_the_sizes_where_the_choice_changes() -> None:
     chosen, _, _ = searched(0)
     extra = {size for size, _ in chosen} - set(FIRST)
