@@ -17,7 +17,7 @@ import typer
 from kvbench.cli.completion import complete_axis, complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.show import show
-from kvbench.errors import ExitCode, UsageError
+from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
@@ -161,10 +161,8 @@ def sweep(
     if measured and not as_json and not quiet:
         typer.echo("")
         show(measured)
-    if any(outcome.status == "interrupted" for outcome in outcomes):
-        raise typer.Exit(ExitCode.INTERRUPTED)
-    if any(outcome.failed or outcome.copies_failed or outcome.status != "complete" for outcome in outcomes):
-        raise typer.Exit(ExitCode.FAILED_CELLS)
+    if code := max(outcome.exit_code for outcome in outcomes):  # an interruption counts before failed cells
+        raise typer.Exit(code)
 
 
 def terminated(number: int, _frame: object) -> None:

@@ -28,6 +28,7 @@ from kvbench.units import KIB
 
 if TYPE_CHECKING:
     from kvbench.results import Run
+    from kvbench.run.execution import Outcome
     from kvbench.tune.answer import Answer
     from kvbench.tune.search import Search
     from kvbench.tune.table import Choice
@@ -151,10 +152,12 @@ def tune(
     if runs and (out or axis or where):
         raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
     is_quiet = as_json or str(policy) == "-" or bool(printed)
+    code = ExitCode.DONE
     if not runs:
         spec = _of_backends(_spec(models, axis or [], neighbour).with_options(**where), may)
         searching = None if neighbour else _searching(may, spec)
-        runs = [_swept(spec, out or default_folder(CONFIG), sys.stderr if is_quiet else None, searching)]
+        outcome = _swept(spec, out or default_folder(CONFIG), sys.stderr if is_quiet else None, searching)
+        runs, code = [outcome.path], outcome.exit_code
     loaded = [load_run(own) for path in runs for own in runs_in(path)]
     _check_measured(loaded, may)
     if neighbour is not None:
@@ -163,17 +166,19 @@ def tune(
             typer.echo(to_json(loaded[0], beside), nl=False)
         else:
             show_beside(loaded[0], beside)
-        return
-    answers = answers_of(loaded, may.keeps, points)
-    if policy is not None:
-        chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
-        write_output("-p", policy, policy_of(loaded, chosen).to_toml().encode(), load_policy, force=force)
-    for name, file in targets:
-        _export(name, file, loaded[0], answers, force=force)
-    if as_json:
-        typer.echo(to_json(loaded[0], answers), nl=False)
-    elif not is_quiet:
-        show_answers(loaded, answers)
+    else:
+        answers = answers_of(loaded, may.keeps, points)
+        if policy is not None:
+            chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
+            write_output("-p", policy, policy_of(loaded, chosen).to_toml().encode(), load_policy, force=force)
+        for name, file in targets:
+            _export(name, file, loaded[0], answers, force=force)
+        if as_json:
+            typer.echo(to_json(loaded[0], answers), nl=False)
+        elif not is_quiet:
+            show_answers(loaded, answers)
+    if code:
+        raise typer.Exit(code)
 
 
 def _spec(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> SweepSpec:
@@ -235,11 +240,8 @@ def _check_measured(runs: Sequence["Run"], may: Allowed) -> None:
 
 def _swept(
     spec: SweepSpec, folder: Path, to: TextIO | None, searching: Callable[[Sequence[Cell]], "Search"] | None
-) -> Path:
-    """Measure, with progress `to` a file (None: standard output), and return the run directory.
-
-    A measurement that is stopped ends the command.
-    """
+) -> "Outcome":
+    """Measure, with progress `to` a file (None: standard output). An interruption ends the command."""
     from kvbench.cli.progress import make_reporter
     from kvbench.run.runner import start_sweep
 
@@ -248,8 +250,8 @@ def _swept(
     outcome = start_sweep(spec, folder, ["kvbench", *sys.argv[1:]], reporter, searching)
     reporter.finished(outcome)
     if outcome.status == "interrupted":
-        raise typer.Exit(ExitCode.INTERRUPTED)
-    return outcome.path
+        raise typer.Exit(outcome.exit_code)
+    return outcome
 
 
 def _limit_of(neighbour: str | None, at_most: str | None) -> float:

@@ -15,7 +15,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CEILING_BYTES
 from kvbench.cells.locality import region_bytes
-from kvbench.errors import KvbenchError, StorageError, UsageError
+from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
 from kvbench.results import RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note, Record, Roof, RunStatus, Skip, Visit
@@ -66,6 +66,13 @@ class Outcome:
     copies_failed: int = 0
     folder: Path | None = None
     searched: bool = False
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.status == "interrupted":
+            return ExitCode.INTERRUPTED
+        whole = self.status == "complete" and not (self.failed or self.copies_failed)
+        return ExitCode.DONE if whole else ExitCode.FAILED_CELLS
 
 
 @dataclass(frozen=True)

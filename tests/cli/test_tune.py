@@ -45,6 +45,14 @@ def test_what_goes_to_stdout_is_alone_there(tmp_path: Path) -> None:
     assert "cells measured" in done.stderr
 
 
+def test_it_answers_from_what_did_not_fail_and_says_that_something_did(tmp_path: Path) -> None:
+    done = kvbench(
+        "tune", *SMALL, "--fault=corrupt@descriptor=1 when backend=per_block", "--json", "-o", "run", cwd=tmp_path
+    )
+    assert done.returncode == 5, done.stderr
+    assert {answer["choice"] for answer in json.loads(done.stdout)["answers"]} == {"batched"}
+
+
 def test_every_model_has_answers(tmp_path: Path) -> None:
     """Also 112 blocks, and blocks of 32 KiB, with which a search does not begin if it chooses among many."""
     models = ("--model=qwen2.5-7b", "--model=llama-3-8b", "--tokens=32")
