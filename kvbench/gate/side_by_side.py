@@ -98,7 +98,7 @@ class SideBySide:
             differ = sum(row.unconfirmed for row in judgement.rows)
             renewed = differ > 0 and time.monotonic() + self._opening_s + closing_s < deadline_s
             if renewed:
-                self._say(f"{differ} rows differ so far; new processes go on")
+                self._say(f"{counted(differ, 'difference')} so far; new processes go on")
                 self._renew()
             for _ in range(_TRIES):
                 missing = judgement.missing(look.pairs)
@@ -107,9 +107,9 @@ class SideBySide:
                         self._round([cell for cell, count in missing.items() if count > number], verify=renewed)
                         renewed = False
                 judgement = self._judged(judge, judgement)
-            count = sum(not row.settled for row in judgement.rows)
-            self._say(f"{look.pairs} pairs: {len(judgement.rows) - count} rows are settled, {count} are open")
-            if not count or time.monotonic() + closing_s >= deadline_s:
+            settled = sum(row.settled for row in judgement.rows)
+            self._say(f"{look.pairs} pairs: {settled} of {len(judgement.rows)} rows are settled")
+            if settled == len(judgement.rows) or time.monotonic() + closing_s >= deadline_s:
                 break
         self._round(self._cells, verify=True)
         return self._judged(judge, judgement)

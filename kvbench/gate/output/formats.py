@@ -14,7 +14,7 @@ from kvbench.gate.judgement import GateVerdict, Judgement, Row
 from kvbench.gate.output.sheet import Sheet, figures, message, name_of_row
 from kvbench.gate.rule_check import RulesReport
 from kvbench.report.markdown import bullets, code, escape, table
-from kvbench.text import printable, short
+from kvbench.text import counted, printable, short
 
 # https://docs.github.com/actions: a step summary has at most 1 MiB, a comment at most 65 536 characters.
 SUMMARY_BYTES: Final = 1 << 20
@@ -69,7 +69,7 @@ def page(sheet: Sheet, limit_bytes: int) -> str:
         parts.append(f"<details><summary>{len(quiet)} others</summary>\n\n{others}\n\n</details>")
     hidden = len(sheet.rows) - len(fitting)
     if hidden:
-        parts.append(f"{hidden} more rows do not fit here; gate.json has all rows.")
+        parts.append(f"{counted(hidden, 'row')} more than fit here; gate.json has all.")
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
