@@ -83,16 +83,15 @@ class Judge:
         )
 
     def _control(self, name: str, logs: Floats, order: Floats) -> ControlEffect:
-        """Return how far a control moved. With too few pairs for an interval, its median decides."""
+        """Return how far a control moved."""
         logs, _ = without_slot_bias(logs[None], order)
         values = logs[np.isfinite(logs)]
         if not values.size:
             return ControlEffect(name, math.nan, math.nan, math.nan, 0, steady=True)
         centre, low, high = paired_interval(values)
         margin = math.log1p(CONTROL_CPU.fraction if name == CPU else self.margins.control_margin)
-        ends = (centre, centre) if math.isinf(low) else (low, high)
-        steady = ends[0] <= margin and ends[1] >= -margin
-        unsure = _ratio(max(0.0, ends[1] - margin, -margin - ends[0])) - 1 if steady else 0.0
+        steady = low <= margin and high >= -margin
+        unsure = _ratio(max(0.0, high - margin, -margin - low)) - 1 if steady else 0.0
         return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady, unsure)
 
     def _rows(self, pairs: Pairs, logs: Floats, drift: float, unsure: float) -> list[Row]:

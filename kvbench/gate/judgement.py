@@ -143,7 +143,7 @@ class ControlEffect:
     """The change of a control, which no build affects: the ratio of the candidate's time to the base's.
 
     It is `steady` unless its interval lies outside its margin. `unsure` is how far the interval of a steady control
-    reaches beyond the margin, as a fraction.
+    reaches beyond the margin, as a fraction; infinite with too few pairs for an interval.
     """
 
     name: str

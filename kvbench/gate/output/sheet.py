@@ -120,6 +120,8 @@ def _summary(judgement: Judgement) -> list[str]:
 def _steadiness(control: ControlEffect) -> str:
     if not control.steady:
         return "outside its margin: the machine moved"
+    if math.isinf(control.unsure):
+        return "unsure: too few pairs for an interval"
     if _is_unsure(control):
         return f"unsure: a change must exceed its margin by {control.unsure:.1%}"
     return "steady"

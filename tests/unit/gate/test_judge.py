@@ -1,5 +1,6 @@
 """Verdicts on runs whose truth is known: slower, faster, the same, unclear, disturbed, broken, not comparable."""
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -169,6 +170,12 @@ def test_too_few_rounds_say_nothing() -> None:
     judgement = judge(*compared(Side(), only_victim(2.0), rounds=5))
     assert judgement.verdict is GateVerdict.UNDECIDED
     assert "5 pairs are too few" in row_of(judgement, VICTIM).reason
+
+
+def test_too_few_rounds_do_not_show_that_the_machine_moved() -> None:
+    judgement = judge(*compared(Side(), Side(control=1.5), rounds=5))
+    assert judgement.verdict is GateVerdict.UNDECIDED
+    assert {(control.steady, control.unsure) for control in judgement.controls} == {(True, math.inf)}
 
 
 def test_a_settled_feature_stays_though_a_later_round_hides_it() -> None:

@@ -52,6 +52,7 @@ def hostile() -> Sheet:
     [
         ([], "machine: steady"),
         ([("h2d", True, 0.0), ("cpu", True, 0.02)], "machine: cpu unsure"),
+        ([("h2d", True, math.inf)], "machine: h2d unsure"),
         ([("h2d", False, 0.0), ("cpu", True, 0.02)], "machine: h2d moved"),
     ],
 )
