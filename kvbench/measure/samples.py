@@ -18,7 +18,7 @@ from kvbench.measure.beside import Flow, FlowSample, measure_beside
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside, StopReason
-from kvbench.sweep.plan import SHORT_CHAIN
+from kvbench.sweep.estimate import SHORT_CHAIN
 from kvbench.sweep.spec import Sampling
 
 BUSY_TWINS: Final = 3

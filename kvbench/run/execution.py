@@ -22,7 +22,8 @@ from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note,
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import NotAskedError, WorkerLostError, WorkerSlot
-from kvbench.sweep.plan import Plan, PlannedVisit, submissions, visit_deadline_s, visits
+from kvbench.sweep.estimate import submissions, visit_deadline_s
+from kvbench.sweep.plan import Plan, PlannedVisit, visits
 from kvbench.sweep.spec import SweepSpec
 from kvbench.tune.search import Search
 from kvbench.tune.table import AUTO

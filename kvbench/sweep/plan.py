@@ -1,4 +1,4 @@
-"""The plan of a sweep on one device: which cells run, which are skipped and why, their cost, and their order."""
+"""The plan of a sweep on one device: which cells run, which are skipped and why, and their order."""
 
 import itertools
 import math
@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.cells.axes import DEFAULT_ORDER, Direction, Neighbour, Priority, StreamState
+from kvbench.cells.axes import DEFAULT_ORDER, Neighbour, Priority, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import CEILING_BYTES, LEAST_BESIDE_S, TORCH_BYTES, BackendFacts, DeviceFacts
+from kvbench.cells.facts import CEILING_BYTES, TORCH_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.kernel_shape import RULE, VLLM, KernelShape
-from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes, sets_of
+from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
 from kvbench.errors import UsageError
+from kvbench.sweep.estimate import estimate_seconds, submissions
 from kvbench.sweep.installed import unknown_backend
 from kvbench.sweep.spec import Group, Sampling, SweepSpec
 from kvbench.tune.table import AUTO
@@ -22,33 +23,8 @@ from kvbench.units import rough_size
 MAX_COMBINATIONS: Final = 200_000
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
-# The verified first swap, the audit after the last sample, the check of the stream's order, and twins.
-UNTIMED_SWAPS: Final = 6
-# Swaps in the long and in the short chain of a sustained sample.
-CHAIN: Final = 8
-SHORT_CHAIN: Final = 2
 # Share of the free memory that a sweep may use unless a limit says otherwise.
 FREE_SHARE: Final = 0.9
-
-# For the time estimate only, never a result: visit times on an H200 and an H100 (driver 580.159), and on two CPUs.
-_EST_START_S: Final = {"cuda": 14.0, "cpu": 1.0}
-_EST_VISIT_S: Final = 0.007
-# The first visit of a cell also checks, with a delay, that its swaps are ordered in their stream.
-_EST_FIRST_VISIT_S: Final = 0.025
-_EST_SWAP_BYTES_PER_S: Final = {"cuda": 45e9, "cpu": 5e9}
-# Copies that the driver makes on the CPU: blocks of up to 24 KiB on an idle stream.
-_EST_INLINE_BYTES_PER_S: Final = 5e9
-_EST_INLINE_BLOCK_BYTES: Final = 24 << 10
-_EST_BLOCK_S: Final = {"kernel": 0.04e-6, "copies": 0.5e-6}
-# Around a sample: the descriptors of the next blocks are written.
-_EST_SAMPLE_S: Final = 50e-6
-_EST_NAMED_BLOCK_S: Final = 0.04e-6
-_EST_VERIFY_BYTES_PER_S: Final = {"cuda": 15e9, "cpu": 1.5e9}
-_EST_VERIFY_BLOCK_S: Final = 0.15e-6
-# Around a visit beside a neighbour: each turn starts and drains the neighbour.
-_EST_NEIGHBOUR_S: Final = 0.4
-# Disturbed visits, which are repeated.
-_EST_REPEATS: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,55 +97,11 @@ def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
     return pool_bytes + cell.blocks * DESCRIPTOR_BYTES
 
 
-def submissions(sampling: Sampling, state: StreamState) -> int:
-    """Return the maximum number of swaps that a visit submits: checks, warm-ups, twins and samples."""
-    a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
-    return UNTIMED_SWAPS + (sampling.warmups + sampling.max_samples) * a_sample
-
-
-def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:
-    """Return an estimate of the seconds that measuring `cells` takes, including start-up."""
-    visits_s = sum(_visit_seconds(cell, sampling, device_kind) for cell in cells)
-    first_s = len(cells) * _EST_FIRST_VISIT_S
-    return _EST_START_S[device_kind] + first_s + _EST_REPEATS * sampling.rounds * visits_s
-
-
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
     """Yield every cell once per round, shuffled by `seed`, so that consecutive backends differ where possible."""
     for number in range(sampling.rounds):
         for cell in _interleaved(sorted(plan.cells, key=lambda cell: cell.place_in(number, seed))):
             yield PlannedVisit(number, cell)
-
-
-def visit_deadline_s(cell: Cell, sampling: Sampling, device_kind: str) -> float:
-    """Return the seconds of silence after which a visit of `cell` counts as hung; more work allows more time."""
-    return sampling.deadline_s + sampling.cell_seconds + _visit_seconds(cell, sampling, device_kind)
-
-
-def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
-    if cell.neighbour is not Neighbour.NONE:
-        return _EST_NEIGHBOUR_S + max(LEAST_BESIDE_S, sampling.cell_seconds)
-    state = cell.stream_state
-    block_s = _EST_BLOCK_S["copies" if cell.sms is None else "kernel"]
-    swap_s = cell.swap_bytes / _EST_SWAP_BYTES_PER_S[device_kind] + cell.blocks * block_s
-    inline = cell.order is not None and state is StreamState.IDLE and cell.block_bytes <= _EST_INLINE_BLOCK_BYTES
-    if inline and device_kind == "cuda":
-        swap_s = max(swap_s, cell.swap_bytes / _EST_INLINE_BYTES_PER_S)
-    named_s = _EST_SAMPLE_S + cell.blocks * _EST_NAMED_BLOCK_S
-    sample_s = swap_s + named_s + cell.pause_us / 1e6
-    if state is StreamState.BUSY:
-        # after a delay of twice the submission; queued swaps are submitted after it, and then run
-        sample_s += sampling.busy_delay_us / 1e6 + 1e-3 + (2 + 2 * cell.queued) * cell.blocks * block_s
-        sample_s += cell.queued * swap_s
-    elif state is StreamState.SUSTAINED:
-        sample_s *= CHAIN + SHORT_CHAIN
-    count = max(sampling.min_samples, min(sampling.max_samples, sampling.cell_seconds / sample_s))
-    swaps = submissions(sampling, state) - sampling.max_samples + round(count)
-    sets = sets_of(cell, swaps) + 1  # also the audit
-    # The device checks its own side.
-    checked_bytes = sets * cell.swap_bytes * (1 if cell.direction is Direction.D2H or device_kind == "cpu" else 0.1)
-    verify_s = checked_bytes / _EST_VERIFY_BYTES_PER_S[device_kind] + sets * cell.blocks * _EST_VERIFY_BLOCK_S
-    return _EST_VISIT_S + (count + sampling.warmups) * sample_s + 3 * swap_s + verify_s
 
 
 def _grids(

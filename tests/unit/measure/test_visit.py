@@ -27,7 +27,7 @@ from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.run.protocol import MeasureCell
-from kvbench.sweep.plan import CHAIN, SHORT_CHAIN
+from kvbench.sweep.estimate import CHAIN, SHORT_CHAIN
 from kvbench.sweep.spec import Sampling
 from tests.visits import measure
 

@@ -14,8 +14,8 @@ from kvbench.cells.cell import Cell
 from kvbench.run import worker_process
 from kvbench.run.protocol import Open, Opened, Refused
 from kvbench.run.worker_process import Interpreter, WorkerHungError, WorkerLostError, WorkerProcess, WorkerSlot
+from kvbench.sweep.estimate import visit_deadline_s
 from kvbench.sweep.installed import Installed
-from kvbench.sweep.plan import visit_deadline_s
 from kvbench.sweep.spec import Sampling, SweepSpec
 
 OPEN = Open(device="cpu", fault=None)

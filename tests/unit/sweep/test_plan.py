@@ -14,7 +14,8 @@ from kvbench.cells.facts import BackendFacts, DeviceFacts, SmsRow, pool_rows
 from kvbench.cells.filter import Filter
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
-from kvbench.sweep.plan import Plan, estimate_seconds, expand, footprint, visits
+from kvbench.sweep.estimate import estimate_seconds
+from kvbench.sweep.plan import Plan, expand, footprint, visits
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec
 from kvbench.tune.table import AUTO, Policy, Table
 from tests.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
