@@ -279,6 +279,7 @@ def _measured(
 ) -> Iterator["SideBySide"]:
     """Open both sides, and record how their runs ended; Ctrl-C and SIGTERM give exit code 130 and keep all data."""
     from kvbench.gate.side_by_side import opened
+    from kvbench.run.execution import ended_by
 
     def say(line: str) -> None:
         print(printable(line), file=sys.stderr if as_json else sys.stdout, flush=True)
@@ -291,5 +292,6 @@ def _measured(
             kept = f"; everything measured is kept; to judge it: kvbench gate compare {' -- '.join(made)}"
             yield both
     except KeyboardInterrupt as stop:
-        typer.echo(f"interrupted ({str(stop) or 'Ctrl-C'}){kept}", err=True)
+        _, reason = ended_by(stop)
+        typer.echo(f"{reason}{kept}", err=True)
         raise typer.Exit(ExitCode.INTERRUPTED) from None

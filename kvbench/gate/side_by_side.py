@@ -21,7 +21,7 @@ from kvbench.gate.looks import PLAN
 from kvbench.gate.partners import check_identity, partners
 from kvbench.gate.sides import Side
 from kvbench.results import Failure, Record, Run, RunWriter, Visit
-from kvbench.run.execution import Execution, Observer
+from kvbench.run.execution import Execution, Observer, ended_by
 from kvbench.run.failures import FailuresTold
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import InTurn, Opened
@@ -272,10 +272,8 @@ def _ended_together(sides: Iterable[RunningSide]) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, KvbenchError) as why:
-        stopped = isinstance(why, KvbenchError)
         for side in sides:
-            reason = str(why) if stopped else f"interrupted ({str(why) or 'Ctrl-C'})"
-            side.execution.finish("stopped" if stopped else "interrupted", reason)
+            side.execution.finish(*ended_by(why))
         raise
 
 

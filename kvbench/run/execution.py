@@ -76,6 +76,13 @@ class Outcome:
         return ExitCode.DONE if whole else ExitCode.FAILED_CELLS
 
 
+def ended_by(why: KeyboardInterrupt | KvbenchError) -> tuple[RunStatus, str]:
+    """Return the status of a run that an interrupt or an error ended, and the reason."""
+    if isinstance(why, KvbenchError):
+        return "stopped", str(why)
+    return "interrupted", f"interrupted ({str(why) or 'Ctrl-C'})"
+
+
 @dataclass(frozen=True)
 class Execution:
     """A planned sweep, its worker and its journal; an optional `search` chooses the next visits from the results."""
@@ -132,14 +139,12 @@ class Execution:
         try:
             self.begin()
             self._measure_missing()
-        except KeyboardInterrupt as stop:
-            return "interrupted", f"interrupted ({str(stop) or 'Ctrl-C'})"
         except UsageError as error:
             with suppress(StorageError):
                 self.writer.set_status("stopped", str(error))
             raise
-        except KvbenchError as error:
-            return "stopped", str(error)
+        except (KeyboardInterrupt, KvbenchError) as why:
+            return ended_by(why)
         return "complete", None
 
     def _measure_missing(self) -> None:
