@@ -1,5 +1,6 @@
 """Facts about the device and the backends that the worker reports, so that the parent can plan without loading them."""
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,6 +64,11 @@ class BackendFacts:
     def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int) -> int:
         """Return the default SM count of a swap; `pool_bytes` is the memory that its blocks are spread over."""
         return next(row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes))
+
+
+def plain_device(name: str) -> str:
+    """Return the one name of a device: "cuda:0" for "cuda:00"."""
+    return re.sub(r":0+(?=\d)", ":", name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.facts import DeviceFacts, plain_device
 from kvbench.errors import UsageError
 from kvbench.units import MIB, format_size
 
@@ -96,12 +96,11 @@ def resolve_device(asked: str, engine: EngineReport) -> str:
     """Return the requested device; "auto" is the first GPU, else "cpu". Raises UsageError for an invalid name."""
     if asked == "auto":
         return next((device.name for device in engine.devices if device.kind == "cuda"), "cpu")
-    if asked == "cpu":
-        return asked
-    gpu = re.fullmatch(r"cuda(?::0*(\d+))?", asked, re.ASCII)
-    if gpu is None:
+    if asked == "cuda":
+        return "cuda:0"
+    if asked != "cpu" and not re.fullmatch(r"cuda:\d+", asked, re.ASCII):
         raise UsageError(f"--device {asked}: not a device; write auto, cpu, cuda or cuda:N")
-    return f"cuda:{gpu[1] or 0}"
+    return plain_device(asked)
 
 
 def diagnose(findings: Findings) -> list[Check]:

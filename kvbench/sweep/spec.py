@@ -1,6 +1,5 @@
 """The specification of a sweep: the values of its axes, how cells are sampled, and its memory limits."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
@@ -9,6 +8,7 @@ import msgspec
 
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, axis_named
+from kvbench.cells.facts import plain_device
 from kvbench.cells.filter import Filter, parse_filters
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
@@ -114,7 +114,7 @@ class SweepSpec:
         """The named devices; for "cuda:all", all possible GPUs."""
         if self.device == EVERY_GPU:
             return tuple(f"cuda:{number}" for number in range(MOST_DEVICES))
-        return tuple(re.sub(r":0+(?=\d)", ":", self.device).split(","))  # cuda:00 is cuda:0
+        return tuple(map(plain_device, self.device.split(",")))
 
     def with_axes(self, assignments: Mapping[str, str]) -> "SweepSpec":
         """Return the sweep with these axes (name -> values in the grammar of `-a`) instead of its own."""

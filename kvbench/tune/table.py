@@ -138,6 +138,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         return None if known is None else known.choose(blocks, block_bytes)
 
     def to_toml(self) -> str:
+        """Return the policy as TOML text, which `load_policy` reads."""
         return tomli_w.dumps(msgspec.to_builtins(self))
 
 
