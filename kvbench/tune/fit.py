@@ -25,8 +25,8 @@ from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Ta
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
 
-_REDRAWS: Final = 1000
-_RARE: Final = 0.01
+_REDRAWS: Final = 2000
+_RARE: Final = 0.005
 # Of Student's t: the scatter is that of all candidates, so it is known better than from one or two visits.
 _LEAST_FREEDOM: Final = 4
 

@@ -15,7 +15,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Visit
 from kvbench.tune.answer import VLLM_SMS
-from kvbench.tune.fit import Decision, choice_at, decide, preference, sms_of, typical
+from kvbench.tune.fit import Decision, choice_at, decide, preference, sms_of
 from kvbench.tune.table import Choice
 
 # Number of visits -> the maximum ratio to the best time with which a candidate stays in the race, and the maximum ratio
@@ -102,7 +102,8 @@ class Search:
             decision = self._decide(place)
             wanted = {decision.choice, decision.fastest, *decision.others} if decision and decision.others else set()
             return {choice: cell for choice, cell in measured.items() if choice in wanted}
-        times = {choice: typical(self._times[cell].values()) for choice, cell in measured.items()}
+        # the fastest visit of each: a disturbance only slows
+        times = {choice: min(self._times[cell].values()) for choice, cell in measured.items()}
         most = DROPPED_BEYOND[made] * min(times.values())
 
         def goes_on(choice: Choice) -> bool:
@@ -118,7 +119,7 @@ class Search:
         return decide(arms) if arms else None
 
     def _between(self) -> dict[Place, dict[Choice, Cell]]:
-        """Return the size between two consecutive sizes with different choices, with the candidates of both."""
+        """Return the size between two consecutive sizes with different choices, with all that can win at either."""
         decided = {place: decision for place in sorted(self._cells) if (decision := self._decide(place))}
         found: dict[Place, dict[Choice, Cell]] = {}
         for low, high in pairwise(decided):
@@ -126,10 +127,11 @@ class Search:
             if low[:-1] != high[:-1] or decided[low].choice == decided[high].choice or not between:
                 continue
             ends = [(choice, cell) for end in (low, high) for choice, cell in self._cells[end].items()]
-            raced = {choice for choice, cell in ends if len(self._times.get(cell, {})) >= MIN_PAIRS}
+            able = {choice for choice, cell in ends if len(self._times.get(cell, {})) >= MIN_PAIRS}
+            able.update(*(decided[end].others for end in (low, high)))
             place = between[len(between) // 2]
             own = self._cells[place].items()
-            found[place] = {choice: cell for choice, cell in own if choice in raced or _is_reference(choice)}
+            found[place] = {choice: cell for choice, cell in own if choice in able or _is_reference(choice)}
         return found
 
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise, product
 from statistics import mean
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.tune.answer import VLLM_SMS
-from kvbench.tune.fit import choice_at, decide_all
+from kvbench.tune.fit import choice_at, decide, decide_all
 from kvbench.tune.search import MOST_ROUNDS, REFERENCE_VISITS, Search
 from kvbench.tune.table import Choice
 from tests import synthetic
@@ -111,6 +112,34 @@ def test_one_slow_visit_of_two_drops_nothing() -> None:
             if number == 2:
                 assert cell in {visited for _, visited in stage}
                 break
+
+
+@pytest.mark.parametrize("slow", [{1, 2}, {0, 2, 3}, {1, 3, 4}])
+def test_several_slow_visits_drop_nothing_that_was_fast_once(slow: set[int]) -> None:
+    search = Search(cells(), FIRST, COUNTS, 0, lambda: True)
+    for made, stage in enumerate(search.stages()):
+        if made > max(slow):
+            assert any(cell.sms == 1 for _, cell in stage)
+            return
+        for number, cell in stage:
+            us = (100.0 if cell.backend == "sm" else 200.0) * (1.25 if cell.sms == 1 and number in slow else 1.0)
+            search.note(synthetic.visit(cell, us, count=3, noise=0.0, round_=number))
+
+
+def test_between_two_sizes_it_tries_all_that_either_may_choose() -> None:
+    _, visits, _ = searched(0, noise=0.03)
+    arms: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
+    for cell, times in visits.items():
+        arms.setdefault((cell.block_bytes, cell.blocks), {})[choice_at(cell)] = times
+    tried = 0
+    for count, (low, high) in product(COUNTS, pairwise(FIRST)):
+        between = [size for size in SIZES if low < size < high]
+        middle = arms.get((between[len(between) // 2], count)) if between else None
+        ends = [decide(arms[size, count]) for size in (low, high)]
+        if middle and ends[0].choice != ends[1].choice:
+            tried += 1
+            assert {other for end in ends for other in (end.choice, *end.others)} <= middle.keys()
+    assert tried
 
 
 @pytest.mark.parametrize(("counts", "wanted"), [((16,), {16}), ((5,), set(COUNTS))])
