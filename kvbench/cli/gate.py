@@ -20,7 +20,7 @@ from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, Filters, default_folder, terminated
 from kvbench.errors import ExitCode, KvbenchError, UsageError, brief
 from kvbench.gate.judgement import Margins
-from kvbench.text import convert, printable
+from kvbench.text import convert, counted, printable
 
 if TYPE_CHECKING:
     from kvbench.gate.side_by_side import SideBySide
@@ -227,10 +227,14 @@ def calibrate(
     for target in dict.fromkeys((folder / FLOOR_FILE, path)):
         write_floors(target, file)
     cells, middle, largest = len(file.floors), median(file.floors.values()), max(file.floors.values())
+    every = sum(row.kind == "cell" for row in judgement.rows)
     if as_json:
-        typer.echo(json.dumps({"floor": str(path), "cells": cells, "median": middle, "largest": largest}))
-    else:
-        typer.echo(f"floors of {cells} cells: median {middle:.1%}, maximum {largest:.1%}: {path}")
+        numbers = {"cells": cells, "of": every, "median": middle, "largest": largest}
+        typer.echo(json.dumps({"floor": str(path), **numbers}))
+        return
+    typer.echo(f"floors of {cells} of {counted(every, 'cell')}: median {middle:.1%}, maximum {largest:.1%}: {path}")
+    if cells < every:
+        typer.echo("the others have too few rounds for a floor: use more --minutes")
 
 
 class _FailedCellsError(KvbenchError):
