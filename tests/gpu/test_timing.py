@@ -38,6 +38,12 @@ def taken(bench: Bench, cell: Cell) -> Visit:
     return measure(bench, load_backends()[cell.backend], cell, SAMPLING, seed=5, fault=None)
 
 
+def best_gbps(bench: Bench, direction: Direction) -> float:
+    """Return what large copies reach now at best: other users of the link only slow them."""
+    copy_bytes, times_us = measure_ceiling(bench, direction, 5)
+    return gigabytes_per_second(copy_bytes, min(times_us))
+
+
 def middle(made: Visit, name: str) -> float:
     times_us: list[float] = getattr(made.samples, name)
     return median(times_us)
@@ -66,19 +72,20 @@ def test_the_times_of_a_sample_contain_each_other(
 
 @pytest.mark.parametrize("direction", Direction)
 def test_no_backend_beats_the_ceiling(bench: Bench, direction: Direction) -> None:
-    copy_bytes, times_us = measure_ceiling(bench, direction, 5)
-    ceiling = gigabytes_per_second(copy_bytes, median(times_us))
+    reached, ceilings = {}, [best_gbps(bench, direction)]
     for backend in load_backends():
         made = taken(bench, Cell(backend, direction, 4000, 65_536, sms=16))
-        assert gigabytes_per_second(4000 * 65_536, middle(made, "wall_us")) < 1.03 * ceiling
+        reached[backend] = gigabytes_per_second(4000 * 65_536, middle(made, "wall_us"))
+        ceilings.append(best_gbps(bench, direction))
+    assert max(reached.values()) < 1.03 * max(ceilings), reached
 
 
 @pytest.mark.parametrize("direction", Direction)
 def test_control_copies_reach_the_ceiling(bench: Bench, direction: Direction) -> None:
-    copy_bytes, times_us = measure_ceiling(bench, direction, 5)
     control = open_control(bench.device.name)
-    reached = gigabytes_per_second(control.copy_bytes, min(time_copies(control, direction, 5)))
-    assert reached == pytest.approx(gigabytes_per_second(copy_bytes, min(times_us)), rel=0.1)
+    rounds = [(min(time_copies(control, direction, 5)), best_gbps(bench, direction)) for _ in range(5)]
+    control_us, ceilings = zip(*rounds, strict=True)
+    assert gigabytes_per_second(control.copy_bytes, min(control_us)) == pytest.approx(max(ceilings), rel=0.1)
 
 
 def test_large_copies_that_were_slow_fail_no_swap(bench: Bench) -> None:
@@ -154,8 +161,10 @@ def test_a_kernel_is_sustained_as_fast_as_it_executes(bench: Bench, direction: D
 
 @pytest.mark.parametrize("direction", Direction)
 def test_small_blocks_side_by_side_are_no_slower_than_scattered_ones(bench: Bench, direction: Direction) -> None:
-    times = measure_roof(bench, direction, 3, 0)
-    assert median(times.dense_us) < 1.1 * median(times.scattered_us)
-    copy_bytes, times_us = measure_ceiling(bench, direction, 3)
-    ceiling = gigabytes_per_second(copy_bytes, median(times_us))
-    assert gigabytes_per_second(times.copy_bytes, median(times.copy_us)) < 1.03 * ceiling
+    rounds = [(measure_roof(bench, direction, 3, number), best_gbps(bench, direction)) for number in range(5)]
+    roofs, ceilings = zip(*rounds, strict=True)
+    dense_us, scattered_us, copy_us = (
+        min(min(getattr(roof, name)) for roof in roofs) for name in ("dense_us", "scattered_us", "copy_us")
+    )
+    assert dense_us < 1.1 * scattered_us
+    assert gigabytes_per_second(roofs[0].copy_bytes, copy_us) < 1.03 * max(ceilings)
