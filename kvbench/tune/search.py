@@ -24,8 +24,9 @@ DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 2.5, 2: 1.3, 3: 1.2, 4: 1.15, 5
 OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 2.0, 2: 1.1, 3: 1.05, 4: 1.03, 5: 1.01}
 # The minimum number of visits of a reference of the answers, even if it is far slower.
 REFERENCE_VISITS: Final = 3
-# Visits per candidate, at the first sizes and between them, replayed from the visits of an H100.
-VISITS_PER_CANDIDATE: Final = 4.2
+# Visits per candidate of the first sizes, including those of the sizes between them: in eight searches on an H100 and
+# an H200, 4.8 to 7.1.
+VISITS_PER_CANDIDATE: Final = 6.0
 # The maximum number of visits for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
@@ -73,7 +74,7 @@ class Search:
 
     @property
     def expected_visits(self) -> int:
-        """The estimated number of visits: most candidates drop out after one or two."""
+        """The estimated number of visits."""
         return round(VISITS_PER_CANDIDATE * sum(map(len, self._first.values())))
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
