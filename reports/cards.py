@@ -136,11 +136,12 @@ def _row(card: Path) -> list[str]:
         for record in run.records:
             if isinstance(record, Visit):
                 cells.setdefault((run.path, record.cell.id), set()).add(record.round)
+    dates = [run.info.created[:10] for run in runs]
     ceilings = [[rate for run in runs for rate in run.ceilings().get(way, ())] for way in ("h2d", "d2h")]
     return [
         f"[{markdown.inline(title)}]({card.name}/{REPORT})",
         markdown.inline(driver),
-        min(run.info.created for run in runs)[:10],
+        " to ".join(dict.fromkeys((min(dates), max(dates)))),
         str(len(runs)),
         str(len(cells)),
         str(min(map(len, cells.values()))),

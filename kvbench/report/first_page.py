@@ -30,7 +30,9 @@ def box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
     except UsageError:
         answers = []
     workload = workload_words(fullest.measured, bytes_size)
-    lines: list[Text] = [(Strong(first.title), f", {first.driver}, {fullest.date}; {workload}")]
+    dates = [view.date for view in same]
+    when = " to ".join(dict.fromkeys((min(dates), max(dates))))
+    lines: list[Text] = [(Strong(first.title), f", {first.driver}, {when}; {workload}")]
     for direction in Direction:
         own = [answer for answer in answers if answer.direction is direction]
         if own:

@@ -406,6 +406,23 @@ def test_many_warnings_stay_short_on_the_first_page(tmp_path: Path) -> None:
     assert max(map(len, lines)) < 250
 
 
+def test_the_answer_has_the_dates_of_the_first_and_the_last_of_its_runs(tmp_path: Path) -> None:
+    def top(*days: int) -> str:
+        runs = [
+            made_run(
+                tmp_path,
+                synthetic.rounds(synthetic.cliff_cells((256,))),
+                synthetic.info(created=f"2026-10-{day:02}T10:00:00+00:00"),
+                name="-".join(map(str, (place, *days))),
+            )
+            for place, day in enumerate(days)
+        ]
+        return said(report_of(runs).box[0])
+
+    assert "2026-10-09;" in top(9, 9)
+    assert "2026-10-07 to 2026-10-11;" in top(9, 11, 7)
+
+
 def test_doubts_about_cells_are_said_first(tmp_path: Path) -> None:
     idle, busy, *_ = synthetic.visits([cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"])
     astray = msgspec.structs.replace(idle.samples, pending_before=[1] + [0] * 29)
