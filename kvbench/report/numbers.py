@@ -23,7 +23,7 @@ def figure(value: float) -> str:
         return ABSENT
     if value == 0 or abs(value) >= 100:
         return f"{value:.0f}"
-    digits = 2 - int(f"{value:e}".split("e")[1])
+    digits = 2 - int(f"{value:.2e}".split("e")[1])
     return f"{value:.{min(digits, 6)}f}"
 
 

@@ -532,7 +532,7 @@ def test_code_shows_as_it_was(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0, "0"), (0.01234, "0.0123"), (6.84, "6.84"), (54.51, "54.5"), (1234.5, "1234"), (9.999, "10.00")],
+    [(0, "0"), (0.01234, "0.0123"), (6.84, "6.84"), (54.51, "54.5"), (1234.5, "1234"), (9.999, "10.0"), (99.96, "100")],
 )
 def test_figures_have_three_digits(value: float, shown: str) -> None:
     assert figure(value) == shown
