@@ -134,24 +134,19 @@ def tune(
     # pandas takes a second to import; --help must not wait for it
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
-    from kvbench.tune.answer import answers_of, by_kind
+    from kvbench.tune.answer import answers_of
     from kvbench.tune.beside import answers_beside
-    from kvbench.tune.fit import policy_of
-    from kvbench.tune.table import load_policy
 
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
     points = [(swap.block_bytes, swap.blocks) for swap in models.swaps()] or None
     targets = [_target(text) for text in export or []]
-    printed = [name for name, file in targets if file is None]
-    if as_json + (str(policy) == "-") + len(printed) > 1:
-        raise UsageError("--json, -p - and --export NAME: only one can go to standard output; give the others a file")
+    is_quiet = _prints_a_file(policy, targets, as_json=as_json)
     limit = _limit_of(neighbour, at_most)
     if neighbour is not None and (policy is not None or targets):
         raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
     if runs and (out or axis or where):
         raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
-    is_quiet = as_json or str(policy) == "-" or bool(printed)
     code = ExitCode.DONE
     if not runs:
         spec = _of_backends(_spec(models, axis or [], neighbour).with_options(**where), may)
@@ -169,8 +164,7 @@ def tune(
     else:
         answers = answers_of(loaded, may.keeps, points)
         if policy is not None:
-            chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
-            write_output("-p", policy, policy_of(loaded, chosen).to_toml().encode(), load_policy, force=force)
+            _write_policy(policy, loaded, answers, force=force)
         for name, file in targets:
             _export(name, file, loaded[0], answers, force=force)
         if as_json:
@@ -179,6 +173,23 @@ def tune(
             show_answers(loaded, answers)
     if code:
         raise typer.Exit(code)
+
+
+def _prints_a_file(policy: Path | None, targets: Sequence[tuple[str, Path | None]], *, as_json: bool) -> bool:
+    """Return whether standard output takes a file in place of the answer; raises UsageError for two of them."""
+    files = as_json + (str(policy) == "-") + sum(file is None for _, file in targets)
+    if files > 1:
+        raise UsageError("--json, -p - and --export NAME: only one can go to standard output; give the others a file")
+    return files == 1
+
+
+def _write_policy(path: Path, runs: Sequence["Run"], answers: Sequence["Answer"], *, force: bool) -> None:
+    from kvbench.tune.answer import by_kind
+    from kvbench.tune.fit import policy_of
+    from kvbench.tune.table import load_policy
+
+    chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
+    write_output("-p", path, policy_of(runs, chosen).to_toml().encode(), load_policy, force=force)
 
 
 def _spec(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> SweepSpec:

@@ -155,8 +155,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     MismatchError if both sides measured cells but have none in common.
     """
     ours, theirs = _sides(base, cand)
-    names = _partnered(ours, theirs)
-    cells = list(names)
+    cells = list(names := _partnered(ours, theirs))
     troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in names.items()}
     lacking = {cell: [*ours.lack(cell), *theirs.lack(name)] for cell, name in names.items() if not troubles[cell]}
     failed = {cell: few(list(dict.fromkeys(why))) for cell, why in {**troubles, **lacking}.items() if why}
@@ -179,13 +178,12 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     turns = np.fmin.reduce(began_ns, axis=1) if in_turn else np.array([ours.created_s(), theirs.created_s()])
     times, slowdowns, submissions = both(visit_us), both(slowdown), both(submission_us)
     probes_us = both(lambda visit: visit.probe_us or math.nan)
-    disturbed = np.isfinite(both(disturbances))
     clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
     shares = shares_of(submissions, times)
     inline = frozenset(cell for cell, own in paths.items() if {*own} == {EffectivePath.CPU_INLINE})
     by_cpu = np.array([cell in inline for cell in cells], dtype=bool)  # their margin allows for its changes
     cpu = CpuTimes(probes_us, submissions, both(unevenness), (shares >= CPU_BOUND) & ~by_cpu)
-    marks = spoiled(disturbed, cpu, clocks, times, copies) if in_turn else {}
+    marks = spoiled(np.isfinite(both(disturbances)), cpu, clocks, times, copies) if in_turn else {}
     submissions[:, (shares < SUBMISSION_BOUND) | by_cpu] = math.nan
     for values in (times, slowdowns, submissions):
         values[:, [cell in failed for cell in cells]] = math.nan

@@ -29,11 +29,7 @@ SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 
 
 def visit(
-    bench: Bench,
-    ready: SetUp,
-    request: MeasureCell,
-    fault: Fault | None,
-    begin: Callable[[], None] | None = None,
+    bench: Bench, ready: SetUp, request: MeasureCell, fault: Fault | None, begin: Callable[[], None] | None = None
 ) -> Visit:
     """Measure one visit of a cell and return its record, without its duration. Raises EngineError, VerificationError,
     and any error of a backend.

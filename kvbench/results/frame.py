@@ -21,7 +21,6 @@ from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.cost import cost_of
 from kvbench.results.reach import Reach
-from kvbench.results.rundir import Run
 from kvbench.results.schema import (
     COLUMNS,
     NO_FIGURE,
@@ -62,16 +61,22 @@ _ORDER: Final = tuple(
 )
 
 
-def summarize(run: Run, samples: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per cell; a failed or skipped cell has its reason and no figures. `samples` are the run's."""
-    histories, roofs = _histories(run.records), run.roofs()
-    ceilings = {way: median(rates) for way, rates in run.ceilings().items() if rates}
+def summarize(
+    info: RunInfo,
+    records: Sequence[Record],
+    samples: pd.DataFrame,
+    ceilings: Mapping[str, Sequence[float]],
+    roofs: Mapping[str, Reach],
+) -> pd.DataFrame:
+    """Return one row per cell of a run, from its parts; a failed or skipped cell has its reason and no figures."""
+    histories = _histories(records)
+    limits = {way: median(rates) for way, rates in ceilings.items() if rates}
     measured = [cell for cell, story in histories.items() if _status(story) == "ok"]
-    rows = [_words(cell, story) | _limits(cell, ceilings, roofs) for cell, story in histories.items()]
+    rows = [_words(cell, story) | _limits(cell, limits, roofs) for cell, story in histories.items()]
     frame = pd.DataFrame(rows, columns=list(_COLUMNS))
     figures = _figures(measured, samples).reindex(frame.index)
     frame[figures.columns] = figures
-    frame["device"] = _device_label(run.info)
+    frame["device"] = _device_label(info)
     # A queue measures the submission, whose time every sample has.
     without = (frame["status"] == "ok") & frame["swap_us_median"].isna() & (frame["queued"] == 0)
     frame.loc[without, ["status", "reason"]] = "no figure", NO_FIGURE

@@ -55,7 +55,8 @@ class Run:
         """
         from kvbench.results.frame import summarize
 
-        return summarize(self, self.samples() if samples is None else samples)
+        samples = self.samples() if samples is None else samples
+        return summarize(self.info, self.records, samples, self.ceilings(), self.roofs())
 
     def samples(self) -> "pd.DataFrame":
         """Return every raw sample, also of failed cells: cell_id, round, sample, and the times in microseconds."""
