@@ -27,6 +27,7 @@ _AT: Final = re.compile(r"(.*?) - at `\$\.?(.*)`", re.DOTALL)
 _STEP: Final = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.?([^.\[\]]+)")
 
 T = TypeVar("T")
+Ordered = TypeVar("Ordered", int, float, str)
 
 
 def name_of(text: str, otherwise: str) -> str:
@@ -80,7 +81,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def ends(values: Iterable[float], show: Callable[[Any], str]) -> str:
+def ends(values: Iterable[Ordered], show: Callable[[Ordered], str]) -> str:
     """Return "least to most" of one or more values, or one of them where they look the same."""
     ordered = sorted(values)
     return " to ".join(dict.fromkeys((show(ordered[0]), show(ordered[-1]))))

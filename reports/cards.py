@@ -20,6 +20,7 @@ from kvbench.results import Run, load_run
 from kvbench.results.rundir import PACKED_JOURNAL_FILE, RUN_FILE, runs_in
 from kvbench.results.schema import Failure, Visit
 from kvbench.sweep.spec import SweepSpec
+from kvbench.text import ends
 
 FOLDER: Final = Path(__file__).parent
 README: Final = FOLDER / "README.md"
@@ -136,12 +137,11 @@ def _row(card: Path) -> list[str]:
         for record in run.records:
             if isinstance(record, Visit):
                 cells.setdefault((run.path, record.cell.id), set()).add(record.round)
-    dates = [run.info.created[:10] for run in runs]
     ceilings = [[rate for run in runs for rate in run.ceilings().get(way, ())] for way in ("h2d", "d2h")]
     return [
         f"[{markdown.inline(title)}]({card.name}/{REPORT})",
         markdown.inline(driver),
-        " to ".join(dict.fromkeys((min(dates), max(dates)))),
+        ends((run.info.created[:10] for run in runs), str),
         str(len(runs)),
         str(len(cells)),
         str(min(map(len, cells.values()))),

@@ -155,10 +155,9 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     MismatchError if both sides measured cells but have none in common.
     """
     ours, theirs = _sides(base, cand)
-    cells = list(names := _partnered(ours, theirs))
-    troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in names.items()}
-    lacking = {cell: [*ours.lack(cell), *theirs.lack(name)] for cell, name in names.items() if not troubles[cell]}
-    failed = {cell: few(list(dict.fromkeys(why))) for cell, why in {**troubles, **lacking}.items() if why}
+    names = _partnered(ours, theirs)
+    cells = list(names)
+    failed, lacking = _without_times(ours, theirs, names)
     paths = {cell: (ours.paths(cell), theirs.paths(name)) for cell, name in names.items()}
     copies, notes = _large_copies(ours, theirs)
     # Both sides were interrupted together: this is not a fault of either.
@@ -199,7 +198,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         slowdowns=slowdowns,
         submissions_us=submissions if in_turn else None,
         failed=failed,
-        lacking=frozenset(cell for cell, why in lacking.items() if why),
+        lacking=lacking,
         faults=[] if stopped else [*ours.unfinished(), *theirs.unfinished()],
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
         inline=inline,
@@ -208,6 +207,14 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         in_turn=in_turn,
         processes=_new_processes(both(lambda visit: visit.process or math.nan)) if in_turn else None,
     )
+
+
+def _without_times(ours: _Side, theirs: _Side, names: Mapping[Cell, Cell]) -> tuple[dict[Cell, str], frozenset[Cell]]:
+    """Return why cells have no times to compare, and which of them were measured but have no figure."""
+    troubles = {cell: [*ours.trouble(cell), *theirs.trouble(name)] for cell, name in names.items()}
+    lacking = {cell: [*ours.lack(cell), *theirs.lack(name)] for cell, name in names.items() if not troubles[cell]}
+    failed = {cell: few(list(dict.fromkeys(why))) for cell, why in {**troubles, **lacking}.items() if why}
+    return failed, frozenset(cell for cell, why in lacking.items() if why)
 
 
 def _overlap(began: Floats, ended: Floats) -> bool:

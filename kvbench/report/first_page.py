@@ -11,6 +11,7 @@ from kvbench.errors import UsageError
 from kvbench.report.model import Chapter, Strong, Text, spans
 from kvbench.report.numbers import bytes_size, count, faster_words, noun
 from kvbench.report.view import View
+from kvbench.text import ends
 from kvbench.tune.answer import Answer, answers_of, by_kind, words_of, workload_words
 from kvbench.tune.fit import sms_of
 from kvbench.units import two_digits
@@ -30,9 +31,8 @@ def box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
     except UsageError:
         answers = []
     workload = workload_words(fullest.measured, bytes_size)
-    dates = [view.date for view in same]
-    when = " to ".join(dict.fromkeys((min(dates), max(dates))))
-    lines: list[Text] = [(Strong(first.title), f", {first.driver}, {when}; {workload}")]
+    dates = ends((view.date for view in same), str)
+    lines: list[Text] = [(Strong(first.title), f", {first.driver}, {dates}; {workload}")]
     for direction in Direction:
         own = [answer for answer in answers if answer.direction is direction]
         if own:

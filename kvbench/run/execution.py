@@ -25,7 +25,7 @@ from kvbench.run.worker_process import NotAskedError, WorkerLostError, WorkerSlo
 from kvbench.sweep.estimate import submissions, visit_deadline_s
 from kvbench.sweep.plan import Plan, PlannedVisit, visits
 from kvbench.sweep.spec import SweepSpec
-from kvbench.tune.search import Search
+from kvbench.tune.search import VISIT_TIME, Search
 from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
@@ -35,9 +35,6 @@ ROOF_POOL_BYTES: Final = 4 << 30
 # quiet.
 MAX_REPEATS: Final = 2
 VISITS_A_REPEAT: Final = 5
-# The time of a visit of a search, as a share of that of the plan: most are of the fastest candidates. Measured in eight
-# searches on an H100 and an H200.
-OF_A_SEARCH: Final = 0.7
 LOG_FILE: Final = "worker.log"
 
 
@@ -167,7 +164,7 @@ class Execution:
     def _follow(self, search: Search) -> None:
         """Measure what the search requests, until it requests nothing."""
         share = search.expected_visits / (len(self.plan.cells) * self.spec.sampling.rounds)
-        plan = replace(self.plan, estimate_s=OF_A_SEARCH * share * self.plan.estimate_s)
+        plan = replace(self.plan, estimate_s=VISIT_TIME * share * self.plan.estimate_s)
         self.observer.planned(plan, self.opened, 0, search.expected_visits)
         pool_bytes = self.reserve(self.plan.cells)
         for place, stage in enumerate(search.stages()):

@@ -27,6 +27,8 @@ REFERENCE_VISITS: Final = 3
 # Visits per candidate of the first sizes, including those of the sizes between them: in eight searches on an H100 and
 # an H200, 4.8 to 7.1.
 VISITS_PER_CANDIDATE: Final = 6.0
+# The time of a visit there, as a share of that of the plan: most visits are of the fastest candidates.
+VISIT_TIME: Final = 0.7
 # The maximum number of visits for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2

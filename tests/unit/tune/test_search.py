@@ -1,7 +1,7 @@
 """The search of a tuning, on a device that is a formula: few visits, and the choice of a full grid."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import islice, pairwise, product
 from statistics import mean
@@ -42,6 +42,14 @@ def time_us(cell: Cell) -> float:
     return 12 + cell.swap_bytes / min(50e3, width * (cell.sms or 1))
 
 
+def arms_of(visits: Mapping[Cell, dict[int, float]]) -> dict[tuple[int, int], dict[Choice, dict[int, float]]]:
+    """Return point -> choice -> round -> time."""
+    arms: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
+    for cell, times in visits.items():
+        arms.setdefault((cell.block_bytes, cell.blocks), {})[choice_at(cell)] = times
+    return arms
+
+
 def searched(
     seed: int, noise: float = 0.01, time: Callable[[Cell], float] = time_us, in_time: bool = True
 ) -> tuple[dict[tuple[int, int], Choice], dict[Cell, dict[int, float]], dict[tuple[int, int], set[Choice]]]:
@@ -54,10 +62,7 @@ def searched(
             us = time(cell) * (1 + chance.gauss(0, noise))
             search.note(synthetic.visit(cell, us, count=3, noise=0.0, round_=number))
             visits.setdefault(cell, {})[number] = us
-    arms: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
-    for cell, times in visits.items():
-        arms.setdefault((cell.block_bytes, cell.blocks), {})[choice_at(cell)] = times
-    decisions = decide_all(arms)
+    decisions = decide_all(arms_of(visits))
     return (
         {point: decision.choice for point, decision in decisions.items()},
         visits,
@@ -128,9 +133,7 @@ def test_several_slow_visits_drop_nothing_that_was_fast_once(slow: set[int]) -> 
 
 def test_between_two_sizes_it_tries_all_that_either_may_choose() -> None:
     _, visits, _ = searched(0, noise=0.03)
-    arms: dict[tuple[int, int], dict[Choice, dict[int, float]]] = {}
-    for cell, times in visits.items():
-        arms.setdefault((cell.block_bytes, cell.blocks), {})[choice_at(cell)] = times
+    arms = arms_of(visits)
     tried = 0
     for count, (low, high) in product(COUNTS, pairwise(FIRST)):
         between = [size for size in SIZES if low < size < high]
