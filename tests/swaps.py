@@ -108,7 +108,7 @@ def run_and_compare(
         if isinstance(prepared, Swap):
             region.measure(prepared, STREAM_STATES[state])
         else:
-            region.measure_python(prepared.prepare, prepared.submit, STREAM_STATES[state])
+            region.measure_python(prepared.submit, STREAM_STATES[state])
     if into_gpu:
         _transfer(device, stream, staging, other, Direction.D2H)
         host.fill_random(swap.span_bytes, SEED)  # the swap may have spoiled its own source

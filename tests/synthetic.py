@@ -8,7 +8,7 @@ import numpy as np
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.results import Beside, Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
+from kvbench.results import CLOCK, Beside, Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
 
 CEILING_GBPS = 55.5
 STATES = (StreamState.IDLE, StreamState.BUSY)
@@ -17,6 +17,7 @@ FULL_CHANNEL = 1024
 
 def info(title: str = "Synthetic H200", kind: str = "cuda", **changes: object) -> RunInfo:
     fields: dict[str, object] = {
+        "clock": CLOCK,
         "kvbench": "0.1.0",
         "created": "2026-11-20T10:00:00Z",
         "command": ["kvbench", "sweep", "configs/cliff.toml"],
@@ -35,13 +36,10 @@ def samples(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, se
     busy = cell.stream_state is StreamState.BUSY
     times = spread.tolist()
     return Samples(
-        prepare_us=(spread * 0.01).tolist(),
-        submit_us=(spread * 0.3).tolist(),
-        gpu_us=times,
+        caller_us=(spread * 0.3).tolist(),
+        gpu_us=None if cell.stream_state is StreamState.IDLE else times,
         wall_us=(spread + (50.0 if busy else 0.0)).tolist(),
         cpu_us=(spread * 0.3).tolist(),
-        coalesce_us=[0.0] * count,
-        gap_us=[0.5] * count,
         pending_before=[int(busy)] * count,
         pending_after=[int(busy)] * count,
         depth_held=[int(cell.queued < FULL_CHANNEL)] * count if cell.queued else None,

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 /// The Python module, one function per topic; later topics use the types of earlier ones.
 namespace kvbench::bind {
@@ -17,7 +16,6 @@ using namespace nb::literals;
 template <typename T>
 using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Words = Array<std::uint64_t>;
-using Ids = Array<std::uint32_t>;
 
 template <typename T>
 std::span<const T> view(const Array<T>& array) {
@@ -26,11 +24,6 @@ std::span<const T> view(const Array<T>& array) {
 
 inline std::span<const std::byte> view(const nb::bytes& bytes) {
   return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
-}
-
-template <typename T>
-std::vector<T> copied(const Array<T>& array) {
-  return {array.data(), array.data() + array.size()};
 }
 
 void errors(nb::module_& m);

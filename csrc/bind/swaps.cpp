@@ -12,25 +12,12 @@ void swaps(nb::module_& m) {
       .value("stream", AccessOrder::stream)
       .value("during_api_call", AccessOrder::during_api_call)
       .value("any", AccessOrder::any);
-  nb::class_<Swap>(m, "Swap", "One swap that can be submitted repeatedly.")
-      .def(
-          "retarget",
-          [](Swap& swap, const Words& sources, const Words& destinations) {
-            swap.retarget(view(sources), view(destinations));
-          },
-          "sources"_a, "destinations"_a,
-          "Replace the addresses for the next submission; number, sizes and alignment must stay the same. They take "
-          "effect at the next prepare. ValueError if the number differs, or for a swap with ids.")
-      .def(
-          "retarget_ids",
-          [](Swap& swap, const Ids& source_ids, const Ids& destination_ids) {
-            swap.retarget_ids(view(source_ids), view(destination_ids));
-          },
-          "source_ids"_a, "destination_ids"_a, "The same for the ids of a swap made by sm_copy_tensors.")
-      .def("prepare", &Swap::prepare, nb::call_guard<nb::gil_scoped_release>())
+  nb::class_<Swap>(m, "Swap",
+                   "One swap that can be submitted repeatedly. It reads the arrays that it was made of at every "
+                   "submission; their lengths, the sizes and the alignment must stay the same.")
       .def("submit", &Swap::submit, "stream"_a, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("calls", &Swap::calls)
-      .def_prop_ro("coalesce_us", &Swap::coalesce_us)
+      .def_prop_ro("descriptors", &Swap::descriptors)
       .def_prop_ro("fell_back", &Swap::fell_back);
   m.def(
       "per_block",
@@ -38,18 +25,21 @@ void swaps(nb::module_& m) {
          Direction direction) {
         return make_per_block(std::move(driver), list_of(sources, destinations, bytes), direction);
       },
-      "driver"_a, "sources"_a, "destinations"_a, "sizes"_a, "direction"_a);
+      "driver"_a, "sources"_a.noconvert(), "destinations"_a.noconvert(), "sizes"_a.noconvert(), "direction"_a,
+      nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(), nb::keep_alive<0, 4>());
   m.def(
       "batched",
       [](std::shared_ptr<Driver> driver, const Words& sources, const Words& destinations, const Words& bytes,
-         Direction direction, AccessOrder order, bool prefer_overlap, std::size_t descriptors_per_call, bool coalesce,
-         bool by_host_address, std::uint64_t prime_ns) {
-        return make_batched(std::move(driver), list_of(sources, destinations, bytes), direction,
-                            {{order, prefer_overlap}, descriptors_per_call, coalesce, by_host_address, prime_ns});
+         Direction direction, AccessOrder order, bool prefer_overlap, std::size_t descriptors_per_call,
+         bool by_host_address, bool merge, std::uint64_t prime_ns, std::size_t prime_up_to_bytes) {
+        return make_batched(
+            std::move(driver), list_of(sources, destinations, bytes), direction,
+            {{order, prefer_overlap}, descriptors_per_call, by_host_address, merge, prime_ns, prime_up_to_bytes});
       },
-      "driver"_a, "sources"_a, "destinations"_a, "sizes"_a, "direction"_a, nb::kw_only(), "order"_a,
-      "prefer_overlap"_a = false, "descriptors_per_call"_a = 0, "coalesce"_a = false, "by_host_address"_a = false,
-      "prime_ns"_a = 0);
+      "driver"_a, "sources"_a.noconvert(), "destinations"_a.noconvert(), "sizes"_a.noconvert(), "direction"_a,
+      nb::kw_only(), "order"_a, "prefer_overlap"_a = false, "descriptors_per_call"_a = 0, "by_host_address"_a = false,
+      "merge"_a = false, "prime_ns"_a = 0, "prime_up_to_bytes"_a = 0, nb::keep_alive<0, 2>(), nb::keep_alive<0, 3>(),
+      nb::keep_alive<0, 4>());
 }
 
 }  // namespace kvbench::bind

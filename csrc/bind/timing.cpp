@@ -1,4 +1,3 @@
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 #include <nanobind/typing.h>
@@ -10,7 +9,6 @@
 namespace kvbench::bind {
 namespace {
 
-using Prepare = nb::typed<nb::callable, nb::object()>;
 using Submit = nb::typed<nb::callable, nb::object(Stream)>;
 
 }  // namespace
@@ -18,14 +16,11 @@ using Submit = nb::typed<nb::callable, nb::object(Stream)>;
 void timing(nb::module_& m) {
   nb::enum_<StreamState>(m, "StreamState").value("idle", StreamState::idle).value("busy", StreamState::busy);
   nb::class_<Sample>(m, "Sample", "One timed swap, in microseconds.")
-      .def_ro("prepare_us", &Sample::prepare_us)
-      .def_ro("coalesce_us", &Sample::coalesce_us)
-      .def_ro("submit_us", &Sample::submit_us)
+      .def_ro("caller_us", &Sample::caller_us)
       .def_ro("gpu_us", &Sample::gpu_us)
       .def_ro("wall_us", &Sample::wall_us)
       .def_ro("cpu_us", &Sample::cpu_us)
       .def_ro("chain_us", &Sample::chain_us)
-      .def_ro("gap_us", &Sample::gap_us)
       .def_ro("pending_before", &Sample::pending_before)
       .def_ro("pending_after", &Sample::pending_after)
       .def_ro("depth_held", &Sample::depth_held);
@@ -38,15 +33,19 @@ void timing(nb::module_& m) {
           "depth"_a = 0, "streams"_a = 1, "delay_ns"_a = 0);
   nb::class_<TimedRegion>(m, "TimedRegion", "Stream state, queue, events and clocks around one submission.")
       .def(nb::init<std::shared_ptr<Driver>, Stream, std::uint64_t>(), "driver"_a, "stream"_a, "busy_delay_ns"_a)
-      .def("measure", nb::overload_cast<Swap&, StreamState, const Queue&>(&TimedRegion::measure), "swap"_a, "state"_a,
-           "queue"_a = Queue{}, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "measure",
+          [](TimedRegion& region, Swap& swap, StreamState state, const Queue& queue) {
+            return region.measure([&](Stream stream) { swap.submit(stream); }, state, queue);
+          },
+          "swap"_a, "state"_a, "queue"_a = Queue{}, nb::call_guard<nb::gil_scoped_release>())
       .def(
           "sustained",
           [](TimedRegion& region, const std::vector<Swap*>& swaps, std::size_t few) {
-            std::vector<Submission> chain;
+            std::vector<TimedRegion::Submit> chain;
             for (Swap* swap : swaps) {
               if (swap == nullptr) throw nb::value_error("sustained: a swap is None");
-              chain.push_back({[swap] { swap->prepare(); }, [swap](Stream stream) { swap->submit(stream); }});
+              chain.emplace_back([swap](Stream stream) { swap->submit(stream); });
             }
             return region.sustained(chain, few);
           },
@@ -57,21 +56,18 @@ void timing(nb::module_& m) {
            "Microseconds between two events for which the stream is really busy if a delay of `delay_ns` is requested.")
       .def(
           "measure_python",
-          [](TimedRegion& region, const Prepare& prepare, const Submit& submit, StreamState state, const Queue& queue) {
+          [](TimedRegion& region, const Submit& submit, StreamState state, const Queue& queue) {
             // Calling `submit` from here times its launch and little other Python code.
-            return region.measure([&] { prepare(); }, [&](Stream stream) { submit(stream); }, state, queue);
+            return region.measure([&](Stream stream) { submit(stream); }, state, queue);
           },
-          "prepare"_a, "submit"_a, "state"_a, "queue"_a = Queue{})
+          "submit"_a, "state"_a, "queue"_a = Queue{})
       .def(
           "sustained_python",
-          [](TimedRegion& region, const std::vector<std::pair<Prepare, Submit>>& swaps, std::size_t few) {
-            std::vector<Submission> chain;
-            for (const auto& [prepare, submit] : swaps) {
-              chain.push_back({[&] { prepare(); }, [&](Stream stream) { submit(stream); }});
-            }
+          [](TimedRegion& region, const std::vector<Submit>& swaps, std::size_t few) {
+            const std::vector<TimedRegion::Submit> chain(swaps.begin(), swaps.end());
             return region.sustained(chain, few);
           },
-          "swaps"_a, "few"_a, "The same for (prepare, submit) pairs.");
+          "swaps"_a, "few"_a, "The same for functions that submit.");
 
   m.def("probe_cpu_us", &probe_cpu_us, "Microseconds that a fixed piece of work takes on this thread's CPU.");
 }

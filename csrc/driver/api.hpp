@@ -21,6 +21,7 @@ inline constexpr Result kErrorNotReady = 600;
 inline constexpr int kFuncMaxDynamicSharedSizeBytes = 8;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDefault = 0;
+inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kFlagPreferOverlapWithCompute = 1;
 
 enum DeviceAttribute : int {

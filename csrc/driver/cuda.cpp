@@ -110,10 +110,11 @@ class CudaDriver final : public Driver {
     return true;
   }
 
-  Event create_event() override {
+  Event create_event(EventKind kind) override {
     bind();
     cuda::EventHandle event = nullptr;
-    check(api_.event_create(&event, cuda::kEventDefault), "cuEventCreate");
+    check(api_.event_create(&event, kind == EventKind::timed ? cuda::kEventDefault : cuda::kEventDisableTiming),
+          "cuEventCreate");
     return reinterpret_cast<Event>(event);
   }
   void destroy_event(Event event) noexcept override { api_.event_destroy(handle(event)); }

@@ -25,6 +25,9 @@ enum class Priority : std::uint8_t { normal, high };
 /// CUmemcpySrcAccessOrder, by the driver's values.
 enum class AccessOrder : std::uint8_t { stream = 1, during_api_call = 2, any = 3 };
 
+/// Whether an event has a time stamp, or only marks completion.
+enum class EventKind : std::uint8_t { timed, mark };
+
 /// The location of a buffer. `allocated` and `registered` memory is pinned; they differ in who allocated the pages.
 enum class MemoryKind : std::uint8_t { device, allocated, registered };
 
@@ -89,7 +92,7 @@ class Driver {
   /// Whether nothing is pending on the stream.
   [[nodiscard]] virtual bool idle(Stream stream) = 0;
 
-  virtual Event create_event() = 0;
+  virtual Event create_event(EventKind kind) = 0;
   virtual void destroy_event(Event event) noexcept = 0;
   virtual void record(Event event, Stream stream) = 0;
   /// Whether everything before the event's record has completed.

@@ -152,7 +152,7 @@ class PlainHostDriver final : public HostDriver {
   void synchronize(Stream stream) override { at(stream)->synchronize(); }
   bool idle(Stream stream) override { return at(stream)->idle(); }
 
-  Event create_event() override { return reinterpret_cast<Event>(new HostEvent); }
+  Event create_event(EventKind) override { return reinterpret_cast<Event>(new HostEvent); }
   void destroy_event(Event event) noexcept override { delete reinterpret_cast<HostEvent*>(event); }
   void record(Event event, Stream stream) override {
     auto* recorded = reinterpret_cast<HostEvent*>(event);

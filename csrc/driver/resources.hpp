@@ -75,7 +75,8 @@ class OwnedStream {
 /// A mark on a stream that shows whether everything before it has completed.
 class OwnedEvent {
  public:
-  explicit OwnedEvent(std::shared_ptr<Driver> driver) : driver_(std::move(driver)), handle_(driver_->create_event()) {}
+  explicit OwnedEvent(std::shared_ptr<Driver> driver, EventKind kind = EventKind::timed)
+      : driver_(std::move(driver)), handle_(driver_->create_event(kind)) {}
   OwnedEvent(const OwnedEvent&) = delete;
   OwnedEvent& operator=(const OwnedEvent&) = delete;
   ~OwnedEvent() { driver_->destroy_event(handle_); }
@@ -86,7 +87,7 @@ class OwnedEvent {
     while (!completed()) {
     }
   }
-  /// Microseconds between this event and `start`, which completed before it.
+  /// Microseconds between this event and `start`, which completed before it; both timed.
   [[nodiscard]] double us_since(const OwnedEvent& start) const { return driver_->elapsed_us(start.handle_, handle_); }
 
  private:

@@ -1,12 +1,12 @@
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
+#include "swap/address_order.hpp"
 #include "swap/swap.hpp"
 
 namespace kvbench {
 
-void coalesce(const DescriptorList& descriptors, DescriptorList& merged, std::vector<std::size_t>& first) {
+void merge_adjacent(const Descriptors& descriptors, DescriptorList& merged, std::vector<std::size_t>& first) {
   const std::size_t count = descriptors.size();
   const Address* source = descriptors.sources.data();
   const Address* destination = descriptors.destinations.data();
@@ -38,34 +38,23 @@ namespace {
 
 class BatchedSwap final : public Swap {
  public:
-  BatchedSwap(std::shared_ptr<Driver> driver, DescriptorList descriptors, Direction direction, BatchOptions options)
-      : driver_(std::move(driver)), descriptors_(std::move(descriptors)), direction_(direction), options_(options) {}
-
-  void retarget(std::span<const Address> sources, std::span<const Address> destinations) override {
-    descriptors_.retarget(sources, destinations);
-  }
-
-  void prepare() override {
-    if (options_.by_host_address) put_in_order();
-    if (!options_.coalesce) return;
-    const auto start = std::chrono::steady_clock::now();
-    kvbench::coalesce(listed(), merged_, merged_first_);
-    coalesce_us_ = std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-  }
+  BatchedSwap(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction, BatchOptions options)
+      : driver_(std::move(driver)),
+        descriptors_(descriptors),
+        direction_(direction),
+        options_(options),
+        submitted_(descriptors) {}
 
   void submit(Stream stream) override {
     refuse_legacy_stream(stream);
-    const DescriptorList& list = submitted();
+    arrange();
     const std::size_t stride = descriptors_per_call();
-    for (std::size_t begin = 0; begin < list.size(); begin += stride) {
-      const std::size_t count = std::min(stride, list.size() - begin);
-      // On an idle stream cuMemcpyBatchAsync copies on the CPU, inside the call. Between calls the stream becomes idle
-      // if the thread is delayed for longer than the copies of the last call take.
-      if (options_.prime_ns > 0 && driver_->idle(stream)) driver_->delay(options_.prime_ns, stream);
+    for (std::size_t begin = 0; begin < submitted_.size(); begin += stride) {
+      const std::size_t count = std::min(stride, submitted_.size() - begin);
+      prime(submitted_.bytes.subspan(begin, count), stream);
       try {
-        driver_->copy_batch(std::span(list.destinations).subspan(begin, count),
-                            std::span(list.sources).subspan(begin, count), std::span(list.bytes).subspan(begin, count),
-                            options_.attributes, direction_, stream);
+        driver_->copy_batch(submitted_.destinations.subspan(begin, count), submitted_.sources.subspan(begin, count),
+                            submitted_.bytes.subspan(begin, count), options_.attributes, direction_, stream);
       } catch (const DriverError& error) {
         throw error.descriptor() ? error.at(original_index(begin + *error.descriptor())) : error;
       }
@@ -74,61 +63,73 @@ class BatchedSwap final : public Swap {
 
   std::size_t calls() const override {
     const std::size_t stride = descriptors_per_call();
-    return (submitted().size() + stride - 1) / stride;
+    return (submitted_.size() + stride - 1) / stride;
   }
-
-  double coalesce_us() const override { return coalesce_us_; }
+  std::size_t descriptors() const override { return submitted_.size(); }
 
  private:
-  const DescriptorList& listed() const { return options_.by_host_address ? ordered_ : descriptors_; }
-  const DescriptorList& submitted() const { return options_.coalesce ? merged_ : listed(); }
+  /// Sorts and merges as the options ask; without either, the caller's arrays go to the driver as they are.
+  void arrange() {
+    submitted_ = descriptors_;
+    if (options_.by_host_address) submitted_ = put_in_order();
+    if (!options_.merge) return;
+    merge_adjacent(submitted_, merged_, merged_first_);
+    submitted_ = merged_.view();
+  }
 
-  void put_in_order() {
-    const auto& host = direction_ == Direction::h2d ? descriptors_.sources : descriptors_.destinations;
-    order_.resize(host.size());
-    for (std::size_t i = 0; i < host.size(); ++i) order_[i] = {host[i], i};
-    std::ranges::sort(order_);
-    ordered_.sources.clear();
-    ordered_.destinations.clear();
-    ordered_.bytes.clear();
-    for (const auto& [_, index] : order_) {
-      ordered_.sources.push_back(descriptors_.sources[index]);
-      ordered_.destinations.push_back(descriptors_.destinations[index]);
-      ordered_.bytes.push_back(descriptors_.bytes[index]);
+  /// On an idle stream cuMemcpyBatchAsync copies small blocks on the CPU, inside the call. Between calls the stream
+  /// becomes idle if the thread is delayed for longer than the copies of the last call take.
+  void prime(std::span<const std::size_t> bytes, Stream stream) {
+    if (options_.prime_up_to_bytes == 0 || std::ranges::min(bytes) > options_.prime_up_to_bytes) return;
+    if (driver_->idle(stream)) driver_->delay(options_.prime_ns, stream);
+  }
+
+  Descriptors put_in_order() {
+    const auto host = direction_ == Direction::h2d ? descriptors_.sources : descriptors_.destinations;
+    sorted_ = !order_.sort(host);
+    if (!sorted_) return descriptors_;
+    const std::span indices = order_.indices();
+    ordered_.sources.resize(indices.size());
+    ordered_.destinations.resize(indices.size());
+    ordered_.bytes.resize(indices.size());
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      const std::size_t index = indices[i];
+      ordered_.sources[i] = descriptors_.sources[index];
+      ordered_.destinations[i] = descriptors_.destinations[index];
+      ordered_.bytes[i] = descriptors_.bytes[index];
     }
+    return ordered_.view();
   }
 
   std::size_t descriptors_per_call() const {
     return options_.descriptors_per_call > 0 ? options_.descriptors_per_call
-                                             : std::max<std::size_t>(submitted().size(), 1);
+                                             : std::max<std::size_t>(submitted_.size(), 1);
   }
 
   std::size_t original_index(std::size_t index) const {
-    const std::size_t place = options_.coalesce ? merged_first_[index] : index;
-    return options_.by_host_address ? order_[place].second : place;
+    const std::size_t listed = options_.merge ? merged_first_[index] : index;
+    return sorted_ ? order_.indices()[listed] : listed;
   }
 
   std::shared_ptr<Driver> driver_;
-  DescriptorList descriptors_;
+  Descriptors descriptors_;
   Direction direction_;
   BatchOptions options_;
-  std::vector<std::pair<Address, std::size_t>> order_;  ///< host address and index of each descriptor, ascending
+  AddressOrder order_;
+  bool sorted_ = false;
   DescriptorList ordered_;
   DescriptorList merged_;
   std::vector<std::size_t> merged_first_;
-  double coalesce_us_ = 0;
+  Descriptors submitted_;  ///< what the last submission gave to the driver
 };
 
 /// The fallback for drivers without cuMemcpyBatchAsync: a loop over single copies, which reports fell_back().
 class FallbackSwap final : public Swap {
  public:
   explicit FallbackSwap(std::unique_ptr<Swap> loop) : loop_(std::move(loop)) {}
-  void retarget(std::span<const Address> sources, std::span<const Address> destinations) override {
-    loop_->retarget(sources, destinations);
-  }
-  void prepare() override { loop_->prepare(); }
   void submit(Stream stream) override { loop_->submit(stream); }
   std::size_t calls() const override { return loop_->calls(); }
+  std::size_t descriptors() const override { return loop_->descriptors(); }
   bool fell_back() const override { return true; }
 
  private:
@@ -137,12 +138,12 @@ class FallbackSwap final : public Swap {
 
 }  // namespace
 
-std::unique_ptr<Swap> make_batched(std::shared_ptr<Driver> driver, DescriptorList descriptors, Direction direction,
+std::unique_ptr<Swap> make_batched(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction,
                                    BatchOptions options) {
   if (driver->batch_entry() == BatchEntry::none) {
-    return std::make_unique<FallbackSwap>(make_per_block(std::move(driver), std::move(descriptors), direction));
+    return std::make_unique<FallbackSwap>(make_per_block(std::move(driver), descriptors, direction));
   }
-  return std::make_unique<BatchedSwap>(std::move(driver), std::move(descriptors), direction, options);
+  return std::make_unique<BatchedSwap>(std::move(driver), descriptors, direction, options);
 }
 
 }  // namespace kvbench

@@ -1,22 +1,8 @@
-#include <algorithm>
-#include <stdexcept>
 #include <utility>
 
 #include "swap/swap.hpp"
 
 namespace kvbench {
-
-void DescriptorList::retarget(std::span<const Address> new_sources, std::span<const Address> new_destinations) {
-  if (new_sources.size() != size() || new_destinations.size() != size()) {
-    throw std::invalid_argument("retarget: the number of descriptors must not change");
-  }
-  std::ranges::copy(new_sources, sources.begin());
-  std::ranges::copy(new_destinations, destinations.begin());
-}
-
-void Swap::retarget_ids(std::span<const std::uint32_t>, std::span<const std::uint32_t>) {
-  throw std::invalid_argument("retarget_ids: the swap has descriptors, not ids");
-}
 
 void refuse_legacy_stream(Stream stream) {
   constexpr Stream kStreamLegacy = 1;  // CU_STREAM_LEGACY
@@ -29,14 +15,8 @@ namespace {
 
 class PerBlockSwap final : public Swap {
  public:
-  PerBlockSwap(std::shared_ptr<Driver> driver, DescriptorList descriptors, Direction direction)
-      : driver_(std::move(driver)), descriptors_(std::move(descriptors)), direction_(direction) {}
-
-  void retarget(std::span<const Address> sources, std::span<const Address> destinations) override {
-    descriptors_.retarget(sources, destinations);
-  }
-
-  void prepare() override {}
+  PerBlockSwap(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction)
+      : driver_(std::move(driver)), descriptors_(descriptors), direction_(direction) {}
 
   void submit(Stream stream) override {
     refuse_legacy_stream(stream);
@@ -50,17 +30,18 @@ class PerBlockSwap final : public Swap {
   }
 
   std::size_t calls() const override { return descriptors_.size(); }
+  std::size_t descriptors() const override { return descriptors_.size(); }
 
  private:
   std::shared_ptr<Driver> driver_;
-  DescriptorList descriptors_;
+  Descriptors descriptors_;
   Direction direction_;
 };
 
 }  // namespace
 
-std::unique_ptr<Swap> make_per_block(std::shared_ptr<Driver> driver, DescriptorList descriptors, Direction direction) {
-  return std::make_unique<PerBlockSwap>(std::move(driver), std::move(descriptors), direction);
+std::unique_ptr<Swap> make_per_block(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction) {
+  return std::make_unique<PerBlockSwap>(std::move(driver), descriptors, direction);
 }
 
 }  // namespace kvbench

@@ -31,10 +31,10 @@ class Listing {
   virtual ~Listing() = default;
   [[nodiscard]] const List& head() const { return head_; }
   [[nodiscard]] virtual std::size_t table_bytes() const = 0;
+  /// Descriptors or rows of blocks that the caller's arrays name.
+  [[nodiscard]] virtual std::size_t descriptors() const = 0;
+  /// Writes the current list of the caller.
   virtual void write(void* table) const = 0;
-  virtual void retarget(std::span<const Address> sources, std::span<const Address> destinations) = 0;
-  virtual void retarget_ids(std::span<const std::uint32_t> source_ids,
-                            std::span<const std::uint32_t> destination_ids) = 0;
 
  protected:
   List head_{};
@@ -43,9 +43,9 @@ class Listing {
 /// One row per block if all have the same size, else one row and one length per piece.
 class DescriptorListing final : public Listing {
  public:
-  DescriptorListing(DescriptorList descriptors, std::size_t piece_bytes, Direction direction)
-      : Listing(direction), descriptors_(std::move(descriptors)), piece_bytes_(piece_bytes) {
-    const auto& sizes = descriptors_.bytes;
+  DescriptorListing(Descriptors descriptors, std::size_t piece_bytes, Direction direction)
+      : Listing(direction), descriptors_(descriptors), piece_bytes_(piece_bytes) {
+    const auto sizes = descriptors_.bytes;
     const auto [smallest, largest] = std::minmax_element(sizes.begin(), sizes.end());
     std::size_t pieces = 0;
     for (const std::size_t bytes : sizes) pieces += pieces_of(bytes, piece_bytes_);
@@ -61,14 +61,8 @@ class DescriptorListing final : public Listing {
     }
   }
 
-  void retarget(std::span<const Address> sources, std::span<const Address> destinations) override {
-    descriptors_.retarget(sources, destinations);
-  }
-  void retarget_ids(std::span<const std::uint32_t>, std::span<const std::uint32_t>) override {
-    throw std::invalid_argument("retarget_ids: the swap has descriptors, not ids");
-  }
-
   std::size_t table_bytes() const override { return rows_ * (sizeof(Row) + (uniform_ ? 0 : sizeof(u32))); }
+  std::size_t descriptors() const override { return descriptors_.size(); }
 
   void write(void* table) const override {
     auto* row = static_cast<Row*>(table);
@@ -86,7 +80,7 @@ class DescriptorListing final : public Listing {
   }
 
  private:
-  DescriptorList descriptors_;
+  Descriptors descriptors_;
   std::size_t piece_bytes_;
   bool uniform_ = true;
   std::size_t rows_ = 0;
@@ -96,7 +90,7 @@ class DescriptorListing final : public Listing {
 class TensorListing final : public Listing {
  public:
   TensorListing(TensorBlocks blocks, std::size_t piece_bytes, Direction direction)
-      : Listing(direction), blocks_(std::move(blocks)) {
+      : Listing(direction), blocks_(blocks) {
     const std::size_t pieces_a_block = pieces_of(blocks_.block_bytes, piece_bytes);
     head_.ids_at = blocks_.source_bases.size() * sizeof(Row);
     head_.ids = static_cast<u32>(blocks_.source_ids.size());
@@ -106,19 +100,8 @@ class TensorListing final : public Listing {
     head_.pieces = checked_pieces(blocks_.source_bases.size() * blocks_.source_ids.size() * pieces_a_block);
   }
 
-  void retarget(std::span<const Address>, std::span<const Address>) override {
-    throw std::invalid_argument("retarget: the swap has ids, not descriptors");
-  }
-  void retarget_ids(std::span<const std::uint32_t> source_ids,
-                    std::span<const std::uint32_t> destination_ids) override {
-    if (source_ids.size() != blocks_.source_ids.size() || destination_ids.size() != blocks_.source_ids.size()) {
-      throw std::invalid_argument("retarget_ids: the number of blocks must not change");
-    }
-    std::ranges::copy(source_ids, blocks_.source_ids.begin());
-    std::ranges::copy(destination_ids, blocks_.destination_ids.begin());
-  }
-
   std::size_t table_bytes() const override { return head_.ids_at + head_.ids * sizeof(Ids); }
+  std::size_t descriptors() const override { return blocks_.source_bases.size() * blocks_.source_ids.size(); }
 
   void write(void* table) const override {
     auto* row = static_cast<Row*>(table);
@@ -126,7 +109,9 @@ class TensorListing final : public Listing {
       *row++ = {blocks_.source_bases[i], blocks_.destination_bases[i]};
     }
     auto* ids = reinterpret_cast<Ids*>(row);
-    for (std::size_t i = 0; i < head_.ids; ++i) ids[i] = {blocks_.source_ids[i], blocks_.destination_ids[i]};
+    for (std::size_t i = 0; i < head_.ids; ++i) {
+      ids[i] = {static_cast<u32>(blocks_.source_ids[i]), static_cast<u32>(blocks_.destination_ids[i])};
+    }
   }
 
  private:
@@ -148,15 +133,8 @@ class SmSwap : public Swap {
   SmSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
       : kernel_(std::move(kernel)), listing_(std::move(listing)), sms_(sms) {}
 
-  void retarget(std::span<const Address> sources, std::span<const Address> destinations) override {
-    listing_->retarget(sources, destinations);
-  }
-  void retarget_ids(std::span<const std::uint32_t> source_ids,
-                    std::span<const std::uint32_t> destination_ids) override {
-    listing_->retarget_ids(source_ids, destination_ids);
-  }
-
   std::size_t calls() const override { return 1; }
+  std::size_t descriptors() const override { return listing_->descriptors(); }
 
  protected:
   std::shared_ptr<const SmKernel> kernel_;
@@ -172,11 +150,10 @@ class InlineSwap final : public SmSwap {
     arguments_.list = listing_->head();
   }
 
-  void prepare() override { listing_->write(arguments_.table); }
-
   void submit(Stream stream) override {
     refuse_legacy_stream(stream);
     if (arguments_.list.pieces == 0) return;
+    listing_->write(arguments_.table);
     std::array<void*, 1> arguments{&arguments_};
     kernel_->launch(true, std::min(arguments_.list.pieces, sms_), arguments.data(), stream);
   }
@@ -195,16 +172,13 @@ class ListedSwap final : public SmSwap {
     }
   }
 
-  /// Writes the list into the least recently used slot, after the launch that read it has completed.
-  void prepare() override {
-    next_ = (next_ + 1) % slots_.size();
-    slots_[next_]->done.wait();
-    listing_->write(reinterpret_cast<void*>(slots_[next_]->pinned.address()));
-  }
-
+  /// The list goes into the least recently used slot, after the launch that read it has completed.
   void submit(Stream stream) override {
     refuse_legacy_stream(stream);
+    next_ = (next_ + 1) % slots_.size();
     Slot& slot = *slots_[next_];
+    slot.done.wait();
+    listing_->write(reinterpret_cast<void*>(slot.pinned.address()));
     List list = listing_->head();
     list.table = slot.pinned.device_address();
     std::array<void*, 1> arguments{&list};
@@ -241,17 +215,15 @@ void SmKernel::launch(bool comes_inline, unsigned sms, void** arguments, Stream 
   driver_->launch(comes_inline ? inline_ : reads_, {sms, shape_.warps * 32, shared_bytes_}, arguments, stream);
 }
 
-std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, DescriptorList descriptors,
-                                   SmOptions options) {
+std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descriptors descriptors, SmOptions options) {
   const std::size_t piece_bytes = kernel->shape().piece_bytes;
-  return make(std::move(kernel),
-              std::make_unique<DescriptorListing>(std::move(descriptors), piece_bytes, options.direction), options);
+  return make(std::move(kernel), std::make_unique<DescriptorListing>(descriptors, piece_bytes, options.direction),
+              options);
 }
 
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options) {
   const std::size_t piece_bytes = kernel->shape().piece_bytes;
-  return make(std::move(kernel), std::make_unique<TensorListing>(std::move(blocks), piece_bytes, options.direction),
-              options);
+  return make(std::move(kernel), std::make_unique<TensorListing>(blocks, piece_bytes, options.direction), options);
 }
 
 }  // namespace kvbench

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "swap/swap.hpp"
 
@@ -42,12 +41,13 @@ class SmKernel {
 };
 
 /// The blocks of T tensors at once: block i of every tensor goes from `source_ids[i]` to `destination_ids[i]`, counted
-/// in rows of `stride` bytes from the tensor's bases.
+/// in rows of `stride` bytes from the tensor's bases. The arrays are the caller's, who may change the ids between
+/// submissions; an id must be below 2^32.
 struct TensorBlocks {
-  std::vector<Address> source_bases;
-  std::vector<Address> destination_bases;
-  std::vector<std::uint32_t> source_ids;
-  std::vector<std::uint32_t> destination_ids;
+  std::span<const Address> source_bases;
+  std::span<const Address> destination_bases;
+  std::span<const std::uint64_t> source_ids;
+  std::span<const std::uint64_t> destination_ids;
   std::size_t stride = 0;
   std::size_t block_bytes = 0;
 };
@@ -59,8 +59,7 @@ struct SmOptions {
 };
 
 /// One kernel launch that copies every descriptor.
-std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, DescriptorList descriptors,
-                                   SmOptions options);
+std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descriptors descriptors, SmOptions options);
 
 /// The same for blocks of tensors, whose list is shorter by a factor of the number of tensors.
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -42,7 +43,7 @@ struct Bench {
   }
 
   bool arrived(const DescriptorList& list) const {
-    for (std::size_t i = 0; i < list.size(); ++i) {
+    for (std::size_t i = 0; i < list.bytes.size(); ++i) {
       if (std::memcmp(reinterpret_cast<const void*>(list.destinations[i]),
                       reinterpret_cast<const void*>(list.sources[i]), list.bytes[i]) != 0) {
         return false;
@@ -51,14 +52,21 @@ struct Bench {
     return true;
   }
 
+  /// The arrays of a caller, which live as long as the bench.
+  DescriptorList& kept(DescriptorList list) { return lists.emplace_back(std::move(list)); }
+
   std::unique_ptr<Swap> batched(DescriptorList list, BatchOptions options = {}) {
-    auto swap = make_batched(driver, std::move(list), Direction::h2d, options);
-    swap->prepare();
-    return swap;
+    return make_batched(driver, kept(std::move(list)).view(), Direction::h2d, options);
+  }
+  std::unique_ptr<Swap> per_block(DescriptorList list) {
+    return make_per_block(driver, kept(std::move(list)).view(), Direction::h2d);
+  }
+
+  static auto submission(Swap& swap) {
+    return [&swap](Stream to) { swap.submit(to); };
   }
 
   void run(Swap& swap) {
-    swap.prepare();
     swap.submit(stream.handle());
     stream.synchronize();
   }
@@ -67,6 +75,7 @@ struct Bench {
   OwnedStream stream;
   Buffer source;
   Buffer destination;
+  std::deque<DescriptorList> lists;
 };
 
 }  // namespace kvbench

@@ -19,7 +19,7 @@ class ForwardingDriver : public Driver {
   void destroy_stream(Stream stream) noexcept override { host_->destroy_stream(stream); }
   void synchronize(Stream stream) override { host_->synchronize(stream); }
   bool idle(Stream stream) override { return host_->idle(stream); }
-  Event create_event() override { return host_->create_event(); }
+  Event create_event(EventKind kind) override { return host_->create_event(kind); }
   void destroy_event(Event event) noexcept override { host_->destroy_event(event); }
   void record(Event event, Stream stream) override { host_->record(event, stream); }
   bool completed(Event event) override { return host_->completed(event); }

@@ -18,21 +18,18 @@ std::string library(int version) {
 /// Three descriptors of `sizes` bytes, 64 bytes apart.
 struct Three {
   Three(const std::shared_ptr<Driver>& on, std::vector<std::size_t> sizes)
-      : driver(on), host(on, MemoryKind::allocated, 192), device(on, MemoryKind::device, 192), bytes(std::move(sizes)) {
+      : driver(on), host(on, MemoryKind::allocated, 192), device(on, MemoryKind::device, 192) {
+    list.bytes = std::move(sizes);
     std::memset(reinterpret_cast<void*>(host.address()), 7, 192);
     std::memset(reinterpret_cast<void*>(device.address()), 0, 192);
   }
 
-  std::unique_ptr<Swap> swap() const {
-    DescriptorList list;
+  std::unique_ptr<Swap> swap() {
     for (std::size_t i = 0; i < 3; ++i) {
       list.sources.push_back(host.address() + 64 * i);
       list.destinations.push_back(device.address() + 64 * i);
     }
-    list.bytes = bytes;
-    auto made = make_batched(driver, list, Direction::h2d, {});
-    made->prepare();
-    return made;
+    return make_batched(driver, list.view(), Direction::h2d, {});
   }
 
   int sum() const {
@@ -44,7 +41,7 @@ struct Three {
   std::shared_ptr<Driver> driver;
   Buffer host;
   Buffer device;
-  std::vector<std::size_t> bytes;
+  DescriptorList list;
 };
 
 void each_driver_age_gets_its_own_signature() {
@@ -57,7 +54,7 @@ void every_age_moves_the_bytes() {
   for (const int version : {12040, 12080, 13000}) {
     const auto driver = open_cuda(0, library(version));
     const OwnedStream stream(driver);
-    const Three three(driver, {1, 20, 64});
+    Three three(driver, {1, 20, 64});
     const auto swap = three.swap();
     swap->submit(stream.handle());
     check::equal(three.sum(), 7 * 85, "bytes moved by " + std::to_string(version));
@@ -94,6 +91,10 @@ void a_delay_needs_its_kernel() {
   const OwnedStream stream(driver);
   const auto error = check::thrown<DriverError>([&] { driver->delay(1, stream.handle()); });
   check::equal(error.call(), "delay", "call");
+  OwnedEvent start(driver), end(driver);
+  start.record(stream.handle());
+  end.record(stream.handle());
+  check::equal(end.us_since(start), 500.0, "the time between the events");
 }
 
 void content_needs_its_kernels() {
@@ -112,14 +113,15 @@ void content_needs_its_kernels() {
 void a_sample_is_taken_through_the_driver_s_events() {
   const auto driver = open_cuda(0, library(13000));
   const OwnedStream stream(driver);
-  const Three three(driver, {1, 20, 64});
+  Three three(driver, {1, 20, 64});
   TimedRegion region(driver, stream.handle(), 1000);
   const auto swap = three.swap();
-  check::equal(region.measure(*swap, StreamState::idle).gpu_us, 500.0, "the time between the events");
+  const auto submit = [&](Stream on) { swap->submit(on); };
+  region.measure(submit, StreamState::idle);
   check::equal(three.sum(), 7 * 85, "bytes moved");
   // Without the delay nothing may be queued: it would run before the whole queue stands.
   const auto error =
-      check::thrown<DriverError>([&] { region.measure(*swap, StreamState::busy, {.depth = 2, .streams = 2}); });
+      check::thrown<DriverError>([&] { region.measure(submit, StreamState::busy, {.depth = 2, .streams = 2}); });
   check::equal(error.call(), "delay", "call");
 }
 
@@ -129,17 +131,14 @@ void each_device_keeps_to_its_context() {
   check::equal(first->free_memory().free_bytes, std::size_t{1}, "free memory of the first");
   check::equal(second->free_memory().free_bytes, std::size_t{2}, "free memory of the second");
   const OwnedStream stream(second);
-  const Three three(second, {1, 20, 64});
+  Three three(second, {1, 20, 64});
   TimedRegion region(second, stream.handle(), 1000);
   first->bind_thread();  // as torch does when it looks at its own device
   const auto swap = three.swap();
-  region.measure(*swap, StreamState::idle);
+  region.measure([&](Stream on) { swap->submit(on); }, StreamState::idle);
   check::equal(three.sum(), 7 * 85, "bytes moved");
   first->bind_thread();
   second->transfer(three.device.address(), three.host.address(), 192, Direction::h2d, stream.handle());
-  first->bind_thread();
-  const auto away = [&] { first->bind_thread(); };
-  region.measure(away, [&](Stream on) { swap->submit(on); }, StreamState::idle);
 }
 
 }  // namespace

@@ -1,7 +1,11 @@
+#include <algorithm>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #include "bench.hpp"
 #include "check.hpp"
+#include "swap/address_order.hpp"
 
 namespace {
 
@@ -9,7 +13,7 @@ using namespace kvbench;
 
 void both_ways_of_copying_move_the_bytes() {
   Bench bench;
-  const auto per_block = make_per_block(bench.driver, bench.reversed(), Direction::h2d);
+  const auto per_block = bench.per_block(bench.reversed());
   bench.run(*per_block);
   check::that(bench.arrived(bench.reversed()), "per_block moved every block");
   check::equal(per_block->calls(), kBlocks, "calls of per_block");
@@ -27,14 +31,15 @@ void descriptors_per_call_cuts_the_batch() {
   check::that(bench.arrived(bench.reversed()), "every slice moved");
 }
 
-void coalescing_merges_what_adjoins_on_both_sides() {
+void merging_leaves_one_descriptor_for_what_adjoins_on_both_sides() {
   Bench bench;
-  const auto contiguous = bench.batched(bench.ascending(), {.descriptors_per_call = 1, .coalesce = true});
-  check::equal(contiguous->calls(), 1U, "calls for contiguous blocks");
+  const auto contiguous = bench.batched(bench.ascending(), {.descriptors_per_call = 1, .merge = true});
   bench.run(*contiguous);
+  check::equal(contiguous->calls(), 1U, "calls for contiguous blocks");
+  check::equal(contiguous->descriptors(), 1U, "descriptors left");
   check::that(bench.arrived(bench.ascending()), "merged blocks moved");
-  check::that(contiguous->coalesce_us() > 0, "the time of merging is told");
-  const auto reversed = bench.batched(bench.reversed(), {.descriptors_per_call = 1, .coalesce = true});
+  const auto reversed = bench.batched(bench.reversed(), {.descriptors_per_call = 1, .merge = true});
+  bench.run(*reversed);
   check::equal(reversed->calls(), kBlocks, "calls for reversed blocks");
 }
 
@@ -45,34 +50,48 @@ void descriptors_go_in_the_order_of_their_host_addresses() {
     std::swap(list.sources[i], list.sources[kBlocks - 1 - i]);
     std::swap(list.destinations[i], list.destinations[kBlocks - 1 - i]);
   }
-  const auto merged = bench.batched(list, {.coalesce = true, .by_host_address = true});
-  check::equal(merged->calls(), 1U, "calls once they are in order");
+  const auto merged = bench.batched(list, {.by_host_address = true, .merge = true});
   bench.run(*merged);
+  check::equal(merged->descriptors(), 1U, "descriptors left once they are in order");
   check::that(bench.arrived(list), "every block moved");
-  merged->retarget(bench.ascending().sources, bench.ascending().destinations);
-  bench.run(*merged);
-  check::that(bench.arrived(bench.ascending()), "the blocks of the next list moved");
   bench.driver->arm({.kind = FaultKind::error_at_descriptor, .at = 3});
   const auto alone = bench.batched(list, {.by_host_address = true});
   const auto error = check::thrown<DriverError>([&] { alone->submit(bench.stream.handle()); });
-  check::equal(error.descriptor().value_or(0), kBlocks - 1 - 3, "the place in the caller's list");
+  check::equal(error.descriptor().value_or(0), kBlocks - 1 - 3, "the index in the caller's list");
   bench.stream.synchronize();
 }
 
-void other_blocks_are_copied_once_they_are_prepared() {
+void addresses_are_sorted_as_a_comparing_sort_sorts_them() {
+  std::mt19937_64 random(11);
+  AddressOrder order;
+  for (const std::size_t count : {std::size_t{2}, std::size_t{511}, std::size_t{512}, std::size_t{5000}}) {
+    for (const Address range : {Address{3}, Address{1} << 20, Address{1} << 34, ~Address{0}}) {
+      std::vector<Address> addresses(count);
+      for (Address& address : addresses) address = random() % range;
+      addresses.front() = range;  // never in order
+      std::vector<std::uint32_t> expected(count);
+      std::iota(expected.begin(), expected.end(), 0U);
+      std::ranges::stable_sort(expected, {}, [&](std::uint32_t index) { return addresses[index]; });
+      check::that(!order.sort(addresses), "not in order");
+      check::that(std::ranges::equal(order.indices(), expected), "the order");
+    }
+  }
+  check::that(order.sort(std::vector<Address>{1, 1, 7}), "in order already");
+}
+
+void a_swap_reads_the_callers_arrays_at_every_submission() {
   for (const bool with_batch : {true, false}) {
     Bench bench(with_batch);
-    for (const bool coalesce : {true, false}) {
-      for (const auto& swap : {bench.batched(bench.ascending(), {.coalesce = coalesce}).release(),
-                               make_per_block(bench.driver, bench.ascending(), Direction::h2d).release()}) {
-        const std::unique_ptr<Swap> owned(swap);
-        bench.run(*owned);
-        const DescriptorList next = bench.reversed();
-        owned->retarget(next.sources, next.destinations);
-        bench.run(*owned);
-        check::that(bench.arrived(next), "the blocks of the next list arrived");
-        check::thrown<std::invalid_argument>([&] { owned->retarget(next.sources, {}); });
-        check::thrown<std::invalid_argument>([&] { owned->retarget_ids({}, {}); });
+    for (const BatchOptions options : {BatchOptions{}, BatchOptions{.by_host_address = true, .merge = true}}) {
+      DescriptorList& list = bench.kept(bench.ascending());
+      const auto batched = make_batched(bench.driver, list.view(), Direction::h2d, options);
+      const auto per_block = make_per_block(bench.driver, list.view(), Direction::h2d);
+      for (Swap* swap : {batched.get(), per_block.get()}) {
+        for (const DescriptorList& next : {bench.reversed(), bench.ascending()}) {
+          std::ranges::copy(next.sources, list.sources.begin());
+          bench.run(*swap);
+          check::that(bench.arrived(next), "the blocks of the next list arrived");
+        }
       }
     }
   }
@@ -90,8 +109,7 @@ void a_device_without_batch_falls_back_and_says_so() {
 void the_legacy_stream_is_refused() {
   Bench bench;
   for (const Stream legacy : {Stream{0}, Stream{1}}) {
-    for (const auto& swap : {bench.batched(bench.reversed()).release(),
-                             make_per_block(bench.driver, bench.reversed(), Direction::h2d).release()}) {
+    for (const auto& swap : {bench.batched(bench.reversed()).release(), bench.per_block(bench.reversed()).release()}) {
       const std::unique_ptr<Swap> owned(swap);
       const auto error = check::thrown<DriverError>([&] { owned->submit(legacy); });
       check::that(std::string(error.what()).find("legacy default stream") != std::string::npos, error.what());
@@ -106,7 +124,7 @@ void errors_carry_the_descriptor() {
   const auto in_batch = check::thrown<DriverError>([&] { batched->submit(bench.stream.handle()); });
   check::equal(in_batch.descriptor().value_or(0), 23U, "descriptor of the third slice");
   bench.driver->arm({.kind = FaultKind::error_at_call, .at = 5});
-  const auto per_block = make_per_block(bench.driver, bench.reversed(), Direction::h2d);
+  const auto per_block = bench.per_block(bench.reversed());
   const auto single = check::thrown<DriverError>([&] { per_block->submit(bench.stream.handle()); });
   check::equal(single.descriptor().value_or(0), 5U, "descriptor of the single copy");
   bench.stream.synchronize();
@@ -120,7 +138,7 @@ void a_merged_descriptor_is_named_by_its_first() {
     pairs.sources[i + 1] = pairs.sources[i] + kBlock;
   }
   bench.driver->arm({.kind = FaultKind::error_at_descriptor, .at = 7});
-  const auto swap = bench.batched(pairs, {.coalesce = true});
+  const auto swap = bench.batched(pairs, {.merge = true});
   const auto error = check::thrown<DriverError>([&] { swap->submit(bench.stream.handle()); });
   check::equal(error.descriptor().value_or(0), 14U, "first descriptor of the eighth pair");
 }
@@ -158,9 +176,11 @@ int main() {
   return check::run({
       {"both ways of copying move the bytes", both_ways_of_copying_move_the_bytes},
       {"descriptors per call cuts the batch", descriptors_per_call_cuts_the_batch},
-      {"coalescing merges what adjoins on both sides", coalescing_merges_what_adjoins_on_both_sides},
+      {"merging leaves one descriptor for what adjoins on both sides",
+       merging_leaves_one_descriptor_for_what_adjoins_on_both_sides},
       {"descriptors go in the order of their host addresses", descriptors_go_in_the_order_of_their_host_addresses},
-      {"other blocks are copied once they are prepared", other_blocks_are_copied_once_they_are_prepared},
+      {"addresses are sorted as a comparing sort sorts them", addresses_are_sorted_as_a_comparing_sort_sorts_them},
+      {"a swap reads the caller's arrays at every submission", a_swap_reads_the_callers_arrays_at_every_submission},
       {"a device without batch falls back and says so", a_device_without_batch_falls_back_and_says_so},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
       {"errors carry the descriptor", errors_carry_the_descriptor},

@@ -68,7 +68,6 @@ struct Bench {
   }
 
   void run(Swap& swap) {
-    swap.prepare();
     swap.submit(stream.handle());
     stream.synchronize();
   }
@@ -108,9 +107,9 @@ void every_form_and_way_of_the_list_moves_every_block() {
     }
     Bench bench({SmMethod::lanes, 16, 8, piece_bytes});
     const DescriptorList list = laid_out(bench, sizes);
-    auto swap = make_sm_copy(bench.kernel, list, {2, Direction::h2d, i % 3 == 1 ? kInlineTableBytes : 0});
+    auto swap = make_sm_copy(bench.kernel, list.view(), {2, Direction::h2d, i % 3 == 1 ? kInlineTableBytes : 0});
     bench.run(*swap);
-    for (std::size_t block = 0; block < list.size(); ++block) {
+    for (std::size_t block = 0; block < list.bytes.size(); ++block) {
       check::that(Bench::same(list.sources[block], list.destinations[block], list.bytes[block]), "a block arrived");
     }
     check::equal(bench.driver->moved, std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}), "bytes moved");
@@ -122,12 +121,10 @@ void every_form_and_way_of_the_list_moves_every_block() {
 void blocks_of_tensors_go_where_their_ids_say() {
   for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
     Bench bench({SmMethod::bulk, 8, 6, 256});
-    const TensorBlocks blocks{{bench.source.address(), bench.source.address() + 100'000},
-                              {bench.destination.address() + 200'000, bench.destination.address()},
-                              {5, 0, 9},
-                              {1, 7, 2},
-                              1024,
-                              1000};
+    const std::vector<Address> from{bench.source.address(), bench.source.address() + 100'000};
+    const std::vector<Address> to{bench.destination.address() + 200'000, bench.destination.address()};
+    const std::vector<std::uint64_t> source_ids{5, 0, 9}, destination_ids{1, 7, 2};
+    const TensorBlocks blocks{from, to, source_ids, destination_ids, 1024, 1000};
     bench.run(*make_sm_copy(bench.kernel, blocks, {2, Direction::d2h, inline_up_to}));
     for (std::size_t tensor = 0; tensor < 2; ++tensor) {
       for (std::size_t i = 0; i < 3; ++i) {
@@ -141,70 +138,67 @@ void blocks_of_tensors_go_where_their_ids_say() {
   }
 }
 
-void other_blocks_are_copied_once_they_are_prepared() {
+void the_current_blocks_are_copied() {
   for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
     for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>(9, 700), {1, 900, 3, 300, 2000}}) {
       Bench bench({SmMethod::lanes, 16, 8, 256});
       DescriptorList list = laid_out(bench, sizes);
-      auto swap = make_sm_copy(bench.kernel, list, {2, Direction::h2d, inline_up_to});
+      auto swap = make_sm_copy(bench.kernel, list.view(), {2, Direction::h2d, inline_up_to});
       for (int round = 0; round < 4; ++round) {
         bench.run(*swap);
-        for (std::size_t i = 0; i < list.size(); ++i) {
+        for (std::size_t i = 0; i < list.bytes.size(); ++i) {
           check::that(Bench::same(list.sources[i], list.destinations[i], list.bytes[i]), "a block arrived");
         }
         for (Address& source : list.sources) source += 20'000;
         for (Address& destination : list.destinations) destination += 10'000;
-        swap->retarget(list.sources, list.destinations);
       }
-      check::thrown<std::invalid_argument>([&] { swap->retarget({}, list.destinations); });
-      check::thrown<std::invalid_argument>([&] { swap->retarget_ids({}, {}); });
     }
   }
 }
 
-void other_ids_are_copied_once_they_are_prepared() {
+void the_current_ids_are_copied() {
   Bench bench({SmMethod::bulk, 8, 6, 256});
-  const TensorBlocks blocks{{bench.source.address()}, {bench.destination.address()}, {5, 0}, {1, 7}, 1024, 1000};
+  const std::vector<Address> source{bench.source.address()}, destination{bench.destination.address()};
   for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
+    std::vector<std::uint64_t> from{5, 0}, to{1, 7};
+    const TensorBlocks blocks{source, destination, from, to, 1024, 1000};
     auto swap = make_sm_copy(bench.kernel, blocks, {2, Direction::h2d, inline_up_to});
     bench.run(*swap);
-    const std::vector<std::uint32_t> from{30, 40}, to{50, 60};
-    swap->retarget_ids(from, to);
+    from = {30, 40};
+    to = {50, 60};
     bench.run(*swap);
     for (std::size_t i = 0; i < 2; ++i) {
-      check::that(
-          Bench::same(blocks.source_bases[0] + from[i] * 1024, blocks.destination_bases[0] + to[i] * 1024, 1000),
-          "the block of the new id arrived");
+      check::that(Bench::same(source[0] + from[i] * 1024, destination[0] + to[i] * 1024, 1000),
+                  "the block of the new id arrived");
     }
-    check::thrown<std::invalid_argument>([&] { swap->retarget_ids(std::span(from).first(1), to); });
-    check::thrown<std::invalid_argument>([&] { swap->retarget({}, {}); });
   }
 }
 
 void short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work() {
   Bench bench({SmMethod::lanes, 16, 8, 4096});
-  bench.run(*make_sm_copy(bench.kernel, laid_out(bench, {100, 100, 100}), {8, Direction::h2d, kInlineTableBytes}));
+  const DescriptorList few = laid_out(bench, {100, 100, 100});
+  bench.run(*make_sm_copy(bench.kernel, few.view(), {8, Direction::h2d, kInlineTableBytes}));
   check::equal(bench.driver->launched, std::string("kvbench_sm_lanes_inline"), "kernel");
   check::equal(bench.driver->last_grid.blocks, 3U, "blocks");
   check::equal(bench.driver->last_grid.threads, 512U, "threads");
-  const std::vector<std::size_t> many(kInlineTableBytes / sizeof(Row) + 1, 100);
-  bench.run(*make_sm_copy(bench.kernel, laid_out(bench, many), {8, Direction::h2d, kInlineTableBytes}));
+  const DescriptorList many = laid_out(bench, std::vector<std::size_t>(kInlineTableBytes / sizeof(Row) + 1, 100));
+  bench.run(*make_sm_copy(bench.kernel, many.view(), {8, Direction::h2d, kInlineTableBytes}));
   check::equal(bench.driver->launched, std::string("kvbench_sm_lanes"), "kernel of a longer list");
   check::equal(bench.driver->last_grid.blocks, 8U, "blocks");
 }
 
 void the_legacy_stream_is_refused() {
   Bench bench;
+  const DescriptorList list = laid_out(bench, {100});
   for (const std::size_t inline_up_to : {std::size_t{0}, std::size_t{kInlineTableBytes}}) {
-    auto swap = make_sm_copy(bench.kernel, laid_out(bench, {100}), {2, Direction::h2d, inline_up_to});
-    swap->prepare();
+    auto swap = make_sm_copy(bench.kernel, list.view(), {2, Direction::h2d, inline_up_to});
     check::thrown<DriverError>([&] { swap->submit(0); });
   }
 }
 
 void nothing_to_copy_is_nothing_to_launch() {
   Bench bench;
-  auto swap = make_sm_copy(bench.kernel, DescriptorList{}, {2, Direction::h2d, kInlineTableBytes});
+  auto swap = make_sm_copy(bench.kernel, Descriptors{}, {2, Direction::h2d, kInlineTableBytes});
   bench.run(*swap);
   check::equal(bench.driver->launched, std::string(), "launched");
 }
@@ -215,8 +209,8 @@ int main() {
   return check::run({
       {"every form and way of the list moves every block", every_form_and_way_of_the_list_moves_every_block},
       {"blocks of tensors go where their ids say", blocks_of_tensors_go_where_their_ids_say},
-      {"other blocks are copied once they are prepared", other_blocks_are_copied_once_they_are_prepared},
-      {"other ids are copied once they are prepared", other_ids_are_copied_once_they_are_prepared},
+      {"the current blocks are copied", the_current_blocks_are_copied},
+      {"the current ids are copied", the_current_ids_are_copied},
       {"short lists come with the launch, the grid fits the work",
        short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work},
       {"the legacy stream is refused", the_legacy_stream_is_refused},

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <thread>
 #include <vector>
 
@@ -18,11 +19,10 @@ void a_stream_runs_in_order_and_a_sample_tells_its_state() {
   constexpr std::uint64_t kDelayNs = 400'000'000;
   TimedRegion region(bench.driver, bench.stream.handle(), kDelayNs);
   const auto swap = bench.batched(bench.reversed());
-  const Sample idle = region.measure(*swap, StreamState::idle);
+  const Sample idle = region.measure(Bench::submission(*swap), StreamState::idle);
   check::that(!idle.pending_before && !idle.pending_after, "idle: nothing was pending");
-  check::that(idle.wall_us >= idle.submit_us, "idle: wall time contains the submission");
-  check::that(idle.gpu_us > 0, "idle: the events are apart");
-  const Sample busy = region.measure(*swap, StreamState::busy);
+  check::that(idle.wall_us >= idle.caller_us && idle.caller_us > 0, "idle: wall time contains the caller's");
+  const Sample busy = region.measure(Bench::submission(*swap), StreamState::busy);
   check::that(busy.pending_before && busy.pending_after, "busy: the delay was pending");
   check::that(busy.wall_us > kDelayNs / 4e3, "busy: wall time contains the rest of the delay");
   check::that(busy.gpu_us < kDelayNs / 2e3, "busy: the event time does not contain the delay");
@@ -60,7 +60,7 @@ void an_idle_sample_asks_only_for_its_own_end() {
   const auto driver = std::make_shared<CountingDriver>();
   const OwnedStream stream(driver);
   TimedRegion region(driver, stream.handle(), 1000);
-  const Sample sample = region.measure([] {}, [](Stream) {}, StreamState::idle);
+  const Sample sample = region.measure([](Stream) {}, StreamState::idle);
   check::equal(driver->queries_of_others, 0, "queries of other events and of the stream");
   check::equal(driver->records, 2, "records: the start and the end");
   check::that(!sample.pending_after, "nothing was pending");
@@ -71,18 +71,17 @@ void cpu_time_leaves_out_what_a_submission_slept() {
   TimedRegion region(bench.driver, bench.stream.handle(), 100'000'000);
   for (const StreamState state : {StreamState::idle, StreamState::busy}) {
     const Sample slept =
-        region.measure([] {}, [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }, state);
-    check::that(slept.submit_us >= 30'000, "the submission's time");
+        region.measure([](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }, state);
+    check::that(slept.caller_us >= 30'000, "the submission's time");
     check::that(slept.cpu_us < 15'000, "its CPU time");
-    const Sample worked = region.measure([] {},
-                                         [](Stream) {
-                                           const auto end =
-                                               std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
-                                           while (std::chrono::steady_clock::now() < end) {
-                                           }
-                                         },
-                                         state);
-    check::that(worked.cpu_us > 3'000 && worked.cpu_us <= worked.submit_us, "CPU time of a thread at work");
+    const Sample worked = region.measure(
+        [](Stream) {
+          const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
+          while (std::chrono::steady_clock::now() < end) {
+          }
+        },
+        state);
+    check::that(worked.cpu_us > 3'000 && worked.cpu_us <= worked.caller_us, "CPU time of a thread at work");
   }
 }
 
@@ -91,19 +90,19 @@ void sustained_swaps_run_behind_each_other_and_ask_only_for_their_end() {
   const OwnedStream stream(driver);
   TimedRegion region(driver, stream.handle(), 1000);
   Buffer source(driver, MemoryKind::allocated, 64 * kBlock), destination(driver, MemoryKind::device, 64 * kBlock);
+  std::deque<DescriptorList> lists;
   std::vector<std::unique_ptr<Swap>> owned;
-  std::vector<Submission> swaps;
+  std::vector<TimedRegion::Submit> swaps;
   for (unsigned char i = 0; i < 8; ++i) {
     std::memset(source.host(64 * kBlock).data() + i * kBlock, i + 1, kBlock);
-    owned.push_back(make_per_block(
-        driver, {{source.address() + i * kBlock}, {destination.address() + i * kBlock}, {kBlock}}, Direction::h2d));
-    swaps.push_back({[swap = owned.back().get()] { swap->prepare(); },
-                     [swap = owned.back().get()](Stream to) { swap->submit(to); }});
+    lists.push_back({{source.address() + i * kBlock}, {destination.address() + i * kBlock}, {kBlock}});
+    owned.push_back(make_per_block(driver, lists.back().view(), Direction::h2d));
+    swaps.emplace_back(Bench::submission(*owned.back()));
   }
   int attempts = 0;
-  swaps.front().prepare = [&attempts, swap = owned.front().get()] {
+  swaps.front() = [&attempts, swap = owned.front().get()](Stream to) {
     ++attempts;
-    swap->prepare();
+    swap->submit(to);
   };
   const Sample taken = region.sustained(swaps, 2);
   check::that(std::memcmp(reinterpret_cast<void*>(source.address()), reinterpret_cast<void*>(destination.address()),
@@ -111,7 +110,7 @@ void sustained_swaps_run_behind_each_other_and_ask_only_for_their_end() {
               "every swap ran");
   check::equal(driver->copies, attempts * 8, "swaps");
   check::equal(driver->records, 4 * attempts, "two event records a chain");
-  check::that(taken.wall_us > 0 && taken.submit_us >= taken.cpu_us, "the times");
+  check::that(taken.wall_us > 0 && taken.caller_us >= taken.cpu_us, "the times");
   check::thrown<std::invalid_argument>([&] { region.sustained(swaps, 0); });
   check::thrown<std::invalid_argument>([&] { region.sustained(swaps, 4); });
   check::thrown<std::invalid_argument>([&] { region.sustained({}, 1); });
@@ -120,30 +119,26 @@ void sustained_swaps_run_behind_each_other_and_ask_only_for_their_end() {
 void a_sustained_swap_costs_what_one_more_costs() {
   Bench bench;
   TimedRegion region(bench.driver, bench.stream.handle(), 1000);
-  bool first = true;
   // The first of a chain meets an idle stream and may take any time: it must not count.
-  const Submission swap{[&] { first = true; },
-                        [&](Stream) {
-                          std::this_thread::sleep_for(std::chrono::milliseconds(first ? 60 : 5));
-                          first = false;
-                        }};
-  const std::vector<Submission> swaps(8, swap);
+  const auto nap = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+  std::vector<TimedRegion::Submit> swaps(8, [&](Stream) { nap(5); });
+  swaps[0] = swaps[2] = [&](Stream) { nap(60); };
   const auto is_one_more = [](double us) { return us >= 4'000 && us < 30'000; };
   Sample taken;
   // A busy host holds chains up: one of several tells the time.
-  for (int attempt = 0; attempt < 10 && !(is_one_more(taken.wall_us) && is_one_more(taken.submit_us)); ++attempt) {
+  for (int attempt = 0; attempt < 10 && !(is_one_more(taken.wall_us) && is_one_more(taken.caller_us)); ++attempt) {
     taken = region.sustained(swaps, 2);
   }
   check::that(is_one_more(taken.wall_us), "one more swap");
-  check::that(is_one_more(taken.submit_us) && taken.cpu_us < 4'000, "its submission");
+  check::that(is_one_more(taken.caller_us) && taken.cpu_us < 4'000, "its submission");
   check::that(taken.chain_us > taken.wall_us, "the long chain, with its first swap, for each of its swaps");
 }
 
 void chains_that_never_grow_longer_are_refused() {
   Bench bench;
   TimedRegion region(bench.driver, bench.stream.handle(), 1000);
-  std::vector<Submission> swaps(4, {[] {}, [](Stream) {}});
-  swaps[0].submit = [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(60)); };
+  std::vector<TimedRegion::Submit> swaps(4, [](Stream) {});
+  swaps[0] = [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(60)); };
   check::thrown<std::runtime_error>([&] { region.sustained(swaps, 1); });
 }
 
@@ -151,9 +146,9 @@ void sustained_swaps_that_fail_leave_nothing_in_flight() {
   Bench bench;
   TimedRegion region(bench.driver, bench.stream.handle(), 1000);
   const auto swap = bench.batched(bench.reversed());
-  const Submission one{[&] { swap->prepare(); }, [&](Stream stream) { swap->submit(stream); }};
+  const TimedRegion::Submit one = Bench::submission(*swap);
   bench.driver->arm({.kind = FaultKind::error_at_call, .at = 3});
-  check::thrown<DriverError>([&] { region.sustained(std::vector<Submission>(5, one), 2); });
+  check::thrown<DriverError>([&] { region.sustained(std::vector<TimedRegion::Submit>(5, one), 2); });
   check::that(bench.driver->idle(bench.stream.handle()), "the stream has settled");
 }
 
@@ -174,12 +169,12 @@ std::vector<std::size_t> dealt(Queue queue) {
   TimedRegion region(bench.driver, bench.stream.handle(), 1000);
   std::vector<Stream> seen;
   std::vector<std::size_t> order;
-  region.measure([] {},
-                 [&](Stream stream) {
-                   if (std::ranges::find(seen, stream) == seen.end()) seen.push_back(stream);
-                   order.push_back(static_cast<std::size_t>(std::ranges::find(seen, stream) - seen.begin()));
-                 },
-                 StreamState::busy, queue);
+  region.measure(
+      [&](Stream stream) {
+        if (std::ranges::find(seen, stream) == seen.end()) seen.push_back(stream);
+        order.push_back(static_cast<std::size_t>(std::ranges::find(seen, stream) - seen.begin()));
+      },
+      StreamState::busy, queue);
   check::that(!seen.empty() && seen.front() == bench.stream.handle(), "the pool begins with the region's own stream");
   return order;
 }
@@ -197,11 +192,11 @@ void queued_swaps_run_before_the_measured_one() {
   for (const Queue queue : {Queue{.depth = 5}, Queue{.depth = 5, .streams = 3}}) {
     const auto swap = bench.batched(bench.reversed());
     bench.driver->arm({.kind = FaultKind::error_at_call, .at = 6});
-    region.measure(*swap, StreamState::busy, queue);  // calls 0 to 5
+    region.measure(Bench::submission(*swap), StreamState::busy, queue);  // calls 0 to 5
     check::that(bench.arrived(bench.reversed()), "every block moved");
     check::thrown<DriverError>([&] { swap->submit(bench.stream.handle()); });
     bench.driver->arm({.kind = FaultKind::error_at_call, .at = 5});
-    check::thrown<DriverError>([&] { region.measure(*swap, StreamState::busy, queue); });
+    check::thrown<DriverError>([&] { region.measure(Bench::submission(*swap), StreamState::busy, queue); });
   }
 }
 
@@ -211,16 +206,17 @@ void a_sample_tells_whether_its_queue_stood() {
   TimedRegion region(bench.driver, bench.stream.handle(), 1000);
   const auto swap = bench.batched(bench.reversed());
   for (const std::size_t streams : {1U, 3U}) {
-    const Sample held =
-        region.measure(*swap, StreamState::busy, {.depth = 4, .streams = streams, .delay_ns = kDelayNs});
+    const Sample held = region.measure(Bench::submission(*swap), StreamState::busy,
+                                       {.depth = 4, .streams = streams, .delay_ns = kDelayNs});
     check::that(held.depth_held && held.pending_before, "the whole queue waited behind the delay");
     check::that(held.wall_us > kDelayNs / 4e3, "wall time contains the rest of the delay");
     // A submission that waits lets the delay before it end.
-    const Sample late = region.measure([] {}, [&](Stream stream) { bench.driver->synchronize(stream); },
-                                       StreamState::busy, {.depth = 1, .streams = streams});
+    const Sample late = region.measure([&](Stream stream) { bench.driver->synchronize(stream); }, StreamState::busy,
+                                       {.depth = 1, .streams = streams});
     check::that(!late.depth_held, "the queue had begun to run");
   }
-  check::that(region.measure(*swap, StreamState::idle).depth_held, "no queue, nothing that has started");
+  check::that(region.measure(Bench::submission(*swap), StreamState::idle).depth_held,
+              "no queue, nothing that has started");
 }
 
 void a_queue_needs_a_busy_stream() {
@@ -228,9 +224,10 @@ void a_queue_needs_a_busy_stream() {
   TimedRegion region(bench.driver, bench.stream.handle(), 1000);
   const auto swap = bench.batched(bench.reversed());
   for (const Queue queue : {Queue{.depth = 1}, Queue{.streams = 2}}) {
-    check::thrown<std::invalid_argument>([&] { region.measure(*swap, StreamState::idle, queue); });
+    check::thrown<std::invalid_argument>([&] { region.measure(Bench::submission(*swap), StreamState::idle, queue); });
   }
-  check::thrown<std::invalid_argument>([&] { region.measure(*swap, StreamState::busy, {.streams = 0}); });
+  check::thrown<std::invalid_argument>(
+      [&] { region.measure(Bench::submission(*swap), StreamState::busy, {.streams = 0}); });
 }
 
 void a_failed_sample_leaves_nothing_in_flight() {
@@ -241,8 +238,7 @@ void a_failed_sample_leaves_nothing_in_flight() {
     seen.push_back(stream);
     if (seen.size() == 4) throw DriverError("submit", "REFUSED");
   };
-  check::thrown<DriverError>(
-      [&] { region.measure([] {}, refuse_the_fourth, StreamState::busy, {.depth = 3, .streams = 3}); });
+  check::thrown<DriverError>([&] { region.measure(refuse_the_fourth, StreamState::busy, {.depth = 3, .streams = 3}); });
   for (const Stream stream : seen) check::that(bench.driver->idle(stream), "the stream has settled");
 }
 

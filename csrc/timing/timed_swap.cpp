@@ -33,7 +33,12 @@ void check(StreamState state, const Queue& queue) {
 }  // namespace
 
 TimedRegion::TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uint64_t busy_delay_ns)
-    : driver_(std::move(driver)), busy_delay_ns_(busy_delay_ns), lanes_{own(stream)}, start_(driver_), end_(driver_) {}
+    : driver_(std::move(driver)),
+      busy_delay_ns_(busy_delay_ns),
+      lanes_{own(stream)},
+      start_(driver_),
+      end_(driver_),
+      done_(driver_, EventKind::mark) {}
 
 std::span<const Stream> TimedRegion::lanes(std::size_t count) {
   while (lanes_.size() < count) {
@@ -65,53 +70,50 @@ Sample TimedRegion::open_busy(const Submit& submit, const Queue& queue, std::spa
   return sample;
 }
 
-Sample TimedRegion::timed(const std::function<void()>& prepare, const Submit& submit, StreamState state,
-                          const Queue& queue, std::span<const Stream> lanes) {
-  const Stream measured = lanes[queue.depth % lanes.size()];
-  const std::int64_t prepare_start_ns = wall_ns();
-  prepare();
-  const std::int64_t prepared_ns = wall_ns();
-  driver_->bind_thread();  // preparing can make another device current
-  driver_->synchronize(lanes.front());
+Sample TimedRegion::timed_idle(const Submit& submit, Stream stream) {
+  open_idle(stream);
+  const std::int64_t cpu_start_ns = thread_cpu_ns();
+  const std::int64_t start_ns = wall_ns();
+  submit(stream);
+  const std::int64_t returned_ns = wall_ns();
+  // Until the host sees completion, only calls that an engine would make.
+  done_.record(stream);
+  done_.wait();
+  const std::int64_t completed_ns = wall_ns();
+  const std::int64_t cpu_end_ns = thread_cpu_ns();
   Sample sample;
-  if (state == StreamState::busy) {
-    sample = open_busy(submit, queue, lanes, measured);
-  } else {
-    open_idle(measured);
-  }
-  const std::int64_t opened_ns = wall_ns();
+  sample.caller_us = to_us(returned_ns - start_ns);
+  sample.wall_us = to_us(completed_ns - start_ns);
+  sample.cpu_us = std::min(sample.caller_us, to_us(cpu_end_ns - cpu_start_ns));
+  return sample;
+}
+
+Sample TimedRegion::timed_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes) {
+  const Stream measured = lanes[queue.depth % lanes.size()];
+  Sample sample = open_busy(submit, queue, lanes, measured);
   const std::int64_t cpu_start_ns = thread_cpu_ns();
   const std::int64_t start_ns = wall_ns();
   submit(measured);
   const std::int64_t returned_ns = wall_ns();
-  std::int64_t cpu_end_ns = 0;
-  if (state == StreamState::busy) {
-    cpu_end_ns = thread_cpu_ns();
-    end_.record(measured);
-    sample.pending_after = !start_.completed();
-  } else {
-    // Until the host sees completion, only calls that an engine would make. No other is needed: the start event retired
-    // before the submission.
-    end_.record(measured);
-  }
+  const std::int64_t cpu_end_ns = thread_cpu_ns();
+  end_.record(measured);
+  sample.pending_after = !start_.completed();
   end_.wait();
-  const std::int64_t completed_ns = wall_ns();
-  if (state == StreamState::idle) cpu_end_ns = thread_cpu_ns();
-  sample.prepare_us = to_us(prepared_ns - prepare_start_ns);
-  sample.submit_us = to_us(returned_ns - start_ns);
-  sample.wall_us = to_us(completed_ns - start_ns);
-  sample.cpu_us = std::min(sample.submit_us, to_us(cpu_end_ns - cpu_start_ns));
-  sample.gap_us = state == StreamState::idle ? to_us(start_ns - opened_ns) : 0;
+  sample.caller_us = to_us(returned_ns - start_ns);
+  sample.wall_us = to_us(wall_ns() - start_ns);
+  sample.cpu_us = std::min(sample.caller_us, to_us(cpu_end_ns - cpu_start_ns));
   sample.gpu_us = end_.us_since(start_);
   return sample;
 }
 
-Sample TimedRegion::measure(const std::function<void()>& prepare, const Submit& submit, StreamState state,
-                            const Queue& queue) {
+Sample TimedRegion::measure(const Submit& submit, StreamState state, const Queue& queue) {
   check(state, queue);
   const std::span<const Stream> used = lanes(queue.streams);
   try {
-    const Sample sample = timed(prepare, submit, state, queue, used);
+    driver_->bind_thread();  // the code between two swaps can make another device current
+    driver_->synchronize(used.front());
+    const Sample sample =
+        state == StreamState::busy ? timed_busy(submit, queue, used) : timed_idle(submit, used.front());
     for (const Stream lane : used) driver_->synchronize(lane);
     return sample;
   } catch (...) {
@@ -130,12 +132,6 @@ void TimedRegion::settle(std::span<const Stream> used) noexcept {
   }
 }
 
-Sample TimedRegion::measure(Swap& swap, StreamState state, const Queue& queue) {
-  Sample sample = measure([&] { swap.prepare(); }, [&](Stream stream) { swap.submit(stream); }, state, queue);
-  sample.coalesce_us = swap.coalesce_us();
-  return sample;
-}
-
 double TimedRegion::measure_delay_us(std::uint64_t delay_ns) {
   const Stream stream = lanes_.front();
   driver_->bind_thread();
@@ -149,31 +145,27 @@ double TimedRegion::measure_delay_us(std::uint64_t delay_ns) {
   return end_.us_since(start_);
 }
 
-Sample TimedRegion::chain(std::span<const Submission> swaps, Stream stream) {
-  driver_->synchronize(stream);
-  const std::int64_t prepare_start_ns = wall_ns();
-  for (const Submission& swap : swaps) swap.prepare();
-  const std::int64_t prepared_ns = wall_ns();
+Sample TimedRegion::chain(std::span<const Submit> swaps, Stream stream) {
   driver_->bind_thread();
+  driver_->synchronize(stream);
   open_idle(stream);
   const std::int64_t cpu_start_ns = thread_cpu_ns();
   const std::int64_t start_ns = wall_ns();
-  for (const Submission& swap : swaps) swap.submit(stream);
+  for (const Submit& submit : swaps) submit(stream);
   const std::int64_t returned_ns = wall_ns();
   const std::int64_t cpu_end_ns = thread_cpu_ns();
   end_.record(stream);
   end_.wait();
   const std::int64_t completed_ns = wall_ns();
   Sample all;
-  all.prepare_us = to_us(prepared_ns - prepare_start_ns);
-  all.submit_us = to_us(returned_ns - start_ns);
+  all.caller_us = to_us(returned_ns - start_ns);
   all.cpu_us = to_us(cpu_end_ns - cpu_start_ns);
   all.wall_us = to_us(completed_ns - start_ns);
   all.gpu_us = end_.us_since(start_);
   return all;
 }
 
-Sample TimedRegion::sustained(std::span<const Submission> swaps, std::size_t few) {
+Sample TimedRegion::sustained(std::span<const Submit> swaps, std::size_t few) {
   if (few == 0 || swaps.size() <= 2 * few)
     throw std::invalid_argument("sustained: the long chain must have more swaps than the short one");
   const std::span<const Stream> used = lanes(1);
@@ -188,10 +180,9 @@ Sample TimedRegion::sustained(std::span<const Submission> swaps, std::size_t few
       sample.wall_us = slope(&Sample::wall_us);
       if (sample.wall_us == 0) continue;  // the short chain was delayed
       sample.chain_us = longer.wall_us / static_cast<double>(many);
-      sample.prepare_us = longer.prepare_us / static_cast<double>(many);
-      sample.submit_us = slope(&Sample::submit_us);
+      sample.caller_us = slope(&Sample::caller_us);
       sample.gpu_us = slope(&Sample::gpu_us);
-      sample.cpu_us = std::min(sample.submit_us, slope(&Sample::cpu_us));
+      sample.cpu_us = std::min(sample.caller_us, slope(&Sample::cpu_us));
       return sample;
     }
   } catch (...) {

@@ -4,7 +4,6 @@ To measure another project's kernel, install a package that registers a class un
 `kvbench.backends`. The class takes no arguments and implements `Backend`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -37,7 +36,9 @@ class Mechanism(StrEnum):
 class SwapRequest:
     """The swap that a backend is to run: the cell, its descriptors as addresses, and the device.
 
-    The arrays in `memory` are rewritten in place before every swap; the number and sizes of descriptors stay the same.
+    The arrays in `memory` are rewritten in place before every swap; the number, sizes and alignment of descriptors stay
+    the same. A swap begins when they are written: all that depends on their content belongs to `submit`. Only what
+    depends on the number and sizes alone, such as buffers and compilation, may be done earlier.
 
     `policy` is the policy of the sweep, for a backend that chooses among others.
     """
@@ -50,7 +51,7 @@ class SwapRequest:
 
 @runtime_checkable
 class PythonSwap(Protocol):
-    """A swap submitted from Python. `prepare` and `submit` are timed separately; `submit` must not wait for completion.
+    """A swap submitted from Python.
 
     A descriptor buffer must not be reused while a submission that reads it is in flight.
     """
@@ -59,25 +60,21 @@ class PythonSwap(Protocol):
     def calls(self) -> int:
         """Driver calls or kernel launches per submission."""
 
-    def prepare(self) -> None:
-        """Convert the descriptors to the kernel's input; called before every submission."""
-
     def submit(self, stream: int) -> None:
-        """Submit to the CUDA stream with this handle (on the cpu device: the engine's stream)."""
+        """Read the arrays of the request, convert them, and submit the swap to the CUDA stream with this handle (on the
+        cpu device: the engine's stream), without waiting for completion.
+        """
 
 
 @dataclass(frozen=True)
 class PreparedSwap:
     """A prepared swap: a swap of the compiled engine or of the backend itself, and the mechanism that moves the bytes.
 
-    The addresses in the request's memory change between swaps. A swap that reads them in `prepare` needs nothing else;
-    a swap that copied them must provide `retarget`, which copies them again. A backend that chooses among others sets
-    `chosen` to its choice. `warnings` appear in the cell's row of the results.
+    A backend that chooses among others sets `chosen` to its choice. `warnings` appear in the cell's row of the results.
     """
 
     swap: Swap | PythonSwap
     mechanism: Mechanism
-    retarget: Callable[[], None] = lambda: None
     chosen: str | None = None
     warnings: tuple[str, ...] = ()
 

@@ -6,7 +6,6 @@ from typing import Final
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.facts import QUEUE_AXES, DeviceFacts
-from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, batched
 
 # Up to this block size the driver copies on the CPU: observed with driver 580 on an H200, see the cliff in reports/.
@@ -47,12 +46,9 @@ class Batched:
 class Primed(Batched):
     """The batched copy in slices, preceded by a short kernel for small h2d blocks on an idle stream.
 
-    Scattered blocks are sorted by host address: adjacent blocks share address translations, which otherwise slow down
-    the copy engine. Sorting is part of the preparation.
-
     On an idle stream, cuMemcpyBatchAsync copies small h2d blocks on the CPU, inside the call. If any work is pending,
-    it passes them to the copy engine, which starts when the call returns. The kernel makes the stream busy; its launch
-    is part of the submission. With slices, the copy engine copies the first blocks while the last are submitted.
+    it passes them to the copy engine, which starts when the call returns. The kernel makes the stream busy. With
+    slices, the copy engine copies the first blocks while the last are submitted.
     """
 
     name = "primed"
@@ -67,18 +63,42 @@ class Primed(Batched):
         return None if device.batch_entry else "the driver has no batched copy to prime"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        smallest = int(request.memory.sizes.min())
-        inline = request.cell.direction is Direction.H2D and smallest <= CPU_INLINE_UP_TO_BYTES
+        return _prepared(request, slice_of(len(request.memory.sizes)), primed=True)
+
+
+class Merged(Primed):
+    """The batched copy of what is left after blocks that adjoin on both sides have become one descriptor.
+
+    Sorts the list by host address, which also serves blocks that descend together on both sides, and merges it. Then
+    copies as `primed` does. On the device cpu there is nothing to prime.
+    """
+
+    name = "merged"
+    summary = "primed, after blocks that adjoin on both sides are merged into one descriptor"
+
+    def axes(self, device: DeviceFacts) -> frozenset[str]:
+        return super().axes(device) - {"coalesce"}
+
+    def unavailable(self, device: DeviceFacts) -> str | None:
+        return None if device.batch_entry else "the driver has no batched copy"
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
         return _prepared(
             request,
             slice_of(len(request.memory.sizes)),
-            prime_ns=PRIME_NS if inline else 0,
-            by_host_address=request.cell.spread_bytes >= SCATTERED_FROM_BYTES,
+            primed=request.device.is_cuda,
+            by_host_address=True,
+            merge=True,
         )
 
 
 def _prepared(
-    request: SwapRequest, descriptors_per_call: int, prime_ns: int = 0, *, by_host_address: bool = False
+    request: SwapRequest,
+    descriptors_per_call: int,
+    *,
+    primed: bool = False,
+    by_host_address: bool = False,
+    merge: bool = False,
 ) -> PreparedSwap:
     cell, memory = request.cell, request.memory
     swap = batched(
@@ -90,13 +110,10 @@ def _prepared(
         order=ACCESS_ORDERS[cell.order or Order.STREAM],
         prefer_overlap=bool(cell.overlap),
         descriptors_per_call=descriptors_per_call,
-        coalesce=bool(cell.coalesce),
         by_host_address=by_host_address,
-        prime_ns=prime_ns,
+        merge=merge or bool(cell.coalesce),
+        prime_ns=PRIME_NS,
+        prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if primed and cell.direction is Direction.H2D else 0,
     )
     mechanism = Mechanism.BATCHED_COPY if request.device.is_cuda else Mechanism.HOST_THREAD
-    return PreparedSwap(
-        swap,
-        Mechanism.FALLBACK if swap.fell_back else mechanism,
-        retarget=lambda: swap.retarget(memory.sources, memory.destinations),
-    )
+    return PreparedSwap(swap, Mechanism.FALLBACK if swap.fell_back else mechanism)

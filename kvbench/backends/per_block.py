@@ -25,5 +25,4 @@ class PerBlock:
         return PreparedSwap(
             swap,
             Mechanism.SINGLE_COPIES if request.device.is_cuda else Mechanism.HOST_THREAD,
-            retarget=lambda: swap.retarget(memory.sources, memory.destinations),
         )

@@ -10,10 +10,11 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts, SmsRow, SmsRule
 from kvbench.cells.kernel_shape import MAX_SHARED_BYTES, RULE, KernelShape
+from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, sm_copy, sm_copy_tensors
 from kvbench.engine.nvrtc import cached_cubin
 from kvbench.errors import UsageError
-from kvbench.units import KIB, MIB
+from kvbench.units import KIB
 
 # How the descriptor list reaches the kernel. Up to the limit in csrc it is passed with the launch, which saves a read
 # over the link. A longer list is read in place, ahead of the bytes: an upload was never measurably faster, up to
@@ -29,18 +30,17 @@ _BULK: Final = (
     (2 * KIB, KernelShape("bulk", 16, 6, 2 * KIB)),
     (1 << 34, KernelShape("bulk", 8, 6, 4 * KIB)),
 )
-# Below this size the GPU's address translations are cached. Above it most blocks miss, and each SM has few misses in
-# flight: small blocks need more SMs, and d2h needs the lanes, which have more misses in flight than bulk stores.
-_SCATTERED_FROM_BYTES: Final = 512 * MIB
 
 
 # The smallest SM count within 3% of the best, on an H200 and an H100, for fresh blocks in 16 GiB and for dense blocks;
-# and the kernel shape, where None means bulk copies with a shape by block size.
+# and the kernel shape, where None means bulk copies with a shape by block size. Scattered blocks mostly miss the GPU's
+# address translations, and each SM has few misses in flight: small blocks need more SMs, and d2h needs the lanes, which
+# have more misses in flight than bulk stores.
 _RULE: Final[tuple[tuple[SmsRow, KernelShape | None], ...]] = (
-    (SmsRow(8, Direction.D2H, _SCATTERED_FROM_BYTES, 2 * KIB), _MANY_LANES),
-    (SmsRow(4, Direction.D2H, _SCATTERED_FROM_BYTES, 8 * KIB), _LANES),
-    (SmsRow(2, Direction.D2H, _SCATTERED_FROM_BYTES, 32 * KIB), _MANY_LANES),
-    (SmsRow(4, Direction.H2D, _SCATTERED_FROM_BYTES, 8 * KIB), None),
+    (SmsRow(8, Direction.D2H, SCATTERED_FROM_BYTES, 2 * KIB), _MANY_LANES),
+    (SmsRow(4, Direction.D2H, SCATTERED_FROM_BYTES, 8 * KIB), _LANES),
+    (SmsRow(2, Direction.D2H, SCATTERED_FROM_BYTES, 32 * KIB), _MANY_LANES),
+    (SmsRow(4, Direction.H2D, SCATTERED_FROM_BYTES, 8 * KIB), None),
     (SmsRow(2), None),
 )
 DEFAULT_SMS: Final[SmsRule] = tuple(swaps for swaps, _ in _RULE)
@@ -119,14 +119,15 @@ def _prepared(request: SwapRequest, kernel: SmKernel) -> PreparedSwap:
             kernel,
             grid.source_bases,
             grid.destination_bases,
-            *grid.ids(),
+            grid.source_ids,
+            grid.destination_ids,
             direction,
             stride=grid.row_bytes,
             block_bytes=grid.row_bytes,
             sms=sms,
             inline_up_to=INLINE_UP_TO_BYTES,
         )
-        return PreparedSwap(swap, Mechanism.SM_KERNEL, retarget=lambda: swap.retarget_ids(*grid.ids()))
+        return PreparedSwap(swap, Mechanism.SM_KERNEL)
     swap = sm_copy(
         kernel,
         memory.kernel_sources,
@@ -136,9 +137,7 @@ def _prepared(request: SwapRequest, kernel: SmKernel) -> PreparedSwap:
         sms=sms,
         inline_up_to=INLINE_UP_TO_BYTES,
     )
-    return PreparedSwap(
-        swap, Mechanism.SM_KERNEL, retarget=lambda: swap.retarget(memory.kernel_sources, memory.kernel_destinations)
-    )
+    return PreparedSwap(swap, Mechanism.SM_KERNEL)
 
 
 def _bits(addresses: NDArray[np.uint64]) -> int:

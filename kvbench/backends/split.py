@@ -20,27 +20,18 @@ def joined(launches: Sequence[PreparedSwap]) -> PreparedSwap:
     """Return all launches as one prepared swap."""
     if len(launches) == 1:
         return launches[0]
-
-    def retarget() -> None:
-        for launch in launches:
-            launch.retarget()
-
-    return replace(launches[0], swap=SplitSwap(launches), retarget=retarget)
+    return replace(launches[0], swap=SplitSwap(launches))
 
 
 @dataclass(frozen=True)
 class SplitSwap:
-    """Prepares and submits all launches in order."""
+    """Submits all launches in order."""
 
     launches: Sequence[PreparedSwap]
 
     @property
     def calls(self) -> int:
         return sum(launch.swap.calls for launch in self.launches)
-
-    def prepare(self) -> None:
-        for launch in self.launches:
-            launch.swap.prepare()
 
     def submit(self, stream: int) -> None:
         for launch in self.launches:

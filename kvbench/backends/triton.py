@@ -70,7 +70,7 @@ class _Slot:
 
 
 class TritonSwap:
-    """`prepare` packs the descriptors; `submit` enqueues their upload and launches the kernel."""
+    """Packs the descriptors, enqueues their upload and launches the kernel."""
 
     calls = 2
 
@@ -91,7 +91,7 @@ class TritonSwap:
         self._slots = [_Slot(request.device, table_bytes) for _ in range(SLOTS)]
         self._next = 0
 
-    def prepare(self) -> None:
+    def _write_table(self) -> _Slot:
         """Write the table into the slot with the oldest launch, after that launch has completed."""
         self._next = (self._next + 1) % SLOTS
         slot = self._slots[self._next]
@@ -100,9 +100,10 @@ class TritonSwap:
         table[:, 0] = self._memory.kernel_sources
         table[:, 1] = self._memory.kernel_destinations
         table[:, 2] = self._memory.sizes
+        return slot
 
     def submit(self, stream: int) -> None:
-        slot = self._slots[self._next]
+        slot = self._write_table()
         self._driver.transfer(
             slot.uploaded.address, slot.pinned.address, slot.pinned.size_bytes, DIRECTIONS[Direction.H2D], stream
         )
@@ -149,15 +150,12 @@ class VllmSwap:
         ]
         self._next = 0
 
-    def prepare(self) -> None:
+    def submit(self, stream: int) -> None:
         self._next = (self._next + 1) % SLOTS
         tensors, done = self._slots[self._next]
         done.wait()
         for tensor, values in zip(tensors, self._lists(self._memory), strict=True):
             tensor.numpy()[:] = values.view(np.int64)
-
-    def submit(self, stream: int) -> None:
-        tensors, done = self._slots[self._next]
         cuda = self._torch.cuda
         with cuda.stream(cuda.ExternalStream(stream, device=self._device)):
             uploaded = [tensor.to(self._device, non_blocking=True) for tensor in tensors]

@@ -22,10 +22,6 @@ class TensorGrid:
     destination_ids: NDArray[np.uint64]
     row_bytes: int
 
-    def ids(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Return the ids of both sides (source, destination) as 32-bit integers for kernels."""
-        return self.source_ids.astype(np.uint32), self.destination_ids.astype(np.uint32)
-
 
 @dataclass(frozen=True)
 class SwapMemory:

@@ -13,7 +13,7 @@ from kvbench.results import CellRecord, Run
 QUANTITIES: Final = {
     "gbps": "gbps",
     "ceiling_share": "ceiling_share",
-    **{f"{part}_us": f"{part}_us_median" for part in ("swap", "submit", "gpu", "wall", "prepare", "cpu")},
+    **{f"{part}_us": f"{part}_us_median" for part in ("swap", "caller", "gpu", "wall", "cpu")},
 }
 _FIGURES: Final = (*QUANTITIES.values(), "gbps_q1", "gbps_q3", "ceiling_gbps")
 

@@ -63,13 +63,13 @@ def submission_us(visit: Visit) -> float:
     """Return the undisturbed time of the submission; NaN where the time of the swap does not hold it."""
     if visit.cell.stream_state is StreamState.BUSY or not has_figure(visit):
         return math.nan
-    return undisturbed_us(visit.samples.submit_us)
+    return undisturbed_us(visit.samples.caller_us)
 
 
 def unevenness(visit: Visit) -> float:
     """Return the ratio of the median submission to the undisturbed one; NaN where there is none."""
     undisturbed = submission_us(visit)
-    return float(np.median(visit.samples.submit_us)) / undisturbed if undisturbed > 0 else math.nan
+    return float(np.median(visit.samples.caller_us)) / undisturbed if undisturbed > 0 else math.nan
 
 
 def shares_of(submissions_us: Floats, times_us: Floats) -> Floats:

@@ -20,7 +20,7 @@ from kvbench.units import gigabytes_per_second
 # Each side runs alone before and after both run together.
 TURNS: Final = ("neighbour", "swaps", "both", "both", "swaps", "neighbour")
 ONE_BLOCK_SWAPS: Final = 8
-# A swap that takes at least this many times as long as preparing the next one hides the preparation.
+# A swap that takes at least this many times as long as writing the next list hides that.
 HIDES: Final = 2.0
 # A sleep can overrun by this much, so the last part of a wait spins on the clock.
 _COARSE_S: Final = 0.0002
@@ -28,18 +28,15 @@ _COARSE_S: Final = 0.0002
 
 @dataclass(frozen=True, slots=True)
 class FlowSample:
-    """One swap of a flow on an idle stream, with the fields of `engine.device.Sample`; submit_us and wall_us include
+    """One swap of a flow on an idle stream, with the fields of `engine.device.Sample`; caller_us and wall_us include
     pacing.
     """
 
-    prepare_us: float
-    submit_us: float
-    gpu_us: float
+    caller_us: float
     wall_us: float
     cpu_us: float
-    coalesce_us: float = 0.0
+    gpu_us: float = 0.0
     chain_us: float = 0.0
-    gap_us: float = 0.0
     pending_before: bool = False
     pending_after: bool = False
     depth_held: bool = True
@@ -48,17 +45,18 @@ class FlowSample:
 class Flow:
     """Consecutive swaps, without gaps or paced by the cell's `burst` and `rate_cap`.
 
-    `twins` are two copies of the same swap, each as a list of launches: while one runs, the other is prepared.
+    `launches` are the swap in parts of at most launch_bytes. Where a swap is long enough, the next list is written
+    while it runs.
     """
 
     def __init__(
-        self, device: Device, stream: Stream, workload: Workload, cell: Cell, twins: Sequence[Sequence[PreparedSwap]]
+        self, device: Device, stream: Stream, workload: Workload, cell: Cell, launches: Sequence[PreparedSwap]
     ) -> None:
         self._driver, self._stream = device.driver, stream
-        self._workload, self._cell, self._twins = workload, cell, twins
-        self._start, self._end = Event(device.driver), Event(device.driver)
-        self._place, self._hides = 0, False
-        self._prepare_us = self._prepare()  # one twin is always prepared, at the end for `finish`
+        self._workload, self._cell, self._launches = workload, cell, launches
+        self._end = Event(device.driver)
+        self._hides = False
+        self._advance_us = self._advance()  # one list is always written, at the end for `finish`
         self._burst_bytes, self._period_us = burst_of(cell.burst) if cell.burst != "none" else (0, 0)
         self._blocks_a_launch = max(1, cell.launch_bytes // cell.block_bytes) if cell.launch_bytes else cell.blocks
 
@@ -84,42 +82,35 @@ class Flow:
         return samples, gigabytes_per_second(len(samples) * self._cell.swap_bytes, wall_us)
 
     def finish(self) -> None:
-        """Run the prepared swap, so that all blocks chosen by the workload are swapped."""
-        self._submit(self._twins[self._place])
+        """Run the swap of the list that is written, so that all blocks chosen by the workload are swapped."""
+        self._submit()
         self._stream.synchronize()
 
     def _swap(self) -> FlowSample:
-        """Swap the prepared twin and prepare the other."""
-        launches, prepare_us = self._twins[self._place], self._prepare_us
-        self._place = 1 - self._place
-        self._start.record(self._stream.handle)
-        self._start.wait()  # a pending start event would make the stream busy
+        """Swap the current list and write the next."""
         cpu_ns, start_ns = time.thread_time_ns(), time.perf_counter_ns()
-        self._submit(launches)
-        submit_us = _us_since(start_ns)
-        cpu_us = min(submit_us, (time.thread_time_ns() - cpu_ns) / 1e3)
+        self._submit()
+        caller_us = _us_since(start_ns)
+        cpu_us = min(caller_us, (time.thread_time_ns() - cpu_ns) / 1e3)
         self._end.record(self._stream.handle)
         if self._hides:
-            self._prepare_us = self._prepare()
+            self._advance_us = self._advance()
         self._end.wait()
         wall_us = _us_since(start_ns)
         if not self._hides:
-            self._prepare_us = self._prepare()
-        self._hides = wall_us > HIDES * self._prepare_us
-        return FlowSample(prepare_us, submit_us, self._end.us_since(self._start), wall_us, cpu_us)
+            self._advance_us = self._advance()
+        self._hides = wall_us > HIDES * self._advance_us
+        return FlowSample(caller_us, wall_us, cpu_us)
 
-    def _prepare(self) -> float:
+    def _advance(self) -> float:
         began_ns = time.perf_counter_ns()
         self._workload.advance()
-        for launch in self._twins[self._place]:
-            launch.retarget()
-            launch.swap.prepare()
-        self._driver.bind_thread()  # preparing can make another device current
+        self._driver.bind_thread()  # the last submission can have made another device current
         return _us_since(began_ns)
 
-    def _submit(self, launches: Sequence[PreparedSwap]) -> None:
+    def _submit(self) -> None:
         due_s, left = time.perf_counter(), self._cell.blocks
-        for launch in launches:
+        for launch in self._launches:
             launch.swap.submit(self._stream.handle)
             if self._cell.rate_cap:
                 blocks = min(left, self._blocks_a_launch)

@@ -90,8 +90,6 @@ class SwapsBack(NeighbourWork):
         swap, done = self._swaps[self._next], self._done[self._next]
         self._next = (self._next + 1) % len(self._swaps)
         done.wait()
-        swap.prepare()
-        self._driver.bind_thread()  # preparing can make another device current
         swap.submit(self._handle)
         done.record(self._handle)
 

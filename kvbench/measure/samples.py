@@ -18,11 +18,11 @@ from kvbench.measure.beside import Flow, FlowSample, measure_beside
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside, StopReason
-from kvbench.sweep.estimate import SHORT_CHAIN
+from kvbench.sweep.estimate import SHORT_CHAIN, WATCHED_SHARE
 from kvbench.sweep.spec import Sampling
 
 BUSY_TWINS: Final = 3
-# The delay before a busy sample relative to the expected submission time, and its maximum: a full channel blocks the
+# The delay before a busy sample relative to the expected time of the caller, and its maximum: a full channel blocks the
 # submitting thread until the delay ends.
 DELAY_MARGIN: Final = 2
 DELAY_SPARE_US: Final = 1_000
@@ -30,12 +30,19 @@ MAX_DELAY_US: Final = 100_000
 
 
 def take_samples(
-    take: Callable[[], Sample], sampling: Sampling, *, to_the_end: bool = False
+    take: Callable[[], Sample], workload: Workload, sampling: Sampling, *, to_the_end: bool = False
 ) -> tuple[list[Sample], StopReason]:
-    """Sample until the maximum (none with `to_the_end`) or the time limit is reached; return the samples and which."""
+    """Sample until the maximum (none with `to_the_end`) or the time limit is reached; return the samples and which.
+
+    Between samples, at random, a swap that counts for nothing is watched: nothing of it may arrive before it is
+    submitted.
+    """
     deadline_s = time.monotonic() + sampling.cell_seconds
     samples: list[Sample] = []
     while to_the_end or len(samples) < sampling.max_samples:
+        if workload.chance(WATCHED_SHARE):
+            with workload.watched():
+                take()
         samples.append(take())
         if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
             return samples, "time"
@@ -61,8 +68,7 @@ def sample_beside(
 ) -> tuple[Sequence[FlowSample], Beside]:
     """Swap beside the neighbour and without it, in turn; return the swaps beside it, and the record of the turns."""
     request = SwapRequest(bench.device, ready.cell, ready.workload.memories[0], bench.policy)
-    twins = [create_launches(ready.backend, request) for _ in range(2)]
-    flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, twins)
+    flow = Flow(bench.device, bench.stream, ready.workload, ready.cell, create_launches(ready.backend, request))
     seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
     return measure_beside(flow, neighbour, _one_block(bench.region, ready.backend, request), seconds)
 
@@ -72,7 +78,6 @@ def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> C
     prepared = backend.create(replace(request, memory=request.memory.part(0, 1)))
 
     def take_us() -> float:
-        prepared.retarget()
         return _timed(region, prepared, StreamState.IDLE, Queue()).wall_us
 
     return take_us
@@ -84,7 +89,6 @@ def _sampler(bench: Bench, ready: SetUp, state: StreamState, queue: Queue, pause
 
     def take() -> Sample:
         ready.workload.advance()
-        prepared.retarget()
         if pause_us:
             _work_for(pause_us)
         return _timed(bench.region, prepared, state, queue)
@@ -96,7 +100,7 @@ def _timed(region: TimedRegion, prepared: PreparedSwap, state: StreamState, queu
     swap = prepared.swap
     if isinstance(swap, Swap):
         return region.measure(swap, STREAM_STATES[state], queue)
-    return region.measure_python(swap.prepare, swap.submit, STREAM_STATES[state], queue)
+    return region.measure_python(swap.submit, STREAM_STATES[state], queue)
 
 
 def _chain_sampler(region: TimedRegion, swaps: Sequence[PreparedSwap], workload: Workload) -> Callable[[], Sample]:
@@ -104,12 +108,11 @@ def _chain_sampler(region: TimedRegion, swaps: Sequence[PreparedSwap], workload:
     compiled = [one.swap for one in swaps if isinstance(one.swap, Swap)]
 
     def take() -> Sample:
-        for slot, prepared in enumerate(swaps):
+        for slot in range(len(swaps)):
             workload.advance(slot)
-            prepared.retarget()
         if len(compiled) == len(swaps):
             return region.sustained(compiled, SHORT_CHAIN)
-        return region.sustained_python([(one.swap.prepare, one.swap.submit) for one in swaps], SHORT_CHAIN)
+        return region.sustained_python([one.swap.submit for one in swaps], SHORT_CHAIN)
 
     return take
 
@@ -124,6 +127,6 @@ def _work_for(pause_us: int) -> None:
 
 def _behind_a_delay(cell: Cell, take_busy: Callable[[], Sample]) -> Queue:
     """Return the queue of `cell` after a delay that outlasts its submission, estimated from that of one swap."""
-    submit_us = max(take_busy().submit_us for _ in range(BUSY_TWINS))
-    delay_us = min(DELAY_MARGIN * max(1, cell.queued) * submit_us + DELAY_SPARE_US, MAX_DELAY_US)
+    caller_us = max(take_busy().caller_us for _ in range(BUSY_TWINS))
+    delay_us = min(DELAY_MARGIN * max(1, cell.queued) * caller_us + DELAY_SPARE_US, MAX_DELAY_US)
     return Queue(cell.queued, cell.streams, round(delay_us * 1000))

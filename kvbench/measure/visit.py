@@ -1,11 +1,15 @@
 """Measure one visit of a cell: verify one swap, warm up, sample, verify again."""
 
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
+import numpy as np
+
 from kvbench.backends.base import Mechanism, PreparedSwap
-from kvbench.cells.axes import StreamState
+from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Event, Sample
 from kvbench.engine.faults import Fault
@@ -13,6 +17,7 @@ from kvbench.measure.bench import Bench, SetUp, measure_ceiling
 from kvbench.measure.beside import FlowSample
 from kvbench.measure.disturbance import disturbances
 from kvbench.measure.effective_path import effective_path
+from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.samples import BUSY_TWINS, alone, sample_beside, take_samples, taker
 from kvbench.measure.workload import VerificationError, Workload
@@ -22,7 +27,12 @@ from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
 
 ORDER_DELAY_US: Final = 20_000
-FASTER_THAN_THE_LINK: Final = 1.05
+# How much faster than the best large copies a swap may be. Copies of the device cpu can stay in its caches, and a
+# backend may use several threads.
+FASTER_THAN_THE_LINK: Final = {"cuda": 1.05, "cpu": 16.0}
+# Where a visit has fewer sets of blocks, later samples overwrite what earlier ones did. In one visit of the cell, this
+# many consecutive swaps, each of blocks of its own, are verified.
+VERIFIED_IN_A_ROW: Final = 20
 CHECK_COPIES: Final = 4
 # The times of smaller swaps are too short for the resolution of events.
 SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
@@ -37,8 +47,9 @@ def visit(
     The submitting thread is pinned to the CPU of the request, by default to a CPU of full speed. The visits of a cell
     in round 0 compare one swap byte for byte before they time any, and check that a swap is ordered in its stream.
     After the last sample, every set of blocks that the samples used is compared, and one more swap, to detect a backend
-    that stopped copying. If the request is not to verify, nothing is compared, and the pools stay as the swaps left
-    them. `begin` waits until other devices are ready to swap too; samples are then taken until the time is up.
+    that stopped copying; in one visit of the cell also a row of swaps, to detect one that fails now and then. If the
+    request is not to verify, nothing is compared, and the pools stay as the swaps left them. `begin` waits until other
+    devices are ready to swap too; samples are then taken until the time is up.
     """
     bench = bench.at(ready.cell.priority)
     cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
@@ -62,6 +73,7 @@ def visit(
             busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
         if in_turn.verify:
             verified_bytes += workload.verify() + _check_one(workload, take_alone)
+            verified_bytes += _check_in_a_row(bench, ready, request, take_alone)
         else:
             workload.leave()
     times_us = [getattr(sample, state.swap_clock) for sample in samples]
@@ -98,7 +110,10 @@ def _columns(samples: Sequence[Sample | FlowSample], cell: Cell) -> Samples:
         return list(map(int, column(name)))
 
     return Samples(
-        **{name: column(name) for name in Samples.__struct_fields__ if name.endswith("_us")},
+        caller_us=column("caller_us"),
+        wall_us=column("wall_us"),
+        cpu_us=column("cpu_us"),
+        gpu_us=None if cell.stream_state is StreamState.IDLE else column("gpu_us"),
         pending_before=flags("pending_before"),
         pending_after=flags("pending_after"),
         depth_held=flags("depth_held") if cell.queued else None,
@@ -120,6 +135,27 @@ def _check_one(workload: Workload, take: Callable[[], Sample]) -> int:
     return workload.verify()
 
 
+def _check_in_a_row(bench: Bench, ready: SetUp, request: MeasureCell, take: Callable[[], Sample]) -> int:
+    """Verify consecutive swaps of blocks of their own, watched, if this is the visit for it; return compared bytes."""
+    cell, workload = ready.cell, ready.workload
+    chosen = zlib.crc32(f"{request.seed}/{cell.id}".encode()) % request.sampling.rounds
+    if (
+        not workload.overwrote
+        or workload.sets >= VERIFIED_IN_A_ROW
+        or request.round % request.sampling.rounds != chosen
+    ):
+        return 0
+    fresh = replace(cell, reuse=Reuse.FRESH, pool_bytes=cell.pool_bytes or bench.pools.pool_bytes)
+    layouts = lay_out(fresh, VERIFIED_IN_A_ROW, np.random.default_rng(chosen))
+    verified_bytes = 0
+    with workload.on_other_blocks(layouts), workload.watched():
+        for number in range(VERIFIED_IN_A_ROW):
+            take()
+            if (number + 1) % len(layouts) == 0 or number + 1 == VERIFIED_IN_A_ROW:
+                verified_bytes += workload.verify()
+    return verified_bytes
+
+
 def _take_all(
     bench: Bench,
     ready: SetUp,
@@ -135,7 +171,7 @@ def _take_all(
     if begin is not None:
         begin()
     if neighbour is None:
-        return *take_samples(take, sampling, to_the_end=begin is not None), None
+        return *take_samples(take, ready.workload, sampling, to_the_end=begin is not None), None
     flow, beside = sample_beside(bench, ready, neighbour, sampling)
     return flow, "time", beside
 
@@ -144,8 +180,6 @@ def _check_order(bench: Bench, prepared: PreparedSwap, workload: Workload) -> No
     """Raise VerificationError if a swap that was submitted after other work arrives before that work completes."""
     stream, delayed = bench.stream, Event(bench.device.driver)
     workload.advance()
-    prepared.retarget()
-    prepared.swap.prepare()
     bench.device.driver.delay(ORDER_DELAY_US * 1000, stream.handle)
     delayed.record(stream.handle)
     prepared.swap.submit(stream.handle)
@@ -162,14 +196,14 @@ def _check_order(bench: Bench, prepared: PreparedSwap, workload: Workload) -> No
 def _check_speed(bench: Bench, cell: Cell, times_us: Sequence[float]) -> None:
     """Raise VerificationError for a visit faster than the link: what it timed cannot be the swap."""
     best_gbps = bench.best_gbps.get(cell.direction)
-    if best_gbps is None or not bench.device.is_cuda or cell.swap_bytes < SPEED_CHECKED_FROM_BYTES:
+    if best_gbps is None or cell.swap_bytes < SPEED_CHECKED_FROM_BYTES:
         return
-    gbps = gigabytes_per_second(cell.swap_bytes, median(times_us))
-    if gbps > FASTER_THAN_THE_LINK * best_gbps:
+    gbps, allowed = gigabytes_per_second(cell.swap_bytes, median(times_us)), FASTER_THAN_THE_LINK[bench.device.kind]
+    if gbps > allowed * best_gbps:
         # Other work may have slowed the link when the large copies were measured.
         measure_ceiling(bench, cell.direction, CHECK_COPIES)
         best_gbps = bench.best_gbps[cell.direction]
-    if gbps > FASTER_THAN_THE_LINK * best_gbps:
+    if gbps > allowed * best_gbps:
         raise VerificationError(
             f"{gbps:.0f} GB/s is faster than the link: large copies reach only {best_gbps:.1f} GB/s"
         )

@@ -1,7 +1,8 @@
 """The memory that swaps use: a pool on each side whose every byte is known, and the swaps of one visit."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,16 +129,53 @@ class Workload:
         self._layouts = layouts
         self._place = -1
         self._used: set[int] = set()
+        self._watching = False
+        self.overwrote = False  # whether a set was swapped again before it was verified
         self._sizes = np.full(cell.blocks, np.uint64(cell.block_bytes))
         self.verify_ms = 0.0
         self.memories = [_memory_of(pools, cell, layouts[0], self._sizes) for _ in range(slots)]
+        self._written = [layouts[0]] * slots
 
     def advance(self, slot: int = 0) -> None:
         """Write the descriptors of the next set of blocks into the memory of `slot`; the first call, of the first."""
         self._place = (self._place + 1) % len(self._layouts)
+        first = self._place not in self._used
+        self.overwrote = self.overwrote or not first
         self._used.add(self._place)
-        if len(self._layouts) > 1:
-            self._write(self.memories[slot], self._layouts[self._place])
+        if self._written[slot] is not self._layouts[self._place]:
+            self._written[slot] = self._layouts[self._place]
+            self._write(self.memories[slot], self._written[slot])
+        if self._watching and first and self.arrived_early():
+            raise VerificationError("bytes arrived before the swap was submitted")
+
+    def chance(self, share: float) -> bool:
+        """Return True in this share of the calls, at random."""
+        return bool(self._rng.random() < share)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within the context, `advance` raises VerificationError if bytes of a set that was not swapped since the last
+        `verify` are in their destination.
+        """
+        self._watching = True
+        try:
+            yield
+        finally:
+            self._watching = False
+
+    @property
+    def sets(self) -> int:
+        """The number of different sets of blocks."""
+        return len(self._layouts)
+
+    @contextmanager
+    def on_other_blocks(self, layouts: Sequence[Layout]) -> Iterator[None]:
+        """Within the context, swaps go through these sets; `verify` before its end."""
+        usual, self._layouts, self._place = self._layouts, layouts, -1
+        try:
+            yield
+        finally:
+            self._layouts, self._place = usual, -1
 
     def current(self) -> tuple[Addresses, Addresses]:
         """Return the offsets of the current blocks in the source and in the destination, in bytes."""
@@ -204,7 +242,7 @@ class Workload:
         for name in ("sources", "destinations", "kernel_sources", "kernel_destinations"):
             getattr(memory, name)[:] = getattr(fresh, name)
         for grid, new in zip(memory.grids, fresh.grids, strict=True):
-            for name in ("source_ids", "destination_ids"):
+            for name in ("source_bases", "destination_bases", "source_ids", "destination_ids"):
                 getattr(grid, name)[:] = getattr(new, name)
 
 

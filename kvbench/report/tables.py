@@ -19,15 +19,15 @@ from kvbench.results.schema import EffectivePath
 from kvbench.text import ends, short
 
 INCLUDES: Final = {
-    "idle": "GB/s from wall_us on an idle stream: host clock from just before the submission to completion; includes "
-    "descriptor upload, submission and execution, excludes preparation",
-    "busy": "GB/s from gpu_us on a busy stream: time between the events around the submission; includes descriptor "
-    "upload, and submission only where pending work does not hide it; excludes preparation",
-    "sustained": "GB/s from the wall_us that one more swap adds to a chain of back-to-back swaps; includes descriptor "
-    "upload, submission and execution, excludes preparation",
-    "gpu_us": "GPU time between the events around the submission; includes descriptor upload, and on an idle stream "
-    "the gap between the start event and the call",
-    "submit_us": "Host time inside the submission call or calls; excludes preparation",
+    "idle": "GB/s from wall_us on an idle stream: host clock from the caller's list to completion; includes "
+    "preparation, submission and execution",
+    "busy": "GB/s from gpu_us on a busy stream: time between the events around the swap; includes descriptor upload "
+    "and execution, excludes preparation and submission",
+    "sustained": "GB/s from the wall_us that one more swap adds to a chain of back-to-back swaps; includes "
+    "preparation, submission and execution",
+    "swap_us": "Time of a swap: wall_us on an idle stream, with preparation and submission; gpu_us on a busy one, "
+    "without them",
+    "caller_us": "Host time that a swap takes from its thread: preparation and submission",
 }
 
 UNCLEAR: Final = f"≈: no clear difference (within {IN_TURN.fraction:.0%}, or undecided)"

@@ -16,7 +16,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.margins import CONTROL, IN_TURN
 from kvbench.report.numbers import noun
 from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, spelled_out, where
-from kvbench.results import Ceiling, Failure, Run, Visit
+from kvbench.results import CLOCK, Ceiling, Failure, Run, Visit
 from kvbench.results.frame import visit_times
 from kvbench.text import short
 
@@ -121,7 +121,8 @@ class View:
     @property
     def heading(self) -> str:
         """What was measured, and when."""
-        return f"{self.title} · {self.driver} · {self.date}"
+        older = "" if self.run.info.clock == CLOCK else f" · clock {self.run.info.clock}, without preparation"
+        return f"{self.title} · {self.driver} · {self.date}{older}"
 
     @property
     def command(self) -> str:

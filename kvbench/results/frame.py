@@ -30,13 +30,12 @@ from kvbench.results.schema import (
     Failure,
     Record,
     RunInfo,
-    Samples,
     Skip,
     Visit,
 )
 
-TIMES: Final = ("prepare_us", "coalesce_us", "submit_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
-_RAW: Final = Samples.__struct_fields__
+TIMES: Final = ("caller_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
+_RAW: Final = tuple(name for name in SAMPLE_COLUMNS if name != "swap_us")
 _AXIS_COLUMNS: Final = tuple(column for axis in AXES.values() for column in axis.columns)
 _NUMBERS: Final = tuple(axis.field for axis in AXES.values() if axis.number)
 # Separates the texts of one column that differ between visits; the most frequent path comes first.

@@ -12,6 +12,9 @@ from kvbench.cells.cell import AxisTexts, Cell
 from kvbench.cells.facts import BackendFacts
 
 SCHEMA: Final = 1
+# What a swap's time holds. 1: a swap began when its list was prepared; what the preparation took was kept apart. 2: it
+# begins with the caller's arrays. Runs of different clocks are not compared.
+CLOCK: Final = 2
 
 Scalar = str | int | float | bool | None
 RunStatus = Literal["running", "complete", "interrupted", "stopped"]
@@ -47,6 +50,9 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     # fmt: off
     schema: Annotated[int, msgspec.Meta(
         description="version of this layout; a reader refuses a newer one than it knows")] = SCHEMA
+    clock: Annotated[int, msgspec.Meta(
+        description="what a swap's time holds: 2 begins with the caller's arrays, 1 began after their preparation; a "
+        "run without this field has 1")] = 1
     kvbench: Annotated[str, msgspec.Meta(description="version of kvbench")]
     created: Annotated[str, msgspec.Meta(description="when the run began, ISO 8601 in UTC")]
     command: Annotated[list[str], msgspec.Meta(description="the command line")]
@@ -73,32 +79,39 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
 class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):
     """The raw samples of one visit: lists of equal length, times in microseconds; `COLUMNS` describes the fields.
 
-    `depth_held` is None if no swap was queued.
+    `gpu_us` is None on an idle stream, where no event is timed, and `depth_held` if no swap was queued. Samples of
+    clock 1 have `prepare_us` and `submit_us`, which become `caller_us`, and two more times, which are dropped.
     """
 
-    prepare_us: list[_TimeUs]
-    coalesce_us: list[_TimeUs]
-    submit_us: list[_TimeUs]
-    gpu_us: list[_TimeUs]
+    caller_us: list[_TimeUs] = []
     wall_us: list[_TimeUs]
     cpu_us: list[_TimeUs]
-    gap_us: list[float]
+    gpu_us: list[_TimeUs] | None = None
     pending_before: list[_Flag]
     pending_after: list[_Flag]
     depth_held: list[_Flag] | None = None
+    prepare_us: list[_TimeUs] | None = None
+    submit_us: list[_TimeUs] | None = None
+    coalesce_us: list[_TimeUs] | None = None
+    gap_us: list[float] | None = None
 
     def __post_init__(self) -> None:
+        if self.prepare_us is not None and self.submit_us is not None and not self.caller_us:
+            both = [sum(pair) for pair in zip(self.prepare_us, self.submit_us, strict=True)]
+            msgspec.structs.force_setattr(self, "caller_us", both)
+            for name in ("prepare_us", "submit_us", "coalesce_us", "gap_us"):
+                msgspec.structs.force_setattr(self, name, None)
         # unrolled for speed: a journal has many thousands of visits
-        count = len(self.gpu_us)
+        count = len(self.wall_us)
         if not (
-            len(self.prepare_us) == len(self.coalesce_us) == len(self.submit_us) == len(self.wall_us) == count
-            and len(self.cpu_us) == len(self.gap_us) == len(self.pending_before) == len(self.pending_after) == count
+            len(self.caller_us) == len(self.cpu_us) == len(self.pending_before) == len(self.pending_after) == count
+            and (self.gpu_us is None or len(self.gpu_us) == count)
             and (self.depth_held is None or len(self.depth_held) == count)
         ):
             raise ValueError("the lists of a visit's samples differ in length")
 
     def __len__(self) -> int:
-        return len(self.gpu_us)
+        return len(self.wall_us)
 
 
 class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -244,29 +257,26 @@ Record = Skip | Ceiling | Roof | Control | Visit | Failure | Retry | Note
 CellRecord = Skip | Visit | Failure
 
 NO_FIGURE: Final = (
-    "the delay did not outlast the submission in every sample, so execution could not be measured separately"
+    "the delay did not outlast preparation and submission in every sample, so execution could not be measured "
+    "separately"
 )
 
 _TIMES: Final = {
-    "prepare": "host time to convert the descriptor list to the input of the driver or the kernel, before the sample's "
-    "start event",
-    "coalesce": "the part of prepare_us that merged adjacent descriptors",
-    "submit": "host time inside the submission call or calls, including any wait for room in the driver's queue; for "
-    "Triton also its Python launch and the enqueueing of the descriptor upload",
-    "gpu": "time between the CUDA events around the submission, with the descriptor upload, and on an idle stream also "
-    "the gap between the start event's retirement and the call (gap_us)",
-    "wall": "host clock from just before the submission until the host sees completion; on a busy stream with the rest "
-    "of the delay kernel and of queued swaps; for sustained swaps, like all times but prepare_us, what one more "
-    "swap adds to a chain",
-    "cpu": "CPU time of the submitting thread inside the submission; on an idle stream the smaller of submit_us "
-    "and the thread's CPU time until completion",
+    "caller": "host time that a swap takes from the thread that makes it, from the caller's arrays to the return of "
+    "the last call: preparation (sorting, tables, uploads) and submission, with any wait for room in the driver's "
+    "queue",
+    "gpu": "time between the CUDA events around the swap on a busy stream, with the descriptor upload, without "
+    "preparation and submission; empty on an idle stream, where no event has a time stamp",
+    "wall": "host clock from the caller's arrays until the host sees completion; on a busy stream with the rest of the "
+    "delay kernel and of queued swaps; for sustained swaps, like all times, what one more swap adds to a chain",
+    "cpu": "CPU time of the thread inside caller_us; on an idle stream the smaller of caller_us and the thread's CPU "
+    "time until completion",
     "swap": "the time that GB/s are computed from: wall_us on an idle stream (latency), gpu_us on a busy one "
     "(execution), the wall_us of one more swap in a chain (sustained); empty on a busy stream unless the delay "
     "outlasted the submission in every sample",
 }
 
 SAMPLE_COLUMNS: Final[dict[str, str]] = {f"{name}_us": text for name, text in _TIMES.items()} | {
-    "gap_us": "host clock from the start event's retirement to the call, idle stream only",
     "pending_before": "1 if the start event had not retired at the call: the stream was busy",
     "pending_after": "1 if it had not retired when the call returned: gpu_us is execution only; 0 on an idle stream",
     "depth_held": "1 if no queued swap had started at the call: all of them were waiting; empty if no swap was queued",
@@ -301,8 +311,9 @@ COLUMNS: Final[dict[str, str]] = {
     "gbps_q3": "GB/s at the lower quartile of swap_us",
     "gbps_low": "GB/s at swap_us_high",
     "gbps_high": "GB/s at swap_us_low",
-    "latency_gbps": "gbps of one swap on an idle stream, from wall_us",
-    "execution_gbps": "gbps after a delay that outlasted the submission in every sample, from gpu_us; else empty",
+    "latency_gbps": "gbps of one swap on an idle stream, from wall_us: with preparation and submission",
+    "execution_gbps": "gbps after a delay that outlasted preparation and submission in every sample, from gpu_us, "
+    "which contains neither; else empty",
     "sustained_gbps": "gbps of consecutive swaps: the slope of wall_us over the number of swaps",
     "neighbour_alone_us": "mean time of the neighbour's iterations in a visit, without swaps; median of the visits",
     "neighbour_beside_us": "the same beside swaps",

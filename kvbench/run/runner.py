@@ -15,7 +15,7 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import differences, identity_hash
 from kvbench.machine.observation import identity
-from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
+from kvbench.results import CLOCK, Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.schema import Retry
 from kvbench.run.execution import Execution, Observer, Outcome
 from kvbench.run.progress import Progress
@@ -78,6 +78,7 @@ def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo
     """Return the run.json content of a new run of `spec`."""
     fields = _identity(opened)
     return RunInfo(
+        clock=CLOCK,
         kvbench=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=list(command),

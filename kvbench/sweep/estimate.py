@@ -11,6 +11,8 @@ from kvbench.sweep.spec import Sampling
 
 # The verified first swap, the audit after the last sample, the check of the stream's order, and twins.
 UNTIMED_SWAPS: Final = 6
+# Watched swaps for each sample: of a cell of six visits with 30 samples, one in ten thousand has none.
+WATCHED_SHARE: Final = 0.05
 # Swaps in the long and in the short chain of a sustained sample.
 CHAIN: Final = 8
 SHORT_CHAIN: Final = 2
@@ -37,9 +39,12 @@ _EST_REPEATS: Final = 1.1
 
 
 def submissions(sampling: Sampling, state: StreamState) -> int:
-    """Return the maximum number of swaps that a visit submits: checks, warm-ups, twins and samples."""
+    """Return the number of swaps that a visit submits at most, hardly ever more: checks, warm-ups, twins, samples and
+    watched swaps.
+    """
     a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
-    return UNTIMED_SWAPS + (sampling.warmups + sampling.max_samples) * a_sample
+    watched = 1 + round(2 * WATCHED_SHARE * sampling.max_samples)
+    return UNTIMED_SWAPS + (sampling.warmups + sampling.max_samples + watched) * a_sample
 
 
 def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:

@@ -17,7 +17,7 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
-from kvbench.results import Run
+from kvbench.results import Run, check_one_clock
 from kvbench.results.frame import unqueued, visit_times
 from kvbench.text import MAX_LINE
 from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Table
@@ -181,6 +181,7 @@ def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
     if len(found) > 1:
         told = sorted(f"{title or 'an unnamed device'} with driver {driver or 'none'}" for title, driver in found)
         raise UsageError(f"runs must be of one device and driver; these are of {'; '.join(told)}")
+    check_one_clock(runs)
     return found.pop()
 
 

@@ -50,9 +50,6 @@ class CheatSwap:
     request: SwapRequest
     calls: int = 1
 
-    def prepare(self) -> None:
-        pass
-
     def submit(self, stream: int) -> None:
         self.backend.submissions += 1
         self.backend.copy(self.request, self.backend.submissions, stream)

@@ -57,17 +57,17 @@ def test_the_times_of_a_sample_contain_each_other(
 ) -> None:
     made = taken(bench, Cell(backend, direction, 500, 65_536, state, sms=4))
     samples = made.samples
-    for submit_us, wall_us, cpu_us in zip(samples.submit_us, samples.wall_us, samples.cpu_us, strict=True):
-        assert 0 < submit_us <= wall_us
-        assert cpu_us <= 1.1 * submit_us + 5
+    for caller_us, wall_us, cpu_us in zip(samples.caller_us, samples.wall_us, samples.cpu_us, strict=True):
+        assert 0 < caller_us <= wall_us
+        assert cpu_us <= 1.1 * caller_us + 5
     assert set(samples.pending_before) == {state is StreamState.BUSY}
     # 32 MB do not fit through any host link in 20 us.
-    assert min(samples.gpu_us) > 20
+    assert min(samples.wall_us) > 20
     assert not made.warnings
     if state is StreamState.BUSY:
         assert middle(made, "gpu_us") < middle(made, "wall_us")
     if state is StreamState.IDLE:
-        assert middle(made, "gap_us") < 5
+        assert samples.gpu_us is None
 
 
 @pytest.mark.parametrize("direction", Direction)

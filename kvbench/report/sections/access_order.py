@@ -22,7 +22,7 @@ _RACE: Final = (
 _DELTA: Final = (
     f"Delta: ANY / STREAM - 1, from the medians of the visits of each round, with its 95% interval. {UNCLEAR}"
 )
-_TIMES: Final = {"gpu_us": "GPU time", "submit_us": "host submission"}
+_TIMES: Final = {"swap_us": "swap time", "caller_us": "host time"}
 _KEYS: Final = ["backend", "stream_state", "direction", "blocks", "block_bytes", "block_size"]
 
 
@@ -67,7 +67,7 @@ def _change_words(row: Row, found: Comparison) -> str:
 
 
 def _table(view: View, pinned: Pinned, time: str, rows: Sequence[Row]) -> DataTable:
-    unit, scale = ("ms", 1e-3) if time == "gpu_us" else ("us", 1.0)
+    unit, scale = ("ms", 1e-3) if time == "swap_us" else ("us", 1.0)
     body = []
     for row in rows:
         mark = "†" if row["direction"] == "d2h" else ""
@@ -86,7 +86,7 @@ def _sentence(rows: Sequence[Row]) -> str:
     """Return what ANY changes against STREAM, beyond the noise."""
     head = f"ANY against STREAM, {rows[0]['backend']} on {a_stream(rows[0]['stream_state'])}"
     if not any(found.told_apart for time in _TIMES for found in _changes(rows, time)):
-        return f"{head}: no clear difference in {noun(len(rows), 'cell')}, in GPU time and in host submission."
+        return f"{head}: no clear difference in {noun(len(rows), 'cell')}, in swap time and in host time."
     parts = []
     for way in DIRECTIONS:
         if here := [row for row in rows if row["direction"] == way]:

@@ -74,9 +74,10 @@ SECTION = Section("comparison", "Comparison: runs against each other", make)
 
 
 def base_of(view: View) -> View | None:
-    """Return the earlier run that shares most measured cells with `view`, None where none shares any."""
-    shared = [len(view.measured_ids & base.measured_ids) for base in view.earlier]
-    return view.earlier[shared.index(max(shared))] if any(shared) else None
+    """Return the earlier run that shares most measured cells with `view`, None where none of its clock shares any."""
+    alike = [base for base in view.earlier if base.run.info.clock == view.run.info.clock]
+    shared = [len(view.measured_ids & base.measured_ids) for base in alike]
+    return alike[shared.index(max(shared))] if any(shared) else None
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:

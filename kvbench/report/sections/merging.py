@@ -19,8 +19,8 @@ _SHARED: Final = (*SERIES, *(axis for axis in SIDE_AXES if axis not in (*_SHAPE,
 _NAMED: Final = ("order", "sms", "descriptors_per_call", "kernel")
 _INCLUDES: Final = (
     "Medians in us per swap: wall_us on an idle stream, gpu_us on a busy one. Off: blocks as listed. On: blocks that "
-    "are adjacent on both sides are merged. Merging: coalesce_us, host time before the swap, which the swap does not "
-    f"include. Saved: (off - on - merging) / off. {UNCLEAR}"
+    "are adjacent on both sides are merged, without sorting. "
+    f"Saved: (off - on) / off. {UNCLEAR}"
 )
 
 
@@ -30,12 +30,10 @@ def make(view: View) -> Part | str:
     pairs = off.merge(on, on=[*_SHARED, *_SHAPE], suffixes=("_off", "_on"))
     if pairs.empty:
         return "it needs cells with coalesce=off and coalesce=on that are otherwise equal"
-    merging_us = view.visits_of("coalesce_us")
     saved = []
     for row in rows_of(pairs):
         before, after = (view.visits.get(row[name], {}) for name in ("cell_id_off", "cell_id_on"))
-        costs = merging_us.get(row["cell_id_on"], {})
-        saved.append(compare_visits(before, {n: us + costs.get(n, 0.0) for n, us in after.items()}, IN_TURN))
+        saved.append(compare_visits(before, after, IN_TURN))
     pairs["saved"] = pd.Series(saved, dtype=object)
     tables = [_table(view, measured, group) for _, group in pairs.groupby(list(_SHARED), dropna=False)]
     return Part(tables=sorted(tables, key=lambda table: table.title), told=_findings(pairs))
@@ -64,7 +62,7 @@ def _findings(pairs: pd.DataFrame) -> list[Finding]:
 def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> DataTable:
     one = pairs.iloc[0]
     title = f"{one['direction']}, {one['backend']}, {one['stream_state']} stream"
-    header = ("Pattern", "Blocks", "Block size", "Off us", "On us", "Merging us", "Saved")
+    header = ("Pattern", "Blocks", "Block size", "Off us", "On us", "Saved")
     rows = [_row(row) for row in rows_of(pairs.sort_values(["block_bytes", "blocks", "pattern"]))]
     shown = measured[measured["cell_id"].isin({*pairs["cell_id_off"], *pairs["cell_id_on"]})]
     others = ", ".join(f"{axis} {one[axis]}" for axis in _NAMED if pd.notna(one[axis]))
@@ -74,6 +72,6 @@ def _table(view: View, measured: pd.DataFrame, pairs: pd.DataFrame) -> DataTable
 
 def _row(row: Row) -> list[str]:
     saved: Comparison = row["saved"]
-    times = (row[name] for name in ("swap_us_median_off", "swap_us_median_on", "coalesce_us_median_on"))
+    times = (row[name] for name in ("swap_us_median_off", "swap_us_median_on"))
     said = f"{unsure(saved)}{1 - saved.ratio:+.0%}"
     return [row["pattern"], count(row["blocks"]), size(row["block_size_off"]), *map(figure, times), said]

@@ -20,8 +20,8 @@ from kvbench.units import two_digits
 
 MIN_DEPTHS: Final = 4
 _INCLUDES: Final = (
-    "Time of one submission (submit_us, medians) behind the given number of queued swaps of the same kind on a busy "
-    "stream: host time inside the call or calls, excludes preparation. Several streams take the queued swaps and this "
+    "Time of one submission (caller_us, medians) behind the given number of queued swaps of the same kind on a busy "
+    "stream: host time from the list to the return of the last call. Several streams take the queued swaps and this "
     "one in turn. Where the driver's queue is full, the time includes the wait for room, which can last as long as the "
     "delay that holds the queue"
 )
@@ -29,7 +29,7 @@ _RISE: Final = f"{1 + QUEUE_KNEE.fraction:g} times"
 _NO_KNEE: Final = f"At no depth does a submission take more than {_RISE} as long as on a shallow queue."
 _POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "streams", "queued",
-    "submit_us_median", "submit_us_q1", "submit_us_q3", "depth_held", "samples", "rounds", "cell_id",
+    "caller_us_median", "caller_us_q1", "caller_us_q3", "depth_held", "samples", "rounds", "cell_id",
 )  # fmt: skip
 _BEGUN: Final = "†"
 _NOT_HELD: Final = (
@@ -60,11 +60,11 @@ class QueueLine:
 
 def make(view: View) -> Part | str:
     pinned = pin(view.frame, shown=QUEUE)
-    submit_us = view.visits_of("submit_us")
+    caller_us = view.visits_of("caller_us")
     busy = where(pinned.cells, stream_state="busy").sort_values("queued")
     cells = busy.assign(rank=(busy["backend"] != "per_block"), way=busy["direction"] != DIRECTIONS[0])
     groups = cells.groupby(["block_bytes", "way", "rank", "backend", "blocks", "streams"])
-    lines = [_line(own, submit_us) for _, own in groups if where(own, status="ok")["queued"].nunique() >= MIN_DEPTHS]
+    lines = [_line(own, caller_us) for _, own in groups if where(own, status="ok")["queued"].nunique() >= MIN_DEPTHS]
     if not lines:
         return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
     told = [_finding(line, knee) for line in lines if (knee := line.knee)]
@@ -76,9 +76,9 @@ def make(view: View) -> Part | str:
 SECTION = Section("queue-depth", "Queue depth: submission time against queued swaps", make)
 
 
-def _line(cells: pd.DataFrame, submit_us: Mapping[str, Visits]) -> QueueLine:
+def _line(cells: pd.DataFrame, caller_us: Mapping[str, Visits]) -> QueueLine:
     first, *_ = rows = rows_of(cells)
-    times = {int(row["queued"]): submit_us[row["cell_id"]] for row in rows if row["cell_id"] in submit_us}
+    times = {int(row["queued"]): caller_us[row["cell_id"]] for row in rows if row["cell_id"] in caller_us}
     panel = f"{first['direction']}, {bytes_size(first['block_bytes'])} blocks"
     label = f"{first['backend']}, N = {count(first['blocks'])}, {noun(first['streams'], 'stream')}"
     return QueueLine(panel, label, cells, find_queue_knee(times))
@@ -109,7 +109,7 @@ def _table(view: View, title: str, lines: Sequence[QueueLine], pinned: Pinned) -
 
 
 def _time(row: Row) -> str:
-    return f"{figure(row['submit_us_median'])}{_BEGUN if row['depth_held'] < 0.5 else ''}"
+    return f"{figure(row['caller_us_median'])}{_BEGUN if row['depth_held'] < 0.5 else ''}"
 
 
 def _knee_words(knee: QueueKnee | None) -> Text:
@@ -132,5 +132,5 @@ def _plot_line(line: QueueLine, run: str) -> PlotLine:
     points, knee = line.points, line.knee
     words = f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}" if knee else ""
     marks = [PlotMark(knee.depth, knee.depth, words)] if knee else []
-    columns = ("submit_us_median", "submit_us_q1", "submit_us_q3")
+    columns = ("caller_us_median", "caller_us_q1", "caller_us_q3")
     return line_of(run, line.label, points["queued"].tolist(), rows_of(points), columns, marks)

@@ -1,4 +1,4 @@
-"""Where the time of a swap goes: preparation, submission and execution, backend by backend."""
+"""Where the time of a swap goes: the part that holds its thread, and the rest, backend by backend."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -21,13 +21,13 @@ WANTED: Final = tuple(product((16, 256, 10_000), (4 * KIB, 16 * KIB, 32 * KIB)))
 NEAR: Final = 4.0
 _KEY: Final = ["blocks", "block_bytes", "backend"]
 _INCLUDES: Final = (
-    "Medians in us on an idle stream. Prepare: host time to turn the list of blocks into descriptors, before the swap. "
-    "Submit: host time inside the submission call or calls; includes what the GPU does meanwhile. Execute: wall_us - "
-    "submit_us of each sample, from the return of the call until the host sees completion; includes descriptor upload"
+    "Medians in us on an idle stream. Caller: host time from the list of blocks to the return of the last call: "
+    "preparation and submission; includes what the GPU does meanwhile. Rest: wall_us - caller_us of each sample, until "
+    "the host sees completion"
 )
 _BUSY: Final = (
-    "GPU, busy: gpu_us of the same swap on a busy stream, between the events around it; includes submission only where "
-    "pending work does not hide it"
+    "GPU, busy: gpu_us of the same swap on a busy stream, between the events around it; without preparation and "
+    "submission"
 )
 
 
@@ -44,7 +44,7 @@ def make(view: View) -> Part | str:
     return Part(tables=tables)
 
 
-SECTION = Section("stages", "Stages: time to prepare, submit and execute", make)
+SECTION = Section("stages", "Stages: time of the caller and of the rest", make)
 
 
 def nearest(shapes: Collection[Swap]) -> dict[Swap, Swap]:
@@ -63,17 +63,16 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
     idle = where(cells, stream_state="idle").sort_values(_KEY)
     busy = {tuple(row[name] for name in _KEY): row for row in rows_of(where(cells, stream_state="busy"))}
     samples = view.all_samples[view.all_samples["cell_id"].isin(idle["cell_id"])]
-    execute_us = (samples["wall_us"] - samples["submit_us"]).groupby(samples["cell_id"]).median()
+    rest_us = (samples["wall_us"] - samples["caller_us"]).groupby(samples["cell_id"]).median()
     rows = []
     for row in rows_of(idle):
-        execute = float(execute_us[row["cell_id"]])
-        times = (row["prepare_us_median"], row["submit_us_median"], execute, row["wall_us_median"])
+        times = (row["caller_us_median"], float(rest_us[row["cell_id"]]), row["wall_us_median"])
         line = [_name(row), count(row["blocks"]), size(row["block_size"]), *map(figure, times)]
         if busy:
             found = busy.get(tuple(row[name] for name in _KEY))
             line.append(figure(found["gpu_us_median"]) if found else "")
         rows.append(line)
-    header = ("Backend", "Blocks", "Block size", "Prepare us", "Submit us", "Execute us", "Wall us")
+    header = ("Backend", "Blocks", "Block size", "Caller us", "Rest us", "Wall us")
     includes = f"{_INCLUDES}. {_BUSY}" if busy else _INCLUDES
     return DataTable(
         f"{idle['direction'].iloc[0]}: us per swap",

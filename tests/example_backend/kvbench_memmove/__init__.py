@@ -21,7 +21,7 @@ class Memmove:
 
 
 class MemmoveSwap:
-    """The list is made by `prepare`; `submit` keeps the stream's order by waiting for what was there before it.
+    """`submit` keeps the stream's order by waiting for what was there before it.
 
     A kernel on a GPU would be launched on the stream instead, and not wait.
     """
@@ -31,14 +31,10 @@ class MemmoveSwap:
     def __init__(self, request: SwapRequest) -> None:
         self._driver = request.device.driver
         self._memory = request.memory
-        self._descriptors: list[tuple[int, int, int]] = []
-
-    def prepare(self) -> None:
-        memory = self._memory
-        columns = (memory.destinations.tolist(), memory.sources.tolist(), memory.sizes.tolist())
-        self._descriptors = list(zip(*columns, strict=True))
 
     def submit(self, stream: int) -> None:
+        memory = self._memory
+        columns = (memory.destinations.tolist(), memory.sources.tolist(), memory.sizes.tolist())
         self._driver.synchronize(stream)
-        for destination, source, size in self._descriptors:
+        for destination, source, size in zip(*columns, strict=True):
             ctypes.memmove(destination, source, size)

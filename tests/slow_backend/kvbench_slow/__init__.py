@@ -36,7 +36,7 @@ class Same:
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         prepared = self._copies[request.device.kind].create(request)
-        return PreparedSwap(Delayed(request, prepared, self.share), prepared.mechanism, prepared.retarget)
+        return PreparedSwap(Delayed(request, prepared, self.share), prepared.mechanism)
 
 
 class Slow5(Same):
@@ -69,7 +69,7 @@ class SameCalls:
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         prepared = self._copies.create(request)
-        return PreparedSwap(SlowCalls(prepared, self.share), prepared.mechanism, prepared.retarget)
+        return PreparedSwap(SlowCalls(prepared, self.share), prepared.mechanism)
 
 
 class SlowCalls5(SameCalls):
@@ -84,9 +84,6 @@ class SlowCalls:
     def __init__(self, prepared: PreparedSwap, share: float) -> None:
         self._swap, self._share = prepared.swap, share
         self.calls = prepared.swap.calls
-
-    def prepare(self) -> None:
-        self._swap.prepare()
 
     def submit(self, stream: int) -> None:
         began_ns = time.perf_counter_ns()
@@ -119,11 +116,8 @@ class Delayed:
     def delay_ns(self) -> int:
         return round(self._share * 1e3 * (self._around_us + median(self._times_us)))
 
-    def prepare(self) -> None:
-        self._note()
-        self._swap.prepare()
-
     def submit(self, stream: int) -> None:
+        self._note()
         self._submit_timed(stream)
         self._driver.delay(self.delay_ns, stream)
 
@@ -141,7 +135,6 @@ class Delayed:
         """Swap a few times; what this copies is overwritten before anything is compared."""
         stream, walls_us = Stream(self._driver), []
         for _ in range(1 + TIMED):
-            self._swap.prepare()
             start_ns = time.perf_counter_ns()
             self._submit_timed(stream.handle)
             stream.synchronize()

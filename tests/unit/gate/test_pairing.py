@@ -239,7 +239,7 @@ def in_turn(
         for number in range(count):
             for made in synthetic.visits(CELLS, count=5, round_=number):
                 began_ns = 1000 * number + 100 * place
-                made.samples.submit_us[:] = [share(place, made.cell) * us for us in made.samples.gpu_us]
+                made.samples.caller_us[:] = [share(place, made.cell) * us for us in made.samples.wall_us]
                 own = {**calm, **changes(place, made)}
                 records.append(msgspec.structs.replace(made, span_ns=(began_ns, began_ns + 50), **own))
         runs.append(write(folder / name, records))
@@ -290,7 +290,7 @@ def test_runs_of_two_days_are_not_in_turn_though_their_spans_overlap(
 
 def slower(samples: Samples) -> Samples:
     """Return the samples with submissions that take longer by a fifth."""
-    return msgspec.structs.replace(samples, submit_us=[1.2 * us for us in samples.submit_us])
+    return msgspec.structs.replace(samples, caller_us=[1.2 * us for us in samples.caller_us])
 
 
 def test_processes_count_once_both_sides_have_new_ones(tmp_path: Path) -> None:

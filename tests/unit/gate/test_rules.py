@@ -47,7 +47,7 @@ Table = dict[str, Any]
             {"crossover": ["batched", "sm"], "between": ["1KiB", "1MiB"]},
             "all cells: crossover batched/sm between 1KiB and 1MiB",
         ),
-        ({"cells": SM, "quantity": "submit_us", "at_most": 20}, "backend=sm: submit_us at most 20"),
+        ({"cells": SM, "quantity": "caller_us", "at_most": 20}, "backend=sm: caller_us at most 20"),
         ({"cells": SM, "at_least": "0.5"}, "backend=sm: gbps at least 0.5"),
         ({"cells": "sms!=1", "at_most": "1 backend=triton"}, "sms!=1: gbps at most 1 backend=triton"),
     ],
@@ -88,8 +88,8 @@ def test_every_quantity_may_be_held_against_a_number_and_against_other_cells(qua
         ({"cells": SM, "at_most": float("inf")}, "at_most: Infinity is not a number"),
         ({"cells": SM, "at_most": 3, "quantity": "speed"}, 'quantity: "speed" is not one of gbps, ceiling_share'),
         (
-            {"cells": SM, "at_most": "0.1 ceiling", "quantity": "submit_us"},
-            "submit_us cannot be compared with the ceiling",
+            {"cells": SM, "at_most": "0.1 ceiling", "quantity": "caller_us"},
+            "caller_us cannot be compared with the ceiling",
         ),
         ({"cells": SM, "no_cliff_above": 1.2}, "no_cliff_above: 1.2 is not a number from 1.5"),
         ({"cells": SM, "no_cliff_above": "2x"}, 'no_cliff_above: "2x" is not a number from 1.5'),
@@ -162,7 +162,7 @@ def test_one_backend_against_another_cell_by_cell() -> None:
 def test_a_time_against_a_number() -> None:
     cell = Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2)
     records = visits([cell], rate=lambda cell: cell.swap_bytes / 50.0 / 1e3, noise=0.0)  # 50 us, 15 of them submission
-    assert check({"cells": SM, "quantity": "submit_us", "at_most": 20}, records).verdict is GateVerdict.HOLDS
+    assert check({"cells": SM, "quantity": "caller_us", "at_most": 20}, records).verdict is GateVerdict.HOLDS
     assert check({"cells": SM, "quantity": "swap_us", "at_most": 20}, records).verdict is GateVerdict.BROKEN
 
 
@@ -228,7 +228,7 @@ def test_cells_that_nobody_verified_fail_the_rule() -> None:
     unverified = [msgspec.structs.replace(visit, verified_bytes=0) for visit in visits([cell])]
     assert (
         "no bytes were verified"
-        in check({"cells": SM, "quantity": "submit_us", "at_most": 1_000_000}, unverified).reason
+        in check({"cells": SM, "quantity": "caller_us", "at_most": 1_000_000}, unverified).reason
     )
 
 
@@ -239,7 +239,7 @@ def test_a_run_without_ceilings_has_no_share_of_them() -> None:
 
 def test_the_worst_rule_decides_and_comes_first() -> None:
     tables = [
-        {"cells": "backend=triton", "quantity": "submit_us", "at_most": 1_000_000},
+        {"cells": "backend=triton", "quantity": "caller_us", "at_most": 1_000_000},
         bound("backend=triton", "2 ceiling"),
         bound("backend=nobody", "1 ceiling"),
     ]

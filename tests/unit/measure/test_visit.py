@@ -74,9 +74,6 @@ class RecordedSwap:
     def calls(self) -> int:
         return self.backend.calls
 
-    def prepare(self) -> None:
-        pass
-
     def submit(self, stream: int) -> None:
         self.backend.submissions += 1
         self.backend.destinations.append(tuple(self.request.memory.destinations.tolist()))
@@ -221,7 +218,8 @@ def test_every_backend_takes_the_same_warm_ups_and_samples(bench: Bench, state: 
             more, rest = divmod(backend.submissions - least, a_sample)
             assert rest == 0
             assert more >= 0
-            assert more == 0 or state is StreamState.SUSTAINED
+        # the same swaps are watched
+        assert slow.submissions == quick.submissions or state is StreamState.SUSTAINED
 
 
 def test_backends_swap_the_same_blocks_with_the_same_seed_and_fresh_ones_every_time(bench: Bench) -> None:
@@ -232,7 +230,7 @@ def test_backends_swap_the_same_blocks_with_the_same_seed_and_fresh_ones_every_t
     assert one.destinations != other.destinations
     timed = one.destinations[2:-1]  # behind the first swap and the check of the order, before the audit's
     taken = [address for addresses in timed for address in addresses]
-    assert len(timed) == 8
+    assert len(timed) >= 8  # and those that are watched
     assert len(set(taken)) == len(taken)
 
 

@@ -74,7 +74,7 @@ def test_the_chart_has_its_numbers_and_is_the_same_every_time(run: Run, report: 
     points = chart_of(report, "queue-depth-run").points
     assert len(points) == len(synthetic.queue_cells())
     assert set(points["queued"]) == {0, 1, 4, 16, 64, 256, 1024, 4096}
-    assert points["submit_us_median"].between(points["submit_us_q1"], points["submit_us_q3"]).all()
+    assert points["caller_us_median"].between(points["caller_us_q1"], points["caller_us_q3"]).all()
     files = report_files([run])
     assert files["queue-depth-run.png"].startswith(b"\x89PNG")
     assert files["queue-depth-run.svg"] == report_files([run])["queue-depth-run.svg"]

@@ -228,8 +228,8 @@ def test_order_deltas_know_the_noise(tmp_path: Path) -> None:
     part = part_of(
         made_report(tmp_path, [visit for number in range(12) for visit in order_round(number, rate)]), "access-order"
     )
-    assert table_of(part, "STREAM against ANY: GPU time (batched, idle stream)")
-    submission = table_of(part, "STREAM against ANY: host submission")
+    assert table_of(part, "STREAM against ANY: swap time (batched, idle stream)")
+    submission = table_of(part, "STREAM against ANY: host time")
     assert submission.header == ("Dir", "Blocks", "BlkSize", "STREAM med us", "ANY med us", "Delta (95%)")
     rows = order_rows(part)
     h2d = [row for row in rows if row[0] == "h2d"]

@@ -102,7 +102,7 @@ def test_a_ladder_that_still_rises_has_no_knee(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("faster", "noise", "words"),
-    [(1.04, 1e-4, "GPU time differs in 8 of 8 cells (-3.8%)"), (1.0, 0.2, "no clear difference in 16 cells")],
+    [(1.04, 1e-4, "swap time differs in 8 of 8 cells (-3.8%)"), (1.0, 0.2, "no clear difference in 16 cells")],
 )
 def test_what_any_changes_is_told(tmp_path: Path, faster: float, noise: float, words: str) -> None:
     def rate(cell: Cell) -> float:

@@ -57,7 +57,7 @@ def test_what_can_be_read_is_reported_and_the_rest_named(
     assert said in str(done.exception)
     assert f"report: {out / 'report.md'}" in done.stdout
     text = (out / "report.md").read_text()
-    assert "STREAM against ANY: GPU time" in text
+    assert "STREAM against ANY: swap time" in text
     assert "- A run: " in text.partition("## Not in this report")[2]
 
 

@@ -1,6 +1,6 @@
 // The panel of one cell: its figures, its samples, what really ran, and the command that measures it again.
 
-const TIMES = ["swap_us", "wall_us", "gpu_us", "submit_us", "prepare_us", "coalesce_us", "cpu_us"];
+const TIMES = ["swap_us", "wall_us", "gpu_us", "caller_us", "cpu_us"];
 
 class CellPanel {
   constructor(runs) {
