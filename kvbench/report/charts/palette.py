@@ -55,7 +55,7 @@ _OWN: Final = {
     "triton": Ink("#00825B", "s"),
     "sm": Ink("#A553AB", "D"),
     "primed": Ink("#0A9AED", "P"),
-    "merged": Ink("#38123B", "d"),
+    "merged": Ink("#FF196B", "d"),
     "auto": Ink("#B68C0C", "v"),
 }
 _FREE: Final = (Ink("#000000", "X"), Ink("#7F7F7F", "<"), Ink("#008B9A", "h"), Ink("#D0406A", ">"))
