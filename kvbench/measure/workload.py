@@ -29,6 +29,8 @@ HOST_SEED, DEVICE_SEED = 1, 2
 # Bytes compared next to a copied block and at each spot in the rest of the pool, and the number of such spots.
 EDGE_BYTES = 256
 SPOT_CHECKS = 256
+# How long a list lies there, before a watched swap is submitted: a thread that copies ahead of it has time to.
+WATCHED_S = 0.001
 
 
 class VerificationError(KvbenchError):
@@ -145,8 +147,11 @@ class Workload:
         if self._written[slot] is not self._layouts[self._place]:
             self._written[slot] = self._layouts[self._place]
             self._write(self.memories[slot], self._written[slot])
-        if self._watching and first and self.arrived_early():
-            raise VerificationError("bytes arrived before the swap was submitted")
+        if self._watching and first:
+            time.sleep(WATCHED_S)
+            if self.arrived_early():
+                self._pools.disturb()
+                raise VerificationError("bytes arrived before the swap was submitted")
 
     def chance(self, share: float) -> bool:
         """Return True in this share of the calls, at random."""

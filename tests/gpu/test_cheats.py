@@ -12,10 +12,12 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Device, Stream, TimedRegion, per_block
-from kvbench.measure.bench import Bench, measure_ceiling
+from kvbench.measure.bench import Bench, measure_ceiling, set_up
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
+from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.spec import Sampling
 from tests.visits import measure
 
@@ -57,8 +59,10 @@ class CheatSwap:
 
 def copies(request: SwapRequest, stream: int, step: int = 1) -> None:
     memory = request.memory
-    lists = (np.ascontiguousarray(part[::step]) for part in (memory.sources, memory.destinations, memory.sizes))
-    per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+    sources, destinations, sizes = (
+        np.ascontiguousarray(part[::step]) for part in (memory.sources, memory.destinations, memory.sizes)
+    )
+    per_block(request.device.driver, sources, destinations, sizes, DIRECTIONS[request.cell.direction]).submit(stream)
 
 
 def honest(request: SwapRequest, _number: int, stream: int) -> None:
@@ -89,6 +93,14 @@ def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> No
     thread.join()
 
 
+def a_wrong_block_now_and_then(request: SwapRequest, number: int, stream: int) -> None:
+    copies(request, stream)
+    if number % 20 == 0:
+        memory = request.memory
+        lists = (memory.sources[1:2].copy(), memory.destinations[:1].copy(), memory.sizes[:1].copy())
+        per_block(request.device.driver, *lists, DIRECTIONS[request.cell.direction]).submit(stream)
+
+
 @pytest.fixture(scope="module")
 def bench(gpu: Device) -> Bench:
     stream = Stream(gpu.driver)
@@ -110,3 +122,21 @@ def test_a_cheat_is_caught(bench: Bench, cheat: Copy, direction: Direction, stat
     with pytest.raises(VerificationError):
         measure(bench, Cheat(cheat), cell, SAMPLING, 1, None)
     assert len(measure(bench, Cheat(honest), cell, SAMPLING, 1, None).samples) == 3
+
+
+@pytest.mark.parametrize("reuse", Reuse)
+@pytest.mark.parametrize("direction", Direction)
+def test_a_swap_that_fails_now_and_then_is_found_in_one_of_the_visits(
+    bench: Bench, direction: Direction, reuse: Reuse
+) -> None:
+    cell = Cell("cheat", direction, 64, 16_384, pool_bytes=1 << 30 if reuse is Reuse.FRESH else 0, reuse=reuse)
+    sampling = Sampling(warmups=2, min_samples=25, max_samples=25, rounds=2)
+
+    def visits(copy: Copy) -> None:
+        for number in range(sampling.rounds):
+            request = MeasureCell(cell=cell.as_strings(), round=number, seed=1, sampling=sampling)
+            visit(bench, set_up(bench, Cheat(copy), cell, sampling, 1), request, None)
+
+    visits(honest)
+    with pytest.raises(VerificationError):
+        visits(a_wrong_block_now_and_then)

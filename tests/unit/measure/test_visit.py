@@ -4,6 +4,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from unittest import mock
 
@@ -172,6 +173,78 @@ def test_a_backend_that_copies_the_first_blocks_again_is_caught(bench: Bench, st
     assert cell.reuse is Reuse.FRESH
     with pytest.raises(VerificationError, match="in the block of descriptor"):
         measure(bench, Recorded(keeps_its_first_blocks), cell, SAMPLING, 1, None)
+
+
+class Ahead:
+    """Copies on a thread of its own, as soon as other blocks are in the list."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self, request: SwapRequest, _number: int, _stream: int) -> None:
+        if not self.threads:  # from the second swap on
+            self.threads.append(threading.Thread(target=self._copy, args=(request.memory,)))
+            self.threads[0].start()
+        _copy_now(request.memory)
+
+    def _copy(self, memory: SwapMemory) -> None:
+        last = 0
+        while not self.ended.is_set():
+            if (now := int(memory.destinations[-1])) != last:
+                last = now
+                _copy_now(memory)
+            time.sleep(1e-5)
+
+
+def _copy_now(memory: SwapMemory) -> None:
+    for source, to, size in zip(memory.sources, memory.destinations, memory.sizes, strict=True):
+        ctypes.memmove(int(to), int(source), int(size))
+
+
+def test_a_backend_that_copies_ahead_of_its_submission_is_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.measure.workload.WATCHED_S", 0.02)  # on a busy host, the thread is late
+    sampling = msgspec.structs.replace(SAMPLING, min_samples=60, max_samples=60, cell_seconds=5)
+    cell, ahead = Cell("cheat", Direction.H2D, 2, 4096, reuse=Reuse.FRESH, pool_bytes=4 << 20), Ahead()
+    monkeypatch.setattr(visit, "_check_order", lambda *_: None)
+    with pytest.raises(VerificationError, match="before the swap was submitted"):
+        measure(bench, Recorded(ahead), cell, sampling, 1, None)
+    ahead.ended.set()
+    ahead.threads[0].join()
+
+
+def now_and_then(request: SwapRequest, number: int, stream: int) -> None:
+    """Spoil one byte of every twentieth swap."""
+    honest(request, number, stream)
+    if number % 20 == 0:
+        request.device.driver.synchronize(stream)
+        ctypes.memset(int(request.memory.destinations[number % 16]) + number % 4096, 0x5A, 1)
+
+
+@every_cell
+def test_a_wrong_byte_in_every_twentieth_swap_is_found_in_one_of_the_visits(bench: Bench, cell: Cell) -> None:
+    sampling = msgspec.structs.replace(SAMPLING, min_samples=25, max_samples=25, rounds=2, cell_seconds=5)
+
+    def visits(copy: Callable[[SwapRequest, int, int], None]) -> None:
+        for number in range(sampling.rounds):
+            request = MeasureCell(cell=cell.as_strings(), round=number, seed=1, sampling=sampling)
+            visit.visit(bench, set_up(bench, Recorded(copy), cell, sampling, 1), request, None)
+
+    visits(honest)
+    with pytest.raises(VerificationError, match="wrong"):
+        visits(now_and_then)
+
+
+@pytest.mark.parametrize(("kind", "times", "found"), [("cuda", 1.5, True), ("cuda", 1.02, False), ("cpu", 20, True)])
+def test_a_swap_is_no_faster_than_the_link(
+    monkeypatch: pytest.MonkeyPatch, kind: str, times: float, *, found: bool
+) -> None:
+    monkeypatch.setattr(visit, "measure_ceiling", lambda *_: None)
+    bench = mock.Mock(best_gbps={Direction.H2D: 50.0})
+    bench.device.kind = kind
+    cell = Cell("cheat", Direction.H2D, 1024, 65_536)
+    with pytest.raises(VerificationError, match="faster than the link") if found else nullcontext():
+        visit._check_speed(bench, cell, [cell.swap_bytes / (times * 50e3)] * 3)
 
 
 @every_cell
