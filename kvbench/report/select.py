@@ -1,9 +1,11 @@
 """Which cells a table or chart shows, when a run holds more axes than a page has."""
 
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
 from kvbench.cells.axes import Reuse, StreamState
@@ -50,22 +52,23 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     # the workload first: what a backend's rule chooses depends on it
     axes = sorted((axis for axis in SIDE_AXES if axis not in shown), key=lambda axis: axis not in _HOT)
     hidden: dict[str, set[str]] = {axis: set() for axis in axes}
-    kept = []
-    # the columns that decide, since each step copies what is left
-    narrow = cells[["backend", "direction", "status", *_SHAPE, *axes]]
-    for _, group in narrow.groupby(["backend", "direction"], sort=False):
+    texts = {name: _texts(cells[name]) for name in ("backend", "direction", "status", *_SHAPE, *axes)}
+    groups: dict[tuple[str | None, str | None], list[int]] = {}
+    for row, key in enumerate(zip(texts["backend"], texts["direction"], strict=True)):
+        groups.setdefault(key, []).append(row)
+    kept: list[int] = []
+    for rows in groups.values():
         for axis in axes:
-            measured = group[group["status"] == "ok"]
-            chosen = _usual(_of_an_engine((group if measured.empty else measured)[axis]), _PREFERRED.get(axis))
-            if chosen is None:
-                group = group[group[axis].isna()]
-            else:
-                values = group[axis].astype("string")
-                hidden[axis] |= set(values.dropna()) - {chosen}
-                keep = (values == chosen).fillna(value=True)
-                group = group[_usual_sms(group, keep) if axis == "sms" and values.notna().any() else keep]
-        kept.append(group)
-    return Pinned(cells.loc[pd.concat(kept).index].reset_index(drop=True) if kept else cells, hidden)
+            values = texts[axis]
+            measured = [row for row in rows if texts["status"][row] == "ok"] or rows
+            chosen = _usual(axis, [values[row] for row in measured])
+            keep = {row for row in rows if values[row] in (None, chosen)}
+            if chosen is not None:
+                hidden[axis] |= {text for row in rows if (text := values[row]) is not None} - {chosen}
+                keep = _usual_sms(texts, rows, keep) if axis == "sms" else keep
+            rows = [row for row in rows if row in keep]
+        kept += rows
+    return Pinned(cells.iloc[kept].reset_index(drop=True), hidden)
 
 
 def spelled_out(frame: pd.DataFrame) -> pd.DataFrame:
@@ -81,9 +84,9 @@ def spelled_out(frame: pd.DataFrame) -> pd.DataFrame:
 
 def where(cells: pd.DataFrame, **values: str | int) -> pd.DataFrame:
     """Keep the cells with these values on these columns."""
-    for column, value in values.items():
-        cells = cells[cells[column] == value]
-    return cells
+    # one copy of the rows, however many columns decide: a copy of a hundred columns takes most of the time
+    masks = [(cells[column] == value).to_numpy(bool, na_value=False) for column, value in values.items()]
+    return cells[np.logical_and.reduce(masks)]
 
 
 def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
@@ -92,36 +95,54 @@ def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
     return int(max(numbers[numbers == numbers.max()].index))
 
 
-def _usual_sms(group: pd.DataFrame, keep: "pd.Series[bool]") -> "pd.Series[bool]":
-    """Return which cells of a kernel have the SM count that its rule takes, as far as the cells tell.
+def _texts(column: "pd.Series[Any]") -> list[str | None]:
+    """Return the values of a column as text, None where there is none."""
+    return [None if absent else str(value) for value, absent in zip(column.tolist(), column.isna(), strict=True)]
+
+
+def _usual_sms(texts: Mapping[str, Sequence[str | None]], rows: Sequence[int], keep: Set[int]) -> set[int]:
+    """Return which rows of a kernel have the SM count that its rule takes, as far as the cells tell.
 
     A swap measured with one count alone has it. Where a ladder measured several, it is that of other swaps of the same
     block size; `keep` has those of the count that most cells have, for what is left.
     """
-    shape = [group[name] for name in _SHAPE]
-    alone = group["sms"].groupby(shape).transform("nunique") == 1
-    usual = group[alone].groupby("block_bytes")["sms"].agg(lambda counts: counts.mode().iloc[-1])
-    of_its_size = group["block_bytes"].map(usual)
-    told = alone | (group["sms"] == of_its_size).fillna(value=False)
-    return told | (keep & ~told.groupby(shape).transform("any"))
+    shapes = {row: tuple(texts[name][row] for name in _SHAPE) for row in rows}
+    sms = {row: count for row in rows if (count := texts["sms"][row]) is not None}
+    ladders: dict[tuple[str | None, ...], set[str]] = {}
+    for row, count in sms.items():
+        ladders.setdefault(shapes[row], set()).add(count)
+    alone = {row for row in rows if len(ladders.get(shapes[row], ())) == 1}
+    of_size: dict[str | None, list[str]] = {}
+    for row in alone & sms.keys():
+        of_size.setdefault(texts["block_bytes"][row], []).append(sms[row])
+    usual = {size: _most_frequent(counts)[-1] for size, counts in of_size.items()}
+    told = alone | {row for row, count in sms.items() if count == usual.get(texts["block_bytes"][row])}
+    decided = {shapes[row] for row in told}
+    return told | {row for row in keep if shapes[row] not in decided}
 
 
-def _of_an_engine(values: "pd.Series[str]") -> "pd.Series[str]":
-    """Leave out the hot end of the axes pool and reuse, unless there is little else: an engine swaps fresh blocks."""
-    others = values[values != _HOT.get(str(values.name))].dropna()
-    return others if 3 * len(others) >= len(values) else values
+def _usual(axis: str, values: Sequence[str | None]) -> str | None:
+    """Return the value of most cells on an axis, None if none has one.
+
+    The hot end of the axes pool and reuse counts only if there is little else: an engine swaps fresh blocks.
+    """
+    known = [value for value in values if value is not None]
+    fresh = [value for value in known if value != _HOT.get(axis)]
+    candidates = _most_frequent(fresh if 3 * len(fresh) >= len(values) else known)
+    preferred = _PREFERRED.get(axis)
+    return preferred if preferred in candidates else next(reversed(candidates), None)
 
 
-def _usual(values: "pd.Series[str]", preferred: str | None) -> str | None:
-    candidates = _in_order(set(values.dropna().astype(str).mode()))
-    if not candidates:
-        return None
-    return preferred if preferred in candidates else candidates[-1]
+def _most_frequent(values: Sequence[str]) -> list[str]:
+    """Return the values that occur most often, in the order of `_in_order`."""
+    counts = Counter(values)
+    most = max(counts.values(), default=0)
+    return _in_order({value for value, count in counts.items() if count == most})
 
 
 def _axis_words(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
-    known = cells[["direction", axis]].drop_duplicates().dropna()
-    values = [(str(way), str(value)) for way, value in known.itertuples(index=False)]
+    pairs = set(zip(cells["direction"].tolist(), _texts(cells[axis]), strict=True))
+    values = [(way, value) for way, value in pairs if value is not None]
     by_way = {way: "/".join(map(size, _in_order({value for of, value in values if of == way}))) for way in DIRECTIONS}
     texts = {way: text for way, text in by_way.items() if text}
     if not texts:
