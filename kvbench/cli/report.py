@@ -9,6 +9,7 @@ import typer
 
 from kvbench.cli.completion import complete_run
 from kvbench.errors import RunDirectoryError, UsageError, brief
+from kvbench.text import counted
 
 if TYPE_CHECKING:
     from kvbench.results import Run
@@ -57,7 +58,10 @@ def report(runs: _Runs, output: _Out = None, as_json: _Json = False, snippet: _S
     else:
         for text in warnings:
             typer.echo(f"warning: {text}", err=True)
-        typer.echo(f"report: {files[0]}, {files[1].name} and {len(files) - 2} more files in the same directory")
+        others = f"and {counted(len(files) - 2, 'more file')} in the same directory"
+        typer.echo(
+            f"report: {files[0]}, {files[1].name} {others}" if files[2:] else f"report: {files[0]}, {files[1].name}"
+        )
     _check_read(unread)
 
 
