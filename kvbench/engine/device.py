@@ -123,7 +123,7 @@ class Device:
         """Inject `fault` from now on (None: no fault); cpu device only."""
         if isinstance(self.driver, kvbench._engine.HostDriver):
             kind, number = (_FAULT_KINDS[fault.kind], fault.number) if fault else (kvbench._engine.FaultKind.none, 0)
-            self.driver.arm(kind, at=number, delay_us=number)
+            self.driver.arm(kind, at=int(number), delay_us=number)
 
 
 def resolve_device(name: str) -> str:

@@ -1,6 +1,6 @@
 """Faults to inject on the engine's host device, in the grammar of `--fault`.
 
-A fault is `KIND=NUMBER`, optionally with ` when FILTER` (the grammar of `--filter`) to select cells. Faults are
+A fault is `KIND=NUMBER`, a whole number but for slow, optionally with ` when FILTER` (the grammar of `--filter`) to select cells. Faults are
 separated by semicolons; the first one that applies to a cell is armed for it. `no-batch` removes the batched copy from
 the device.
 """
@@ -23,7 +23,7 @@ KINDS: Final = {
     "slow": "every copy takes N microseconds longer",
 }
 NO_BATCH: Final = "no-batch"
-_FAULT: Final = re.compile(r"([a-z@]+)=(\d{1,12})(?:\s+when\s+(.+))?")
+_FAULT: Final = re.compile(r"([a-z@]+)=(\d{1,12}|(?<=slow=)\d{1,12}\.\d{1,6})(?:\s+when\s+(.+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Fault:
     """One fault: its kind (a key of KINDS), its number, and the filters of its cells."""
 
     kind: str
-    number: int
+    number: float
     filters: tuple[Filter, ...] = ()
 
 
@@ -60,4 +60,4 @@ def _parse_one(text: str, option: str) -> Fault:
         raise UsageError(
             f"{option} {text!r}: not a fault; write KIND=NUMBER [when FILTER] with KIND one of {', '.join(KINDS)}"
         )
-    return Fault(match[1], int(match[2]), tuple(parse_filters(match[3])) if match[3] else ())
+    return Fault(match[1], float(match[2]), tuple(parse_filters(match[3])) if match[3] else ())

@@ -103,6 +103,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--fault=boom=1"], ["--fault 'boom=1'", "KIND=NUMBER [when FILTER]", "error@call", "slow"]),
     (["sweep", "--fault=slow"], ["--fault 'slow'", "KIND=NUMBER [when FILTER]"]),
     (["sweep", "--fault=slow=-1"], ["--fault 'slow=-1'", "KIND=NUMBER [when FILTER]"]),
+    (["sweep", "--fault=hang@call=1.5"], ["--fault 'hang@call=1.5'", "KIND=NUMBER [when FILTER]"]),
     (["sweep", "--fault=slow=1 when blokcs=1"], ["filter 'blokcs=1'", "unknown axis 'blokcs'"]),
     (["sweep", "--fault=slow=1;"], ["--fault ''", "KIND=NUMBER [when FILTER]"]),
     # run directories
