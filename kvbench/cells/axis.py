@@ -106,7 +106,7 @@ class Axis:
             raise self._refusal(item, f"the ends of a range must be numbers; {self._hint()}")
         geometric = parts[2][0] == "x"
         try:
-            step = int(parts[2][1:]) if geometric else parse_size(parts[2][1:])
+            step = int(parts[2][1:]) if geometric else self._step(parts[2][1:])
         except ValueError:
             raise self._refusal(item, f"the step {brief(parts[2])} is not a whole number; {self._hint()}") from None
         if low > high or step < (2 if geometric else 1) or (geometric and low == 0):
@@ -117,6 +117,13 @@ class Axis:
             if len(values) > MAX_AXIS_VALUES:
                 raise self._refusal(item, f"more than {MAX_AXIS_VALUES} values")
         return values
+
+    def _step(self, text: str) -> int:
+        """Read a step: a size or a whole number, or what the axis reads, such as 200us; raises ValueError."""
+        try:
+            return parse_size(text)
+        except ValueError:
+            return int(str(self.read(text)))
 
     def _refusal(self, text: str, why: str) -> UsageError:
         return UsageError(f"axis {self.name}={brief(text)}: {why}")

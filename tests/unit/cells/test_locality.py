@@ -97,6 +97,7 @@ def test_a_pool_that_is_too_small_says_so() -> None:
         ("pool", "64MiB:1GiB:x4", (64 * MIB, 256 * MIB, GIB)),
         ("reuse", "fresh,same", (Reuse.FRESH, Reuse.SAME)),
         ("pause", "0,200us,5ms,1000ms", (0, 200, 5000, 1_000_000)),
+        ("pause", "200us:1ms:+200us", (200, 400, 600, 800, 1000)),
     ],
 )
 def test_the_grammar_of_pool_reuse_and_pause(name: str, text: str, values: tuple[object, ...]) -> None:
