@@ -135,13 +135,18 @@ def _check_text(arguments: list[str]) -> None:
 
 
 def _fill_streams() -> None:
-    """Open the null device for each closed standard stream, so that no other file gets its descriptor."""
+    """Open the null device for each closed standard stream, so that no other file gets its descriptor.
+
+    It cannot be written as standard output: what a command says there would be lost without a word.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
-            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)  # takes the lowest free descriptor
+            stream = os.fdopen(number, "r" if number == 0 else "w", closefd=False)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def _complain(message: str, code: ExitCode) -> ExitCode:

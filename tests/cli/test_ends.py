@@ -51,11 +51,13 @@ def test_a_full_standard_output_is_told_as_such(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_closed_standard_output_takes_nothing_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_closed_standard_output_is_an_error_and_harms_nothing(tmp_path: Path) -> None:
     done = into(">&-", "sweep", *tiny(), *BRIEF, "--out=run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 5
+    assert error_line(done) == "standard output cannot be written: Bad file descriptor"
     assert kvbench("sweep", "--resume", "run", cwd=tmp_path).returncode == 0
-    assert into("<&- >&- 2>&-", "list", "axes", cwd=tmp_path).returncode == 0
+    assert into("<&- >&- 2>&-", "list", "axes", cwd=tmp_path).returncode == 5
+    assert into("<&- 2>&-", "list", "axes", cwd=tmp_path).returncode == 0
 
 
 def test_a_long_input_is_echoed_short(capsys: pytest.CaptureFixture[str]) -> None:
