@@ -24,6 +24,9 @@ TRACEBACK_VARIABLE: Final = "KVBENCH_TRACEBACK"
 # What the system says of a path that a user names: even looking for such a file raises.
 _BAD_PATH: Final = frozenset({errno.ENAMETOOLONG, errno.EACCES})
 
+# pydantic's names of errors, and what would be right.
+_NUMBERS: Final = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
+
 # The base class of the parser's errors: typer exports only a subclass, and since 0.26 the base is not click's own.
 _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
 
@@ -107,7 +110,7 @@ def run(arguments: list[str]) -> int:
     except _BAD_USAGE as error:
         message = " ".join(error.format_message().split())
         # Bare `kvbench` raises an error without a message: its help is already printed.
-        return _complain(message + _value_left_out(error, message) + _axis_meant(error), ExitCode.USAGE)
+        return _complain(_plain(error, message) + _axis_meant(error), ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except Exception as error:
@@ -167,8 +170,14 @@ def _axis_meant(error: Exception) -> str:
     return f"; {name} is an axis: write -a {name}=VALUES" if name in AXES else ""
 
 
-def _value_left_out(error: Exception, message: str) -> str:
-    # typer 0.26 and newer check values with pydantic, whose messages do not include the value.
+def _plain(error: Exception, message: str) -> str:
+    """Return the message of the parser without the wording of pydantic, with which typer 0.26 and newer check values."""
     details = getattr(error.__cause__, "errors", None)
-    value = brief(repr(details()[0]["input"])) if details else ""
-    return f" (given: {value})" if value not in message else ""
+    if not details:
+        return message
+    found = details()[0]
+    option, value = message.partition(": ")[0], brief(repr(found["input"]))
+    if kind := _NUMBERS.get(found["type"]):
+        return f"{option}: {value} is not {kind}"
+    plain = message.replace("Value error, ", "")
+    return plain if value in plain else f"{plain} (given: {value})"
