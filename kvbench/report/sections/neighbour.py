@@ -124,10 +124,15 @@ def _slowdown(row: Row) -> str:
 def _exposure(row: Row) -> str:
     """Return the time lost per GB with its interval; marked where there is none, or it holds 0."""
     low, high = row["exposure_us_per_gb_low"], row["exposure_us_per_gb_high"]
-    text = figure(row["exposure_us_per_gb"])
+    text = _lost(row["exposure_us_per_gb"])
     if not math.isfinite(low):
         return f"≈ {text}"
-    return f"{'≈ ' if low <= 0 <= high else ''}{text} ({figure(low)} to {figure(high)})"
+    return f"{'≈ ' if low <= 0 <= high else ''}{text} ({_lost(low)} to {_lost(high)})"
+
+
+def _lost(us_per_gb: float) -> str:
+    """Return microseconds per GB; nanoseconds are noise."""
+    return figure(round(us_per_gb, 3) + 0.0)  # no -0
 
 
 def _finding(what: str, measured: Sequence[Row]) -> Finding:
