@@ -1,13 +1,14 @@
-"""How long a report of a large run takes: `python -m tests.bench_report [CELLS [ROUNDS [SAMPLES]]]`.
+"""What a report costs: `python -m tests.bench_report`.
 
-Writes a run of that many cells with raw samples, whose times come from a formula, and times `kvbench report` on it.
+The CPU time of `kvbench report` on the committed runs of a GPU, on many small runs and on a large one, whose times come
+from a formula; in seconds, and as a multiple of the CPU time of `import pandas`, which a busy machine changes little.
 """
 
+import resource
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, product
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from tests import synthetic
 
+COMMITTED: Final = sorted((Path(__file__).parents[1] / "reports/nvidia-h200-2026-11-22/runs").iterdir())
 SIZES: Final = [int(kib * 1024) for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)]
 COUNTS: Final = (16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 10_000, 20_000, 50_000, 100_000, 200_000)
 SMS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 64)
@@ -44,15 +46,37 @@ def write(path: Path, count: int, rounds: int, samples: int) -> Path:
     return synthetic.write_run(path, [*synthetic.ceilings(), *records])
 
 
-def main(count: int = 10_000, rounds: int = 4, samples: int = 7) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        run = write(Path(folder) / "run", count, rounds, samples)
-        command = [sys.executable, "-c", "from kvbench.cli.main import main; main()", "report", str(run)]
-        begun = time.perf_counter()
-        subprocess.run(command, check=True)
-        took_s = time.perf_counter() - begun
-        print(f"{count} cells, {count * rounds * samples} samples: {took_s:.1f} s")
+def cpu_s(*command: str | Path) -> float:
+    """Return the CPU time of a command in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def pandas_s() -> float:
+    """Return the CPU time of `import pandas` in seconds, the lowest of three."""
+    return min(cpu_s(sys.executable, "-c", "import pandas") for _ in range(3))
+
+
+def report_s(runs: Sequence[Path], out: Path) -> float:
+    """Return the CPU time of a report of `runs` into the folder `out` in seconds."""
+    return cpu_s(sys.executable, "-m", "kvbench", "report", *runs, "-o", out)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        small = [write(folder / f"small-{number}", 8, 6, 7) for number in range(100)]
+        subjects = {
+            "6 committed runs": COMMITTED,
+            "100 runs of 8 cells": small,
+            "a run of 10 000 cells": [write(folder / "large", 10_000, 4, 7)],
+        }
+        for subject, runs in subjects.items():
+            unit_s, took_s = pandas_s(), report_s(runs, folder / "report")
+            print(f"{subject}: {took_s:.1f} s of CPU, {took_s / unit_s:.0f} times import pandas", flush=True)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

@@ -1,5 +1,6 @@
 """`kvbench report`: write tables and charts from run directories."""
 
+import gc
 import json
 import time
 from pathlib import Path
@@ -98,6 +99,7 @@ def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]
             errors.append(error)
     if not loaded:
         raise errors[0]
+    gc.freeze()  # the records stay to the end: the collector need not walk them again and again
     return loaded, [str(error) for error in errors]
 
 

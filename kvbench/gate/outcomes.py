@@ -40,14 +40,10 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
 
     A cell with samples but without verified bytes counts as failed, because its copies were never compared.
     """
-    from kvbench.results.frame import visit_times
-
     cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
-    samples = run.samples()
-    frame = run.frame(samples)
-    visits = visit_times(frame, samples)
+    visits = run.visit_times()
     found = {}
-    for row in frame.to_dict("records"):
+    for row in run.frame().to_dict("records"):
         cell = cells[str(row["cell_id"])]
         status, reason = str(row["status"]), "" if row["status"] == "ok" else str(row["reason"])
         if status == "ok" and int(row["verified_bytes"]) == 0:

@@ -38,10 +38,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = unto
 
 
 def _chapters(views: Sequence[View], tell: Tell) -> tuple[list[Chapter], list[Text]]:
-    """Return the chapters of the sections that a run can fill, and why no run fills the others.
-
-    One run is looked at after the other, so that the tables of one are in memory with what they are made of.
-    """
+    """Return the chapters of the sections that a run can fill, and why no run fills the others."""
     sections = sections_of(views)
     found: dict[str, Chapter] = {}
     reasons: dict[str, dict[str, None]] = {}
@@ -53,7 +50,6 @@ def _chapters(views: Sequence[View], tell: Tell) -> tuple[list[Chapter], list[Te
                 found[section.name] = _chapter(section, view, made, found.get(section.name))
             elif made:
                 reasons.setdefault(section.name, {})[f"{section.short_title}: {made}"] = None
-        view.release()
     absent = [section.name for section in sections if section.name not in found]
     missing: list[Text] = [reason for name in absent for reason in reasons.get(name, {})]
     return [found[section.name] for section in sections if section.name in found], missing

@@ -140,7 +140,9 @@ def curve_plot(
         backend = curve.backend if curves.over == "sms" else with_sms(curve.backend, own["sms"])
         marks = _marks(curve, curves.over) if y is GBPS else ()
         label, variant = f"{backend}, {curve.state} stream", STATES.index(curve.state)
-        return line_of(run, label, curve.x, rows_of(curve.points), columns, marks, variant)
+        return line_of(
+            run, label, curve.x, rows_of(curve.points, "backend", "cell_id", *columns), columns, marks, variant
+        )
 
     def panel(number: int, words: str, way: str) -> PlotPanel:
         own = curves.at(number, way)
@@ -175,7 +177,7 @@ def _roofs(curves: Sequence[RateCurve], over: str) -> list[PlotRoof]:
 
 def _roof(label: str, points: pd.DataFrame, over: str) -> PlotRoof:
     """Return a roof, with the block size at which it leaves the translation limit where that is between two points."""
-    rows = rows_of(points)
+    rows = rows_of(points, *dict.fromkeys((over, "block_bytes", "roof_gbps", "limit_blocks_per_s")))
     corners = [(int(row[over]), float(row["roof_gbps"])) for row in rows]
     for row, following in pairwise(rows):
         corner = following["roof_gbps"] / row["limit_blocks_per_s"] * 1e9

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
@@ -39,40 +40,43 @@ class _Version(msgspec.Struct):
     schema: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Run:
-    """A run as read from `path`; `warnings` lists what was missing or dropped."""
+    """A run as read from `path`; `warnings` lists what was missing or dropped. Its tables are computed once."""
 
     path: Path
     info: RunInfo
     records: Sequence[Record]
     warnings: Sequence[str]
 
-    def frame(self, samples: "pd.DataFrame | None" = None) -> "pd.DataFrame":
-        """Return the tidy table: one row per cell, axes first, columns as in `COLUMNS`.
-
-        `samples` is the result of `samples()` if it is already available; it saves time.
-        """
-        from kvbench.results.frame import summarize
-
-        samples = self.samples() if samples is None else samples
-        return summarize(self.info, self.records, samples, self.ceilings(), self.roofs())
+    def frame(self) -> "pd.DataFrame":
+        """Return the tidy table: one row per cell, axes first, columns as in `COLUMNS`."""
+        return self._frame.copy(deep=False)
 
     def samples(self) -> "pd.DataFrame":
         """Return every raw sample, also of failed cells: cell_id, round, sample, and the times in microseconds."""
+        return self._samples.copy(deep=False)
+
+    @cached_property
+    def _frame(self) -> "pd.DataFrame":
+        from kvbench.results.frame import summarize
+
+        return summarize(self.info, self.records, self._samples, self.ceilings(), self.roofs())
+
+    @cached_property
+    def _samples(self) -> "pd.DataFrame":
         from kvbench.results.frame import long_samples
 
         return long_samples(self.records)
 
-    def visit_times(self) -> dict[str, dict[int, float]]:
-        """Return cell id -> round -> median of swap_us of the visit in microseconds, for every cell with a figure.
+    def visit_times(self, time: str = "swap_us") -> dict[str, dict[int, float]]:
+        """Return cell id -> round -> median of a time of the visit in microseconds, for every cell with a figure.
 
-        This is the input of `kvbench.analysis.compare`.
+        This is the input of `kvbench.analysis.compare`; `time` is one of `kvbench.results.frame.TIMES`.
         """
         from kvbench.results.frame import visit_times
 
-        samples = self.samples()
-        return visit_times(self.frame(samples), samples)
+        return visit_times(self._frame, self._samples, time)
 
     def ceilings(self) -> dict[str, list[float]]:
         """Return direction -> GB/s of every large copy for the ceiling, in journal order."""

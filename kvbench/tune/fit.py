@@ -18,7 +18,7 @@ from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.results import Run, check_one_clock
-from kvbench.results.frame import unqueued, visit_times
+from kvbench.results.frame import unqueued
 from kvbench.text import MAX_LINE
 from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Table
 
@@ -63,10 +63,10 @@ def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
     found: dict[Kind, dict[Point, dict[Choice, dict[int, float]]]] = {}
     backends: dict[tuple[Kind, Point], set[str]] = {}
     first = 0
-    frames = [(run.frame(samples), samples) for run in runs for samples in [run.samples()]]
-    kept = set(tried(pd.concat(frame for frame, _ in frames))["cell_id"])
-    for frame, samples in frames:
-        visits = visit_times(frame, samples)
+    frames = [run.frame() for run in runs]
+    kept = set(tried(pd.concat(frames))["cell_id"])
+    for run, frame in zip(runs, frames, strict=True):
+        visits = run.visit_times()
         cells = frame[frame["cell_id"].isin(kept)]
         for row in cells[cells["backend"] != AUTO].to_dict("records"):
             kind = Direction(row["direction"]), StreamState(row["stream_state"])
@@ -75,7 +75,7 @@ def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
             if times := visits.get(row["cell_id"]):
                 arm = found.setdefault(kind, {}).setdefault(point, {}).setdefault(choice_of(row), {})
                 arm.update({first + number: us for number, us in times.items()})
-        first += 1 + max(samples["round"], default=0)
+        first += 1 + max(run.samples()["round"], default=0)
     contests: dict[Kind, dict[Point, Arms]] = {}
     for kind in product(Direction, StreamState):
         for point, arms in found.get(kind, {}).items():

@@ -65,7 +65,7 @@ def samples_json(view: View) -> Markup:
 
     A column of a visit is a list of numbers; one number stands for a list of equal ones.
     """
-    samples = view.all_samples
+    samples = view.run.samples()
     numbers = samples["round"].to_numpy()
     cells: dict[str, list[list[Any]]] = {}
     if len(samples):

@@ -62,7 +62,8 @@ def nearest(shapes: Collection[Swap]) -> dict[Swap, Swap]:
 def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: Pinned) -> DataTable:
     idle = where(cells, stream_state="idle").sort_values(_KEY)
     busy = {tuple(row[name] for name in _KEY): row for row in rows_of(where(cells, stream_state="busy"))}
-    samples = view.all_samples[view.all_samples["cell_id"].isin(idle["cell_id"])]
+    samples = view.run.samples()
+    samples = samples[samples["cell_id"].isin(idle["cell_id"])]
     rest_us = (samples["wall_us"] - samples["caller_us"]).groupby(samples["cell_id"]).median()
     rows = []
     for row in rows_of(idle):
