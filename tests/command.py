@@ -92,16 +92,28 @@ def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None =
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGINT interrupt the commands that are started inside: where it is ignored here, they would ignore it too."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
 def kvbench_started(*arguments: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     """Start `kvbench ARGUMENTS…` in `cwd` and a process group of its own, as a shell does; kill what is left of it."""
-    with subprocess.Popen(
-        _command(arguments),
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with interruptible():
+        started = subprocess.Popen(
+            _command(arguments),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    with started as process:
         try:
             yield process
         finally:

@@ -13,7 +13,7 @@ import pytest
 from kvbench.errors import UsageError
 from kvbench.results import load_run
 from kvbench.run.ranks import Rank, rank_of
-from tests.command import BRIEF, KVBENCH, error_line, kvbench, tiny
+from tests.command import BRIEF, KVBENCH, error_line, interruptible, kvbench, tiny
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
 SRUN = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
@@ -86,7 +86,9 @@ def test_a_rank_that_waits_for_the_others_hears_an_interrupt(free_port: str) -> 
     pytest.importorskip("torch")
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port}
     command = [sys.executable, "-c", ALONE]
-    with subprocess.Popen(command, env=os.environ | place, stdout=subprocess.PIPE, text=True) as rank:
+    with interruptible():
+        started = subprocess.Popen(command, env=os.environ | place, stdout=subprocess.PIPE, text=True)
+    with started as rank:
         try:
             assert rank.stdout is not None
             assert rank.stdout.readline() == "waits\n"
