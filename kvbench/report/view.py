@@ -148,14 +148,14 @@ def faults_of(run: Run) -> list[str]:
     """Return what is wrong with the records of a run."""
     info = run.info
     ended = {
-        "running": "not finished: it still runs, or was killed",
+        "running": "not finished: it still runs, was killed, or its disk is full",
         "interrupted": "interrupted",
         "stopped": "stopped early",
     }
     found = list(run.warnings)
     if info.status in ended:
-        reason = f": {short(info.status_reason)}" if info.status_reason else ""
-        found.append(f"{ended[info.status]}{reason}")
+        said, reason = ended[info.status], short(info.status_reason or "")
+        found.append(reason if reason.startswith(said) else ": ".join(filter(None, (said, reason))))
     if failed := {record.cell for record in run.records if isinstance(record, Failure)}:
         found.append(f"{noun(len(failed), 'failed cell')}, without figures")
     if not any(isinstance(record, Visit) for record in run.records):

@@ -37,6 +37,7 @@ from kvbench.report.select import pin
 from kvbench.report.view import warnings_of
 from kvbench.results import Note, Record, Run, Visit, load_run
 from kvbench.results.schema import Roof
+from kvbench.run.execution import ended_by
 from tests import synthetic
 from tests.markdown import anchors, tokens
 from tests.reports import (
@@ -384,6 +385,13 @@ def test_unfinished_runs_and_notes_are_said_first(tmp_path: Path) -> None:
     assert "(#warnings)" in page
     assert '<h2 id="warnings">' in files["report.html"]
     assert files["report.html"].index("<strong>Warning</strong>: run: interrupted") < files["report.html"].index("<h2")
+
+
+def test_how_a_run_ended_is_said_once(tmp_path: Path) -> None:
+    _, reason = ended_by(KeyboardInterrupt())
+    run = made_run(tmp_path, [], synthetic.info(status="interrupted", status_reason=reason))
+    assert reason in warnings_of(run)
+    assert not any(text.count("interrupted") > 1 for text in warnings_of(run))
 
 
 def test_a_moving_ceiling_is_said_first_in_one_line(tmp_path: Path) -> None:
