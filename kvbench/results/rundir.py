@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
 
-from kvbench.errors import MismatchError, RunDirectoryError, StorageError, UsageError
+from kvbench.errors import MismatchError, RunDirectoryError, StorageError, UsageError, brief
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
 from kvbench.results.reach import Reach
@@ -159,6 +159,8 @@ class RunWriter:
     @classmethod
     def create(cls, path: Path, info: RunInfo) -> Self:
         """Create the run directory `path`, which must be missing or empty; raises UsageError, StorageError."""
+        if not str(path).isprintable():
+            raise UsageError(f"{brief(str(path))}: the name of a run directory must be one line of printable text")
         with _as_usage_error(path):
             if not path.is_dir():
                 path.mkdir(parents=True, exist_ok=True)
