@@ -171,7 +171,7 @@ def _axis_meant(error: Exception) -> str:
 
 
 def _plain(error: Exception, message: str) -> str:
-    """Return the message of the parser without the wording of pydantic, with which typer 0.26 and newer check values."""
+    """Return the message of the parser without the words of pydantic, with which typer 0.26 and newer check values."""
     details = getattr(error.__cause__, "errors", None)
     if not details:
         return message

@@ -1,8 +1,8 @@
 """Faults to inject on the engine's host device, in the grammar of `--fault`.
 
-A fault is `KIND=NUMBER`, a whole number but for slow, optionally with ` when FILTER` (the grammar of `--filter`) to select cells. Faults are
-separated by semicolons; the first one that applies to a cell is armed for it. `no-batch` removes the batched copy from
-the device.
+A fault is `KIND=NUMBER`, a whole number unless the kind is slow, optionally with ` when FILTER` (the grammar of
+`--filter`) to select cells. Faults are separated by semicolons; the first one that applies to a cell is armed for it.
+`no-batch` removes the batched copy from the device.
 """
 
 import re
