@@ -1,6 +1,7 @@
 """What the page's script reads, as JSON: the lines of the charts, every cell with its figures, the raw samples."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
@@ -19,9 +20,10 @@ from kvbench.report.model import Chart
 from kvbench.report.view import HOST_COPIES, View
 from kvbench.results.schema import SAMPLE_COLUMNS
 from kvbench.text import short
+from kvbench.tune.table import AUTO
 
 _DIGITS: Final = 4
-_WORDS: Final = ("status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id", "command")
+_WORDS: Final = ("status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id")
 _COUNTS: Final = ("block_bytes", "samples", "rounds", "outliers", "verified_bytes")
 _SHARES: Final = (
     "gbps",
@@ -53,11 +55,19 @@ def figures_json(view: View) -> Markup:
             "label": view.label,
             "title": f"{view.title} ({HOST_COPIES})" if view.on_host else view.title,
             "axes": {name: _texts(frame[name]) for name in AXES},
-            "words": {name: _texts(frame[name]) for name in _WORDS},
+            "words": {name: _texts(frame[name]) for name in _WORDS} | {"command": _commands(view)},
             "counts": {name: [int(value) for value in frame[name].fillna(0)] for name in _COUNTS},
             "figures": {name: rounded(frame[name].to_numpy(np.float64)) for name in (*figures, *_SHARES)},
         }
     )
+
+
+def _commands(view: View) -> list[str | None]:
+    """Return the command that measures each cell again; auto takes the policy of the run, as that of a failure does."""
+    policy = f" --policy {shlex.quote(str(view.run.path))}" if view.run.info.spec.get("policy") else ""
+    by_policy = (view.frame["backend"] == AUTO) & (view.frame["status"] != "failed")
+    commands = zip(_texts(view.frame["command"]), by_policy, strict=True)
+    return [f"{text}{policy}" if text and adds else text for text, adds in commands]
 
 
 def samples_json(view: View) -> Markup:
