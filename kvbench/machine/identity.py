@@ -9,6 +9,8 @@ from kvbench.results import Scalar
 
 # This field identifies the build of the engine; all other fields describe the machine.
 OF_THE_BUILD: Final = "engine_hash"
+# The packages of the requested backends that kvbench does not provide; missing if there is none.
+PLUG_INS: Final = "plug_ins"
 
 
 def identity_hash(fields: Mapping[str, Scalar]) -> str:

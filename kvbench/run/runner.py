@@ -13,7 +13,7 @@ from kvbench._version import __version__
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.errors import MismatchError, UsageError, brief
-from kvbench.machine.identity import differences, identity_hash
+from kvbench.machine.identity import PLUG_INS, differences, identity_hash
 from kvbench.machine.observation import identity
 from kvbench.results import CLOCK, Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.schema import Retry
@@ -150,7 +150,9 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
 
     Raises MismatchError for another machine, or other backends.
     """
-    machine = _identity(opened)
+    machine = {name: value for name, value in _identity(opened).items() if name != PLUG_INS}
+    if PLUG_INS in run.info.identity:  # below, only the backends that the run uses are compared
+        machine[PLUG_INS] = run.info.identity[PLUG_INS]
     if identity_hash(machine) != run.info.identity_hash:
         changed = "; ".join(differences(run.info.identity, machine)) or "its record was changed"
         raise MismatchError(f"--resume {run.path}: the run is of another machine ({changed})")
@@ -204,4 +206,6 @@ def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
 
 def _identity(opened: Opened) -> dict[str, Scalar]:
     device = opened.device
-    return identity(device.name, opened.engine_hash, pci_bus_id=opened.pci_bus_id, sm_count=device.sm_count)
+    fields = identity(device.name, opened.engine_hash, pci_bus_id=opened.pci_bus_id, sm_count=device.sm_count)
+    packages = {facts.package for facts in opened.backends if not facts.package.startswith("kvbench==")} - {""}
+    return fields | ({PLUG_INS: ", ".join(sorted(packages))} if packages else {})

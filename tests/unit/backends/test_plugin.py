@@ -241,6 +241,13 @@ def test_only_what_is_asked_for_is_loaded(site: Path) -> None:
     )
 
 
+def test_a_run_goes_on_after_an_unrelated_package_was_installed(site: Path) -> None:
+    assert sweep_with(site, "batched").returncode == 0
+    install(site, SOUND)
+    done = kvbench("sweep", "--resume", site.parent / "run", cwd=site, env={"PYTHONPATH": str(site)})
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_run_goes_on_with_the_backends_that_it_began_with(site: Path) -> None:
     install(site, SOUND)
     assert sweep_with(site, "plugin,batched").returncode == 0
