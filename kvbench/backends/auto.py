@@ -7,7 +7,7 @@ from kvbench.backends.base import PreparedSwap, SwapRequest, backend_named, fact
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.facts import DeviceFacts
 from kvbench.sweep.plan import with_usual
-from kvbench.tune.table import AUTO, Choice, Policy, Table
+from kvbench.tune.table import AUTO, NO_POLICY, Choice, Policy, Table
 from kvbench.units import KIB
 
 # Runs on any device; without a batched copy in the driver it runs single copies.
@@ -33,7 +33,6 @@ DEFAULTS: Final = Policy(
         for state, choices in _BY_DEFAULT.items()
     ),
 )
-NO_POLICY: Final = "auto had no policy and used its built-in defaults; build a policy with kvbench tune -p FILE"
 
 
 class Auto:

@@ -27,6 +27,7 @@ from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
 from kvbench.tune.search import Search
+from kvbench.tune.table import AUTO, NO_POLICY
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
@@ -185,7 +186,7 @@ def _opened(spec: SweepSpec, rank: Rank | None = None) -> Iterator[tuple[WorkerS
 
 
 def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
-    """Return `found` with a note for every plug-in whose name clashes, and for a policy of another driver.
+    """Return `found` with a note for every plug-in whose name clashes, and for a policy of another driver or none.
 
     Raises UsageError for a policy of another device: the fastest choices differ between devices, so such a policy is no
     better than none.
@@ -201,6 +202,8 @@ def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
         if policy.driver != driver:
             was, now = policy.driver or "none", driver or "none"
             notes.append(f"the policy was measured with driver {was}, this is {now}: build a new one")
+    elif any(AUTO in group.get("backend", ()) for group in spec.groups):
+        notes.append(NO_POLICY)
     return msgspec.structs.replace(found, notes=notes)
 
 

@@ -22,6 +22,7 @@ from kvbench.files import read_toml
 from kvbench.text import Line, convert, located
 
 AUTO: Final = "auto"
+NO_POLICY: Final = "auto had no policy and used its built-in defaults; build a policy with kvbench tune -p FILE"
 FORMAT: Final = 1
 # The axes that a choice can set: all that the caller does not decide.
 CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
