@@ -20,7 +20,7 @@ from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Margin
 from kvbench.gate.looks import ONCE, PLAN, Look, look_at
 from kvbench.gate.pairs import Pairs, pair
 from kvbench.gate.partners import check_identity
-from kvbench.gate.shape import PairedValues, features, neighbours, submissions
+from kvbench.gate.shape import PairedValues, neighbours, submissions
 from kvbench.results import Run
 
 
@@ -64,10 +64,6 @@ class Judge:
                 row = settled.get((row.kind, row.name), row)
                 row = replace(row, verdict=GateVerdict.CONTAMINATED, settled=False) if moved else row
             rows.append(row)
-            settled.pop((row.kind, row.name), None)
-        # The feature of a curve that settled stays, although a later round may hide it.
-        gone = [row for row in settled.values() if row.kind != "cell"]
-        rows += [replace(row, verdict=GateVerdict.CONTAMINATED, settled=False) if moved else row for row in gone]
         known = [math.log(row.effect) for row in rows if row.kind == "cell" and 0 < row.effect < math.inf]
         return Judgement(
             verdict=worst([*(row.gates for row in rows), *(GateVerdict.FAILED for _ in pairs.faults)]),
@@ -95,7 +91,7 @@ class Judge:
         return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady, unsure)
 
     def _rows(self, pairs: Pairs, logs: Floats, drift: float, unsure: float) -> list[Row]:
-        """Return a row for every cell, its submission and its neighbour, and for every feature of their curves."""
+        """Return a row for every cell, its submission and its neighbour."""
         allowed = self._cell_margins(pairs) + drift
         looks = self.looks or (PLAN if pairs.in_turn else ONCE)
         rows = []
@@ -111,11 +107,7 @@ class Judge:
                 row = replace(row, reason="; ".join(filter(None, (row.reason, path))))
             rows.append(row)
         relative = math.log1p(self.margins.margin)
-        others = [
-            *submissions(pairs, allowed),
-            *neighbours(pairs, relative),
-            *features(pairs, allowed, relative + drift),
-        ]
+        others = [*submissions(pairs, allowed), *neighbours(pairs, relative)]
         return rows + [
             _row(values, np.log(values.cand / values.base), looks, unsure, pairs.processes) for values in others
         ]
@@ -151,8 +143,7 @@ def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]
 def _row(values: PairedValues, logs: Floats, looks: Sequence[Look], unsure: float, processes: Floats | None) -> Row:
     known = np.isfinite(logs)
     made_by = None if processes is None else processes[known]
-    found = look_at(values.worse * logs[known], values.margin, looks, unsure, made_by)
-    ends = sorted((values.worse * found.low, values.worse * found.high))
+    found = look_at(logs[known], values.margin, looks, unsure, made_by)
     return Row(
         values.kind,
         values.name,
@@ -161,9 +152,9 @@ def _row(values: PairedValues, logs: Floats, looks: Sequence[Look], unsure: floa
         unit=values.unit,
         base=middle_of(values.base),
         cand=middle_of(values.cand),
-        effect=_ratio(values.worse * found.centre),
-        low=_ratio(ends[0]),
-        high=_ratio(ends[1]),
+        effect=_ratio(found.centre),
+        low=_ratio(found.low),
+        high=_ratio(found.high),
         margin=_ratio(values.margin) - 1,
         pairs=found.pairs,
         reason=found.reason,

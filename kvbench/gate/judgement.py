@@ -12,7 +12,7 @@ from kvbench.analysis.margins import CONTROL, GATE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode
 
-Kind = Literal["cell", "submission", "neighbour", "cliff height", "cliff position", "crossover", "rule"]
+Kind = Literal["cell", "submission", "neighbour", "rule"]
 
 
 class GateVerdict(StrEnum):
@@ -90,10 +90,9 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One judged item: a cell, its submission, the slowdown of its neighbour, the height or position of a cliff, a
-    crossover, or a rule about one run.
+    """One judged item: a cell, its submission, the slowdown of its neighbour, or a rule about one run.
 
-    `base` and `cand` are medians over the rounds in `unit` (us, x or bytes; NaN if there is none). `effect`, with its
+    `base` and `cand` are medians over the rounds in `unit` (us or x; NaN if there is none). `effect`, with its
     interval [`low`, `high`], is the ratio of candidate to base, and `margin` the allowed difference as a fraction.
     `cells` are the cells of the base to measure for more certainty, unless the row is `settled`: all combinations of
     their values on each axis. `not_slower` is true if the interval excludes a slowdown beyond the margin, `unconfirmed`

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
 from kvbench.gate.rule_check import RulesReport
-from kvbench.units import format_size
 
 # From this ratio on, a factor is easier to read than a percentage.
 _MANY_TIMES = 3.0
@@ -150,9 +149,7 @@ def _percent(ratio: float) -> str:
 
 
 def _quantity(value: float, unit: str) -> str:
-    """Return a median with its unit: "12.3 us", "4.08x", "26545B", or "" if unknown."""
+    """Return a median with its unit: "12.3 us", "4.08x", or "" if unknown."""
     if not math.isfinite(value):
         return ""
-    if unit == "bytes":
-        return format_size(round(value))
     return f"{value:.2f}x" if unit == "x" else f"{value:.1f} us"

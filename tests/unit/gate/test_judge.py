@@ -7,15 +7,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.judge import Judge, without_slot_bias
 from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
-from kvbench.gate.pairs import Pairs, pair
+from kvbench.gate.pairs import Pairs
 from kvbench.results import Record, Run, Visit
 from tests.synthetic import failure, skip
-from tests.unit.gate.gated import CELLS, KIB, Side, compared, floors, judge
+from tests.unit.gate.gated import CELLS, Side, compared, floors, judge
 
 VICTIM = CELLS[4]
 
@@ -178,15 +178,6 @@ def test_too_few_rounds_do_not_show_that_the_machine_moved() -> None:
     assert {(control.steady, control.unsure) for control in judgement.controls} == {(True, math.inf)}
 
 
-def test_a_settled_feature_stays_though_a_later_round_hides_it() -> None:
-    pairs = pair(*compared(Side(), Side()))
-    settled = Row("cliff position", "a curve", GateVerdict.SLOWER, [VICTIM])
-    earlier = replace(Judge().assess(pairs), rows=[settled])
-    judgement = Judge().assess(pairs, earlier)
-    assert settled in judgement.rows
-    assert judgement.verdict is GateVerdict.SLOWER
-
-
 @pytest.mark.parametrize("controls", [True, False])
 def test_a_machine_that_moved_is_not_judged(controls: bool) -> None:
     disturbed = Side(factor=lambda _: 1.1, control=1.03, controls=controls)
@@ -281,77 +272,6 @@ def test_what_may_be_drift_is_no_regression_where_one_side_came_last(slower: flo
     assert verdicts == {verdict}
     alternating = judge(*compared(Side(), Side(factor=lambda _: slower), noise=0.001))
     assert {row.verdict for row in alternating.rows if row.kind == "cell"} == {GateVerdict.SLOWER}
-
-
-CURVE = [Cell("batched", Direction.H2D, 1024, kib * KIB) for kib in (4, 8, 16, 24, 32, 64)]
-RIVAL = [replace(cell, backend="sm", sms=2) for cell in CURVE]
-
-
-def cliff_us(edge_kib: int, height: float) -> Side:
-    """A side whose GB/s rise by `height` above `edge_kib`, relative to `flat_us`."""
-    return Side(factor=lambda cell: height if cell.backend == "batched" and cell.block_bytes <= edge_kib * KIB else 1.0)
-
-
-def flat_us(cell: Cell) -> float:
-    """Batched has a fixed cost, which makes it slower than sm on small blocks, and faster on large ones."""
-    return cell.swap_bytes / 40e3 if cell.backend == "sm" else 300.0 + cell.swap_bytes / 100e3
-
-
-def shape(judgement: Judgement, kind: str) -> Row:
-    return next(row for row in judgement.rows if row.kind == kind)
-
-
-def test_a_higher_cliff_is_a_regression_of_the_shape() -> None:
-    runs = compared(cliff_us(24, 4), cliff_us(24, 5), cells=CURVE, time_us=lambda cell: cell.swap_bytes / 4e4)
-    judgement = judge(*runs)
-    height = shape(judgement, "cliff height")
-    assert height.verdict is GateVerdict.SLOWER
-    assert (height.base, height.cand) == (pytest.approx(4, rel=0.02), pytest.approx(5, rel=0.02))
-    assert [cell.block_bytes for cell in height.cells] == [24 * KIB, 32 * KIB]
-    assert "-a block_size=24KiB,32KiB" in height.command
-    assert shape(judgement, "cliff position").verdict is GateVerdict.SAME
-
-
-def test_a_cliff_that_moves_up_is_a_regression_and_down_an_improvement() -> None:
-    def position(base_kib: int, cand_kib: int) -> Row:
-        sides = cliff_us(base_kib, 4), cliff_us(cand_kib, 4)
-        runs = compared(*sides, cells=CURVE, time_us=lambda cell: cell.swap_bytes / 4e4)
-        return shape(judge(*runs), "cliff position")
-
-    up, down = position(16, 24), position(24, 16)
-    assert (up.verdict, down.verdict) == (GateVerdict.SLOWER, GateVerdict.FASTER)
-    assert 16 * KIB < up.base < 24 * KIB < up.cand < 32 * KIB
-
-
-def test_a_new_cliff_is_a_regression_of_the_shape() -> None:
-    runs = compared(Side(), cliff_us(24, 4), cells=CURVE, time_us=lambda cell: cell.swap_bytes / 4e4)
-    height = shape(judge(*runs), "cliff height")
-    assert (height.verdict, height.base) == (GateVerdict.SLOWER, pytest.approx(1, rel=0.02))
-
-
-@pytest.mark.parametrize(
-    ("backend", "factor", "expected", "moves_up"),
-    [
-        ("batched", 2.0, GateVerdict.SLOWER, True),
-        ("sm", 1.6, GateVerdict.SLOWER, False),
-        ("sm", 0.6, GateVerdict.FASTER, True),
-        ("batched", 0.5, GateVerdict.FASTER, False),
-    ],
-)
-def test_a_crossover_that_moves_is_judged_by_who_moved_it(
-    backend: str, factor: float, expected: GateVerdict, moves_up: bool
-) -> None:
-    moved = Side(factor=lambda cell: factor if cell.backend == backend else 1.0)
-    judgement = judge(*compared(Side(), moved, cells=[*CURVE, *RIVAL], time_us=flat_us))
-    crossover = shape(judgement, "crossover")
-    assert crossover.verdict is expected
-    assert (crossover.effect > 1) is moves_up
-    assert "-a backend=batched,sm" in crossover.command
-
-
-def test_equally_fast_backends_have_no_crossover() -> None:
-    runs = compared(Side(), Side(), noise=0.01, cells=[*CURVE, *RIVAL], time_us=lambda cell: cell.swap_bytes / 4e4)
-    assert not [row for row in judge(*runs).rows if row.kind == "crossover"]
 
 
 def test_slot_bias_is_taken_off_only_where_both_orders_were_seen_twice() -> None:
