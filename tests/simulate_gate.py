@@ -10,10 +10,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from kvbench.analysis.intervals import CONFIDENCE, Floats
 from kvbench.cells.axes import Direction
@@ -22,6 +25,7 @@ from kvbench.gate.judge import Judge
 from kvbench.gate.judgement import GateVerdict, Judgement
 from kvbench.gate.looks import PLAN
 from kvbench.gate.pairs import Pairs
+from kvbench.gate.visit_times import FAST_SHARE, UPPER_SHARE, VisitValues, unknown
 
 MARKERS: Final = ("<!-- simulation: begin -->", "<!-- simulation: end -->")
 SLOWED_CELLS: Final = 8
@@ -32,6 +36,13 @@ BURST: Final = 0.07
 # What one of two processes of a build took longer for small copies by the copy engine (H200, driver 580.159.04).
 PROCESS: Final = 0.07
 SLOW_CPU: Final = 1.6
+# How much longer a swap takes at most that other work hits, and how much the swaps of a visit scatter.
+SPIKE: Final = 3.0
+WITHIN_VISIT: Final = 0.02
+# The fewest and the most samples of a visit in the config gate-suite.
+SAMPLES: Final = (5, 15)
+# Of the suites of A/A: those with cells slower by 5%, by 10%, and with half of the swaps doubled.
+SHARES: Final = (1, 1 / 5, 1 / 5, 1 / 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +51,8 @@ class Scenario:
 
     `bursts` is the share of visits, of cells and controls alike, that another guest makes up to `BURST` slower,
     `slow_cpu` that of cells' visits which a slow CPU makes `SLOW_CPU` times slower; no probe sees either. Of each
-    process, the share `processes` of the cells takes longer by `PROCESS` in all visits. From begin to end the machine
-    slows down by `drift`.
+    process, the share `processes` of the cells takes longer by `PROCESS` in all visits. The share `spikes` of all swaps
+    takes up to `SPIKE` times as long. From begin to end the machine slows down by `drift`.
     """
 
     noise: float
@@ -51,6 +62,7 @@ class Scenario:
     bursts: float = 0.0
     slow_cpu: float = 0.0
     processes: float = 0.0
+    spikes: float = 0.0
     drift: float = 0.05
 
     @property
@@ -60,6 +72,7 @@ class Scenario:
         law += [f"bursts in {self.bursts:.0%}"] if self.bursts else []
         law += [f"{self.slow_cpu:.0%} of visits slower by {SLOW_CPU - 1:.0%}"] if self.slow_cpu else []
         law += [f"{self.processes:.1%} of a process's cells slower by {PROCESS:.0%}"] if self.processes else []
+        law += [f"{self.spikes:.0%} of swaps up to {SPIKE:.0f} times as long"] if self.spikes else []
         return f"{self.noise:.1%}", ", ".join(law), bias
 
 
@@ -71,8 +84,36 @@ SCENARIOS: Final = (
     Scenario(0.02, bursts=0.15),
     Scenario(0.01, slow_cpu=0.08),
     Scenario(0.01, processes=0.005),
-    Scenario(0.03, heavy_tails=True, bursts=0.15, slow_cpu=0.08),
+    Scenario(0.02, spikes=0.1),
+    Scenario(0.02, spikes=0.3),
+    Scenario(0.03, heavy_tails=True, bursts=0.15, slow_cpu=0.08, spikes=0.1),
 )
+
+
+class Change(StrEnum):
+    """What is slower in the `SLOWED_CELLS` of a candidate: nothing, every swap by a share, or half of the swaps."""
+
+    NONE = "A/A"
+    BY_5 = "+5%"
+    BY_10 = "+10%"
+    EVERY_SECOND = "every second swap doubled"
+    AT_RANDOM = "half of the swaps doubled at random"
+    SECOND_HALF = "the second half of a visit doubled"
+
+    def factors(self, shape: tuple[int, ...], rng: np.random.Generator) -> Floats | float:
+        """Return how many times as long swaps take, of a `shape` whose last axis has the swaps of a visit in order."""
+        swaps = np.arange(shape[-1])
+        match self:
+            case Change.EVERY_SECOND:
+                return np.asarray(1.0 + swaps % 2)
+            case Change.SECOND_HALF:
+                return np.asarray(1.0 + (swaps >= (shape[-1] + 1) // 2))
+            case Change.AT_RANDOM:
+                return rng.integers(1, 3, shape).astype(float)
+        return {Change.BY_5: 1.05, Change.BY_10: 1.10}.get(self, 1.0)
+
+
+HALVES: Final = (Change.EVERY_SECOND, Change.AT_RANDOM, Change.SECOND_HALF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +121,7 @@ class Suite:
     """What became of one made-up suite; the shares are of all rows, `found` is of the slowed cells."""
 
     verdict: GateVerdict
+    passed: bool
     same_at_first: float
     same: float
     found: float
@@ -107,42 +149,43 @@ def true_us(cell: Cell) -> float:
     return 50.0 + cell.swap_bytes / gbps / 1e3
 
 
-def simulate(scenario: Scenario, slowdown: float, seed: int) -> Suite:
-    """Make up a suite in which some cells of the candidate are slower by `slowdown`, and judge it as `compare` does."""
+def simulate(scenario: Scenario, change: Change, seed: int) -> Suite:
+    """Make up a suite in which some cells of the candidate have a `change`, and judge it as `compare` does."""
     rng = np.random.default_rng(seed)
     suite, rounds = cells(), PLAN[-1].pairs
-    truth = np.array([true_us(cell) for cell in suite])
-    slowed = rng.permutation(len(suite))[:SLOWED_CELLS] if slowdown else np.array([], dtype=int)
+    slowed = rng.permutation(len(suite))[:SLOWED_CELLS]
     order = np.resize([1.0, -1.0], rounds)
     bias = rng.uniform(0, 0.02, len(suite)) if scenario.uneven_slots else np.full(len(suite), scenario.slot_bias)
     logs = [_visits(scenario, bias, sign * order, rng) for sign in (-1, 1)]
-    logs[1][slowed] += math.log1p(slowdown)
+    visits = _halves(scenario, change, slowed, rng)
     moved = _noise(scenario, CONTROL_NOISE, (2, rounds), rng) - _noise(scenario, CONTROL_NOISE, (2, rounds), rng)
     found: Judgement | None = None
     shares = []
     before, processes, slower = 0, np.zeros(rounds), _slower_cells(scenario, len(suite), rng)
     for look in PLAN:
-        if found is not None and any(row.unconfirmed for row in found.rows):
+        if found is not None and any(row.decisive.unconfirmed for row in found.rows):
             slower = _slower_cells(scenario, len(suite), rng)
             processes[before:] += 1
         for own, cost in zip(logs, slower, strict=True):
             own[:, before : look.pairs] += cost[:, None]
         before = look.pairs
-        base_us, cand_us = (truth[:, None] * np.exp(own) for own in logs)
+        seen = visits[:, :, : look.pairs].copy()
+        for name in ("fast_us", "upper_us"):
+            seen[name] *= np.exp(np.array(logs)[:, :, : look.pairs])
         controls = {way: moved[place, : look.pairs] for place, way in enumerate(("d2h", "h2d"))}
-        seen = base_us[:, : look.pairs], cand_us[:, : look.pairs], order[: look.pairs]
-        pairs = Pairs(suite, *seen, controls, in_turn=True, processes=processes[: look.pairs])
-        found = Judge().assess(pairs, found)
+        made = Pairs(suite, seen, order[: look.pairs], controls, in_turn=True, processes=processes[: look.pairs])
+        found = Judge().assess(made, found)
         shares.append([row.verdict for row in found.rows].count(GateVerdict.SAME) / len(found.rows))
         if all(row.settled for row in found.rows):
             break
     assert found is not None
-    caught = {row.cells[0] for row in found.rows if row.kind == "cell" and row.verdict is GateVerdict.SLOWER}
+    caught = {row.cells[0] for row in found.rows if row.verdict is GateVerdict.SLOWER}
     return Suite(
         verdict=found.verdict,
+        passed=found.exit_code() == 0,
         same_at_first=shares[0],
         same=shares[-1],
-        found=sum(suite[place] in caught for place in slowed) / len(slowed) if len(slowed) else 0.0,
+        found=sum(suite[place] in caught for place in slowed) / len(slowed),
     )
 
 
@@ -150,18 +193,18 @@ def table(suites: int, workers: int) -> str:
     """Return the table in Markdown and a line about all of it, from `suites` suites for every scenario."""
     lines = [
         "| noise | its law | second of a pair | A/A: falsely slower | A/A: ends with 0 | A/A: SAME at first "
-        "| and at the end | +5%: found | +10%: found |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
+        "| and at the end | +5%: found | +10%: found | half doubled: found | half doubled: ends SLOWER |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     false, every = 0, 0
     with ProcessPoolExecutor(workers) as pool:
         for number, scenario in enumerate(SCENARIOS):
             results = []
-            for place, slowdown in enumerate((0.0, 0.05, 0.10)):
-                count = suites if slowdown == 0 else max(1, suites // 5)
-                first = 100_000 * (3 * number + place)
+            for place, changes in enumerate(((Change.NONE,), (Change.BY_5,), (Change.BY_10,), HALVES)):
+                count = max(1, round(suites * SHARES[place]))
+                first = 100_000 * (4 * number + place)
                 seeds = range(first, first + count)
-                results.append(list(pool.map(simulate, [scenario] * count, [slowdown] * count, seeds)))
+                results.append(list(pool.map(simulate, [scenario] * count, islice(cycle(changes), count), seeds)))
             lines.append(_line(scenario, *results))
             false += _count(results[0], GateVerdict.SLOWER)
             every += suites
@@ -183,14 +226,14 @@ def upper_bound(count: int, of: int) -> float:
     return high
 
 
-def _line(scenario: Scenario, same: Sequence[Suite], slower: Sequence[Suite], much_slower: Sequence[Suite]) -> str:
+def _line(scenario: Scenario, same: Sequence[Suite], *slower: Sequence[Suite]) -> str:
     figures = (
         quoted(_count(same, GateVerdict.SLOWER), len(same)),
-        f"{sum(suite.verdict.exit_code == 0 for suite in same)} of {len(same)}",
+        f"{sum(suite.passed for suite in same)} of {len(same)}",
         _share(suite.same_at_first for suite in same),
         _share(suite.same for suite in same),
-        _share(suite.found for suite in slower),
-        _share(suite.found for suite in much_slower),
+        *(_share(suite.found for suite in suites) for suites in slower),
+        f"{_count(slower[-1], GateVerdict.SLOWER)} of {len(slower[-1])}",
     )
     return f"| {' | '.join((*scenario.words, *figures))} |"
 
@@ -209,6 +252,21 @@ def _visits(scenario: Scenario, bias: Floats, second: Floats, rng: np.random.Gen
     drift = scenario.drift * (np.arange(len(second)) + (second > 0) / 2) / len(second)
     slow = np.where(rng.random(shape) < scenario.slow_cpu, math.log(SLOW_CPU), 0.0)
     return np.asarray(drift + np.where(second > 0, bias[:, None], 0.0) + slow + _noise(scenario, 1.0, shape, rng))
+
+
+def _halves(scenario: Scenario, change: Change, slowed: npt.NDArray[np.int64], rng: np.random.Generator) -> VisitValues:
+    """Return the lower tenths and upper halves of visits that nothing but their own swaps disturbs."""
+    suite, rounds = cells(), PLAN[-1].pairs
+    visits = unknown(2, len(suite), rounds)
+    for place, cell in enumerate(suite):
+        shape = 2, rounds, int(rng.integers(SAMPLES[0], SAMPLES[1] + 1))
+        swaps_us = true_us(cell) * np.exp(WITHIN_VISIT * np.abs(rng.standard_normal(shape)))
+        swaps_us *= np.where(rng.random(shape) < scenario.spikes, rng.uniform(1, SPIKE, shape), 1.0)
+        if place in slowed:
+            swaps_us[1] *= change.factors(shape[1:], rng)
+        for name, share in (("fast_us", FAST_SHARE), ("upper_us", UPPER_SHARE)):
+            visits[name][:, place] = np.quantile(swaps_us, share, axis=-1)
+    return visits
 
 
 def _slower_cells(scenario: Scenario, count: int, rng: np.random.Generator) -> Floats:

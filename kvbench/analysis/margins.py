@@ -27,6 +27,9 @@ SLOW_CPU: Final = Margin(
 INLINE: Final = Margin(
     0.25, "where the CPU copies, other work on the host changes the time of a visit by up to this much"
 )
+UPPER_HALF: Final = Margin(
+    0.2, "beyond the margin of a cell: bursts of other work move the upper half of a visit more than its lower tenth"
+)
 TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a model")
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")
 KNEE: Final = Margin(0.05, "beyond it, more SMs cost the neighbour more than they gain")

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvbench.analysis.intervals import MAD_TO_SIGMA, OUTLIER_SIGMAS, Floats
+from kvbench.gate.visit_times import VisitValues
 
 Mask = npt.NDArray[np.bool_]
 
@@ -38,51 +38,45 @@ def outlying(times_us: Floats, least: float) -> Mask:
     return np.asarray(np.nan_to_num(times_us) > middle + max(least * middle, OUTLIER_SIGMAS * sigma))
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTimes:
-    """What the visits of both sides say about their CPUs, each of shape (2, cells, rounds).
-
-    `probes_us` are the times of a fixed piece of work, `submissions_us` those of the submissions, and `unevenness` says
-    how uneven these are. They matter only for the `bound` cells, which wait for the CPU.
-    """
-
-    probes_us: Floats
-    submissions_us: Floats
-    unevenness: Floats
-    bound: Mask
-
-    def spoiled(self) -> Mask:
-        """Return a mask of the pairs, of shape (cells, rounds), in which only one of the CPUs was slow or changed."""
-        slow = np.array([own > (1 + SLOWED) * _of_each(own, 1 / 4) for own in self.submissions_us])
-        slow &= self.probes_us > (1 + SLOWED) * np.min(self.probes_us, initial=math.inf, where=self.probes_us > 0)
-        logs = np.log(self.unevenness[1] / self.unevenness[0])
-        changed = np.abs(logs - _of_each(logs, 1 / 2)) > math.log1p(CHANGED)
-        return np.asarray(((slow[0] != slow[1]) | changed) & self.bound[:, None])
-
-
-def spoiled(
-    disturbed: Mask, cpu: CpuTimes, clocks_mhz: Floats, times_us: Floats, copies_us: Mapping[str, Floats]
-) -> dict[str, Mask]:
+def spoiled(visits: VisitValues, cpu_bound: Mask, copies_us: Mapping[str, Floats]) -> dict[str, Mask]:
     """Return cause -> mask of the spoiled pairs, of shape (cells, rounds).
 
-    `disturbed` marks the visits disturbed by anything but a slow CPU; `clocks_mhz` are their SM clocks and `times_us`
-    their times. The shape of each is (2, cells, rounds). `copies_us`, of shape (2, rounds), are the times of both
-    sides' large copies in one direction at the start of a round. What is slow for both sides spoils nothing. A link
-    that is always slow for one side does not count here either: it appears as an unsteady control.
+    `visits` have the shape (2, cells, rounds); the `cpu_bound` cells wait for the CPU. `copies_us`, of shape
+    (2, rounds), are the times of both sides' large copies in one direction at the start of a round. What is slow for
+    both sides spoils nothing. A link that is always slow for one side does not count here either: it appears as an
+    unsteady control.
     """
-    unsteady = np.zeros(disturbed.shape[2], dtype=bool)
+    unsteady = np.zeros(visits.shape[2], dtype=bool)
     for sides in copies_us.values():
         unsteady |= _apart(sides, SLOW_LINK)
     # Other traffic on the link can be over before the next visit: the pair must be affected too.
-    apart = [_apart(own, SLOW_LINK) for own in np.swapaxes(times_us, 0, 1)]
-    slow_link = np.reshape(apart, disturbed.shape[1:]) & unsteady
-    limited = [outlying(1 / clocks_mhz[:, place], SLOW_CLOCK).any(axis=0) for place in range(disturbed.shape[1])]
+    apart = [_apart(sides, SLOW_LINK) for sides in np.swapaxes(visits["fast_us"], 0, 1)]
+    slow_link = np.reshape(apart, visits.shape[1:]) & unsteady
+    limited = [outlying(1 / sides, SLOW_CLOCK).any(axis=0) for sides in np.swapaxes(visits["clock_mhz"], 0, 1)]
     return {
-        "disturbed visit": np.asarray(disturbed.any(axis=0)),
-        CPU: cpu.spoiled(),
+        "disturbed visit": _disturbed(visits),
+        CPU: _by_cpu(visits) & cpu_bound[:, None],
         "link": slow_link,
-        "clock": np.reshape(limited, disturbed.shape[1:]),
+        "clock": np.reshape(limited, visits.shape[1:]),
     }
+
+
+def _disturbed(visits: VisitValues) -> Mask:
+    """Return a mask of the pairs with a disturbed visit; in most visits of a side, it is the build and no event."""
+    disturbed = visits["disturbed"] > 0
+    made = np.isfinite(visits["fast_us"]) | disturbed
+    usual = 2 * disturbed.sum(axis=2) > made.sum(axis=2)
+    return np.asarray((disturbed & ~usual[:, :, None]).any(axis=0))
+
+
+def _by_cpu(visits: VisitValues) -> Mask:
+    """Return a mask of the pairs in which only one of the CPUs was slow, or changed its speed."""
+    probes_us = visits["probe_us"]
+    slow = np.array([own > (1 + SLOWED) * _of_each(own, 1 / 4) for own in visits["caller_us"]])
+    slow &= probes_us > (1 + SLOWED) * np.min(probes_us, initial=math.inf, where=probes_us > 0)
+    logs = np.log(visits["unevenness"][1] / visits["unevenness"][0])
+    changed = np.abs(logs - _of_each(logs, 1 / 2)) > math.log1p(CHANGED)
+    return np.asarray((slow[0] != slow[1]) | changed)
 
 
 def _apart(sides: Floats, least: float) -> Mask:

@@ -44,9 +44,9 @@ def floors_of(judgement: Judgement, run: Run) -> FloorFile:
     within it. Raises UsageError if no cell has an interval, because of too few rounds or because all cells failed.
     """
     floors = {
-        row.cells[0].id: round(math.expm1(max(abs(math.log(row.low)), abs(math.log(row.high)))), 5)
+        row.cells[0].id: round(math.expm1(max(abs(row.estimate.low), abs(row.estimate.high))), 5)
         for row in judgement.rows
-        if row.kind == "cell" and row.low > 0 and math.isfinite(row.high)
+        if row.kind == "cell" and math.isfinite(row.estimate.low) and math.isfinite(row.estimate.high)
     }
     if not floors:
         raise UsageError(f"no cell has a floor after {judgement.rounds} rounds; use more --minutes")

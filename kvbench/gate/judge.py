@@ -6,22 +6,25 @@ by `kvbench.analysis.compare`. A slow machine is therefore never a regression, a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
 from kvbench.analysis.compare import MIN_PAIRS, paired_interval
 from kvbench.analysis.intervals import Floats, middle_of
-from kvbench.analysis.margins import BETWEEN_RUNS, CONTROL_CPU, INLINE
+from kvbench.analysis.margins import BETWEEN_RUNS, CONTROL_CPU, INLINE, UPPER_HALF
+from kvbench.cells.cell import Cell
 from kvbench.gate.disturbance import CPU
 from kvbench.gate.floors import FloorFile, check_floors
-from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Margins, Row, worst
-from kvbench.gate.looks import ONCE, PLAN, Look, look_at
+from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Kind, Margins, Row, worst
+from kvbench.gate.looks import ONCE, PLAN, Estimate, Look, look_at
 from kvbench.gate.pairs import Pairs, pair
 from kvbench.gate.partners import check_identity
-from kvbench.gate.shape import PairedValues, neighbours, submissions
 from kvbench.results import Run
+
+_UNITS: Final[Mapping[Kind, str]] = {"cell": "us", "caller_us": "us", "neighbour": "x"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +57,19 @@ class Judge:
         late = _always_late(pairs.order)
         drift = math.log1p(BETWEEN_RUNS.fraction) if late else 0.0
         unsure = max((math.log1p(control.unsure) for control in controls), default=0.0)
-        logs, bias = without_slot_bias(np.log(pairs.cand_us) - np.log(pairs.base_us), pairs.order)
+        logs, bias = without_slot_bias(_logs(pairs.visits["fast_us"]), pairs.order)
+        looking = _Looking(self.looks or (PLAN if pairs.in_turn else ONCE), unsure, pairs.processes)
         before = [row for row in (earlier.rows if earlier else ()) if row.verdict is not GateVerdict.FAILED]
         settled = {(row.kind, row.name): row for row in before if row.settled}
-        moved = not all(control.steady for control in controls)
-        rows = []
-        for row in self._rows(pairs, logs, drift, unsure):
-            if row.verdict is not GateVerdict.FAILED:
-                row = settled.get((row.kind, row.name), row)
-                row = replace(row, verdict=GateVerdict.CONTAMINATED, settled=False) if moved else row
-            rows.append(row)
-        known = [math.log(row.effect) for row in rows if row.kind == "cell" and 0 < row.effect < math.inf]
+        rows = [
+            row if row.verdict is GateVerdict.FAILED else settled.get((row.kind, row.name), row)
+            for row in self._rows(pairs, logs, drift, looking)
+        ]
+        if not all(control.steady for control in controls):
+            rows = [row if row.verdict is GateVerdict.FAILED else _contaminated(row) for row in rows]
+        known = [row.estimate.centre for row in rows if row.kind == "cell" and math.isfinite(row.estimate.centre)]
         return Judgement(
-            verdict=worst([*(row.gates for row in rows), *(GateVerdict.FAILED for _ in pairs.faults)]),
+            verdict=worst([*(row.verdict for row in rows), *(GateVerdict.FAILED for _ in pairs.faults)]),
             rows=sorted(rows, key=_badness),
             controls=controls,
             faults=pairs.faults,
@@ -90,27 +93,34 @@ class Judge:
         unsure = _ratio(max(0.0, high - margin, -margin - low)) - 1 if steady else 0.0
         return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady, unsure)
 
-    def _rows(self, pairs: Pairs, logs: Floats, drift: float, unsure: float) -> list[Row]:
-        """Return a row for every cell, its submission and its neighbour."""
-        allowed = self._cell_margins(pairs) + drift
-        looks = self.looks or (PLAN if pairs.in_turn else ONCE)
+    def _rows(self, pairs: Pairs, logs: Floats, drift: float, looking: "_Looking") -> list[Row]:
+        """Return a row for every cell, for the time of its caller, and for its neighbour.
+
+        A slowdown is of iterations alone and beside swaps in one visit, so that what the machine does between the
+        visits of the two sides is in neither.
+        """
         rows = []
-        for place, cell in enumerate(pairs.cells):
-            values = PairedValues(
-                "cell", cell.label, [cell], "us", pairs.base_us[place], pairs.cand_us[place], allowed[place]
-            )
-            row = _row(values, logs[place], looks, unsure, pairs.processes)
+        for place, (cell, margin) in enumerate(zip(pairs.cells, self._cell_margins(pairs) + drift, strict=True)):
+            visits = pairs.visits[:, place]
             if cell in pairs.failed:
-                settled, reason = cell not in pairs.lacking, pairs.failed[cell]
-                row = Row("cell", cell.label, GateVerdict.FAILED, [cell], reason=reason, settled=settled)
-            elif path := pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else ""):
-                row = replace(row, reason="; ".join(filter(None, (row.reason, path))))
-            rows.append(row)
-        relative = math.log1p(self.margins.margin)
-        others = [*submissions(pairs, allowed), *neighbours(pairs, relative)]
-        return rows + [
-            _row(values, np.log(values.cand / values.base), looks, unsure, pairs.processes) for values in others
-        ]
+                failed = Estimate(settled=cell not in pairs.lacking)
+                rows.append(Row("cell", cell.label, GateVerdict.FAILED, [cell], failed, reason=pairs.failed[cell]))
+                continue
+            upper = looking.estimate(_logs(visits["upper_us"]), margin + math.log1p(UPPER_HALF.fraction))
+            row = _row("cell", cell, visits["fast_us"], margin, looking.estimate(logs[place], margin), upper)
+            path = pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else "")
+            rows.append(replace(row, reason="; ".join(filter(None, (row.reason, path)))))
+            relative = math.log1p(self.margins.margin)
+            others: tuple[tuple[Kind, Floats, float], ...] = (
+                ("caller_us", visits["caller_us"], margin),
+                ("neighbour", visits["slowdown"], relative),
+            )
+            rows += [
+                _row(kind, cell, values, allowed, looking.estimate(_logs(values), allowed))
+                for kind, values, allowed in others
+                if np.isfinite(values).any()
+            ]
+        return rows
 
     def _cell_margins(self, pairs: Pairs) -> Floats:
         """Return the margin of every cell as a log ratio.
@@ -121,7 +131,7 @@ class Judge:
         floors = self.floors.floors if self.floors is not None else {}
         inline = np.where([cell in pairs.inline for cell in pairs.cells], INLINE.fraction, 0.0)
         own = np.maximum(inline, [floors.get(cell.id, 0.0) for cell in pairs.cells])
-        absolute = [self.margins.absolute_us / middle_of(times_us) for times_us in pairs.base_us]
+        absolute = [self.margins.absolute_us / middle_of(times_us) for times_us in pairs.visits["fast_us"][0]]
         return np.asarray(np.log1p(np.fmax(np.maximum(self.margins.margin, own), absolute)))
 
 
@@ -140,28 +150,38 @@ def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]
     return log_ratios - bias * order, bias
 
 
-def _row(values: PairedValues, logs: Floats, looks: Sequence[Look], unsure: float, processes: Floats | None) -> Row:
-    known = np.isfinite(logs)
-    made_by = None if processes is None else processes[known]
-    found = look_at(logs[known], values.margin, looks, unsure, made_by)
-    return Row(
-        values.kind,
-        values.name,
-        GateVerdict(found.verdict),
-        values.cells,
-        unit=values.unit,
-        base=middle_of(values.base),
-        cand=middle_of(values.cand),
-        effect=_ratio(found.centre),
-        low=_ratio(found.low),
-        high=_ratio(found.high),
-        margin=_ratio(values.margin) - 1,
-        pairs=found.pairs,
-        reason=found.reason,
-        settled=found.settled,
-        not_slower=found.not_slower,
-        unconfirmed=found.unconfirmed is not None,
-    )
+@dataclass(frozen=True, slots=True)
+class _Looking:
+    """How pairs are looked at; see `look_at`."""
+
+    looks: Sequence[Look]
+    unsure: float
+    processes: Floats | None
+
+    def estimate(self, logs: Floats, margin: float) -> Estimate:
+        """Return the estimate of the pairs that have a value."""
+        known = np.isfinite(logs)
+        made_by = None if self.processes is None else self.processes[known]
+        return look_at(logs[known], margin, self.looks, self.unsure, made_by)
+
+
+def _row(
+    kind: Kind, cell: Cell, values: Floats, margin: float, estimate: Estimate, upper: Estimate | None = None
+) -> Row:
+    """Return the row of paired `values`, of shape (2, rounds); `margin` is a log ratio."""
+    sides = middle_of(values[0]), middle_of(values[1])
+    row = Row(kind, cell.label, GateVerdict.SAME, [cell], estimate, upper, _UNITS[kind], *sides, _ratio(margin) - 1)
+    about = "upper half: " if row.decisive is upper else ""
+    reason = about + (row.decisive.reason or "slower beyond its margin") if about else row.decisive.reason
+    return replace(row, verdict=GateVerdict(row.decisive.verdict), reason=reason)
+
+
+def _contaminated(row: Row) -> Row:
+    return replace(row, verdict=GateVerdict.CONTAMINATED)
+
+
+def _logs(sides: Floats) -> Floats:
+    return np.asarray(np.log(sides[1]) - np.log(sides[0]))
 
 
 def _always_late(order: Floats) -> list[str]:
@@ -180,4 +200,5 @@ def _ratio(log_ratio: float) -> float:
 
 
 def _badness(row: Row) -> tuple[int, float]:
-    return row.verdict.badness, -abs(math.log(row.effect)) if row.effect > 0 else 0.0
+    centre = row.decisive.centre
+    return row.verdict.badness, 0.0 if math.isnan(centre) else -abs(centre)

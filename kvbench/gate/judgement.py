@@ -8,15 +8,17 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from kvbench.analysis.compare import Verdict
 from kvbench.analysis.margins import CONTROL, GATE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode
+from kvbench.gate.looks import Estimate
 
-Kind = Literal["cell", "submission", "neighbour", "rule"]
+Kind = Literal["cell", "caller_us", "neighbour", "rule"]
 
 
 class GateVerdict(StrEnum):
-    """The verdict on a row, on a rule (BROKEN, HOLDS) or on everything: the first one that applies.
+    """The verdict on a row, on a rule (FAIL, PASS) or on everything: the first one that applies.
 
     FASTER, SLOWER, SAME and UNDECIDED are the verdicts of `kvbench.analysis.compare`.
     """
@@ -24,10 +26,10 @@ class GateVerdict(StrEnum):
     FAILED = "FAILED"
     CONTAMINATED = "CONTAMINATED"
     SLOWER = "SLOWER"
-    BROKEN = "BROKEN"
+    FAIL = "FAIL"
     UNDECIDED = "UNDECIDED"
     SAME = "SAME"
-    HOLDS = "HOLDS"
+    PASS = "PASS"  # noqa: S105  # no password
     FASTER = "FASTER"
 
     @property
@@ -44,14 +46,14 @@ VERDICTS: Final[Mapping[GateVerdict, str]] = {
     GateVerdict.FAILED: "a cell failed, was not verified, has no figure or is missing on one side, or a rule has no "
     "cells to judge",
     GateVerdict.CONTAMINATED: "a control, which no build changes, moved: its whole interval lies outside its margin",
-    GateVerdict.SLOWER: "the whole interval lies above the margin, at two looks in a row or at the last; where visits "
-    "were made in turn, several processes of each side confirm it",
-    GateVerdict.BROKEN: "a rule about one run does not hold",
+    GateVerdict.SLOWER: "the whole interval of the lower tenths or of the upper halves lies above its margin, at two "
+    "looks in a row or at the last; where visits were made in turn, several processes of each side confirm it",
+    GateVerdict.FAIL: "a rule about one run is broken",
     GateVerdict.UNDECIDED: "the interval crosses the margin, or nothing confirmed what it says, and the plan or the "
-    "time has ended; such a row passes if its interval excludes a slowdown beyond the margin, or if it is about a "
-    "submission",
-    GateVerdict.SAME: "the whole interval lies within the margin",
-    GateVerdict.HOLDS: "a rule about one run holds",
+    "time has ended, or a rule has too few visits; the exit code is 0 if each such row excludes a slowdown beyond its "
+    "margin",
+    GateVerdict.SAME: "the whole interval lies within the margin, and that of the upper halves not above its own",
+    GateVerdict.PASS: "a rule about one run holds",
     GateVerdict.FASTER: "the whole interval lies below the margin, at two looks in a row or at the last, and is "
     "confirmed like SLOWER",
 }
@@ -59,7 +61,7 @@ _EXIT_CODES: Final[Mapping[GateVerdict, ExitCode]] = {
     GateVerdict.FAILED: ExitCode.FAILED_CELLS,
     GateVerdict.CONTAMINATED: ExitCode.INCONCLUSIVE,
     GateVerdict.SLOWER: ExitCode.REGRESSION,
-    GateVerdict.BROKEN: ExitCode.REGRESSION,
+    GateVerdict.FAIL: ExitCode.REGRESSION,
     GateVerdict.UNDECIDED: ExitCode.INCONCLUSIVE,
 }
 
@@ -90,42 +92,43 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One judged item: a cell, its submission, the slowdown of its neighbour, or a rule about one run.
+    """One judged item: a cell, the time of its caller, the slowdown of its neighbour, or a rule about one run.
 
-    `base` and `cand` are medians over the rounds in `unit` (us or x; NaN if there is none). `effect`, with its
-    interval [`low`, `high`], is the ratio of candidate to base, and `margin` the allowed difference as a fraction.
-    `cells` are the cells of the base to measure for more certainty, unless the row is `settled`: all combinations of
-    their values on each axis. `not_slower` is true if the interval excludes a slowdown beyond the margin, `unconfirmed`
-    if several processes of each side did not confirm that the row is SLOWER or FASTER, so that it is UNDECIDED.
-    `reason` is "" if the figures need no explanation.
+    `base` and `cand` are medians over the rounds in `unit` (us or x; NaN if there is none), and `margin` the allowed
+    difference as a fraction. `estimate` is about the lower tenths of visits, `upper` about their upper halves; it can
+    only make a row SLOWER, or keep it from SAME. `cells` are the cells of the base to measure for more certainty,
+    unless the row is `settled`: all combinations of their values on each axis. `reason` is "" if the figures need no
+    explanation.
     """
 
     kind: Kind
     name: str
     verdict: GateVerdict
     cells: Sequence[Cell]
+    estimate: Estimate = field(default_factory=Estimate)
+    upper: Estimate | None = None
     unit: str = "us"
     base: float = math.nan
     cand: float = math.nan
-    effect: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
     margin: float = math.nan
-    pairs: int = 0
     reason: str = ""
-    settled: bool = True
-    not_slower: bool = False
-    unconfirmed: bool = False
 
     @property
-    def gates(self) -> GateVerdict:
-        """The verdict as far as it affects the whole.
+    def decisive(self) -> Estimate:
+        """The estimate that the verdict comes from."""
+        upper = self.upper is not None and self.upper.says_slower and self.estimate.verdict is not Verdict.SLOWER
+        return self.upper if self.upper is not None and upper else self.estimate
 
-        An undecided row passes if it is not slower, and if it is a submission: what the CPU does scatters more than
-        copies do, and a gate that other work on the host stops is switched off.
-        """
-        passes = self.not_slower or self.kind == "submission"
-        return GateVerdict.SAME if self.verdict is GateVerdict.UNDECIDED and passes else self.verdict
+    @property
+    def settled(self) -> bool:
+        """Whether more pairs cannot change the verdict."""
+        return self.decisive.settled and self.verdict is not GateVerdict.CONTAMINATED
+
+    @property
+    def passes(self) -> bool:
+        """Whether the row lets the gate pass; an undecided one does if it excludes a slowdown beyond the margin."""
+        undecided = self.verdict is GateVerdict.UNDECIDED
+        return self.decisive.not_slower if undecided else self.verdict.exit_code is ExitCode.DONE
 
     @property
     def command(self) -> str:
@@ -177,12 +180,14 @@ class Judgement:
     def exit_code(self, *, inconclusive_passes: bool = False) -> ExitCode:
         """Return the exit code of the command; `inconclusive_passes` lets UNDECIDED and CONTAMINATED pass."""
         code = self.verdict.exit_code
-        return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and inconclusive_passes else code
+        passes = inconclusive_passes or all(row.passes for row in self.rows)
+        return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and passes else code
 
     def missing(self, pairs: int) -> dict[Cell, int]:
         """Return, for each of the base's cells, the pairs missing until every unsettled row has `pairs` pairs."""
         missing: dict[Cell, int] = {}
         for row in self.rows:
-            if not row.settled and row.pairs < pairs:
-                missing |= {cell: max(missing.get(cell, 0), pairs - row.pairs) for cell in row.cells}
+            if not row.settled and row.decisive.pairs < pairs:
+                lack = pairs - row.decisive.pairs
+                missing |= {cell: max(missing.get(cell, 0), lack) for cell in row.cells}
         return missing

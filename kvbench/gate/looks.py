@@ -34,14 +34,26 @@ class Estimate:
     NaN; with too few pairs the interval is (-inf, inf) and `reason` says so.
     """
 
-    centre: float
-    low: float
-    high: float
-    verdict: Verdict
-    settled: bool
-    pairs: int
+    centre: float = math.nan
+    low: float = -math.inf
+    high: float = math.inf
+    verdict: Verdict = Verdict.UNDECIDED
+    settled: bool = False
+    pairs: int = 0
     not_slower: bool = False
     unconfirmed: Verdict | None = None
+
+    @property
+    def ratios(self) -> tuple[float, float, float]:
+        """The centre and the ends of the interval as ratios of the candidate's time to the base's."""
+        with np.errstate(over="ignore"):  # an untrusted run can hold any time
+            centre, low, high = np.exp([self.centre, self.low, self.high]).tolist()
+        return centre, low, high
+
+    @property
+    def says_slower(self) -> bool:
+        """Whether the interval lies above the margin, confirmed or not."""
+        return Verdict.SLOWER in (self.verdict, self.unconfirmed)
 
     @property
     def reason(self) -> str:
@@ -80,7 +92,7 @@ def look_at(
             settled, not_slower = settles and not short, bool(high <= margin)
             return Estimate(centre, low, high, told, settled, seen.size, not_slower, unconfirmed)
         earlier = None if verdict is Verdict.UNDECIDED else verdict
-    return Estimate(math.nan, -math.inf, math.inf, Verdict.UNDECIDED, settled=False, pairs=0)
+    return Estimate()
 
 
 def _confirmed(verdict: Verdict, seen: Floats, margin: float, processes: Floats | None) -> bool:

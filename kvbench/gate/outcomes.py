@@ -1,12 +1,15 @@
-"""The outcome of every cell of a run: its status and figures."""
+"""The outcome of every cell of a run: its status, figures and visits; and the curves that cells make.
+
+A curve is a set of cells that differ only in block size.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvbench.analysis.compare import Visits
-from kvbench.cells.cell import Cell
+from kvbench.cells.cell import AXES, Cell
 from kvbench.results import CellRecord, Run
 
 # name in a rule -> column of the summary
@@ -15,21 +18,29 @@ QUANTITIES: Final = {
     "ceiling_share": "ceiling_share",
     **{f"{part}_us": f"{part}_us_median" for part in ("swap", "caller", "gpu", "wall", "cpu")},
 }
-_FIGURES: Final = (*QUANTITIES.values(), "gbps_q1", "gbps_q3", "ceiling_gbps")
+_TIMES: Final = tuple(name for name in QUANTITIES if name.endswith("_us"))
+MIN_SIZES: Final = 2
+# Two cells that agree on these axes are the same swap by two backends, except for the block size.
+_OF_THE_SWAP: Final = tuple(
+    axis.field
+    for axis in AXES.values()
+    if axis.name not in ("backend", "block_size") and (axis.name == "memory" or not axis.optional)
+)
 
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """One cell in one run: `status` is ok, failed or skipped, with its reason; `figures` by column, NaN unless ok.
+    """One cell in one run: `status` is ok, failed or skipped, with its reason.
 
-    `visits` are the medians of swap_us in microseconds by round, empty unless ok.
+    `figures` are the cell's quantities and its ceiling (GB/s), and `visits` the same quantities by visit: name -> round
+    -> the visit's median. Figures are NaN and visits empty unless ok.
     """
 
     cell: Cell
     status: str
     reason: str
     figures: Mapping[str, float]
-    visits: Visits
+    visits: Mapping[str, Visits]
 
 
 Outcomes = Mapping[Cell, CellOutcome]
@@ -41,7 +52,7 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
     A cell with samples but without verified bytes counts as failed, because its copies were never compared.
     """
     cells = {record.cell.id: record.cell for record in run.records if isinstance(record, CellRecord)}
-    visits = run.visit_times()
+    times = {name: run.visit_times(name) for name in _TIMES}
     found = {}
     for row in run.frame().to_dict("records"):
         cell = cells[str(row["cell_id"])]
@@ -49,6 +60,24 @@ def outcomes(run: Run) -> dict[Cell, CellOutcome]:
         if status == "ok" and int(row["verified_bytes"]) == 0:
             status, reason = "failed", "no bytes were verified"
         ok = status == "ok"
-        figures = {name: float(row[name]) if ok else math.nan for name in _FIGURES}
-        found[cell] = CellOutcome(cell, status, reason, figures, visits.get(cell.id, {}) if ok else {})
+        columns = {**QUANTITIES, "ceiling": "ceiling_gbps"}
+        figures = {name: float(row[column]) if ok else math.nan for name, column in columns.items()}
+        visits = {name: own.get(cell.id, {}) if ok else {} for name, own in times.items()}
+        visits["gbps"] = {number: cell.swap_bytes / us / 1e3 for number, us in visits["swap_us"].items()}
+        visits["ceiling_share"] = {number: gbps / figures["ceiling"] for number, gbps in visits["gbps"].items()}
+        found[cell] = CellOutcome(cell, status, reason, figures, visits)
     return found
+
+
+def curves_of(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """Return the curves: cells that differ only in block size, at least `MIN_SIZES` each, sorted by size."""
+    groups: dict[Cell, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(replace(cell, block_bytes=1), []).append(cell)
+    ordered = [sorted(group, key=lambda cell: cell.block_bytes) for group in groups.values()]
+    return [curve for curve in ordered if len(curve) >= MIN_SIZES]
+
+
+def of_the_swap(cell: Cell) -> tuple[object, ...]:
+    """Return a key that is equal for cells of the same swap by two backends, except for the block size."""
+    return tuple(getattr(cell, field) for field in _OF_THE_SWAP)

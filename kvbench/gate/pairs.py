@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
@@ -12,19 +12,17 @@ import numpy as np
 from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.cells.cell import Cell
 from kvbench.errors import MismatchError, UsageError
-from kvbench.gate.disturbance import CPU, CpuTimes, Mask, spoiled
+from kvbench.gate.disturbance import CPU, Mask, spoiled
 from kvbench.gate.partners import about_backends, few, partners
 from kvbench.gate.visit_times import (
+    CALLER_BOUND,
     CPU_BOUND,
-    SUBMISSION_BOUND,
-    disturbances,
+    VisitValues,
+    fast_us,
     has_figure,
     shares_of,
-    slowdown,
-    submission_us,
-    undisturbed_us,
-    unevenness,
-    visit_us,
+    unknown,
+    values_of,
 )
 from kvbench.results import Ceiling, Control, Failure, Run, Skip, Visit
 from kvbench.results.schema import NO_FIGURE, EffectivePath
@@ -32,12 +30,11 @@ from kvbench.results.schema import NO_FIGURE, EffectivePath
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The cells of both sides in a fixed order, under the base's names, and their times by `visit_us`.
+    """The cells of both sides in a fixed order, under the base's names, and their paired visits.
 
-    `base_us` and `cand_us` have the shape (cells, rounds), with NaN if a round did not measure a cell, or if the pair
-    was spoiled. `slowdowns` are those of the cells' neighbours on each side, with the shape (2, cells, rounds), and
-    NaN for cells without a neighbour too. `submissions_us` has the same shape, and NaN for cells whose submission takes
-    less than `SUBMISSION_BOUND` of their time or copies; it is None for runs that were not made in turn.
+    `visits` have the shape (2, cells, rounds), without values if a round did not measure a cell, or if the pair was
+    spoiled. Their `caller_us` is NaN for cells whose caller takes less than `CALLER_BOUND` of their time or copies, and
+    for runs that were not made in turn.
 
     `order` is 1 for every round in which the candidate ran second, -1 if it ran first, 0 if unknown. `controls` maps a
     name to the log ratios of the candidate's time to the base's, by round, of controls that no build affects. `failed`
@@ -50,12 +47,9 @@ class Pairs:
     """
 
     cells: Sequence[Cell]
-    base_us: Floats
-    cand_us: Floats
+    visits: VisitValues
     order: Floats
     controls: Mapping[str, Floats]
-    slowdowns: Floats | None = None
-    submissions_us: Floats | None = None
     failed: Mapping[Cell, str] = field(default_factory=dict)
     lacking: frozenset[Cell] = frozenset()
     faults: Sequence[str] = ()
@@ -99,11 +93,14 @@ class _Side:
         """Whether every visit says when it began and ended."""
         return all(visit.span_ns for own in self._visits.values() for visit in own.values())
 
-    def values(self, cells: Sequence[Cell], value: Callable[[Visit], float]) -> Floats:
-        """Return a positive value of every visit, of shape (cells, rounds), NaN if there is none."""
-        visits = (self._visits.get(cell, {}) for cell in cells)
-        rows = [[value(own[key]) if key in own else math.nan for key in self.rounds] for own in visits]
-        return np.reshape(_positive(rows), (len(cells), len(self.rounds)))
+    def values(self, cells: Sequence[Cell]) -> VisitValues:
+        """Return the values of every visit, of shape (cells, rounds)."""
+        places = {key: place for place, key in enumerate(self.rounds)}
+        values = unknown(len(cells), len(places))
+        for row, cell in zip(values, cells, strict=True):
+            for key, visit in self._visits.get(cell, {}).items():
+                row[places[key]] = values_of(visit)
+        return values
 
     def trouble(self, cell: Cell) -> list[str]:
         """Return why the cell has no timing on this side, or []; an unverified cell has none."""
@@ -126,13 +123,14 @@ class _Side:
         return counts.most_common(1)[0][0] if counts else ""
 
     def copies_us(self, kind: type[Control] | type[Ceiling]) -> dict[str, Floats]:
-        """Return direction -> undisturbed time of the large copies of every round, NaN if there are none."""
+        """Return direction -> time of the large copies of every round, NaN if there are none."""
         found: dict[str, dict[tuple[int, int], float]] = {}
         for place, run in enumerate(self.runs):
             for record in run.records:
                 if isinstance(record, kind) and record.gpu_us:
-                    found.setdefault(record.direction, {})[place, record.round] = undisturbed_us(record.gpu_us)
-        return {way: _positive([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
+                    found.setdefault(record.direction, {})[place, record.round] = fast_us(record.gpu_us)
+        every = {way: np.array([own.get(key, math.nan) for key in self.rounds]) for way, own in found.items()}
+        return {way: np.where(own > 0, own, math.nan) for way, own in every.items()}  # a time of zero has no ratio
 
     def created_s(self) -> list[float]:
         """Return when the run of each round was created, in seconds; NaN if unknown."""
@@ -164,39 +162,28 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
     if stopped := all(run.info.status == "interrupted" for run in (*base, *cand)):
         notes.append("both sides were interrupted: only what both measured is judged")
 
-    def both(value: Callable[[Visit], float]) -> Floats:
-        return np.array([ours.values(cells, value), theirs.values([*names.values()], value)])
-
-    began_ns = both(lambda visit: visit.span_ns[0] if visit.span_ns else math.nan)
-    ended_ns = both(lambda visit: visit.span_ns[1] if visit.span_ns else math.nan)
-    began_s = both(lambda visit: visit.began or math.nan)
-    # Only runs made in turn overlap in time; the rounds of others are ordered by when their runs were created. Spans
-    # count from the start of the machine, which may have been another one.
+    visits = np.stack([ours.values(cells), theirs.values([*names.values()])])
+    # Spans count from the start of the machine, which may have been another one.
     known = len(base) == len(cand) == 1 and ours.has_spans and theirs.has_spans
-    in_turn = known and _overlap(began_ns, ended_ns) and _overlap(began_s, began_s)
-    turns = np.fmin.reduce(began_ns, axis=1) if in_turn else np.array([ours.created_s(), theirs.created_s()])
-    times, slowdowns, submissions = both(visit_us), both(slowdown), both(submission_us)
-    probes_us = both(lambda visit: visit.probe_us or math.nan)
-    clocks = both(lambda visit: visit.sm_clock_mhz or math.nan)
-    shares = shares_of(submissions, times)
+    in_turn = known and _overlap(visits["began_ns"], visits["ended_ns"]) and _overlap(*[visits["began_s"]] * 2)
+    # Only runs made in turn overlap in time; the rounds of others are ordered by when their runs were created.
+    began = visits["began_ns"] if in_turn else np.array([[side.created_s()] for side in (ours, theirs)])
+    shares = shares_of(visits["caller_us"], visits["fast_us"])
     inline = frozenset(cell for cell, own in paths.items() if {*own} == {EffectivePath.CPU_INLINE})
     by_cpu = np.array([cell in inline for cell in cells], dtype=bool)  # their margin allows for its changes
-    cpu = CpuTimes(probes_us, submissions, both(unevenness), (shares >= CPU_BOUND) & ~by_cpu)
-    marks = spoiled(np.isfinite(both(disturbances)), cpu, clocks, times, copies) if in_turn else {}
-    submissions[:, (shares < SUBMISSION_BOUND) | by_cpu] = math.nan
-    for values in (times, slowdowns, submissions):
-        values[:, [cell in failed for cell in cells]] = math.nan
-    made = np.isfinite(times).all(axis=0)
+    marks = spoiled(visits, (shares >= CPU_BOUND) & ~by_cpu, copies) if in_turn else {}
+    controls = _controls(visits["probe_us"], copies, marks)
+    processes = _new_processes(visits["process"]) if in_turn else None
+    visits["caller_us"][:, (shares < CALLER_BOUND) | by_cpu | (not in_turn)] = math.nan
+    visits[:, [cell in failed for cell in cells]] = math.nan
+    made = np.isfinite(visits["fast_us"]).all(axis=0)
     for mark in marks.values():
-        times[:, mark] = slowdowns[:, mark] = submissions[:, mark] = math.nan
+        visits[:, mark] = math.nan
     return Pairs(
         cells,
-        times[0],
-        times[1],
-        order=np.nan_to_num(np.sign(turns[1] - turns[0])),
-        controls=_controls(probes_us, copies, marks),
-        slowdowns=slowdowns,
-        submissions_us=submissions if in_turn else None,
+        visits,
+        order=np.nan_to_num(np.sign(np.subtract(*np.fmin.reduce(began, axis=1)[::-1]))),
+        controls=controls,
         failed=failed,
         lacking=lacking,
         faults=[] if stopped else [*ours.unfinished(), *theirs.unfinished()],
@@ -205,7 +192,7 @@ def pair(base: Sequence[Run], cand: Sequence[Run]) -> Pairs:
         notes=[*about_backends(ours.measured, theirs.measured), *notes],
         disturbed={cause: count for cause, mark in marks.items() if (count := int((mark & made).sum()))},
         in_turn=in_turn,
-        processes=_new_processes(both(lambda visit: visit.process or math.nan)) if in_turn else None,
+        processes=processes,
     )
 
 
@@ -290,8 +277,3 @@ def _created_s(run: Run) -> float:
         return datetime.fromisoformat(run.info.created).timestamp()
     except (ValueError, OverflowError):  # an untrusted run
         return math.nan
-
-
-def _positive(times_us: Sequence[float] | Sequence[Sequence[float]]) -> Floats:
-    known = np.asarray(times_us, dtype=np.float64)
-    return np.where(known > 0, known, np.nan)  # a time of zero has no ratio

@@ -1,27 +1,32 @@
-"""Checks rules about one run: which hold, which are broken, and which are unknown for lack of cells."""
+"""Checks rules about one run: which hold, which are broken, which are undecided, and which lack cells.
+
+A figure and its limit are compared visit by visit: a rule holds or is broken where the whole 95% interval says so.
+"""
 
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Annotated, Final
 
 import msgspec
+import numpy as np
 
-from kvbench.analysis.compare import MIN_PAIRS, Visits, winners
+from kvbench.analysis.compare import MIN_PAIRS, Visits, paired_interval, winners
 from kvbench.analysis.curves import MIN_HEIGHT, crossovers, find_cliff
+from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.cell import Cell
 from kvbench.cells.filter import Filter
 from kvbench.errors import MismatchError, brief
 from kvbench.gate.judgement import GateVerdict, Row, worst
-from kvbench.gate.outcomes import QUANTITIES, CellOutcome, Outcomes, outcomes
-from kvbench.gate.shape import MIN_SIZES, curves_of, of_the_swap
+from kvbench.gate.outcomes import MIN_SIZES, QUANTITIES, CellOutcome, Outcomes, of_the_swap, outcomes
+from kvbench.gate.selection import CEILING, Limit, Selection, UnknownError
 from kvbench.results import Run
 from kvbench.text import NAME_PATTERN, shown
 from kvbench.units import format_size, parse_size
 
-CEILING: Final = "ceiling"
 LARGEST: Final = 1e9
 _DEFAULT_QUANTITY: Final = "gbps"
 
@@ -44,100 +49,24 @@ class RulesReport:
         return worst(row.verdict for row in self.rows)
 
 
-class _UnknownError(Exception):
-    """A rule that cannot be judged; the message says what is missing."""
-
-
-class Selection:
-    """The cells that meet all of `filters`."""
-
-    def __init__(self, filters: tuple[Filter, ...] = ()) -> None:
-        self.filters = filters
-
-    def __str__(self) -> str:
-        return ",".join(map(str, self.filters)) or "all cells"
-
-    @property
-    def axes(self) -> frozenset[str]:
-        """The names of the axes that the filters set."""
-        return frozenset(condition.axis for condition in self.filters)
-
-    def of(self, found: Outcomes) -> Outcomes:
-        """Return the outcomes of these cells, in their order."""
-        return {cell: each for cell, each in found.items() if all(one.holds(cell) for one in self.filters)}
-
-    def measured(self, found: Outcomes) -> Outcomes:
-        """Return the outcomes of these cells without skipped ones; raises _UnknownError if none is left or one failed.
-
-        The outcomes are in the order of `found`.
-        """
-        chosen = self.of(found)
-        ran = {cell: outcome for cell, outcome in chosen.items() if outcome.status != "skipped"}
-        if not ran:
-            asked = "measured; all are skipped" if chosen else "requested"
-            why = next((f": {outcome.reason}" for outcome in chosen.values()), "")
-            raise _UnknownError(f"no cell of {self} was {asked}{why}")
-        for outcome in ran.values():
-            if outcome.status != "ok":
-                raise _UnknownError(f"{outcome.cell.label} failed: {outcome.reason}")
-        return ran
-
-    def curves(self, found: Outcomes) -> list[list[CellOutcome]]:
-        """Return the curves: outcomes that differ only in block size, at least two each, by size; raises as above."""
-        measured = self.measured(found)
-        return [[measured[cell] for cell in curve] for curve in curves_of(measured)]
-
-
-class Limit:
-    """The limit of a quantity: `factor` times that of `partner`, or just `factor` if `partner` is None.
-
-    `partner` is `CEILING` (of the cell's direction), or a selection: its cells with the same values on every axis that
-    the selection does not set.
-    """
-
-    def __init__(self, factor: float, partner: Selection | str | None = None) -> None:
-        self.factor = factor
-        self.partner = partner
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, (f"{self.factor:.9g}", str(self.partner or ""))))
-
-    def partners(self, outcome: CellOutcome, column: str, found: Outcomes) -> list[tuple[str, float, Sequence[Cell]]]:
-        """Return the partners of a cell: name, figure in `column`, and cells; raises _UnknownError."""
-        if self.partner is None:
-            return [("the number", 1.0, [])]
-        if isinstance(self.partner, str):
-            return [(f"the {CEILING}", outcome.figures["ceiling_gbps"], [])]
-        free = [axis.field for axis in AXES.values() if axis.name not in self.partner.axes]
-
-        def like(other: Cell) -> bool:
-            values = ((getattr(outcome.cell, field), getattr(other, field)) for field in free)
-            return all(ours == theirs or ours is None or theirs is None for ours, theirs in values)
-
-        alike = {cell: each for cell, each in self.partner.of(found).items() if like(cell)}
-        if not alike:
-            raise _UnknownError(f"{outcome.cell.label} has no partner among {self.partner}")
-        return [(cell.label, each.figures[column], [cell]) for cell, each in self.partner.measured(alike).items()]
-
-
 class Rule(msgspec.Struct, frozen=True):
     """A statement about the cells of one run; `str` gives the statement."""
 
     def cases(self, found: Outcomes) -> list[Case]:
-        """Return the cases of the rule, at least one; raises _UnknownError if there is nothing to judge."""
+        """Return the cases of the rule, at least one; raises UnknownError if there is nothing to judge."""
         raise NotImplementedError
 
     def check(self, found: Outcomes) -> Row:
         try:
             cases = self.cases(found)
-        except _UnknownError as why:
+        except UnknownError as why:
             return Row("rule", str(self), GateVerdict.FAILED, [], reason=str(why))
         verdicts = [_verdict(slack) for slack, _, _ in cases]
         verdict = worst(verdicts)
         _, words, cells = min(
             (case for case, own in zip(cases, verdicts, strict=True) if own is verdict), key=lambda case: case[0]
         )
-        broken = verdicts.count(GateVerdict.BROKEN)
+        broken = verdicts.count(GateVerdict.FAIL)
         more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
         return Row("rule", str(self), verdict, cells, reason=words + more)
 
@@ -145,7 +74,7 @@ class Rule(msgspec.Struct, frozen=True):
 def _verdict(slack: float) -> GateVerdict:
     if math.isnan(slack):
         return GateVerdict.UNDECIDED
-    return GateVerdict.BROKEN if slack < 0 else GateVerdict.HOLDS
+    return GateVerdict.FAIL if slack < 0 else GateVerdict.PASS
 
 
 class Bound(Rule, frozen=True, kw_only=True):
@@ -172,20 +101,37 @@ class Bound(Rule, frozen=True, kw_only=True):
         return limit
 
     def cases(self, found: Outcomes) -> list[Case]:
-        column, factor = QUANTITIES[self.quantity], self.limit.factor
+        factor = self.limit.factor
         cases: list[Case] = []
         for cell, outcome in self.cells.measured(found).items():
-            value = outcome.figures[column]
-            for label, other, cells in self.limit.partners(outcome, column, found):
+            value, visits = outcome.figures[self.quantity], outcome.visits[self.quantity]
+            for label, other, partner in self.limit.partners(outcome, self.quantity, found):
                 limit = factor * other
                 if not (math.isfinite(value) and math.isfinite(limit) and limit > 0):
-                    raise _UnknownError(f"{cell.label} has no {self.quantity} to compare with {label}")
+                    raise UnknownError(f"{cell.label} has no {self.quantity} to compare with {label}")
                 words = f"against {factor:g}"
                 if self.limit.partner is not None:
                     words = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
-                slack = 1 - value / limit if self.at_least is None else value / limit - 1
-                cases.append((slack, f"{cell.label}: {self.quantity} {value:.4g} {words}", [cell, *cells]))
+                others = dict.fromkeys(visits, other) if partner is None else partner.visits[self.quantity]
+                ratios = [visits[number] / (factor * others[number]) for number in visits.keys() & others.keys()]
+                slack, why = _slack(ratios if self.at_least is not None else [1 / ratio for ratio in ratios])
+                cells = [cell] if partner is None else [cell, partner.cell]
+                cases.append((slack, f"{cell.label}: {self.quantity} {value:.4g} {words}{why}", cells))
         return cases
+
+
+def _slack(ratios: Sequence[float]) -> tuple[float, str]:
+    """Return the slack of what must be at least 1, from its value in every visit, and why it is undecided, or ""."""
+    if len(ratios) < MIN_PAIRS:
+        return math.nan, f"; {_too_few(len(ratios))}"
+    _, low, high = np.expm1(paired_interval(np.log(ratios))).tolist()
+    if low < 0 <= high:
+        return math.nan, "; its 95% interval reaches across the limit"
+    return low if low >= 0 else high, ""
+
+
+def _too_few(visits: int) -> str:
+    return f"{visits} visits; a verdict requires {MIN_PAIRS}: measure with --rounds {MIN_PAIRS}"
 
 
 class NoCliff(Rule, frozen=True, kw_only=True):
@@ -200,17 +146,27 @@ class NoCliff(Rule, frozen=True, kw_only=True):
     def cases(self, found: Outcomes) -> list[Case]:
         cases: list[Case] = []
         for curve in self.cells.curves(found):
-            columns = [[outcome.figures[name] for outcome in curve] for name in ("gbps", "gbps_q1", "gbps_q3")]
             cells = [outcome.cell for outcome in curve]
-            cliff = find_cliff([cell.block_bytes for cell in cells], *columns)
-            slack, words = math.inf, "no cliff"
-            if cliff is not None:
-                slack = self.no_cliff_above - cliff.height
-                words = f"{cliff.height:.2f}x {_between(cliff.below_bytes, cliff.above_bytes)}"
+            slack, words = self._judge([outcome.visits["gbps"] for outcome in curve], cells)
             cases.append((slack, f"{_curve_name(cells)}: {words}", cells))
         if not cases:
-            raise _UnknownError(f"a cliff requires at least {MIN_SIZES} block sizes of {self.cells}")
+            raise UnknownError(f"a cliff requires at least {MIN_SIZES} block sizes of {self.cells}")
         return cases
+
+    def _judge(self, visits: Sequence[Visits], cells: Sequence[Cell]) -> tuple[float, str]:
+        """Return the slack and the text for a curve; `visits` are the GB/s of its cells."""
+        if (fewest := min(map(len, visits))) < MIN_PAIRS:
+            return math.nan, _too_few(fewest)
+        rates = [[*own.values()] for own in visits]
+        low, high = zip(*map(median_interval, rates), strict=True)
+        sizes = [cell.block_bytes for cell in cells]
+        cliff = find_cliff(sizes, [*map(median, rates)], low, high)
+        if cliff is None:
+            return math.inf, "no cliff"
+        below, above = (visits[sizes.index(size)] for size in (cliff.below_bytes, cliff.above_bytes))
+        first, second = (below, above) if cliff.rises else (above, below)
+        slack, why = _slack([self.no_cliff_above * first[at] / second[at] for at in first.keys() & second.keys()])
+        return slack, f"{cliff.height:.2f}x {_between(cliff.below_bytes, cliff.above_bytes)}{why}"
 
 
 _Backend = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}\\Z")]
@@ -260,14 +216,14 @@ class CrossoverBetween(Rule, frozen=True, kw_only=True):
             cases.append((slack, f"{_curve_name(cells)}: {words}", cells))
         if not cases:
             names = " and ".join(self.crossover)
-            raise _UnknownError(f"{names} have fewer than {MIN_SIZES} block sizes of the same swap in common")
+            raise UnknownError(f"{names} have fewer than {MIN_SIZES} block sizes of the same swap in common")
         return cases
 
     def _judge(self, arms: dict[str, dict[int, Visits]]) -> tuple[float, str]:
         """Return the slack and the text for two curves with common sizes."""
         fewest = min(len(visits) for times in arms.values() for visits in times.values())
         if fewest < MIN_PAIRS:
-            return math.nan, f"{fewest} visits; a verdict requires {MIN_PAIRS}: measure with --rounds {MIN_PAIRS}"
+            return math.nan, _too_few(fewest)
         fastest = winners(arms, IN_TURN)
         decided = {name for name in fastest.values() if name}
         spans = [(change.below_bytes, change.above_bytes) for change in crossovers(fastest)]
@@ -289,7 +245,7 @@ class RuleSet:
 
 
 def check_rules(run: Run, rules: RuleSet) -> RulesReport:
-    """Judge every rule by the medians of `run`; raises MismatchError for rules of another config."""
+    """Judge every rule by the visits of `run`; raises MismatchError for rules of another config."""
     config = run.info.spec.get("name", "")
     if rules.config not in (None, config):
         raise MismatchError(
@@ -305,7 +261,7 @@ def check_rules(run: Run, rules: RuleSet) -> RulesReport:
 
 
 def _visits(curve: Sequence[CellOutcome]) -> dict[int, Visits]:
-    return {outcome.cell.block_bytes: outcome.visits for outcome in curve}
+    return {outcome.cell.block_bytes: outcome.visits["swap_us"] for outcome in curve}
 
 
 def _between(low_bytes: int, high_bytes: int) -> str:

@@ -95,7 +95,7 @@ class SideBySide:
         closing_s = self._timed_round()
         judgement = self._judged(judge, None)
         for look in PLAN:
-            differ = sum(row.unconfirmed for row in judgement.rows)
+            differ = sum(row.decisive.unconfirmed is not None for row in judgement.rows)
             renewed = differ > 0 and time.monotonic() + self._opening_s + closing_s < deadline_s
             if renewed:
                 self._say(f"{counted(differ, 'difference')} so far; new processes go on")

@@ -9,7 +9,7 @@ import pytest
 
 from kvbench.gate.judgement import GateVerdict
 from tests.command import Done, error_line, kvbench_here
-from tests.synthetic import ceilings, failure, visits, write_run
+from tests.synthetic import ceilings, failure, rounds, write_run
 from tests.unit.gate.gated import CELLS, Side, compared, written
 
 SLOW = Side(factor=lambda cell: 1.08 if cell == CELLS[1] else 1.0)
@@ -59,7 +59,7 @@ def test_plain_text_names_the_cell_and_what_to_run(tmp_path: Path) -> None:
     assert CELLS[1].label in row
     assert re.search(r" \+7\.\d% +\[\+7\.\d%, \+8\.\d%\] ", row)
     assert CELLS[1].command() in lines
-    assert lines[-1] == "kvbench gate compare: SLOWER"
+    assert lines[0] == "kvbench gate compare: SLOWER"
     assert "\x1b" not in done.stdout
 
 
@@ -136,7 +136,7 @@ def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     [("batched", "0.01 ceiling", 0), ("batched", "9 ceiling", 1), ("sm", "0.01 ceiling", 5)],
 )
 def test_rules_have_their_exit_codes(tmp_path: Path, backend: str, limit: str, code: int) -> None:
-    run = write_run(tmp_path / "run", [*visits(CELLS[:2]), *ceilings()])
+    run = write_run(tmp_path / "run", [*rounds(CELLS[:2]), *ceilings()])
     (tmp_path / "mine.toml").write_text(f'[[rule]]\ncells = "backend={backend}"\nat_least = "{limit}"')
     done = kvbench_here("gate", "rules", run, "--rules=mine.toml", "--json", cwd=tmp_path)
     assert done.returncode == code, done.stderr

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ _WIDTH: Final = 2000
 _COLOURS: Final[Mapping[str, str]] = {
     GateVerdict.FAILED: "bold red",
     GateVerdict.SLOWER: "red",
-    GateVerdict.BROKEN: "red",
+    GateVerdict.FAIL: "red",
     GateVerdict.UNDECIDED: "yellow",
     GateVerdict.FASTER: "green",
 }
@@ -83,24 +82,23 @@ def _tell_github(sheet: Sheet) -> None:
 
 def _show(sheet: Sheet) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    counts = Counter(row.verdict for row in sheet.quiet)
+    console.print(Text(printable(f"{sheet.title}: {sheet.verdict}"), _COLOURS.get(sheet.verdict, "")), soft_wrap=True)
     notes = [
-        *(f"{count} {verdict}, not shown here" for verdict, count in counts.items()),
+        *sheet.counts,
         *(f"FAILED: {fault}" for fault in sheet.faults),
         *(f"warning: {text}" for text in sheet.warnings),
         *sheet.summary,
-        f"{sheet.title}: {sheet.verdict}",
     ]
-    if sheet.loud:
+    if sheet.listed:
         table = Table("", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         table.add_column("what", overflow="fold")
         for heading in sheet.headings:
             table.add_column(heading, justify="right")
-        for row in sheet.loud:
+        for row in sheet.listed:
             cells = map(Text, map(printable, (name_of_row(row), *figures(row))))
             table.add_row(Text(row.verdict, _COLOURS[row.verdict]), *cells)
         console.print(table)
-    for row in sheet.loud:  # below the table: a command in a narrow column cannot be copied
+    for row in sheet.listed:  # below the table: a command in a narrow column cannot be copied
         for text in filter(None, (row.reason and f"{name_of_row(row)}: {row.reason}", row.command)):
             console.print(Text(printable(text)), soft_wrap=True)
     for text in notes:

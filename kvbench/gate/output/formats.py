@@ -30,14 +30,14 @@ SCHEMA: Final = 1
 _ELEMENTS: Final[Mapping[str, str]] = {
     GateVerdict.FAILED: "error",
     GateVerdict.SLOWER: "failure",
-    GateVerdict.BROKEN: "failure",
+    GateVerdict.FAIL: "failure",
     GateVerdict.UNDECIDED: "skipped",
     GateVerdict.CONTAMINATED: "skipped",
 }
 _ANNOTATIONS: Final[Mapping[str, str]] = {
     GateVerdict.FAILED: "error",
     GateVerdict.SLOWER: "error",
-    GateVerdict.BROKEN: "error",
+    GateVerdict.FAIL: "error",
     GateVerdict.UNDECIDED: "warning",
 }
 
@@ -78,7 +78,7 @@ def _size(text: str) -> int:
 
 
 def junit(sheet: Sheet) -> str:
-    """Return JUnit XML: FAILED is an error, SLOWER or BROKEN a failure; inconclusive rows are skipped."""
+    """Return JUnit XML: FAILED is an error, SLOWER or FAIL a failure; inconclusive rows are skipped."""
     rows = [*(Row("rule", fault, GateVerdict.FAILED, [], reason=fault) for fault in sheet.faults), *sheet.rows]
     counts = Counter(_ELEMENTS.get(row.verdict) for row in rows)
     suite = ElementTree.Element(
@@ -137,10 +137,22 @@ def judgement_data(judgement: Judgement, exit_code: int) -> dict[str, Any]:
         **_finite({name: getattr(judgement, name) for name in judgement.__slots__}),
         "margins": msgspec.structs.asdict(judgement.margins),
         "controls": [_finite(asdict(control)) for control in judgement.controls],
-        "rows": [
-            _finite(asdict(row)) | {"cells": [cell.id for cell in row.cells], "command": row.command}
-            for row in judgement.rows
-        ],
+        "rows": [_finite(_row_data(row)) for row in judgement.rows],
+    }
+
+
+def _row_data(row: Row) -> dict[str, Any]:
+    estimates = {"": row.estimate, **({"upper_": row.upper} if row.upper is not None else {})}
+    return {
+        **{name: getattr(row, name) for name in ("kind", "name", "verdict", "unit", "base", "cand", "margin")},
+        **{
+            f"{half}{name}": value
+            for half, estimate in estimates.items()
+            for name, value in zip(("effect", "low", "high"), estimate.ratios, strict=True)
+        },
+        "pairs": row.decisive.pairs,
+        **{name: getattr(row, name) for name in ("reason", "settled", "passes", "command")},
+        "cells": [cell.id for cell in row.cells],
     }
 
 

@@ -7,12 +7,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from kvbench.errors import ExitCode
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
+from kvbench.gate.looks import Estimate
 from kvbench.gate.rule_check import RulesReport
 
 # From this ratio on, a factor is easier to read than a percentage.
 _MANY_TIMES = 3.0
+_HEADINGS: Final = (
+    "base, lower tenth", "candidate, lower tenth", "effect", "interval of the effect", "margin", "effect, upper half",
+)  # fmt: skip
+_NONE: Final = Estimate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +43,31 @@ class Sheet:
     def quiet(self) -> list[Row]:
         return [row for row in self.rows if not is_loud(row)]
 
+    @property
+    def listed(self) -> list[Row]:
+        """The rows for a terminal: what changed, failed or is broken, and every undecided rule."""
+        return [
+            row for row in self.rows if row.verdict is GateVerdict.FASTER or (is_loud(row) and not _is_counted(row))
+        ]
+
+    @property
+    def counts(self) -> list[str]:
+        """A line for each verdict whose rows are not listed, and for the undecided ones how many may be slower."""
+        listed = {id(row) for row in self.listed}
+        rest = [row for row in self.rows if id(row) not in listed]
+        lines = [f"{count} {verdict}" for verdict, count in Counter(row.verdict for row in rest).items()]
+        unclear = [row for row in rest if is_loud(row)]
+        more = f", {len(unclear)} of which may be slower, such as {name_of_row(unclear[0])}" if unclear else ""
+        return [line + more * line.endswith(GateVerdict.UNDECIDED) for line in lines]
+
 
 def is_loud(row: Row) -> bool:
     """Whether the row needs attention; a CONTAMINATED row does not, because no row is the cause."""
-    return row.gates not in (GateVerdict.CONTAMINATED, GateVerdict.SAME, GateVerdict.HOLDS)
+    return row.verdict is not GateVerdict.CONTAMINATED and not row.passes
+
+
+def _is_counted(row: Row) -> bool:
+    return row.verdict is GateVerdict.UNDECIDED and row.kind != "rule"
 
 
 def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
@@ -47,7 +75,7 @@ def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
     return Sheet(
         title="kvbench gate compare",
         verdict=judgement.verdict,
-        headings=("base", "candidate", "effect", "95% interval", "margin"),
+        headings=_HEADINGS,
         rows=judgement.rows,
         summary=[*_first(judgement, repeat), *_summary(judgement)],
         faults=judgement.faults,
@@ -75,12 +103,15 @@ def figures(row: Row) -> Sequence[str]:
     if row.kind == "rule" or row.verdict is GateVerdict.FAILED:
         return ()
     sides = _quantity(row.base, row.unit), _quantity(row.cand, row.unit)
-    return (*sides, _percent(row.effect), _interval(row.low, row.high), f"{row.margin:.1%}")
+    effect, upper = (
+        (_percent(one.ratios[0]), _interval(*one.ratios[1:])) for one in (row.estimate, row.upper or _NONE)
+    )
+    return (*sides, *effect, f"{row.margin:.1%}", " ".join(filter(None, upper)))
 
 
 def message(row: Row) -> str:
     """Return the row in one sentence, without its name."""
-    passes = "not slower" if row.verdict is GateVerdict.UNDECIDED and row.not_slower else ""
+    passes = "not slower" if row.verdict is GateVerdict.UNDECIDED and row.passes else ""
     return "; ".join(filter(None, (", ".join(filter(None, figures(row))), passes, row.reason)))
 
 
@@ -106,6 +137,8 @@ def _summary(judgement: Judgement) -> list[str]:
     for control in judgement.controls:
         moved = " ".join(filter(None, (_percent(control.effect), _interval(control.low, control.high))))
         lines.append(f"control {control.name}: {moved}, {_steadiness(control)}")
+    if judgement.verdict is GateVerdict.UNDECIDED and judgement.exit_code() is ExitCode.DONE:
+        lines.append("exit code 0: no undecided row is slower by more than its margin")
     if math.isfinite(judgement.geometric_mean):
         lines.append(f"geometric mean of all cells: {_percent(judgement.geometric_mean)} (shown, not gated)")
     if judgement.disturbed:

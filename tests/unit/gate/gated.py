@@ -7,11 +7,14 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from kvbench.analysis.intervals import Floats
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
 from kvbench.gate.floors import FloorFile
 from kvbench.gate.judge import Judge
 from kvbench.gate.judgement import Judgement, Margins
+from kvbench.gate.pairs import Pairs
+from kvbench.gate.visit_times import unknown
 from kvbench.results import Ceiling, Control, Failure, Record, Run, Skip
 from tests.synthetic import info, visit, write_run
 
@@ -83,6 +86,17 @@ def compared(
             fields: dict[str, Any] = {"created": created, "device": {"name": "cuda:0", "kind": "cuda"}}
             runs[which].append(Run(path, info(**(fields | side.changes)), list(records()), []))
     return runs
+
+
+def paired(
+    cells: Sequence[Cell], base_us: Floats, cand_us: Floats, order: Floats | None = None, **fields: Any
+) -> Pairs:
+    """Return pairs whose visits took these times, of shape (cells, rounds), from the fastest sample to the slowest."""
+    visits = unknown(2, *base_us.shape)
+    visits["fast_us"] = visits["upper_us"] = np.array([base_us, cand_us])
+    rounds = base_us.shape[1]
+    fields.setdefault("controls", {})
+    return Pairs(cells, visits, np.zeros(rounds) if order is None else order, **fields)
 
 
 def written(folder: Path, runs: Sequence[Run]) -> list[Path]:

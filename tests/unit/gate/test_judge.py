@@ -1,21 +1,23 @@
 """Verdicts on runs whose truth is known: slower, faster, the same, unclear, disturbed, broken, not comparable."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 
+from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import ExitCode, MismatchError, UsageError
 from kvbench.gate.judge import Judge, without_slot_bias
 from kvbench.gate.judgement import GateVerdict, Judgement, Margins, Row
-from kvbench.gate.pairs import Pairs
+from kvbench.gate.looks import PLAN
 from kvbench.results import Record, Run, Visit
 from tests.synthetic import failure, skip
-from tests.unit.gate.gated import CELLS, Side, compared, floors, judge
+from tests.unit.gate.gated import CELLS, Side, compared, floors, judge, paired
 
 VICTIM = CELLS[4]
 
@@ -43,8 +45,8 @@ def test_a_slower_cell_is_named_and_comes_first() -> None:
     assert judgement.exit_code() is ExitCode.REGRESSION
     worst = judgement.rows[0]
     assert (worst.verdict, worst.cells) == (GateVerdict.SLOWER, [VICTIM])
-    assert worst.low < 1.05 < worst.high
-    assert worst.low > 1.03
+    _, low, high = worst.estimate.ratios
+    assert 1.03 < low < 1.05 < high
     assert worst.command == VICTIM.command()
     assert [row.verdict for row in judgement.rows].count(GateVerdict.SLOWER) == 1
 
@@ -89,8 +91,8 @@ def test_rounds_of_those_cells_alone_are_added_to_the_others() -> None:
     base, cand = compared(Side(), only_victim(1.06), noise=0.02)
     more = compared(Side(), only_victim(1.06), noise=0.02, cells=[VICTIM])
     judgement = judge([*base, *more[0]], [*cand, *more[1]])
-    assert row_of(judgement, VICTIM).pairs == 16
-    assert row_of(judgement, CELLS[0]).pairs == 8
+    assert row_of(judgement, VICTIM).estimate.pairs == 16
+    assert row_of(judgement, CELLS[0]).estimate.pairs == 8
     assert GateVerdict.FAILED not in {row.verdict for row in judgement.rows}
 
 
@@ -142,7 +144,7 @@ def test_three_times_the_rounds_outvote_two_in_which_another_guest_was_on_the_li
     for seen, steady, sure in ((moved, True, False), (np.hstack([moved, calm]), True, True), (always, False, True)):
         order = np.resize([1.0, -1.0], seen.shape[1])
         nothing = np.empty((0, seen.shape[1]))
-        (control,) = Judge().assess(Pairs([], nothing, nothing, order, {"h2d": seen[0]}, {}, [], {})).controls
+        (control,) = Judge().assess(paired([], nothing, nothing, order, controls={"h2d": seen[0]})).controls
         assert control.steady is steady
         assert (control.unsure == 0) is sure
 
@@ -151,19 +153,83 @@ def test_where_the_controls_are_unsure_a_change_must_exceed_its_margin_by_as_muc
     order, unsure = np.resize([1.0, -1.0], 24), np.resize([-0.08, 0.08, 0.0], 24)
     for slower, verdict in ((0.04, GateVerdict.UNDECIDED), (0.15, GateVerdict.SLOWER), (0.0, GateVerdict.SAME)):
         base = np.full((1, 24), 100.0)
-        pairs = Pairs([VICTIM], base, base * (1 + slower), order, {"h2d": unsure})
+        pairs = paired([VICTIM], base, base * (1 + slower), order, controls={"h2d": unsure})
         judgement = Judge().assess(pairs)
         assert judgement.controls[0].unsure > 0.01
         assert judgement.verdict is verdict
 
 
-def test_a_row_that_is_undecided_but_not_slower_passes() -> None:
+def test_an_undecided_row_is_never_the_same_and_passes_only_if_it_cannot_be_slower() -> None:
     faster = np.resize([0.90, 1.0, 1.01], 24)
-    for times, verdict in ((faster, GateVerdict.SAME), (1 / faster, GateVerdict.UNDECIDED)):
+    for times, code in ((faster, ExitCode.DONE), (1 / faster, ExitCode.INCONCLUSIVE)):
         base = np.full((1, 24), 100.0)
-        judgement = Judge().assess(Pairs([VICTIM], base, base * times, np.zeros(24), {}))
-        assert judgement.rows[0].verdict is GateVerdict.UNDECIDED
-        assert judgement.verdict is verdict
+        judgement = Judge().assess(paired([VICTIM], base, base * times))
+        assert {row.verdict for row in judgement.rows} == {judgement.verdict} == {GateVerdict.UNDECIDED}
+        assert judgement.exit_code() is code
+
+
+@pytest.mark.parametrize("name", ["caller_us", "slowdown"])
+def test_an_undecided_row_of_a_caller_or_a_neighbour_that_may_be_slower_does_not_pass(name: str) -> None:
+    times = np.full((1, 24), 100.0)
+    pairs = paired([VICTIM], times, times)
+    pairs.visits[name][0] = 100.0
+    pairs.visits[name][1] = 100.0 / np.resize([0.90, 1.0, 1.01], 24)
+    judgement = Judge().assess(pairs)
+    assert {row.kind: row.verdict for row in judgement.rows}["cell"] is GateVerdict.SAME
+    assert judgement.verdict is GateVerdict.UNDECIDED
+    assert judgement.exit_code() is ExitCode.INCONCLUSIVE
+
+
+def doubled(cell: Cell, every: Sequence[int], count: int = 15) -> Callable[[Record], Record]:
+    """Return a change of a record: the swaps at these places of each visit of `cell` take twice as long."""
+
+    def changed(record: Record) -> Record:
+        if not isinstance(record, Visit) or record.cell != cell:
+            return record
+        times = [us * (1 + (place in every)) for place, us in enumerate([record.samples.gpu_us[0]] * count)]
+        filled = {
+            name: [values[0]] * count for name, values in msgspec.structs.asdict(record.samples).items() if values
+        }
+        samples = msgspec.structs.replace(record.samples, **filled | {"gpu_us": times, "wall_us": times})
+        return msgspec.structs.replace(record, samples=samples)
+
+    return changed
+
+
+@pytest.mark.parametrize("every", [range(1, 15, 2), range(0, 15, 2), range(8, 15)], ids=["odd", "even", "second half"])
+def test_a_build_in_which_half_of_the_swaps_take_twice_as_long_is_slower(every: Sequence[int]) -> None:
+    base, cand = compared(Side(), Side(), noise=0.01)
+    slow = [replace(run, records=[doubled(VICTIM, every)(record) for record in run.records]) for run in cand]
+    same = [replace(run, records=[doubled(VICTIM, ())(record) for record in run.records]) for run in base]
+    judgement = judge(same, slow)
+    row = row_of(judgement, VICTIM)
+    assert (judgement.verdict, row.verdict) == (GateVerdict.SLOWER, GateVerdict.SLOWER)
+    assert row.estimate.verdict is Verdict.SAME
+    assert row.upper is not None
+    assert row.upper.ratios[0] == pytest.approx(2, rel=0.03)
+    assert "upper half" in row.reason
+    assert row_of(judge(slow, same), VICTIM).verdict is GateVerdict.SAME
+
+
+def test_an_upper_half_keeps_a_row_from_same_only_beyond_its_own_margin() -> None:
+    times = np.full((1, 24), 100.0)
+    scattered = np.random.default_rng(2).normal(0, 0.2, 24)
+    for upper, verdict in ((1.15, GateVerdict.SAME), (1.5, GateVerdict.SLOWER), (np.exp(scattered), GateVerdict.SAME)):
+        pairs = paired([VICTIM], times, times)
+        pairs.visits["upper_us"][1] *= upper
+        assert Judge().assess(pairs).verdict is verdict
+
+
+def test_an_upper_half_that_is_slower_in_one_process_is_undecided_until_another_confirms_it() -> None:
+    pairs = 2 * PLAN[0].pairs
+    times = np.full((1, pairs), 100.0)
+    for processes, expected in ((np.zeros(pairs), "UNDECIDED"), (np.arange(pairs) >= PLAN[0].pairs, "SLOWER")):
+        made = paired([VICTIM], times, times, in_turn=True, processes=np.asarray(processes, dtype=float))
+        made.visits["upper_us"][1] *= 2
+        judgement = Judge().assess(made)
+        (row,) = judgement.rows
+        assert (row.verdict, row.settled, row.passes) == (expected, expected == "SLOWER", False)
+        assert bool(judgement.missing(PLAN[-1].pairs)) is (expected == "UNDECIDED")
 
 
 def test_too_few_rounds_say_nothing() -> None:
@@ -178,9 +244,10 @@ def test_too_few_rounds_do_not_show_that_the_machine_moved() -> None:
     assert {(control.steady, control.unsure) for control in judgement.controls} == {(True, math.inf)}
 
 
+@pytest.mark.parametrize("control", [1.03, 0.97])
 @pytest.mark.parametrize("controls", [True, False])
-def test_a_machine_that_moved_is_not_judged(controls: bool) -> None:
-    disturbed = Side(factor=lambda _: 1.1, control=1.03, controls=controls)
+def test_a_machine_that_moved_either_way_is_not_judged(control: float, controls: bool) -> None:
+    disturbed = Side(factor=lambda _: 1.1, control=control, controls=controls)
     judgement = judge(*compared(Side(controls=controls), disturbed))
     assert judgement.verdict is GateVerdict.CONTAMINATED
     assert {row.verdict for row in judgement.rows} == {GateVerdict.CONTAMINATED}
@@ -207,7 +274,7 @@ def test_a_failed_or_missing_cell_is_a_failure_and_no_timing(side: Side, words: 
     assert judgement.exit_code(inconclusive_passes=True) is ExitCode.FAILED_CELLS
     assert row.verdict is GateVerdict.FAILED
     assert f"cand: {words}" in row.reason
-    assert np.isnan(row.effect)
+    assert np.isnan(row.base)
 
 
 def test_cells_that_both_sides_skip_are_none() -> None:
@@ -255,7 +322,7 @@ def test_lists_that_do_not_pair_are_refused() -> None:
 def test_times_that_no_machine_has_are_judged_without_a_crash() -> None:
     judgement = judge(*compared(Side(factor=lambda _: 1e-300), Side(factor=lambda _: 1e290), noise=0.0))
     assert judgement.verdict is GateVerdict.SLOWER
-    assert {row.effect for row in judgement.rows} == {np.inf}
+    assert {row.estimate.ratios[0] for row in judgement.rows} == {np.inf}
 
 
 def test_runs_that_do_not_alternate_are_told() -> None:

@@ -7,8 +7,9 @@ import pytest
 
 from kvbench.analysis.compare import Verdict
 from kvbench.analysis.intervals import CONFIDENCE, Floats
-from kvbench.gate.disturbance import CpuTimes, spoiled
+from kvbench.gate.disturbance import spoiled
 from kvbench.gate.looks import ONCE, PLAN, look_at
+from kvbench.gate.visit_times import unknown
 
 MARGIN = 0.03
 
@@ -82,23 +83,25 @@ def test_the_last_look_decides() -> None:
 
 
 class Machine:
-    """What is told of a machine beside the pairs of four cells in twenty rounds; it is calm."""
+    """The visits of four cells in twenty rounds, and the large copies beside them, on a calm machine."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(1)
-        self.disturbed = np.zeros((2, 4, 20), dtype=bool)
-        self.probes_us = rng.normal(300, 3, (2, 4, 20))
-        self.submissions_us = rng.normal(500, 5, (2, 4, 20))
-        self.unevenness = rng.normal(1.05, 0.01, (2, 4, 20))
+        self.visits = unknown(2, 4, 20)
+        for name, (usual, scatter) in {
+            "probe_us": (300, 3), "caller_us": (500, 5), "unevenness": (1.05, 0.01), "clock_mhz": (1980, 0),
+            "fast_us": (600, 3),
+        }.items():  # fmt: skip
+            self.visits[name] = rng.normal(usual, scatter, (2, 4, 20))
         self.cpu_bound = np.array([True, True, True, False])
-        self.clocks_mhz = np.full((2, 4, 20), 1980.0)
-        self.times_us = rng.normal(600, 3, (2, 4, 20))
         self.copies_us = {way: rng.normal(5000, 10, (2, 20)) for way in ("h2d", "d2h")}
+
+    def __getattr__(self, name: str) -> Floats:
+        return np.asarray(self.visits[name])
 
     def spoiled(self) -> dict[str, list[list[int]]]:
         """Return cause -> places of the pairs that it spoiled."""
-        cpu = CpuTimes(self.probes_us, self.submissions_us, self.unevenness, self.cpu_bound)
-        found = spoiled(self.disturbed, cpu, self.clocks_mhz, self.times_us, self.copies_us)
+        found = spoiled(self.visits, self.cpu_bound, self.copies_us)
         return {cause: np.argwhere(mark).tolist() for cause, mark in found.items() if mark.any()}
 
 
@@ -109,14 +112,14 @@ def test_nothing_is_spoiled_on_a_calm_machine() -> None:
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_visit_that_was_disturbed_spoils_its_pair_alone(side: int) -> None:
     machine = Machine()
-    machine.disturbed[side, 2, 7] = True
+    machine.disturbed[side, 2, 7] = 1
     assert machine.spoiled() == {"disturbed visit": [[2, 7]]}
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> None:
     machine = Machine()
-    for times_us in (machine.probes_us, machine.submissions_us):
+    for times_us in (machine.probe_us, machine.caller_us):
         times_us[side, 2, 7] *= 1.3
         times_us[side, 3, 8] *= 1.3  # of a cell that waits for no CPU
         times_us[:, 1, 9] *= 2  # slow for both
@@ -125,9 +128,9 @@ def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> Non
 
 def test_a_submission_that_is_slow_on_a_fast_cpu_spoils_no_pair() -> None:
     machine = Machine()
-    machine.submissions_us[1, 2] *= 1.3
-    machine.submissions_us[1, 2, ::3] *= 1.3
-    machine.probes_us[1, 1, 7] *= 1.3
+    machine.caller_us[1, 2] *= 1.3
+    machine.caller_us[1, 2, ::3] *= 1.3
+    machine.probe_us[1, 1, 7] *= 1.3
     assert not machine.spoiled()
 
 
@@ -153,8 +156,8 @@ def test_a_slow_link_spoils_the_pairs_of_its_round_that_differ_unusually(way: st
     machine = Machine()
     machine.copies_us[way][1, 5] *= 1.07
     machine.copies_us[way][:, 6] *= 1.07  # slow for both
-    machine.times_us[side, :2, 5:8] *= 1.07
-    machine.times_us[:, 2, 5] *= 1.07
+    machine.fast_us[side, :2, 5:8] *= 1.07
+    machine.fast_us[:, 2, 5] *= 1.07
     assert machine.spoiled() == {"link": [[0, 5], [1, 5]]}
 
 
@@ -162,7 +165,7 @@ def test_a_slow_link_spoils_the_pairs_of_its_round_that_differ_unusually(way: st
 def test_a_cell_that_is_slower_on_one_side_is_not_spoiled_by_a_slow_link(side: int) -> None:
     machine = Machine()
     machine.copies_us["h2d"][1, 5] *= 1.07
-    machine.times_us[side] *= 1.07
+    machine.fast_us[side] *= 1.07
     assert not machine.spoiled()
 
 
@@ -174,13 +177,13 @@ def test_a_link_that_is_slow_for_one_side_throughout_spoils_no_pair() -> None:
 
 def test_a_clock_that_was_limited_spoils_its_pair_alone() -> None:
     machine = Machine()
-    machine.clocks_mhz[:, 1] = 1755  # a cell that always runs at another clock
-    machine.clocks_mhz[0, 2, 3] = 1755
+    machine.clock_mhz[:, 1] = 1755  # a cell that always runs at another clock
+    machine.clock_mhz[0, 2, 3] = 1755
     assert machine.spoiled() == {"clock": [[2, 3]]}
 
 
 def test_what_was_not_told_spoils_nothing() -> None:
     machine = Machine()
-    machine.probes_us[:] = machine.clocks_mhz[:] = np.nan
+    machine.probe_us[:] = machine.clock_mhz[:] = np.nan
     machine.copies_us.clear()
     assert not machine.spoiled()

@@ -52,7 +52,7 @@ def test_a_neighbour_that_is_slower_by_5_percent_is_found_though_its_swaps_take_
     judgement = judged(tmp_path, {DECODE: 1.03 * 1.05})
     rows = rows_of(judgement)
     assert (rows[DECODE].verdict, rows[GEMM].verdict) == (GateVerdict.SLOWER, GateVerdict.SAME)
-    assert rows[DECODE].low < 1.05 < rows[DECODE].high
+    assert rows[DECODE].estimate.ratios[1] < 1.05 < rows[DECODE].estimate.ratios[2]
     assert judgement.verdict is GateVerdict.SLOWER
     assert judgement.exit_code() is ExitCode.REGRESSION
     cells = {row.cells[0]: row.verdict for row in judgement.rows if row.kind == "cell"}

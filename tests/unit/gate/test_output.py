@@ -5,11 +5,13 @@ import math
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
+from kvbench.gate.looks import Estimate
 from kvbench.gate.output.formats import (
     COMMENT_BYTES,
     MOST_ANNOTATIONS,
@@ -31,7 +33,8 @@ CELL = Cell("sm", Direction.H2D, 64, 4096, sms=2)
 
 
 def row(verdict: GateVerdict, name: str = "sm h2d", reason: str = "") -> Row:
-    return Row("cell", name, verdict, [CELL], "us", 100, 110, 1.1, 1.05, 1.15, 0.03, 8, reason)
+    estimate = Estimate(*np.log([1.1, 1.05, 1.15]), pairs=8)
+    return Row("cell", name, verdict, [CELL], estimate, None, "us", 100, 110, 0.03, reason)
 
 
 def judgement(*rows: Row, verdict: GateVerdict = GateVerdict.SLOWER) -> Judgement:
@@ -149,19 +152,20 @@ def test_json_holds_the_figures_and_null_for_what_is_not_known() -> None:
     assert (data["kind"], data["verdict"], data["exit_code"]) == ("comparison", "SLOWER", 5)
     lost, slow = data["rows"]
     assert (lost["effect"], lost["verdict"], lost["cells"]) == (None, "FAILED", [CELL.id])
-    assert (slow["effect"], slow["low"], slow["base"], slow["unit"]) == (1.1, 1.05, 100, "us")
-    assert as_json(judgement_data(judgement(Row("cell", "é", GateVerdict.FAILED, [], low=-math.inf)), 5)).isascii()
+    assert (slow["base"], slow["unit"], slow["pairs"]) == (100, "us", 8)
+    assert (slow["effect"], slow["low"]) == pytest.approx((1.1, 1.05))
+    assert as_json(judgement_data(judgement(Row("cell", "é", GateVerdict.FAILED, [])), 5)).isascii()
 
 
 def test_rules_go_the_same_ways() -> None:
     results = [
-        Row("rule", "sm >= 0.9 * ceiling", GateVerdict.BROKEN, [CELL], reason="0.8"),
-        Row("rule", "sm <= 1 * triton", GateVerdict.HOLDS, [CELL], reason="0.5"),
+        Row("rule", "sm >= 0.9 * ceiling", GateVerdict.FAIL, [CELL], reason="0.8"),
+        Row("rule", "sm <= 1 * triton", GateVerdict.PASS, [CELL], reason="0.5"),
     ]
     report = RulesReport("a-run", "cliff", results, [])
     written = sheet_of_rules(report)
-    assert (written.verdict, len(written.loud), len(written.quiet)) == ("BROKEN", 1, 1)
-    assert annotations(written)[0].startswith("::error title=BROKEN%3A sm >= 0.9 * ceiling::0.8")
+    assert (written.verdict, len(written.loud), len(written.quiet)) == ("FAIL", 1, 1)
+    assert annotations(written)[0].startswith("::error title=FAIL%3A sm >= 0.9 * ceiling::0.8")
     root = ElementTree.fromstring(junit(written))  # our own
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
     assert rules_data(report)["exit_code"] == 1
@@ -169,7 +173,7 @@ def test_rules_go_the_same_ways() -> None:
 
 
 def test_every_verdict_has_its_place_in_every_output() -> None:
-    expected = {"FAILED": "errors", "SLOWER": "failures", "BROKEN": "failures", "UNDECIDED": "skipped"}
+    expected = {"FAILED": "errors", "SLOWER": "failures", "FAIL": "failures", "UNDECIDED": "skipped"}
     for verdict in GateVerdict:
         shown = sheet(row(verdict), verdict=verdict)
         root = ElementTree.fromstring(junit(shown))  # our own

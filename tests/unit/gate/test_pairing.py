@@ -124,8 +124,8 @@ def test_runs_of_two_backends_are_judged_cell_by_cell(tmp_path: Path) -> None:
     cand = write(tmp_path / "b", [synthetic.visit(cell, 2000.0, noise=0) for cell in theirs])
     found = pair([base], [cand])
     assert set(found.cells) == set(CELLS)
-    assert found.base_us == pytest.approx(np.full((4, 1), 1000.0))
-    assert found.cand_us == pytest.approx(np.full((4, 1), 2000.0))
+    assert found.visits["fast_us"][0] == pytest.approx(np.full((4, 1), 1000.0))
+    assert found.visits["fast_us"][1] == pytest.approx(np.full((4, 1), 2000.0))
     assert not found.failed
     assert "batched (base) and mine (candidate)" in found.notes[0]
 
@@ -146,8 +146,8 @@ def test_a_run_of_several_rounds_counts_as_one_run_for_each(tmp_path: Path) -> N
     alone = [write(tmp_path / str(n), [skip, *own]) for n, own in enumerate(visits)]
     found = pair([run], alone)
     assert set(found.cells) == set(CELLS)
-    assert found.base_us == pytest.approx(np.tile([1000.0, 1001.0, 1002.0], (4, 1)))
-    assert found.cand_us == pytest.approx(found.base_us)
+    assert found.visits["fast_us"][0] == pytest.approx(np.tile([1000.0, 1001.0, 1002.0], (4, 1)))
+    assert found.visits["fast_us"][1] == pytest.approx(found.visits["fast_us"][0])
 
 
 def a_a_runs(folder: Path, offsets: list[float]) -> tuple[list[Run], list[Run]]:
@@ -268,7 +268,7 @@ def test_a_pair_that_was_spoiled_on_one_side_counts_for_nothing(
     found = pair([base], [cand])
     assert found.disturbed == {cause: 1}
     place = list(found.cells).index(CELLS[0])
-    assert np.argwhere(np.isnan(found.base_us)).tolist() == [[place, 3]]
+    assert np.argwhere(np.isnan(found.visits["fast_us"][0])).tolist() == [[place, 3]]
 
 
 def test_a_cpu_at_half_its_speed_does_not_spoil_what_the_gpu_copies(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_submission_that_is_slower_is_found_though_the_swap_takes_as_long(tmp_
     base, cand = in_turn(tmp_path, lambda _place, _visit: {}, share, count=24)
     judgement = Judge().judge([base], [cand])
     assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {GateVerdict.SAME}
-    submissions = {row.cells[0]: row.verdict for row in judgement.rows if row.kind == "submission"}
+    submissions = {row.cells[0]: row.verdict for row in judgement.rows if row.kind == "caller_us"}
     assert submissions.pop(CELLS[0]) is GateVerdict.SLOWER
     assert CELLS[1] not in submissions
     assert {*submissions.values()} == {GateVerdict.SAME}

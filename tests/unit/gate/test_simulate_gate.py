@@ -6,8 +6,10 @@ import pytest
 
 from kvbench.gate.judgement import GateVerdict
 from tests.simulate_gate import (
+    HALVES,
     MARKERS,
     SCENARIOS,
+    Change,
     Scenario,
     cells,
     quoted,
@@ -21,21 +23,28 @@ ROOT = Path(__file__).parents[3]
 
 def test_a_quiet_suite_passes_and_its_slow_cells_are_found() -> None:
     assert len(set(cells())) == 40
-    same, slower = simulate(Scenario(0.005), 0.0, seed=1), simulate(Scenario(0.005), 0.05, seed=1)
+    same, slower = (simulate(Scenario(0.005), change, seed=1) for change in (Change.NONE, Change.BY_5))
     assert (same.verdict, same.same_at_first, same.same) == (GateVerdict.SAME, 1, 1)
     assert slower.verdict is GateVerdict.SLOWER
     assert slower.found == 1
 
 
 def test_noise_ends_in_undecided_and_not_in_slower() -> None:
-    noisy = simulate(Scenario(0.05), 0.0, seed=2)
+    noisy = simulate(Scenario(0.05), Change.NONE, seed=2)
     assert noisy.verdict is GateVerdict.UNDECIDED
     assert noisy.same_at_first < noisy.same < 1
 
 
+@pytest.mark.parametrize("change", HALVES)
+def test_a_suite_in_which_half_of_all_swaps_take_twice_as_long_ends_slower(change: Change) -> None:
+    suites = [simulate(Scenario(0.03, spikes=0.1), change, seed) for seed in range(3)]
+    assert {suite.verdict for suite in suites} == {GateVerdict.SLOWER}
+    assert all(suite.found == 1 for suite in suites)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: ", ".join(scenario.words))
 def test_no_false_alarm_in_a_few_suites_of_any_noise(scenario: Scenario) -> None:
-    assert GateVerdict.SLOWER not in {simulate(scenario, 0.0, seed).verdict for seed in range(3)}
+    assert GateVerdict.SLOWER not in {simulate(scenario, Change.NONE, seed).verdict for seed in range(3)}
 
 
 def test_a_count_is_quoted_with_its_bound() -> None:
