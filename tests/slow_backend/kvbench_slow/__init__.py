@@ -6,6 +6,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from statistics import median
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
@@ -16,13 +17,22 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import Event, Stream
 
 TIMED = 5
+# Between two visits of a side lies one of the other; between two swaps of a visit, less.
+BETWEEN_VISITS_NS = 3_000_000
+# The warm-ups and half of the samples of a visit in halves.toml.
+FIRST_HALF = 2 + 8
 
 
 class Same:
     name = "sm_same"
     summary = "sm (cpu: batched) and a delay of no length"
     default_sms = Sm.default_sms
-    share = 0.0
+
+    @staticmethod
+    def share(swap: int) -> float:
+        """Return the delay behind a swap, as a share of its time; `swap` counts those of a visit from 0 on."""
+        del swap
+        return 0.0
 
     def __init__(self) -> None:
         self._copies: dict[str, Backend] = {"cuda": Sm(), "cpu": Batched()}
@@ -42,13 +52,39 @@ class Same:
 class Slow5(Same):
     name = "sm_slow5"
     summary = "sm (cpu: batched), slower by a twentieth"
-    share = 0.05
+
+    @staticmethod
+    def share(swap: int) -> float:
+        del swap
+        return 0.05
 
 
 class Slow10(Same):
     name = "sm_slow10"
     summary = "sm (cpu: batched), slower by a tenth"
-    share = 0.10
+
+    @staticmethod
+    def share(swap: int) -> float:
+        del swap
+        return 0.10
+
+
+class EverySecond(Same):
+    name = "sm_second"
+    summary = "sm (cpu: batched), every second swap takes twice as long"
+
+    @staticmethod
+    def share(swap: int) -> float:
+        return float(swap % 2)
+
+
+class SecondHalf(Same):
+    name = "sm_later"
+    summary = "sm (cpu: batched), twice as long in the second half of a visit"
+
+    @staticmethod
+    def share(swap: int) -> float:
+        return float(swap >= FIRST_HALF)
 
 
 class SameCalls:
@@ -99,10 +135,11 @@ class Delayed:
     In front of it, the launch of the swap would go on behind the delay and hide a part of it.
     """
 
-    def __init__(self, request: SwapRequest, prepared: PreparedSwap, share: float) -> None:
+    def __init__(self, request: SwapRequest, prepared: PreparedSwap, share: Callable[[int], float]) -> None:
         self._driver = request.device.driver
         self._swap = prepared.swap
         self._share = share
+        self._number, self._last_ns = 0, 0
         self._began, self._ended = (Event(self._driver) for _ in range(2))
         self._times_us: deque[float] = deque(maxlen=TIMED)
         # What the host sees of a swap beyond its time on the device, which a latency holds.
@@ -112,14 +149,16 @@ class Delayed:
             self._around_us = max(0.0, median(walls_us) - median(self._times_us))
         self.calls = prepared.swap.calls + 1
 
-    @property
-    def delay_ns(self) -> int:
-        return round(self._share * 1e3 * (self._around_us + median(self._times_us)))
+    def delay_ns(self, swap: int) -> int:
+        return round(self._share(swap) * 1e3 * (self._around_us + median(self._times_us)))
 
     def submit(self, stream: int) -> None:
         self._note()
+        now_ns = time.monotonic_ns()
+        self._number = 0 if now_ns - self._last_ns > BETWEEN_VISITS_NS else self._number + 1
         self._submit_timed(stream)
-        self._driver.delay(self.delay_ns, stream)
+        self._driver.delay(self.delay_ns(self._number), stream)
+        self._last_ns = time.monotonic_ns()
 
     def _submit_timed(self, stream: int) -> None:
         self._began.record(stream)
