@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.analysis.intervals import MAD_TO_SIGMA, OUTLIER_SIGMAS, Floats
+from kvbench.analysis.intervals import MAD_TO_SIGMA, OUTLIER_SIGMAS, Floats, interval_rank
 from kvbench.gate.visit_times import VisitValues
 
 Mask = npt.NDArray[np.bool_]
@@ -26,6 +26,7 @@ CHANGED: Final = 0.1
 SLOW_LINK: Final = 0.02
 # The SM clock of an unlimited GPU does not change.
 SLOW_CLOCK: Final = 0.03
+BUILD_CONFIDENCE: Final = 0.99
 
 
 def outlying(times_us: Floats, least: float) -> Mask:
@@ -62,11 +63,20 @@ def spoiled(visits: VisitValues, cpu_bound: Mask, copies_us: Mapping[str, Floats
 
 
 def _disturbed(visits: VisitValues) -> Mask:
-    """Return a mask of the pairs with a disturbed visit; in most visits of a side, it is the build and no event."""
+    """Return a mask of the pairs with a disturbed visit.
+
+    A machine disturbs both sides alike. Where most of the pairs of which one visit was disturbed accuse the same side
+    (a sign test), its build is the cause, and nothing is spoiled by it: swaps can be slower in the second half of each
+    visit.
+    """
     disturbed = visits["disturbed"] > 0
-    made = np.isfinite(visits["fast_us"]) | disturbed
-    usual = 2 * disturbed.sum(axis=2) > made.sum(axis=2)
-    return np.asarray((disturbed & ~usual[:, :, None]).any(axis=0))
+    for place in range(visits.shape[1]):
+        alone = disturbed[:, place] & ~disturbed[::-1, place]
+        counts = alone.sum(axis=1)
+        rank = interval_rank(int(counts.sum()), BUILD_CONFIDENCE)
+        if rank is not None and counts.min() <= rank:
+            disturbed[counts.argmax(), place] = False
+    return np.asarray(disturbed.any(axis=0))
 
 
 def _by_cpu(visits: VisitValues) -> Mask:

@@ -3,13 +3,13 @@
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -19,8 +19,8 @@ from kvbench.gate.judge import Judge
 from kvbench.gate.judgement import Judgement
 from kvbench.gate.looks import PLAN
 from kvbench.gate.partners import check_identity, partners
-from kvbench.gate.sides import Side
-from kvbench.results import Failure, Record, Run, RunWriter, Visit
+from kvbench.gate.sides import Side, half_of_memory
+from kvbench.results import Failure, Record, Run, RunInfo, RunWriter, Visit
 from kvbench.run.execution import Execution, Observer, ended_by
 from kvbench.run.failures import FailuresTold
 from kvbench.run.progress import Progress
@@ -29,7 +29,7 @@ from kvbench.run.runner import nothing_to_measure, run_info
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, PlannedVisit, expand
-from kvbench.sweep.spec import Limits, SweepSpec
+from kvbench.sweep.spec import SweepSpec
 from kvbench.text import counted
 
 BASE: Final = "base"
@@ -39,7 +39,6 @@ AUDITED: Final = 16
 # The maximum number of times that spoiled pairs are repeated for one look.
 _TRIES: Final = 3
 Say = Callable[[str], None]
-Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -67,6 +66,46 @@ class _Watching(Observer):
         if isinstance(record, Failure) and self._failures.first(self._name, record):
             self._say(f"FAILED ({record.kind}) {self._name}: {record.cell.label}: {record.message}")
             self._say(f"  to measure it again: {record.command}")
+
+
+class _Opening:
+    """A side from the start of its worker to its execution; `start` finds out what it can measure."""
+
+    found: Opened
+    plan: Plan
+    info: RunInfo
+
+    def __init__(self, name: str, side: Side, spec: SweepSpec, stack: ExitStack) -> None:
+        self.name, self.side, self._stack = name, side, stack
+        own = spec if side.backend is None else spec.with_axes({"backend": side.backend})
+        self.spec = own.with_options(fault=side.fault)
+        known, _ = installed()
+        worker = WorkerSlot(self.spec, asked_for(self.spec, known), side.interpreter)
+        self._slot = stack.enter_context(closing(worker))
+
+    def start(self) -> None:
+        """Start the worker and plan; raises UsageError if there is nothing to measure, and errors of the worker."""
+        self.found = self._slot.start()
+        self.spec = replace(self.spec, limits=half_of_memory(self.spec.limits, self.found))
+        self.plan = expand(self.spec, self.found.device, self.found.backends)
+        if not self.plan.cells:
+            raise UsageError(f"{self.side.option} {brief(self.side.text)}: {nothing_to_measure(self.plan)}")
+        self.info = run_info(self.spec, self.found, ["kvbench", *sys.argv[1:]])
+
+    def run(self, folder: Path, names: Mapping[Cell, Cell], failures: FailuresTold, say: Say) -> RunningSide:
+        """Create the run directory below `folder`; `names` are this side's cells by those of the base."""
+        writer = self._stack.enter_context(RunWriter.create(folder / self.name, self.info))
+        records: list[Record] = []
+        watching = _Watching(self.name, records, failures, say)
+        execution = Execution(self.spec, self.plan, self.found, writer, self._slot, watching, Progress())
+        return RunningSide(execution, names, records)
+
+    def without_partner(self, paired: Collection[Cell]) -> list[str]:
+        """Return a note if cells have no partner on the other side and are not measured."""
+        alone = [cell for cell in self.plan.cells if cell not in paired]
+        return (
+            [f"{counted(len(alone), 'cell')} only on the side {self.name}, such as {alone[0].label}"] if alone else []
+        )
 
 
 class SideBySide:
@@ -220,46 +259,34 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
             f"--base {brief(base.text)} --cand {brief(cand.text)}: a backend can only be compared with a backend; "
             "name one on each side"
         )
-    sides = {BASE: base, CAND: cand}
-    specs = {name: _spec_of(spec, side) for name, side in sides.items()}
-    known, _ = installed()
     began_s = time.monotonic()
     with ExitStack() as stack:
         # A worker dies with the thread that started it; these threads end after their workers.
-        pool = stack.enter_context(ThreadPoolExecutor(len(sides)))
-        slots = {
-            name: stack.enter_context(closing(WorkerSlot(specs[name], asked_for(specs[name], known), side.interpreter)))
-            for name, side in sides.items()
-        }
-        found = _at_once(pool, {name: slot.start for name, slot in slots.items()})
-        half = {name: replace(own, limits=_half(own.limits, found[name])) for name, own in specs.items()}
-        plans = {name: _planned(sides[name], own, found[name]) for name, own in half.items()}
-        paired = partners(plans[BASE].cells, plans[CAND].cells)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        ours, theirs = sides = [_Opening(name, side, spec, stack) for name, side in ((BASE, base), (CAND, cand))]
+        _at_once(pool, [side.start for side in sides])
+        paired = partners(ours.plan.cells, theirs.plan.cells)
         if not paired:
             raise UsageError("--base and --cand have no cell in common")
-        infos = {name: run_info(half[name], found[name], ["kvbench", *sys.argv[1:]]) for name in sides}
-        empty = {name: [Run(folder / name, info, [], [])] for name, info in infos.items()}
-        check_identity(empty[BASE], empty[CAND], forced=forced)
+        check_identity(*([Run(folder / side.name, side.info, [], [])] for side in sides), forced=forced)
         _make(folder)
-        names = {BASE: {cell: cell for cell in paired}, CAND: paired}
-        running: dict[str, RunningSide] = {}
         failures = FailuresTold()
-        for name, info in infos.items():
-            writer = stack.enter_context(RunWriter.create(folder / name, info))
-            records: list[Record] = []
-            watching = _Watching(name, records, failures, say)
-            execution = Execution(half[name], plans[name], found[name], writer, slots[name], watching, Progress())
-            running[name] = RunningSide(execution, names[name], records)
-        with _ended_together(running.values()):
-            for arm in running.values():
+        names = {cell: cell for cell in paired}, paired
+        arms = [side.run(folder, own, failures, say) for side, own in zip(sides, names, strict=True)]
+        with _ended_together(arms):
+            for arm in arms:
                 arm.execution.begin()
             if base.backend == cand.backend:
-                _fail_what_is_gone(running[CAND].execution, [cell for cell in plans[BASE].cells if cell not in paired])
-            for note in (*_remarks(base, cand, found), *_without_partner(plans, paired)):
+                _fail_what_is_gone(arms[1].execution, [cell for cell in ours.plan.cells if cell not in paired])
+            for note in (
+                *_remarks(ours, theirs),
+                *ours.without_partner({*paired}),
+                *theirs.without_partner({*paired.values()}),
+            ):
                 say(f"note: {note}")
             say(f"{len(paired)} cells on two sides in turn; reserving memory")
-            _at_once(pool, {name: partial(arm.execution.reserve, arm.names.values()) for name, arm in running.items()})
-            both = SideBySide(running[BASE], running[CAND], say, pool, time.monotonic() - began_s)
+            _at_once(pool, [partial(arm.execution.reserve, arm.names.values()) for arm in arms])
+            both = SideBySide(arms[0], arms[1], say, pool, time.monotonic() - began_s)
             yield both
         both.finish()
         for line in failures.others():
@@ -285,53 +312,23 @@ def _fail_what_is_gone(cand: Execution, gone: Iterable[Cell]) -> None:
         cand.fail(PlannedVisit(0, cell), f"the candidate cannot run what the base can: {why}")
 
 
-def _without_partner(plans: Mapping[str, Plan], paired: Mapping[Cell, Cell]) -> list[str]:
-    """Return a note for each side that has cells without a partner, which are not measured."""
-    notes = []
-    for name, known in ((BASE, {*paired}), (CAND, {*paired.values()})):
-        if alone := [cell for cell in plans[name].cells if cell not in known]:
-            notes.append(f"{counted(len(alone), 'cell')} only on the side {name}, such as {alone[0].label}")
-    return notes
+def _at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], object]]) -> None:
+    """Make all calls at the same time; raises the first error when all have ended."""
+    futures = [pool.submit(call) for call in calls]
+    wait(futures)
+    for future in futures:
+        future.result()
 
 
-def _at_once(pool: ThreadPoolExecutor, calls: Mapping[str, Callable[[], Result]]) -> dict[str, Result]:
-    """Make all calls at the same time and return their results; raises the first error when all have ended."""
-    futures = {name: pool.submit(call) for name, call in calls.items()}
-    wait(futures.values())
-    return {name: future.result() for name, future in futures.items()}
-
-
-def _remarks(base: Side, cand: Side, found: Mapping[str, Opened]) -> list[str]:
+def _remarks(base: _Opening, cand: _Opening) -> list[str]:
     """Return notes about two builds before they are compared."""
-    if base.backend != cand.backend:
+    if base.side.backend != cand.side.backend:
         return []
-    if base.interpreter == cand.interpreter:
+    if base.side.interpreter == cand.side.interpreter:
         return ["both sides run the same kvbench: this compares it with itself"]
-    if found[BASE].engine_hash == found[CAND].engine_hash:
+    if base.found.engine_hash == cand.found.engine_hash:
         return ["both sides have the same engine sources; only other installed packages differ"]
     return []
-
-
-def _spec_of(spec: SweepSpec, side: Side) -> SweepSpec:
-    own = spec if side.backend is None else spec.with_axes({"backend": side.backend})
-    return own.with_options(fault=side.fault)
-
-
-def _planned(side: Side, spec: SweepSpec, found: Opened) -> Plan:
-    plan = expand(spec, found.device, found.backends)
-    if not plan.cells:
-        raise UsageError(f"{side.option} {brief(side.text)}: {nothing_to_measure(plan)}")
-    return plan
-
-
-def _half(limits: Limits, found: Opened) -> Limits:
-    """Return limits that give half of the memory to each side."""
-
-    def half(limit: int | None, free_bytes: int) -> int:
-        return max(1, (free_bytes if limit is None else min(limit, free_bytes)) * 9 // 20)
-
-    device = found.device
-    return Limits(half(limits.host_bytes, device.host_free_bytes), half(limits.device_bytes, device.device_free_bytes))
 
 
 def _make(folder: Path) -> None:

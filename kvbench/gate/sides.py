@@ -10,8 +10,9 @@ import msgspec
 
 from kvbench.errors import UsageError, brief
 from kvbench.results import SCHEMA
-from kvbench.run.protocol import VERSION
+from kvbench.run.protocol import VERSION, Opened
 from kvbench.run.worker_process import Interpreter
+from kvbench.sweep.spec import Limits
 from kvbench.text import printable
 
 FORMS: Final = "write env:PATH (a virtual environment or its python), backend:NAME, or here (this environment)"
@@ -67,6 +68,16 @@ def parse_side(option: str, text: str, fault: str | None = None) -> Side:
         _check(where, interpreter)
         return Side(text, option, interpreter, fault=fault)
     raise UsageError(f"{option} {brief(text)}: {FORMS}")
+
+
+def half_of_memory(limits: Limits, found: Opened) -> Limits:
+    """Return limits that give half of the memory to each side."""
+
+    def half(limit: int | None, free_bytes: int) -> int:
+        return max(1, (free_bytes if limit is None else min(limit, free_bytes)) * 9 // 20)
+
+    device = found.device
+    return Limits(half(limits.host_bytes, device.host_free_bytes), half(limits.device_bytes, device.device_free_bytes))
 
 
 def _check(where: str, interpreter: Interpreter) -> None:

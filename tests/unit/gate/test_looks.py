@@ -117,6 +117,20 @@ def test_a_visit_that_was_disturbed_spoils_its_pair_alone(side: int) -> None:
 
 
 @pytest.mark.parametrize("side", [0, 1])
+def test_visits_that_are_mostly_disturbed_on_one_side_are_its_build_and_spoil_nothing(side: int) -> None:
+    machine = Machine()
+    machine.disturbed[side, 2, :12] = 1
+    machine.disturbed[1 - side, 2, 15] = 1
+    machine.disturbed[:, 1, :9] = 1
+    machine.disturbed[side, 0, :4] = 1
+    spoiled_pairs = machine.spoiled()["disturbed visit"]
+    assert [2, 15] in spoiled_pairs
+    assert [2, 3] not in spoiled_pairs
+    assert [[1, number] in spoiled_pairs for number in range(9)] == [True] * 9
+    assert [[0, number] in spoiled_pairs for number in range(4)] == [True] * 4
+
+
+@pytest.mark.parametrize("side", [0, 1])
 def test_a_cpu_that_was_slow_on_one_side_spoils_its_pair_alone(side: int) -> None:
     machine = Machine()
     for times_us in (machine.probe_us, machine.caller_us):
