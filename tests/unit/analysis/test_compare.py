@@ -87,6 +87,16 @@ def test_many_pairs_take_little_time_and_say_the_same() -> None:
     assert found.high / found.low < 1.001
 
 
+@pytest.mark.parametrize("pairs", [6, 20, 21, 60, 200])
+def test_the_centre_of_up_to_200_pairs_is_the_median_of_their_pairwise_averages(pairs: int) -> None:
+    logs = np.random.default_rng(3).exponential(0.1, pairs) ** 2  # so skewed that it is not their median
+    averages = [(one + other) / 2 for place, one in enumerate(logs) for other in logs[place:]]
+    centre, low, high = paired_interval(logs)
+    assert centre == pytest.approx(np.median(averages))
+    assert centre != pytest.approx(np.median(logs), rel=0.01)
+    assert {low, high} <= set(averages)
+
+
 def test_a_stricter_confidence_widens_the_interval() -> None:
     logs = np.random.default_rng(2).normal(0, 0.1, 20)
     (_, usual_low, usual_high), (_, low, high) = paired_interval(logs), paired_interval(logs, confidence=0.999)

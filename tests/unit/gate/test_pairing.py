@@ -20,6 +20,7 @@ from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.pairs import pair
 from kvbench.gate.partners import check_two, partners
 from kvbench.gate.sides import parse_side
+from kvbench.gate.visit_times import VISIT, values_of
 from kvbench.results import SCHEMA, Note, Record, Run, Visit, load_run
 from kvbench.results.schema import Samples
 from kvbench.run.protocol import VERSION
@@ -128,6 +129,16 @@ def test_runs_of_two_backends_are_judged_cell_by_cell(tmp_path: Path) -> None:
     assert found.visits["fast_us"][1] == pytest.approx(np.full((4, 1), 2000.0))
     assert not found.failed
     assert "batched (base) and mine (candidate)" in found.notes[0]
+
+
+def test_a_visit_counts_by_its_lower_tenth_its_upper_quartile_and_its_caller() -> None:
+    times = [100.0, 110.0, 120.0, 130.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 5000.0]
+    made = synthetic.visit(CELLS[0], 100.0, count=len(times), noise=0)
+    samples = msgspec.structs.replace(
+        made.samples, gpu_us=times, wall_us=times, prepare_us=[3.0] * len(times), submit_us=[4.0] * len(times)
+    )
+    values = dict(zip(VISIT.names or (), values_of(msgspec.structs.replace(made, samples=samples)), strict=True))
+    assert (values["fast_us"], values["upper_us"], values["caller_us"]) == (110.0, 550.0, 7.0)
 
 
 def test_runs_of_the_same_backends_are_paired_cell_by_cell(tmp_path: Path) -> None:
