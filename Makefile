@@ -122,7 +122,7 @@ $(VENV)/.installed-to-run: $(INSTALLED)
 
 $(VENV)/.installed-to-run-cuda: $(INSTALLED)
 	$(make_venv)
-	$(or_compiling) "Installing PyTorch, Triton and the other dependencies (about 2.8 GB), then compiling the engine ..."
+	$(or_compiling) "Installing PyTorch, Triton and the other dependencies (about 2.9 GB), then compiling the engine ..."
 	@$(BUILD) '.[cuda]'
 	@touch $@
 
@@ -135,6 +135,6 @@ ifeq ($(DRIVER),)
 	@$(PIP) install --quiet --retries 0 --no-deps -c constraints.txt --index-url $(CPU_TORCH) torch 2>/dev/null || \
 	    echo "$(CPU_TORCH) is not reachable: installing the CUDA build instead (about 2.4 GB)"
 endif
-	$(or_compiling) "Installing Triton and the test tools (about $(if $(DRIVER),3 GB,500 MB)), then compiling the engine ..."
+	$(or_compiling) "Installing Triton and the test tools (about $(if $(DRIVER),3 GB,600 MB)), then compiling the engine ..."
 	@$(BUILD) '.[cuda,dev]'
 	@touch $@

@@ -1,13 +1,16 @@
-"""Compile the engine's CUDA sources with NVRTC for this GPU, and cache the cubin."""
+"""Compile the engine's CUDA sources with NVRTC for this GPU and its driver, and cache the cubin."""
 
+import ctypes
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 from kvbench.errors import KvbenchError, StorageError
 from kvbench.files import write_whole
@@ -15,6 +18,9 @@ from kvbench.files import write_whole
 OPTIONS = ("--std=c++17",)
 ELF = b"\x7fELF"
 HEADERS = ("types.hpp", "piece_map.hpp", "pool_words.hpp")
+# Major versions of NVRTC that kvbench uses, newest first. CUDA's rule of compatibility: a cubin loads in drivers of the
+# major version that made it and in newer ones. Seen for sm_80 and sm_90: NVRTC 12 emits ELF ABI 7, NVRTC 13 ABI 8.
+MAJORS: Final = (13, 12)
 
 
 class NvrtcError(KvbenchError):
@@ -32,33 +38,63 @@ def kernel_texts() -> list[str]:
 
 
 def version() -> str:
-    """Return the version of NVRTC; raises NvrtcError if it cannot be loaded."""
-    nvrtc = _load()
-    status, major, minor = nvrtc.nvrtcVersion()
-    _check(status, "nvrtcVersion")
-    return f"{major}.{minor}"
+    """Return the version of the NVRTC that compiles for this driver; raises NvrtcError if none loads."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library = load(driver_version())
+    _check(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+    return f"{major.value}.{minor.value}"
 
 
-def compile_cubin(source: str, name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
-    """Return the cubin of `source` for `arch` ("sm_90"); raises NvrtcError with the compiler's log."""
-    nvrtc = _load()
-    headers = [kernel_source(header).encode() for header in HEADERS]
+@cache
+def driver_version() -> int:
+    """Return the newest CUDA version that the driver supports as `cuDriverGetVersion` gives it (12040: 12.4).
+
+    Returns 0 if there is no driver.
+    """
+    found = ctypes.c_int(0)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(found))
+    return found.value
+
+
+@cache
+def load(driver: int) -> ctypes.CDLL:
+    """Return the newest NVRTC whose cubins load in this version of the driver (0: any); raises NvrtcError."""
+    usable = [major for major in MAJORS if driver == 0 or major <= driver // 1000]
+    reasons: list[str] = []
+    for path in (path for major in usable for path in _installed(f"libnvrtc.so.{major}")):
+        try:
+            for builtins in Path(path).parent.glob("libnvrtc-builtins.so.*") if "/" in path else ():
+                ctypes.CDLL(str(builtins))  # NVRTC opens it by its name, without a search path in some wheels
+            return ctypes.CDLL(path)
+        except OSError as error:
+            reasons.append(" ".join(str(error).split()))
+    needs = f" for a driver of CUDA {driver // 1000}.{driver % 1000 // 10}" if driver else ""
+    why = "; ".join(reasons) or "the driver is older than CUDA 12"
+    raise NvrtcError(f"NVRTC does not load{needs} ({why}); install kvbench[cuda]")
+
+
+def compile_cubin(
+    source: str, name: str, arch: str, defines: Sequence[str] = (), library: ctypes.CDLL | None = None
+) -> bytes:
+    """Return the cubin of `source` for `arch` ("sm_90"); raises NvrtcError with the compiler's log.
+
+    `library` is an NVRTC; without it, the one for this machine's driver.
+    """
+    nvrtc = library or load(driver_version())
     names = [header.encode() for header in HEADERS]
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), len(names), headers, names)
-    _check(status, "nvrtcCreateProgram")
+    headers = [kernel_source(header).encode() for header in HEADERS]
+    program = ctypes.c_void_p()
+    texts = (source.encode(), f"{name}.cu".encode(), len(names), _strings(headers), _strings(names))
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), *texts), "nvrtcCreateProgram")
     try:
         options = [option.encode() for option in (*OPTIONS, *defines, f"--gpu-architecture={arch}")]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise NvrtcError(f"NVRTC failed to compile {name}.cu for {arch}: {_log(nvrtc, program)}")
-        status, size = nvrtc.nvrtcGetCUBINSize(program)
-        _check(status, "nvrtcGetCUBINSize")
-        cubin: bytes = b" " * size
-        (status,) = nvrtc.nvrtcGetCUBIN(program, cubin)
-        _check(status, "nvrtcGetCUBIN")
-        return cubin
+        if nvrtc.nvrtcCompileProgram(program, len(options), _strings(options)) != 0:
+            log = _output(nvrtc, "ProgramLog", program).decode(errors="replace").strip("\0 \n")
+            raise NvrtcError(f"NVRTC failed to compile {name}.cu for {arch}: {log}")
+        return _output(nvrtc, "CUBIN", program)
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
@@ -90,24 +126,27 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvbench"
 
 
-def _load() -> Any:  # the bindings have no types
-    try:
-        from cuda.bindings import nvrtc
-
-        nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as error:
-        why = " ".join(str(error).split())
-        raise NvrtcError(f"NVRTC does not load ({why}); install kvbench[cuda]") from None
-    return nvrtc
+def _installed(file: str) -> Iterator[str]:
+    """Yield where a library may be: in every package of NVIDIA, then where the system looks."""
+    packages = find_spec("nvidia")
+    for folder in (packages and packages.submodule_search_locations) or ():
+        yield from map(str, sorted(Path(folder).glob(f"*/lib/{file}")))
+    yield file
 
 
-def _check(status: Any, call: str) -> None:
-    if int(status) != 0:
-        raise NvrtcError(f"{call}: {status}")
+def _strings(texts: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(texts))(*texts)
 
 
-def _log(nvrtc: Any, program: Any) -> str:
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    text: bytes = b" " * size
-    nvrtc.nvrtcGetProgramLog(program, text)
-    return text.decode(errors="replace").strip("\0 \n")
+def _output(nvrtc: ctypes.CDLL, kind: str, program: ctypes.c_void_p) -> bytes:
+    """Return the bytes of nvrtcGet`kind`; raises NvrtcError."""
+    size = ctypes.c_size_t()
+    _check(nvrtc[f"nvrtcGet{kind}Size"](program, ctypes.byref(size)), f"nvrtcGet{kind}Size")
+    content = ctypes.create_string_buffer(size.value)
+    _check(nvrtc[f"nvrtcGet{kind}"](program, content), f"nvrtcGet{kind}")
+    return content.raw
+
+
+def _check(status: int, call: str) -> None:
+    if status != 0:
+        raise NvrtcError(f"{call}: NVRTC error {status}")

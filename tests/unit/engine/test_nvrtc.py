@@ -1,9 +1,8 @@
-"""Every CUDA source that is shipped compiles, for every GPU generation that is supported; compilations are cached."""
+"""Every CUDA source that is shipped compiles, for every GPU generation and driver that is supported, once."""
 
 import struct
-import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,10 +12,14 @@ from kvbench.cells.cell import Cell
 from kvbench.engine import nvrtc
 from kvbench.engine.nvrtc import NvrtcError, cached_cubin, compile_cubin, kernel_source
 
-pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+try:
+    nvrtc.version()
+except NvrtcError as absent:
+    pytest.skip(str(absent), allow_module_level=True)
 
 SOURCES = sorted((Path(__file__).parents[3] / "csrc" / "kernels").glob("*.cu"))
 ELF = b"\x7fELF"
+ABI_VERSION = 8  # the index of e_ident[EI_ABIVERSION]
 
 
 @pytest.fixture
@@ -84,24 +87,68 @@ def test_a_cache_that_cannot_be_written_costs_nothing(tmp_path: Path, monkeypatc
     assert in_the_way.read_text() == "not a folder"
 
 
-def no_library() -> None:
-    raise RuntimeError("no library\nin two lines")
+def only(monkeypatch: pytest.MonkeyPatch, *majors: int) -> None:
+    """Hide every NVRTC but those of these major versions."""
+
+    def installed(file: str) -> Iterator[str]:
+        yield from find(file) if file in {f"libnvrtc.so.{major}" for major in majors} else (f"no_{file}",)
+
+    find = nvrtc._installed
+    monkeypatch.setattr(nvrtc, "_installed", installed)
+    nvrtc.load.cache_clear()
+    monkeypatch.setattr(nvrtc, "load", nvrtc.load.__wrapped__)
 
 
 @pytest.mark.parametrize(
-    ("bindings", "why"),
+    ("driver", "why"),
     [
-        (None, r"import of cuda\.bindings halted.*"),
-        (SimpleNamespace(nvrtc=SimpleNamespace(nvrtcVersion=no_library)), "no library in two lines"),
+        (0, r"NVRTC does not load \(no_libnvrtc.so.13: .*; no_libnvrtc.so.12: .*\)"),
+        (13000, r"NVRTC does not load for a driver of CUDA 13\.0 \(no_libnvrtc.so.13: .*; no_libnvrtc.so.12: .*\)"),
+        (12040, r"NVRTC does not load for a driver of CUDA 12\.4 \(no_libnvrtc.so.12: .*\)"),
+        (11080, r"NVRTC does not load for a driver of CUDA 11\.8 \(the driver is older than CUDA 12\)"),
     ],
-    ids=["no bindings", "no library"],
 )
-def test_without_nvrtc_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, bindings: SimpleNamespace | None, why: str
+def test_without_an_nvrtc_for_the_driver_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, driver: int, why: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
-    with pytest.raises(NvrtcError, match=rf"^NVRTC does not load \({why}\); install kvbench\[cuda\]$"):
+    only(monkeypatch)
+    monkeypatch.setattr(nvrtc, "driver_version", lambda: driver)
+    with pytest.raises(NvrtcError, match=rf"^{why}; install kvbench\[cuda\]$"):
         nvrtc.version()
+
+
+def of_major(major: int) -> str:
+    """Return the version of this NVRTC, which `make setup` installs; skips the test where it is not installed."""
+    try:
+        nvrtc.load(major * 1000)
+    except NvrtcError as absent:
+        pytest.skip(str(absent))
+    return str(major)
+
+
+@pytest.mark.parametrize(("driver", "major"), [(12040, 12), (12090, 12), (13000, 13), (13010, 13), (0, 13)])
+def test_kernels_are_compiled_by_the_newest_nvrtc_of_the_driver_s_age(
+    monkeypatch: pytest.MonkeyPatch, driver: int, major: int
+) -> None:
+    expected = of_major(major)
+    monkeypatch.setattr(nvrtc, "driver_version", lambda: driver)
+    assert nvrtc.version().split(".")[0] == expected
+
+
+def test_a_new_driver_takes_what_an_old_nvrtc_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = of_major(12)
+    only(monkeypatch, 12)
+    monkeypatch.setattr(nvrtc, "driver_version", lambda: 13000)
+    assert nvrtc.version().split(".")[0] == expected
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("driver", "abi"), [(12040, 7), (13000, 8)])
+def test_a_cubin_has_the_elf_abi_of_its_driver(arch: str, driver: int, abi: int) -> None:
+    of_major(driver // 1000)
+    for path in SOURCES:
+        cubin = compile_cubin(kernel_source(path.name), path.stem, arch, library=nvrtc.load(driver))
+        assert cubin[ABI_VERSION] == abi, path.name
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 64])
