@@ -7,11 +7,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import IO, Final, TypeVar
 
 import msgspec
 
@@ -109,19 +109,17 @@ class WorkerProcess:
         assert self._process.stdout is not None
         self.pid = self._process.pid
         self._requests = self._process.stdin
+        os.set_blocking(self._requests.fileno(), False)
         self._answers = self._process.stdout
         self._received = bytearray()
 
     def ask(self, request: Request, deadline_s: float) -> Answer:
         """Send `request` and return the answer.
 
-        Raises WorkerLostError after a crash, or WorkerHungError after `deadline_s` seconds without an answer.
+        Raises WorkerLostError after a crash, or WorkerHungError after `deadline_s` seconds without taking the request
+        or without an answer.
         """
-        try:
-            self._requests.write(encode(request))
-            self._requests.flush()
-        except BrokenPipeError:
-            raise WorkerLostError(self._obituary()) from None
+        self._write(encode(request), deadline_s)
         line = self._read_line(deadline_s)
         try:
             return ANSWERS.decode(line)
@@ -155,28 +153,43 @@ class WorkerProcess:
         return words
 
     def _read_line(self, deadline_s: float) -> bytes:
-        left_s, searched = deadline_s, 0
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._answers, selectors.EVENT_READ)
-            while (end := self._received.find(b"\n", searched)) < 0:
-                searched = len(self._received)
-                step_s, begin_s = min(left_s, _STEP_S), time.monotonic()
-                if not selector.select(step_s):
-                    left_s -= min(step_s, time.monotonic() - begin_s)
-                    if left_s > 0:
-                        continue
-                    self.kill()
-                    raise WorkerHungError(f"no answer within {round(deadline_s, 1):g} s; the worker was killed")
-                chunk = os.read(self._answers.fileno(), _CHUNK_BYTES)
-                if not chunk:
-                    raise WorkerLostError(self._obituary())
-                self._received += chunk
-                if len(self._received) > _LONGEST_BYTES:
-                    self.kill()
-                    raise WorkerLostError(f"the worker's answer is longer than {_LONGEST_BYTES >> 20} MiB")
+        searched, ready = 0, self._ready(self._answers, selectors.EVENT_READ, deadline_s)
+        while (end := self._received.find(b"\n", searched)) < 0:
+            searched = len(self._received)
+            next(ready)
+            chunk = os.read(self._answers.fileno(), _CHUNK_BYTES)
+            if not chunk:
+                raise WorkerLostError(self._obituary())
+            self._received += chunk
+            if len(self._received) > _LONGEST_BYTES:
+                self.kill()
+                raise WorkerLostError(f"the worker's answer is longer than {_LONGEST_BYTES >> 20} MiB")
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         return line
+
+    def _write(self, line: bytes, deadline_s: float) -> None:
+        for _ in self._ready(self._requests, selectors.EVENT_WRITE, deadline_s):
+            try:
+                line = line[os.write(self._requests.fileno(), line) :]
+            except BrokenPipeError:
+                raise WorkerLostError(self._obituary()) from None
+            if not line:
+                return
+
+    def _ready(self, pipe: IO[bytes], event: int, deadline_s: float) -> Iterator[None]:
+        """Yield whenever the pipe is ready; kill the worker and raise WorkerHungError after `deadline_s` of silence."""
+        left_s = deadline_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, event)
+            while left_s > 0:
+                step_s, begin_s = min(left_s, _STEP_S), time.monotonic()
+                if selector.select(step_s):
+                    yield
+                else:
+                    left_s -= min(step_s, time.monotonic() - begin_s)
+        self.kill()
+        raise WorkerHungError(f"no answer within {round(deadline_s, 1):g} s; the worker was killed")
 
     def _obituary(self) -> str:
         try:

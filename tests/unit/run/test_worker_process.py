@@ -59,6 +59,25 @@ def test_silence_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
         assert worker.ended
 
 
+def test_a_worker_that_does_not_take_its_request_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Open(device="x" * (1 << 20), fault=None)  # more than a pipe holds
+    with closing(worker_that(monkeypatch, "import time; time.sleep(60)")) as worker:
+        begin_s = time.monotonic()
+        with pytest.raises(WorkerHungError):
+            worker.ask(long, 0.3)
+        assert time.monotonic() - begin_s < 5
+        assert worker.ended
+
+
+def test_a_long_request_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import json, sys, time; time.sleep(0.3); size = len(json.loads(sys.stdin.readline())['device'])\n"
+        "print(json.dumps({'type': 'refused', 'message': str(size), 'usage': False}), flush=True); input()"
+    )
+    with closing(worker_that(monkeypatch, code)) as worker:
+        assert worker.ask(Open(device="x" * (1 << 20), fault=None), 60.0) == Refused(message=str(1 << 20), usage=False)
+
+
 def test_the_first_worker_s_last_words_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(worker_that(monkeypatch, "import sys; input(); sys.exit('libcuda is not amused')")) as worker:
         with pytest.raises(WorkerLostError) as lost:
