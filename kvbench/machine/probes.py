@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import PurePosixPath
 from typing import Final
 
+from kvbench.cells.facts import HARDWARE_QUEUES
 from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError
 from kvbench.units import KIB
 
@@ -17,6 +18,7 @@ _NODES: Final = "sys/devices/system/node"
 _CLOCK_SM: Final = 1
 _CLOCK_MEMORY: Final = 2
 _SENSOR_GPU: Final = 0
+_VOLATILE: Final = 0
 # Reasons why clocks are limited, from bit 0 on.
 _LIMITS: Final = (
     "gpu_idle", "application_clocks", "sw_power_cap", "hw_slowdown", "sync_boost", "sw_thermal_slowdown",
@@ -180,6 +182,12 @@ def _ecc(machine: Machine) -> bool:
     return bool(current)
 
 
+def _ecc_errors(machine: Machine) -> dict[str, Json]:
+    """Return the ECC errors in all memories of the GPU since the driver was loaded; raises."""
+    errors = enumerate(("corrected", "uncorrected"))  # by NVML's numbers
+    return {kind: int(machine.ask("nvmlDeviceGetTotalEccErrors", number, _VOLATILE)) for number, kind in errors}
+
+
 def _iommu(machine: Machine) -> str:
     """Return the type of the GPU's IOMMU domain ("DMA-FQ", "identity"), or "none" if it is in no group; raises."""
     folder = f"sys/bus/pci/devices/{_bus_id(machine)}"
@@ -234,6 +242,7 @@ IDENTITY: Final[Mapping[str, Callable[[Machine], Scalar]]] = {
     "logical_cpus": lambda machine: len(parse_cpu_list(machine.sources.text("sys/devices/system/cpu/online"))),
     "numa_nodes": lambda machine: len(cpu_nodes(machine.sources)),
     "hypervisor": _hypervisor,
+    "cuda_device_max_connections": lambda _: HARDWARE_QUEUES,  # in the environment of every worker
     "pinning": lambda machine: "none" if machine.device == "cpu" else "cuda",
     "python": lambda _: f"{sys.version_info.major}.{sys.version_info.minor}",
     "torch": lambda _: _version("torch"),
@@ -255,6 +264,8 @@ OBSERVED: Final[Mapping[str, Callable[[Machine], Json]]] = {
     "other_processes": _other_processes,
     "gpu_uuid": lambda machine: str(machine.ask("nvmlDeviceGetUUID")),
     "ecc": _ecc,
+    "ecc_errors": _ecc_errors,
+    "pcie_replays": _number("nvmlDeviceGetPcieReplayCounter"),
     "power_limit_w": lambda machine: int(machine.ask("nvmlDeviceGetEnforcedPowerLimit")) / 1000,
     "iommu": _iommu,
     "pool_pages": _pool_pages,

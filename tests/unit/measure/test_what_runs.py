@@ -1,0 +1,38 @@
+"""The hash of a build changes with everything that shapes a measurement, and with nothing that presents one."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvbench.measure import what_runs
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copy = tmp_path / "kvbench"
+    shutil.copytree(Path(what_runs.__file__).parents[1], copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    monkeypatch.setattr(what_runs, "__file__", str(copy / "measure" / "what_runs.py"))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("file", "shapes"),
+    [
+        ("backends/sm.py", True),
+        ("cells/facts.py", True),  # connections
+        ("measure/visit.py", True),
+        ("sweep/estimate.py", True),  # lengths of chains
+        ("sweep/spec.py", True),  # defaults of sampling
+        ("run/execution.py", True),  # repeats of disturbed visits
+        ("run/worker_process.py", True),  # the environment of workers
+        ("tune/table.py", True),  # policies
+        ("report/numbers.py", False),
+        ("cli/show.py", False),
+    ],
+)
+def test_a_change_of_what_shapes_a_measurement_is_another_build(package: Path, file: str, shapes: bool) -> None:
+    before = what_runs.hash_of_what_runs()
+    with (package / file).open("a") as changed:
+        changed.write("# changed\n")
+    assert (what_runs.hash_of_what_runs() != before) is shapes
