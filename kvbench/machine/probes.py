@@ -119,18 +119,22 @@ def _left_in_group(sources: Sources, folder: PurePosixPath, limit: str, used: st
         return None  # the group does not exist, or its limit is "max"
 
 
-def _bus_id(machine: Machine) -> str:
-    """Return the GPU's PCI address as sysfs spells it ("0000:1b:00.0"); raises."""
-    domain, _, place = str(machine.ask("nvmlDeviceGetPciInfo").busId).partition(":")
-    return f"{int(domain, 16):04x}:{place.lower()}"
+def _pci_folder(bus_id: str) -> str:
+    """Return the folder of a PCI address of the driver or of NVML ("00000000:1B:00.0")."""
+    domain, _, place = bus_id.partition(":")
+    return f"sys/bus/pci/devices/{int(domain, 16):04x}:{place.lower()}"
 
 
-def _numa_node(machine: Machine) -> int:
-    """Return the NUMA node whose CPUs are nearest to the GPU; raises if the kernel does not report it."""
-    node = int(machine.sources.text(f"sys/bus/pci/devices/{_bus_id(machine)}/numa_node"))
+def _folder(machine: Machine) -> str:
+    return _pci_folder(str(machine.ask("nvmlDeviceGetPciInfo").busId))
+
+
+def near_node(bus_id: str, sources: Sources) -> int:
+    """Return the NUMA node whose CPUs are nearest to a PCI device; raises if the kernel does not report it."""
+    node = int(sources.text(f"{_pci_folder(bus_id)}/numa_node"))
     if node >= 0:
         return node
-    nodes = cpu_nodes(machine.sources)
+    nodes = cpu_nodes(sources)
     if len(nodes) == 1:
         return nodes.pop()
     raise UnavailableError("the kernel reports no NUMA node for the GPU, and the host has several")
@@ -146,7 +150,7 @@ def _link(machine: Machine) -> str:
     try:
         return "c2c" if machine.ask("nvmlDeviceGetC2cModeInfoV").isC2cEnabled else "pcie"
     except Exception:
-        _bus_id(machine)
+        _folder(machine)
         return "pcie"
 
 
@@ -190,7 +194,7 @@ def _ecc_errors(machine: Machine) -> dict[str, Json]:
 
 def _iommu(machine: Machine) -> str:
     """Return the type of the GPU's IOMMU domain ("DMA-FQ", "identity"), or "none" if it is in no group; raises."""
-    folder = f"sys/bus/pci/devices/{_bus_id(machine)}"
+    folder = _folder(machine)
     try:
         return machine.sources.text(f"{folder}/iommu_group/type")
     except FileNotFoundError:
@@ -237,7 +241,7 @@ IDENTITY: Final[Mapping[str, Callable[[Machine], Scalar]]] = {
     "pcie_max_generation": _number("nvmlDeviceGetMaxPcieLinkGeneration"),
     "pcie_max_width": _number("nvmlDeviceGetMaxPcieLinkWidth"),
     "bar1_bytes": _member("nvmlDeviceGetBAR1MemoryInfo", "bar1Total"),
-    "gpu_numa_node": _numa_node,
+    "gpu_numa_node": lambda machine: near_node(str(machine.ask("nvmlDeviceGetPciInfo").busId), machine.sources),
     "cpu_model": _cpu_model,
     "logical_cpus": lambda machine: len(parse_cpu_list(machine.sources.text("sys/devices/system/cpu/online"))),
     "numa_nodes": lambda machine: len(cpu_nodes(machine.sources)),

@@ -38,22 +38,24 @@ class VerificationError(KvbenchError):
 
 
 class Pools:
-    """A pool of `pool_bytes` on the device and one on the host, filled once and restored after every visit."""
+    """A pool of `pool_bytes` on the device and up to `host_pools` on the host, filled once, restored after a visit."""
 
-    def __init__(self, device: Device, stream: Stream, pool_bytes: int) -> None:
+    def __init__(self, device: Device, stream: Stream, pool_bytes: int, host_pools: int = 1) -> None:
         self._device = device
         self._stream = stream
         self._beside = Stream(device.driver)
         self.pool_bytes = pool_bytes
         self._device_pool = self._filled(MemoryKind.device, DEVICE_SEED)
         self._host_pools: dict[Memory, Buffer] = {}
+        self._most_host_pools = host_pools
         self._at_rest = True
 
     def host_pool(self, memory: Memory | None) -> Buffer:
-        """Return the host pool pinned in this way, made and filled on first use; only one kind exists at a time."""
+        """Return the host pool pinned in this way, made and filled on first use; the oldest makes room for it."""
         kind = memory or Memory.ALLOCATED
         if kind not in self._host_pools:
-            self._host_pools.clear()
+            while len(self._host_pools) >= self._most_host_pools:
+                del self._host_pools[next(iter(self._host_pools))]
             self._host_pools[kind] = self._filled(MemoryKind[kind.value], HOST_SEED)
         return self._host_pools[kind]
 
@@ -88,7 +90,7 @@ class Pools:
         return audit_words(buffer, offsets, sizes, offsets, seed, self._beside.handle)
 
     def holds(self, memory: Memory | None) -> bool:
-        """Whether the current host pool is pinned in this way."""
+        """Whether a host pool that is pinned in this way exists."""
         return (memory or Memory.ALLOCATED) in self._host_pools
 
     def disturb(self) -> None:
@@ -181,6 +183,11 @@ class Workload:
             yield
         finally:
             self._layouts, self._place = usual, -1
+
+    @property
+    def descriptors(self) -> int:
+        """The number of descriptors of all sets of blocks."""
+        return len(self._layouts) * self._cell.blocks
 
     def current(self) -> tuple[Addresses, Addresses]:
         """Return the offsets of the current blocks in the source and in the destination, in bytes."""

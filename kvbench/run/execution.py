@@ -118,7 +118,8 @@ class Execution:
         sampling = self.spec.sampling
         largest = max(region_bytes(cell, submissions(sampling, cell.stream_state)) for cell in cells)
         pool_bytes = max(largest, CEILING_BYTES[self.opened.device.kind])
-        self.slot.reserve(pool_bytes)
+        for note in self.slot.reserve(pool_bytes, self.plan.host_pools):
+            self._record(Note(text=note))
         return pool_bytes
 
     def finish(self, status: RunStatus, reason: str | None) -> Outcome:

@@ -11,7 +11,7 @@ from kvbench.sweep.spec import Sampling
 from kvbench.tune.table import Policy
 
 # The version of this protocol. If two builds are measured in turn, one parent speaks to the workers of both.
-VERSION: Final = 4
+VERSION: Final = 5
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
@@ -49,15 +49,21 @@ class Described(_Message, tag="described", frozen=True, kw_only=True):
 
 
 class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
-    """Allocate the memory pools, `pool_bytes` each, and other shared resources; answered by Reserved or Refused."""
+    """Allocate the memory pools, `pool_bytes` each, and other shared resources; answered by Reserved or Refused.
+
+    `host_pools` is the number of ways of pinning host memory whose pools can exist at once.
+    """
 
     pool_bytes: int
+    host_pools: int
     busy_delay_us: int
     policy: Policy | None
 
 
 class Reserved(_Message, tag="reserved", frozen=True, kw_only=True):
-    """The pools are allocated."""
+    """The pools are allocated; `notes` say what is not as it should be."""
+
+    notes: list[str]
 
 
 class _MeasureCopies(_Message, frozen=True, kw_only=True):

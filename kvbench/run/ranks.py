@@ -52,8 +52,8 @@ class RankSlot(WorkerSlot):
         super().__init__(replace(spec, device=device), backends)
         self._rank = rank
 
-    def reserve(self, pool_bytes: int) -> None:
-        super().reserve(pool_bytes)
+    def reserve(self, pool_bytes: int, host_pools: int = 1) -> list[str]:
+        notes = super().reserve(pool_bytes, host_pools)
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise UsageError(f"{' and '.join(missing)} not set: the ranks need it to begin together; torchrun sets it")
@@ -68,6 +68,7 @@ class RankSlot(WorkerSlot):
             distributed.destroy_process_group()
 
         _interruptible(meet)
+        return notes
 
 
 def _interruptible(meet: Callable[[], None]) -> None:

@@ -251,12 +251,14 @@ class WorkerSlot:
                 return self.start()
         return msgspec.structs.replace(opened, backends=described)
 
-    def reserve(self, pool_bytes: int) -> None:
-        """Allocate the memory pools, now and in every replacement; raises UsageError if memory is short."""
-        self._reserve = Reserve(
-            pool_bytes=pool_bytes, busy_delay_us=self._spec.sampling.busy_delay_us, policy=self._spec.policy
-        )
-        self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
+    def reserve(self, pool_bytes: int, host_pools: int = 1) -> list[str]:
+        """Allocate the memory pools, now and in every replacement; raises UsageError if memory is short.
+
+        Returns the notes of the worker.
+        """
+        delay_us, policy = self._spec.sampling.busy_delay_us, self._spec.policy
+        self._reserve = Reserve(pool_bytes=pool_bytes, host_pools=host_pools, busy_delay_us=delay_us, policy=policy)
+        return self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S).notes
 
     def ask(self, request: Request, kind: type[Kind], deadline_s: float) -> Kind:
         """Ask the worker, as `WorkerProcess.ask`; raises UsageError or EngineRefusedError for Refused."""

@@ -3,11 +3,11 @@
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.cells.axes import DEFAULT_ORDER, Neighbour, Priority, StreamState
+from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, TORCH_BYTES, BackendFacts, DeviceFacts
@@ -39,8 +39,8 @@ class PlannedSkip:
 class Plan:
     """A sweep on a device. Every requested cell is in `cells` or `skipped`, or counted in `filtered`.
 
-    `side_bytes` is the memory that the largest cell takes on each side. `estimate_s` is a rough upper estimate of the
-    time in seconds.
+    `side_bytes` is the memory that the largest cell takes on each side. `host_pools` of that size, each pinned in
+    another way, exist at once. `estimate_s` is a rough upper estimate of the time in seconds.
     """
 
     cells: tuple[Cell, ...]
@@ -48,6 +48,7 @@ class Plan:
     filtered: int
     side_bytes: int
     estimate_s: float
+    host_pools: int = 1
 
 
 # The cross product of one group for one backend: axis name -> values, in the order of AXES.
@@ -82,13 +83,21 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in spec.filters)]
     reasons = {cell: _why_not(cell, device, known[cell.backend], spec) for cell in kept}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
+    side_bytes = max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0)
+    kinds, fitting = len(_kinds(cells)), _usable_of_host(device, spec) // max(1, side_bytes)
     return Plan(
         cells=cells,
         skipped=tuple(PlannedSkip(cell, reason) for cell, reason in reasons.items() if reason is not None),
         filtered=len(asked) - len(kept),
-        side_bytes=max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0),
+        side_bytes=side_bytes,
         estimate_s=estimate_seconds(cells, spec.sampling, device.kind),
+        host_pools=max(1, min(kinds, fitting)),
     )
+
+
+def _kinds(cells: Iterable[Cell]) -> list[Memory]:
+    """Return the ways in which host memory is pinned: for `cells`, and for large copies."""
+    return sorted({Memory.ALLOCATED, *(cell.memory for cell in cells if cell.memory is not None)})
 
 
 def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
@@ -98,9 +107,15 @@ def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
 
 
 def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
-    """Yield every cell once per round, shuffled by `seed`, so that consecutive backends differ where possible."""
-    for number in range(sampling.rounds):
-        for cell in _interleaved(sorted(plan.cells, key=lambda cell: cell.place_in(number, seed))):
+    """Yield every cell once per round, shuffled by `seed`, so that consecutive backends differ where possible.
+
+    Where the host pools do not fit side by side, a round goes from one way of pinning memory to the next.
+    """
+    kinds = _kinds(plan.cells)
+    groups = [kinds] if len(kinds) <= plan.host_pools else [[kind] for kind in kinds]
+    for number, group in itertools.product(range(sampling.rounds), groups):
+        cells = [cell for cell in plan.cells if (cell.memory or Memory.ALLOCATED) in group]
+        for cell in _interleaved(sorted(cells, key=lambda cell: cell.place_in(number, seed))):
             yield PlannedVisit(number, cell)
 
 

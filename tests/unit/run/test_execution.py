@@ -35,8 +35,8 @@ class Slot:
         self.disturbed = disturbed
         self.made: list[tuple[int, int, int]] = []
 
-    def reserve(self, pool_bytes: int) -> None:
-        pass
+    def reserve(self, pool_bytes: int, host_pools: int) -> list[str]:
+        return [f"{host_pools} of {pool_bytes} bytes"]
 
     def ask(self, request: Any, *_: object) -> Ceiling:
         return Ceiling(direction=request.direction, round=request.round, swap_bytes=1, gpu_us=[1.0])

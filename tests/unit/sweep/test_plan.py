@@ -508,6 +508,20 @@ def test_every_backend_is_spread_over_the_round(counts: dict[str, int]) -> None:
         assert all(abs(here[name] - count / 4) <= 1.5 for name, count in counts.items())
 
 
+@pytest.mark.parametrize(("free", "pools", "changes"), [(40 * GIB, 2, 100), (20 * GIB, 1, 3)])
+def test_a_pool_is_pinned_anew_at_most_twice_a_round(free: int, pools: int, changes: int) -> None:
+    plan = plan_of(
+        replace(H200, host_free_bytes=free), backend="sm", memory="allocated,registered", block_size="4KiB,8KiB",
+        blocks="16,64,256,1024", pool="16GiB",
+    )  # fmt: skip
+    assert plan.host_pools == pools
+    kinds = [visit.cell.memory for visit in visits(plan, Sampling(rounds=2), 0)]
+    assert Counter(kinds) == {Memory.ALLOCATED: len(kinds) // 2, Memory.REGISTERED: len(kinds) // 2}
+    made = sum(one != other for one, other in itertools.pairwise(kinds))
+    assert 3 <= made <= changes
+    assert pools == 1 or made > 3  # where both fit, the order stays shuffled
+
+
 def test_seed_and_round_change_the_order() -> None:
     plan = _plan_with({"a": 20, "b": 20})
     one = [visit.cell for visit in visits(plan, Sampling(rounds=2), 1)]

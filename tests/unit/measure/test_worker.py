@@ -1,0 +1,44 @@
+"""What a worker keeps between requests: pools, and cells that are visited in turn."""
+
+import pytest
+
+from kvbench.cells.axes import Direction, Memory
+from kvbench.cells.cell import Cell
+from kvbench.engine.device import Stream, open_device
+from kvbench.engine.faults import FaultPlan
+from kvbench.measure import worker as module
+from kvbench.measure.worker import Worker
+from kvbench.measure.workload import Pools
+from kvbench.results.schema import Visit
+from kvbench.run import protocol
+from kvbench.sweep.spec import Sampling
+
+CELLS = [Cell("per_block", Direction.H2D, blocks, 1024, reuse="same") for blocks in (4, 8, 16)]
+
+
+@pytest.mark.parametrize(("most", "kept"), [(1 << 20, CELLS), (10, CELLS[2:])])
+def test_a_worker_keeps_no_more_cells_than_it_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, most: int, kept: list[Cell]
+) -> None:
+    monkeypatch.setattr(module, "MOST_KEPT", most)
+    worker = Worker()
+    worker.answer(protocol.Open(device="cpu", fault=None))
+    asked = protocol.Reserve(pool_bytes=1 << 20, host_pools=1, busy_delay_us=10, policy=None)
+    assert worker.answer(asked) == protocol.Reserved(notes=[])
+    for cell in CELLS:
+        request = protocol.MeasureCell(
+            cell=cell.as_strings(), round=0, seed=1, sampling=Sampling(min_samples=3, max_samples=3),
+            in_turn=protocol.InTurn(verify=True),
+        )  # fmt: skip
+        assert isinstance(worker.answer(request), Visit)
+    assert list(worker._kept) == kept
+
+
+@pytest.mark.parametrize("host_pools", [1, 2])
+def test_as_many_kinds_of_pools_exist_as_fit(host_pools: int) -> None:
+    device = open_device("cpu", FaultPlan())
+    pools = Pools(device, Stream(device.driver), 1 << 20, host_pools)
+    for kind in (Memory.ALLOCATED, Memory.REGISTERED):
+        pools.host_pool(kind)
+    assert pools.holds(Memory.REGISTERED)
+    assert pools.holds(Memory.ALLOCATED) is (host_pools == 2)
