@@ -3,7 +3,7 @@
 //
 // One kernel shape per compilation: KVBENCH_WARPS warps per thread block, each with KVBENCH_DEPTH stages (bulk) or
 // loads per lane (lanes) in flight, and pieces of KVBENCH_PIECE_BYTES.
-#include "piece_map.hpp"
+#include "bulk_ring.hpp"
 
 #ifndef KVBENCH_WARPS
 #define KVBENCH_WARPS 8
@@ -19,36 +19,85 @@ constexpr u32 kWarps = KVBENCH_WARPS;
 constexpr u32 kDepth = KVBENCH_DEPTH;
 constexpr u32 kPieceBytes = KVBENCH_PIECE_BYTES;
 
-/// Gives a warp its pieces in order; every lane holds one of the current 32 pieces and one of the next 32.
-class PieceReader {
- public:
-  __device__ PieceReader(const List& list, Share share) : list_(list), share_(share) {
-    next_ = fetch(share.first);
-    advance(share.first);
-  }
+__device__ __forceinline__ Piece shuffled(const Piece& piece, u32 lane) {
+  return {__shfl_sync(~0u, piece.source, lane), __shfl_sync(~0u, piece.destination, lane),
+          __shfl_sync(~0u, piece.bytes, lane)};
+}
+__device__ __forceinline__ Waiting shuffled(const Waiting& piece, u32 lane) {
+  return {__shfl_sync(~0u, piece.destination, lane), __shfl_sync(~0u, piece.bytes, lane),
+          __shfl_sync(~0u, piece.place, lane)};
+}
 
-  /// Returns piece `piece` to all lanes; pieces must be requested in ascending order.
-  __device__ Piece at(u32 piece) {
-    const u32 place = (piece - share_.first) % 32;
-    if (place == 0 && piece != share_.first) advance(piece);
-    return {__shfl_sync(~0u, current_.source, place), __shfl_sync(~0u, current_.destination, place),
-            __shfl_sync(~0u, current_.bytes, place)};
+/// This warp of the GPU: a value a lane, and its ring with a barrier for every stage.
+class Warp {
+ public:
+  template <typename Value>
+  class Lanes {
+   public:
+    template <typename Function>
+    __device__ void fill(Function value_of) {
+      value_ = value_of(threadIdx.x % 32);
+    }
+    __device__ void put(u32 lane, const Value& value) {
+      if (threadIdx.x % 32 == lane) value_ = value;
+    }
+    __device__ Value get(u32 lane) const { return shuffled(value_, lane); }
+
+   private:
+    Value value_{};
+  };
+
+  /// `ring` and `barriers` are addresses in shared memory.
+  __device__ Warp(u32 ring, u32 barriers) : ring_(ring), barriers_(barriers) {}
+
+  __device__ bool issues() const { return threadIdx.x % 32 == 0; }
+  __device__ u32 ring() const { return ring_; }
+  __device__ void meet() const { __syncwarp(); }
+
+#if __CUDA_ARCH__ >= 900
+  __device__ void make_barriers(u32 count) const {
+    for (u32 stage = 0; stage < count; ++stage) {
+      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier(stage)) : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
+  __device__ void expect(u32 stage, u32 bytes) const {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier(stage)), "r"(bytes) : "memory");
+  }
+  __device__ void load(u32 place, u64 source, u32 bytes, u32 stage) const {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place),
+        "l"(source), "r"(bytes), "r"(barrier(stage))
+        : "memory");
+  }
+  __device__ void wait_until_loaded(u32 stage, u32 parity) const {
+    u32 arrived = 0;
+    while (arrived == 0) {
+      asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                   : "=r"(arrived)
+                   : "r"(barrier(stage)), "r"(parity)
+                   : "memory");
+    }
+  }
+  __device__ void store(u64 destination, u32 place, u32 bytes) const {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination), "r"(place),
+                 "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  }
+  template <u32 kLatest>
+  __device__ void wait_until_read() const {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLatest) : "memory");
+  }
+  __device__ void wait_until_stored() const { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+#endif
 
  private:
-  __device__ Piece fetch(u32 first) const {
-    const u32 piece = first + threadIdx.x % 32;
-    return piece < share_.last ? read_piece(list_, piece, kPieceBytes) : Piece{0, 0, 0};
-  }
-  __device__ void advance(u32 first) {
-    current_ = next_;
-    next_ = fetch(first + 32);
-  }
+  __device__ u32 barrier(u32 stage) const { return barriers_ + stage * 8; }
 
-  const List& list_;
-  Share share_;
-  Piece current_;
-  Piece next_;
+  u32 ring_;
+  u32 barriers_;
 };
 
 __device__ __forceinline__ uint4 load_16(const void* from) {
@@ -132,85 +181,20 @@ __device__ __forceinline__ Share share_of_warp(const List& list) {
 /// Any size, any alignment: every warp loads and stores its pieces.
 __device__ __forceinline__ void copy_lanes(const List& list) {
   const Share share = share_of_warp(list);
-  PieceReader reader(list, share);
+  PieceReader<Warp> reader(list, share, kPieceBytes);
   for (u32 piece = share.first; piece < share.last; ++piece) copy_piece(reader.at(piece), list.host_is_source != 0);
 }
 
-/// Every address and size a multiple of 16: bulk copies into and out of a ring of stages in shared memory, issued by
-/// one lane of each warp. Needs sm_90. The bytes have the same place in a stage as in a line of the host side, so that
-/// no access over the link is split.
+/// Every address and size a multiple of 16: bulk copies into and out of shared memory. Needs sm_90.
 __device__ __forceinline__ void copy_bulk(const List& list) {
 #if __CUDA_ARCH__ >= 900
-  // A stage is refilled after its store has read it; this many stores can be in flight.
-  constexpr u32 kStoring = 2;
-  constexpr u32 kAhead = kDepth - kStoring;
-  constexpr u32 kStagePitch = kPieceBytes + kLineBytes;
   extern __shared__ __align__(128) char stages[];
   __shared__ u64 barriers[kWarps * kDepth];
-  const u32 warp = threadIdx.x / 32;
-  const bool issues = threadIdx.x % 32 == 0;
-  const u32 ring = static_cast<u32>(__cvta_generic_to_shared(stages)) + warp * kDepth * kStagePitch;
-  const u32 barrier = static_cast<u32>(__cvta_generic_to_shared(barriers + warp * kDepth));
-  if (issues) {
-    for (u32 stage = 0; stage < kDepth; ++stage) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier + stage * 8) : "memory");
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  }
-  const Share share = share_of_warp(list);
-  const u32 count = share.last - share.first;
-  PieceReader loads(list, share);
-  // Lane i keeps the place and the destination of stage i until its bytes have arrived.
-  u64 waiting_destination = 0;
-  u32 waiting_bytes = 0;
-  u32 waiting_place = 0;
-  for (u32 step = 0; step < count + kAhead; ++step) {
-    if (step < count) {
-      const u32 stage = step % kDepth;
-      const Piece piece = loads.at(share.first + step);
-      const u32 phase = static_cast<u32>((list.host_is_source != 0 ? piece.source : piece.destination) % kLineBytes);
-      const u32 place = ring + stage * kStagePitch + phase;
-      if (threadIdx.x % 32 == stage) {
-        waiting_destination = piece.destination;
-        waiting_bytes = piece.bytes;
-        waiting_place = place;
-      }
-      if (issues) {
-        if (step >= kDepth) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kStoring - 1) : "memory");
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier + stage * 8),
-                     "r"(piece.bytes)
-                     : "memory");
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place),
-            "l"(piece.source), "r"(piece.bytes), "r"(barrier + stage * 8)
-            : "memory");
-      }
-    }
-    if (step >= kAhead) {
-      const u32 storing = step - kAhead;
-      const u32 stage = storing % kDepth;
-      const u64 destination = __shfl_sync(~0u, waiting_destination, stage);
-      const u32 bytes = __shfl_sync(~0u, waiting_bytes, stage);
-      const u32 stored_place = __shfl_sync(~0u, waiting_place, stage);
-      if (issues) {
-        const u32 parity = storing / kDepth % 2;
-        u32 arrived = 0;
-        while (arrived == 0) {
-          asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                       : "=r"(arrived)
-                       : "r"(barrier + stage * 8), "r"(parity)
-                       : "memory");
-        }
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
-                     "r"(stored_place), "r"(bytes)
-                     : "memory");
-        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-      }
-      __syncwarp();
-    }
-  }
-  if (issues) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  const u32 first = threadIdx.x / 32 * kDepth;  // stage of this warp
+  const Warp warp(static_cast<u32>(__cvta_generic_to_shared(stages)) + first * stage_pitch(kPieceBytes),
+                  static_cast<u32>(__cvta_generic_to_shared(barriers + first)));
+  if (warp.issues()) warp.make_barriers(kDepth);
+  copy_through_ring<kDepth, kPieceBytes>(warp, list, share_of_warp(list));
 #endif
 }
 
