@@ -49,8 +49,8 @@ struct Waiting {
   u32 place;
 };
 
-/// The distance of two stages. The bytes have the same place in a stage as in a line of the host side, so that no access
-/// over the link is split.
+/// The distance of two stages. The bytes have the same place in a stage as in a line of the host side, so that no
+/// access over the link is split.
 KVBENCH_BOTH constexpr u32 stage_pitch(u32 piece_bytes) { return piece_bytes + kLineBytes; }
 
 /// Copies a share of the pieces through a ring of `kDepth` stages. Every address and size is a multiple of 16. One lane

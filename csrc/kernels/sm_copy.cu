@@ -66,10 +66,9 @@ class Warp {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier(stage)), "r"(bytes) : "memory");
   }
   __device__ void load(u32 place, u64 source, u32 bytes, u32 stage) const {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place),
-        "l"(source), "r"(bytes), "r"(barrier(stage))
-        : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place),
+                 "l"(source), "r"(bytes), "r"(barrier(stage))
+                 : "memory");
   }
   __device__ void wait_until_loaded(u32 stage, u32 parity) const {
     u32 arrived = 0;

@@ -2,12 +2,16 @@
 // copy and keeps to its context. Streams are synchronous. The 12.8 signature reports the index of the first descriptor
 // of 13 bytes as failed, for one of 17 bytes an index past the end; the 13.0 one has no index to report. Asked for a
 // version newer than itself, the driver answers with the newest that it has.
+#include "fake_cuda.hpp"
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
 namespace {
+
+FakeCuda asked;
 
 using Result = int;
 constexpr Result kSuccess = 0;
@@ -52,8 +56,8 @@ Result mem_alloc(std::uint64_t* pointer, std::size_t bytes) {
 Result mem_free(std::uint64_t pointer) { return std::free(reinterpret_cast<void*>(pointer)), kSuccess; }
 Result host_alloc(void** pointer, std::size_t bytes, unsigned) { return *pointer = std::malloc(bytes), kSuccess; }
 Result host_free(void* pointer) { return std::free(pointer), kSuccess; }
-Result host_register(void*, std::size_t, unsigned) { return kSuccess; }
-Result host_unregister(void*) { return kSuccess; }
+Result host_register(void* pointer, std::size_t, unsigned) { return asked.registered.insert(pointer), kSuccess; }
+Result host_unregister(void* pointer) { return asked.registered.erase(pointer) == 1 ? kSuccess : kInvalidValue; }
 Result device_pointer(std::uint64_t* out, void* pointer, unsigned) {
   return *out = reinterpret_cast<std::uint64_t>(pointer), kSuccess;
 }
@@ -89,6 +93,10 @@ struct Attributes {
 
 Result copy_all(std::uint64_t* to, std::uint64_t* from, std::size_t* sizes, std::size_t count, Attributes* attributes,
                 std::size_t* indices, std::size_t attribute_count, std::size_t* failed) {
+  asked.order = attributes->order;
+  asked.flags = attributes->flags;
+  asked.hints = false;
+  for (const int hint : attributes->hints) asked.hints |= hint != 0;
   if (attribute_count != 1 || indices[0] != 0 || attributes->order < 1 || attributes->order > 3) return kInvalidValue;
   for (std::size_t i = 0; i < count; ++i) {
     if (sizes[i] == 13) return *failed = i, kInvalidValue;
@@ -120,6 +128,7 @@ void* as_pointer(Function function) {
 
 void* find(const std::string& name, int version) {
   if (name == "cuMemcpyBatchAsync") {
+    asked.batch_version = version;
     if (version >= 13000 && FAKE_CUDA_VERSION >= 13000) return as_pointer(batch_13_0);
     if (version >= 12080 && FAKE_CUDA_VERSION >= 12080) return as_pointer(batch_12_8);
     return nullptr;
@@ -162,3 +171,5 @@ extern "C" Result cuGetProcAddress_v2(const char* name, void** function, int ver
   *function = find(name, version);
   return *function == nullptr ? kNotFound : kSuccess;
 }
+
+extern "C" FakeCuda* fake_cuda() { return &asked; }

@@ -1,9 +1,13 @@
+#include <dlfcn.h>
+#include <sys/mman.h>
+
 #include <cstring>
 #include <string>
 
 #include "check.hpp"
 #include "driver/cuda.hpp"
 #include "driver/resources.hpp"
+#include "fake_cuda.hpp"
 #include "swap/swap.hpp"
 #include "timing/timed_swap.hpp"
 
@@ -15,6 +19,12 @@ std::string library(int version) {
   return std::string(FAKE_CUDA_FOLDER) + "/libfake_cuda_" + std::to_string(version) + ".so";
 }
 
+/// What the driver of this version was asked for; it is loaded.
+FakeCuda& asked_of(int version) {
+  void* const loaded = dlopen(library(version).c_str(), RTLD_NOW | RTLD_NOLOAD);
+  return *reinterpret_cast<FakeCuda* (*)()>(dlsym(loaded, "fake_cuda"))();
+}
+
 /// Three descriptors of `sizes` bytes, 64 bytes apart.
 struct Three {
   Three(const std::shared_ptr<Driver>& on, std::vector<std::size_t> sizes)
@@ -24,12 +34,12 @@ struct Three {
     std::memset(reinterpret_cast<void*>(device.address()), 0, 192);
   }
 
-  std::unique_ptr<Swap> swap() {
+  std::unique_ptr<Swap> swap(BatchAttributes attributes = {}) {
     for (std::size_t i = 0; i < 3; ++i) {
       list.sources.push_back(host.address() + 64 * i);
       list.destinations.push_back(device.address() + 64 * i);
     }
-    return make_batched(driver, list.view(), Direction::h2d, {});
+    return make_batched(driver, list.view(), Direction::h2d, {.attributes = attributes});
   }
 
   int sum() const {
@@ -48,6 +58,10 @@ void each_driver_age_gets_its_own_signature() {
   check::that(open_cuda(0, library(12040))->batch_entry() == BatchEntry::none, "12.4 has no batched copy");
   check::that(open_cuda(0, library(12080))->batch_entry() == BatchEntry::cuda_12_8, "12.8 has nine arguments");
   check::that(open_cuda(0, library(13000))->batch_entry() == BatchEntry::cuda_13_0, "13.0 has eight arguments");
+  // A driver may answer a request for a version that it does not have with the entry of another one.
+  check::equal(asked_of(12040).batch_version, 0, "12.4 is not asked");
+  check::equal(asked_of(12080).batch_version, 12080, "12.8 is asked for its own");
+  check::equal(asked_of(13000).batch_version, 13000, "13.0 is asked for its own");
 }
 
 void every_age_moves_the_bytes() {
@@ -60,6 +74,35 @@ void every_age_moves_the_bytes() {
     check::equal(three.sum(), 7 * 85, "bytes moved by " + std::to_string(version));
     check::equal(swap->fell_back(), version == 12040, "fallback of " + std::to_string(version));
   }
+}
+
+void the_driver_gets_the_access_order_and_the_overlap_flag() {
+  for (const int version : {12080, 13000}) {
+    const auto driver = open_cuda(0, library(version));
+    const OwnedStream stream(driver);
+    for (const AccessOrder order : {AccessOrder::stream, AccessOrder::during_api_call, AccessOrder::any}) {
+      for (const bool overlap : {false, true}) {
+        Three three(driver, {1, 20, 64});
+        three.swap({order, overlap})->submit(stream.handle());
+        check::equal(asked_of(version).order, static_cast<int>(order), "access order");
+        check::equal(asked_of(version).flags, overlap ? 1U : 0U, "flags");
+        check::that(!asked_of(version).hints, "no location is named");
+      }
+    }
+  }
+}
+
+void registered_memory_is_unregistered_and_unmapped() {
+  const auto driver = open_cuda(0, library(13000));
+  void* pages = nullptr;
+  {
+    const Buffer buffer(driver, MemoryKind::registered, 8192);
+    pages = reinterpret_cast<void*>(buffer.address());
+    check::that(asked_of(13000).registered.contains(pages), "the pages are registered");
+    check::equal(msync(pages, 8192, MS_ASYNC), 0, "mapped");
+  }
+  check::that(asked_of(13000).registered.empty(), "the pages are unregistered");
+  check::equal(msync(pages, 8192, MS_ASYNC), -1, "mapped after its release");
 }
 
 void the_failing_index_is_told_where_the_driver_tells_it() {
@@ -147,6 +190,8 @@ int main() {
   return check::run({
       {"each driver age gets its own signature", each_driver_age_gets_its_own_signature},
       {"every age moves the bytes", every_age_moves_the_bytes},
+      {"the driver gets the access order and the overlap flag", the_driver_gets_the_access_order_and_the_overlap_flag},
+      {"registered memory is unregistered and unmapped", registered_memory_is_unregistered_and_unmapped},
       {"the failing index is told where the driver tells it", the_failing_index_is_told_where_the_driver_tells_it},
       {"what is missing is named", what_is_missing_is_named},
       {"a delay needs its kernel", a_delay_needs_its_kernel},

@@ -5,6 +5,7 @@
 
 #include "bench.hpp"
 #include "check.hpp"
+#include "forwarding_driver.hpp"
 #include "swap/address_order.hpp"
 
 namespace {
@@ -106,6 +107,36 @@ void a_device_without_batch_falls_back_and_says_so() {
   check::that(bench.arrived(bench.reversed()), "the fallback moved every block");
 }
 
+/// A device whose streams are `pending` or not, and which keeps the lengths of its delays.
+class PrimedDriver final : public ForwardingDriver {
+ public:
+  bool idle(Stream) override { return !pending; }
+  void delay(std::uint64_t delay_ns, Stream) override { delays_ns.push_back(delay_ns); }
+
+  bool pending = false;
+  std::vector<std::uint64_t> delays_ns;
+};
+
+void only_small_blocks_on_an_idle_stream_are_primed() {
+  Bench bench;
+  const auto delays = [&](bool pending, std::size_t up_to_bytes, std::size_t descriptors_per_call = 0) {
+    const auto driver = std::make_shared<PrimedDriver>();
+    const OwnedStream stream(driver);
+    driver->pending = pending;
+    const BatchOptions options{
+        .descriptors_per_call = descriptors_per_call, .prime_ns = 2000, .prime_up_to_bytes = up_to_bytes};
+    make_batched(driver, bench.kept(bench.reversed()).view(), Direction::h2d, options)->submit(stream.handle());
+    driver->synchronize(stream.handle());
+    return driver->delays_ns;
+  };
+  using Delays = std::vector<std::uint64_t>;
+  check::that(delays(false, kBlock) == Delays{2000}, "an idle stream is primed");
+  check::that(delays(false, kBlock, kBlocks / 2) == Delays(2, 2000), "before each call that meets an idle stream");
+  check::that(delays(true, kBlock).empty(), "a busy stream is not primed");
+  check::that(delays(false, kBlock - 1).empty(), "larger blocks are not primed");
+  check::that(delays(false, 0).empty(), "nothing is primed unless asked for");
+}
+
 void the_legacy_stream_is_refused() {
   Bench bench;
   for (const Stream legacy : {Stream{0}, Stream{1}}) {
@@ -182,6 +213,7 @@ int main() {
       {"addresses are sorted as a comparing sort sorts them", addresses_are_sorted_as_a_comparing_sort_sorts_them},
       {"a swap reads the caller's arrays at every submission", a_swap_reads_the_callers_arrays_at_every_submission},
       {"a device without batch falls back and says so", a_device_without_batch_falls_back_and_says_so},
+      {"only small blocks on an idle stream are primed", only_small_blocks_on_an_idle_stream_are_primed},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
       {"errors carry the descriptor", errors_carry_the_descriptor},
       {"a merged descriptor is named by its first", a_merged_descriptor_is_named_by_its_first},

@@ -185,6 +185,22 @@ void short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work() 
   bench.run(*make_sm_copy(bench.kernel, many.view(), {8, Direction::h2d, kInlineTableBytes}));
   check::equal(bench.driver->launched, std::string("kvbench_sm_lanes"), "kernel of a longer list");
   check::equal(bench.driver->last_grid.blocks, 8U, "blocks");
+  bench.run(*make_sm_copy(bench.kernel, few.view(), {8, Direction::h2d, 0}));
+  check::equal(bench.driver->launched, std::string("kvbench_sm_lanes"), "kernel of a list that is read");
+  check::equal(bench.driver->last_grid.blocks, 3U, "blocks");
+}
+
+void a_list_comes_with_the_launch_only_if_it_fits_into_the_parameters() {
+  constexpr std::size_t kRows = kInlineTableBytes / sizeof(Row);
+  for (const std::size_t rows : {kRows, kRows + 1}) {
+    Bench bench({SmMethod::lanes, 16, 8, 4096});
+    const DescriptorList list = laid_out(bench, std::vector<std::size_t>(rows, 100));
+    bench.run(*make_sm_copy(bench.kernel, list.view(), {8, Direction::h2d, std::size_t{1} << 20}));
+    check::equal(bench.driver->launched.ends_with("_inline"), rows == kRows, "inline");
+    for (std::size_t i = 0; i < rows; ++i) {
+      check::that(Bench::same(list.sources[i], list.destinations[i], 100), "a block arrived");
+    }
+  }
 }
 
 void the_legacy_stream_is_refused() {
@@ -213,6 +229,8 @@ int main() {
       {"the current ids are copied", the_current_ids_are_copied},
       {"short lists come with the launch, the grid fits the work",
        short_lists_come_with_the_launch_and_the_grid_is_no_larger_than_the_work},
+      {"a list comes with the launch only if it fits",
+       a_list_comes_with_the_launch_only_if_it_fits_into_the_parameters},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
       {"nothing to copy is nothing to launch", nothing_to_copy_is_nothing_to_launch},
   });

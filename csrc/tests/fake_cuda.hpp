@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstddef>
+#include <set>
+
+/// What the fake driver was asked for, for tests of what reaches it.
+struct FakeCuda {
+  std::set<void*> registered;  ///< memory that is registered now
+  int batch_version = 0;       ///< CUDA version for which the batched copy was last asked, 0: never
+  int order = 0;               ///< of the last batched copy
+  unsigned flags = 0;          ///< of the last batched copy
+  bool hints = false;          ///< whether the last batched copy named locations
+};
