@@ -57,7 +57,7 @@ class ReplayedWarp {
     check::that(place >= kRing && place + bytes <= shared_.size(), "a load stays inside the ring");
     if (host_is_source_) check::equal(place % kLineBytes, source % kLineBytes, "the place in a line of the host");
     pending_loads_.push_back({source, place, bytes, stage});
-    most_stores_ = std::max(most_stores_, pending_stores_.size());
+    stores_beside_load_ = pending_stores_.size();
     if (now(loads_at_)) finish_loads();
   }
   void wait_until_loaded(u32 stage, u32 parity) {
@@ -84,8 +84,8 @@ class ReplayedWarp {
     for (const Barrier& barrier : barriers_) check::that(!barrier.arrived, "every piece is stored");
   }
   std::size_t most_loads() const { return most_loads_; }
-  /// While a load was issued.
-  std::size_t most_stores() const { return most_stores_; }
+  /// Stores that may still read their stage, while the last load was issued.
+  std::size_t stores_beside_load() const { return stores_beside_load_; }
 
  private:
   static constexpr u32 kRing = 128;  // an address that no miscalculation makes by chance
@@ -144,7 +144,7 @@ class ReplayedWarp {
   std::vector<Load> pending_loads_;
   std::deque<Store> pending_stores_;
   std::size_t most_loads_ = 0;
-  std::size_t most_stores_ = 0;
+  std::size_t stores_beside_load_ = 0;
 };
 
 }  // namespace kvbench

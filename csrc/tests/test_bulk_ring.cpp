@@ -92,7 +92,7 @@ void the_ring_keeps_as_much_in_flight_as_it_has_stages() {
   const Blocks blocks(64, 192, true);
   const ReplayedWarp warp = copy<6>(blocks, {0, 64}, Pace::late, Pace::late);
   check::equal(warp.most_loads(), std::size_t{5}, "loads in flight");  // all but the store that may read its stage
-  check::equal(warp.most_stores(), std::size_t{1}, "stores in flight beside a load");
+  check::equal(warp.stores_beside_load(), std::size_t{1}, "stores in flight beside a load");
 }
 
 }  // namespace

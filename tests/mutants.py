@@ -1,0 +1,116 @@
+"""Put each fault of mutants.toml into a copy of this checkout and say which the tests find."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+BUILD = "build/mutants"
+DEADLINE_S = 600
+LOG = "last.log"
+# An editable installation finds kvbench by a hook, before any path; in a copy, the copy has to be found.
+SITE = (
+    "import sys; sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith('_editable_skbc')]"
+)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault: `new` in place of `old`, which stands in `file` once, and the test that has to find it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+    @property
+    def is_cxx(self) -> bool:
+        return "/" not in self.test
+
+    def commands(self) -> list[list[str]]:
+        if self.is_cxx:
+            return [
+                ["ninja", "-C", BUILD, f"tests/{self.test}"],
+                ["ctest", "--test-dir", BUILD, "-R", f"^{self.test}$"],
+            ]
+        return [[sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", self.test]]
+
+
+def main() -> int:
+    """Return 0 if every chosen mutant is killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="?", default="", help="mutants whose name, file or test contains this")
+    only = parser.parse_args().only
+    every = [Mutant(**each) for each in tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["mutant"]]
+    chosen = [mutant for mutant in every if only in f"{mutant.name}\n{mutant.file}\n{mutant.test}"]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "kvbench"
+        _copy(copy)
+        _check_without_mutants(copy, chosen)
+        survivors = [mutant for mutant in chosen if not _killed(copy, mutant)]
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
+    return 1 if survivors or not chosen else 0
+
+
+def _copy(copy: Path) -> None:
+    files = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, text=True)
+    for name in filter(None, files.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith("reports/"):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    for module in (Path(sysconfig.get_path("platlib")) / "kvbench").glob("_engine*"):
+        shutil.copy2(module, copy / "kvbench")
+    (copy / ".site").mkdir()
+    (copy / ".site" / "sitecustomize.py").write_text(SITE)
+
+
+def _check_without_mutants(copy: Path, chosen: Sequence[Mutant]) -> None:
+    if any(mutant.is_cxx for mutant in chosen):
+        options = ["-DCMAKE_BUILD_TYPE=Debug", "-DKVBENCH_SANITIZE=address,undefined"]
+        _run(copy, ["cmake", "-S", "csrc", "-B", BUILD, "-G", "Ninja", *options])
+    for mutant in {mutant.test: mutant for mutant in chosen}.values():
+        if not all(_run(copy, command) for command in mutant.commands()):
+            raise SystemExit(f"{(copy / LOG).read_text()}\n{mutant.test} fails without a mutant")
+
+
+def _killed(copy: Path, mutant: Mutant) -> bool:
+    file = copy / mutant.file
+    text = file.read_text()
+    if text.count(mutant.old) != 1:
+        raise SystemExit(f"{mutant.name}: its text stands {text.count(mutant.old)} times in {mutant.file}")
+    file.write_text(text.replace(mutant.old, mutant.new))
+    *build, test = mutant.commands()
+    try:
+        outcome = "NO BUILD" if not all(_run(copy, command) for command in build) else "SURVIVED"
+        if outcome == "SURVIVED" and not _run(copy, test):
+            outcome = "killed"
+    finally:
+        file.write_text(text)
+    print(f"{outcome:8}  {mutant.name}  ({mutant.file}, {mutant.test})", flush=True)
+    return outcome == "killed"
+
+
+def _run(copy: Path, command: Sequence[str]) -> bool:
+    """Whether a command succeeds in the copy; one that hangs does not."""
+    found = os.pathsep.join((str(copy / ".site"), str(copy)))
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": found}
+    try:
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
+        (copy / LOG).write_text(done.stdout + done.stderr)
+        return done.returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
