@@ -1,21 +1,33 @@
 """What the tests of axes, filters, specs and plans draw from, and two machines that do not exist."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Priority, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts, SmsRow
-from kvbench.cells.pattern import Pattern, Tensors
+from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors
 
 GIB = 2**30
 
 tensors = st.lists(st.builds(Tensors, st.integers(1, 999), st.integers(1, 999_999)), min_size=1, max_size=16)
-patterns = (
-    st.sampled_from([Pattern("shuffled"), Pattern("contiguous"), Pattern("reversed")])
-    | st.builds(Pattern, st.just("runs"), st.integers(2, 999_999))
-    | tensors.map(lambda kinds: Pattern.of_tensors(*kinds))
+orders = st.sampled_from([Pattern("contiguous"), Pattern("descending")]) | st.builds(
+    Pattern, st.sampled_from(["runs", "turning", "runs-geometric"]), st.integers(2, 999_999)
 )
+tensor_patterns = tensors.map(lambda kinds: Pattern.of_tensors(*kinds)) | st.builds(
+    lambda count, page, regions: Pattern.of_pages(count * regions, page, regions),
+    st.integers(1, 999),
+    st.integers(1, 64),
+    st.sampled_from([1, 2]),
+)
+side_patterns = (
+    st.just(Pattern("shuffled"))
+    | orders
+    | st.builds(lambda pattern, order: replace(pattern, order=order), tensor_patterns, st.none() | orders)
+)
+patterns = st.just(Pattern("reversed")) | side_patterns
 AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "backend": st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,20}", fullmatch=True),
     "direction": st.sampled_from(Direction),
@@ -23,6 +35,8 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "block_size": st.integers(1, 2**34),
     "stream_state": st.sampled_from(StreamState),
     "pattern": patterns,
+    "device_pattern": st.just(AS_PATTERN) | side_patterns,
+    "host_pattern": st.just(AS_PATTERN) | side_patterns,
     "memory": st.sampled_from(Memory),
     "order": st.sampled_from(Order),
     "sms": st.integers(0, 4096),

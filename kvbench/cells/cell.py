@@ -28,7 +28,7 @@ from kvbench.cells.axis import (
 )
 from kvbench.cells.facts import HARDWARE_QUEUES
 from kvbench.cells.kernel_shape import RULE, KernelShape
-from kvbench.cells.pattern import SHUFFLED, Pattern
+from kvbench.cells.pattern import AS_PATTERN, CONTIGUOUS, DESCENDING, SHUFFLED, Pattern
 from kvbench.errors import UsageError, brief
 from kvbench.text import hint
 from kvbench.units import KIB
@@ -63,8 +63,14 @@ class Cell:
         "what is pending on the stream at submission: nothing, a delay, or the previous swaps", "idle,busy,sustained",
         choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,))] = StreamState.IDLE
     pattern: Annotated[Pattern, Axis(
-        "layout of the blocks in memory: shuffled, contiguous, reversed, runs-R, tensors-T, tensors-TxK+TxK",
+        "layout of the blocks in memory, on both sides (see Patterns)",
         "shuffled,runs-16,tensors-64", Pattern.parse, default=(SHUFFLED,), usual=str(SHUFFLED))] = SHUFFLED
+    device_pattern: Annotated[Pattern, Axis(
+        "layout of the blocks in device memory; pattern: as the axis pattern", "tensors-64,tensors-64/runs-16",
+        Pattern.of_side, unused=AS_PATTERN)] = AS_PATTERN
+    host_pattern: Annotated[Pattern, Axis(
+        "layout of the blocks in host memory; pattern: as the axis pattern", "page-first-64,page-first-64x16",
+        Pattern.of_side, unused=AS_PATTERN)] = AS_PATTERN
     memory: Annotated[Memory | None, Axis(
         "how host memory is pinned", "allocated,registered", choice(Memory), default=(Memory.ALLOCATED,),
         optional=True, noun="choice of host memory", usual=Memory.ALLOCATED)] = Memory.ALLOCATED
@@ -142,7 +148,16 @@ class Cell:
     @property
     def dense_bytes(self) -> int:
         """Bytes that the adjacent blocks take on each side, including spare rows."""
-        return self.pattern.pool_rows(self.blocks) * self.block_bytes
+        return max(side.pool_rows(self.blocks) for side in self.sides) * self.block_bytes
+
+    @property
+    def sides(self) -> tuple[Pattern, Pattern]:
+        """The patterns of the source and of the destination."""
+        both = (DESCENDING, CONTIGUOUS) if self.pattern.kind == "reversed" else (self.pattern, self.pattern)
+        own = (self.host_pattern, self.device_pattern)
+        ordered = own if self.direction is Direction.H2D else own[::-1]
+        source, destination = (both[side] if one == AS_PATTERN else one for side, one in enumerate(ordered))
+        return source, destination
 
     @property
     def id(self) -> str:

@@ -45,7 +45,12 @@ def default_pool_bytes(device_kind: str, usable_bytes: int) -> int:
 
 
 def misfit(cell: Cell) -> str | None:
-    """Return why the pool cannot hold the blocks of `cell`, or None if it can."""
+    """Return why the blocks of `cell` cannot have its patterns, or do not fit into its pool; None if they do."""
+    sides = cell.sides
+    if objection := next(filter(None, (side.unfit(cell.blocks) for side in sides)), None):
+        return objection
+    if sides[0].tensors(cell.blocks) != sides[1].tensors(cell.blocks):
+        return f"both sides need the same tensors, not {sides[0]} and {sides[1]}"
     if cell.pool_bytes and cell.dense_bytes > cell.pool_bytes:
         size, pool = format_size(cell.block_bytes), format_size(cell.pool_bytes)
         return f"{cell.blocks} blocks of {size} do not fit into a pool of {pool}"

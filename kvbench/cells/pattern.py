@@ -2,17 +2,23 @@
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvbench.cells.facts import pool_rows
 
-_WORDS: Final = ("shuffled", "contiguous", "reversed")
+_WORDS: Final = ("shuffled", "contiguous", "descending")
+_RUNS: Final = ("runs", "turning", "runs-geometric")
 _MAX_TERMS: Final = 16
 _TERM: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,8})")
+_PAGES: Final = re.compile(
+    r"page-first-(?P<pages>(?P<tensors>[1-9]\d{0,5})(x(?P<page>[1-9]\d{0,5}))?)(?P<apart>\+(?P=pages))?"
+)
 _RIGHT: Final = (
-    "write shuffled, contiguous, reversed, runs-R with R >= 2, tensors-T (blocks in T tensors, the same ids in each) "
-    "or tensors-TxK+TxK (T tensors of K ids each, then T other tensors of K ids each)"
+    "write shuffled, contiguous, descending, reversed, runs-R with R >= 2 or its like turning-R and runs-geometric-R, "
+    "tensors-T (blocks in T tensors, the same ids in each), tensors-TxK+TxK (T tensors of K ids each, then T other "
+    "tensors of K ids each), page-first-T, page-first-TxC or page-first-T+T; after tensors and page-first, /runs-R and "
+    "its like say how the ids lie"
 )
 
 
@@ -33,21 +39,39 @@ class Tensors:
 class Pattern:
     """The layout of blocks in memory.
 
-    `shuffled`, `contiguous`, `reversed`; `runs-R`: shuffled runs of R adjacent blocks; `tensors-T`: T tensors, each its
-    own region, with the same scattered ids in all of them; `tensors-TxK+TxK`: several kinds of tensors, T tensors of K
-    ids each, as in hybrid models (layers with a sliding window keep fewer blocks). `terms` are the kinds of tensors;
-    the one of `tensors-T` has 0 ids, because the number of blocks determines them. Each pattern has exactly one text:
-    consecutive terms differ in K, and a single term has no K.
+    An order of blocks: `shuffled`, `contiguous`, `descending`, `reversed` (the source descends, the destination
+    ascends), or shuffled runs of adjacent blocks: `runs-R` of R blocks each, `turning-R` with every other run, at
+    random, descending, `runs-geometric-R` of random lengths with the mean R.
+
+    Blocks of tensors: `tensors-T` (T tensors, each its own region, with the same ids in all of them);
+    `tensors-TxK+TxK` (several kinds of tensors, T tensors of K ids each, as in hybrid models, whose layers with a
+    sliding window keep fewer blocks); `page-first-T` (the blocks of one id in all T tensors lie side by side, in a
+    page); `page-first-TxC` (a page holds C ids, tensor by tensor); `page-first-T+T` (K and V have a region of pages
+    each). The ids are shuffled unless `/` and an order follow: `tensors-64/runs-16`.
+
+    `terms` are the kinds of tensors; a single one has 0 ids, because the number of blocks determines them. `page` is
+    the number of ids in a page, 0 without pages; `regions` the number of regions of pages; `order` the order of the
+    ids, or of the pages. Each pattern has exactly one text: consecutive terms differ in K, and a single term has no K.
     """
 
     kind: str
     run: int = 1
     terms: tuple[Tensors, ...] = ()
+    page: int = 0
+    regions: int = 1
+    order: "Pattern | None" = None
 
     def __str__(self) -> str:
-        if self.kind == "runs":
-            return f"runs-{self.run}"
-        if self.kind == "tensors":
+        return f"{self._head}/{self.order}" if self.order else self._head
+
+    @property
+    def _head(self) -> str:
+        if self.kind in _RUNS:
+            return f"{self.kind}-{self.run}"
+        if self.page:
+            tensors = str(self.terms[0].count // self.regions)
+            return "page-first-" + "+".join([tensors if self.page == 1 else f"{tensors}x{self.page}"] * self.regions)
+        if self.terms:
             several = len(self.terms) > 1
             return "tensors-" + "+".join(
                 f"{term.count}x{term.ids}" if several else str(term.count) for term in self.terms
@@ -57,15 +81,21 @@ class Pattern:
     @classmethod
     def parse(cls, text: str) -> "Pattern":
         """Read a pattern in the form that `str` writes; raises ValueError."""
-        if text in _WORDS:
+        if text == "reversed":
             return cls(text)
-        if (match := re.fullmatch(r"runs-(\d{1,6})", text)) and int(match[1]) >= 2:
-            return cls("runs", int(match[1]))
-        if match := re.fullmatch(r"tensors-([1-9]\d{0,5})", text):
-            return cls("tensors", terms=(Tensors(int(match[1]), 0),))
-        if text.startswith("tensors-") and (terms := _terms(text.removeprefix("tensors-"))):
-            return cls("tensors", terms=terms)
-        raise ValueError(f"{text!r} is not a pattern; {_RIGHT}")
+        head, _, tail = text.partition("/")
+        order, tensors = _order(tail or head), _of_tensors(head)
+        found = replace(tensors, order=order if tail else None) if tensors else order
+        if found is None or str(found) != text or found.order == SHUFFLED:
+            raise ValueError(f"{text!r} is not a pattern; {_RIGHT}")
+        return found
+
+    @classmethod
+    def of_side(cls, text: str) -> "Pattern":
+        """Read the pattern of one side, or `pattern`, which leaves it to the axis `pattern`; raises ValueError."""
+        if text == "reversed":
+            raise ValueError("reversed is of both sides; write descending on one of them")
+        return AS_PATTERN if text == AS_PATTERN.kind else cls.parse(text)
 
     @classmethod
     def of_tensors(cls, *kinds: Tensors) -> "Pattern":
@@ -75,6 +105,11 @@ class Pattern:
             for ids, kinds_of_it in itertools.groupby(kinds, key=lambda kind: kind.ids)
         ]
         return cls("tensors", terms=tuple(merged) if len(merged) > 1 else (Tensors(merged[0].count, 0),))
+
+    @classmethod
+    def of_pages(cls, tensors: int, page: int = 1, regions: int = 1) -> "Pattern":
+        """Return the pattern of pages of `page` ids in `tensors` tensors, which are divided among `regions`."""
+        return cls("page-first", terms=(Tensors(tensors, 0),), page=page, regions=regions)
 
     def tensors(self, blocks: int) -> tuple[Tensors, ...]:
         """Return the kinds of tensors that hold `blocks` blocks; () for a pattern without tensors.
@@ -89,16 +124,42 @@ class Pattern:
         """Return why `blocks` blocks cannot have this pattern, or None if they can."""
         if self.run > blocks:
             return f"{self} needs at least {self.run} blocks"
-        if len(self.terms) == 1 and blocks % self.terms[0].count:
-            return f"{self} needs a multiple of {self.terms[0].count} blocks, not {blocks}"
+        unit = self.terms[0].count * max(1, self.page) if len(self.terms) == 1 else 1
+        if blocks % unit:
+            return f"{self} needs a multiple of {unit} blocks, not {blocks}"
         total = sum(term.blocks for term in self.terms)
         if len(self.terms) > 1 and total != blocks:
             return f"{self} needs {total} blocks, not {blocks}"
+        fewest = min((kind.ids // max(1, self.page) for kind in self.tensors(blocks)), default=0)
+        if self.order and (objection := self.order.unfit(fewest)):
+            return f"{self}: {objection} in each {'region of pages' if self.page else 'tensor'}, not {fewest}"
         return None
 
     def pool_rows(self, blocks: int) -> int:
         """Return the rows of a memory pool for swaps of `blocks` blocks; every tensor has its own spare rows."""
-        return sum(kind.count * pool_rows(kind.ids) for kind in self.tensors(blocks)) or pool_rows(blocks)
+        page = max(1, self.page)
+        kinds = self.tensors(blocks)
+        return sum(kind.count * page * pool_rows(kind.ids // page) for kind in kinds) or pool_rows(blocks)
+
+
+def _order(text: str) -> Pattern | None:
+    """Return the order of blocks that `text` names, or None."""
+    kind, _, run = text.rpartition("-")
+    if kind in _RUNS and re.fullmatch(r"\d{1,6}", run) and int(run) >= 2:
+        return Pattern(kind, int(run))
+    return Pattern(text) if text in _WORDS else None
+
+
+def _of_tensors(text: str) -> Pattern | None:
+    """Return the pattern of tensors that `text` names, without an order of ids, or None."""
+    if match := re.fullmatch(r"tensors-([1-9]\d{0,5})", text):
+        return Pattern("tensors", terms=(Tensors(int(match[1]), 0),))
+    if text.startswith("tensors-") and (terms := _terms(text.removeprefix("tensors-"))):
+        return Pattern("tensors", terms=terms)
+    if match := _PAGES.fullmatch(text):
+        regions = 2 if match["apart"] else 1
+        return Pattern.of_pages(int(match["tensors"]) * regions, int(match["page"] or 1), regions)
+    return None
 
 
 def _terms(text: str) -> tuple[Tensors, ...]:
@@ -110,3 +171,7 @@ def _terms(text: str) -> tuple[Tensors, ...]:
 
 
 SHUFFLED: Final = Pattern("shuffled")
+CONTIGUOUS: Final = Pattern("contiguous")
+DESCENDING: Final = Pattern("descending")
+# The pattern of a side that has none of its own.
+AS_PATTERN: Final = Pattern("pattern")

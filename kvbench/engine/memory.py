@@ -27,7 +27,7 @@ class TensorGrid:
 class SwapMemory:
     """A cell's layout as addresses: those for the driver's copies, and the same as the device sees them for kernels.
 
-    For the pattern `tensors-…`, `grids` describes the same swap in compact form, one grid per kind of tensors, in
+    For a pattern of tensors, `grids` describes the same swap in compact form, one grid per kind of tensors, in
     descriptor order; it is empty for every other pattern.
     """
 

@@ -9,16 +9,17 @@ from numpy.typing import NDArray
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import pool_rows
 from kvbench.cells.locality import sets_of
-from kvbench.cells.pattern import Pattern, Tensors
+from kvbench.cells.pattern import SHUFFLED, Pattern, Tensors
 
 Rows = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Tensors of one kind: the row at which each begins, the same on both sides, and the ids (rows of a tensor)."""
+    """Tensors of one kind on each side: the row at which each begins, and the rows of the ids from there."""
 
-    starts: Rows
+    source_starts: Rows
+    destination_starts: Rows
     source_ids: Rows
     destination_ids: Rows
 
@@ -27,7 +28,7 @@ class TensorRows:
 class Layout:
     """The rows of one swap on each side, in descriptor order.
 
-    For the pattern `tensors-…`, `tensors` is the same in compact form: by kind, then by tensor, then by id.
+    For a pattern of tensors, `tensors` is the same in compact form: by kind, then by tensor, then by id.
     """
 
     source_rows: Rows
@@ -44,29 +45,75 @@ def lay_out(cell: Cell, submissions: int, rng: np.random.Generator) -> Sequence[
     """
     count = sets_of(cell, submissions)
     if cell.pool_bytes:
-        return _scattered(cell.pattern, cell.blocks, cell.pool_bytes // cell.block_bytes, count, rng)
+        return _scattered(cell, cell.pool_bytes // cell.block_bytes, count, rng)
     rows = cell.dense_bytes // cell.block_bytes
-    if cell.pattern.kind == "tensors":  # a tensor is one region with room for all sets
-        return _scattered(cell.pattern, cell.blocks, rows * count, count, rng)
-    alone = (_scattered(cell.pattern, cell.blocks, rows, 1, rng)[0] for _ in range(count))
+    if cell.sides[0].terms:  # a tensor is one region with room for all sets
+        return _scattered(cell, rows * count, count, rng)
+    alone = (_scattered(cell, rows, 1, rng)[0] for _ in range(count))
     offsets = np.arange(count, dtype=np.uint64) * np.uint64(rows)
     return [Layout(one.source_rows + by, one.destination_rows + by) for one, by in zip(alone, offsets, strict=True)]
 
 
-def _scattered(pattern: Pattern, blocks: int, rows: int, count: int, rng: np.random.Generator) -> list[Layout]:
-    """Distribute `count` sets over `rows` rows.
-
-    shuffled: random rows on both sides. contiguous: ascending on both sides, each set at a random place. reversed: the
-    source descends. runs-R: runs of R adjacent rows at random places. tensors-…: the region is divided among the
-    tensors as an engine allocates them, and all of them use the same random ids.
-    """
-    if pattern.kind == "tensors":
-        return _tensors(pattern.tensors(blocks), rows, count, rng)
-    run = {"shuffled": 1, "runs": pattern.run}.get(pattern.kind, blocks)
-    sources, destinations = (_runs(blocks, run, rows, count, rng) for _ in range(2))
-    if pattern.kind == "reversed":
-        sources = sources[:, ::-1].copy()
+def _scattered(cell: Cell, rows: int, count: int, rng: np.random.Generator) -> list[Layout]:
+    """Distribute `count` sets over `rows` rows; the sides share nothing but the lengths of runs that are drawn."""
+    drawn = any("runs-geometric" in str(side) for side in cell.sides)
+    place = _Place(rng, int(rng.integers(2**63)) if drawn else 0, count)
+    if cell.sides[0].terms:
+        return _tensors(cell, rows, place)
+    sources, destinations = (place.ordered(side, cell.blocks, rows) for side in cell.sides)
     return [Layout(source, destination) for source, destination in zip(sources, destinations, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Places `count` sets of blocks; `seed` draws the lengths of runs, the same on both sides."""
+
+    rng: np.random.Generator
+    seed: int
+    count: int
+
+    def ordered(self, order: Pattern, blocks: int, rows: int) -> Rows:
+        """Return the rows of `blocks` blocks for each set, without row 0 and the last; shape (count, blocks)."""
+        if order.kind == "runs-geometric":
+            return self._drawn_runs(blocks, order.run, rows)
+        run = {"shuffled": 1, "runs": order.run, "turning": order.run}.get(order.kind, blocks)
+        found = _runs(blocks, run, rows, self.count, self.rng)
+        if order.kind == "turning":
+            whole = blocks - blocks % run
+            runs = found[:, :whole].reshape(self.count, -1, run)
+            down = self.rng.random(runs.shape[:2]) < 0.5
+            found[:, :whole] = np.where(down[:, :, None], runs[:, :, ::-1], runs).reshape(self.count, whole)
+        return found[:, ::-1].copy() if order.kind == "descending" else found
+
+    def _drawn_runs(self, blocks: int, mean: int, rows: int) -> Rows:
+        """Return runs of geometric lengths with this mean at random places; the last of a set may be cut."""
+        draw = np.random.default_rng(self.seed)
+        ends = (np.minimum(draw.geometric(1 / mean, blocks).cumsum(), blocks) for _ in range(self.count))
+        lengths = np.concatenate([np.diff(np.unique(end), prepend=0) for end in ends])
+        order = self.rng.permutation(len(lengths))
+        gaps = np.sort(self.rng.integers(0, rows - 1 - self.count * blocks, len(lengths)))
+        starts = np.empty_like(gaps)
+        starts[order] = gaps + _before(lengths[order])
+        found = np.repeat(starts - _before(lengths), lengths) + np.arange(self.count * blocks)
+        return (found.reshape(self.count, blocks) + 1).astype(np.uint64)
+
+    def of_tensors(self, side: Pattern, kind: Tensors, first: int, rows: int) -> tuple[Rows, Rows]:
+        """Return where the tensors of a kind begin, with `rows` rows each from row `first` on, and their ids by set."""
+        order = side.order or SHUFFLED
+        if not side.page:
+            starts = np.arange(kind.count, dtype=np.uint64) * np.uint64(rows) + np.uint64(first)
+            return starts, self.ordered(order, kind.ids, rows)
+        of_region = kind.count // side.regions
+        inside = np.arange(of_region, dtype=np.uint64) * np.uint64(side.page)
+        regions = np.arange(side.regions, dtype=np.uint64) * np.uint64(of_region * rows)
+        pages = self.ordered(order, kind.ids // side.page, rows // side.page) * np.uint64(of_region * side.page)
+        ids = np.add.outer(pages, np.arange(side.page, dtype=np.uint64))
+        return np.add.outer(regions, inside).reshape(-1) + np.uint64(first), ids.reshape(self.count, kind.ids)
+
+
+def _before(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sum of the lengths before each."""
+    return lengths.cumsum() - lengths
 
 
 def _runs(blocks: int, run: int, rows: int, count: int, rng: np.random.Generator) -> Rows:
@@ -82,26 +129,30 @@ def _runs(blocks: int, run: int, rows: int, count: int, rng: np.random.Generator
     return np.concatenate([taken, short], axis=1) + np.uint64(1)
 
 
-def _tensors(kinds: Sequence[Tensors], rows: int, count: int, rng: np.random.Generator) -> list[Layout]:
-    wanted = [pool_rows(count * kind.ids) for kind in kinds]
+def _tensors(cell: Cell, rows: int, place: _Place) -> list[Layout]:
+    """Divide the region among the kinds of tensors as an engine allocates them."""
+    kinds = cell.sides[0].tensors(cell.blocks)
+    wanted = [pool_rows(place.count * kind.ids) for kind in kinds]
     dense = sum(kind.count * own for kind, own in zip(kinds, wanted, strict=True))
-    parts: list[list[TensorRows]] = [[] for _ in range(count)]
-    end = 0
+    parts: list[list[TensorRows]] = [[] for _ in range(place.count)]
+    first = 0
     for kind, own in zip(kinds, wanted, strict=True):
         region = rows * own // dense
-        starts = np.arange(kind.count, dtype=np.uint64) * np.uint64(region) + np.uint64(end)
-        sides = [_distinct(count * kind.ids, region - 2, rng).reshape(count, kind.ids) + np.uint64(1) for _ in range(2)]
-        for place in range(count):
-            parts[place].append(TensorRows(starts, sides[0][place], sides[1][place]))
-        end += kind.count * region
+        (source, source_ids), (destination, destination_ids) = (
+            place.of_tensors(side, kind, first, region) for side in cell.sides
+        )
+        for part, *ids in zip(parts, source_ids, destination_ids, strict=True):
+            part.append(TensorRows(source, destination, *ids))
+        first += kind.count * region
     return [_of_tensors(tuple(own_parts)) for own_parts in parts]
 
 
 def _of_tensors(tensors: tuple[TensorRows, ...]) -> Layout:
-    def rows(name: str) -> Rows:
-        return np.concatenate([np.add.outer(part.starts, getattr(part, name)).reshape(-1) for part in tensors])
+    def rows(side: str) -> Rows:
+        sums = (np.add.outer(getattr(part, f"{side}_starts"), getattr(part, f"{side}_ids")) for part in tensors)
+        return np.concatenate([part.reshape(-1) for part in sums])
 
-    return Layout(rows("source_ids"), rows("destination_ids"), tensors)
+    return Layout(rows("source"), rows("destination"), tensors)
 
 
 def _distinct(wanted: int, below: int, rng: np.random.Generator) -> Rows:

@@ -270,8 +270,8 @@ def _memory_of(pools: Pools, cell: Cell, layout: Layout, sizes: Addresses) -> Sw
         sizes=sizes,
         grids=tuple(
             TensorGrid(
-                source_bases=part.starts * stride + np.uint64(source.device_address),
-                destination_bases=part.starts * stride + np.uint64(destination.device_address),
+                source_bases=part.source_starts * stride + np.uint64(source.device_address),
+                destination_bases=part.destination_starts * stride + np.uint64(destination.device_address),
                 source_ids=part.source_ids.copy(),
                 destination_ids=part.destination_ids.copy(),
                 row_bytes=cell.block_bytes,

@@ -189,11 +189,7 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
     if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
         return "queued swaps require a busy stream (stream_state=busy)"
     return (
-        _unfit_beside(cell, device)
-        or _lacks_devices(cell, spec)
-        or cell.pattern.unfit(cell.blocks)
-        or misfit(cell)
-        or _does_not_fit(cell, device, spec)
+        _unfit_beside(cell, device) or _lacks_devices(cell, spec) or misfit(cell) or _does_not_fit(cell, device, spec)
     )
 
 

@@ -1,14 +1,18 @@
 """The pattern of models: the grammar of `tensors-…` and what fits it."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbench.cells.axes import Direction, Reuse
+from kvbench.cells.cell import Cell
 from kvbench.cells.facts import pool_rows
-from kvbench.cells.pattern import Pattern, Tensors
-from tests.strategies import patterns
+from kvbench.cells.locality import misfit
+from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors
+from tests.strategies import patterns, side_patterns
 
 SHORT = Pattern("tensors", terms=(Tensors(64, 0),))
 HYBRID = Pattern("tensors", terms=(Tensors(18, 512), Tensors(18, 8)))
@@ -42,6 +46,8 @@ def test_no_two_texts_are_the_same_pattern(text: str) -> None:
     [
         "tensors", "tensors-", "tensors-0", "tensors-064", "tensors-1000000", "tensors-6 4", "tensors-²", "tensors--4",
         "tensors-18x512", "tensors-18x512+18", "tensors-18x0+18x8", "tensors-0x8+18x9", "tensors-18x512+", "tensors-+1",
+        "tensors-4/shuffled", "tensors-4/", "tensors-4/tensors-2", "runs-4/runs-2", "page-first-4x1", "page-first-4+5",
+        "page-first-0", "turning-1", "runs-geometric-1", "runs-04",
         "tensors-18x8+18x8", "tensors-1x2+1x02", "Tensors-64", "tensors-64\n",
         "+".join(["tensors-1x1", *["1x2", "1x1"] * 9]),
     ],
@@ -71,8 +77,50 @@ def test_a_pattern_of_tensors_has_all_their_blocks(kinds: list[Tensors]) -> None
         (Pattern("runs", 16), 15, "runs-16 needs at least 16 blocks"),
         (SHORT, 128, None),
         (HYBRID, 9360, None),
+        (Pattern.of_pages(8, 4), 40, "page-first-8x4 needs a multiple of 32 blocks, not 40"),
+        (Pattern.of_pages(8, 4), 64, None),
+        (
+            Pattern.parse("tensors-4/runs-8"),
+            16,
+            "tensors-4/runs-8: runs-8 needs at least 8 blocks in each tensor, not 4",
+        ),
         (Pattern("shuffled"), 1, None),
     ],
 )
 def test_blocks_that_do_not_fit_are_told_why(pattern: Pattern, blocks: int, reason: str | None) -> None:
     assert pattern.unfit(blocks) == reason
+
+
+@given(side_patterns)
+def test_a_side_has_any_pattern_but_the_one_that_is_of_both(pattern: Pattern) -> None:
+    assert Pattern.of_side(str(pattern)) == pattern
+    assert Pattern.of_side("pattern") == AS_PATTERN
+    with pytest.raises(ValueError, match="write descending on one of them"):
+        Pattern.of_side("reversed")
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_each_side_of_a_swap_has_its_own_pattern(direction: Direction) -> None:
+    cell = Cell("any", direction, 64, 64, pattern=Pattern("runs", 8))
+    own = replace(cell, host_pattern=Pattern("runs", 2))
+    expected = (Pattern("runs", 2), Pattern("runs", 8))
+    assert own.sides == (expected if direction is Direction.H2D else expected[::-1])
+    assert cell.sides == (cell.pattern, cell.pattern)
+    both = replace(cell, pattern=Pattern("reversed"))
+    assert both.sides == (Pattern("descending"), Pattern("contiguous"))
+
+
+def test_the_sides_of_a_swap_need_the_same_tensors() -> None:
+    cell = Cell("any", Direction.H2D, 64, 64, pattern=Pattern.parse("tensors-8"))
+    assert misfit(replace(cell, host_pattern=Pattern.of_pages(8, 2))) is None
+    for text in ("shuffled", "tensors-4", "page-first-4"):
+        objection = misfit(replace(cell, host_pattern=Pattern.parse(text)))
+        assert objection == f"both sides need the same tensors, not {text} and tensors-8"
+
+
+def test_a_cell_without_patterns_of_its_sides_keeps_its_id() -> None:
+    """Committed runs name their cells by these ids."""
+    cell = Cell("sm", Direction.D2H, 200, 4096, reuse=Reuse.FRESH)
+    assert not {"device_pattern", "host_pattern"} & set(cell.as_strings())
+    assert cell.id == "3f956aa0bea7"
+    assert replace(cell, host_pattern=Pattern("runs", 2)).id != cell.id

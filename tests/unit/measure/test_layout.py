@@ -1,6 +1,7 @@
 """Where the blocks of the swaps of a visit lie: the rows of every set, on either side."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,8 +40,27 @@ def of_kind(name: str) -> st.SearchStrategy[tuple[Pattern, int]]:
 
 
 runs = st.builds(lambda run, more: (Pattern("runs", run), run + more), st.integers(2, 40), st.integers(0, 150))
+pages = st.builds(
+    lambda count, page, regions, ids: (Pattern.of_pages(count * regions, page, regions), count * regions * page * ids),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.sampled_from([1, 2]),
+    st.integers(1, 20),
+)
+drawn = st.builds(
+    lambda mean, blocks: (Pattern("runs-geometric", mean), blocks + mean), st.integers(2, 20), st.integers(0, 150)
+)
+turning = runs.map(lambda shape: (replace(shape[0], kind="turning"), shape[1]))
 tensors = kinds.map(lambda of: (Pattern.of_tensors(*of), sum(kind.blocks for kind in of)))
-every = of_kind("shuffled") | of_kind("contiguous") | of_kind("reversed") | runs | tensors
+ordered_ids = st.builds(
+    lambda shape, order: (replace(shape[0], order=Pattern.parse(order)), shape[1]),
+    tensors | pages,
+    st.sampled_from(["contiguous", "descending"]),
+)
+every = (
+    of_kind("shuffled") | of_kind("contiguous") | of_kind("reversed") | of_kind("descending")
+    | runs | turning | drawn | tensors | pages | ordered_ids
+)  # fmt: skip
 
 
 def laid_out(cell: Cell, count: int, seed: int) -> Sequence[Layout]:
@@ -138,12 +158,13 @@ def test_tensors_share_their_ids_and_each_is_a_region_of_its_own(cell: Cell, cou
     wanted = cell.pattern.tensors(cell.blocks)
     regions: dict[int, tuple[int, int]] = {}  # first row of a tensor -> its rows in all sets, lowest and highest
     for layout in layouts:
-        assert [(len(part.starts), len(part.source_ids)) for part in layout.tensors] == [
+        assert [(len(part.source_starts), len(part.source_ids)) for part in layout.tensors] == [
             (kind.count, kind.ids) for kind in wanted
         ]
         sources, destinations = [], []
         for part in layout.tensors:
-            for start in part.starts.tolist():
+            assert np.array_equal(part.source_starts, part.destination_starts)
+            for start in part.source_starts.tolist():
                 for rows, ids in ((sources, part.source_ids), (destinations, part.destination_ids)):
                     own = [start + row for row in ids.tolist()]
                     assert len(set(own)) == len(own)
@@ -189,3 +210,66 @@ def test_ids_are_scattered_and_differ_between_the_sides() -> None:
     assert not np.array_equal(source, destination)
     for ids in (source, destination):
         assert np.count_nonzero(np.diff(ids.astype(np.int64)) == 1) < 10
+
+
+def one_layout(pattern: str, blocks: int, seed: int = 1, **sides: str) -> Layout:
+    """Return the only set of a swap out of a large pool; its source is the host."""
+    own = {name: Pattern.parse(text) for name, text in sides.items()}
+    cell = Cell("any", Direction.H2D, blocks, BLOCK_BYTES, pattern=Pattern.parse(pattern), pool_bytes=1 << 32, **own)
+    assert misfit(cell) is None
+    return laid_out(cell, 1, seed)[0]
+
+
+def pieces(layout: Layout) -> int:
+    """Return the number of copies that are left once what is adjacent on both sides is merged, whatever its order."""
+    order = np.argsort(layout.source_rows)
+    sources, destinations = (rows[order].astype(np.int64) for rows in (layout.source_rows, layout.destination_rows))
+    turned = np.abs(np.diff(destinations)) == 1
+    return 1 + int(np.count_nonzero(~((np.diff(sources) == 1) & turned)))
+
+
+def test_a_page_holds_the_blocks_of_all_tensors_side_by_side() -> None:
+    layout = one_layout("tensors-8", 8 * 32, host_pattern="page-first-8")
+    page = layout.source_rows.reshape(8, 32)  # by tensor, by id
+    assert all(steps(page[:, place]) == [1] * 7 for place in range(32))
+    device = layout.destination_rows.reshape(8, 32)
+    assert len({int(step) for step in np.diff(device[:, 0])}) == 1
+    assert np.count_nonzero(np.abs(np.diff(device[0].astype(np.int64))) == 1) < 4
+
+
+def test_a_page_of_a_chunk_holds_its_ids_tensor_by_tensor() -> None:
+    layout = one_layout("tensors-6", 6 * 32, host_pattern="page-first-6x4")
+    chunks = layout.source_rows.reshape(6, 8, 4).transpose(1, 0, 2).reshape(8, -1)
+    assert all(steps(chunk) == [1] * 23 for chunk in chunks)
+    (part,) = layout.tensors
+    assert np.array_equal(layout.source_rows.reshape(6, 32), np.add.outer(part.source_starts, part.source_ids))
+
+
+def test_pages_of_k_and_v_lie_apart() -> None:
+    rows = one_layout("tensors-8", 8 * 32, host_pattern="page-first-4+4").source_rows.reshape(2, 4, 32)
+    for half in rows:
+        assert all(steps(half[:, place]) == [1] * 3 for place in range(32))
+    assert int(rows[0].max()) < int(rows[1].min())
+
+
+def test_ids_of_tensors_lie_in_runs() -> None:
+    layout = one_layout("tensors-4/runs-8", 4 * 64)
+    assert pieces(layout) == 4 * 64 // 8
+
+
+def test_drawn_runs_are_the_same_on_both_sides_and_have_their_mean() -> None:
+    layout = one_layout("runs-geometric-8", 4000)
+    assert 4000 / 8 * 0.8 < pieces(layout) < 4000 / 8 * 1.2
+    lengths = np.diff(np.flatnonzero(np.array([0, *steps(layout.source_rows), 0]) != 1))
+    assert lengths.min() == 1
+    assert lengths.max() > 24
+    apart = one_layout("runs-geometric-8", 4000, host_pattern="runs-geometric-32")
+    assert pieces(apart) > pieces(layout)
+
+
+def test_runs_that_turn_on_one_side_descend_in_half() -> None:
+    layout = one_layout("runs-32", 32 * 100, device_pattern="turning-32")
+    descending = [step for step in steps(layout.destination_rows) if step == -1]
+    assert 0.3 < len(descending) / (31 * 100) < 0.7
+    assert steps(layout.source_rows).count(1) >= 31 * 100
+    assert pieces(layout) <= 100
