@@ -17,12 +17,15 @@ from kvbench.text import convert, hint, shown
 class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The models whose swaps a sweep measures, with their settings; None leaves a setting at its default.
 
-    A model is the name of a preset or the path of a config.json; the suffix `@tpN` sets its own number of ranks.
+    A model is the name of a preset, or the path of a config.json or its folder; the suffix `@tpN` sets its own number
+    of ranks.
     """
 
     models: Annotated[
         tuple[str, ...],
-        msgspec.Meta(description="names of presets or paths of config.json; `@tpN` gives a model its own ranks"),
+        msgspec.Meta(
+            description="names of presets or paths of a config.json or its folder; `@tpN` gives a model its own ranks"
+        ),
     ] = ()
     tp: Annotated[Ranks | None, msgspec.Meta(description="tensor-parallel ranks of a model")] = None
     tokens: Annotated[Tokens | None, msgspec.Meta(description="tokens of a model per swap")] = None
@@ -67,7 +70,7 @@ def presets() -> Mapping[str, Geometry]:
 
 
 def find_model(name_or_path: str) -> Geometry:
-    """Return the geometry of a preset, or of the config.json at a path (ending in .json or with a slash).
+    """Return the geometry of a preset, or of the config.json at a path: a file ending in .json, or a folder.
 
     Raises UsageError for an unknown preset, and for a file that is not a supported config.json.
     """
@@ -80,7 +83,7 @@ def find_model(name_or_path: str) -> Geometry:
             f"model {shown(name_or_path)}: kvbench does not download models: download its config.json and give "
             f"the path, or {hint(path.name, known, 'see kvbench list models')}"
         )
-    if name_or_path.endswith(".json") or "/" in name_or_path:
+    if name_or_path.endswith(".json") or "/" in name_or_path or path.is_dir():
         return read_config_json(path)
     near = hint(name_or_path, known, "list the presets with kvbench list models, or give the path of a config.json")
     raise UsageError(f"model {shown(name_or_path)}: kvbench ships no model of that name; {near}")

@@ -267,12 +267,48 @@ def test_a_config_json_is_read(config: dict[str, object], expected: dict[str, ob
         ({**DENSE, "global_head_dim": 512}, "global_head_dim: the model has blocks of different sizes"),
         ({**DENSE, "is_encoder_decoder": True}, "is_encoder_decoder: true"),
         ({"text_config": 3}, "text_config: 3 is not a table"),
+        ({**DENSE, "block_types": ["recurrent", "attention"] * 16}, 'block_types: ["recurrent", "attention"'),
+        ({**DENSE, "layer_group_size": 5}, "layer_group_size: the model has layers without KV blocks"),
+        ({**DENSE, "quantization_config": 8}, "quantization_config: 8 is not a table"),
+        (
+            {**DENSE, "quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}},
+            'quantization_config.kv_cache_scheme: {"num_bits": 8, "type": "int"} is not a float type of 8 bits',
+        ),
+        (
+            {**DENSE, "quantization_config": {"kv_cache_quant_algo": "NVFP4"}},
+            'quantization_config.kv_cache_quant_algo: "NVFP4" is not FP8',
+        ),
     ],
 )
 def test_a_config_json_of_another_kind_is_refused(config: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         geometry_of("m", config)
     assert message in str(caught.value)
+
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "gemma-3-4b",
+            Geometry(name="gemma-3-4b", layers=34, kv_heads=4, head_dim=256, sliding_layers=29, window=1024),
+        ),
+        ("gemma-3-12b", presets()["gemma-3-12b"]),
+        ("qwen3-4b", Geometry(name="qwen3-4b", layers=36, kv_heads=8, head_dim=128)),
+        ("llama-3.1-8b-fp8-kv", msgspec.structs.replace(presets()["llama-3-8b"], dtype=KvDtype.FP8)),
+        ("minimax-m2", Geometry(name="minimax-m2", layers=62, kv_heads=8, head_dim=128)),
+    ],
+)
+def test_files_of_models_are_read_as_their_classes_do(name: str, expected: Geometry) -> None:
+    assert read_config_json(CONFIGS / f"{name}.json") == msgspec.structs.replace(expected, name=name)
+
+
+def test_layers_without_kv_blocks_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"attn_type_list: .* names layers without KV blocks"):
+        read_config_json(CONFIGS / "minimax-m1.json")
 
 
 json_values = st.recursive(
@@ -283,7 +319,7 @@ json_values = st.recursive(
 FIELDS = [
     *DENSE, "head_dim", "v_head_dim", "kv_lora_rank", "qk_rope_head_dim", "layer_types", "sliding_window",
     "text_config", "sliding_window_pattern", "use_sliding_window", "max_window_layers", "torch_dtype",
-    "num_kv_shared_layers",
+    "num_kv_shared_layers", "attn_type_list", "quantization_config", "model_type",
 ]  # fmt: skip
 
 
@@ -326,8 +362,7 @@ def test_a_model_is_named_after_its_folder(tmp_path: Path) -> None:
     assert read_config_json(folder / "config.json").name == "My-Model--1-"
     (folder / "other.json").write_text(json.dumps(DENSE))
     assert find_model(str(folder / "other.json")).name == "other"
-    with pytest.raises(UsageError, match=r"is a directory; give the path of its config\.json"):
-        find_model(f"{folder}/")
+    assert find_model(f"{folder}/") == find_model(str(folder)) == find_model(str(folder / "config.json"))
     with pytest.raises(UsageError, match="file not found"):
         find_model("nowhere/config.json")
 
