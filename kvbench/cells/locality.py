@@ -4,6 +4,7 @@ from typing import Final
 
 from kvbench.cells.axes import Neighbour, Reuse
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import unfit_sides
 from kvbench.units import MIB, format_size
 
 # After swaps of this many bytes, neither the GPU's L2 (60 MiB on an H200) nor the host's last-level cache (300 MiB on
@@ -46,11 +47,8 @@ def default_pool_bytes(device_kind: str, usable_bytes: int) -> int:
 
 def misfit(cell: Cell) -> str | None:
     """Return why the blocks of `cell` cannot have its patterns, or do not fit into its pool; None if they do."""
-    sides = cell.sides
-    if objection := next(filter(None, (side.unfit(cell.blocks) for side in sides)), None):
+    if objection := unfit_sides(*cell.sides, cell.blocks):
         return objection
-    if sides[0].tensors(cell.blocks) != sides[1].tensors(cell.blocks):
-        return f"both sides need the same tensors, not {sides[0]} and {sides[1]}"
     if cell.pool_bytes and cell.dense_bytes > cell.pool_bytes:
         size, pool = format_size(cell.block_bytes), format_size(cell.pool_bytes)
         return f"{cell.blocks} blocks of {size} do not fit into a pool of {pool}"

@@ -142,6 +142,14 @@ class Pattern:
         return sum(kind.count * page * pool_rows(kind.ids // page) for kind in kinds) or pool_rows(blocks)
 
 
+def unfit_sides(source: Pattern, destination: Pattern, blocks: int) -> str | None:
+    """Return why `blocks` blocks cannot have these patterns on their two sides, or None if they can."""
+    if objection := source.unfit(blocks) or destination.unfit(blocks):
+        return objection
+    same = source.tensors(blocks) == destination.tensors(blocks)
+    return None if same else f"both sides need the same tensors, not {source} and {destination}"
+
+
 def _order(text: str) -> Pattern | None:
     """Return the order of blocks that `text` names, or None."""
     kind, _, run = text.rpartition("-")

@@ -7,7 +7,8 @@ blocks of its last window - 1 tokens (`SlidingWindowManager.get_num_skipped_toke
 heads, and replicates them if there are fewer heads than ranks (`ModelConfig.get_num_kv_heads`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
@@ -15,12 +16,14 @@ import msgspec
 
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES
-from kvbench.cells.pattern import Pattern, Tensors
+from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors, unfit_sides
 from kvbench.errors import UsageError
 from kvbench.text import NAME_PATTERN, convert, located
 
 # The axes that a model sets.
-MODEL_AXES: Final = ("blocks", "block_size", "pattern")
+MODEL_AXES: Final = ("blocks", "block_size", "pattern", "host_pattern")
+# Tokens in a chunk of LMCache (`chunk_size` of its config).
+LMCACHE_CHUNK: Final = 256
 
 Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}$")]
 Whole = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
@@ -44,10 +47,22 @@ class KvDtype(StrEnum):
 
 
 class KvLayout(StrEnum):
-    """Whether each layer has its own tensors, or one tensor holds the blocks of all layers."""
+    """How the layers lie in the pools of both sides.
+
+    Each layer has its own tensors of K and of V (`per-layer`), or one tensor holds the blocks of all layers
+    (`cross-layer`). The others are engines' own: `vllm` has K and V of a layer in one block, and all layers of a block
+    side by side on the host (`SharedOffloadRegion.create_next_view`); the `sglang-` layouts are those of
+    `MHATokenToKVPoolHost.init_kv_buffer`, whose `page_first` goes token by token; `lmcache` packs chunks
+    of 256 tokens on the host, tensor by tensor (`KV_2LTD`).
+    """
 
     PER_LAYER = "per-layer"
     CROSS_LAYER = "cross-layer"
+    VLLM = "vllm"
+    SGLANG_LAYER_FIRST = "sglang-layer-first"
+    SGLANG_PAGE_FIRST = "sglang-page-first"
+    SGLANG_PAGE_FIRST_DIRECT = "sglang-page-first-direct"
+    LMCACHE = "lmcache"
 
 
 class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -89,8 +104,9 @@ class Geometry(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The swap of `tokens` tokens of a model on one of `tp` ranks: the request, and the axis values derived from it.
 
-    `blocks` (descriptors), `block_bytes` (bytes per descriptor) and `pattern` identify the cells. They are stored
-    because another version may derive another swap from the same geometry. Raises ValueError if they are inconsistent.
+    `blocks` (descriptors), `block_bytes` (bytes per descriptor), `pattern` and `host_pattern` identify the cells. They
+    are stored because another version may derive another swap from the same geometry. Raises ValueError if they are
+    inconsistent.
     """
 
     geometry: Geometry
@@ -101,9 +117,11 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     blocks: Whole
     block_bytes: Whole
     pattern: str
+    host_pattern: str = AS_PATTERN.kind
 
     def __post_init__(self) -> None:
-        if objection := Pattern.parse(self.pattern).unfit(self.blocks):
+        device, host = Pattern.parse(self.pattern), Pattern.of_side(self.host_pattern)
+        if objection := unfit_sides(device if host == AS_PATTERN else host, device, self.blocks):
             raise ValueError(objection)
 
     @property
@@ -120,7 +138,7 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
     def axes(self) -> Mapping[str, tuple[AxisValue, ...]]:
         """The values of `MODEL_AXES`; raises UsageError if no cell can have them."""
         with located(f"model {self.geometry.name}"):
-            texts = (str(self.blocks), str(self.block_bytes), self.pattern)
+            texts = (str(self.blocks), str(self.block_bytes), self.pattern, self.host_pattern)
             return {name: AXES[name].parse(text) for name, text in zip(MODEL_AXES, texts, strict=True)}
 
 
@@ -129,8 +147,8 @@ def model_swap(
 ) -> ModelSwap:
     """Return what one of `tp` ranks swaps for `tokens` tokens, rounded up to whole blocks; arguments are in range.
 
-    Raises UsageError if the KV heads cannot be distributed over the ranks, for a cross-layer layout of layers whose
-    blocks would differ in size, and for a swap that no cell can have.
+    Raises UsageError if the KV heads cannot be distributed over the ranks, for a layout that cannot hold these layers
+    or blocks, and for a swap that no cell can have.
     """
     heads = geometry.kv_heads
     if max(heads, tp) % min(heads, tp):
@@ -139,30 +157,53 @@ def model_swap(
         )
     kinds = _kinds(geometry, tokens, block_tokens)
     layer_bytes = geometry.rank_kv_heads(tp) * geometry.head_dim * geometry.dtype.size_bytes * block_tokens
-    if layout is KvLayout.CROSS_LAYER:
-        counts = {layers for layers, _ in kinds}
-        if len(counts) > 1:
-            raise UsageError(
-                f"layout: {geometry.name} has {min(counts)} and {max(counts)} layers of two kinds, whose "
-                f"cross-layer blocks would differ in size; choose {KvLayout.PER_LAYER}"
-            )
-        block_bytes = counts.pop() * geometry.kv_parts * layer_bytes
-        tensors = [Tensors(1, ids) for _, ids in kinds]
-    else:
-        block_bytes = layer_bytes
-        tensors = [Tensors(layers * geometry.kv_parts, ids) for layers, ids in kinds]
+    device, host, block_bytes = _laid_out(geometry, kinds, layer_bytes, block_tokens, layout)
     swap = ModelSwap(
         geometry=geometry,
         tp=tp,
         tokens=tokens,
         block_tokens=block_tokens,
         layout=layout,
-        blocks=sum(kind.blocks for kind in tensors),
+        blocks=sum(kind.blocks for kind in device),
         block_bytes=block_bytes,
-        pattern=str(Pattern.of_tensors(*tensors)),
+        pattern=str(replace(Pattern.of_tensors(*device), order=host.order)),
+        host_pattern=str(host),
     )
     assert swap.axes
     return swap
+
+
+def _laid_out(
+    geometry: Geometry, kinds: Sequence[tuple[int, int]], layer_bytes: int, block_tokens: int, layout: KvLayout
+) -> tuple[list[Tensors], Pattern, int]:
+    """Return the tensors of the device, the pattern of the host, whose order of ids is that of both, and the bytes of a
+    block; `kinds` are (layers, ids), `layer_bytes` the bytes of K or V of a block in a layer.
+    """
+    parts = geometry.kv_parts
+    if layout in (KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST):
+        return [Tensors(layers * parts, ids) for layers, ids in kinds], AS_PATTERN, layer_bytes
+    counts = {layers for layers, _ in kinds}
+    if len(counts if layout is KvLayout.CROSS_LAYER else kinds) > 1:
+        raise UsageError(
+            f"layout: {geometry.name} has {' and '.join(map(str, sorted(counts)))} layers of two kinds, whose blocks "
+            f"do not fit into pages of one size; choose {KvLayout.PER_LAYER}"
+        )
+    layers, ids = kinds[0]
+    if layout is KvLayout.CROSS_LAYER:
+        return [Tensors(1, ids) for _, ids in kinds], AS_PATTERN, layers * parts * layer_bytes
+    if layout is KvLayout.VLLM:
+        return [Tensors(layers, ids)], Pattern.of_pages(layers), parts * layer_bytes
+    tensors = layers * parts
+    if layout is KvLayout.LMCACHE:
+        if LMCACHE_CHUNK % block_tokens:
+            raise UsageError(f"block_tokens: {block_tokens} does not divide the {LMCACHE_CHUNK} tokens of a chunk")
+        chunk = LMCACHE_CHUNK // block_tokens
+        return [Tensors(tensors, -(-ids // chunk) * chunk)], Pattern.of_pages(tensors, chunk), layer_bytes
+    host = Pattern.of_pages(tensors, regions=parts)
+    if layout is KvLayout.SGLANG_PAGE_FIRST_DIRECT:
+        return [Tensors(tensors, ids)], host, layer_bytes
+    runs = Pattern("runs", block_tokens) if block_tokens > 1 else None
+    return [Tensors(tensors, ids * block_tokens)], replace(host, order=runs), layer_bytes // block_tokens
 
 
 def swaps_from_plain(plain: object) -> tuple[ModelSwap, ...]:

@@ -31,7 +31,7 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Annotated[Tokens | None, msgspec.Meta(description="tokens of a model per swap")] = None
     block_tokens: Annotated[BlockTokens | None, msgspec.Meta(description="tokens of a model per block")] = None
     layout: Annotated[
-        KvLayout | None, msgspec.Meta(description="memory layout of a model's layers: per-layer or cross-layer")
+        KvLayout | None, msgspec.Meta(description=f"memory layout of a model's layers: {', '.join(KvLayout)}")
     ] = None
     kv_dtype: Annotated[
         KvDtype | None,

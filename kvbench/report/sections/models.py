@@ -8,6 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from kvbench.analysis.compare import Comparison
+from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
@@ -42,7 +43,7 @@ _WORDS: Final = (
     "swap, tensors times ids. Models with equal numbers share one measurement"
 )
 _RATIO: Final = f"Speed-up: time of {SINGLE} over that of {BATCHED}. {UNCLEAR}"
-_KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern")
+_KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern", "host_pattern")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class ModelRows:
 
     def row(self, swap: ModelSwap, backend: str, state: str) -> Row | None:
         """Return the row of a model's cell, None where it was not asked for."""
-        return self.found.get((backend, state, swap.blocks, swap.block_bytes, swap.pattern))
+        return self.found.get((backend, state, *_shape(swap)))
 
     def measured(self, state: str) -> set[str]:
         """Return the backends that were measured on streams of this state."""
@@ -109,10 +110,13 @@ def _model_rows(view: View) -> list[ModelRows] | str:
 
 def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
     """Keep one value of every side axis for each swap by itself: a backend may take other SMs for other sizes."""
-    shapes = dict.fromkeys((swap.blocks, swap.block_bytes, swap.pattern) for swap in swaps)
+    frame = frame.assign(host_pattern=frame["host_pattern"].fillna(AS_PATTERN.kind))
     pins = [
-        pin(where(frame, blocks=blocks, block_bytes=size, pattern=pattern), shown=("pattern",))
-        for blocks, size, pattern in shapes
+        pin(
+            where(frame, blocks=blocks, block_bytes=size, pattern=device, host_pattern=host),
+            shown=("pattern", "host_pattern"),
+        )
+        for blocks, size, device, host in dict.fromkeys(map(_shape, swaps))
     ]
     cells = pd.concat([part.cells for part in pins], ignore_index=True)
     hidden = {
@@ -120,6 +124,10 @@ def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
         for axis in pins[0].hidden
     }
     return Pinned(cells, hidden)
+
+
+def _shape(swap: ModelSwap) -> tuple[int, int, str, str]:
+    return swap.blocks, swap.block_bytes, swap.pattern, swap.host_pattern
 
 
 def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
@@ -230,7 +238,7 @@ def _geometry(swap: ModelSwap) -> dict[str, str]:
 def _name(swap: ModelSwap) -> str:
     remarks = (
         f"TP {swap.tp}" if swap.tp > 1 else "",
-        swap.layout.value if swap.layout is KvLayout.CROSS_LAYER else "",
+        swap.layout.value if swap.layout is not KvLayout.PER_LAYER else "",
         swap.geometry.dtype.value if swap.geometry.dtype is not KvDtype.BF16 else "",
     )
     return ", ".join(filter(None, (swap.geometry.name, *remarks)))

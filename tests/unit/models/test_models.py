@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.locality import misfit
 from kvbench.cells.pattern import Tensors
 from kvbench.errors import UsageError
 from kvbench.models.geometry import (
@@ -83,6 +86,40 @@ def test_a_cross_layer_block_holds_all_layers() -> None:
     assert hybrid.block_bytes == 18 * 2 * 16 * KIB
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "device", "host", "block_bytes"),
+    [
+        # K and V of a layer in one block, all 80 layers of a block side by side on the host
+        ("llama-3-70b@tp8", "vllm", "tensors-80", "page-first-80", 8 * KIB),
+        ("llama-3-70b@tp8", "sglang-layer-first", "tensors-160", "pattern", 4 * KIB),
+        # the token is the outermost dimension after K and V: one KV head of 128 elements
+        ("llama-3-70b@tp8", "sglang-page-first", "tensors-160/runs-16", "page-first-80+80/runs-16", 256),
+        ("llama-3-70b@tp8", "sglang-page-first-direct", "tensors-160", "page-first-80+80", 4 * KIB),
+        ("llama-3-70b@tp8", "lmcache", "tensors-160", "page-first-160x16", 4 * KIB),
+        ("deepseek-v3", "vllm", "tensors-61", "page-first-61", 16 * 576 * 2),
+        ("deepseek-v3", "sglang-page-first", "tensors-61/runs-16", "page-first-61/runs-16", 576 * 2),
+        ("deepseek-v3", "lmcache", "tensors-61", "page-first-61x16", 16 * 576 * 2),
+    ],
+)
+def test_the_layout_of_an_engine(model: str, layout: str, device: str, host: str, block_bytes: int) -> None:
+    swap, usual = (swap_of(model, layout=kind) for kind in (layout, "per-layer"))
+    assert (swap.pattern, swap.host_pattern, swap.block_bytes) == (device, host, block_bytes)
+    assert swap.blocks * swap.block_bytes == usual.blocks * usual.block_bytes
+    fields = {AXES[name].field: value for name, (value,) in swap.axes.items()}
+    assert misfit(Cell(backend="any", direction=Direction.H2D, **fields)) is None
+
+
+def test_the_last_chunk_of_lmcache_is_whole() -> None:
+    swap = swap_of("llama-3-8b", tokens=300, layout="lmcache")
+    assert swap.blocks == 64 * 2 * 16
+    assert swap_of("llama-3-8b", tokens=300, block_tokens=256, layout="lmcache").host_pattern == "page-first-64"
+
+
+def test_a_page_of_one_token_has_no_runs() -> None:
+    swap = swap_of("llama-3-8b", block_tokens=1, layout="sglang-page-first")
+    assert (swap.pattern, swap.host_pattern) == ("tensors-64", "page-first-32+32")
+
+
 @pytest.mark.parametrize(("kv_dtype", "factor"), [("fp8", 0.5), ("fp16", 1), ("bf16", 1), ("fp32", 2)])
 def test_the_type_of_the_cache_is_chosen(kv_dtype: str, factor: float) -> None:
     assert swap_of("llama-3-8b", kv_dtype=kv_dtype).block_bytes == factor * 32 * KIB
@@ -110,7 +147,7 @@ swaps = st.builds(
     tp=st.sampled_from([1, 2, 4, 8]),
     tokens=st.integers(1, 20_000),
     block_tokens=st.sampled_from([1, 16, 64]),
-    layout=st.just(KvLayout.PER_LAYER),
+    layout=st.sampled_from([KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST]),
 )
 
 
@@ -150,6 +187,8 @@ def _changed(**changes: object) -> list[dict[str, object]]:
         _changed(pattern="tensors-64x"),
         _changed(pattern=["tensors-64"]),
         _changed(layout="diagonal"),
+        _changed(host_pattern="page-first-63"),
+        _changed(host_pattern="reversed"),
         _changed(geometry={"name": "<b>", "layers": 1, "kv_heads": 1, "head_dim": 1}),
         _changed(geometry={"name": "m", "layers": 1, "kv_heads": 1, "head_dim": 1, "sliding_layers": 2, "window": 3}),
     ],
@@ -180,7 +219,9 @@ def test_a_preset_is_found_by_its_name_and_has_a_swap() -> None:
         (["llama-3-8b@tpx"], {}, 'model "llama-3-8b@tpx": kvbench ships no model of that name'),
         (["llama-3-8b"], {"tokens": 0}, "tokens: 0 is not a whole number from 1 to 10000000"),
         (["llama-3-8b"], {"block_tokens": -1}, "block_tokens: -1 is not a whole number from 1 to"),
-        (["llama-3-8b"], {"layout": "x"}, 'layout: "x" is not one of per-layer, cross-layer'),
+        (["llama-3-8b"], {"layout": "x"}, 'layout: "x" is not one of per-layer, cross-layer, vllm, '),
+        (["llama-3-8b"], {"layout": "lmcache", "block_tokens": 48}, "block_tokens: 48 does not divide the 256 tokens"),
+        (["gpt-oss-20b"], {"layout": "vllm"}, "layers of two kinds, whose blocks do not fit into pages of one size"),
         (["llama-3-8b"], {"kv_dtype": "int4"}, 'kv_dtype: "int4" is not one of bf16, fp16, fp32, fp8'),
         (["gemma-3-27b"], {"layout": "cross-layer"}, "layout: gemma-3-27b has 10 and 52 layers of two kinds"),
         (["llama-3-8b"], {"tokens": 10**7, "block_tokens": 1}, "model llama-3-8b: axis blocks=640000000"),
@@ -473,4 +514,4 @@ def test_several_models_and_options_on_top_of_a_config(tmp_path: Path) -> None:
 def test_what_the_model_decides_is_no_other_option(tmp_path: Path) -> None:
     done = kvbench_here("sweep", "--model=llama-3-8b", "-ablocks=4", "--dry-run", cwd=tmp_path)
     assert done.returncode == 2
-    assert error_line(done) == "-a blocks: the model sets blocks, block_size, pattern; leave it out"
+    assert error_line(done) == "-a blocks: the model sets blocks, block_size, pattern, host_pattern; leave it out"
