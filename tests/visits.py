@@ -14,7 +14,8 @@ from kvbench.sweep.spec import Sampling
 
 
 def load_backends() -> Mapping[str, Backend]:
-    return {name: backend for name in installed()[0] if (backend := backend_named(name)) is not None}
+    every = ((name, backend_named(name)) for name, found in installed()[0].items() if not found.of_engine)
+    return {name: backend for name, backend in every if backend is not None}
 
 
 def measure(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, fault: Fault | None) -> Visit:

@@ -83,7 +83,9 @@ class Backend(Protocol):
     """An implementation of swaps.
 
     A backend that runs on SMs can set `default_sms` to its default SM count: a number, or a rule as in
-    `kvbench.cells.facts`. A backend that supports the axis kernel lists its kinds of kernels in `kernels`.
+    `kvbench.cells.facts`; () leaves the count to the backend. A backend that supports the axis kernel lists its kinds
+    of kernels in `kernels`. A backend that runs the code of another package names it in `package` ("name==version") and
+    that package's settings in `settings`.
     """
 
     @property
@@ -162,11 +164,12 @@ def facts_of(name: str, device: DeviceFacts) -> BackendFacts:
             "unavailable": backend.unavailable(device),
             "default_sms": (SmsRow(usual),) if isinstance(usual, int) else usual,
             "kernels": getattr(backend, "kernels", ()),
-            "package": found.package,
+            "package": getattr(backend, "package", None) or found.package,
+            "settings": getattr(backend, "settings", ()),
         }
         # Another package can return anything.
         facts: BackendFacts = msgspec.convert(msgspec.to_builtins(told), BackendFacts)
-        if not facts.default_sms or not facts.default_sms[-1].fits(Direction.H2D, 0, 1 << 34):
+        if facts.default_sms and not facts.default_sms[-1].fits(Direction.H2D, 0, 1 << 34):
             raise ValueError("the last row of default_sms must apply to every swap")
         return facts
     except Exception as error:  # as in _load

@@ -44,13 +44,23 @@ QUEUE_AXES: Final = frozenset({"queued", "streams"})
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSetting:
+    """A setting of an engine as its installed files define it: its name, its default, and the place (file:line)."""
+
+    name: str
+    default: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class BackendFacts:
     """A backend as the plan sees it.
 
     `axes` are the optional axes that it supports on this device (of memory, order, sms, descriptors_per_call, coalesce,
     overlap, queued, streams, kernel). `unavailable` is the reason why it cannot run there, or None. `default_sms` is
-    the rule for its default SM count. `kernels` are the kinds of kernels that the axis kernel accepts, and `package`
-    is the package that provides it ("name==version").
+    the rule for its default SM count, empty if the backend decides. `kernels` are the kinds of kernels that the axis
+    kernel accepts. `package` is the package that provides it ("name==version"), `settings` are those of the engine
+    whose code the backend runs.
     """
 
     name: str
@@ -60,10 +70,14 @@ class BackendFacts:
     default_sms: SmsRule = DEFAULT_SMS
     kernels: tuple[str, ...] = ()
     package: str = ""
+    settings: tuple[EngineSetting, ...] = ()
 
-    def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int) -> int:
-        """Return the default SM count of a swap; `pool_bytes` is the memory that its blocks are spread over."""
-        return next(row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes))
+    def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int) -> int | None:
+        """Return the default SM count of a swap, or None if the backend decides.
+
+        `pool_bytes` is the memory that the blocks of the swap are spread over.
+        """
+        return next((row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes)), None)
 
 
 def plain_device(name: str) -> str:

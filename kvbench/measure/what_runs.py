@@ -7,7 +7,7 @@ from typing import Final
 from kvbench.engine.device import SOURCE_HASH
 from kvbench.engine.nvrtc import kernel_texts
 
-_WINGS: Final = ("backends", "cells", "engine", "measure")
+_WINGS: Final = ("backends", "cells", "engine", "engines", "measure")
 # Outside of them: lengths of chains, defaults of sampling, the environment of workers, repeats of visits, policies.
 _FILES: Final = (
     "sweep/estimate.py", "sweep/spec.py", "run/worker_process.py", "run/execution.py", "tune/table.py",

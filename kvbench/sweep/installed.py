@@ -28,6 +28,11 @@ class Installed:
         """Whether kvbench itself provides the backend."""
         return self.entry is not None and _is_own(self.entry)
 
+    @property
+    def of_engine(self) -> bool:
+        """Whether kvbench provides the backend out of an engine's package; it is measured on request only."""
+        return self.entry is not None and self.entry.value.startswith("kvbench.engines.")
+
 
 def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
     """Return every backend by name, and a note for each package whose backend has the name of a built-in one."""
@@ -52,7 +57,7 @@ def asked_for(spec: SweepSpec, known: Mapping[str, Installed]) -> list[Installed
     """Return kvbench's own backends and those that `spec` names, by name; raises UsageError for an unknown name."""
     names = {name for name, backend in known.items() if backend.own}
     for group in spec.groups:
-        names.update(map(str, group.get("backend", tuple(known))))
+        names.update(map(str, group.get("backend", [name for name, found in known.items() if not found.of_engine])))
     for name in sorted(names - known.keys()):
         raise unknown_backend(name, known)
     return [known[name] for name in sorted(names)]

@@ -160,7 +160,7 @@ def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
         cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
     if cell.sms is None and "sms" in backend.axes:
         usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
-        cell = replace(cell, sms=min(usual, device.sm_count or usual))
+        cell = replace(cell, sms=None if usual is None else min(usual, device.sm_count or usual))
     return cell
 
 

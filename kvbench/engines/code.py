@@ -1,0 +1,133 @@
+"""The code of an engine as it is installed: version, files, settings, and whether its library loads."""
+
+import ast
+import hashlib
+import operator
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+from typing import Final
+
+from kvbench.cells.facts import DeviceFacts, EngineSetting
+from kvbench.errors import KvbenchError
+from kvbench.text import printable, short
+
+_DEADLINE_S: Final = 50.0  # below the deadline of a worker that describes its backends
+_TRIAL: Final = """
+import sys, torch
+try:
+    torch.ops.load_library(sys.argv[1])
+except Exception as error:
+    sys.exit(str(error.__cause__ or error))
+"""
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Mult: operator.mul, ast.LShift: operator.lshift, ast.Add: operator.add, ast.Sub: operator.sub,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCode:
+    """The files of an engine's package that a backend runs; paths are relative to the folder of the installation."""
+
+    package: str
+    files: tuple[str, ...]
+
+    @property
+    def version(self) -> str | None:
+        """The installed version, or None."""
+        try:
+            return metadata.version(self.package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    @property
+    def title(self) -> str:
+        """The package with a hash of the files, as a run records it: "vllm==0.33.0 (0123456789abcdef)", or ""."""
+        if self.missing() is not None:
+            return ""
+        digest = hashlib.blake2s(digest_size=8)
+        for file in self.files:
+            digest.update(self.path(file).read_bytes())
+        return f"{self.package}=={self.version} ({digest.hexdigest()})"
+
+    def path(self, file: str) -> Path:
+        return Path(str(metadata.distribution(self.package).locate_file(file)))
+
+    def missing(self) -> str | None:
+        """Return which part of the package is not there, or None."""
+        if self.version is None:
+            return f"{self.package} is not installed"
+        lost = [file for file in self.files if not self.path(file).is_file()]
+        return f"{self.package} {self.version} has no file {lost[0]}" if lost else None
+
+    def unavailable(self, device: DeviceFacts, modules: Sequence[str] = ("torch",)) -> str | None:
+        """Return why the code cannot run on `device`, apart from its libraries, or None."""
+        if device.kind != "cuda":
+            return f"the code of {self.package} needs a GPU"
+        if reason := self.missing():
+            return reason
+        lost = [name for name in modules if util.find_spec(name) is None]
+        return f"{self.package} {self.version} needs {' and '.join(lost)}, not installed" if lost else None
+
+    def load_error(self, library: str) -> str | None:
+        """Return why torch cannot load `library`, one of the files, or None; tried in a process of its own."""
+        error = _load_error(self.path(library))
+        if error is None:
+            return None
+        needed = next((text for text in metadata.requires(self.package) or () if _is_torch(text)), "torch")
+        return f"{self.package} {self.version} needs {needed}, this is torch {metadata.version('torch')}: {error}"
+
+    def settings(self, file: str, *names: str) -> tuple[EngineSetting, ...]:
+        """Return constants of a Python file with their defaults; raises KvbenchError for a name that it lacks."""
+        known = _constants(self.path(file).read_text())
+        if lost := [name for name in names if name not in known]:
+            raise KvbenchError(f"{self.package} {self.version}: {file} has no whole number {' and no '.join(lost)}")
+        return tuple(EngineSetting(name, known[name][0], f"{file}:{known[name][1]}") for name in names)
+
+
+def _is_torch(requirement: str) -> bool:
+    return requirement.startswith("torch") and not requirement[5:6].isalnum() and "extra" not in requirement
+
+
+@cache
+def _load_error(library: Path) -> str | None:
+    """Return why a process of its own cannot load `library`, or None."""
+    try:
+        done = subprocess.run(
+            (sys.executable, "-P", "-c", _TRIAL, str(library)), capture_output=True, timeout=_DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"{library.name} does not load within {_DEADLINE_S:g} s"
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0:
+        return f"{library.name} ends the process that loads it with signal {-done.returncode}"
+    last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    return short(printable(f"{library.name} does not load: {' '.join(''.join(last).split())}"))
+
+
+def _constants(text: str) -> dict[str, tuple[int, int]]:
+    """Return the whole-number constants of a module: name -> (value, line)."""
+    found = {}
+    for statement in ast.parse(text).body:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ) if (number := _number(value)) is not None:
+                found[name] = number, statement.lineno
+    return found
+
+
+def _number(node: ast.expr) -> int | None:
+    match node:
+        case ast.Constant(value=int(value)):
+            return int(value)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            one, other = _number(left), _number(right)
+            return None if one is None or other is None else _OPERATORS[type(op)](one, other)
+    return None
