@@ -18,9 +18,10 @@ from kvbench.text import printable, short
 
 _DEADLINE_S: Final = 50.0  # below the deadline of a worker that describes its backends
 _TRIAL: Final = """
-import sys, torch
+import importlib, sys, torch
+kind, name = sys.argv[1:]
 try:
-    torch.ops.load_library(sys.argv[1])
+    torch.ops.load_library(name) if kind == "library" else importlib.import_module(name)
 except Exception as error:
     sys.exit(str(error.__cause__ or error))
 """
@@ -75,11 +76,19 @@ class EngineCode:
 
     def load_error(self, library: str) -> str | None:
         """Return why torch cannot load `library`, one of the files, or None; tried in a process of its own."""
-        error = _load_error(self.path(library))
+        return self._explained(library.rpartition("/")[2], _error_of("library", str(self.path(library))))
+
+    def import_error(self, module: str) -> str | None:
+        """Return why `module` cannot be imported, or None; tried in a process of its own."""
+        return self._explained(module, _error_of("module", module))
+
+    def _explained(self, name: str, error: str | None) -> str | None:
         if error is None:
             return None
         needed = next((text for text in metadata.requires(self.package) or () if _is_torch(text)), "torch")
-        return f"{self.package} {self.version} needs {needed}, this is torch {metadata.version('torch')}: {error}"
+        return (
+            f"{self.package} {self.version} needs {needed}, this is torch {metadata.version('torch')}: {name} {error}"
+        )
 
     def settings(self, file: str, *names: str) -> tuple[EngineSetting, ...]:
         """Return constants of a Python file with their defaults; raises KvbenchError for a name that it lacks."""
@@ -94,20 +103,20 @@ def _is_torch(requirement: str) -> bool:
 
 
 @cache
-def _load_error(library: Path) -> str | None:
-    """Return why a process of its own cannot load `library`, or None."""
+def _error_of(kind: str, name: str) -> str | None:
+    """Return how a process of its own fails to load a library or a module, or None."""
     try:
         done = subprocess.run(
-            (sys.executable, "-P", "-c", _TRIAL, str(library)), capture_output=True, timeout=_DEADLINE_S, check=False
+            (sys.executable, "-P", "-c", _TRIAL, kind, name), capture_output=True, timeout=_DEADLINE_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"{library.name} does not load within {_DEADLINE_S:g} s"
+        return f"does not load within {_DEADLINE_S:g} s"
     if done.returncode == 0:
         return None
     if done.returncode < 0:
-        return f"{library.name} ends the process that loads it with signal {-done.returncode}"
+        return f"ends the process that loads it with signal {-done.returncode}"
     last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return short(printable(f"{library.name} does not load: {' '.join(''.join(last).split())}"))
+    return short(printable(f"does not load: {' '.join(''.join(last).split())}"))
 
 
 def _constants(text: str) -> dict[str, tuple[int, int]]:

@@ -20,13 +20,13 @@ class TorchStream:
         import torch
 
         self.torch: Any = torch
-        self._device = f"cuda:{int(device.name.partition(':')[2] or 0)}"
+        self.device = f"cuda:{int(device.name.partition(':')[2] or 0)}"
         self._known: dict[int, Any] = {}
 
     def __call__(self, handle: int) -> Any:
         """Return the context in which the stream is current."""
         if handle not in self._known:
-            self._known[handle] = self.torch.cuda.ExternalStream(handle, device=self._device)
+            self._known[handle] = self.torch.cuda.ExternalStream(handle, device=self.device)
         return self.torch.cuda.stream(self._known[handle])
 
 
