@@ -104,7 +104,7 @@ def write_output(option: str, path: Path, data: bytes, ours: Callable[[Path], ob
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
             return
-        if target.exists() and target.stat().st_size and not force:
+        if target.exists() and target.stat().st_size and not force and target.read_bytes() != data:
             try:
                 ours(target)
             except KvbenchError:

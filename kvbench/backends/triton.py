@@ -9,16 +9,11 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction
 from kvbench.cells.facts import DeviceFacts
-from kvbench.cells.kernel_shape import VLLM
 from kvbench.engine.device import DIRECTIONS, Addresses, Buffer, Device, Event, MemoryKind
-from kvbench.engine.memory import SwapMemory
-from kvbench.errors import KvbenchError
 
 WARPS: Final = 8
 PIECE_BYTES: Final = 16 * 1024
 SLOTS: Final = 2
-VLLM_WARPS: Final = 4
-VLLM_MAX_CHUNK_BYTES: Final = 8192
 
 
 class Triton:
@@ -27,10 +22,8 @@ class Triton:
     name = "triton"
     summary = "Triton copy kernel, with a chosen SM count"
 
-    kernels = (VLLM,)
-
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory", "sms", "kernel"})
+        return frozenset({"memory", "sms"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         if device.kind != "cuda":
@@ -39,8 +32,7 @@ class Triton:
         return f"{' and '.join(missing)} not installed; install kvbench[cuda]" if missing else None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        swap = VllmSwap(request) if request.cell.kernel == VLLM else TritonSwap(request)
-        return PreparedSwap(swap, Mechanism.SM_KERNEL)
+        return PreparedSwap(TritonSwap(request), Mechanism.SM_KERNEL)
 
 
 @dataclass(frozen=True)
@@ -118,50 +110,3 @@ class TritonSwap:
                 num_warps=WARPS,
             )
         slot.done.record(stream)
-
-
-class VllmSwap:
-    """The launch of vLLM's Triton path: programs take pages in turn, 4 warps, int64 words in chunks of up to 8 KiB.
-
-    The kernel is kvbench's. The launch and its uploads are those of vllm/v1/kv_offload/cpu/swap_blocks_triton.py of
-    autumn 2026: sources, destinations and sizes are uploaded as three separate tensors.
-    """
-
-    calls = 4
-
-    def __init__(self, request: SwapRequest) -> None:
-        import torch
-
-        from kvbench.backends.triton_kernel import copy_pages
-
-        memory = request.memory
-        if any(int(np.bitwise_or.reduce(part)) % 8 for part in self._lists(memory)):
-            raise KvbenchError(f"kernel={VLLM} copies 8-byte words: block_size must be a multiple of 8")
-        self._torch: Any = torch
-        self._kernel: Any = copy_pages
-        self._device = f"cuda:{int(request.device.name.partition(':')[2] or 0)}"
-        self._memory = memory
-        self._grid = (min(request.cell.sms or 1, len(memory.sizes)),)
-        largest = int(memory.sizes.max())
-        self._chunk_words = min(1 << (largest - 1).bit_length(), VLLM_MAX_CHUNK_BYTES) // 8
-        self._slots = [
-            ([torch.empty(len(memory.sizes), dtype=torch.int64, pin_memory=True) for _ in range(3)], Event(driver))
-            for driver in [request.device.driver] * SLOTS
-        ]
-        self._next = 0
-
-    def submit(self, stream: int) -> None:
-        self._next = (self._next + 1) % SLOTS
-        tensors, done = self._slots[self._next]
-        done.wait()
-        for tensor, values in zip(tensors, self._lists(self._memory), strict=True):
-            tensor.numpy()[:] = values.view(np.int64)
-        cuda = self._torch.cuda
-        with cuda.stream(cuda.ExternalStream(stream, device=self._device)):
-            uploaded = [tensor.to(self._device, non_blocking=True) for tensor in tensors]
-            self._kernel[self._grid](*uploaded, len(tensors[0]), chunk_words=self._chunk_words, num_warps=VLLM_WARPS)
-        done.record(stream)
-
-    @staticmethod
-    def _lists(memory: SwapMemory) -> tuple[Addresses, Addresses, Addresses]:
-        return memory.kernel_sources, memory.kernel_destinations, memory.sizes

@@ -51,23 +51,3 @@ def copy_descriptors(table_address, items, pieces, piece_bytes: tl.constexpr, la
                 _copy_words(source + begin, destination + begin, size // 4, tl.int32, 1, 4, lanes)
             _copy_words(source + begin + whole, destination + begin + whole, size - whole, tl.int8, 1, 1, lanes)
         item += tl.num_programs(0)
-
-
-@triton.jit(do_not_specialize=["pages"])
-def copy_pages(sources, destinations, sizes, pages, chunk_words: tl.constexpr):
-    """Copy `pages` pages, given as int64 arrays of source addresses, destination addresses and bytes, multiples of 8.
-
-    Each program takes every grid-th page and copies it in chunks of `chunk_words` 8-byte words.
-    """
-    lane = tl.arange(0, chunk_words)
-    page = tl.program_id(0)
-    while page < pages:
-        source = tl.load(sources + page).to(tl.pointer_type(tl.int64))
-        destination = tl.load(destinations + page).to(tl.pointer_type(tl.int64))
-        words = tl.load(sizes + page) // 8
-        done = tl.zeros((), dtype=tl.int64)
-        while done < words:
-            at = done + lane
-            tl.store(destination + at, tl.load(source + at, mask=at < words), mask=at < words)
-            done += chunk_words
-        page += tl.num_programs(0)

@@ -7,8 +7,8 @@ from typing import Final
 from kvbench.units import format_size, parse_size
 
 RULE: Final = "rule"
-# The launch shape of vLLM's Triton path.
-VLLM: Final = "vllm"
+# A kernel of the backend triton in runs of kvbench 0.1; no backend has it now.
+_FORMER: Final = "vllm"
 _MAX_DEPTH: Final = 32
 _LINE_BYTES: Final = 128
 _BARRIER_BYTES: Final = 8
@@ -63,14 +63,14 @@ class KernelShape:
         match = re.fullmatch(r"(bulk|lanes)-(\d{1,2})x(\d{1,2})x(\d{1,6}[A-Za-z]*)", text)
         if match is None:
             raise ValueError(
-                f"{text!r} is not a kernel; write bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE, {VLLM} or {RULE}"
+                f"{text!r} is not a kernel; write bulk-WARPSxSTAGESxSIZE, lanes-WARPSxLOADSxSIZE or {RULE}"
             )
         return cls(match[1], int(match[2]), int(match[3]), parse_size(match[4]))
 
     @classmethod
     def canonical(cls, text: str) -> str:
         """Return the canonical text of a shape, or of a word for a shape, as stored in a cell; raises ValueError."""
-        return text if text in (RULE, VLLM) else str(cls.parse(text))
+        return text if text in (RULE, _FORMER) else str(cls.parse(text))
 
     @property
     def defines(self) -> tuple[str, ...]:

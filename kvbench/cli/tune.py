@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 CONFIG: Final = "tune"
 NEIGHBOUR_CONFIG: Final = "neighbour"
+ENGINES_CONFIG: Final = "engines"
 _NEIGHBOURS: Final = tuple(name.value for name in Neighbour if name is not Neighbour.NONE)
 _USUAL: Final = "5%"
 _LIMIT: Final = re.compile(r"(?P<percent>\d{1,4}(\.\d{1,6})?)%|(?P<fraction>0(\.\d{1,8})?)", re.ASCII)
@@ -71,6 +72,12 @@ class Allowed(msgspec.Struct, frozen=True):
         fits = self.budget_sms is None or sms_of(choice) <= self.budget_sms
         return fits and (not self.names or choice.backend in self.names)
 
+    def suits_all(self, choice: "Choice") -> bool:
+        """Return whether a choice is allowed, and not the code of one engine, which serves only that engine."""
+        from kvbench.tune.exports import ENGINE_BACKENDS
+
+        return self.keeps(choice) and (choice.backend in self.names or choice.backend not in ENGINE_BACKENDS)
+
 
 _Runs = Annotated[
     list[Path] | None,
@@ -86,8 +93,12 @@ _Export = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME[=FILE]",
-        help="Write settings for vllm, sglang, flexkv or lmcache, or json, to stdout or a file. Repeatable.",
+        help="Write settings for vllm or sglang, or json, to stdout or a file. Repeatable.",
     ),
+]
+_Engine = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="NAME", help="Choose among what this installed engine can do: vllm or sglang."),
 ]
 _Models = Annotated[
     list[str] | None,
@@ -122,6 +133,7 @@ def tune(
     allowed: Annotated[Mapping[str, Any], FromStruct(Allowed)] = NO_OPTIONS,
     policy: _Policy = None,
     export: _Export = None,
+    engine: _Engine = None,
     neighbour: _Neighbour = None,
     at_most: _AtMost = None,
     force: _Force = False,
@@ -140,7 +152,7 @@ def tune(
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
     points = [(swap.block_bytes, swap.blocks) for swap in models.swaps()] or None
-    targets = [_target(text) for text in export or []]
+    targets = [*map(_target, export or []), *([_target(engine, "--engine")] if engine else [])]
     is_quiet = _prints_a_file(policy, targets, as_json=as_json)
     limit = _limit_of(neighbour, at_most)
     if neighbour is not None and (policy is not None or targets):
@@ -149,8 +161,9 @@ def tune(
         raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
     code = ExitCode.DONE
     if not runs:
-        spec = _of_backends(_spec(models, axis or [], neighbour).with_options(**where), may)
-        searching = None if neighbour else _searching(may, spec)
+        spec = _engine_spec(engine, axis or []) if engine else _of_backends(_spec(models, axis or [], neighbour), may)
+        spec = spec.with_options(**where)
+        searching = None if neighbour or engine else _searching(may, spec)
         outcome = _swept(spec, out or default_folder(CONFIG), sys.stderr if is_quiet else None, searching)
         runs, code = [outcome.path], outcome.exit_code
     loaded = [load_run(own) for path in runs for own in runs_in(path)]
@@ -162,11 +175,11 @@ def tune(
         else:
             show_beside(loaded[0], beside)
     else:
-        answers = answers_of(loaded, may.keeps, points)
+        for name, file in targets:
+            _export(name, file, loaded, may, points, force=force)
+        answers = answers_of(loaded, may.suits_all, points) if policy or as_json or not is_quiet else []
         if policy is not None:
             _write_policy(policy, loaded, answers, force=force)
-        for name, file in targets:
-            _export(name, file, loaded[0], answers, force=force)
         if as_json:
             typer.echo(to_json(loaded[0], answers), nl=False)
         elif not is_quiet:
@@ -203,6 +216,17 @@ def _spec(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> Sw
     if "neighbour" in settings:
         raise UsageError("-a neighbour=...: --neighbour names it; leave it out")
     return load_config(find_config(NEIGHBOUR_CONFIG)).with_axes({**settings, "neighbour": neighbour})
+
+
+def _engine_spec(name: str, axes: Sequence[str]) -> SweepSpec:
+    """Return what to measure for an engine: its own ways, in the directions that its settings act on, and others."""
+    from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
+
+    engine, spec = ENGINES[name], load_config(find_config(ENGINES_CONFIG))
+    left_out = ENGINE_BACKENDS - {*engine.backends}
+    groups = tuple(group for group in spec.groups if not left_out & {*map(str, group["backend"])})
+    directions = {"direction": ",".join(engine.directions)}
+    return replace(spec, groups=groups).with_axes({**directions, **parse_assignments(axes)})
 
 
 def _searching(may: Allowed, spec: SweepSpec) -> Callable[[Sequence[Cell]], "Search"]:
@@ -278,22 +302,36 @@ def _limit_of(neighbour: str | None, at_most: str | None) -> float:
     return float(found["percent"]) / 100 if found["percent"] else float(found["fraction"])
 
 
-def _target(text: str) -> tuple[str, Path | None]:
+def _target(text: str, option: str = "--export") -> tuple[str, Path | None]:
     """Return the name of an export and its file, or None for standard output."""
-    from kvbench.tune.exports import EXPORTS
+    from kvbench.tune.exports import ENGINES
 
     name, equals, file = text.partition("=")
-    if name not in (*EXPORTS, "json") or (equals and not file):
+    if option == "--engine" and text not in ENGINES:
+        raise UsageError(f"--engine {brief(text)}: not an engine; write {' or '.join(ENGINES)}")
+    if name not in (*ENGINES, "json") or (equals and not file):
         raise UsageError(
-            f"--export {brief(text)}: not an export; write {', '.join(EXPORTS)} or json, with =FILE for a file"
+            f"--export {brief(text)}: not an export; write {', '.join(ENGINES)} or json, with =FILE for a file"
         )
     return name, Path(file) if equals else None
 
 
-def _export(name: str, file: Path | None, run: "Run", answers: Sequence["Answer"], *, force: bool) -> None:
-    from kvbench.tune.exports import EXPORTS
+def _export(
+    name: str,
+    file: Path | None,
+    runs: Sequence["Run"],
+    may: Allowed,
+    points: Sequence[tuple[int, int]] | None,
+    *,
+    force: bool,
+) -> None:
+    from kvbench.tune.answer import answers_of
+    from kvbench.tune.exports import export
 
-    text = to_json(run, answers) if name == "json" else EXPORTS[name](answers).text(machine_words(run))
+    if name == "json":
+        text = to_json(runs[0], answers_of(runs, may.suits_all, points))
+    else:
+        text = export(name, runs, answers_of(runs, may.keeps, points)).text(machine_words(runs[0]))
     if file is None:
         typer.echo(text, nl=False)
     else:

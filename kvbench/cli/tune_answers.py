@@ -66,7 +66,7 @@ def machine_words(run: "Run") -> str:
 
 
 _HEADER: Final = (
-    "Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "x vLLM today", "Tied with",
+    "Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "Tied with",
 )  # fmt: skip
 _HEADER_BESIDE: Final = (
     "", "Dir", "Blocks", "Size", "Burst", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
@@ -76,7 +76,7 @@ _HEADER_BESIDE: Final = (
 def _row(answer: "Answer") -> list[str]:
     interval = answer.interval_us
     known = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
-    gains = [answer.gain_over(other) for other in (answer.best_of("batched"), answer.of_vllm())]
+    gain = answer.gain_over(answer.best_of("batched"))
     return [
         answer.direction.value,
         answer.state.quantity,
@@ -86,7 +86,7 @@ def _row(answer: "Answer") -> list[str]:
         f"{answer.time_us:.1f}",
         known,
         f"{answer.gbps:.1f}",
-        *("-" if found is None else two_digits(found.ratio) for found in gains),
+        "-" if gain is None else two_digits(gain.ratio),
         "; ".join(map(str, answer.tied)) or "-",
     ]
 

@@ -86,9 +86,8 @@ class EngineCode:
         if error is None:
             return None
         needed = next((text for text in metadata.requires(self.package) or () if _is_torch(text)), "torch")
-        return (
-            f"{self.package} {self.version} needs {needed}, this is torch {metadata.version('torch')}: {name} {error}"
-        )
+        here = f"this is torch {metadata.version('torch')}"
+        return f"{self.package} {self.version} needs {needed}, {here}: {name} {error}"
 
     def settings(self, file: str, *names: str) -> tuple[EngineSetting, ...]:
         """Return constants of a Python file with their defaults; raises KvbenchError for a name that it lacks."""

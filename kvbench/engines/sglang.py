@@ -41,7 +41,7 @@ class SglangAot:
         return frozenset({"memory", "sms"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:
-        code = _AOT_CODES["sm90"]
+        code = next((one for one in _AOT_CODES.values() if one.missing() is None), _AOT_CODES["sm90"])
         return code.unavailable(device) or code.load_error(*code.files)
 
     def create(self, request: SwapRequest) -> PreparedSwap:
@@ -117,8 +117,6 @@ class IdsSwap:
         if (rests != rests[0]).any():
             raise KvbenchError("SGLang's kernels copy rows of one tensor: every address must be a row of block_size")
         return int(rests[0])
-
-    def prepare(self) -> None: ...
 
     def submit(self, stream: int) -> None:
         with self._stream(stream):

@@ -61,8 +61,6 @@ class VllmBatchSwap:
         lists = (memory.sources, memory.destinations, memory.sizes)
         self._lists = [self._stream.torch.from_numpy(one.view(np.int64)) for one in lists]
 
-    def prepare(self) -> None: ...
-
     def submit(self, stream: int) -> None:
         with self._stream(stream):
             self._op(*self._lists, self._any_order)
@@ -116,8 +114,6 @@ class VllmTritonSwap:
         self._any_order = request.cell.direction is Direction.H2D
         self._chunk_bytes = min(1 << (int(memory.sizes.max()) - 1).bit_length(), _MAX_CHUNK_BYTES)
         self._pinned = PinnedLists(self._stream.torch, 3, len(memory.sizes))
-
-    def prepare(self) -> None: ...
 
     def submit(self, stream: int) -> None:
         with self._stream(stream):

@@ -11,7 +11,7 @@ from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, Priority, Strea
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, TORCH_BYTES, BackendFacts, DeviceFacts
-from kvbench.cells.kernel_shape import RULE, VLLM, KernelShape
+from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
 from kvbench.errors import UsageError
 from kvbench.sweep.estimate import estimate_seconds, submissions
@@ -181,7 +181,7 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
         return f"the number of SMs of {device.name} is not known"
     if cell.sms is not None and device.sm_count is not None and cell.sms > device.sm_count:
         return f"{cell.sms} SMs requested; {device.name} has {device.sm_count}"
-    if cell.kernel not in (RULE, VLLM) and device.shared_bytes is not None:
+    if cell.kernel != RULE and device.shared_bytes is not None:
         needed = KernelShape.parse(cell.kernel).shared_bytes
         if needed > device.shared_bytes:
             has = f"a thread block on {device.name} has {rough_size(device.shared_bytes)}"

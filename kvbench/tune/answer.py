@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 import pandas as pd
 
@@ -12,18 +12,12 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.kernel_shape import VLLM
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.text import counted, ends
 from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of, tried, typical
 from kvbench.tune.table import Choice
-from kvbench.units import KIB, gigabytes_per_second, parse_size, size_words, two_digits
-
-# vLLM's current setting: its Triton kernel for many h2d blocks below a block size, otherwise batched copies.
-VLLM_SMS: Final = 12
-VLLM_BELOW_BYTES: Final = 28 * KIB
-VLLM_FROM_BLOCKS: Final = 16
+from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,12 +58,9 @@ class Answer:
         return typical(self.arms[choice].values())
 
     def best_of(self, backend: str, sms: int | None = None) -> Choice | None:
-        """Return the fastest candidate of a backend, optionally with this SM count, or None if there is none.
-
-        Among Triton's kernels, the launch shape of vLLM is preferred.
-        """
+        """Return the fastest candidate of a backend, optionally with this SM count, or None if there is none."""
         own = [c for c in self.arms if c.backend == backend and sms in (None, sms_of(c))]
-        return min(own, key=lambda choice: (not is_vllms(choice), self.time_of(choice)), default=None)
+        return min(own, key=self.time_of, default=None)
 
     @property
     def tied(self) -> list[Choice]:
@@ -81,18 +72,6 @@ class Answer:
         """What another run could choose instead for a larger difference, with its time over that of the choice."""
         return {other: found for other, found in self.decision.others.items() if not _is_tie(found)}
 
-    def of_vllm(
-        self, sms: int = VLLM_SMS, below_bytes: int = VLLM_BELOW_BYTES, from_blocks: int = VLLM_FROM_BLOCKS
-    ) -> Choice | None:
-        """Return the candidate that represents vLLM with these constants, by default its current ones.
-
-        None if it was not measured.
-        """
-        takes_kernel = self.block_bytes < below_bytes and self.blocks >= from_blocks
-        if self.direction is Direction.H2D and takes_kernel:
-            return self.best_of("triton", sms)
-        return self.best_of("batched")
-
     def gain_over(self, other: Choice | None) -> Comparison | None:
         """Return the time of another candidate divided by that of the choice, or None without the other."""
         return None if other is None else compare_visits(self.arms[self.choice], self.arms[other], IN_TURN)
@@ -100,7 +79,7 @@ class Answer:
     def to_plain(self) -> dict[str, Any]:
         """Return the answer as JSON-compatible data."""
         interval = self.interval_us
-        gains = {"batched": self.gain_over(self.best_of("batched")), "vllm": self.gain_over(self.of_vllm())}
+        gains = {"batched": self.gain_over(self.best_of("batched"))}
         return {
             "direction": self.direction.value,
             "quantity": self.state.quantity,
@@ -139,11 +118,6 @@ def answers_of(
             "nothing to choose from: no requested swap was measured with the allowed backends and SM counts"
         )
     return found
-
-
-def is_vllms(choice: Choice) -> bool:
-    """Return whether a choice is Triton's kernel in the launch shape of vLLM."""
-    return choice.backend == "triton" and dict(choice.axes).get("kernel") == VLLM
 
 
 def workload_of(runs: Sequence[Run]) -> str:
@@ -189,23 +163,11 @@ def _sentence(run: Sequence[Answer]) -> str:
     blocks, size = ends((answer.blocks for answer in run), str), ends((a.block_bytes for a in run), size_words)
     rates = ends((answer.gbps for answer in run), two_digits)
     said = [kind, f"{blocks} blocks of {size}: {words_of(run[0].choice)}", f"{rates} GB/s"]
-    for name, of in _REFERENCES.items():
-        others = [(answer, other) for answer in run if (other := of(answer)) and other != answer.choice]
-        gains = [found.ratio for answer, other in others if (found := answer.gain_over(other))]
-        if gains and two_digits(max(gains)) != "1":
-            said.append(f"{ends(gains, two_digits)} times {name}")
+    others = [(answer, other) for answer in run if (other := answer.best_of("batched")) and other != answer.choice]
+    gains = [found.ratio for answer, other in others if (found := answer.gain_over(other))]
+    if gains and two_digits(max(gains)) != "1":
+        said.append(f"{ends(gains, two_digits)} times batched")
     return ", ".join(said)
-
-
-def _kernel_of_vllm(answer: Answer) -> Choice | None:
-    found = answer.of_vllm()
-    return found if found and found.backend == "triton" else None
-
-
-_REFERENCES: Final[Mapping[str, Callable[[Answer], Choice | None]]] = {
-    "batched": lambda answer: answer.best_of("batched"),
-    "vLLM's current setting": _kernel_of_vllm,
-}
 
 
 def open_points(answers: Sequence[Answer]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Settings of serving engines derived from the measurement, and the loss of each against a free choice."""
+"""Settings of serving engines, from cells of each engine's own code, as a difference to its defaults."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,226 +8,258 @@ from statistics import geometric_mean
 from typing import Final
 
 from kvbench.analysis.margins import KNEE, TIED
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction
+from kvbench.cells.facts import EngineSetting
 from kvbench.errors import UsageError
-from kvbench.text import counted
-from kvbench.tune.answer import VLLM_BELOW_BYTES, VLLM_FROM_BLOCKS, VLLM_SMS, Answer, is_vllms
+from kvbench.results import Run
+from kvbench.text import counted, ends
+from kvbench.tune.answer import Answer, workload_of
 from kvbench.tune.fit import sms_of
 from kvbench.tune.table import Choice
 from kvbench.units import size_words
 
-# The defaults of SGLANG_HICACHE_BLOCK_QUOTA, FLEXKV_TRANSFER_NUM_CTA_* and --direct-copy-min-block-bytes.
-_SGLANG_SMS: Final = 2
-_FLEXKV_SMS: Final = 4
-_LMCACHE_BYTES: Final = 128 << 10
-_COPIES: Final = ("batched", "primed", "per_block")
+_LEAST_SHAPES: Final = 10
+_OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have been measured
+# The stream state of the cells that decide, by preference: an engine's stream waits for the model's.
+_STATES: Final = ("gated", "idle")
+
+Values = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting: its name and value, how to set it and where it is read, and its effect."""
+class Engine:
+    """An engine's own ways to swap, and which of them its settings choose.
 
-    name: str
-    value: str
+    `kernel` is the backend that takes an SM count, by the first of `settings`; `backends` are all of its backends.
+    `choose` returns what the engine takes for a swap with some values of its settings, `values` the values to try for
+    the settings after the first, from the shapes and the defaults. `how` says how the settings are set.
+    """
+
+    title: str
+    kernel: str
+    backends: tuple[str, ...]
+    settings: tuple[str, ...]
     how: str
-    gives: str
+    directions: tuple[Direction, ...]
+    choose: Callable[[Answer, Values], Choice]
+    values: Callable[[Sequence[Answer], Values], tuple[Sequence[int], ...]] = lambda _answers, _defaults: ()
+
+
+def _vllm_choice(answer: Answer, values: Values) -> Choice:
+    sms, below_bytes, from_blocks = values
+    if answer.direction is Direction.H2D and answer.block_bytes < below_bytes and answer.blocks >= from_blocks:
+        return Choice("vllm_triton", (("sms", str(sms)),))
+    return answer.best_of("vllm_batch") or Choice("vllm_batch")
+
+
+def _vllm_values(answers: Sequence[Answer], defaults: Values) -> tuple[Sequence[int], ...]:
+    sizes, counts = (sorted({answer.point[place] for answer in answers}) for place in (0, 1))
+    _, below_bytes, from_blocks = defaults
+    return sorted({below_bytes, *sizes, sizes[-1] + 1}), sorted({from_blocks, *counts})
+
+
+_EDIT: Final = "a constant: nobody can set it without editing the file"
+ENGINES: Final[Mapping[str, Engine]] = {
+    "vllm": Engine(
+        "vLLM",
+        "vllm_triton",
+        ("vllm_batch", "vllm_triton"),
+        ("NUM_SMS", "THRESHOLD_BYTES", "MIN_N"),
+        f"{_EDIT}. THRESHOLD_BYTES acts on the largest page of all groups",
+        (Direction.H2D,),
+        _vllm_choice,
+        _vllm_values,
+    ),
+    "sglang": Engine(
+        "SGLang",
+        "sglang_jit",
+        ("sglang_jit", "sglang_aot"),
+        ("TMA_BLOCK_QUOTA",),
+        f"{_EDIT}. SGLANG_HICACHE_TMA_TRANSFER=0 takes the other kernel, which was not measured",
+        tuple(Direction),
+        lambda _, values: Choice("sglang_jit", (("sms", str(values[0])),)),
+    ),
+}
+ENGINE_BACKENDS: Final = frozenset(name for engine in ENGINES.values() for name in engine.backends)
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Times of one choice divided by those of another, shape by shape."""
+
+    ratios: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        return geometric_mean(self.ratios) - 1
+
+    @property
+    def worst(self) -> float:
+        return max(self.ratios) - 1
+
+    def gain(self) -> str:
+        """Return the change of time as text, seen as a gain."""
+        shapes = counted(len(self.ratios), "shape")
+        worst = f"at worst loses {self.worst:.0%}" if self.worst >= 0.005 else "loses nowhere"
+        return f"{'gains' if self.mean <= 0 else 'loses'} {abs(self.mean):.0%} on average at {shapes}, {worst}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting whose best value is not its default: what it is, and what it gains with the others as they are."""
+
+    setting: EngineSetting
+    value: int
+    gain: str
+
+    def line(self) -> str:
+        return f"{self.setting.name} {self.setting.default} -> {self.value}: {self.gain}"
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The settings of a project; `measured` says which kernel represented its own."""
+    """The settings of an engine that differ from its defaults, what was measured (`about`), and remarks (`notes`)."""
 
-    project: str
-    measured: str
-    settings: Sequence[Setting]
+    about: Sequence[str]
+    changes: Sequence[Change]
+    how: str
+    notes: Sequence[str]
 
     def text(self, origin: str) -> str:
         """Return the export, measured on `origin`, as lines NAME=VALUE; everything else is a comment."""
-        lines = [f"# {self.project}: written for the code of autumn 2026", f"# {origin}", f"# {self.measured}"]
-        for setting in self.settings:
-            lines += ["", f"# {setting.how}", f"# {setting.gives}", f"{setting.name}={setting.value}"]
-        return "\n".join(lines) + "\n"
+        lines = [f"# {line}" for line in (*self.about, origin)]
+        for change in self.changes:
+            where = f"# {change.setting.place}, {self.how}"
+            lines += ["", f"# {change.line()}", where, f"{change.setting.name}={change.value}"]
+        rest = "nothing else changes" if self.changes else "nothing to change"
+        return "\n".join([*lines, "", *(f"# {line}" for line in (rest, *self.notes))]) + "\n"
+
+
+def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
+    """Return the settings of the engine `name`; raises UsageError without enough cells of its own code."""
+    engine = ENGINES[name]
+    package, settings = _recorded(name, engine, runs)
+    defaults = tuple(setting.default for setting in settings)
+    by_state = {
+        state: shapes
+        for state in sorted({answer.state for answer in answers}, key=lambda state: (_rank(state), state))
+        if (shapes := _shapes(engine, [answer for answer in answers if answer.state == state], defaults))
+    }
+    if not by_state or len(next(iter(by_state.values())).answers) < _LEAST_SHAPES:
+        raise _needs(name, engine, f"at {_LEAST_SHAPES} shapes, each with the SM counts that are compared")
+    (state, shapes), *others = by_state.items()
+    values = _fit(shapes, defaults)
+    changes = [
+        Change(setting, value, _times(shapes, _with(values, place, setting.default), values).gain())
+        for place, (setting, value) in enumerate(zip(settings, values, strict=True))
+        if value != setting.default
+    ]
+    notes = [
+        f"{state} stream; {way}: {line}"
+        for way, line in (
+            ("SM counts compared", ", ".join(map(str, shapes.counts))),
+            ("against the free choice", _loss(shapes, values)),
+        )
+    ]
+    if values[0] == max(shapes.counts):
+        notes.insert(0, f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
+    notes += [_other_state(other, found, settings, defaults) for other, found in others]
+    about = [f"{engine.title}: {package}", f"{workload_of(runs)}; {_extent(shapes.answers)}, {state} stream"]
+    return Export(about, changes, engine.how, notes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Loss:
-    """The loss of constants against the free choice at some shapes: on average, and at worst, with the worst swap."""
+class _Shapes:
+    """The shapes at which every candidate was measured, and the SM counts that are compared."""
 
-    mean: float
-    worst: float
-    at: Answer
-    shapes: int
+    engine: Engine
+    answers: Sequence[Answer]
+    counts: Sequence[int]
 
-    def words(self, of: int) -> str:
-        """Return the loss as text; `of` is the number of all shapes."""
-        shapes = f"at {self.shapes} of {counted(of, 'measured shape')}"
-        if self.worst <= TIED.fraction:
-            return f"within {TIED.fraction:.0%} of the free choice {shapes}"
-        where = f"{self.at.direction} {self.at.state.quantity}, {self.at.blocks} x {size_words(self.at.block_bytes)}"
-        loss = f"takes {self.mean:z.0%} more time than the free choice on average {shapes}"
-        return f"{loss}, at worst {self.worst:.0%} ({where})"
+    def time_of(self, answer: Answer, values: Values) -> float:
+        return answer.time_of(self.engine.choose(answer, values))
 
 
-# Returns what a project would take for the swap of an answer with these constants, None if it was not measured.
-_Rule = Callable[..., Choice | None]
+def _rank(state: str) -> int:
+    return _STATES.index(state) if state in _STATES else len(_STATES)
 
 
-def _loss(answers: Iterable[Answer], rule: _Rule, *constants: int) -> _Loss | None:
-    """Return the loss of a rule over the shapes for which its choice was measured, or None if there are none."""
-    ratios = [
-        (answer.time_of(choice) / answer.time_us, answer)
-        for answer in answers
-        if (choice := rule(answer, *constants)) is not None
-    ]
-    if not ratios:
-        return None
-    worst, at = max(ratios, key=lambda ratio: ratio[0])
-    return _Loss(geometric_mean(max(ratio, 1e-9) for ratio, _ in ratios) - 1, worst - 1, at, len(ratios))
+def _recorded(name: str, engine: Engine, runs: Sequence[Run]) -> tuple[str, Sequence[EngineSetting]]:
+    """Return the engine's package and its settings as the runs recorded them; raises UsageError."""
+    facts = {one.package: one for run in runs for one in run.info.backends if one.name == engine.kernel}
+    known = {title: {setting.name: setting for setting in one.settings} for title, one in facts.items() if one.settings}
+    if len(known) > 1:
+        raise UsageError(f"--export {name}: the runs measured different code: {' and '.join(sorted(known))}")
+    for title, settings in known.items():
+        if set(engine.settings) <= settings.keys():
+            return title, [settings[one] for one in engine.settings]
+    raise _needs(name, engine, "and what its package says")
 
 
-def _fit(answers: Sequence[Answer], rule: _Rule, constants: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], _Loss]:
-    """Return the first of `constants` whose average loss is within `KNEE` of the best one, and its loss.
-
-    `constants` are in order of preference, so that noise does not change the result; one at least was measured.
-    """
-    losses = [(values, loss) for values in constants if (loss := _loss(answers, rule, *values))]
-    enough = min(loss.mean for _, loss in losses) + KNEE.fraction
-    return next((values, loss) for values, loss in losses if loss.mean <= enough)
+def _needs(name: str, engine: Engine, what: str) -> UsageError:
+    backends = " and ".join(engine.backends)
+    return UsageError(
+        f"--export {name}: requires cells of {engine.title}'s own code ({backends}) {what}; "
+        f"measure them: kvbench tune --engine {name}"
+    )
 
 
-def _with_same_sms(answers: Sequence[Answer], backend: str) -> tuple[list[int], list[Answer]]:
-    """Return the SM counts of a backend at half of its shapes or more, and the shapes that were measured with all."""
+def _shapes(engine: Engine, answers: Sequence[Answer], defaults: Values) -> _Shapes | None:
+    """Return the shapes with all candidates, or None if there are none."""
     counts = {
-        answer: {sms_of(choice) for choice in answer.arms if choice.backend == backend} - {0} for answer in answers
+        answer: {sms_of(choice) for choice in answer.arms if choice.backend == engine.kernel} - {0}
+        for answer in answers
+        if answer.direction in engine.directions
     }
-    shapes = Counter(count for own in counts.values() for count in own)
-    least = sum(map(bool, counts.values())) / 2
-    usual = {count for count, number in shapes.items() if number >= least}
-    return sorted(usual), [answer for answer, own in counts.items() if own and own >= usual]
-
-
-def _fit_sms(answers: Sequence[Answer], usual: int) -> tuple[int, _Loss] | None:
-    """Return the SM count for sm at all shapes, and its loss against the free choice; None without any.
-
-    It is the project's default, `usual`, if that suffices, else the smallest that does.
-    """
-    counts, own = _with_same_sms(answers, "sm")
-    if not own:
+    own = [answer for answer, found in counts.items() if found]
+    shapes = Counter(count for found in counts.values() for count in found)
+    offered = sorted(count for count, number in shapes.items() if number >= _OFFERED_FROM * len(own))
+    if defaults[0] not in offered:
         return None
-    ordered = sorted(counts, key=lambda count: (count != usual, count))
-    (sms,), loss = _fit(own, lambda answer, sms: answer.best_of("sm", sms), ((count,) for count in ordered))
-    return sms, loss
+    needed = [*product(offered, *engine.values(own, defaults))]
+    complete = [
+        answer
+        for answer in own
+        if counts[answer] >= set(offered) and all(engine.choose(answer, values) in answer.arms for values in needed)
+    ]
+    return _Shapes(engine, complete, offered) if complete else None
 
 
-def _vllm(answers: Sequence[Answer]) -> Export:
-    loads = [answer for answer in answers if answer.direction is Direction.H2D and answer.state is StreamState.IDLE]
-    counts, both = _with_same_sms([answer for answer in loads if answer.best_of("batched")], "triton")
-    if not both:
-        raise UsageError("--export vllm: requires cells of triton and batched with direction=h2d on an idle stream")
-    sizes = sorted({answer.block_bytes for answer in both})
-    limits = sorted({VLLM_BELOW_BYTES, *sizes, sizes[-1] + 1})
-    blocks = sorted({VLLM_FROM_BLOCKS, *(answer.blocks for answer in both)})
-    today = (VLLM_SMS, VLLM_BELOW_BYTES, VLLM_FROM_BLOCKS)
-    # The current constants come first, then those with the fewest changes and the fewest SMs.
-    ordered = sorted(
-        product(counts, limits, blocks),
-        key=lambda values: (sum(a != b for a, b in zip(values, today, strict=True)), values),
-    )
-    (sms, below, least), loss = _fit(both, Answer.of_vllm, ordered)
-    was, of = _loss(both, Answer.of_vllm), len(loads)
-    gives = f"the three together: {loss.words(of)}" + (f"; the current {today}: {was.words(of)}" if was else "")
-    compared = [answer.best_of("triton", count) for answer in both for count in counts]
-    in_shape = all(is_vllms(choice) for choice in compared if choice)
-    stood_in = "kvbench's Triton kernel (8 warps, pieces of 16 KiB) represents vLLM's own (4 warps, pieces of 8 KiB)"
-    if in_shape:
-        stood_in = "kvbench's Triton kernel with vLLM's launch shape (kernel=vllm) represents vLLM's own kernel"
-    constant = "a constant in vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
-    taken = f"SMs not available to the model during a swap (limit them with --budget-sms); {gives}"
-    variable = "an environment variable; 0, its default, is no limit on CUDA"
-    return Export(
-        "vLLM",
-        f"h2d on an idle stream; d2h always takes the batched call. {stood_in}, which was not measured",
-        [
-            Setting("NUM_SMS", str(sms), constant, taken),
-            Setting("THRESHOLD_BYTES", str(below), f"{constant}; gpu_worker.py imports it by name", gives),
-            Setting("MIN_N", str(least), constant, gives),
-            Setting("VLLM_KV_OFFLOAD_MAX_BATCH_DESCRIPTORS", "0", variable, "not tuned: no limit was measured"),
-        ],
-    )
+def _fit(shapes: _Shapes, defaults: Values) -> Values:
+    """Return the values with the fewest changes among those whose mean time is within `KNEE` of the best."""
+    tried = product(shapes.counts, *shapes.engine.values(shapes.answers, defaults))
+    ordered = sorted(tried, key=lambda values: (sum(a != b for a, b in zip(values, defaults, strict=True)), values))
+    means = {values: geometric_mean(shapes.time_of(one, values) for one in shapes.answers) for values in ordered}
+    enough = min(means.values()) * (1 + KNEE.fraction)
+    return next(values for values, mean in means.items() if mean <= enough)
 
 
-def _sglang(answers: Sequence[Answer]) -> Export:
-    fitted = _fit_sms(answers, _SGLANG_SMS)
-    if fitted is None:
-        raise UsageError("--export sglang: requires sm with the same SM counts at half of the shapes")
-    quota, loss = fitted
-    how = f"an environment variable (default: {_SGLANG_SMS}). One value for both directions"
-    return Export(
-        "SGLang",
-        "kvbench's sm kernel represents SGLang's, which was not measured: each of its thread blocks has 1024 threads "
-        "and occupies one SM",
-        [Setting("SGLANG_HICACHE_BLOCK_QUOTA", str(quota), how, f"SM count of sm: {loss.words(len(answers))}")],
-    )
+def _times(shapes: _Shapes, before: Values, after: Values) -> _Times:
+    """Return the times with `after` over those with `before`, at the shapes where they differ in what they choose."""
+    differing = [a for a in shapes.answers if shapes.engine.choose(a, before) != shapes.engine.choose(a, after)]
+    return _Times([shapes.time_of(a, after) / shapes.time_of(a, before) for a in differing] or [1.0])
 
 
-def _flexkv(answers: Sequence[Answer]) -> Export:
-    settings = []
-    for direction in Direction:
-        own = [answer for answer in answers if answer.direction is direction]
-        way = direction.value.upper()
-        if fitted := _fit_sms(own, _FLEXKV_SMS):
-            ctas, loss = fitted
-            how = f"an environment variable (default: {_FLEXKV_SMS}). Used if FLEXKV_USE_CE_TRANSFER_{way} is 0"
-            settings.append(
-                Setting(f"FLEXKV_TRANSFER_NUM_CTA_{way}", str(ctas), how, f"for sm: {loss.words(len(own))}")
-            )
-        if copies := _loss(own, _best_copy):
-            engine, how = int(copies.mean <= TIED.fraction), "an environment variable (default: 0)"
-            gives = f"copies by the copy engine: {copies.words(len(own))}"
-            settings.append(Setting(f"FLEXKV_USE_CE_TRANSFER_{way}", str(engine), how, gives))
-    if not settings:
-        raise UsageError("--export flexkv: requires sm with the same SM counts at half of the shapes, or copies")
-    how = "an environment variable (default: 8). It chooses between two methods of FlexKV's copies"
-    gives = "not tuned: kvbench does not measure these methods"
-    return Export(
-        "FlexKV",
-        "kvbench's sm kernel and its copies represent FlexKV's, which were not measured",
-        [*settings, Setting("FLEXKV_CE_SEGMENT_THRESHOLD", "8", how, gives)],
-    )
+def _with(values: Values, place: int, value: int) -> Values:
+    return (*values[:place], value, *values[place + 1 :])
 
 
-def _best_copy(answer: Answer) -> Choice | None:
-    own = [choice for choice in answer.arms if choice.backend in _COPIES]
-    return min(own, key=answer.time_of, default=None)
+def _loss(shapes: _Shapes, values: Values) -> str:
+    ratios = {answer: shapes.time_of(answer, values) / answer.time_us for answer in shapes.answers}
+    lost, worst = _Times([*ratios.values()]), max(ratios, key=lambda answer: ratios[answer])
+    if lost.worst <= TIED.fraction:
+        return f"within {TIED.fraction:.0%} of it at all shapes"
+    where = f"{worst.direction}, {worst.blocks} x {size_words(worst.block_bytes)}, {worst.choice}"
+    return f"takes {lost.mean:z.0%} more time on average, at worst {lost.worst:.0%} ({where})"
 
 
-def _lmcache(answers: Sequence[Answer]) -> Export:
-    both = [answer for answer in answers if answer.best_of("batched") and answer.best_of("sm")]
-    if not both:
-        raise UsageError("--export lmcache: requires batched and sm at the same shapes")
-    sizes = sorted({answer.block_bytes for answer in both})
-    limits = sorted({*sizes, _LMCACHE_BYTES, sizes[-1] + 1}, key=lambda size: (size != _LMCACHE_BYTES, size))
-    (least,), loss = _fit(
-        both,
-        lambda answer, least: answer.best_of("batched" if answer.block_bytes >= least else "sm"),
-        ((size,) for size in limits),
-    )
-    mode = "kernel" if least > sizes[-1] and least != _LMCACHE_BYTES else "direct" if least == sizes[0] else "auto"
-    how, gives = "an option of the multi-process server", loss.words(len(answers))
-    used = f"{how}, used in the mode auto (default: {_LMCACHE_BYTES})"
-    return Export(
-        "LMCache",
-        "batched copies represent its mode direct, kvbench's sm kernel its mode kernel; its own were not measured",
-        [
-            Setting("--transfer-copy-mode", mode, how, gives),
-            Setting("--direct-copy-min-block-bytes", str(least), used, gives),
-        ],
-    )
+def _other_state(state: str, shapes: _Shapes, settings: Sequence[EngineSetting], defaults: Values) -> str:
+    best = zip(settings, _fit(shapes, defaults), strict=True)
+    return f"{state} stream ({counted(len(shapes.answers), 'shape')}): " + ", ".join(f"{s.name}={v}" for s, v in best)
 
 
-EXPORTS: Final[Mapping[str, Callable[[Sequence[Answer]], Export]]] = {
-    "vllm": _vllm,
-    "sglang": _sglang,
-    "flexkv": _flexkv,
-    "lmcache": _lmcache,
-}
+def _extent(answers: Iterable[Answer]) -> str:
+    shapes = [*answers]
+    blocks, sizes = ends((a.blocks for a in shapes), str), ends((a.block_bytes for a in shapes), size_words)
+    ways = " and ".join(dict.fromkeys(answer.direction.value for answer in shapes))
+    return f"{counted(len(shapes), 'shape')}: {ways}, {blocks} blocks of {sizes}"

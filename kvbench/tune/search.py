@@ -14,8 +14,7 @@ from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Visit
-from kvbench.tune.answer import VLLM_SMS
-from kvbench.tune.fit import Decision, choice_at, decide, preference, sms_of
+from kvbench.tune.fit import Decision, choice_at, decide, preference
 from kvbench.tune.table import Choice
 
 # Number of visits -> the maximum ratio to the best time with which a candidate stays in the race, and the maximum ratio
@@ -139,5 +138,5 @@ class Search:
 
 
 def _is_reference(choice: Choice) -> bool:
-    """Return whether a choice is a reference of the answers: batched copies, or vLLM's current setting."""
-    return choice.backend == "batched" or (choice.backend == "triton" and sms_of(choice) == VLLM_SMS)
+    """Return whether a choice is the reference of the answers: batched copies."""
+    return choice.backend == "batched"

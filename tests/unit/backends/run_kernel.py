@@ -1,8 +1,8 @@
 """Runs the Triton kernel in Triton's interpreter; in a process of its own, since that is chosen before Triton loads.
 
 Usage: run_kernel.py IN.npz OUT.npz. IN holds `source` and `destination` (bytes), `swaps` (rows of source offset,
-destination offset, size, number of the launch) and `launches` (rows of grid, items, pieces, piece bytes, lanes; without
-pieces it is a launch in vLLM's shape, in chunks of `lanes` words); OUT gets the destination.
+destination offset, size, number of the launch) and `launches` (rows of grid, items, pieces, piece bytes, lanes); OUT
+gets the destination.
 """
 
 import os
@@ -11,10 +11,9 @@ import sys
 os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from kvbench.backends.triton_kernel import copy_descriptors, copy_pages
+from kvbench.backends.triton_kernel import copy_descriptors
 
 
 def aligned(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -32,10 +31,6 @@ def main(given: str, result: str) -> None:
         table = np.ascontiguousarray(swaps[swaps[:, 3] == number][:, :3])
         table[:, 0] += source.ctypes.data
         table[:, 1] += destination.ctypes.data
-        if not pieces:
-            lists = (torch.from_numpy(np.ascontiguousarray(column)) for column in table.T)
-            copy_pages[(grid,)](*lists, len(table), chunk_words=lanes, num_warps=4)
-            continue
         copy_descriptors[(grid,)](table.ctypes.data, items, pieces, piece_bytes=piece_bytes, lanes=lanes, num_warps=8)
     np.savez(result, destination=destination)
 

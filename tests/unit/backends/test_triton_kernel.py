@@ -48,11 +48,8 @@ def python(*arguments: str | Path, cache: Path) -> str:
     return done.stdout
 
 
-def check(folder: Path, launches: list[tuple[int, Descriptors]], chunk_words: int = 0) -> None:
-    """Run each launch (grid, descriptors as source offset, destination offset, size); compare every byte.
-
-    With `chunk_words` they run in vLLM's shape.
-    """
+def check(folder: Path, launches: list[tuple[int, Descriptors]]) -> None:
+    """Run each launch (grid, descriptors as source offset, destination offset, size); compare every byte."""
     every = [descriptor for _, descriptors in launches for descriptor in descriptors]
     source = np.random.default_rng(8).integers(0, 256, max(start + size for start, _, size in every), dtype=np.uint8)
     expected = np.full(max(to + size for _, to, size in every) + 64, POISON, dtype=np.uint8)
@@ -67,10 +64,7 @@ def check(folder: Path, launches: list[tuple[int, Descriptors]], chunk_words: in
         destination=poisoned,
         swaps=np.array(rows, dtype=np.int64),
         launches=np.array(
-            [
-                (grid, s.items, 0, 0, chunk_words) if chunk_words else (grid, s.items, s.pieces, PIECE_BYTES, s.lanes)
-                for grid, s in shapes
-            ],
+            [(grid, s.items, s.pieces, PIECE_BYTES, s.lanes) for grid, s in shapes],
             dtype=np.int64,
         ),
     )
@@ -119,13 +113,6 @@ def test_any_grid_copies_everything_once(tmp_path: Path) -> None:
         at = end_of(descriptors)
         launches.append((grid, descriptors))
     check(tmp_path, launches)
-
-
-@pytest.mark.parametrize("chunk_words", [16, 1024])
-def test_pages_of_whole_words_arrive_in_the_launch_shape_of_vllm(tmp_path: Path, chunk_words: int) -> None:
-    sizes = [8, 16, 576, 656, 4096, 8184, 8192, 8200, 40_000]
-    descriptors = spread([(size, 8 * (size % 16 == 0), 0) for size in sizes])
-    check(tmp_path, [(1, descriptors), (12, descriptors)], chunk_words)
 
 
 def test_the_comparison_sees_what_was_not_copied(tmp_path: Path) -> None:

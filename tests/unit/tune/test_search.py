@@ -10,7 +10,6 @@ import pytest
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.tune.answer import VLLM_SMS
 from kvbench.tune.fit import choice_at, decide, decide_all
 from kvbench.tune.search import MOST_ROUNDS, REFERENCE_VISITS, Search
 from kvbench.tune.table import Choice
@@ -30,7 +29,7 @@ def cells() -> list[Cell]:
         for cell in (
             Cell("batched", *shape, order=Order.ANY),
             *(Cell("sm", *shape, sms=sms) for sms in (1, 2, 4, 8)),
-            *(Cell("triton", *shape, sms=sms) for sms in (4, VLLM_SMS, 24)),
+            *(Cell("triton", *shape, sms=sms) for sms in (4, 12, 24)),
         )
     ]
 

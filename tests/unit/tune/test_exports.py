@@ -1,0 +1,167 @@
+"""Settings of engines from finished runs of their own code, whose times come from formulas."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.cells.axes import Direction, Order, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.facts import BackendFacts, EngineSetting
+from kvbench.cli.main import app
+from kvbench.errors import UsageError
+from kvbench.results import Record, Run, load_run
+from kvbench.tune.answer import answers_of
+from kvbench.tune.exports import ENGINES, Export, export
+from tests import synthetic
+
+KIB = 1024
+SIZES = tuple(kib * KIB for kib in (4, 16, 24, 64))
+COUNTS = (16, 64, 1024)
+FILE = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
+SETTINGS = tuple(
+    EngineSetting(name, default, f"{FILE}:{line}")
+    for name, default, line in (("NUM_SMS", 12, 19), ("THRESHOLD_BYTES", 28 * KIB, 20), ("MIN_N", 16, 21))
+)
+VLLM = BackendFacts("vllm_triton", "", frozenset({"sms"}), package="vllm==0.33.0 (0123456789abcdef)", settings=SETTINGS)
+
+
+def cells(
+    counts: tuple[int, ...] = COUNTS, state: StreamState = StreamState.IDLE, sms: tuple[int, ...] = (8, 12, 24, 32)
+) -> list[Cell]:
+    shapes = [(Direction.H2D, n, size, state) for n in counts for size in SIZES]
+    made = [
+        cell
+        for shape in shapes
+        for cell in (
+            Cell("vllm_batch", *shape, order=Order.ANY),
+            *(Cell("vllm_triton", *shape, sms=count) for count in sms),
+            Cell("sm", *shape, sms=2),
+        )
+    ]
+    return [replace(cell, reuse=Reuse.FRESH, pool_bytes=1 << 30) for cell in made]
+
+
+def gbps(cell: Cell) -> float:
+    """Batched copies are slow below 64 KiB; Triton fills the link from 24 SMs on, and is slow for few blocks."""
+    if cell.backend == "sm":
+        return 54.0
+    if cell.backend == "vllm_batch":
+        return 50.0 if cell.block_bytes == 64 * KIB else 8.0
+    return (1.0 if cell.blocks == 16 else 2.0) * min(24, cell.sms or 12)
+
+
+def run_of(folder: Path, made: list[Cell], rate: Callable[[Cell], float] = gbps, **info: object) -> Run:
+    records: list[Record] = [*synthetic.ceilings(), *synthetic.rounds(made, rate, noise=0.001)]
+    return load_run(synthetic.write_run(folder / "run", records, synthetic.info(**({"backends": [VLLM]} | info))))
+
+
+def vllm(run: Run) -> Export:
+    return export("vllm", [run], answers_of([run], lambda _: True))
+
+
+def changed(made: Export) -> dict[str, int]:
+    return {change.setting.name: change.value for change in made.changes}
+
+
+def test_only_what_differs_is_printed_with_its_place_and_its_gain(tmp_path: Path) -> None:
+    made = vllm(run_of(tmp_path, cells()))
+    assert changed(made) == {"NUM_SMS": 24}
+    text = made.text("a card")
+    assert f"# NUM_SMS 12 -> 24: gains 50% on average at 9 shapes, loses nowhere\n# {FILE}:19, a constant" in text
+    assert text.splitlines()[0] == "# vLLM: vllm==0.33.0 (0123456789abcdef)"
+    assert [line for line in text.splitlines() if line and not line.startswith("#")] == ["NUM_SMS=24"]
+
+
+def test_nothing_changes_where_the_defaults_are_as_good(tmp_path: Path) -> None:
+    made = vllm(run_of(tmp_path, cells(), lambda cell: 50.0 if cell.backend == "vllm_triton" else gbps(cell)))
+    assert changed(made) == {}
+    assert "# nothing to change" in made.text("a card")
+
+
+def test_few_blocks_take_the_batched_copy_where_it_is_faster(tmp_path: Path) -> None:
+    def slow_launch(cell: Cell) -> float:
+        return 2.0 if cell.backend == "vllm_triton" and cell.blocks == 16 else gbps(cell)
+
+    made = vllm(run_of(tmp_path, cells(), slow_launch))
+    assert changed(made) == {"NUM_SMS": 24, "MIN_N": 64}
+    gains = {change.setting.name: change.gain for change in made.changes}
+    assert gains["MIN_N"] == "gains 75% on average at 3 shapes, loses nowhere"
+
+
+def test_the_loss_against_the_free_choice_comes_last_and_names_the_worst(tmp_path: Path) -> None:
+    last = vllm(run_of(tmp_path, cells())).text("a card").splitlines()[-1]
+    assert "against the free choice" in last
+    assert re.search(r"at worst 125% \(h2d, 16 x \d+ KiB, sm sms=2\)$", last)
+
+
+def test_a_best_count_at_the_end_of_its_grid_is_said_to_be_there(tmp_path: Path) -> None:
+    made = vllm(run_of(tmp_path, cells(sms=(8, 12, 24))))
+    assert any("NUM_SMS=24 is the largest count" in note for note in made.notes)
+    assert not any("largest count" in note for note in vllm(run_of(tmp_path / "b", cells())).notes)
+
+
+def test_a_count_that_was_measured_at_few_shapes_is_not_offered(tmp_path: Path) -> None:
+    some = [cell for cell in cells() if cell.sms != 24 or cell.blocks == 16]
+    assert changed(vllm(run_of(tmp_path, some))) == {"NUM_SMS": 32}
+
+
+@pytest.mark.parametrize(
+    ("made", "info"),
+    [
+        ([cell for cell in cells() if cell.backend != "vllm_triton"], {}),
+        ([cell for cell in cells() if cell.backend != "vllm_batch"], {}),
+        (cells(COUNTS[:1]), {}),
+        (cells(sms=(8, 24)), {}),
+        (cells(), {"backends": []}),
+    ],
+    ids=["no kernel", "no copies", "four shapes", "not the default", "nothing read"],
+)
+def test_without_enough_cells_of_its_own_code_there_is_no_export(
+    tmp_path: Path, made: list[Cell], info: dict[str, object]
+) -> None:
+    with pytest.raises(UsageError, match=r"requires cells of vLLM's own code .*: kvbench tune --engine vllm"):
+        vllm(run_of(tmp_path, made, **info))
+
+
+def test_runs_of_different_code_are_not_mixed(tmp_path: Path) -> None:
+    other = replace(VLLM, package="vllm==0.34.0 (fedcba9876543210)")
+    runs = [run_of(tmp_path / "a", cells()), run_of(tmp_path / "b", cells(), backends=[other])]
+    with pytest.raises(UsageError, match=r"different code: vllm==0\.33\.0 .* and vllm==0\.34\.0"):
+        export("vllm", runs, answers_of(runs, lambda _: True))
+
+
+def test_no_other_backend_stands_for_an_engines_own(tmp_path: Path) -> None:
+    stand_in = [replace(cell, backend="triton") if cell.backend == "vllm_triton" else cell for cell in cells()]
+    with pytest.raises(UsageError, match="requires cells of vLLM's own code"):
+        vllm(run_of(tmp_path, stand_in))
+
+
+def test_an_export_is_written_twice_and_not_over_other_content(tmp_path: Path) -> None:
+    run, file = run_of(tmp_path, cells()).path, tmp_path / "vllm.env"
+    command = ["tune", str(run), "--export", f"vllm={file}"]
+    for _ in range(2):
+        assert CliRunner().invoke(app, command).exit_code == 0
+    assert "NUM_SMS=24" in file.read_text()
+    file.write_text("mine")
+    assert isinstance(CliRunner().invoke(app, command).exception, UsageError)
+
+
+def test_the_answer_for_one_engine_is_its_export_and_other_answers_leave_its_code_out(tmp_path: Path) -> None:
+    run = str(
+        run_of(tmp_path, [*cells(), *(replace(cell, backend="batched") for cell in cells(sms=()) if not cell.sms)]).path
+    )
+    assert "NUM_SMS=24" in CliRunner().invoke(app, ["tune", run, "--engine", "vllm"]).output
+    plain = CliRunner().invoke(app, ["tune", run]).output
+    assert "sm with 2 SMs" in plain
+    assert "vllm" not in plain
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engines_settings_choose_among_its_own_backends(name: str, tmp_path: Path) -> None:
+    answer = answers_of([run_of(tmp_path, cells())], lambda _: True)[0]
+    defaults = {"vllm": (12, 28 * KIB, 16), "sglang": (4,)}[name]
+    assert ENGINES[name].choose(answer, defaults).backend in ENGINES[name].backends
