@@ -19,20 +19,42 @@ def doctor(
     device: Annotated[
         str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.", autocompletion=complete_device)
     ] = "auto",
+    engines: Annotated[
+        bool, typer.Option("--engines", help="Check instead which serving engines' own code loads here.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check whether this machine is fit to measure on, and print a remedy for each problem."""
-    findings = gather(device)
-    checks = diagnose(findings)
+    if engines:
+        about, checks = "engines", engine_checks()
+    else:
+        findings = gather(device)
+        about, checks = findings.device, diagnose(findings)
     if as_json:
         rows = [{**asdict(check), "remedy": check.remedy or None} for check in checks]
-        print(json.dumps({"device": findings.device, "checks": rows}, indent=2))
+        print(json.dumps({"device": about, "checks": rows}, indent=2))
     elif sys.stdout.isatty():
-        _write_table(findings.device, checks)
+        _write_table(about, checks)
     else:
         _write_lines(checks)
     if any(check.status is Status.FAIL for check in checks):
         sys.exit(ExitCode.FAILED_CELLS)
+
+
+def engine_checks() -> list[Check]:
+    """Return for every backend that runs an engine's code whether it would load on a machine with a GPU."""
+    from kvbench.backends.base import facts_of
+    from kvbench.cells.facts import DeviceFacts
+    from kvbench.sweep.installed import installed
+
+    gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)
+    checks = []
+    for name in (name for name, found in installed()[0].items() if found.of_engine):
+        facts = facts_of(name, gpu)
+        absent = (facts.unavailable or "").endswith("is not installed")
+        status = Status.OK if facts.unavailable is None else Status.INFO if absent else Status.WARN
+        checks.append(Check(name, status, facts.unavailable or f"{facts.package} loads"))
+    return checks
 
 
 def gather(asked: str) -> Findings:

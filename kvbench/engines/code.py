@@ -32,10 +32,13 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineCode:
-    """The files of an engine's package that a backend runs; paths are relative to the folder of the installation."""
+    """The files of an engine's package that a backend runs, and the names in each that it or an export uses.
+
+    Paths are relative to the folder of the installation.
+    """
 
     package: str
-    files: tuple[str, ...]
+    files: Mapping[str, tuple[str, ...]]
 
     @property
     def version(self) -> str | None:
@@ -89,9 +92,10 @@ class EngineCode:
         here = f"this is torch {metadata.version('torch')}"
         return f"{self.package} {self.version} needs {needed}, {here}: {name} {error}"
 
-    def settings(self, file: str, *names: str) -> tuple[EngineSetting, ...]:
-        """Return constants of a Python file with their defaults; raises KvbenchError for a name that it lacks."""
+    def settings(self, file: str) -> tuple[EngineSetting, ...]:
+        """Return the settings, names in capitals, of a Python file; raises KvbenchError for one that it lacks."""
         known = _constants(self.path(file).read_text())
+        names = [name for name in self.files[file] if name.isupper()]
         if lost := [name for name in names if name not in known]:
             raise KvbenchError(f"{self.package} {self.version}: {file} has no whole number {' and no '.join(lost)}")
         return tuple(EngineSetting(name, known[name][0], f"{file}:{known[name][1]}") for name in names)

@@ -17,12 +17,15 @@ from kvbench.engines.torch_call import PinnedLists, TorchStream
 from kvbench.errors import KvbenchError
 
 _AOT: Final = "sgl_kernel/{}/common_ops.abi3.so"
-_AOT_CODES: Final = {name: EngineCode("sglang-kernel", (_AOT.format(name),)) for name in ("sm90", "sm100")}
+_AOT_OP: Final = "transfer_kv_all_layer_mla"
+_AOT_CODES: Final = {name: EngineCode("sglang-kernel", {_AOT.format(name): (_AOT_OP,)}) for name in ("sm90", "sm100")}
 _AOT_QUOTA: Final = 2  # the default of SGLANG_HICACHE_BLOCK_QUOTA and of sgl_kernel.kvcacheio
 _AOT_WARPS: Final = 32
 _JIT: Final = "sglang/kernels/ops/kvcache/hicache.py"
 _JIT_KERNELS: Final = tuple(f"sglang/kernels/jit/csrc/kvcacheio/{name}.cuh" for name in ("hicache", "hicache_tma"))
-_JIT_CODE: Final = EngineCode("sglang", (_JIT, *_JIT_KERNELS))
+_JIT_NAMES: Final = ("TMA_BLOCK_QUOTA", "transfer_hicache_all_layer_mla")
+_JIT_CODE: Final = EngineCode("sglang", {_JIT: _JIT_NAMES, **dict.fromkeys(_JIT_KERNELS, ("run_all_mla",))})
+CODES: Final = (*_AOT_CODES.values(), _JIT_CODE)
 _JIT_MODULE: Final = "sglang.kernels.ops.kvcache.hicache"
 
 
@@ -71,7 +74,7 @@ class SglangJit:
 
     @property
     def settings(self) -> tuple[EngineSetting, ...]:
-        return () if _JIT_CODE.missing() else _JIT_CODE.settings(_JIT, "TMA_BLOCK_QUOTA")
+        return () if _JIT_CODE.missing() else _JIT_CODE.settings(_JIT)
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory", "sms"})
@@ -134,7 +137,7 @@ def _load_op(folder: str) -> Any:
     library: Any = ops  # its functions have no types
     (file,) = _AOT_CODES[folder].files
     library.load_library(str(_AOT_CODES[folder].path(file)))
-    return library.sgl_kernel.transfer_kv_all_layer_mla
+    return getattr(library.sgl_kernel, _AOT_OP)
 
 
 @cache

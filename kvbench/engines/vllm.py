@@ -20,9 +20,9 @@ from kvbench.errors import KvbenchError
 
 _LIBRARY: Final = "vllm/_C_stable_libtorch.abi3.so"
 _TRITON: Final = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
-_BATCH_CODE: Final = EngineCode("vllm", (_LIBRARY,))
-_TRITON_CODE: Final = EngineCode("vllm", (_TRITON,))
-_SETTINGS: Final = ("NUM_SMS", "THRESHOLD_BYTES", "MIN_N")
+_BATCH_CODE: Final = EngineCode("vllm", {_LIBRARY: ("_C_cache_ops", "swap_blocks_batch")})
+_TRITON_CODE: Final = EngineCode("vllm", {_TRITON: ("NUM_SMS", "THRESHOLD_BYTES", "MIN_N", "swap_blocks_batch")})
+CODES: Final = (_BATCH_CODE, _TRITON_CODE)
 _WORD_BYTES: Final = 8
 _MAX_CHUNK_BYTES: Final = 8192
 
@@ -83,7 +83,7 @@ class VllmTriton:
 
     @property
     def settings(self) -> tuple[EngineSetting, ...]:
-        return () if _TRITON_CODE.missing() else _TRITON_CODE.settings(_TRITON, *_SETTINGS)
+        return () if _TRITON_CODE.missing() else _TRITON_CODE.settings(_TRITON)
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory", "sms"})
@@ -156,7 +156,7 @@ def load_wrapper(constants: tuple[tuple[str, int], ...]) -> Any:
     module: Any = util.module_from_spec(spec)
     with _modules(stubs):
         spec.loader.exec_module(module)
-    if lost := [name for name in (*_SETTINGS, "swap_blocks_batch") if not hasattr(module, name)]:
+    if lost := [name for name in _TRITON_CODE.files[_TRITON] if not hasattr(module, name)]:
         raise KvbenchError(f"vllm {_TRITON_CODE.version}: {_TRITON} has no {' and no '.join(lost)}")
     vars(module).update(constants)
     return module

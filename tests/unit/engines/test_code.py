@@ -1,0 +1,132 @@
+"""An engine's package in a folder of its own: what is read from it, and what its absence or a crash costs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.backends.base import facts_of
+from kvbench.cells.facts import DeviceFacts
+from kvbench.cli.main import app
+from kvbench.engines.code import EngineCode
+from kvbench.engines.vllm import load_wrapper
+from kvbench.errors import KvbenchError
+
+GPU = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 1 << 40, 1 << 40, "cuMemcpyBatchAsync", 227 << 10)
+CPU = DeviceFacts("cpu", "cpu", "a host", None, 1 << 40, 1 << 40, "memcpy")
+LIBRARY = "vllm/_C_stable_libtorch.abi3.so"
+WRAPPER = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
+TEXT = """from vllm import _custom_ops as ops
+from vllm.triton_utils import tl, triton
+
+NUM_SMS = 7
+THRESHOLD_BYTES = 28 * 1024
+MIN_N: int = 1 << 4
+
+def swap_blocks_batch(src, dst, sizes, any_order, *, bytes_per_chunk):
+    return NUM_SMS, MIN_N, bytes_per_chunk, ops.swap_blocks_batch, triton.__name__
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed packages with a vllm 0.99.0 that has metadata alone."""
+    (tmp_path / "vllm-0.99.0.dist-info").mkdir()
+    (tmp_path / "vllm-0.99.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.4\nName: vllm\nVersion: 0.99.0\n"
+        "Requires-Dist: torchvision==0.1\nRequires-Dist: torch==9.9\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    load_wrapper.cache_clear()
+    return tmp_path
+
+
+def put(site: Path, file: str, content: bytes | str) -> None:
+    (site / file).parent.mkdir(parents=True, exist_ok=True)
+    (site / file).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def why_not(name: str, device: DeviceFacts = GPU) -> str:
+    return facts_of(name, device).unavailable or ""
+
+
+@pytest.mark.parametrize("name", ["vllm_batch", "vllm_triton", "sglang_aot", "sglang_jit"])
+def test_an_engine_is_unavailable_without_its_package_and_without_a_gpu(name: str) -> None:
+    assert "is not installed" in why_not(name)
+    assert "needs a GPU" in why_not(name, CPU)
+
+
+def test_the_reason_names_the_version_and_the_missing_file(site: Path) -> None:
+    assert why_not("vllm_batch") == f"vllm 0.99.0 has no file {LIBRARY}"
+    put(site, LIBRARY, b"")
+    assert why_not("vllm_triton") == f"vllm 0.99.0 has no file {WRAPPER}"
+
+
+def test_a_library_that_is_none_is_one_line_with_the_torch_that_is_needed(site: Path) -> None:
+    put(site, LIBRARY, "no library")
+    reason = why_not("vllm_batch")
+    assert reason.startswith("vllm 0.99.0 needs torch==9.9, this is torch ")
+    assert "_C_stable_libtorch.abi3.so does not load: " in reason
+    assert "\n" not in reason
+
+
+def test_a_library_that_crashes_while_it_loads_ends_no_command(site: Path) -> None:
+    source = site / "crash.c"
+    source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void start(void) { abort(); }\n")
+    put(site, LIBRARY, b"")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(site / LIBRARY), str(source)], check=True)
+    assert "ends the process that loads it with signal 6" in why_not("vllm_batch")
+
+
+def test_settings_are_read_with_their_places_and_change_the_identity_of_the_code(site: Path) -> None:
+    put(site, WRAPPER, TEXT)
+    facts = facts_of("vllm_triton", GPU)
+    assert [(one.name, one.default, one.place) for one in facts.settings] == [
+        ("NUM_SMS", 7, f"{WRAPPER}:4"),
+        ("THRESHOLD_BYTES", 28_672, f"{WRAPPER}:5"),
+        ("MIN_N", 16, f"{WRAPPER}:6"),
+    ]
+    put(site, WRAPPER, TEXT.replace("= 7", "= 8"))
+    changed = facts_of("vllm_triton", GPU)
+    assert facts.package.startswith("vllm==0.99.0 (")
+    assert changed.package != facts.package
+
+
+def test_a_setting_that_the_package_lacks_is_an_error_that_says_so(site: Path) -> None:
+    put(site, WRAPPER, TEXT.replace("NUM_SMS", "SMS"))
+    with pytest.raises(KvbenchError, match=rf"vllm 0\.99\.0: {WRAPPER} has no whole number NUM_SMS"):
+        EngineCode("vllm", {WRAPPER: ("NUM_SMS", "MIN_N")}).settings(WRAPPER)
+    assert "has no whole number NUM_SMS" in why_not("vllm_triton")
+
+
+def test_the_wrapper_loads_without_its_engine_and_with_other_constants(site: Path) -> None:
+    put(site, WRAPPER, TEXT)
+    shipped, other = load_wrapper(()), load_wrapper((("NUM_SMS", 32), ("MIN_N", 0)))
+    assert shipped.swap_blocks_batch(1, 2, 3, True, bytes_per_chunk=64)[:3] == (7, 16, 64)
+    sms, least, _, fallback, triton = other.swap_blocks_batch(1, 2, 3, True, bytes_per_chunk=64)
+    assert (sms, least, triton) == (32, 0, "triton")
+    assert callable(fallback)
+    assert not {"vllm", "vllm._custom_ops", "vllm.triton_utils"} & sys.modules.keys()
+
+
+def test_doctor_lists_every_engine_and_what_keeps_it_from_running(site: Path) -> None:
+    put(site, LIBRARY, "no library")
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-m", "kvbench", "doctor", "--engines"],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    lines = {line.split()[1]: line for line in done.stdout.splitlines() if line.strip()}
+    assert "vllm 0.99.0 needs torch==9.9" in lines["vllm_batch"]
+    assert "sglang-kernel is not installed" in lines["sglang_aot"]
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_engine_is_measured_on_request_only(tmp_path: Path) -> None:
+    usual = ["sweep", "--device", "cpu", "-a", "blocks=4", "-a", "block_size=4KiB", "--dry-run"]
+    assert "vllm" not in CliRunner().invoke(app, usual).output
+    asked = CliRunner().invoke(app, [*usual, "-a", "backend=batched,vllm_batch", "--out", str(tmp_path / "run")])
+    assert "the code of vllm needs a GPU" in asked.output
