@@ -30,7 +30,6 @@ class Example:
 EXAMPLES: Final[Mapping[str, Example]] = {
     "output-show": Example(f"show {_RUN}", "sed '/^$/q'"),
     "output-tune": Example(f"tune {_RUN}", "grep '10000 blocks of'"),
-    "output-vllm": Example(f"tune {_RUN} --export vllm --budget-sms 32", "grep -v '^#' | grep ."),
     "output-snippet": Example(f"report {_RUN} --snippet threshold"),
     "output-rules": Example(f"gate rules {_RUN}"),
     "output-models": Example("list models"),

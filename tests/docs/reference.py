@@ -25,9 +25,7 @@ from kvbench.sweep.installed import installed
 from kvbench.sweep.plan import FREE_SHARE
 from kvbench.sweep.spec import LIMITS, Sampling
 from kvbench.text import meaning
-from kvbench.tune.answer import answers_of
-from kvbench.tune.exports import EXPORTS
-from tests.docs.figures import committed
+from kvbench.tune.exports import ENGINES
 from tests.docs.markup import code, table
 
 A_GPU: Final = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
@@ -127,13 +125,20 @@ def backends() -> str:
 
 
 def exports() -> str:
-    answers = answers_of([committed("engine")], lambda _: True, None)
+    rows = [
+        (code(name), ", ".join(map(code, engine.backends)), ", ".join(map(code, engine.settings)), engine.how)
+        for name, engine in ENGINES.items()
+    ]
+    return table(("export", "the engine's own code", "settings", "how to set them"), rows)
+
+
+def engines() -> str:
     rows = []
-    for name in EXPORTS:
-        made = EXPORTS[name](answers)
-        for number, setting in enumerate(made.settings):
-            rows.append((code(name) if number == 0 else "", code(setting.name), setting.how))
-    return table(("export", "setting", "how to set it"), rows)
+    for name, found in installed()[0].items():
+        backend = backend_named(name)
+        if found.of_engine and backend is not None:
+            rows.append((code(name), backend.summary, ", ".join(map(code, sorted(backend.axes(A_GPU))))))
+    return table(("backend", "what it runs", "optional axes"), rows)
 
 
 def commands() -> str:
@@ -205,6 +210,7 @@ MAKERS: Final[Mapping[str, Callable[[], str]]] = {
     "configs": configs,
     "exit-codes": exit_codes,
     "exports": exports,
+    "engines": engines,
     "faults": faults,
     "quantities": quantities,
     "records": records,
