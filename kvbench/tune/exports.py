@@ -32,7 +32,8 @@ class Engine:
 
     `kernel` is the backend that takes an SM count, by the first of `settings`; `backends` are all of its backends.
     `choose` returns what the engine takes for a swap with some values of its settings, `values` the values to try for
-    the settings after the first, from the shapes and the defaults. `how` says how the settings are set.
+    the settings after the first, from the shapes and the defaults. `how` says how the settings are set. `same_as` is
+    the backend that calls the function of the driver that kvbench's `batched` calls.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Engine:
     directions: tuple[Direction, ...]
     choose: Callable[[Answer, Values], Choice]
     values: Callable[[Sequence[Answer], Values], tuple[Sequence[int], ...]] = lambda _answers, _defaults: ()
+    same_as: str = ""
 
 
 def _vllm_choice(answer: Answer, values: Values) -> Choice:
@@ -69,6 +71,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         (Direction.H2D,),
         _vllm_choice,
         _vllm_values,
+        same_as="vllm_batch",
     ),
     "sglang": Engine(
         "SGLang",

@@ -1,0 +1,43 @@
+"""The section on engines: their own code beside the best backend of the same run."""
+
+from pathlib import Path
+
+from kvbench.cells.axes import Direction, Order, Reuse
+from kvbench.cells.cell import Cell
+from kvbench.results import Visit
+from tests import synthetic
+from tests.reports import lines_of, made_report, part_of
+
+SIZE = 16 * 1024
+
+
+def visits(backend: str, blocks: int, swap_us: float, sms: int | None = None) -> list[Visit]:
+    order = Order.ANY if "batch" in backend else None
+    cell = Cell(backend, Direction.H2D, blocks, SIZE, order=order, sms=sms, reuse=Reuse.FRESH, pool_bytes=1 << 30)
+    return [synthetic.visit(cell, swap_us, noise=1e-6, round_=number) for number in range(6)]
+
+
+def test_an_engines_ways_stand_beside_the_best_of_the_run(tmp_path: Path) -> None:
+    report = made_report(
+        tmp_path,
+        [
+            *synthetic.ceilings(),
+            *visits("batched", 64, 300.0), *visits("sm", 64, 40.0, 2),
+            *visits("vllm_batch", 64, 303.0), *visits("vllm_triton", 64, 80.0), *visits("vllm_triton", 64, 60.0, 24),
+            *visits("batched", 16, 100.0), *visits("vllm_batch", 16, 120.0),
+        ],
+    )  # fmt: skip
+    part = part_of(report, "engines")
+    (table,) = part.tables
+    few, many = ([str(text).replace("\xa0", " ") for text in row] for row in table.rows)
+    assert table.title == "vLLM, h2d, idle stream"
+    assert many == ["64", "16 KiB", "303", "80.0", "vllm_triton sms=24", "60.0", "sm sms=2", "40.0", "2.00"]
+    assert few[2:4] == ["120", "-"]
+    assert few[-1] == "1.20"
+    (found,) = part.told
+    assert "vllm_batch takes 1.01 to 1.20 times as long as batched, within 5% of it in 1 of 2 cells" in str(found)
+
+
+def test_without_an_engines_own_code_the_report_says_what_it_needs(tmp_path: Path) -> None:
+    report = made_report(tmp_path, [*synthetic.ceilings(), *visits("batched", 64, 100.0)])
+    assert any("it needs cells of an engine's own code" in line for line in lines_of(report.missing))
