@@ -1,10 +1,12 @@
 """What SM copies reach on this device, independent of the backend: large blocks, and small scattered blocks.
 
 Small scattered blocks are limited not by the link but by the GPU's address translation: the translation limit, in
-blocks per second.
+blocks per second. Every rate is the slope between a short and a long swap, so that no launch counts, of the faster of
+the two kinds of kernels.
 """
 
 from dataclasses import replace
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -18,33 +20,50 @@ from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Roof
 
-# Blocks and their size in bytes. Neither must be exact: with large blocks 16 SMs fill the link, and with small blocks
-# all SMs wait for translations.
-_LARGE: Final = (1024, 1 << 16)
-_SMALL: Final = (32_768, 512)
+# Blocks of the short and of the long swap, which takes at least 5 ms more, and their size in bytes. With large blocks
+# 16 SMs fill the link, and with small blocks all SMs wait for translations.
+_LARGE: Final = ((1024, 6144), 1 << 16)
+_SMALL: Final = ((32_768, 196_608), 512)
 _LARGE_SMS: Final = 16
+_LARGE_KERNELS: Final = ("lanes-16x8x4KiB", "bulk-8x6x4KiB")
+_SMALL_KERNELS: Final = ("lanes-32x4x4KiB", "bulk-32x6x1KiB")
+_BULK_FROM_COMPUTE: Final = 9
 _DELAY: Final = Queue(delay_ns=200_000)
 
 
 def measure_roof(bench: Bench, direction: Direction, samples: int, number: int) -> Roof:
     """Time SM copies in one direction, verified like any swap; raises EngineError, VerificationError."""
     pool_bytes, all_sms = bench.pools.pool_bytes, bench.device.driver.info.sm_count
-    large = Cell("sm", direction, *_LARGE, StreamState.BUSY, sms=_LARGE_SMS, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
-    small = Cell("sm", direction, *_SMALL, StreamState.BUSY, sms=all_sms, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
-    dense = replace(small, pool_bytes=0, reuse=Reuse.SAME)
-    copy_us = _times(bench, large, samples)
-    bench.note_best(direction, large.swap_bytes, min(copy_us))
+    cell = Cell("sm", direction, 1, 1, StreamState.BUSY, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
+    (few, many), large_bytes = _LARGE
+    large = replace(cell, sms=_LARGE_SMS, block_bytes=large_bytes)
+    copy_us = _slope(bench, large, (few, many), _LARGE_KERNELS, samples)
+    bench.note_best(direction, (many - few) * large_bytes, median(copy_us))
+    (fewer, more), small_bytes = _SMALL
+    small = replace(cell, sms=all_sms, block_bytes=small_bytes)
     return Roof(
         direction=direction.value,
         round=number,
         pool_bytes=pool_bytes,
-        copy_bytes=large.swap_bytes,
+        copy_bytes=(many - few) * large_bytes,
         copy_us=copy_us,
-        blocks=small.blocks,
-        block_bytes=small.block_bytes,
-        scattered_us=_times(bench, small, samples),
-        dense_us=_times(bench, dense, samples),
+        blocks=more - fewer,
+        block_bytes=small_bytes,
+        scattered_us=_slope(bench, small, (fewer, more), _SMALL_KERNELS, samples),
+        dense_us=_slope(
+            bench, replace(small, pool_bytes=0), (fewer, more), _SMALL_KERNELS, samples
+        ),  # as fresh, but side by side
     )
+
+
+def _slope(bench: Bench, cell: Cell, blocks: tuple[int, int], kernels: tuple[str, str], samples: int) -> list[float]:
+    """Return how much longer the long swap takes than the short one, for the kernel for which that is least."""
+    has_bulk = bench.device.driver.info.compute_major >= _BULK_FROM_COMPUTE
+    slopes = []
+    for kernel in kernels if has_bulk else kernels[:1]:
+        few_us, many_us = (_times(bench, replace(cell, blocks=count, kernel=kernel), samples) for count in blocks)
+        slopes.append([max(0.0, many - few) for few, many in zip(few_us, many_us, strict=True)])
+    return min(slopes, key=median)
 
 
 def _times(bench: Bench, cell: Cell, samples: int) -> list[float]:

@@ -169,8 +169,8 @@ class Ceiling(_Record, tag="ceiling", frozen=True, kw_only=True):
 class Roof(_Record, tag="roof", frozen=True, kw_only=True):
     """What SM copies reach in one direction: `copy_bytes` in large blocks, and `blocks` small blocks on all SMs.
 
-    The small blocks are fresh and scattered over `pool_bytes`, or dense and the same every time. All times are
-    execution times.
+    The small blocks are fresh, and scattered over `pool_bytes` or dense. All times are execution times: the difference
+    of a long and a short swap of the faster kind of kernel.
     """
 
     direction: Literal["h2d", "d2h"]
@@ -337,8 +337,8 @@ COLUMNS: Final[dict[str, str]] = {
     "one_block_beside_us": "the same beside the neighbour",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction of the same run",
     "ceiling_share": "gbps / ceiling_gbps",
-    "limit_blocks_per_s": "the translation limit: scattered small blocks per second that SM copies reach in this "
-    "direction of the same run; empty if no limit is in reach, or if the run did not measure it",
+    "limit_blocks_per_s": "the translation limit: the highest rate of scattered small blocks that SM copies reached "
+    "in this direction of the same run; empty if no limit is in reach, or if the run did not measure it",
     "roof_gbps": "the roof of this cell: GB/s of large SM copies (for a kernel) or ceiling_gbps, limited to "
     "limit_blocks_per_s blocks per second if the blocks are scattered over 1 GiB or more",
     "roof_share": "gbps / roof_gbps",

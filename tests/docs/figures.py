@@ -78,8 +78,8 @@ def _limit() -> str:
     swap = _cells("engine", backend="sm", direction="h2d", blocks=50_000, block_size="1KiB").iloc[0]
     large_gbps = _cells("engine", backend="sm", direction="h2d", block_size="16KiB").iloc[0].roof_gbps
     return (
-        f"**Small scattered blocks meet address translation, not the link.** The GPU addresses "
-        f"{swap.limit_blocks_per_s / 1e6:.0f} million scattered blocks a second, whatever the SM count. Blocks below "
+        f"**Small scattered blocks meet address translation, not the link.** With all SMs, the "
+        f"highest rate is {swap.limit_blocks_per_s / 1e6:.0f} million scattered blocks a second. Blocks below "
         f"{large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB cannot fill the link: 1 KiB blocks stop at "
         f"{figure(swap.gbps)} GB/s. ([Limits]({_LINK}/report.md))"
     )
