@@ -140,7 +140,7 @@ def _check_text(arguments: list[str]) -> None:
 def _fill_streams() -> None:
     """Open the null device for each closed standard stream, so that no other file gets its descriptor.
 
-    It cannot be written as standard output: what a command says there would be lost without a word.
+    It cannot be written as standard output: what a command writes there would silently be lost.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

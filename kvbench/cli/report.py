@@ -99,7 +99,7 @@ def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]
             errors.append(error)
     if not loaded:
         raise errors[0]
-    gc.freeze()  # the records stay to the end: the collector need not walk them again and again
+    gc.freeze()  # the records stay to the end: the collector skips them from here on
     return loaded, [str(error) for error in errors]
 
 

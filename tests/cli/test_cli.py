@@ -113,8 +113,8 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--resume=nowhere", "--out=there"], ["--resume", "leave out --dry-run and --out"]),
     (["sweep", "--resume=nowhere", "--dry-run"], ["--resume", "leave out --dry-run and --out"]),
     (["sweep", "--resume=no\nwhere"], ["is not a run directory"]),
-    (["sweep", *tiny(), "--out=bad.toml/a"], ["bad.toml/a", "cannot be written: not a directory"]),
-    (["sweep", *tiny(), "--out=a\nb"], ["'a\\nb'", "one line of printable text"]),
+    (["sweep", "--out=bad.toml/a"], ["bad.toml/a", "cannot be written: not a directory"]),
+    (["sweep", "--out=a\nb"], ["'a\\nb'", "one line of printable text"]),
     (["report", "nowhere", "-o", "there"], ["nowhere is not a run directory: folder not found"]),
 ]
 
