@@ -14,7 +14,6 @@ import pandas as pd
 
 from kvbench.analysis.compare import paired_interval
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
-from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
@@ -86,8 +85,6 @@ def summarize(
     frame["gbps_high"] = frame["swap_bytes"] / frame["swap_us_low"] / 1e3
     for state in StreamState:
         frame[f"{state.quantity}_gbps"] = frame["gbps"].where(frame["stream_state"] == state.value)
-    frame["repeat_us_low"] = frame["swap_us_low"] / (1 + BETWEEN_RUNS.fraction)
-    frame["repeat_us_high"] = frame["swap_us_high"] * (1 + BETWEEN_RUNS.fraction)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     typed = _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.cells.cell import AxisTexts, Cell
 from kvbench.cells.facts import BackendFacts
 
@@ -303,9 +302,6 @@ COLUMNS: Final[dict[str, str]] = {
     },
     "swap_us_low": "lower end of the 95% interval of swap_us_median, from the visits; empty with fewer than six",
     "swap_us_high": "upper end of that interval",
-    "repeat_us_low": f"swap_us_low / {1 + BETWEEN_RUNS.fraction:g}: lower end for the figure of another run of this "
-    f"build, because {BETWEEN_RUNS.reason}",
-    "repeat_us_high": f"swap_us_high x {1 + BETWEEN_RUNS.fraction:g}: upper end for that figure",
     "gbps": "GB/s (10^9 bytes per second) at the median of swap_us",
     "gbps_q1": "GB/s at the upper quartile of swap_us",
     "gbps_q3": "GB/s at the lower quartile of swap_us",
