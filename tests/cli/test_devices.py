@@ -67,7 +67,7 @@ def test_at_once_a_visit_lasts_until_its_time_is_up(run: Path) -> None:
 
 
 def test_the_report_puts_them_together(run: Path) -> None:
-    done = kvbench("report", run, cwd=run.parent)
+    done = kvbench_here("report", run, cwd=run.parent)
     assert done.returncode == 0, done.stderr
     text = (run / "report" / "report.md").read_text()
     assert "## Devices: swaps on all of them at once" in text
@@ -78,7 +78,7 @@ def test_the_report_puts_them_together(run: Path) -> None:
 
 def test_a_cell_that_fails_on_one_device_costs_its_share(tmp_path: Path) -> None:
     """Both devices meet the fault in cells of two devices; those of one go on."""
-    done = kvbench("sweep", *two(), "--fault=error@call=2 when devices=2", "--out", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", *two(), "--fault=error@call=2 when devices=2", "--out", "run", cwd=tmp_path)
     assert done.returncode == 5, done.stderr
     for name in ("cpu-0", "cpu-1"):
         assert {cell_of(record).devices for record in failures(tmp_path / "run" / name)} == {2}
@@ -168,7 +168,7 @@ def test_what_was_stopped_is_finished_on_all_devices(tmp_path: Path, stop: signa
         await_records(process, "visit", 4)
         process.send_signal(stop)
         process.communicate(timeout=30)
-    done = kvbench("sweep", "--resume", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", "--resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     check_complete(tmp_path / "run", cells=12, rounds=3)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["cpu-0", "cpu-1"]
@@ -177,7 +177,7 @@ def test_what_was_stopped_is_finished_on_all_devices(tmp_path: Path, stop: signa
 def test_visits_that_one_device_lacks_are_made_again_on_both(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     without(tmp_path / "run", device="cpu-1", number=1)
-    done = kvbench("sweep", "--resume", "run", *two(), cwd=tmp_path)
+    done = kvbench_here("sweep", "--resume", "run", *two(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     check_complete(tmp_path / "run", cells=2, rounds=2)
     for name in ("cpu-0", "cpu-1"):
@@ -185,14 +185,14 @@ def test_visits_that_one_device_lacks_are_made_again_on_both(run: Path, tmp_path
         attempts = {one.round: one.attempt for one in visits if one.cell.devices == 2}
         assert attempts == {0: 0, 1: 1}
     before = [(tmp_path / "run" / name / "journal.jsonl").read_bytes() for name in ("cpu-0", "cpu-1")]
-    assert kvbench("sweep", "--resume", "run", cwd=tmp_path).returncode == 0
+    assert kvbench_here("sweep", "--resume", "run", cwd=tmp_path).returncode == 0
     assert [(tmp_path / "run" / name / "journal.jsonl").read_bytes() for name in ("cpu-0", "cpu-1")] == before
 
 
 def test_cells_that_failed_are_tried_again_on_all_devices(tmp_path: Path) -> None:
     fault = "--fault=error@call=2 when devices=2"
-    assert kvbench("sweep", *two(), fault, "--out", "run", cwd=tmp_path).returncode == 5
-    done = kvbench("sweep", "--resume", "run", "--retry-failed", cwd=tmp_path)
+    assert kvbench_here("sweep", *two(), fault, "--out", "run", cwd=tmp_path).returncode == 5
+    done = kvbench_here("sweep", "--resume", "run", "--retry-failed", cwd=tmp_path)
     assert done.returncode == 5
     for name in ("cpu-0", "cpu-1"):
         assert len([one for one in records(tmp_path / "run" / name) if isinstance(one, Retry)]) == 1
@@ -213,12 +213,12 @@ def test_an_interrupted_sweep_names_the_folder_to_resume(tmp_path: Path) -> None
 
 def test_what_is_not_the_runs_of_all_devices_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    other = kvbench("sweep", "--resume", "run", *two(blocks="8"), cwd=tmp_path)
+    other = kvbench_here("sweep", "--resume", "run", *two(blocks="8"), cwd=tmp_path)
     assert other.returncode == 4
     assert error_line(other).startswith("--resume run: the run is of another sweep")
-    fewer = kvbench("sweep", "--resume", "run", *two(), "--device=cpu", cwd=tmp_path)
+    fewer = kvbench_here("sweep", "--resume", "run", *two(), "--device=cpu", cwd=tmp_path)
     assert fewer.returncode == 4
     shutil.rmtree(tmp_path / "run" / "cpu-1")
-    done = kvbench("sweep", "--resume", "run", cwd=tmp_path)
+    done = kvbench_here("sweep", "--resume", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert "--resume run: it holds cpu-0, and not the runs of cpu-0, cpu-1 of --device cpu,cpu" in error_line(done)
