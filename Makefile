@@ -48,7 +48,10 @@ dist: $(RUNNING) ## Build an sdist and a wheel in dist/, check their contents, r
 	$(PIP) install --quiet -c constraints.txt build
 	.ci/dist $(BIN)/python
 
-test: lint types imports cxx-format sanitize unit ## Every check that CI runs
+# Two at a time, each with its output in one piece; the tests have the machine to themselves.
+test: $(STAMP) ## Every check that CI runs
+	@$(MAKE) --jobs=2 --output-sync=target lint types imports cxx-format sanitize
+	@$(MAKE) unit
 
 lint: $(STAMP) ## ruff: rules and format; codespell and the list of plain words (tests/style.py)
 	$(BIN)/ruff check .
@@ -73,7 +76,7 @@ sanitize-memory sanitize-threads: $(STAMP)
 	$(BIN)/cmake -S csrc -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	    -DCMAKE_BUILD_TYPE=Debug -DKVBENCH_WERROR=ON -DKVBENCH_SANITIZE=$(SANITIZERS)
 	$(BIN)/cmake --build build/$@
-	$(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error
+	$(BIN)/ctest --test-dir build/$@ --output-on-failure --no-tests=error --parallel 2
 
 # Side by side, but for those that measure a GPU: they have the machine to themselves.
 unit: $(STAMP) ## pytest; tests that need a GPU are skipped, and said so, where there is none
