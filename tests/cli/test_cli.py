@@ -16,7 +16,7 @@ import pytest
 from kvbench.cells.cell import AXES
 from kvbench.cli.main import main, run
 from kvbench.sweep.config import shipped_configs
-from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, only_line, tiny
+from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, only_line
 
 # Arguments, then words that the error has to hold: the option or key, the value, and what would be right.
 BAD_INPUT: list[tuple[list[str], list[str]]] = [
