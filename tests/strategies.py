@@ -87,6 +87,7 @@ H200_BACKENDS = (
     BackendFacts("per_block", "one copy a descriptor", QUEUE_AXES | {"memory"}),
     BackendFacts("batched", "one call", BATCH_AXES),
     BackendFacts("primed", "one call", BATCH_AXES - {"descriptors_per_call"}),
+    BackendFacts("merged", "one call", BATCH_AXES - {"descriptors_per_call", "coalesce"}),
     BackendFacts("sm", "a kernel", frozenset({"memory", "sms", "kernel"}), default_sms=(SmsRow(2),)),
     BackendFacts("triton", "a kernel", frozenset({"memory", "sms"})),
 )
@@ -94,6 +95,7 @@ CPU_BACKENDS = (
     BackendFacts("auto", "one of the others", frozenset()),
     BackendFacts("per_block", "one copy a descriptor", QUEUE_AXES | {"memory"}),
     BackendFacts("batched", "one call", QUEUE_AXES | {"memory", "descriptors_per_call", "coalesce"}),
+    BackendFacts("merged", "one call", QUEUE_AXES | {"memory"}),
     BackendFacts("primed", "one call", frozenset(), unavailable="the cpu device runs no kernels"),
     BackendFacts("sm", "a kernel", frozenset(), unavailable="the cpu device runs no kernels", default_sms=(SmsRow(2),)),
     BackendFacts("triton", "a kernel", frozenset(), unavailable="the cpu device runs no kernels"),

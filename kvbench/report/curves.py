@@ -28,6 +28,7 @@ _AXES: Final = {
     "block_bytes": PlotAxis("block size", "bytes", "log2"),
     "sms": PlotAxis("SMs", "count", "log2"),
     "pool_bytes": PlotAxis("pool size", "bytes", "log2"),
+    "run_blocks": PlotAxis("blocks in a run", "count", "log2"),
 }
 POINT_COLUMNS: Final = (
     "device", "backend", "direction", "stream_state", "blocks", "block_size", "block_bytes", "sms", "gbps", "gbps_low",
@@ -121,7 +122,8 @@ def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, st
     footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.words(points)]
     words = chart_words(view, title, points, "band: quartiles", footer)
     plot = curve_plot(view.label, curves, rows)
-    return Chart(f"{stem}-{view.label}", words, plot, points[list(POINT_COLUMNS)])
+    columns = list(dict.fromkeys((*POINT_COLUMNS, curves.over)))
+    return Chart(f"{stem}-{view.label}", words, plot, points[columns])
 
 
 def curve_plot(

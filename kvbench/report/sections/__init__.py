@@ -17,6 +17,7 @@ from kvbench.report.sections import (
     models,
     neighbour,
     queue_depth,
+    runs,
     sm_ladder,
     stages,
     threshold,
@@ -26,6 +27,7 @@ from kvbench.report.view import View
 SECTIONS: Final = (
     models.SECTION,
     locality.SECTION,
+    runs.SECTION,
     cliff.SECTION,
     sm_ladder.SECTION,
     engines.SECTION,

@@ -22,6 +22,7 @@ NAMES = (
     "order",
     "queue",
     "quick",
+    "runs",
     "sm-ladder",
     "threshold",
     "tune",
@@ -66,7 +67,7 @@ def test_a_shipped_config_skips_nothing_on_an_h200(name: str) -> None:
 def test_a_shipped_config_expands_on_a_host(name: str) -> None:
     plan = expand(shipped(name), CPU, CPU_BACKENDS)
     assert bool(plan.skipped) is (name != "queue")
-    assert all(cell.backend in ("auto", "per_block", "batched") for cell in plan.cells)
+    assert all(cell.backend in ("auto", "per_block", "batched", "merged") for cell in plan.cells)
     assert bool(plan.cells) is (name != "sm-ladder")
 
 
@@ -76,7 +77,8 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds"), [("queue", 120), ("quick", 60), ("cliff", 300), ("engine", 300), ("neighbour", 300)]
+    ("name", "seconds"),
+    [("queue", 120), ("quick", 60), ("cliff", 300), ("engine", 300), ("neighbour", 300), ("runs", 300)],
 )
 def test_the_estimate_keeps_what_the_config_promises(name: str, seconds: float) -> None:
     assert on_h200(name).estimate_s < seconds

@@ -1,0 +1,126 @@
+"""Runs: GB/s against the length of the runs in which blocks lie, and the length from which merged copies win."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import pandas as pd
+
+from kvbench.analysis.compare import Visits, winners
+from kvbench.analysis.curves import Crossover, crossovers
+from kvbench.analysis.margins import IN_TURN
+from kvbench.report.curves import RateCurves, curve_chart, curves_over
+from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
+from kvbench.report.numbers import TIMES, bytes_size, count
+from kvbench.report.select import DIRECTIONS, Pinned, pin, where
+from kvbench.report.tables import INCLUDES, MARKS, fastest_marked, grouped, measured_table, rate, rows_of
+from kvbench.report.view import View
+from kvbench.text import ends
+
+MERGED: Final = "merged"
+MIN_LENGTHS: Final = 3
+_SHAPE: Final = ["blocks", "block_bytes"]
+_WEIGHT: Final = 1.0  # whether copies without an SM win decides which backend to use
+_NOTE: Final = (
+    "Run: adjacent blocks in the same order on both sides; a run of 1 block is the pattern shuffled. The last run "
+    "length at which another backend is fastest and the first at which merged is are the ends of the interval"
+)
+
+
+def make(view: View) -> Part | str:
+    pinned, measured = _cells_in_runs(view.frame)
+    if measured.empty:
+        return f"it needs a backend measured at {MIN_LENGTHS} run lengths (pattern=shuffled,runs-8,runs-32) when idle"
+    ways = {way: own for way in DIRECTIONS if not (own := where(measured, direction=way)).empty}
+    turns = {way: _turns(view, own) for way, own in ways.items()}
+    counts = sorted({int(blocks) for blocks in measured["blocks"]}, reverse=True)
+    return Part(
+        findings=[f"{way}, {line}." for way, found in turns.items() for line in map(_line, found, found.values())],
+        charts=[_chart(view, pinned, where(measured, blocks=blocks), blocks) for blocks in counts],
+        tables=[_table(view, pinned, way, own) for way, own in ways.items()],
+        told=[finding for way, found in turns.items() for finding in _told(way, list(found.values()))],
+    )
+
+
+SECTION = Section("runs", "Runs: throughput against the length of runs of blocks", make)
+
+
+def run_length(pattern: str) -> int | None:
+    """Return the blocks in a run of a pattern: 1 where none are adjacent, None where runs have no one length."""
+    match = re.fullmatch(r"runs-(\d+)", pattern)
+    return int(match[1]) if match else 1 if pattern == "shuffled" else None
+
+
+def _cells_in_runs(frame: pd.DataFrame) -> tuple[Pinned, pd.DataFrame]:
+    """Return the cells whose runs have one length, with it as `run_blocks`, and those of them that make a curve."""
+    lengths = frame["pattern"].map(run_length, na_action="ignore")
+    known = frame[lengths.notna()].assign(run_blocks=lengths.dropna().astype("int64"))
+    pinned = pin(where(known, stream_state="idle"), shown=("pattern",))
+    measured = where(pinned.cells, status="ok")
+    several = measured.groupby(["backend", "direction", *_SHAPE])["run_blocks"].transform("nunique")
+    return pinned, measured[several >= MIN_LENGTHS]
+
+
+def _turns(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover | None]:
+    """Return, by (blocks, block bytes), the change to merged as the fastest of all, None where it never is.
+
+    Where merged is the fastest at every decided length, the change lies at the shortest of these.
+    """
+    found: dict[tuple[int, int], Crossover | None] = {}
+    rows = rows_of(cells[cells["cell_id"].isin(view.visits)])
+    for shape, own in grouped(rows, lambda row: (int(row["blocks"]), int(row["block_bytes"]))).items():
+        arms: dict[str, dict[int, Visits]] = {}
+        for row in own:
+            arms.setdefault(str(row["backend"]), {})[int(row["run_blocks"])] = view.visits[row["cell_id"]]
+        if MERGED in arms and len(arms) > 1:
+            fastest = winners(arms, IN_TURN)
+            decided = [(length, name) for length, name in fastest.items() if name is not None]
+            changes = [Crossover(length, length, MERGED, MERGED) for length, name in decided[:1] if name == MERGED]
+            changes += [change for change in crossovers(fastest) if change.after == MERGED]
+            lasts = decided and decided[-1][1] == MERGED
+            found[shape] = changes[-1] if lasts else None
+    return found
+
+
+def _line(shape: tuple[int, int], turn: Crossover | None) -> str:
+    head = f"{count(shape[0])} {TIMES} {bytes_size(shape[1])}"
+    if turn is None:
+        return f"{head}: merged copies do not win at the longest runs"
+    if turn.before == MERGED:
+        return f"{head}: merged copies win from runs of {count(turn.above_bytes)} on, the shortest that is decided"
+    interval = f"{count(turn.below_bytes)} to {count(turn.above_bytes)}"
+    return f"{head}: merged copies win from runs of {interval} blocks on, {turn.before} below"
+
+
+def _told(way: str, turns: Sequence[Crossover | None]) -> list[Finding]:
+    """Return the range of run lengths from which merged copies win."""
+    lengths = [turn.above_bytes for turn in turns if turn]
+    if not lengths:
+        return []
+    text = (
+        f"{way} on an idle stream: merged copies are the fastest from runs of {ends(lengths, count)} blocks on, in "
+        f"{len(lengths)} of {len(turns)} swaps."
+    )
+    return [Finding(text, _WEIGHT)]
+
+
+def _chart(view: View, pinned: Pinned, cells: pd.DataFrame, blocks: int) -> Chart:
+    """Return GB/s against the run length at one number of blocks, a row per block size."""
+    own = RateCurves("run_blocks", curves_over(cells, "block_bytes", "run_blocks"), pinned, cells, blocks)
+    rows = {size: f", {bytes_size(size)} blocks" for size in sorted({curve.panel for curve in own.curves})}
+    return curve_chart(view, f"runs-{blocks}", own, rows, f"GB/s against the run length, N = {count(blocks)} blocks")
+
+
+def _table(view: View, pinned: Pinned, way: str, cells: pd.DataFrame) -> DataTable:
+    """Return GB/s of every backend by swap and run length."""
+    backends = sorted({str(name) for name in cells["backend"]})
+    body: list[list[Text]] = []
+    rows = grouped(rows_of(cells), lambda row: (int(row["block_bytes"]), int(row["blocks"]), int(row["run_blocks"])))
+    for (size, blocks, length), own in sorted(rows.items(), key=lambda group: group[0]):
+        row_of = {backend: {str(row["backend"]): row for row in own}.get(backend) for backend in backends}
+        swap = f"{count(blocks)} {TIMES} {bytes_size(size)}"
+        body.append([swap, count(length), *fastest_marked(row_of, rate, view.visits)])
+    header = ("Swap", "Run", *backends)
+    title = f"{way}, idle stream: GB/s by the length of runs"
+    compared, notes = len(cells) - len(body), [_NOTE, MARKS]
+    return measured_table(view, cells, title, header, body, INCLUDES["idle"], pinned, notes, compared)
