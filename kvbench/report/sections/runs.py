@@ -87,9 +87,13 @@ def _line(shape: tuple[int, int], turn: Crossover | None) -> str:
     if turn is None:
         return f"{head}: merged copies do not win at the longest runs"
     if turn.before == MERGED:
-        return f"{head}: merged copies win from runs of {count(turn.above_bytes)} on, the shortest that is decided"
-    interval = f"{count(turn.below_bytes)} to {count(turn.above_bytes)}"
-    return f"{head}: merged copies win from runs of {interval} blocks on, {turn.before} below"
+        return (
+            f"{head}: merged copies win from runs of {count(turn.above_bytes)} blocks on, the shortest that is decided"
+        )
+    return (
+        f"{head}: merged copies win from runs of {count(turn.above_bytes)} blocks on, {turn.before} up to "
+        f"{count(turn.below_bytes)}"
+    )
 
 
 def _told(way: str, turns: Sequence[Crossover | None]) -> list[Finding]:

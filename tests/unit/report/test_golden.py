@@ -48,13 +48,21 @@ def cells() -> list[Cell]:
     ]
     hot = Cell("sm", Direction.H2D, 1024, 4096, sms=2)
     locality = [hot, replace(hot, pool_bytes=16 << 30, reuse=Reuse.FRESH)]
+    batch = Cell("batched", Direction.H2D, 320, 16384, order=Order.ANY, descriptors_per_call=0, coalesce=False)
+    runs = [
+        replace(cell, pattern=Pattern.parse(pattern))
+        for cell in (batch, replace(batch, backend="merged", descriptors_per_call=None, coalesce=None))
+        for pattern in ("shuffled", "runs-8", "runs-32")
+    ]
     auto = [Cell("auto", Direction.H2D, 256, size) for size in sorted(sizes)]
-    return list(dict.fromkeys([*cliff, *ladder, *orders, *merging, *queues, *models, *auto, *locality]))
+    return list(dict.fromkeys([*cliff, *ladder, *orders, *merging, *queues, *models, *auto, *locality, *runs]))
 
 
 def rate(cell: Cell) -> float:
     if cell.queued or cell.streams > 1:
         return synthetic.queue_gbps(cell)
+    if cell.backend == "merged":
+        return 4.0 if cell.pattern.kind == "shuffled" else 50.0
     return 30.0 if cell.backend == "auto" else synthetic.gbps_of(cell)
 
 
@@ -106,7 +114,15 @@ def test_every_section_is_pinned(report: Report) -> None:
 def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
     colours = inks(backend for view in report.views for backend in view.frame["backend"])
     plots = {chart.stem: chart.plot for chart in report.charts if isinstance(chart.plot, LinePlot)}
-    assert {stem.partition("-")[0] for stem in plots} == {"models", "cliff", "sm", "queue", "neighbour", "comparison"}
+    assert {stem.partition("-")[0] for stem in plots} == {
+        "models",
+        "runs",
+        "cliff",
+        "sm",
+        "queue",
+        "neighbour",
+        "comparison",
+    }
     for plot in plots.values():
         drawn = {
             line.label: (colours[line.backend], line.variant % STROKES, is_hollow(line.variant)) for line in plot.lines

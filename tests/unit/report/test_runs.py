@@ -38,7 +38,7 @@ def test_the_run_length_from_which_merged_copies_win_has_an_interval(tmp_path: P
     report = made_report(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells, rate, noise=0.001)])
     part = part_of(report, "runs")
     assert [said(line) for line in part.findings] == [
-        f"h2d, 1 504 {TIMES} 16 KiB: merged copies win from runs of 8 to 32 blocks on, sm below.",
+        f"h2d, 1 504 {TIMES} 16 KiB: merged copies win from runs of 32 blocks on, sm up to 8.",
         f"d2h, 1 504 {TIMES} 16 KiB: merged copies do not win at the longest runs.",
     ]
     (told,) = told_of(report, "runs")
@@ -56,7 +56,7 @@ def test_a_swap_in_which_merged_always_wins_says_so(tmp_path: Path) -> None:
     cells = [cell(backend, run) for backend in ("batched", "merged") for run in LENGTHS[2:]]
     part = part_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "runs")
     (line,) = part.findings
-    assert said(line).endswith("merged copies win from runs of 8 on, the shortest that is decided.")
+    assert said(line).endswith("merged copies win from runs of 8 blocks on, the shortest that is decided.")
 
 
 def test_without_three_lengths_the_report_says_what_it_needs(tmp_path: Path) -> None:
