@@ -279,3 +279,23 @@ def test_bases_and_ids_say_the_same_as_the_descriptors(bench: Bench, cell: Cell,
         ]
         expected = zip(memory.kernel_sources, memory.kernel_destinations, memory.sizes, strict=True)
         assert copies == [tuple(map(int, descriptor)) for descriptor in expected]
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("host", ["page-first-4", "page-first-2+2", "page-first-4x2", "page-first-4/runs-2"])
+def test_a_page_first_pool_on_the_host_gets_and_gives_every_byte(bench: Bench, direction: Direction, host: str) -> None:
+    sides = {"pattern": Pattern.parse("tensors-4"), "host_pattern": Pattern.parse(host)}
+    workload = bench.workload(Cell("any", direction, 64, 100, reuse=Reuse.FRESH, **sides))
+    for left_out in (None, 3):
+        workload.advance()
+        memory, (grid,) = workload.memories[0], workload.memories[0].grids
+        sources = np.add.outer(grid.source_bases, grid.source_ids * np.uint64(grid.row_bytes))
+        destinations = np.add.outer(grid.destination_bases, grid.destination_ids * np.uint64(grid.row_bytes))
+        assert np.array_equal(sources.reshape(-1), memory.kernel_sources)
+        assert np.array_equal(destinations.reshape(-1), memory.kernel_destinations)
+        bench.swap(workload, direction, left_out)
+        if left_out is None:
+            assert workload.verify() >= 64 * 100
+        else:
+            with pytest.raises(VerificationError, match="in the block of descriptor 3"):
+                workload.verify()
