@@ -16,7 +16,16 @@ from tests.visits import load_backends, measure
 pytestmark = pytest.mark.gpu
 
 SAMPLING = Sampling(warmups=1, min_samples=2, max_samples=2, busy_delay_us=300)
-PATTERNS = ["contiguous", "reversed", "runs-2", "runs-7", "tensors-8", "tensors-3x200+2x100"]
+PATTERNS = [
+    "contiguous",
+    "reversed",
+    "runs-2",
+    "runs-7",
+    "turning-7",
+    "runs-geometric-5",
+    "tensors-8",
+    "tensors-3x200+2x100",
+]
 KERNELS = [
     "bulk-8x6x4KiB", "bulk-1x3x128B", "bulk-32x6x1KiB", "bulk-16x12x656B", "bulk-2x8x8KiB",
     "lanes-16x8x4KiB", "lanes-1x1x128B", "lanes-32x2x1KiB", "lanes-4x32x64KiB",
@@ -68,6 +77,15 @@ def test_options_of_the_batched_copy(
 def test_patterns(bench: Bench, backend: str, pattern: str, direction: Direction) -> None:
     sms = 3 if backend in ("sm", "triton") else None
     assert verified_bytes(bench, Cell(backend, direction, 800, 9216, pattern=Pattern.parse(pattern), sms=sms)) > 0
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("host", ["page-first-8", "page-first-4+4", "page-first-8x4", "page-first-8/turning-4"])
+@pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "sm", "triton"])
+def test_a_host_pool_of_pages(bench: Bench, backend: str, host: str, direction: Direction) -> None:
+    sides = {"pattern": Pattern.parse("tensors-8"), "host_pattern": Pattern.parse(host)}
+    sms = 3 if backend in ("sm", "triton") else None
+    assert verified_bytes(bench, Cell(backend, direction, 800, 9216, sms=sms, **sides)) > 0
 
 
 @pytest.mark.parametrize("pattern", ["shuffled", "tensors-8"])

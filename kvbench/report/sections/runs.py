@@ -62,7 +62,8 @@ def _cells_in_runs(frame: pd.DataFrame) -> tuple[Pinned, pd.DataFrame]:
 
 
 def _turns(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover | None]:
-    """Return, by (blocks, block bytes), the change to merged as the fastest of all, None where it never is.
+    """Return, by (blocks, block bytes), the change to merged as the fastest of all, None where it is not the
+    fastest at the longest decided length.
 
     Where merged is the fastest at every decided length, the change lies at the shortest of these.
     """
@@ -85,7 +86,7 @@ def _turns(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover |
 def _line(shape: tuple[int, int], turn: Crossover | None) -> str:
     head = f"{count(shape[0])} {TIMES} {bytes_size(shape[1])}"
     if turn is None:
-        return f"{head}: merged copies do not win at the longest runs"
+        return f"{head}: merged copies are at no long run clearly the fastest"
     if turn.before == MERGED:
         return (
             f"{head}: merged copies win from runs of {count(turn.above_bytes)} blocks on, the shortest that is decided"
