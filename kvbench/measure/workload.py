@@ -48,7 +48,7 @@ class Pools:
         self._device_pool = self._filled(MemoryKind.device, DEVICE_SEED)
         self._host_pools: dict[Memory, Buffer] = {}
         self._most_host_pools = host_pools
-        self._at_rest = True
+        self.at_rest = True
 
     def host_pool(self, memory: Memory | None) -> Buffer:
         """Return the host pool pinned in this way, made and filled on first use; the oldest makes room for it."""
@@ -95,16 +95,16 @@ class Pools:
 
     def disturb(self) -> None:
         """Note that swaps change bytes that are neither compared nor restored."""
-        self._at_rest = False
+        self.at_rest = False
 
     def rest(self) -> None:
         """Restore everything, if `disturb` was called."""
-        if not self._at_rest:
+        if not self.at_rest:
             self.refill()
 
     def refill(self) -> None:
         """Restore everything, after a swap that wrote to wrong places."""
-        self._at_rest = True
+        self.at_rest = True
         self._fill(self._device_pool, DEVICE_SEED)
         for pool in self._host_pools.values():
             self._fill(pool, HOST_SEED)
@@ -149,7 +149,7 @@ class Workload:
         if self._written[slot] is not self._layouts[self._place]:
             self._written[slot] = self._layouts[self._place]
             self._write(self.memories[slot], self._written[slot])
-        if self._watching and first:
+        if self._watching and first and self._pools.at_rest:
             time.sleep(WATCHED_S)
             if self.arrived_early():
                 self._pools.disturb()

@@ -26,8 +26,8 @@ from kvbench.measure import visit
 from kvbench.measure.bench import Bench, measure_ceiling, set_up
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
-from kvbench.measure.workload import Pools, VerificationError
-from kvbench.run.protocol import MeasureCell
+from kvbench.measure.workload import Pools, VerificationError, Workload
+from kvbench.run.protocol import InTurn, MeasureCell
 from kvbench.sweep.estimate import CHAIN, SHORT_CHAIN
 from kvbench.sweep.spec import Sampling
 from tests.visits import measure
@@ -256,6 +256,20 @@ def test_an_honest_backend_passes_behind_every_cheat(bench: Bench, cell: Cell) -
         found = measure(bench, Recorded(honest), cell, SAMPLING, 1, None)
         assert len(found.samples) == 6
         assert found.verified_bytes >= 3 * cell.swap_bytes  # the first swap, those of the samples, the audit's
+
+
+def test_an_honest_backend_passes_where_visits_in_turn_leave_their_bytes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workload, "chance", lambda *_: True)
+    cell = CELLS[1]
+    ready = set_up(bench, Recorded(honest), cell, SAMPLING, 1)
+    verified = []
+    for number, verify in enumerate((True, *[False] * 6, True), start=1):
+        in_turn = InTurn(verify=verify)
+        request = MeasureCell(cell=cell.as_strings(), round=number, seed=1, sampling=SAMPLING, in_turn=in_turn)
+        verified.append(visit.visit(bench, ready, request, None).verified_bytes > 0)
+    assert verified == [True, *[False] * 6, True]
 
 
 @pytest.mark.parametrize(("number", "attempt", "is_first"), [(0, 0, True), (0, 1, True), (1, 0, False), (1, 1, False)])
