@@ -17,8 +17,8 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import Event, Stream
 
 TIMED = 5
-# Between two visits of a side lies one of the other, of 15 pauses of 1 ms in halves.toml.
-BETWEEN_VISITS_NS = 12_000_000
+# Between two visits of a side lies one of the other, of 15 pauses of 4 ms in halves.toml.
+BETWEEN_VISITS_NS = 45_000_000
 # The warm-ups and half of the samples of a visit in halves.toml.
 FIRST_HALF = 2 + 8
 
