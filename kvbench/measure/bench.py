@@ -12,6 +12,7 @@ from kvbench.backends.split import create_launches, joined
 from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CEILING_BYTES
+from kvbench.cells.locality import MOST_SETS
 from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Stream, TimedRegion, per_block
 from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.layout import lay_out
@@ -92,12 +93,20 @@ class SetUp:
     swaps: Sequence[PreparedSwap]
 
 
-def set_up(bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int) -> SetUp:
-    """Prepare `cell`; `seed` determines the places of the blocks. Raises EngineError, and any error of a backend."""
+def set_up(
+    bench: Bench, backend: Backend, cell: Cell, sampling: Sampling, seed: int, *, many_visits: bool = False
+) -> SetUp:
+    """Prepare `cell`; `seed` determines the places of the blocks. Raises EngineError, and any error of a backend.
+
+    For `many_visits`, a pool has blocks for as many swaps as caches need to forget the first.
+    """
     rng = np.random.default_rng(seed)
     state = cell.stream_state
+    swaps_ahead = submissions(sampling, state)
+    if many_visits and cell.pool_bytes:
+        swaps_ahead = max(swaps_ahead, MOST_SETS)
     slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
-    workload = Workload(bench.pools, cell, lay_out(cell, submissions(sampling, state), rng), rng, slots)
+    workload = Workload(bench.pools, cell, lay_out(cell, swaps_ahead, rng), rng, slots)
     requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
     swaps = [joined(create_launches(backend, request)) for request in requests]
     return SetUp(cell, backend, workload, swaps)

@@ -144,8 +144,9 @@ class Worker:
         seed = int.from_bytes(hashlib.blake2s(place.encode(), digest_size=8).digest())
         backend = backend_named(cell.backend)
         assert backend is not None  # the plan has only described backends
-        ready = set_up(self._bench, backend, cell, request.sampling, seed)
-        if request.in_turn is not None:
+        in_turn = request.in_turn is not None
+        ready = set_up(self._bench, backend, cell, request.sampling, seed, many_visits=in_turn)
+        if in_turn:
             self._kept[cell] = ready
             while len(self._kept) > 1 and sum(kept.workload.descriptors for kept in self._kept.values()) > MOST_KEPT:
                 del self._kept[next(iter(self._kept))]

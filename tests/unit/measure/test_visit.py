@@ -28,7 +28,7 @@ from kvbench.measure.disturbance import GpuClocks
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError, Workload
 from kvbench.run.protocol import InTurn, MeasureCell
-from kvbench.sweep.estimate import CHAIN, SHORT_CHAIN
+from kvbench.sweep.estimate import CHAIN, SHORT_CHAIN, submissions
 from kvbench.sweep.spec import Sampling
 from tests.visits import measure
 
@@ -256,6 +256,15 @@ def test_an_honest_backend_passes_behind_every_cheat(bench: Bench, cell: Cell) -
         found = measure(bench, Recorded(honest), cell, SAMPLING, 1, None)
         assert len(found.samples) == 6
         assert found.verified_bytes >= 3 * cell.swap_bytes  # the first swap, those of the samples, the audit's
+
+
+def test_many_visits_of_a_small_swap_go_on_through_fresh_blocks(bench: Bench) -> None:
+    cell = Cell("cheat", Direction.H2D, 2, 512, reuse=Reuse.FRESH, pool_bytes=1 << 20)
+    one, many = (
+        set_up(bench, Recorded(honest), cell, SAMPLING, 1, many_visits=kept).workload.sets for kept in (False, True)
+    )
+    assert one == submissions(SAMPLING, cell.stream_state)
+    assert many == cell.pool_bytes // cell.dense_bytes > 10 * one  # as many as the pool holds
 
 
 def test_an_honest_backend_passes_where_visits_in_turn_leave_their_bytes(
