@@ -186,11 +186,11 @@ def doubled(cell: Cell, every: Sequence[int], count: int = 15) -> Callable[[Reco
     def changed(record: Record) -> Record:
         if not isinstance(record, Visit) or record.cell != cell:
             return record
-        times = [us * (1 + (place in every)) for place, us in enumerate([record.samples.gpu_us[0]] * count)]
+        times = [us * (1 + (place in every)) for place, us in enumerate([record.samples.wall_us[0]] * count)]
         filled = {
             name: [values[0]] * count for name, values in msgspec.structs.asdict(record.samples).items() if values
         }
-        samples = msgspec.structs.replace(record.samples, **filled | {"gpu_us": times, "wall_us": times})
+        samples = msgspec.structs.replace(record.samples, **filled | {"wall_us": times})
         return msgspec.structs.replace(record, samples=samples)
 
     return changed
