@@ -15,12 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 BUILD = "build/mutants"
+PYTHON = ".venv/bin/python"
 DEADLINE_S = 600
 LOG = "last.log"
-# An editable installation finds kvbench by a hook, before any path; in a copy, the copy has to be found.
-SITE = (
-    "import sys; sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith('_editable_skbc')]"
-)
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Mutant:
                 ["ninja", "-C", BUILD, f"tests/{self.test}"],
                 ["ctest", "--test-dir", BUILD, "-R", f"^{self.test}$"],
             ]
-        return [[sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", self.test]]
+        return [[PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", self.test]]
 
 
 def main() -> int:
@@ -70,8 +67,14 @@ def _copy(copy: Path) -> None:
             shutil.copy2(ROOT / name, copy / name)
     for module in (Path(sysconfig.get_path("platlib")) / "kvbench").glob("_engine*"):
         shutil.copy2(module, copy / "kvbench")
-    (copy / ".site").mkdir()
-    (copy / ".site" / "sitecustomize.py").write_text(SITE)
+    # Its environment finds the copy first. The hook of an editable installation does not run there: only a folder of
+    # site-packages that Python starts with has its .pth files read.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", copy / ".venv"], check=True)
+    (folder,) = (copy / ".venv" / "lib").glob("python*/site-packages")
+    (folder / "copy.pth").write_text("\n".join([str(copy), *(path for path in sys.path if "site-packages" in path)]))
+    script = (BIN / "kvbench").read_text().splitlines(keepends=True)
+    (copy / ".venv" / "bin" / "kvbench").write_text("".join([f"#!{copy / PYTHON}\n", *script[1:]]))
+    (copy / ".venv" / "bin" / "kvbench").chmod(0o755)
 
 
 def _check_without_mutants(copy: Path, chosen: Sequence[Mutant]) -> None:
@@ -102,8 +105,7 @@ def _killed(copy: Path, mutant: Mutant) -> bool:
 
 def _run(copy: Path, command: Sequence[str]) -> bool:
     """Whether a command succeeds in the copy; one that hangs does not."""
-    found = os.pathsep.join((str(copy / ".site"), str(copy)))
-    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": found}
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     try:
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
         (copy / LOG).write_text(done.stdout + done.stderr)
