@@ -110,7 +110,7 @@ class IdsSwap:
         if (memory.sizes != self._block_bytes).any():
             raise KvbenchError("SGLang's kernels copy blocks of one size")
         self._sides = (memory.kernel_sources, memory.kernel_destinations)
-        self._pinned = PinnedLists(self._stream.torch, 2, len(memory.sizes))
+        self._pinned = PinnedLists(self._stream, 2, len(memory.sizes))
         torch, device = self._stream.torch, self._stream.device
         bases = [self._base(side) for side in self._sides]
         self._bases = [torch.tensor([base], dtype=torch.uint64, device=device) for base in bases]

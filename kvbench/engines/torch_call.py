@@ -33,11 +33,13 @@ class TorchStream:
 class PinnedLists:
     """Sets of pinned int64 tensors, as engines keep them; a set is reused after the launch that read it completed."""
 
-    def __init__(self, torch: Any, lists: int, length: int) -> None:
-        self._sets = [
-            ([torch.empty(length, dtype=torch.int64, pin_memory=True) for _ in range(lists)], torch.cuda.Event())
-            for _ in range(_SETS)
-        ]
+    def __init__(self, stream: TorchStream, lists: int, length: int) -> None:
+        torch = stream.torch
+        with torch.cuda.device(stream.device):
+            self._sets = [
+                ([torch.empty(length, dtype=torch.int64, pin_memory=True) for _ in range(lists)], torch.cuda.Event())
+                for _ in range(_SETS)
+            ]
 
     def submit(self, values: Sequence[NDArray[np.uint64]], launch: Callable[..., None]) -> None:
         """Copy `values` into the oldest set and call `launch` with its tensors, on torch's current stream."""

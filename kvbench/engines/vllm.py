@@ -113,7 +113,7 @@ class VllmTritonSwap:
         self._memory = memory
         self._any_order = request.cell.direction is Direction.H2D
         self._chunk_bytes = min(1 << (int(memory.sizes.max()) - 1).bit_length(), _MAX_CHUNK_BYTES)
-        self._pinned = PinnedLists(self._stream.torch, 3, len(memory.sizes))
+        self._pinned = PinnedLists(self._stream, 3, len(memory.sizes))
 
     def submit(self, stream: int) -> None:
         with self._stream(stream):

@@ -171,6 +171,16 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
     return Export(about, changes, engine.how, notes)
 
 
+def shipped_choice(engine: Engine, answer: Answer, run: Run) -> Choice | None:
+    """Return what the engine takes with the settings that `run` recorded, or None if it was not measured."""
+    recorded = {one.name: one.default for facts in run.info.backends for one in facts.settings}
+    as_shipped = [Choice(name) for name in engine.backends]
+    if recorded.keys() >= set(engine.settings):
+        wanted = engine.choose(answer, tuple(recorded[name] for name in engine.settings))
+        as_shipped = [Choice(wanted.backend), wanted] if wanted.backend == engine.kernel else [wanted]
+    return next((choice for choice in as_shipped if choice in answer.arms), None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Shapes:
     """The shapes at which every candidate was measured, and the SM counts that are compared."""

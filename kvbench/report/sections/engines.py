@@ -3,106 +3,83 @@
 from collections.abc import Sequence
 from typing import Final
 
-import pandas as pd
-
-from kvbench.analysis.compare import Comparison, compare_visits
+from kvbench.analysis.compare import compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
+from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, size
-from kvbench.report.tables import UNCLEAR, Row, a_stream, measured_table, rows_of, unsure
+from kvbench.report.select import where
+from kvbench.report.tables import UNCLEAR, measured_table, unsure
 from kvbench.report.view import View
-from kvbench.results.frame import unqueued
 from kvbench.text import counted, ends
-from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES, Engine
-from kvbench.tune.fit import choice_of, one_workload
+from kvbench.tune.answer import Answer, answers_of, by_kind
+from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES, Engine, shipped_choice
+from kvbench.tune.table import Choice
+from kvbench.units import format_size
 
-_SHAPE: Final = ("blocks", "block_bytes")
+_WEIGHT: Final = 0.3  # that two calls of one function agree is a check, not an effect
 _INCLUDES: Final = (
-    "Medians in us per swap: wall_us on an idle stream, gpu_us on a busy one. As shipped: with the engine's own SM "
-    "count, thresholds and fallbacks. Best: the fastest backend of no engine. x: time of the engine's fastest way as "
-    f"shipped / time of the best. {UNCLEAR}"
+    "Medians in us per swap: wall_us on an idle stream, gpu_us on a busy one. As shipped: what the engine takes with "
+    "its own thresholds and SM count. Its best: the fastest of its own ways. Best: the fastest backend of no engine. "
+    f"x: time as shipped / time of the best. {UNCLEAR}"
 )
+_HEADER: Final = ("Blocks", "Block size", "As shipped", "us", "Its best", "us", "Best", "us", "x")
 
 
 def make(view: View) -> Part | str:
-    measured = one_workload(unqueued(view.measured))
-    own = measured[measured["backend"].isin(ENGINE_BACKENDS)]
-    if own.empty:
+    if view.measured.empty or not view.measured["backend"].isin(ENGINE_BACKENDS).any():
         return "it needs cells of an engine's own code, such as backend=vllm_batch"
-    tables, told = [], []
-    for engine in ENGINES.values():
-        cells = own[own["backend"].isin(engine.backends)]
-        for (way, state), _ in cells.groupby(["direction", "stream_state"]):
-            shown = measured[(measured["direction"] == way) & (measured["stream_state"] == state)]
-            tables.append(_table(view, engine, shown))
-        told += [Finding(text, 0.5) for text in _same_api(view, engine, measured)]
+    try:
+        answers = answers_of([view.run], lambda _: True)
+    except UsageError as error:
+        return str(error)
+    tables = [
+        _table(view, engine, own)
+        for engine in ENGINES.values()
+        for every in by_kind(answers).values()
+        if (own := [answer for answer in every if _ways(answer, engine.backends)])
+    ]
+    told = [Finding(text, _WEIGHT) for engine in ENGINES.values() if (text := _same_api(engine, answers))]
     return Part(tables=tables, told=told)
 
 
 SECTION = Section("engines", "Engines: their own code, and the best backend of the run", make)
 
 
-def _table(view: View, engine: Engine, cells: pd.DataFrame) -> DataTable:
-    one = cells.iloc[0]
-    names = [name for name in engine.backends if (cells["backend"] == name).any()]
-    rows, compared = [], 0
-    for (blocks, _), shape in cells.groupby(list(_SHAPE)):
-        own, others = _split(shape)
-        own = own[own["backend"].isin(names)]
-        if own.empty:
-            continue
-        shipped = {name: _fastest(own[(own["backend"] == name) & own["sms"].isna()]) for name in names}
-        best, alternative = _fastest(own), _fastest(others)
-        ratio = _ratio(view, [row for row in shipped.values() if row is not None], alternative)
-        compared += ratio != "-"
-        texts = ["-" if row is None else figure(row["swap_us_median"]) for row in shipped.values()]
-        size_text = size(shape.iloc[0]["block_size"])
-        rows.append([count(int(str(blocks))), size_text, *texts, *_named(best), *_named(alternative), ratio])
-    title = f"{engine.title}, {one['direction']}, {one['stream_state']} stream"
-    heads = [f"{name} as shipped" for name in names]
-    header = ("Blocks", "Block size", *heads, "Its own best", "us", "Best", "us", "x")
-    return measured_table(view, cells, title, header, rows, _INCLUDES, compared=compared)
+def _ways(answer: Answer, backends: Sequence[str]) -> list[Choice]:
+    """Return the candidates of these backends, the fastest first."""
+    return sorted((choice for choice in answer.arms if choice.backend in backends), key=answer.time_of)
 
 
-def _split(shape: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the cells of engines' own code, and the others."""
-    is_own = shape["backend"].isin(ENGINE_BACKENDS)
-    return shape[is_own], shape[~is_own]
+def _table(view: View, engine: Engine, answers: Sequence[Answer]) -> DataTable:
+    one = answers[0]
+    rows = [_row(view, engine, answer) for answer in answers]
+    cells = where(view.measured, direction=one.direction.value, stream_state=one.state.value)
+    title = f"{engine.title}, {one.direction}, {one.state} stream"
+    return measured_table(view, cells, title, _HEADER, rows, _INCLUDES, compared=len(rows))
 
 
-def _fastest(cells: pd.DataFrame) -> Row | None:
-    return min(rows_of(cells), key=lambda row: float(row["swap_us_median"]), default=None)
+def _row(view: View, engine: Engine, answer: Answer) -> list[str]:
+    shipped = shipped_choice(engine, answer, view.run)
+    best = next(iter(_ways(answer, [one.backend for one in answer.arms if one.backend not in ENGINE_BACKENDS])), None)
+    ratio = "-"
+    if shipped and best:
+        found = compare_visits(answer.arms[best], answer.arms[shipped], IN_TURN)
+        ratio = f"{unsure(found)}{figure(found.ratio)}"
+    ways = (shipped, _ways(answer, engine.backends)[0], best)
+    texts = [text for way in ways for text in (("-", "-") if way is None else (str(way), figure(answer.time_of(way))))]
+    return [count(answer.blocks), size(format_size(answer.block_bytes)), *texts, ratio]
 
 
-def _named(row: Row | None) -> tuple[str, str]:
-    return ("-", "-") if row is None else (str(choice_of(row)), figure(row["swap_us_median"]))
-
-
-def _ratio(view: View, shipped: Sequence[Row], best: Row | None) -> str:
-    if best is None or not shipped:
-        return "-"
-    fastest = min(shipped, key=lambda row: float(row["swap_us_median"]))
-    found = _compared(view, best["cell_id"], fastest["cell_id"])
-    return f"{unsure(found)}{figure(found.ratio)}"
-
-
-def _compared(view: View, base: str, other: str) -> Comparison:
-    return compare_visits(view.visits.get(base, {}), view.visits.get(other, {}), IN_TURN)
-
-
-def _same_api(view: View, engine: Engine, cells: pd.DataFrame) -> list[str]:
+def _same_api(engine: Engine, answers: Sequence[Answer]) -> str:
     """Return in how many cells the engine's call of the driver agrees with kvbench's call of the same function."""
-    keys = [*_SHAPE, "direction", "stream_state", "order"]
-    ours, theirs = (cells[cells["backend"] == name] for name in ("batched", engine.same_as))
-    pairs = rows_of(ours.merge(theirs, on=keys, suffixes=("", "_own")))
-    if not pairs:
-        return []
-    ratios = [_compared(view, row["cell_id"], row["cell_id_own"]).ratio for row in pairs]
+    pairs = [(answer, answer.best_of("batched"), answer.best_of(engine.same_as)) for answer in answers]
+    ratios = [answer.time_of(own) / answer.time_of(usual) for answer, usual, own in pairs if usual and own]
+    if not ratios:
+        return ""
     limit = 1 + BETWEEN_RUNS.fraction
     close = sum(1 / limit <= ratio <= limit for ratio in ratios)
-    states = " and ".join(dict.fromkeys(a_stream(row["stream_state"]) for row in pairs))
-    spread = ends(ratios, figure)
-    return [
-        f"{engine.same_as} takes {spread} times as long as batched, within {BETWEEN_RUNS.fraction:.0%} of it in "
-        f"{close} of {counted(len(ratios), 'cell')} ({states})."
-    ]
+    return (
+        f"{engine.same_as} takes {ends(ratios, figure)} times as long as batched, within {BETWEEN_RUNS.fraction:.0%} "
+        f"of it in {close} of {counted(len(ratios), 'cell')}."
+    )
