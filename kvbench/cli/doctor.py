@@ -42,19 +42,25 @@ def doctor(
 
 
 def engine_checks() -> list[Check]:
-    """Return for every backend that runs an engine's code whether it would load on a machine with a GPU."""
+    """Return for every engine's code whether it would load on a machine with a GPU, that of backends first."""
     from kvbench.backends.base import facts_of
     from kvbench.cells.facts import DeviceFacts
+    from kvbench.engines import native
     from kvbench.sweep.installed import installed
 
     gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)
-    checks = []
-    for name in (name for name, found in installed()[0].items() if found.of_engine):
-        facts = facts_of(name, gpu)
-        absent = (facts.unavailable or "").endswith("is not installed")
-        status = Status.OK if facts.unavailable is None else Status.INFO if absent else Status.WARN
-        checks.append(Check(name, status, facts.unavailable or f"{facts.package} loads"))
-    return checks
+    backends = [facts_of(name, gpu) for name, found in installed()[0].items() if found.of_engine]
+    found = [
+        *((facts.name, facts.package, facts.unavailable) for facts in backends),
+        *((name, *native.load_error(name)) for name in native.CODES),
+    ]
+    return [_engine_check(*one) for one in found]
+
+
+def _engine_check(name: str, package: str, reason: str | None) -> Check:
+    if reason is None:
+        return Check(name, Status.OK, f"{package} loads")
+    return Check(name, Status.INFO if reason.endswith("is not installed") else Status.WARN, reason)
 
 
 def gather(asked: str) -> Findings:

@@ -122,6 +122,7 @@ def test_doctor_lists_every_engine_and_what_keeps_it_from_running(site: Path) ->
     lines = {line.split()[1]: line for line in done.stdout.splitlines() if line.strip()}
     assert "vllm 0.99.0 needs torch==9.9" in lines["vllm_batch"]
     assert "sglang-kernel is not installed" in lines["sglang_aot"]
+    assert "lmcache is not installed" in lines["lmcache"]
     assert done.returncode == 0, done.stderr
 
 
