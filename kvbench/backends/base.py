@@ -151,8 +151,11 @@ def _load(found: Installed) -> Backend:
     return backend if name == found.name else BrokenBackend(found.name, f"{told} calls itself {name!r}")
 
 
-def facts_of(name: str, device: DeviceFacts) -> BackendFacts:
-    """Return the facts that the plan needs about a backend on `device`; a backend that fails is unavailable."""
+def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFacts:
+    """Return the facts that the plan needs about a backend on `device`; a backend that fails is unavailable.
+
+    Without `tried`, the backend counts as available: to find out can take seconds.
+    """
     found, backend = installed()[0][name], backend_named(name)
     assert backend is not None
     try:
@@ -161,11 +164,12 @@ def facts_of(name: str, device: DeviceFacts) -> BackendFacts:
             "name": name,
             "summary": backend.summary,
             "axes": backend.axes(device),
-            "unavailable": backend.unavailable(device),
+            "unavailable": backend.unavailable(device) if tried else None,
             "default_sms": (SmsRow(usual),) if isinstance(usual, int) else usual,
             "kernels": getattr(backend, "kernels", ()),
             "package": getattr(backend, "package", None) or found.package,
             "settings": getattr(backend, "settings", ()),
+            "on_request": found.of_engine,
         }
         # Another package can return anything.
         facts: BackendFacts = msgspec.convert(msgspec.to_builtins(told), BackendFacts)

@@ -60,7 +60,7 @@ class BackendFacts:
     overlap, queued, streams, kernel). `unavailable` is the reason why it cannot run there, or None. `default_sms` is
     the rule for its default SM count, empty if the backend decides. `kernels` are the kinds of kernels that the axis
     kernel accepts. `package` is the package that provides it ("name==version"), `settings` are those of the engine
-    whose code the backend runs.
+    whose code the backend runs. A backend with `on_request` is measured only if it is named.
     """
 
     name: str
@@ -71,6 +71,7 @@ class BackendFacts:
     kernels: tuple[str, ...] = ()
     package: str = ""
     settings: tuple[EngineSetting, ...] = ()
+    on_request: bool = False
 
     def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int) -> int | None:
         """Return the default SM count of a swap, or None if the backend decides.

@@ -34,7 +34,7 @@ def _axes() -> list[dict[str, str]]:
 
 
 def _configs() -> list[dict[str, str]]:
-    """Describe the configs, each with its estimated time on a typical GPU; starts no worker."""
+    """Describe the configs, each with its estimated time on a typical GPU with all engines; starts no worker."""
     from kvbench.backends.base import facts_of
     from kvbench.cells.facts import DeviceFacts
     from kvbench.sweep.config import load_config, shipped_configs
@@ -43,7 +43,8 @@ def _configs() -> list[dict[str, str]]:
     from kvbench.units import format_duration
 
     usual = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
-    backends = [facts_of(name, usual) for name, found in installed()[0].items() if found.own]
+    known = installed()[0].items()
+    backends = [facts_of(name, usual, tried=found.own) for name, found in known if found.own or found.of_engine]
     rows = []
     for name, path in shipped_configs().items():
         spec = load_config(path)

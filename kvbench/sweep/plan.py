@@ -71,7 +71,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     """
     known = {facts.name: facts for facts in backends}
     # Without a policy, auto duplicates another backend, so it runs only on request.
-    usual = tuple(name for name in known if name != AUTO or spec.policy is not None)
+    usual = tuple(one.name for one in backends if not one.on_request and (one.name != AUTO or spec.policy is not None))
     usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec))
     grids = [grid for group in spec.groups for grid in _grids(group.get("backend", usual), group, device, known)]
     combinations = sum(math.prod(map(len, values.values())) for _, values in grids)

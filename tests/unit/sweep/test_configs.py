@@ -1,9 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import BackendFacts
 from kvbench.errors import UsageError
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.plan import Plan, expand
@@ -14,6 +16,7 @@ KIB = 1024
 NAMES = (
     "cliff",
     "engine",
+    "engines",
     "full",
     "gate-suite",
     "locality",
@@ -29,12 +32,24 @@ NAMES = (
 )
 
 
+# Where every engine is installed.
+ENGINES = (
+    BackendFacts("vllm_batch", "", frozenset({"memory", "order"}), default_sms=(), on_request=True),
+    *(
+        BackendFacts(name, "", frozenset({"memory", "sms"}), default_sms=(), on_request=True)
+        for name in ("vllm_triton", "sglang_aot", "sglang_jit")
+    ),
+)
+EVERYWHERE = (*H200_BACKENDS, *ENGINES)
+ON_A_HOST = (*CPU_BACKENDS, *(replace(engine, unavailable="it needs a GPU") for engine in ENGINES))
+
+
 def shipped(name: str) -> SweepSpec:
     return load_config(find_config(name))
 
 
 def on_h200(name: str) -> Plan:
-    return expand(shipped(name), H200, H200_BACKENDS)
+    return expand(shipped(name), H200, EVERYWHERE)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -65,7 +80,7 @@ def test_a_shipped_config_skips_nothing_on_an_h200(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_config_expands_on_a_host(name: str) -> None:
-    plan = expand(shipped(name), CPU, CPU_BACKENDS)
+    plan = expand(shipped(name), CPU, ON_A_HOST)
     assert bool(plan.skipped) is (name != "queue")
     assert all(cell.backend in ("auto", "per_block", "batched", "merged") for cell in plan.cells)
     assert bool(plan.cells) is (name != "sm-ladder")
@@ -98,7 +113,7 @@ def test_the_command_of_any_cell_measures_that_cell_alone(name: str) -> None:
     """A cell's command is `kvbench sweep -a …`, which starts from quick: nothing in quick may stand in its way."""
     for cell in on_h200(name).cells[::25]:
         settings = {axis: value for axis, value in cell.spelled_out().items() if value is not None}
-        plan = expand(shipped("quick").with_axes(settings), H200, H200_BACKENDS)
+        plan = expand(shipped("quick").with_axes(settings), H200, EVERYWHERE)
         assert plan.cells == (cell,)
         assert not plan.skipped
 
@@ -269,7 +284,7 @@ def test_a_config_that_is_not_there(name: str, message: str) -> None:
 
 def test_a_cell_of_the_command_line_can_be_asked_for() -> None:
     spec = shipped("cliff").with_axes({"direction": "h2d", "blocks": "16", "block_size": "4KiB"})
-    cells: tuple[Cell, ...] = expand(spec, H200, H200_BACKENDS).cells
+    cells: tuple[Cell, ...] = expand(spec, H200, EVERYWHERE).cells
     assert [(cell.backend, cell.stream_state.value) for cell in cells] == [
         ("batched", "idle"),
         ("batched", "busy"),
