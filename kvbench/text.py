@@ -3,6 +3,7 @@
 import difflib
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final, TypeVar
@@ -24,6 +25,7 @@ Line = Annotated[
     ),
 ]
 _AT: Final = re.compile(r"(.*?) - at `\$\.?(.*)`", re.DOTALL)
+_JOINED: Final = re.compile(r"(?<=\d) (?=\d{3}\b|[KMG]?i?B\b|GB/s|us\b|SMs?\b|blocks?\b)")
 _STEP: Final = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.?([^.\[\]]+)")
 
 T = TypeVar("T")
@@ -74,6 +76,12 @@ def printable(text: object) -> str:
 def short(text: str, most: int = 400) -> str:
     """Return `text` with at most `most` characters; a truncated text ends in an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return text in lines of at most `width`, later ones indented; no line ends inside a number or before its unit."""
+    joined = _JOINED.sub("\N{NO-BREAK SPACE}", text)
+    return textwrap.fill(joined, width, subsequent_indent="  ").replace("\N{NO-BREAK SPACE}", " ")
 
 
 def counted(number: int, noun: str) -> str:

@@ -1,12 +1,23 @@
-"""Rows in aligned columns, identical on a terminal and in a pipe."""
+"""Rows in aligned columns, identical on a terminal and in a pipe; and lines that fit the terminal."""
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kvbench.text import printable
+from kvbench.text import printable, wrapped
+
+_WIDEST: Final = 80
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines of plain text, wrapped at the width of the terminal, at most 80 columns."""
+    width = min(_WIDEST, shutil.get_terminal_size().columns)
+    for line in lines:
+        print(wrapped(line, width))
 
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:

@@ -17,7 +17,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.completion import complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, WhereOptions, default_folder, terminated
-from kvbench.cli.tune_answers import machine_words, show_answers, show_beside, to_json
+from kvbench.cli.tune_answers import beside_json, show_beside, show_rule, to_json
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_output
 from kvbench.models.presets import ModelChoice
@@ -29,7 +29,7 @@ from kvbench.units import KIB
 if TYPE_CHECKING:
     from kvbench.results import Run
     from kvbench.run.execution import Outcome
-    from kvbench.tune.answer import Answer
+    from kvbench.tune.rule import Rule
     from kvbench.tune.search import Search
     from kvbench.tune.table import Choice
 
@@ -46,13 +46,13 @@ _SHAPES: Final = {
 _FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
 _SUSTAINED_COUNTS: Final = (128, 1024)
 # After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.
-_SECONDS: Final = 120.0
+_SECONDS: Final = 100.0
 
 
 class Allowed(msgspec.Struct, frozen=True):
     """The allowed choices."""
 
-    budget_sms: Annotated[
+    max_sms: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=4096)] | None,
         msgspec.Meta(description="maximum SMs per swap; 0 for copies by the copy engine only"),
     ] = None
@@ -69,7 +69,7 @@ class Allowed(msgspec.Struct, frozen=True):
         """Return whether a choice is allowed."""
         from kvbench.tune.fit import sms_of
 
-        fits = self.budget_sms is None or sms_of(choice) <= self.budget_sms
+        fits = self.max_sms is None or sms_of(choice) <= self.max_sms
         return fits and (not self.names or choice.backend in self.names)
 
     def suits_all(self, choice: "Choice") -> bool:
@@ -109,18 +109,21 @@ _Neighbour = Annotated[
     typer.Option(
         "--neighbour",
         metavar="NAME",
-        help=f"Take the fastest way that slows this neighbour by no more than --at-most: {', '.join(_NEIGHBOURS)}.",
+        help=f"Take the fastest way that slows this neighbour by at most --max-slowdown: {', '.join(_NEIGHBOURS)}.",
     ),
 ]
-_AtMost = Annotated[
+_MaxSlowdown = Annotated[
     str | None,
     typer.Option(
-        "--at-most",
+        "--max-slowdown",
         metavar="PERCENT",
         help=f"With --neighbour: by how much its mean iteration may get slower, 5% or 0.05.  [default: {_USUAL}]",
     ),
 ]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/tune-TIME).")]
+_Exact = Annotated[bool, typer.Option("--exact", help="Write the best choice of every shape with -p, not the rule.")]
+_Table = Annotated[bool, typer.Option("--table", help="Print the table of all sizes and numbers of blocks.")]
+_Open = Annotated[bool, typer.Option("--open", help="Print what another run could choose otherwise.")]
 _Force = Annotated[bool, typer.Option("--force", help="Replace files with other content.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
@@ -135,26 +138,30 @@ def tune(
     export: _Export = None,
     engine: _Engine = None,
     neighbour: _Neighbour = None,
-    at_most: _AtMost = None,
+    max_slowdown: _MaxSlowdown = None,
+    exact: _Exact = False,
+    table: _Table = False,
+    open_: _Open = False,
     force: _Force = False,
     as_json: _Json = False,
     out: _Out = None,
     axis: Axis = None,
     where: Annotated[Mapping[str, Any], FromStruct(WhereOptions)] = NO_OPTIONS,
 ) -> None:
-    """Find the fastest way to swap for each size on this machine, and its gain. With RUN, needs no GPU and no torch."""
+    """Find the smallest rule for fast swaps on this machine, and its gain. With RUN, needs no GPU and no torch."""
     # pandas takes a second to import; --help must not wait for it
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
     from kvbench.tune.answer import answers_of
     from kvbench.tune.beside import answers_beside
+    from kvbench.tune.rule import rule_of
 
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
-    points = [(swap.block_bytes, swap.blocks) for swap in models.swaps()] or None
+    swaps = models.swaps()
     targets = [*map(_target, export or []), *([_target(engine, "--engine")] if engine else [])]
     is_quiet = _prints_a_file(policy, targets, as_json=as_json)
-    limit = _limit_of(neighbour, at_most)
+    limit = _limit_of(neighbour, max_slowdown)
     if neighbour is not None and (policy is not None or targets):
         raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
     if runs and (out or axis or where):
@@ -169,21 +176,24 @@ def tune(
     loaded = [load_run(own) for path in runs for own in runs_in(path)]
     _check_measured(loaded, may)
     if neighbour is not None:
+        points = [(swap.block_bytes, swap.blocks) for swap in swaps] or None
         beside = answers_beside(loaded, neighbour, limit, may.keeps, points)
         if as_json:
-            typer.echo(to_json(loaded[0], beside), nl=False)
+            typer.echo(beside_json(loaded[0], beside), nl=False)
         else:
             show_beside(loaded[0], beside)
     else:
         for name, file in targets:
-            _export(name, file, loaded, may, points, force=force)
-        answers = answers_of(loaded, may.suits_all, points) if policy or as_json or not is_quiet else []
+            _export(name, file, loaded, may, force=force)
+        if policy is None and is_quiet and not as_json:
+            raise typer.Exit(code)
+        rule = rule_of(answers_of(loaded, may.suits_all))
         if policy is not None:
-            _write_policy(policy, loaded, answers, force=force)
+            _write_policy(policy, loaded, rule, exact=exact, force=force)
         if as_json:
-            typer.echo(to_json(loaded[0], answers), nl=False)
+            typer.echo(to_json(loaded[0], rule, swaps), nl=False)
         elif not is_quiet:
-            show_answers(loaded, answers)
+            show_rule(loaded, rule, swaps, table=table, open_=open_)
     if code:
         raise typer.Exit(code)
 
@@ -196,12 +206,14 @@ def _prints_a_file(policy: Path | None, targets: Sequence[tuple[str, Path | None
     return files == 1
 
 
-def _write_policy(path: Path, runs: Sequence["Run"], answers: Sequence["Answer"], *, force: bool) -> None:
-    from kvbench.tune.answer import by_kind
+def _write_policy(path: Path, runs: Sequence["Run"], rule: "Rule", *, exact: bool, force: bool) -> None:
     from kvbench.tune.fit import policy_of
     from kvbench.tune.table import load_policy
 
-    chosen = {kind: {answer.point: answer.choice for answer in own} for kind, own in by_kind(answers).items()}
+    chosen = {
+        kind: {answer.point: answer.choice if exact else line.choice for line in lines for answer in line.answers}
+        for kind, lines in rule.lines.items()
+    }
     write_output("-p", path, policy_of(runs, chosen).to_toml().encode(), load_policy, force=force)
 
 
@@ -289,16 +301,18 @@ def _swept(
     return outcome
 
 
-def _limit_of(neighbour: str | None, at_most: str | None) -> float:
-    """Return by which fraction --at-most lets a neighbour get slower: 0.05 for "5%" and "0.05"; raises UsageError."""
-    if neighbour is None and at_most is not None:
-        raise UsageError(f"--at-most {brief(at_most)}: it limits what a neighbour may lose; add --neighbour decode")
+def _limit_of(neighbour: str | None, max_slowdown: str | None) -> float:
+    """Return --max-slowdown as a fraction: 0.05 for "5%" and "0.05"; raises UsageError."""
+    if neighbour is None and max_slowdown is not None:
+        raise UsageError(
+            f"--max-slowdown {brief(max_slowdown)}: it limits what a neighbour loses; add --neighbour decode"
+        )
     if neighbour not in (None, *_NEIGHBOURS):
         raise UsageError(f"--neighbour {brief(str(neighbour))}: not one of {', '.join(_NEIGHBOURS)}")
-    text = at_most or _USUAL
+    text = max_slowdown or _USUAL
     found = _LIMIT.fullmatch(text)
     if found is None:
-        raise UsageError(f"--at-most {brief(text)}: write a percentage (5%) or a fraction below 1 (0.05)")
+        raise UsageError(f"--max-slowdown {brief(text)}: write a percentage (5%) or a fraction below 1 (0.05)")
     return float(found["percent"]) / 100 if found["percent"] else float(found["fraction"])
 
 
@@ -316,22 +330,15 @@ def _target(text: str, option: str = "--export") -> tuple[str, Path | None]:
     return name, Path(file) if equals else None
 
 
-def _export(
-    name: str,
-    file: Path | None,
-    runs: Sequence["Run"],
-    may: Allowed,
-    points: Sequence[tuple[int, int]] | None,
-    *,
-    force: bool,
-) -> None:
-    from kvbench.tune.answer import answers_of
+def _export(name: str, file: Path | None, runs: Sequence["Run"], may: Allowed, *, force: bool) -> None:
+    from kvbench.tune.answer import answers_of, machine_words
     from kvbench.tune.exports import export
+    from kvbench.tune.rule import rule_of
 
     if name == "json":
-        text = to_json(runs[0], answers_of(runs, may.suits_all, points))
+        text = to_json(runs[0], rule_of(answers_of(runs, may.suits_all)))
     else:
-        text = export(name, runs, answers_of(runs, may.keeps, points)).text(machine_words(runs[0]))
+        text = export(name, runs, answers_of(runs, may.keeps)).text(machine_words(runs[0]))
     if file is None:
         typer.echo(text, nl=False)
     else:

@@ -1,70 +1,82 @@
-"""The answers of `kvbench tune` as they are printed: what to use, the table of all answers, and what is open."""
+"""The answers of `kvbench tune` as they are printed: the rule, the table of all answers, and what is open."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import typer
 
+from kvbench.analysis.margins import TIED
 from kvbench.units import size_words, two_digits
 
 if TYPE_CHECKING:
+    from kvbench.models.geometry import ModelSwap
     from kvbench.results import Run
     from kvbench.tune.answer import Answer
     from kvbench.tune.beside import BesideAnswer, Way
+    from kvbench.tune.model_swaps import Load
+    from kvbench.tune.rule import Rule
 
-_MOST_OPEN: Final = 20
+
+def to_json(run: "Run", rule: "Rule", swaps: Sequence["ModelSwap"] = ()) -> str:
+    """Return the rule, all answers and the swaps of models as JSON; `run` has the machine."""
+    from kvbench.tune.model_swaps import loads_of
+
+    losses = rule.losses.values()
+    return _json(
+        run,
+        rule=rule.to_plain(),
+        loss={"mean": round(sum(losses) / len(losses), 4), "worst": round(max(losses), 4)},
+        models=[load.to_plain() for swap in swaps for load in loads_of(rule, swap)],
+        answers=[answer.to_plain() for answer in rule.answers],
+    )
 
 
-def to_json(run: "Run", answers: Sequence["Answer | BesideAnswer"]) -> str:
-    """Return the answers as JSON; `run` tells the machine."""
+def beside_json(run: "Run", answers: Sequence["BesideAnswer"]) -> str:
+    """Return the answers beside a neighbour as JSON; `run` has the machine."""
+    return _json(run, answers=[answer.to_plain() for answer in answers])
+
+
+def _json(run: "Run", **fields: object) -> str:
     info = run.info
     driver = info.identity.get("driver_version")
-    origin = {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
-    return json.dumps({**origin, "answers": [answer.to_plain() for answer in answers]}, indent=2) + "\n"
+    machine = {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
+    return json.dumps(machine | fields, indent=2) + "\n"
 
 
-def show_answers(runs: Sequence["Run"], answers: Sequence["Answer"]) -> None:
-    """Print the answers; `runs` tell the machine and the workload."""
-    from kvbench.tune.answer import open_points, sentences, workload_of
+def show_rule(runs: Sequence["Run"], rule: "Rule", swaps: Sequence["ModelSwap"], *, table: bool, open_: bool) -> None:
+    """Print what was asked for: the swaps of models, the table, what is open; or, without any of these, the rule."""
+    from kvbench.cli.tables import print_lines, print_rows
+    from kvbench.tune.answer import open_points
+    from kvbench.tune.headline import headline, origin
+    from kvbench.tune.model_swaps import loads_of
 
-    doubt = "differently, by more than a tie (largest difference first)"
-    about = f"{machine_words(runs[0])}; {workload_of(runs)}"
-    _show(about, sentences(answers), (_HEADER, *map(_row, answers)), doubt, open_points(answers))
+    print_lines([origin(runs), *(() if swaps or table or open_ else headline(rule))])
+    for swap in swaps:
+        size = size_words(swap.block_bytes)
+        print_lines(["", f"{swap.geometry.name}, {swap.tokens} tokens: {swap.blocks} blocks of {size}"])
+        print_rows([_HEADER_MODEL, *map(_row_model, loads_of(rule, swap))])
+    if table:
+        typer.echo("")
+        print_rows([_HEADER, *map(_row, rule.answers)])
+    if open_:
+        lines = open_points(rule.answers)
+        typer.echo(f"\nOpen: another run could choose otherwise, by more than {TIED.fraction:.0%}")
+        typer.echo("\n".join(f"  {line}" for line in lines or ["nothing"]))
 
 
 def show_beside(run: "Run", answers: Sequence["BesideAnswer"]) -> None:
-    """Print the answers beside a neighbour; `run` tells the machine."""
-    rows = (_row_beside(answer, way) for answer in answers for way in answer.ways)
-    unsure = [line for answer in answers for line in answer.open_points()]
-    told = [answer.sentence() for answer in answers]
-    _show(machine_words(run), told, (_HEADER_BESIDE, *rows), "otherwise", unsure)
-
-
-def _show(about: str, told: Sequence[str], rows: Iterable[Sequence[str]], doubt: str, unsure: Sequence[str]) -> None:
-    """Print what the answers are about, what to use, the table of all answers, and the first of the open choices."""
+    """Print the answers beside a neighbour: a sentence each, the table of all, and what is open."""
     from kvbench.cli.tables import print_rows
+    from kvbench.tune.answer import machine_words
 
-    typer.echo("\n".join((about, "", *told, "")))
-    print_rows([*rows])
-    if unsure:
-        typer.echo(f"\nOpen: another run could choose {doubt}")
-    for line in unsure[:_MOST_OPEN]:
-        typer.echo(f"  {line}")
-    if len(unsure) > _MOST_OPEN:
-        typer.echo(f"  and {len(unsure) - _MOST_OPEN} more (--json has all)")
+    typer.echo("\n".join((machine_words(run), "", *(answer.sentence() for answer in answers), "")))
+    print_rows([_HEADER_BESIDE, *(_row_beside(answer, way) for answer in answers for way in answer.ways)])
+    if unsure := [line for answer in answers for line in answer.open_points()]:
+        typer.echo("\nOpen: another run could choose otherwise\n" + "\n".join(f"  {line}" for line in unsure))
 
 
-def machine_words(run: "Run") -> str:
-    """Return what a run was measured on and when."""
-    info = run.info
-    on_host = info.device.get("kind") == "cpu"
-    host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
-    driver = info.identity.get("driver_version")
-    named = [info.device.get("title"), driver and f"driver {driver}", info.created[:10]]
-    return ", ".join(str(part) for part in named if part) + host
-
-
+_HEADER_MODEL: Final = ("Dir", "Quantity", "Use", "us", "GB/s", "Thread us", "Measured at")
 _HEADER: Final = (
     "Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "Tied with",
 )  # fmt: skip
@@ -76,7 +88,7 @@ _HEADER_BESIDE: Final = (
 def _row(answer: "Answer") -> list[str]:
     interval = answer.interval_us
     known = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
-    gain = answer.gain_over(answer.best_of("batched"))
+    gain = answer.gain_over("batched")
     return [
         answer.direction.value,
         answer.state.quantity,
@@ -86,8 +98,22 @@ def _row(answer: "Answer") -> list[str]:
         f"{answer.time_us:.1f}",
         known,
         f"{answer.gbps:.1f}",
-        "-" if gain is None else two_digits(gain.ratio),
+        "-" if gain is None else two_digits(gain),
         "; ".join(map(str, answer.tied)) or "-",
+    ]
+
+
+def _row_model(load: "Load") -> list[str]:
+    from kvbench.tune.answer import words_of
+
+    return [
+        load.nearest.direction.value,
+        load.nearest.state.quantity,
+        words_of(load.choice),
+        f"{load.us:.0f}",
+        f"{load.gbps:.1f}",
+        f"{load.caller_us:.0f}",
+        f"{load.nearest.blocks} x {size_words(load.nearest.block_bytes)}",
     ]
 
 

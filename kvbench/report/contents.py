@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvbench.report import first_page, front
+from kvbench.report import front
 from kvbench.report.model import Chapter, Code, Part, Report, Section, Text
 from kvbench.report.sections import sections_of
 from kvbench.report.view import View, views_of
@@ -24,7 +24,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = unto
     return Report(
         views=views,
         host_note=front.host_note(views),
-        box=first_page.box(views, chapters),
+        box=front.answer(views),
         first_warnings=front.first_warnings(views, len(unread)),
         runs=front.run_table(views),
         commands=[(f"{view.label}: ", Code(view.command)) for view in views],

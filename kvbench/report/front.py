@@ -11,9 +11,10 @@ from kvbench.report.numbers import ABSENT, count, figure, noun
 from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.tables import rows_of
 from kvbench.report.view import HOST_COPIES, MOVED, View, ceiling_of, faults_of, moved_ceilings, warnings_of
-from kvbench.results import COLUMNS, Note
+from kvbench.results import COLUMNS, Note, Visit
 from kvbench.results.schema import NO_FIGURE
 from kvbench.text import short
+from kvbench.tune.headline import summary
 
 TITLE: Final = "KV-block swaps between host and GPU"
 _MOST_FAILURES: Final = 50
@@ -28,6 +29,17 @@ def host_note(views: Sequence[View]) -> Text:
     on_host = [view.label for view in views if view.on_host]
     which = "" if len(on_host) == len(views) else f" ({', '.join(on_host)})"
     return (Strong(HOST_COPIES), which) if on_host else ""
+
+
+def answer(views: Sequence[View]) -> list[Text]:
+    """Return the answer of a report, as `kvbench tune` prints it; of runs of several machines that of the first."""
+    first = views[0]
+    runs = [view.run for view in views if (view.title, view.driver) == (first.title, first.driver)]
+    if not any(isinstance(record, Visit) for run in runs for record in run.records):
+        return []
+    origin, *lines = summary(runs)
+    parts = (line.partition(": ") for line in lines)
+    return [origin, *((Strong(head), colon, rest) if rest else head for head, colon, rest in parts)]
 
 
 def first_warnings(views: Sequence[View], unread: int) -> list[Text]:

@@ -86,14 +86,10 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A sentence for the first page; the larger the effect that it tells, the larger its `weight`, a log ratio.
-
-    A `headline` is part of the answer on top.
-    """
+    """A sentence for the first page; the larger the effect that it tells, the larger its `weight`, a log ratio."""
 
     text: Text
     weight: float
-    headline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +196,5 @@ class Report:
         """The weightiest findings, each once, with the sections that they come from."""
         told = [(chapter.section, finding) for chapter in self.chapters for finding in chapter.part.told]
         ordered = sorted(told, key=lambda one: -abs(one[1].weight))
-        above = {text for line in self.box for text in spans(line)}
-        found = {one.text: section for section, one in ordered if one.text not in above}
+        found = {one.text: section for section, one in ordered}
         return dict(list(found.items())[:MOST_FINDINGS])

@@ -1,20 +1,19 @@
-"""The answers of a tuning from the times of all candidates: sentences, the table behind them, and open choices."""
+"""The answers of a tuning from the times of all candidates: the choice for each shape, and what is open."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.text import counted, ends
+from kvbench.text import counted, printable, short
 from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of, tried, typical
 from kvbench.tune.table import Choice
 from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digits
@@ -22,7 +21,11 @@ from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """The choice for swaps of one shape, in one direction and stream state, and the times of all candidates."""
+    """The choice for swaps of one shape, in one direction and stream state, and the times of all candidates, `arms`.
+
+    `measured` has also what was not allowed to be chosen. `fresh` are visits that had no part in the choice; where
+    there are any, they give the times. `caller_us` are the times that a swap takes from the thread that makes it.
+    """
 
     direction: Direction
     state: StreamState
@@ -30,6 +33,9 @@ class Answer:
     blocks: int
     arms: Arms
     decision: Decision
+    measured: Arms
+    fresh: Arms = field(default_factory=dict)
+    caller_us: Mapping[Choice, float] = field(default_factory=dict)
 
     @property
     def point(self) -> Point:
@@ -46,8 +52,13 @@ class Answer:
     @property
     def interval_us(self) -> tuple[float, float] | None:
         """The 95% interval of the time, or None with too few visits."""
-        visits = list(self.arms[self.choice].values())
+        visits = list(self.visits_of(self.choice).values())
         return median_interval(visits) if len(visits) >= MIN_PAIRS else None
+
+    @property
+    def decided(self) -> bool:
+        """Whether no other choice is possible, which takes the visits of a verdict to say."""
+        return len(self.visits_of(self.choice)) >= MIN_PAIRS and not self.open
 
     @property
     def gbps(self) -> float:
@@ -55,11 +66,19 @@ class Answer:
 
     def time_of(self, choice: Choice) -> float:
         """Return what a swap by this candidate takes in microseconds."""
-        return typical(self.arms[choice].values())
+        return typical(self.visits_of(choice).values())
 
-    def best_of(self, backend: str, sms: int | None = None) -> Choice | None:
-        """Return the fastest candidate of a backend, optionally with this SM count, or None if there is none."""
-        own = [c for c in self.arms if c.backend == backend and sms in (None, sms_of(c))]
+    def visits_of(self, choice: Choice) -> Visits:
+        return self.fresh.get(choice) or self.measured[choice]
+
+    def ratio(self, choice: Choice, other: Choice) -> float:
+        """Return the time of `other` divided by that of `choice`, from fresh visits if both have them."""
+        visits = self.fresh if {choice, other} <= self.fresh.keys() else self.measured
+        return compare_visits(visits[choice], visits[other], IN_TURN).ratio
+
+    def best_of(self, *backends: str, sms: int | None = None) -> Choice | None:
+        """Return the fastest of all that was measured of some backends, optionally with an SM count, or None."""
+        own = [c for c in self.measured if c.backend in backends and sms in (None, sms_of(c))]
         return min(own, key=self.time_of, default=None)
 
     @property
@@ -72,14 +91,14 @@ class Answer:
         """What another run could choose instead for a larger difference, with its time over that of the choice."""
         return {other: found for other, found in self.decision.others.items() if not _is_tie(found)}
 
-    def gain_over(self, other: Choice | None) -> Comparison | None:
-        """Return the time of another candidate divided by that of the choice, or None without the other."""
-        return None if other is None else compare_visits(self.arms[self.choice], self.arms[other], IN_TURN)
+    def gain_over(self, *backends: str) -> float | None:
+        """Return how many times the speed of the best of some backends the choice has, None unless it is decided."""
+        other = self.best_of(*backends) if self.decided else None
+        return None if other is None else self.ratio(self.choice, other)
 
     def to_plain(self) -> dict[str, Any]:
         """Return the answer as JSON-compatible data."""
-        interval = self.interval_us
-        gains = {"batched": self.gain_over(self.best_of("batched"))}
+        interval, gain = self.interval_us, self.gain_over("batched")
         return {
             "direction": self.direction.value,
             "quantity": self.state.quantity,
@@ -89,53 +108,50 @@ class Answer:
             "us": round(self.time_us, 3),
             "interval_us": None if interval is None else [round(end, 3) for end in interval],
             "gbps": round(self.gbps, 3),
-            "times_as_fast_as": {name: round(found.ratio, 3) for name, found in gains.items() if found},
+            "decided": self.decided,
+            "times_as_fast_as": {} if gain is None else {"batched": round(gain, 3)},
             "tied": [str(choice) for choice in self.tied],
             "open": [str(choice) for choice in self.open],
         }
 
 
-def answers_of(
-    runs: Sequence[Run], keep: Callable[[Choice], bool], points: Sequence[Point] | None = None
-) -> list[Answer]:
+def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> list[Answer]:
     """Return an answer for every measured shape, from the candidates that `keep` accepts.
 
-    The answers are sorted by direction, stream state, block size and number of blocks; `points` limits them to some
-    shapes. Raises UsageError if none is left.
+    The answers are sorted by direction, stream state, block size and number of blocks. Raises UsageError without
+    any.
     """
-    found = []
-    for (direction, state), times in candidates(runs).items():
-        allowed = {
-            point: own
-            for point, arms in times.items()
-            if (own := {choice: visits for choice, visits in arms.items() if keep(choice)})
-            and (points is None or point in points)
-        }
-        decisions = decide_all(allowed)
-        found += [Answer(direction, state, *point, allowed[point], decisions[point]) for point in sorted(allowed)]
-    if not found:
-        raise UsageError(
-            "nothing to choose from: no requested swap was measured with the allowed backends and SM counts"
-        )
-    return found
+    answers = []
+    to_choose, fresh, caller_us = candidates(runs)
+    for kind, times in to_choose.items():
+        kept = {point: {choice: arms[choice] for choice in arms if keep(choice)} for point, arms in times.items()}
+        allowed = {point: arms for point, arms in sorted(kept.items()) if arms}
+        for point, decision in decide_all(allowed).items():
+            again, of_caller = fresh.get(kind, {}).get(point, {}), caller_us[kind][point]
+            answers.append(Answer(*kind, *point, allowed[point], decision, times[point], again, of_caller))
+    if not answers:
+        raise UsageError("nothing to choose from: no swap was measured with the allowed backends and SM counts")
+    return answers
 
 
 def workload_of(runs: Sequence[Run]) -> str:
-    """Return which blocks the swaps behind answers move."""
+    """Return which blocks most of the swaps behind answers move; "hot" means the same adjacent blocks every time."""
     cells = tried(pd.concat(run.frame() for run in runs))
-    return "no swaps" if cells.empty else workload_words(cells, size_words)
-
-
-def workload_words(cells: pd.DataFrame, show: Callable[[int], str]) -> str:
-    """Return which blocks the swaps of most of these cells move, with the bytes of their pool as `show` writes them.
-
-    "Hot" means the same adjacent blocks every time.
-    """
     pool, reuse = (str(cells[axis].mode().iloc[0]) for axis in ("pool", "reuse"))
-    place = "from a dense pool" if pool == "dense" else f"from a pool of {show(parse_size(pool))}"
+    place = "from a dense pool" if pool == "dense" else f"from a pool of {size_words(parse_size(pool))}"
     if reuse == Reuse.FRESH.value:
-        return f"fresh blocks in every swap, {place}"
+        return f"fresh blocks {place}"
     return f"{'hot: ' if pool == 'dense' else ''}the same blocks in every swap, {place}"
+
+
+def machine_words(run: Run) -> str:
+    """Return what a run was measured on and when."""
+    info = run.info
+    on_host = info.device.get("kind") == "cpu"
+    host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
+    driver = info.identity.get("driver_version")
+    named = [info.device.get("title"), driver and f"driver {driver}", info.created[:10]]
+    return ", ".join(short(printable(part), 80) for part in named if part) + host
 
 
 def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:
@@ -143,31 +159,6 @@ def by_kind(answers: Sequence[Answer]) -> Mapping[Kind, list[Answer]]:
     for answer in answers:
         found.setdefault((answer.direction, answer.state), []).append(answer)
     return found
-
-
-def sentences(answers: Sequence[Answer]) -> list[str]:
-    """Return the choices as text, with one sentence for consecutive shapes with the same choice."""
-    return [_sentence(run) for own in by_kind(answers).values() for run in _runs(own)]
-
-
-def _runs(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
-    """Yield the answers of consecutive block sizes with the same choices, apart by choice over the blocks."""
-    sizes = [list(own) for _, own in groupby(answers, key=lambda answer: answer.block_bytes)]
-    for _, alike in groupby(sizes, key=lambda own: [(answer.blocks, answer.choice) for answer in own]):
-        for _, run in groupby(zip(*alike, strict=True), key=lambda column: column[0].choice):
-            yield [answer for column in run for answer in column]
-
-
-def _sentence(run: Sequence[Answer]) -> str:
-    kind = f"{run[0].direction} {run[0].state.quantity}"
-    blocks, size = ends((answer.blocks for answer in run), str), ends((a.block_bytes for a in run), size_words)
-    rates = ends((answer.gbps for answer in run), two_digits)
-    said = [kind, f"{blocks} blocks of {size}: {words_of(run[0].choice)}", f"{rates} GB/s"]
-    others = [(answer, other) for answer in run if (other := answer.best_of("batched")) and other != answer.choice]
-    gains = [found.ratio for answer, other in others if (found := answer.gain_over(other))]
-    if gains and two_digits(max(gains)) != "1":
-        said.append(f"{ends(gains, two_digits)} times batched")
-    return ", ".join(said)
 
 
 def open_points(answers: Sequence[Answer]) -> list[str]:
@@ -199,3 +190,8 @@ def words_of(choice: Choice) -> str:
     settings.pop("order", None)  # follows a rule that the reader does not need
     with_sms = f" with {counted(int(sms), 'SM')}" if sms else ""
     return ", ".join((f"{choice.backend}{with_sms}", *(f"{name} {value}" for name, value in settings.items())))
+
+
+def speed_words(ratio: float, of: str) -> str:
+    """Return a gain as text: "8.7x the speed of batched"."""
+    return f"{two_digits(ratio)}x the speed of {of}"

@@ -17,7 +17,7 @@ from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
 from kvbench.results.frame import visits_that_count
-from kvbench.tune.answer import words_of
+from kvbench.tune.answer import speed_words, words_of
 from kvbench.tune.fit import Point, choice_of, machine_of, one_workload, preference
 from kvbench.tune.table import AUTO, CHOSEN_AXES, Choice
 from kvbench.units import size_words, two_digits
@@ -95,31 +95,31 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class BesideAnswer:
-    """What to use for swaps of one shape beside `neighbour`, which may be slowed by `at_most`, a fraction.
+    """What to use for swaps of one shape beside `neighbour`, which may be slowed by `max_slowdown`, a fraction.
 
     `ways` are all that were measured, the fastest first; `chosen` is None where each costs more.
     """
 
     neighbour: str
-    at_most: float
+    max_slowdown: float
     shape: Shape
     ways: Sequence[Way]
     chosen: Way | None
 
     def sentence(self) -> str:
-        said, limit = f"{self.neighbour} beside {self.shape.words()}", percent(1 + self.at_most)
+        said, limit = f"{self.neighbour} beside {self.shape.words()}", percent(1 + self.max_slowdown)
         if self.chosen is None:
             least = min(self.ways, key=lambda way: (way.slowdown, -way.gbps))
             return f"{said}: no way that was measured costs at most {limit}; the least is {least.words()}"
         gain = ""
         batched = max((way.gbps for way in self.ways if way.choice.backend == "batched"), default=0.0)
         if batched and self.chosen.choice.backend != "batched":
-            gain = f", {two_digits(self.chosen.gbps / batched)} times batched"
+            gain = f", {speed_words(self.chosen.gbps / batched, 'batched')}"
         return f"{said}: {self.chosen.words()}, p99 {percent(self.chosen.slowdown_p99)} slower{gain}"
 
     def open_points(self) -> list[str]:
         """Return what another run could choose otherwise."""
-        limit, said = 1 + self.at_most, f"{self.neighbour} beside {self.shape.words()}"
+        limit, said = 1 + self.max_slowdown, f"{self.neighbour} beside {self.shape.words()}"
         lines = []
         if self.chosen is not None and self.chosen.verdict(limit) is Verdict.UNDECIDED:
             sure = [way for way in self.ways if way.verdict(limit) is Verdict.SAME]
@@ -136,7 +136,7 @@ class BesideAnswer:
     def to_plain(self) -> dict[str, Any]:
         return {
             "neighbour": self.neighbour,
-            "at_most": self.at_most,
+            "max_slowdown": self.max_slowdown,
             **self.shape._asdict(),
             "choice": None if self.chosen is None else str(self.chosen.choice),
             "ways": [way.to_plain() for way in self.ways],
@@ -147,7 +147,7 @@ class BesideAnswer:
 def answers_beside(
     runs: Sequence[Run],
     neighbour: str,
-    at_most: float,
+    max_slowdown: float,
     keep: Callable[[Choice], bool],
     points: Sequence[Point] | None = None,
 ) -> list[BesideAnswer]:
@@ -184,7 +184,7 @@ def answers_beside(
     for shape, by_choice in sorted(found.items()):
         ways = [Way.of(choice, own, median(tails)) for choice, (own, tails) in by_choice.items()]
         ways.sort(key=lambda way: -way.gbps)
-        answers.append(BesideAnswer(neighbour, at_most, shape, ways, _chosen(ways, at_most)))
+        answers.append(BesideAnswer(neighbour, max_slowdown, shape, ways, _chosen(ways, max_slowdown)))
     return answers
 
 
@@ -198,9 +198,9 @@ def percent(slowdown: float) -> str:
     return f"{two_digits((slowdown - 1) * 100)}%" if slowdown >= 1.0005 else "0%"
 
 
-def _chosen(ways: Sequence[Way], at_most: float) -> Way | None:
+def _chosen(ways: Sequence[Way], max_slowdown: float) -> Way | None:
     """Return the fastest that costs no more; of those as fast that with the fewest SMs, the simplest, the cheapest."""
-    allowed = [way for way in ways if way.slowdown <= 1 + at_most]
+    allowed = [way for way in ways if way.slowdown <= 1 + max_slowdown]
     if not allowed:
         return None
     enough = max(way.gbps for way in allowed) / (1 + TIED.fraction)

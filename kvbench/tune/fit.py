@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median, median_low
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,9 +33,25 @@ _LEAST_FREEDOM: Final = 4
 # Cells with a smaller share than this do not define the workload of a run.
 _FEW: Final = 1 / 3
 
+# A search visits its choices afresh in rounds from this one on; a sweep has fewer.
+FRESH_FROM: Final = 1000
+
 Point = tuple[int, int]  # block bytes, blocks
 Arms = Mapping[Choice, Visits]
 Kind = tuple[Direction, StreamState]
+Contests = dict[Kind, dict[Point, Arms]]
+
+
+class Candidates(NamedTuple):
+    """The times of all candidates, by direction and stream state, then by point.
+
+    `to_choose` are the visits to choose by, `fresh` those that a search made after it had chosen. `caller_us` are the
+    times that the candidates take from the thread that makes the swap.
+    """
+
+    to_choose: Contests
+    fresh: Contests
+    caller_us: dict[Kind, dict[Point, dict[Choice, float]]]
 
 
 def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]) -> Policy:
@@ -52,15 +68,16 @@ def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]
     )
 
 
-def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
-    """Return the times of all candidates of a policy, by direction and stream state, then by point.
+def candidates(runs: Sequence[Run]) -> Candidates:
+    """Return the times of all candidates of a policy.
 
     A point is a block size and a number of blocks for which at least two backends other than `auto` were measured. A
     failed cell is not a candidate. Rounds of several runs are numbered consecutively, so that only visits of one run
     are paired. Raises UsageError if there is no point, and for runs of several devices.
     """
     machine_of(runs)
-    found: dict[Kind, dict[Point, dict[Choice, dict[int, float]]]] = {}
+    times: tuple[dict[Kind, dict[Point, dict[Choice, dict[int, float]]]], ...] = ({}, {})
+    caller_us: dict[Kind, dict[Point, dict[Choice, float]]] = {}
     backends: dict[tuple[Kind, Point], set[str]] = {}
     first = 0
     frames = [run.frame() for run in runs]
@@ -72,13 +89,15 @@ def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
             kind = Direction(row["direction"]), StreamState(row["stream_state"])
             point = int(row["block_bytes"]), int(row["blocks"])
             backends.setdefault((kind, point), set()).add(row["backend"])
-            if times := visits.get(row["cell_id"]):
-                arm = found.setdefault(kind, {}).setdefault(point, {}).setdefault(choice_of(row), {})
-                arm.update({first + number: us for number, us in times.items()})
+            choice = choice_of(row)
+            caller_us.setdefault(kind, {}).setdefault(point, {})[choice] = float(row["caller_us_median"])
+            for number, us in visits.get(row["cell_id"], {}).items():
+                of_kind = times[number >= FRESH_FROM].setdefault(kind, {})
+                of_kind.setdefault(point, {}).setdefault(choice, {})[first + number] = us
         first += 1 + max(run.samples()["round"], default=0)
-    contests: dict[Kind, dict[Point, Arms]] = {}
+    contests: Contests = {}
     for kind in product(Direction, StreamState):
-        for point, arms in found.get(kind, {}).items():
+        for point, arms in times[0].get(kind, {}).items():
             if len(backends[kind, point]) > 1:
                 contests.setdefault(kind, {})[point] = arms
     if not contests:
@@ -86,7 +105,8 @@ def candidates(runs: Sequence[Run]) -> dict[Kind, dict[Point, Arms]]:
             "nothing to choose from: the runs have no block size and number of blocks for which two or more backends "
             "were measured on the same blocks; sweep with -a backend=batched,sm or with all backends"
         )
-    return contests
+    fresh: Contests = {kind: dict(points) for kind, points in times[1].items()}
+    return Candidates(contests, fresh, caller_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,20 +160,32 @@ def decide(arms: Arms, neighbours: Sequence[Choice] = ()) -> Decision:
     return Decision(chosen, fastest, {other: compare_visits(arms[chosen], arms[other], IN_TURN) for other in others})
 
 
+def standard_errors(arms: Arms) -> dict[Choice, float]:
+    """Return the relative standard error of the time of every candidate at one point."""
+    errors = _errors([np.log(list(visits.values())) for visits in arms.values()])
+    return dict(zip(arms, errors.tolist(), strict=True))
+
+
+def _errors(logs: Sequence[Floats]) -> Floats:
+    """Return the standard error of every median: of n visits, 1.25 standard deviations of a visit over the root of n.
+
+    The scatter of a visit is that of all candidates, robustly.
+    """
+    apart = np.concatenate([np.abs(own - typical(own)) for own in logs])
+    sigma = MAD_TO_SIGMA * float(np.median(apart[apart > 0])) if apart.any() else 0.0
+    return 1.25 * sigma / np.sqrt([len(own) for own in logs])
+
+
 def _redrawn(logs: Sequence[Floats]) -> Floats:
     """Return how often the rule chooses each candidate when all times are redrawn; `logs` are in the rule's order.
 
-    The error of a median of n visits is 1.25 standard deviations of a visit over the root of n, times Student's t: few
-    visits tell little of their outliers. The scatter of a visit is that of all candidates, robustly. `OF_A_RUN` is the
-    standard deviation of what a run adds.
+    The error of a median is its standard error times Student's t: few visits tell little of their outliers.
+    `OF_A_RUN` is the standard deviation of what a run adds.
     """
-    medians = np.array([typical(own) for own in logs])
-    apart = np.abs(np.concatenate([own - middle for own, middle in zip(logs, medians, strict=True)]))
-    sigma = MAD_TO_SIGMA * float(np.median(apart[apart > 0])) if apart.any() else 0.0
     visits, shape = np.array([len(own) for own in logs]), (_REDRAWS, len(logs))
     rng = np.random.default_rng(0)
-    errors = 1.25 * sigma / np.sqrt(visits) * rng.standard_t(np.maximum(visits - 1, _LEAST_FREEDOM), shape)
-    draws = medians + errors + math.log1p(OF_A_RUN.fraction) * rng.standard_normal(shape)
+    errors = _errors(logs) * rng.standard_t(np.maximum(visits - 1, _LEAST_FREEDOM), shape)
+    draws = [typical(own) for own in logs] + errors + math.log1p(OF_A_RUN.fraction) * rng.standard_normal(shape)
     ties = draws <= draws.min(axis=1, keepdims=True) + math.log1p(TIED.fraction)
     return np.bincount(ties.argmax(axis=1), minlength=len(logs)) / _REDRAWS
 

@@ -1,34 +1,32 @@
-"""The visits of a tuning: first all candidates, then those that can still win, then sizes in between.
+"""The visits of a tuning: all candidates, then the faster half of them again and again, then sizes in between.
 
-A candidate is dropped early if it is far slower than the fastest, or no faster than one that the rule of `decide_all`
-prefers. A verdict needs six visits, and every candidate that can be chosen gets them.
+After every two visits, the half that the rule of `decide_all` ranks last is dropped, until the rest has the six visits
+of a verdict. What was chosen is then visited afresh: the fastest of many visits is fast by chance too, so those visits
+that chose it would flatter it.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from statistics import median
 from typing import Final
 
 from kvbench.analysis.compare import MIN_PAIRS
+from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Visit
-from kvbench.tune.fit import Decision, choice_at, decide, preference
+from kvbench.tune.answer import Answer
+from kvbench.tune.fit import FRESH_FROM, Arms, Decision, choice_at, decide, decide_all, preference
+from kvbench.tune.rule import rule_of
 from kvbench.tune.table import Choice
 
-# Number of visits -> the maximum ratio to the best time with which a candidate stays in the race, and the maximum ratio
-# to the time of every candidate that the rule prefers at equal times.
-DROPPED_BEYOND: Final[Mapping[int, float]] = {1: 2.5, 2: 1.3, 3: 1.2, 4: 1.15, 5: 1.1}
-OUTDONE_BEYOND: Final[Mapping[int, float]] = {1: 2.0, 2: 1.1, 3: 1.05, 4: 1.03, 5: 1.01}
-# The minimum number of visits of a reference of the answers, even if it is far slower.
-REFERENCE_VISITS: Final = 3
-# Visits per candidate of the first sizes, including those of the sizes between them: in eight searches on an H100 and
-# an H200, 4.8 to 7.1.
-VISITS_PER_CANDIDATE: Final = 6.0
+# The visits between two halvings: one slow visit drops nothing.
+STAGE_VISITS: Final = 2
+# Visits per candidate of the first sizes, including those of the sizes between them and the fresh ones.
+VISITS_PER_CANDIDATE: Final = 7.0
 # The time of a visit there, as a share of that of the plan: most visits are of the fastest candidates.
 VISIT_TIME: Final = 0.7
-# The maximum number of visits for a point that is still open.
+# The maximum number of visits to choose by, for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
 
@@ -70,8 +68,9 @@ class Search:
 
     def note(self, visit: Visit) -> None:
         """Record a visit; of several attempts the last one counts."""
-        clock = visit.cell.stream_state.swap_clock
-        self._times.setdefault(visit.cell, {})[visit.round] = median(getattr(visit.samples, clock))
+        if visit.round < FRESH_FROM:
+            clock = visit.cell.stream_state.swap_clock
+            self._times.setdefault(visit.cell, {})[visit.round] = median(getattr(visit.samples, clock))
 
     @property
     def expected_visits(self) -> int:
@@ -84,59 +83,80 @@ class Search:
         for _ in range(BISECTIONS):
             if self._in_time() and (between := self._between()):
                 yield from self._race(between)
+        winners = self._winners()
+        for number in range(FRESH_FROM, FRESH_FROM + MIN_PAIRS if winners else FRESH_FROM):
+            yield self._shuffled(number, winners)
 
     def _race(self, running: Mapping[Place, Mapping[Choice, Cell]]) -> Iterator[list[tuple[int, Cell]]]:
         for number in range(MOST_ROUNDS):
             if number >= MIN_PAIRS and not self._in_time():
                 return
-            stage = [(number, cell) for own in running.values() for cell in own.values()]
-            if stage:
-                yield sorted(stage, key=lambda visit: visit[1].place_in(number, self._seed))
-            kept = {place: self._still(place, own, number + 1) for place, own in running.items()}
-            running = {place: own for place, own in kept.items() if own}
+            if stage := [cell for candidates in running.values() for cell in candidates.values()]:
+                yield self._shuffled(number, stage)
+            kept = {place: self._still(place, candidates, number + 1) for place, candidates in running.items()}
+            running = {place: candidates for place, candidates in kept.items() if candidates}
 
-    def _still(self, place: Place, own: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
+    def _shuffled(self, number: int, cells: Collection[Cell]) -> list[tuple[int, Cell]]:
+        return [(number, cell) for cell in sorted(cells, key=lambda cell: cell.place_in(number, self._seed))]
+
+    def _still(self, place: Place, candidates: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
         """Return the candidates of a place that stay in the race after `made` visits."""
-        measured = {choice: cell for choice, cell in own.items() if len(self._times.get(cell, {})) == made}
+        measured = {choice: cell for choice, cell in candidates.items() if len(self._times.get(cell, {})) == made}
         if not measured:
             return {}
         if made >= MIN_PAIRS:
-            decision = self._decide(place)
-            wanted = {decision.choice, decision.fastest, *decision.others} if decision and decision.others else set()
+            arms = self._arms(place)
+            answer = _answer(place, arms, decide(arms))
+            wanted = {answer.choice, answer.decision.fastest, *answer.open} if answer.open else set()
             return {choice: cell for choice, cell in measured.items() if choice in wanted}
+        if made % STAGE_VISITS:
+            return measured
         # the fastest visit of each: a disturbance only slows
         times = {choice: min(self._times[cell].values()) for choice, cell in measured.items()}
-        most = DROPPED_BEYOND[made] * min(times.values())
+        fastest = min(times, key=lambda choice: times[choice])
+        enough = (1 + TIED.fraction) * times[fastest]
 
-        def goes_on(choice: Choice) -> bool:
-            preferred = [times[other] for other in times if preference(other) < preference(choice)]
-            outdone = times[choice] >= OUTDONE_BEYOND[made] * min(preferred, default=math.inf)
-            return times[choice] <= most and not outdone
+        def rank(choice: Choice) -> tuple[object, ...]:
+            tied = times[choice] <= enough
+            return choice != fastest, not tied, preference(choice) if tied else (), times[choice]
 
-        wanted = {choice for choice in times if goes_on(choice) or (_is_reference(choice) and made < REFERENCE_VISITS)}
-        return {choice: measured[choice] for choice in wanted}
+        return {choice: measured[choice] for choice in sorted(measured, key=rank)[: max(2, (len(measured) + 1) // 2)]}
 
-    def _decide(self, place: Place) -> Decision | None:
-        arms = {choice: self._times[cell] for choice, cell in self._cells[place].items() if cell in self._times}
-        return decide(arms) if arms else None
+    def _arms(self, place: Place) -> dict[Choice, dict[int, float]]:
+        return {choice: self._times[cell] for choice, cell in self._cells[place].items() if cell in self._times}
+
+    def _winners(self) -> list[Cell]:
+        """Return the cells of what `answers_of` and `rule_of` will choose, and of what these are compared with."""
+        answers = []
+        for _, places in groupby(sorted(self._cells), key=lambda place: place[:2]):
+            by_point = {place[:1:-1]: (place, arms) for place in places if (arms := self._arms(place))}
+            decisions = decide_all({point: arms for point, (_, arms) in by_point.items()})
+            answers += [_answer(*by_point[point], decision) for point, decision in decisions.items()]
+        winners = []
+        for answer, choice in rule_of(answers).choices.items():
+            wanted = {choice, answer.choice, answer.decision.fastest, answer.best_of("batched")}
+            candidates = self._cells[answer.direction, answer.state, answer.blocks, answer.block_bytes]
+            winners += [candidates[one] for one in candidates if one in wanted]
+        return winners
 
     def _between(self) -> dict[Place, dict[Choice, Cell]]:
         """Return the size between two consecutive sizes with different choices, with all that can win at either."""
-        decided = {place: decision for place in sorted(self._cells) if (decision := self._decide(place))}
-        found: dict[Place, dict[Choice, Cell]] = {}
+        decided = {place: decide(arms) for place in sorted(self._cells) if (arms := self._arms(place))}
+        middles: dict[Place, dict[Choice, Cell]] = {}
         for low, high in pairwise(decided):
             between = [place for place in sorted(self._cells) if low < place < high]
             if low[:-1] != high[:-1] or decided[low].choice == decided[high].choice or not between:
                 continue
             ends = [(choice, cell) for end in (low, high) for choice, cell in self._cells[end].items()]
-            able = {choice for choice, cell in ends if len(self._times.get(cell, {})) >= MIN_PAIRS}
-            able.update(*(decided[end].others for end in (low, high)))
+            able = {*decided[low].others, *decided[high].others}
+            able |= {
+                one for one, cell in ends if one.backend == "batched" or len(self._times.get(cell, {})) >= MIN_PAIRS
+            }
             place = between[len(between) // 2]
-            own = self._cells[place].items()
-            found[place] = {choice: cell for choice, cell in own if choice in able or _is_reference(choice)}
-        return found
+            middles[place] = {choice: cell for choice, cell in self._cells[place].items() if choice in able}
+        return middles
 
 
-def _is_reference(choice: Choice) -> bool:
-    """Return whether a choice is the reference of the answers: batched copies."""
-    return choice.backend == "batched"
+def _answer(place: Place, arms: Arms, decision: Decision) -> Answer:
+    direction, state, blocks, block_bytes = place
+    return Answer(direction, state, block_bytes, blocks, arms, decision, arms)

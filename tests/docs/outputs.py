@@ -28,8 +28,8 @@ class Example:
 
 
 EXAMPLES: Final[Mapping[str, Example]] = {
-    "output-show": Example(f"show {_RUN}", "sed '/^$/q'"),
-    "output-tune": Example(f"tune {_RUN}", "grep '10000 blocks of'"),
+    "output-show": Example(f"show {_RUN}"),
+    "output-tune": Example(f"tune {_RUN} --model llama-3-8b"),
     "output-snippet": Example(f"report {_RUN} --snippet threshold"),
     "output-rules": Example(f"gate rules {_RUN}"),
     "output-models": Example("list models"),

@@ -132,8 +132,7 @@ def _told(curves: Sequence[RateCurve]) -> list[Finding]:
             f"blocks{beyond} (N = {ends([c.panel for c, _ in same], count)}); {_path_words(same)}{none}."
         )
         found.append(Finding(text, math.log(max(excess))))
-    found.sort(key=lambda finding: -finding.weight)
-    return [replace(finding, headline=not place) for place, finding in enumerate(found)]
+    return found
 
 
 def _falls(cells: pd.DataFrame) -> list[Finding]:

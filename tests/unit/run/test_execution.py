@@ -12,7 +12,7 @@ from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
 from kvbench.results.frame import visits_that_count
 from kvbench.results.schema import Ceiling, Failure, Note, Retry, Visit
-from kvbench.run.execution import MAX_REPEATS, Execution, Outcome
+from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Outcome
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import MeasureCell, Opened
 from kvbench.run.worker_process import NotAskedError, WorkerLostError
@@ -24,15 +24,16 @@ CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in range
 
 
 class Slot:
-    """A worker whose visits of the first cell are disturbed so many times in every round."""
+    """A worker whose visits of the first cells, `disturbs` of them, are disturbed so many times in every round."""
 
     pids: frozenset[int] = frozenset()
     log: Path | None = None
     ended = False
     replaced = 0
 
-    def __init__(self, disturbed: int) -> None:
+    def __init__(self, disturbed: int, disturbs: int = 1) -> None:
         self.disturbed = disturbed
+        self.cells = CELLS[:disturbs]
         self.made: list[tuple[int, int, int]] = []
 
     def reserve(self, pool_bytes: int, host_pools: int) -> list[str]:
@@ -53,7 +54,7 @@ class Slot:
             path="host thread",
             calls=1,
             verified_bytes=1,
-            disturbed=["slow"] if cell == CELLS[0] and request.attempt < self.disturbed else [],
+            disturbed=["slow"] if cell in self.cells and request.attempt < self.disturbed else [],
         )
 
 
@@ -123,6 +124,14 @@ def test_a_visit_that_stays_disturbed_is_made_again_twice_at_most(tmp_path: Path
     attempts = [attempt for round_, blocks, attempt in slot.made if (round_, blocks) == (0, 1)]
     assert attempts == list(range(MAX_REPEATS + 1))
     assert sum(bool(visit.disturbed) for visit in visits_that_count(load_run(tmp_path).records)) == 2
+
+
+def test_on_a_host_that_is_never_quiet_repeats_are_few(tmp_path: Path) -> None:
+    slot = Slot(disturbed=99, disturbs=len(CELLS))
+    execute(tmp_path, slot)
+    for number in range(2):
+        repeats = [attempt for round_, _, attempt in slot.made if round_ == number and attempt]
+        assert len(repeats) == len(CELLS) // VISITS_A_REPEAT
 
 
 def test_large_copies_that_crash_and_a_worker_that_is_found_dead_cost_themselves(tmp_path: Path) -> None:

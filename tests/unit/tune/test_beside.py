@@ -43,8 +43,8 @@ def anything(_: Choice) -> bool:
     return True
 
 
-def only(runs: list[Run], at_most: float = 0.05) -> BesideAnswer:
-    (answer,) = answers_beside(runs, "decode", at_most, anything)
+def only(runs: list[Run], max_slowdown: float = 0.05) -> BesideAnswer:
+    (answer,) = answers_beside(runs, "decode", max_slowdown, anything)
     return answer
 
 
@@ -53,7 +53,7 @@ def chosen(answer: BesideAnswer) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("at_most", "choice"),
+    ("max_slowdown", "choice"),
     [
         (0.3, "sm sms=2"),
         (0.05, "sm sms=1"),
@@ -62,8 +62,8 @@ def chosen(answer: BesideAnswer) -> str | None:
         (0.0, None),
     ],
 )
-def test_the_fastest_that_costs_no_more_is_chosen(tmp_path: Path, at_most: float, choice: str | None) -> None:
-    assert chosen(only([run_of(tmp_path, ladder())], at_most)) == choice
+def test_the_fastest_that_costs_no_more_is_chosen(tmp_path: Path, max_slowdown: float, choice: str | None) -> None:
+    assert chosen(only([run_of(tmp_path, ladder())], max_slowdown)) == choice
 
 
 def test_what_is_as_fast_with_fewer_sms_and_settings_is_taken(tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_what_is_as_fast_with_fewer_sms_and_settings_is_taken(tmp_path: Path) ->
 
 def test_the_sentence_says_both_sides_the_tail_and_the_gain(tmp_path: Path) -> None:
     assert only([run_of(tmp_path, ladder())]).sentence() == (
-        "decode beside d2h swaps of 4096 blocks of 16 KiB: sm with 1 SM, 30 GB/s, 4% slower, p99 400% slower, 3 times "
-        "batched"
+        "decode beside d2h swaps of 4096 blocks of 16 KiB: sm with 1 SM, 30 GB/s, 4% slower, p99 400% slower, 3x the "
+        "speed of batched"
     )
 
 
@@ -155,17 +155,17 @@ def command(*arguments: object) -> tuple[int, str]:
 
 def test_the_command_shows_the_answer_and_gives_it_as_json(tmp_path: Path) -> None:
     path = run_of(tmp_path, ladder()).path
-    code, text = command(path, "--neighbour", "decode", "--at-most", "5%")
+    code, text = command(path, "--neighbour", "decode", "--max-slowdown", "5%")
     assert code == 0
     assert "sm with 1 SM, 30 GB/s, 4% slower" in text
     (marked,) = [line.split() for line in text.splitlines() if line.startswith("->")]
     assert marked[1:4] == ["d2h", "4096", "16"]
     for limit in ("5%", "0.05"):
-        code, text = command(path, "--neighbour", "decode", "--at-most", limit, "--json")
+        code, text = command(path, "--neighbour", "decode", "--max-slowdown", limit, "--json")
         (answer,) = json.loads(text)["answers"]
-        assert (answer["choice"], answer["at_most"], answer["burst"]) == ("sm sms=1", 0.05, "none")
+        assert (answer["choice"], answer["max_slowdown"], answer["burst"]) == ("sm sms=1", 0.05, "none")
         assert answer["ways"][1]["slowdown_interval"] == pytest.approx([1.04, 1.04])
-    assert command(path, "--neighbour", "decode")[0] == 0  # 5% without --at-most
+    assert command(path, "--neighbour", "decode")[0] == 0  # 5% without --max-slowdown
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,17 @@ def test_the_command_shows_the_answer_and_gives_it_as_json(tmp_path: Path) -> No
     [
         (["--neighbour", "cat"], "--neighbour cat: not one of idle, gemm, memory, decode, swap"),
         (["--neighbour", "none"], "--neighbour none: not one of"),
-        (["--at-most", "5%"], "--at-most 5%: it limits what a neighbour may lose; add --neighbour"),
+        (["--max-slowdown", "5%"], "--max-slowdown 5%: it limits what a neighbour loses; add --neighbour"),
         *(
-            (["--neighbour", "decode", f"--at-most={text}"], f"--at-most {text}: write a percentage (5%) or a fraction")
+            (
+                ["--neighbour", "decode", f"--max-slowdown={text}"],
+                f"--max-slowdown {text}: write a percentage",
+            )
             for text in ("5", "1.05", "-1%", "nan", "x%", "%", "5 %", "\u0665%")
         ),
         (["--neighbour", "decode", "-p", "x.toml"], "--neighbour gives neither a policy nor settings"),
         (["--neighbour", "decode", "--export", "vllm"], "--neighbour gives neither a policy nor settings"),
-        (["--neighbour", "decode", "--budget-sms", "0", "--backends", "sm"], "in a way that is allowed"),
+        (["--neighbour", "decode", "--max-sms", "0", "--backends", "sm"], "in a way that is allowed"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:

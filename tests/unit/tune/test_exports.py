@@ -157,7 +157,7 @@ def test_the_answer_for_one_engine_is_its_export_and_other_answers_leave_its_cod
     assert "NUM_SMS=24" in CliRunner().invoke(app, ["tune", run, "--engine", "vllm"]).output
     plain = CliRunner().invoke(app, ["tune", run]).output
     assert "sm with 2 SMs" in plain
-    assert "vllm" not in plain
+    assert "vllm_" not in plain
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -32,7 +32,7 @@ PER_BLOCK = Choice("per_block")
 def fit_policy(runs: Sequence[Run]) -> Policy:
     chosen = {
         kind: {point: decision.choice for point, decision in decide_all(times).items()}
-        for kind, times in candidates(runs).items()
+        for kind, times in candidates(runs).to_choose.items()
     }
     return policy_of(runs, chosen)
 
@@ -181,6 +181,18 @@ def test_what_another_run_could_choose_is_named() -> None:
     for arms in (equal, at_the_margin, noise):
         decision = decide_all({(KIB, 16): arms})[KIB, 16]
         assert {decision.choice, *decision.others} == {KERNEL, BATCHED}
+
+
+def test_the_scatter_of_visits_decides_what_another_run_could_choose() -> None:
+    """The difference is that of twelve percent in each; what the run itself adds does not reach that far."""
+    for noise, expected in ((0.001, set()), (0.1, {BATCHED})):
+        assert others_at({KERNEL: noisy(100.0, noise), BATCHED: noisy(115.0, noise)}) == expected
+
+
+def test_few_visits_leave_more_open_than_a_normal_error_would() -> None:
+    few = {choice: dict(list(noisy(us, 0.05).items())[:3]) for choice, us in ((KERNEL, 100.0), (BATCHED, 130.0))}
+    assert others_at(few) == {BATCHED}
+    assert others_at({KERNEL: noisy(100.0, 0.05), BATCHED: noisy(130.0, 0.05)}) == set()
 
 
 def test_what_an_interrupted_sweep_visited_once_less_can_be_chosen() -> None:

@@ -1,0 +1,108 @@
+"""The answer in a few lines: the rule, what it loses and gains, and what would change it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import mean, median
+from typing import Final
+
+from kvbench.analysis.compare import MIN_PAIRS
+from kvbench.cells.axes import Direction
+from kvbench.errors import UsageError
+from kvbench.results import Run
+from kvbench.text import ends
+from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
+from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
+from kvbench.tune.fit import Kind
+from kvbench.tune.rule import Line, Range, Rule, rule_of
+from kvbench.units import size_words, two_digits
+
+# A line for each direction and stream state has one line of a terminal; with many of them, others are left out.
+_LONGEST: Final = 80
+_FEW: Final = 4
+
+
+def summary(runs: Sequence[Run]) -> list[str]:
+    """Return what `kvbench show` prints of runs of one machine: the answer, or why there is none."""
+    try:
+        rule = rule_of(answers_of(runs, lambda choice: choice.backend not in ENGINE_BACKENDS))
+    except UsageError as none:
+        return [machine_words(runs[0]), str(none)]
+    return [origin(runs), *headline(rule)]
+
+
+def origin(runs: Sequence[Run]) -> str:
+    """Return what a rule is about: the machine, and which blocks are swapped."""
+    return f"{machine_words(runs[0])}; {workload_of(runs)}"
+
+
+def headline(rule: Rule) -> list[str]:
+    """Return the answer of a rule, a line each: what to use, what that loses and gains, and how sure it is."""
+    losses = rule.losses.values()
+    average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
+    loss = f"Loss against the best of each size and count: {average} on average, {worst} at worst"
+    rival = _rivals(rule) if len(rule.lines) <= _FEW else ()
+    return [*map(_use, rule.lines, rule.lines.values()), loss, *_gains(rule), *rival, _open(rule.answers)]
+
+
+def _use(kind: Kind, lines: Sequence[Line]) -> str:
+    """Return the lines of a direction and stream state: "h2d latency: sm with 4 SMs up to 4 KiB, 2 from 16 KiB"."""
+    parts: list[str] = []
+    before = None
+    for line in lines:
+        choice = words_of(line.choice)
+        alike = before is not None and before.backend == line.choice.backend == "sm" and len(line.choice.axes) == 1
+        parts.append(" ".join(filter(None, (dict(line.choice.axes)["sms"] if alike else choice, _ranges(line)))))
+        before = line.choice
+    text = f"{kind[0]} {kind[1].quantity}: {', '.join(parts)}"
+    while len(text) > _LONGEST and len(parts) > 1:
+        parts.pop()
+        text = f"{kind[0]} {kind[1].quantity}: {', '.join(parts)} and {len(lines) - len(parts)} more (tune --json)"
+    return text
+
+
+def _ranges(line: Line) -> str:
+    ranges = _range(line.sizes, size_words), _range(line.counts, lambda count: f"{count} blocks")
+    return " and ".join(filter(None, ranges))
+
+
+def _range(span: Range, show: Callable[[int], str]) -> str:
+    low, high = (None if end is None else show(end) for end in span)
+    if low is None or high is None:
+        return f"up to {high}" if high else f"from {low}" if low else ""
+    return f"at {low}" if low == high else f"from {low} to {high}"
+
+
+def _gains(rule: Rule) -> Iterator[str]:
+    """Yield a line for batched copies, and one for each engine whose own code was measured."""
+    for name, backends in {
+        "batched": ("batched",),
+        **{name: engine.backends for name, engine in ENGINES.items()},
+    }.items():
+        parts: list[str] = []
+        for direction in Direction:
+            if ratios := rule.gains(direction, backends):
+                middle = f"{two_digits(median(ratios))}x" if parts else speed_words(median(ratios), name)
+                parts.append(f"{middle} for {direction} ({ends(ratios, lambda ratio: f'{two_digits(ratio)}x')})")
+        if parts:
+            yield f"Gain: {', '.join(parts)}"
+
+
+def _rivals(rule: Rule) -> Iterator[str]:
+    """Yield the other choice that is nearest to replacing one of the rule."""
+    every = [
+        (abs(line.rival[1]), f"{kind[0]} {kind[1].quantity}", line, line.rival)
+        for kind, lines in rule.lines.items()
+        for line in lines
+        if line.rival is not None
+    ]
+    if every:
+        _, kind, line, (choice, more) = min(every, key=lambda one: one[0])
+        where = " ".join(filter(None, (kind, _ranges(line))))
+        words = f"{abs(more):.1%} {'slower' if more > 0 else 'faster'}" if abs(more) >= 0.0005 else "as fast"
+        yield f"Closest call: {where}, where {words_of(choice)} is {words}"
+
+
+def _open(answers: Sequence[Answer]) -> str:
+    undecided = [answer for answer in answers if not answer.decided]
+    few = any(len(answer.visits_of(answer.choice)) < MIN_PAIRS for answer in undecided)
+    why = f"fewer than {MIN_PAIRS} visits decide nothing" if few else "another run could differ (tune --open)"
+    return f"Open for {len(undecided)} of {len(answers)} sizes and counts" + (f": {why}" if undecided else "")

@@ -1,0 +1,186 @@
+"""The smallest rule that is good enough: the fewest choices, each for a range of shapes, that lose little.
+
+A line of a rule is a choice for a rectangle of block sizes and numbers of blocks. A cut divides all shapes in two,
+other cuts divide the parts. Of all such rules for a direction and stream state, `rule_of` finds the one with the fewest
+lines.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from kvbench.analysis.compare import compare_visits
+from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
+from kvbench.cells.axes import Direction
+from kvbench.tune.answer import Answer, by_kind
+from kvbench.tune.fit import Kind, preference, standard_errors
+from kvbench.tune.table import Choice
+
+# The maximum loss at one shape, in another run too; on average it is `TIED`.
+WORST: Final = 0.10
+_MOST_LINES: Final = 4
+_TOO_MUCH: Final = 1e6  # is added to the loss of a choice that exceeds `WORST`
+# Of choices whose average losses differ by less than this, the one with the fewest SMs is taken.
+_STEP: Final = 0.005
+
+# The first and the last value of a range, None where the range has no end.
+Range = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A choice for the shapes of `answers`, which have these block sizes in bytes and numbers of blocks.
+
+    `rival` is the best other choice for them, and by how much more it loses on average, None without any.
+    """
+
+    choice: Choice
+    sizes: Range
+    counts: Range
+    answers: Sequence[Answer]
+    rival: tuple[Choice, float] | None
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the line as JSON-compatible data."""
+        return {"choice": str(self.choice), "block_bytes": list(self.sizes), "blocks": list(self.counts)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The lines of a rule by direction and stream state."""
+
+    lines: Mapping[Kind, Sequence[Line]]
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [answer for own in self.lines.values() for line in own for answer in line.answers]
+
+    @property
+    def choices(self) -> dict[Answer, Choice]:
+        """The choice of the rule for every answer."""
+        return {answer: line.choice for own in self.lines.values() for line in own for answer in line.answers}
+
+    @property
+    def losses(self) -> dict[Answer, float]:
+        """How much more time than the fastest candidate the choice of the rule takes, as a fraction, by answer."""
+        of_fastest = (
+            (answer, answer.ratio(answer.decision.fastest, choice)) for answer, choice in self.choices.items()
+        )
+        return {answer: ratio - 1 for answer, ratio in of_fastest}
+
+    def gains(self, direction: Direction, backends: Sequence[str]) -> list[float]:
+        """Return how many times the speed of the best of some backends the choices have, where these are decided."""
+        choices = ((a, choice, a.best_of(*backends)) for a, choice in self.choices.items() if a.direction is direction)
+        return [a.ratio(choice, other) for a, choice, other in choices if a.decided and other is not None]
+
+    def nearest(self, kind: Kind, block_bytes: int, blocks: int) -> Answer:
+        """Return the answer whose shape is nearest in ratio: by block size, then by number of blocks."""
+
+        def distance(answer: Answer) -> tuple[float, float]:
+            return abs(math.log(answer.block_bytes / block_bytes)), abs(math.log(answer.blocks / blocks))
+
+        return min((answer for line in self.lines[kind] for answer in line.answers), key=distance)
+
+    def to_plain(self) -> list[dict[str, Any]]:
+        """Return the rule as JSON-compatible data."""
+        return [
+            {"direction": direction.value, "quantity": state.quantity, **line.to_plain()}
+            for (direction, state), lines in self.lines.items()
+            for line in lines
+        ]
+
+
+class _Part(NamedTuple):
+    """A rectangle of shapes: half-open ranges of the indexes of block sizes and of numbers of blocks."""
+
+    sizes: tuple[int, int]
+    counts: tuple[int, int]
+
+    def halves(self) -> Iterator[tuple["_Part", "_Part"]]:
+        """Yield both sides of every cut."""
+        for at in range(self.sizes[0] + 1, self.sizes[1]):
+            yield self._replace(sizes=(self.sizes[0], at)), self._replace(sizes=(at, self.sizes[1]))
+        for at in range(self.counts[0] + 1, self.counts[1]):
+            yield self._replace(counts=(self.counts[0], at)), self._replace(counts=(at, self.counts[1]))
+
+
+class _Fit(NamedTuple):
+    loss: float  # the sum over all shapes
+    lines: tuple[Line, ...] = ()
+
+
+def rule_of(answers: Sequence[Answer]) -> Rule:
+    """Return the rule with the fewest lines that loses at most `TIED` on average and `WORST` at one shape.
+
+    If none of `_MOST_LINES` lines does, return the one that loses least.
+    """
+    return Rule({kind: _lines(own) for kind, own in by_kind(answers).items()})
+
+
+def _lines(answers: Sequence[Answer]) -> tuple[Line, ...]:
+    """Return the lines for the answers of one direction and stream state."""
+    sizes, counts = (sorted({answer.point[axis] for answer in answers}) for axis in (0, 1))
+    losses = {answer: _losses(answer) for answer in answers}
+
+    @cache
+    def best(part: _Part, lines: int) -> _Fit:
+        if lines > 1:
+            pairs = (
+                (best(one, number), best(other, lines - number))
+                for one, other in part.halves()
+                for number in range(1, lines)
+            )
+            fits = (_Fit(one.loss + other.loss, one.lines + other.lines) for one, other in pairs)
+            return min(fits, key=lambda fit: fit.loss, default=_Fit(math.inf))
+        spans = (sizes[slice(*part.sizes)], counts[slice(*part.counts)])
+        inside = {answer: losses[answer] for answer in answers if all(map(list.__contains__, spans, answer.point))}
+        if not inside:
+            return _Fit(0.0)
+        common = set.intersection(*(set(own) for own in inside.values()))
+        means = {choice: sum(own[choice] for own in inside.values()) / len(inside) for choice in common}
+        if not means:
+            return _Fit(math.inf)
+        enough = min(means.values()) + _STEP
+        choice = min(
+            (choice for choice in means if means[choice] <= enough), key=lambda one: (preference(one), str(one))
+        )
+        others = (other for other in means if other != choice)
+        rival = min(others, key=lambda other: (means[other], str(other)), default=None)
+        line = Line(
+            choice,
+            _range(spans[0], sizes),
+            _range(spans[1], counts),
+            list(inside),
+            None if rival is None or means[rival] > 1 else (rival, means[rival] - means[choice]),
+        )
+        return _Fit(means[choice] * len(inside), (line,))
+
+    whole = _Part((0, len(sizes)), (0, len(counts)))
+    fits = [_Fit(math.inf)]
+    while fits[-1].loss > TIED.fraction * len(answers) and len(fits) <= _MOST_LINES:
+        fits.append(best(whole, len(fits)))
+    # A run may lack some candidates at some shapes: a line needs one that was measured at all of its shapes.
+    alone = (Line(a.choice, (a.block_bytes,) * 2, (a.blocks,) * 2, [a], None) for a in answers)
+    return min(fits, key=lambda fit: fit.loss).lines or tuple(alone)
+
+
+def _losses(answer: Answer) -> dict[Choice, float]:
+    """Return how much more time than the fastest each candidate takes, as a fraction.
+
+    A loss must stay below `WORST` when it is larger by its standard error, or be below half.
+    """
+    fastest, errors = answer.decision.fastest, standard_errors(answer.arms)
+    losses = {fastest: 0.0}
+    for choice, visits in answer.arms.items():
+        loss = max(compare_visits(answer.arms[fastest], visits, IN_TURN).ratio - 1, 0.0)
+        error = math.hypot(errors[fastest], errors[choice], OF_A_RUN.fraction, OF_A_RUN.fraction)
+        allowed = choice == fastest or loss <= max(WORST - error, WORST / 2)
+        losses[choice] = loss if allowed else loss + _TOO_MUCH
+    return losses
+
+
+def _range(values: Sequence[int], every: Sequence[int]) -> Range:
+    """Return the range of some of the consecutive values of `every`."""
+    return (None if values[0] == every[0] else values[0], None if values[-1] == every[-1] else values[-1])

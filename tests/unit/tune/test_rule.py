@@ -1,0 +1,208 @@
+"""The smallest rule that is good enough, and the answer that it gives."""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.cells.axes import Direction, Order, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cli.main import app
+from kvbench.results import Run, load_run
+from kvbench.tune.answer import answers_of
+from kvbench.tune.headline import summary
+from kvbench.tune.rule import WORST, Rule, rule_of
+from kvbench.tune.table import load_policy
+from tests import synthetic
+
+KIB = 1024
+SIZES = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
+COUNTS = (16, 256, 4096)
+STATES = (StreamState.IDLE, StreamState.SUSTAINED)
+ENGINE = Path("reports/nvidia-h200-2026-11-22/runs/engine")
+Rate = Callable[[Cell], float]
+
+
+def cells(*directions: Direction, states: tuple[StreamState, ...] = (StreamState.IDLE,)) -> list[Cell]:
+    shapes = product(directions or (Direction.H2D,), COUNTS, SIZES, states)
+    return [
+        replace(cell, reuse=Reuse.FRESH, pool_bytes=1 << 30)
+        for shape in shapes
+        for cell in (Cell("batched", *shape, order=Order.ANY), *(Cell("sm", *shape, sms=sms) for sms in (1, 2, 4)))
+    ]
+
+
+def crossing(cell: Cell) -> float:
+    """A kernel fills the link with two SMs, copies do with large blocks alone."""
+    if cell.backend == "batched":
+        return 54.0 if cell.block_bytes >= 64 * KIB else 5.0
+    return min(50.0, 25.0 * (cell.sms or 1))
+
+
+def run_of(folder: Path, rate: Rate, made: list[Cell] | None = None) -> Run:
+    records = [*synthetic.ceilings(), *synthetic.rounds(made or cells(), rate, noise=0.001)]
+    return load_run(synthetic.write_run(folder / "run", records))
+
+
+def rule_at(folder: Path, rate: Rate, made: list[Cell] | None = None) -> Rule:
+    return rule_of(answers_of([run_of(folder, rate, made)], lambda _: True))
+
+
+def texts(rule: Rule) -> list[tuple[str, tuple[int | None, int | None], tuple[int | None, int | None]]]:
+    return [(str(line.choice), line.sizes, line.counts) for lines in rule.lines.values() for line in lines]
+
+
+def test_a_rule_has_a_line_for_each_change_of_the_best(tmp_path: Path) -> None:
+    rule = rule_at(tmp_path, crossing)
+    everything = (None, None)
+    assert texts(rule) == [
+        ("sm sms=2", (None, 16 * KIB), everything),
+        ("batched order=any", (64 * KIB, None), everything),
+    ]
+    assert max(rule.losses.values()) == pytest.approx(0, abs=0.001)
+
+
+def test_a_rule_is_cut_by_the_number_of_blocks_where_that_decides(tmp_path: Path) -> None:
+    def many(cell: Cell) -> float:
+        return 20.0 if (cell.backend == "sm") == (cell.blocks > 16) else 10.0
+
+    assert texts(rule_at(tmp_path, many)) == [
+        ("batched order=any", (None, None), (None, 16)),
+        ("sm sms=1", (None, None), (256, None)),
+    ]
+
+
+@pytest.mark.parametrize(("loss", "lines"), [(0.04, 1), (0.15, 2)])
+def test_a_line_is_saved_where_that_loses_little(tmp_path: Path, loss: float, lines: int) -> None:
+    def close(cell: Cell) -> float:
+        return 20.0 if cell.backend == "batched" else 20.0 * (1 + loss) if cell.block_bytes == KIB else 10.0
+
+    rule = rule_at(tmp_path, close)
+    assert len(texts(rule)) == lines
+    assert max(rule.losses.values()) <= WORST
+    assert sum(rule.losses.values()) / len(rule.losses) <= 0.03
+
+
+def test_small_losses_everywhere_cost_a_line_too(tmp_path: Path) -> None:
+    def close(cell: Cell) -> float:
+        return 20.0 * (1.068 if (cell.backend == "sm") == (cell.block_bytes <= 4 * KIB) else 1)
+
+    most = [cell for cell in cells() if cell.block_bytes < 256 * KIB]
+    assert len(texts(rule_at(tmp_path, close, most))) == 2
+
+
+def test_of_equal_rules_the_one_with_the_fewest_sms_is_taken(tmp_path: Path) -> None:
+    def level(cell: Cell) -> float:
+        return 10.0 if cell.backend == "batched" else 50.0 * (1 + (cell.sms or 1) / 2000)
+
+    assert texts(rule_at(tmp_path, level)) == [("sm sms=1", (None, None), (None, None))]
+
+
+def test_a_candidate_that_a_shape_lacks_is_in_no_line_for_it(tmp_path: Path) -> None:
+    made = [cell for cell in cells() if cell.backend == "batched" or cell.block_bytes < 64 * KIB]
+    for answer, choice in rule_at(tmp_path, lambda cell: 50.0 if cell.backend == "sm" else 5.0, made).choices.items():
+        assert choice in answer.arms
+
+
+def test_the_answer_is_at_most_twelve_lines_of_eighty_columns(tmp_path: Path) -> None:
+    def ragged(cell: Cell) -> float:
+        """No rule is small: every shape has another best."""
+        place = SIZES.index(cell.block_bytes) + COUNTS.index(cell.blocks) * 7
+        return 10.0 + 90.0 * (place % 4 == {"batched": 0, "sm": cell.sms or 0}[cell.backend] % 4)
+
+    run = run_of(tmp_path, ragged, cells(*Direction, states=tuple(StreamState)))
+    for path in (run.path, ENGINE):
+        for command in ("tune", "show"):
+            done = CliRunner().invoke(app, [command, str(path)], env={"COLUMNS": "80"})
+            assert done.exit_code == 0, done.output
+            lines = done.output.splitlines()
+            assert len(lines) <= 12
+            assert max(map(len, lines)) <= 80
+
+
+def test_tune_show_and_the_report_give_the_same_answer(tmp_path: Path) -> None:
+    run = run_of(tmp_path, crossing)
+    shown, tuned = (CliRunner().invoke(app, [command, str(run.path)]).output for command in ("show", "tune"))
+    assert shown == tuned
+    words = " ".join(shown.split())
+    assert all(line in words for line in summary([run]))
+    assert "Gain: 10x the speed of batched for h2d (1x to 10x)" in words
+    assert CliRunner().invoke(app, ["report", str(run.path)]).exit_code == 0
+    page = (run.path / "report" / "report.md").read_text().replace("**", "")
+    assert all(line in page for line in summary([run]))
+
+
+def test_no_number_is_divided_between_two_lines() -> None:
+    for columns in (31, 40, 47, 60, 71):
+        done = CliRunner().invoke(app, ["show", str(ENGINE)], env={"COLUMNS": str(columns)})
+        for line in done.output.splitlines():
+            assert not line.lstrip().startswith(("KiB", "GiB", "SMs"))
+
+
+def test_gains_are_over_the_own_code_of_an_engine_where_it_was_measured(tmp_path: Path) -> None:
+    assert not any("vllm" in line for line in summary([run_of(tmp_path / "without", crossing)]))
+    own = [replace(cell, backend="vllm_batch") for cell in cells() if cell.backend == "batched"]
+    lines = summary(
+        [run_of(tmp_path, lambda cell: 2.5 if cell.backend == "vllm_batch" else crossing(cell), cells() + own)]
+    )
+    assert "Gain: 20x the speed of vllm for h2d (20x to 22x)" in lines
+
+
+def test_the_policy_is_the_rule_and_with_exact_the_best_of_every_shape(tmp_path: Path) -> None:
+    def close(cell: Cell) -> float:
+        return 20.0 if cell.backend == "batched" else 20.8 if cell.block_bytes == KIB else 10.0
+
+    run = run_of(tmp_path, close)
+    chosen = {}
+    for option in ((), ("--exact",)):
+        file = tmp_path / f"policy{len(option)}.toml"
+        done = CliRunner().invoke(app, ["tune", str(run.path), "-p", str(file), *option])
+        assert done.exit_code == 0, done.output
+        chosen[option] = {text for row in load_policy(file).tables[0].choices for text in row}
+    assert chosen[()] == {"batched order=any"}
+    assert chosen["--exact",] == {"batched order=any", "sm sms=1"}
+
+
+def test_a_model_is_answered_from_the_nearest_shapes_in_its_own_unit(tmp_path: Path) -> None:
+    run = run_of(tmp_path, crossing)
+    done = CliRunner().invoke(app, ["tune", str(run.path), "--model", "llama-3-8b", "--json"])
+    (load,) = json.loads(done.output)["models"]
+    assert (load["tokens"], load["blocks"], load["block_bytes"]) == (2048, 8192, 32 * KIB)
+    assert (load["choice"], load["sms"]) == ("sm sms=2", 2)
+    assert load["measured"] == {"block_bytes": 16 * KIB, "blocks": 4096}
+    assert load["us"] == pytest.approx(8192 * 32 * KIB / 50e3, rel=0.01)
+    assert load["gbps"] == pytest.approx(50, rel=0.01)
+    assert load["caller_us"] > 0
+    table = CliRunner().invoke(app, ["tune", str(run.path), "--model", "llama-3-8b"]).output
+    assert "llama-3-8b, 2048 tokens: 8192 blocks of 32 KiB" in table
+
+
+def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> None:
+    run = run_of(tmp_path, crossing)
+    table = CliRunner().invoke(app, ["tune", str(run.path), "--table"]).output.splitlines()
+    assert len(table) == 1 + 1 + 1 + len(SIZES) * len(COUNTS)
+    opened = CliRunner().invoke(app, ["tune", str(run.path), "--open"]).output
+    assert opened.endswith("by more than 3%\n  nothing\n")
+
+
+def cpu_s(*code: str) -> float:
+    """Return the CPU time of a Python process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", *code], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_show_takes_three_times_the_cpu_time_of_importing_pandas_at_most() -> None:
+    show = "from kvbench.cli.main import main; main()", "show", str(ENGINE)
+    shown, imported = (
+        [*times] for times in zip(*((cpu_s(*show), cpu_s("import pandas")) for _ in range(3)), strict=True)
+    )
+    assert min(shown) <= 3 * min(imported)
