@@ -3,9 +3,7 @@
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
@@ -21,10 +19,8 @@ from kvbench.cli.tune_answers import beside_json, show_beside, show_rule, to_jso
 from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.files import write_output
 from kvbench.models.presets import ModelChoice
-from kvbench.sweep.config import find_config, load_config
-from kvbench.sweep.spec import SweepSpec, parse_assignments
+from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
-from kvbench.units import KIB
 
 if TYPE_CHECKING:
     from kvbench.results import Run
@@ -33,20 +29,9 @@ if TYPE_CHECKING:
     from kvbench.tune.search import Search
     from kvbench.tune.table import Choice
 
-CONFIG: Final = "tune"
-NEIGHBOUR_CONFIG: Final = "neighbour"
-ENGINES_CONFIG: Final = "engines"
 _NEIGHBOURS: Final = tuple(name.value for name in Neighbour if name is not Neighbour.NONE)
 _USUAL: Final = "5%"
 _LIMIT: Final = re.compile(r"(?P<percent>\d{1,4}(\.\d{1,6})?)%|(?P<fraction>0(\.\d{1,8})?)", re.ASCII)
-_SHAPES: Final = {
-    "blocks": "16,128,1024,10000",
-    "block_size": "1KiB,2KiB,4KiB,8KiB,16KiB,24KiB,32KiB,48KiB,64KiB,96KiB,128KiB,192KiB,256KiB",
-}
-_FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
-_SUSTAINED_COUNTS: Final = (128, 1024)
-# After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.
-_SECONDS: Final = 100.0
 
 
 class Allowed(msgspec.Struct, frozen=True):
@@ -168,10 +153,12 @@ def tune(
         raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
     code = ExitCode.DONE
     if not runs:
-        spec = _engine_spec(engine, axis or []) if engine else _of_backends(_spec(models, axis or [], neighbour), may)
+        from kvbench.run.tuning import engine_sweep, search_among, tuning_sweep
+
+        spec = engine_sweep(engine, axis or []) if engine else tuning_sweep(models, axis or [], neighbour, may.names)
         spec = spec.with_options(**where)
-        searching = None if neighbour or engine else _searching(may, spec)
-        outcome = _swept(spec, out or default_folder(CONFIG), sys.stderr if is_quiet else None, searching)
+        searching = None if neighbour or engine else search_among(may.keeps, spec)
+        outcome = _swept(spec, out or default_folder("tune"), sys.stderr if is_quiet else None, searching)
         runs, code = [outcome.path], outcome.exit_code
     loaded = [load_run(own) for path in runs for own in runs_in(path)]
     _check_measured(loaded, may)
@@ -215,63 +202,6 @@ def _write_policy(path: Path, runs: Sequence["Run"], rule: "Rule", *, exact: boo
         for kind, lines in rule.lines.items()
     }
     write_output("-p", path, policy_of(runs, chosen).to_toml().encode(), load_policy, force=force)
-
-
-def _spec(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> SweepSpec:
-    """Return what to measure: every way to swap, beside a neighbour if one is named."""
-    settings = parse_assignments(axes)
-    if neighbour is None:
-        shapes = {} if models.models else _SHAPES
-        return load_config(find_config(CONFIG), models).with_axes({**shapes, **settings})
-    if models.models:
-        raise UsageError("--model: with --neighbour it needs RUN; to measure, use -a blocks=... and -a block_size=...")
-    if "neighbour" in settings:
-        raise UsageError("-a neighbour=...: --neighbour names it; leave it out")
-    return load_config(find_config(NEIGHBOUR_CONFIG)).with_axes({**settings, "neighbour": neighbour})
-
-
-def _engine_spec(name: str, axes: Sequence[str]) -> SweepSpec:
-    """Return what to measure for an engine: its own ways, in the directions that its settings act on, and others."""
-    from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
-
-    engine, spec = ENGINES[name], load_config(find_config(ENGINES_CONFIG))
-    left_out = ENGINE_BACKENDS - {*engine.backends}
-    groups = tuple(group for group in spec.groups if not left_out & {*map(str, group["backend"])})
-    directions = {"direction": ",".join(engine.directions)}
-    return replace(spec, groups=groups).with_axes({**directions, **parse_assignments(axes)})
-
-
-def _searching(may: Allowed, spec: SweepSpec) -> Callable[[Sequence[Cell]], "Search"]:
-    """Return what starts a search for the best ways to swap among the cells of a plan; its time runs from now.
-
-    It measures every swap of a model.
-    """
-    from kvbench.tune.fit import choice_at
-    from kvbench.tune.search import Search
-
-    ends_s = time.monotonic() + _SECONDS
-    sizes, counts = ((), ()) if spec.models else (_FIRST_SIZES, _SUSTAINED_COUNTS)
-
-    def searching(cells: Sequence[Cell]) -> Search:
-        allowed = [cell for cell in cells if may.keeps(choice_at(cell))]
-        if not allowed:
-            raise UsageError("nothing to choose from: no allowed backend runs on this machine")
-        return Search(allowed, sizes, counts, spec.seed, lambda: time.monotonic() < ends_s)
-
-    return searching
-
-
-def _of_backends(spec: SweepSpec, may: Allowed) -> SweepSpec:
-    """Return the sweep with the allowed backends alone; raises UsageError for one that it does not measure."""
-    if not may.names:
-        return spec
-    known = dict.fromkeys(str(name) for group in spec.groups for name in group["backend"])
-    if not set(may.names) <= set(known):
-        raise UsageError(f"--backends {brief(','.join(may.names))}: kvbench tune measures only {', '.join(known)}")
-    kept = (
-        {**group, "backend": tuple(name for name in group["backend"] if name in may.names)} for group in spec.groups
-    )
-    return replace(spec, groups=tuple(group for group in kept if group["backend"]))
 
 
 def _check_measured(runs: Sequence["Run"], may: Allowed) -> None:

@@ -1,0 +1,82 @@
+"""What `kvbench tune` measures: the sweep, and the search among its cells."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kvbench.cells.cell import Cell
+from kvbench.errors import UsageError, brief
+from kvbench.models.presets import ModelChoice
+from kvbench.sweep.config import find_config, load_config
+from kvbench.sweep.spec import SweepSpec, parse_assignments
+from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
+from kvbench.tune.fit import choice_at
+from kvbench.tune.search import Search
+from kvbench.tune.table import Choice
+from kvbench.units import KIB
+
+_SHAPES: Final = {
+    "blocks": "16,128,1024,10000",
+    "block_size": "1KiB,2KiB,4KiB,8KiB,16KiB,24KiB,32KiB,48KiB,64KiB,96KiB,128KiB,192KiB,256KiB",
+}
+_FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
+_SUSTAINED_COUNTS: Final = (128, 1024)
+# After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.
+_SECONDS: Final = 100.0
+
+
+def tuning_sweep(
+    models: ModelChoice, axes: Sequence[str], neighbour: str | None, backends: Collection[str]
+) -> SweepSpec:
+    """Return what to measure: every way to swap, or `backends` alone, beside a neighbour if one is named."""
+    return _of_backends(_every_way(models, axes, neighbour), backends)
+
+
+def _every_way(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> SweepSpec:
+    settings = parse_assignments(axes)
+    if neighbour is None:
+        shapes = {} if models.models else _SHAPES
+        return load_config(find_config("tune"), models).with_axes({**shapes, **settings})
+    if models.models:
+        raise UsageError("--model: with --neighbour it needs RUN; to measure, use -a blocks=... and -a block_size=...")
+    if "neighbour" in settings:
+        raise UsageError("-a neighbour=...: --neighbour names it; leave it out")
+    return load_config(find_config("neighbour")).with_axes({**settings, "neighbour": neighbour})
+
+
+def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
+    """Return what to measure for an engine: its own ways, in the directions that its settings act on, and others."""
+    engine, spec = ENGINES[name], load_config(find_config("engines"))
+    left_out = ENGINE_BACKENDS - {*engine.backends}
+    groups = tuple(group for group in spec.groups if not left_out & {*map(str, group["backend"])})
+    directions = {"direction": ",".join(engine.directions)}
+    return replace(spec, groups=groups).with_axes({**directions, **parse_assignments(axes)})
+
+
+def search_among(keep: Callable[[Choice], bool], spec: SweepSpec) -> Callable[[Sequence[Cell]], Search]:
+    """Return what starts a search, from now, for the best ways that `keep` accepts among the cells of a plan.
+
+    It measures every swap of a model.
+    """
+    ends_s = time.monotonic() + _SECONDS
+    sizes, counts = ((), ()) if spec.models else (_FIRST_SIZES, _SUSTAINED_COUNTS)
+
+    def searching(cells: Sequence[Cell]) -> Search:
+        allowed = [cell for cell in cells if keep(choice_at(cell))]
+        if not allowed:
+            raise UsageError("nothing to choose from: no allowed backend runs on this machine")
+        return Search(allowed, sizes, counts, spec.seed, lambda: time.monotonic() < ends_s)
+
+    return searching
+
+
+def _of_backends(spec: SweepSpec, backends: Collection[str]) -> SweepSpec:
+    """Return the sweep with some backends alone, if any; raises UsageError for one that it does not measure."""
+    if not backends:
+        return spec
+    known = dict.fromkeys(str(name) for group in spec.groups for name in group["backend"])
+    if not set(backends) <= set(known):
+        raise UsageError(f"--backends {brief(','.join(backends))}: kvbench tune measures only {', '.join(known)}")
+    kept = ({**group, "backend": tuple(name for name in group["backend"] if name in backends)} for group in spec.groups)
+    return replace(spec, groups=tuple(group for group in kept if group["backend"]))
