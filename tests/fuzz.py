@@ -1,4 +1,5 @@
-"""Hostile input, thousands of cases: configs, axes, filters, options, policies, models, rules, runs and floors.
+"""Hostile input, thousands of cases: configs, axes, filters, options, policies, models, rules, runs,
+floors and traces.
 
 Every case is a command that runs in this process, its worker stood in for. It must end soon, with an exit code that is
 documented and foreseen, and with one line where it fails. `python -m tests.fuzz --cases 5000` runs more than the tests
@@ -8,6 +9,7 @@ do; `--seed S --only N` repeats a case and shows it.
 import argparse
 import contextlib
 import copy
+import gzip
 import io
 import json
 import os
@@ -334,13 +336,29 @@ def run_case(bench: Bench, chance: random.Random) -> list[str]:
     )
 
 
+def trace_case(bench: Bench, chance: random.Random) -> list[str]:
+    request = {"timestamp": 1, "input_length": 1000, "output_length": 3, "hash_ids": [1, 2]}
+    swap = {"t": 1, "d": "h2d", "job": 1, "host": [5, 3, 1, -2], "gpu": [0, 5]}
+    shown = chance.random() < 0.5
+    lines = [{"kvbench_trace": 1, "block_bytes": 4096}, swap, swap] if shown else [request] * 3
+    lines[chance.randrange(3)] = mutated(lines[-1], chance)
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    data = damaged(data, chance) if chance.random() < 0.3 else data
+    data = chance.choice((data, gzip.compress(data), gzip.compress(data)[:-9], gzip.compress(b"0" * (9 << 20))))
+    file = bench.folder / "trace"
+    file.write_bytes(data)
+    pools = (f"--gpu-pool={word(chance, '1GiB')}", f"--host-pool={word(chance, '4GiB')}")
+    out = f"-o{bench.folder / 'swaps.gz'}"
+    return ["trace", *(("show", str(file)) if shown else ("make", str(file), "--model=llama-3-8b", *pools, out))]
+
+
 def drawn(*_: object) -> dict[str, bytes]:
     return {"svg": b""}
 
 
 CASES = (
     axes_case, filter_case, option_case, config_case, policy_case, model_case, rules_case, floor_case, path_case,
-    run_case,
+    run_case, trace_case,
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import typer
 
 from kvbench.cells.cell import AXES
-from kvbench.cli import doctor, gate, listing, report, show, sweep, tune
+from kvbench.cli import doctor, gate, listing, report, show, sweep, trace, tune
 from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
 from kvbench.text import printable, short
@@ -56,6 +56,7 @@ app.command()(show.show)
 app.command()(report.report)
 app.command()(tune.tune)
 app.add_typer(gate.gate)
+app.add_typer(trace.trace)
 app.command("list")(listing.listing)
 app.command()(doctor.doctor)
 

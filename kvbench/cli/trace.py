@@ -1,0 +1,181 @@
+"""`kvbench trace`: from the requests that an engine served to the swaps that it makes, and what these look like."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from kvbench.cli.options import FromStruct, with_struct_options
+from kvbench.errors import UsageError
+from kvbench.models.presets import ModelChoice
+from kvbench.text import printable
+from kvbench.traces.simulate import Allocator, CacheSettings, Policy
+from kvbench.units import parse_size
+
+if TYPE_CHECKING:
+    from kvbench.traces.file import Header
+
+trace = typer.Typer(name="trace", help="Make swaps of request traces, and show what they look like. Needs no GPU.")
+
+_SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
+_Requests = Annotated[Path, typer.Argument(help="Requests: JSON lines in the format of Mooncake or Bailian.")]
+_Model = Annotated[str, typer.Option(help="Model: a name (kvbench list models) or a config.json.")]
+_GpuPool = Annotated[str, typer.Option(metavar="SIZE", help="GPU memory for the KV cache: 40GiB.")]
+_HostPool = Annotated[str, typer.Option(metavar="SIZE", help="Host memory for the KV cache: 400GiB.")]
+_Policy = Annotated[Policy, typer.Option(help="When blocks are stored: after prefill, or when the GPU evicts them.")]
+_Prefill = Annotated[float, typer.Option(min=0, max=3600, help="Seconds from the start of a request to its output.")]
+_Token = Annotated[float, typer.Option(min=0, max=60_000, help="Milliseconds for each token of output.")]
+_Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models", "tokens", "layout"))]
+_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+_NO_OPTIONS: Final[Mapping[str, Any]] = {}
+
+
+@trace.command()
+@with_struct_options
+def make(
+    requests: _Requests,
+    model: _Model,
+    gpu_pool: _GpuPool,
+    host_pool: _HostPool,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Trace to write (gzip).")],
+    allocator: Annotated[Allocator, typer.Option(help="How block ids are given out.")] = Allocator.VLLM,
+    policy: _Policy = Policy.WRITE_THROUGH,
+    prefill_s: _Prefill = 0.2,
+    token_ms: _Token = 20.0,
+    geometry: _Geometry = _NO_OPTIONS,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a trace.")] = False,
+) -> None:
+    """Run requests through a GPU and a host block cache, and write the swaps."""
+    from kvbench.traces.file import TraceReader, write_trace
+    from kvbench.traces.requests import RequestReader
+    from kvbench.traces.simulate import CacheRun
+
+    if out.exists() and not force:
+        try:
+            TraceReader(out)
+        except UsageError:
+            raise UsageError(f"-o {out}: the file exists with other content; add --force to replace it") from None
+    header, settings = _cache(requests, model, gpu_pool, host_pool, geometry)(allocator, policy, prefill_s, token_ms)
+    reader = RequestReader(requests)
+    run = CacheRun(reader, settings)
+    write_trace(out, header, run, run.counts)
+    for name, count in run.counts.items():
+        typer.echo(f"{count:>12,} {name}")
+    for reason, count in reader.skipped.items():
+        typer.echo(f"{count:>12,} lines skipped, the first is line {reader.first_skipped[reason]}: {printable(reason)}")
+
+
+@trace.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="Trace, made by kvbench trace make or written by a recorder.")],
+    as_json: _Json = False,
+) -> None:
+    """Show sizes, rates and run lengths of the swaps of a trace, and what merging would leave."""
+    from kvbench.traces.file import TraceReader
+    from kvbench.traces.statistics import TraceStatistics
+
+    reader = TraceReader(file)
+    summary = TraceStatistics(reader).summary(reader.header.block_bytes)
+    if as_json:
+        typer.echo(json.dumps({"made_from": reader.header.made_from, "end": reader.end, **summary}, indent=2))
+        return
+    end = "" if reader.end else "; the file has no end line: its writer was interrupted, or is a recorder"
+    typer.echo(f"{summary['span_s']:.1f} s, up to {summary['most_swaps_in_a_second']} swaps in a second{end}")
+    for name, title in _SIDES.items():
+        _print_side(title, summary[name])
+
+
+@trace.command()
+@with_struct_options
+def compare(
+    requests: _Requests,
+    model: _Model,
+    gpu_pool: _GpuPool,
+    host_pool: _HostPool,
+    policy: _Policy = Policy.WRITE_THROUGH,
+    prefill_s: _Prefill = 0.2,
+    token_ms: _Token = 20.0,
+    geometry: _Geometry = _NO_OPTIONS,
+    as_json: _Json = False,
+) -> None:
+    """Compare what merging would leave of the same requests under each order of allocation."""
+    from kvbench.traces.requests import RequestReader
+    from kvbench.traces.simulate import CacheRun
+    from kvbench.traces.statistics import TraceStatistics
+
+    cache = _cache(requests, model, gpu_pool, host_pool, geometry)
+    found = {}
+    for allocator in Allocator:
+        header, settings = cache(allocator, policy, prefill_s, token_ms)
+        found[str(allocator)] = TraceStatistics(CacheRun(RequestReader(requests), settings)).summary(header.block_bytes)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for allocator_name, summary in found.items():
+        typer.echo(allocator_name)
+        for name, title in _SIDES.items():
+            _print_side(title, summary[name])
+
+
+def _cache(
+    requests: Path, model: str, gpu_pool: str, host_pool: str, geometry: Mapping[str, Any]
+) -> Callable[[Allocator, Policy, float, float], tuple["Header", CacheSettings]]:
+    """Return what makes the header of a trace and the settings of the cache; raises UsageError for bad options."""
+    from kvbench.text import convert
+    from kvbench.traces.file import Header
+
+    block_tokens = geometry.get("block_tokens", 16)
+    wanted = {**geometry, "block_tokens": block_tokens, "tokens": block_tokens}
+    choice: ModelChoice = convert({"models": [model], **wanted}, ModelChoice)
+    swap = choice.swaps()[0]
+    block_bytes = swap.blocks * swap.block_bytes
+    gpu, host = (_blocks(*pool, block_bytes) for pool in (("--gpu-pool", gpu_pool), ("--host-pool", host_pool)))
+
+    def made(allocator: Allocator, policy: Policy, prefill_s: float, token_ms: float) -> tuple[Header, CacheSettings]:
+        settings = CacheSettings(
+            gpu_blocks=gpu,
+            host_blocks=host,
+            block_tokens=block_tokens,
+            allocator=allocator,
+            policy=policy,
+            prefill_s=prefill_s,
+            token_s=token_ms / 1e3,
+        )
+        origin = {"requests": requests.name, "model": model, **{name: getattr(settings, name) for name in _RECORDED}}
+        return Header(block_bytes=block_bytes, descriptors=swap.blocks, made_from=origin), settings
+
+    return made
+
+
+_RECORDED: Final = CacheSettings.__struct_fields__
+
+
+def _blocks(option: str, text: str, block_bytes: int) -> int:
+    """Return how many blocks fit into a pool; raises UsageError for fewer than 64, or more than 2^24."""
+    try:
+        blocks = parse_size(text) // block_bytes
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+    if not 64 <= blocks <= 1 << 24:
+        raise UsageError(f"{option} {text}: holds {blocks} blocks of {block_bytes} bytes; choose from 64 to {1 << 24}")
+    return blocks
+
+
+def _print_side(title: str, side: Mapping[str, Any]) -> None:
+    if not side["swaps"]:
+        typer.echo(f"{title}: none")
+        return
+    typer.echo(
+        f"{title}: {side['swaps']} swaps, {side['swaps_per_second']:.2f} a second, {side['gbps']:.3f} GB/s; merging "
+        f"leaves {side['share_left_by_merging']:.1%} of the descriptors"
+    )
+    typer.echo(f"  blocks per swap           {_quantiles(side['blocks_per_swap'])}")
+    for name, where in (("host", "host ids"), ("gpu", "GPU ids"), ("both", "both sides")):
+        for by, noun in (("by_run", "run"), ("by_block", "block")):
+            typer.echo(f"  {f'run length by {noun}':<18} {where:<10} {_quantiles(side['runs'][name][by])}")
+
+
+def _quantiles(values: Mapping[str, int]) -> str:
+    return "  ".join(f"{name} {value}" for name, value in values.items())

@@ -1,0 +1,167 @@
+"""Trace files: JSON lines, plain or gzip, with a header, a line for every swap, and an end; docs/reference/trace.md."""
+
+import gzip
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from kvbench.errors import UsageError, brief
+from kvbench.files import raise_if_no_room
+from kvbench.text import printable, short
+from kvbench.traces.lines import lines_of
+
+FORMAT: Final = 1
+MOST_BLOCKS: Final = 1 << 22
+_Ids = npt.NDArray[np.int64]
+_Run = Annotated[int, msgspec.Meta(ge=-MOST_BLOCKS, le=2**40)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
+
+
+class Swap(NamedTuple):
+    """A swap: when, which way, and block ids; `host[i]` and `gpu[i]` belong together."""
+
+    at_s: float
+    direction: str
+    job: int
+    host: Sequence[int] | _Ids
+    gpu: Sequence[int] | _Ids
+    done_s: float | None = None
+
+
+class Header(msgspec.Struct, kw_only=True):
+    """The first line: the format, bytes of a block over all layers, and, if kvbench made the file, from what."""
+
+    kvbench_trace: Literal[1] = FORMAT
+    block_bytes: _Positive
+    descriptors: Annotated[int, msgspec.Meta(ge=1, le=2**20)] = 1
+    made_from: dict[str, Any] = {}
+
+
+class _SwapLine(msgspec.Struct, omit_defaults=True):
+    t: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    d: Literal["h2d", "d2h"]
+    job: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    host: Annotated[list[_Run], msgspec.Meta(min_length=2)]
+    gpu: Annotated[list[_Run], msgspec.Meta(min_length=2)]
+    done: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
+
+
+class _EndLine(msgspec.Struct):
+    end: dict[str, Any]
+
+
+def write_trace(path: Path, header: Header, swaps: Iterable[Swap], end: dict[str, Any]) -> None:
+    """Write a gzip trace; `end` is read once the swaps are written. A file that cannot be finished is removed.
+
+    Raises UsageError and StorageError.
+    """
+    encoder = msgspec.json.Encoder()
+    lines: Iterator[Any] = chain([header], map(_line, swaps))
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with gzip.open(part, "wb", compresslevel=1) as file:
+            for line in lines:
+                file.write(encoder.encode(line) + b"\n")
+            file.write(encoder.encode({"end": end}) + b"\n")
+        part.replace(path)
+    except OSError as error:
+        raise_if_no_room(path, error)
+        raise UsageError(f"-o {path}: cannot be written: {str(error.strerror).lower()}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class TraceReader:
+    """The swaps of a trace file, checked; `end` is what its last line says, empty if the file just stops.
+
+    Raises UsageError, at once for a file that is not a trace, and while it is iterated for a bad line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.end: dict[str, Any] = {}
+        self._lines = lines_of(path)
+        try:
+            self.header = msgspec.json.decode(next(self._lines, b""), type=Header)
+        except (ValueError, RecursionError) as error:
+            why = short(printable(error), 100)
+            raise UsageError(f"{path}: not a trace of kvbench ({why}); make one with kvbench trace make") from None
+
+    def __iter__(self) -> Iterator[Swap]:
+        decoder = msgspec.json.Decoder(_SwapLine)
+        latest_s = 0.0
+        for number, text in enumerate(self._lines, start=2):
+            if text.startswith(b'{"end"'):
+                self.end = self._decoded(number, text)
+                return
+            try:
+                swap = _swap(decoder.decode(text), latest_s)
+            except (ValueError, RecursionError) as error:
+                raise self._refusal(number, error) from None
+            latest_s = swap.at_s
+            yield swap
+
+    def _decoded(self, number: int, text: bytes) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(text, type=_EndLine).end
+        except (ValueError, RecursionError) as error:
+            raise self._refusal(number, error) from None
+
+    def _refusal(self, number: int, error: Exception) -> UsageError:
+        return UsageError(f"{self.path}: line {number}: {brief(printable(error))}")
+
+
+def _line(swap: Swap) -> _SwapLine:
+    host, gpu = runs_of(np.asarray(swap.host)), runs_of(np.asarray(swap.gpu))
+    return _SwapLine(round(swap.at_s, 6), swap.direction, swap.job, host, gpu, swap.done_s)  # type: ignore[arg-type]
+
+
+def _swap(line: _SwapLine, latest_s: float) -> Swap:
+    """Return the swap of a line; raises ValueError, which says why the line is bad."""
+    if line.t < latest_s:
+        raise ValueError("earlier than the line before")
+    if line.done is not None and line.done < line.t:
+        raise ValueError("done before it began")
+    host, gpu = ids_of(line.host), ids_of(line.gpu)
+    if len(host) != len(gpu):
+        raise ValueError(f"{len(host)} host ids and {len(gpu)} GPU ids")
+    if len(np.unique(host)) < len(host) or len(np.unique(gpu)) < len(gpu):
+        raise ValueError("an id repeats in the swap")
+    return Swap(line.t, line.d, line.job, host, gpu, line.done)
+
+
+def runs_of(ids: _Ids) -> list[int]:
+    """Return [first, count, first, count, ...]: ids that ascend by one, or that descend where the count is negative."""
+    steps = np.diff(ids)
+    steps[np.abs(steps) != 1] = 0
+    begins = np.ones(len(ids), dtype=bool)
+    begins[1:] = steps == 0
+    begins[2:] |= (steps[:-1] != 0) & (steps[1:] != steps[:-1])
+    first = np.flatnonzero(begins)
+    counts = np.diff(first, append=len(ids))
+    falls = np.append(steps, 0)[first] < 0
+    signs = np.where(falls & (counts > 1), -1, 1)
+    flat: list[int] = np.stack([ids[first], counts * signs], axis=1).ravel().tolist()
+    return flat
+
+
+def ids_of(runs: Sequence[int]) -> _Ids:
+    """Return the ids that `runs_of` made runs of; raises ValueError for what cannot be runs."""
+    flat = np.array(runs, dtype=np.int64)
+    first, signed = flat[::2], flat[1::2]
+    if len(first) != len(signed) or not signed.all():
+        raise ValueError("runs are pairs of a first id and a count other than 0")
+    counts = np.abs(signed)
+    total = int(counts.sum())
+    if total > MOST_BLOCKS:
+        raise ValueError(f"{total} blocks in a swap; at most {MOST_BLOCKS} are read")
+    offsets = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    ids: _Ids = np.repeat(first, counts) + offsets * np.repeat(np.sign(signed), counts)
+    if (ids < 0).any():
+        raise ValueError("a block id below 0")
+    return ids

@@ -1,0 +1,169 @@
+"""Run the requests of a trace through a two-tier block cache: the swaps that an engine makes for them."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from kvbench.traces.file import Swap
+from kvbench.traces.pools import GpuPool, HostPool
+from kvbench.traces.requests import Request
+
+CHUNK_BLOCKS: Final = 32
+
+
+class Allocator(StrEnum):
+    """Which ids a request gets: as vLLM gives them, or in an order that would merge better."""
+
+    VLLM = "vllm"
+    VLLM_PAIRED = "vllm-paired"
+    VLLM_SORTED = "vllm-sorted"
+    CHUNKS_32 = "chunks-32"
+
+
+class Policy(StrEnum):
+    """When blocks are stored on the host: after a request's prefill, or when they lose their place on the GPU."""
+
+    WRITE_THROUGH = "write-through"
+    ON_EVICT = "on-evict"
+
+
+class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes and rules of the cache. Pools are in blocks of `block_tokens` tokens.
+
+    A request holds its blocks for `prefill_s` and `token_s` for every token of its output, whose blocks are left out.
+    """
+
+    gpu_blocks: int
+    host_blocks: int
+    block_tokens: int
+    allocator: Allocator = Allocator.VLLM
+    policy: Policy = Policy.WRITE_THROUGH
+    prefill_s: float = 0.2
+    token_s: float = 0.02
+
+    @property
+    def unit_blocks(self) -> int:
+        """Blocks that are given out together."""
+        return CHUNK_BLOCKS if self.allocator is Allocator.CHUNKS_32 else 1
+
+
+class CacheRun:
+    """The swaps of `requests`, in order of time; `counts` says what became of requests and blocks."""
+
+    def __init__(self, requests: Iterable[Request], settings: CacheSettings) -> None:
+        self.counts: Counter[str] = Counter()
+        self._requests = requests
+        self._settings = settings
+        self._unit_tokens = settings.block_tokens * settings.unit_blocks
+        self._gpu = GpuPool(settings.gpu_blocks // settings.unit_blocks)
+        self._host = HostPool(settings.host_blocks // settings.unit_blocks)
+        # Heaps: (end, number, ids, keys) of running requests, and swaps that were decided on but come later.
+        self._running: list[tuple[float, int, list[int], list[int]]] = []
+        self._coming: list[tuple[float, int, Swap]] = []
+
+    def __iter__(self) -> Iterator[Swap]:
+        now_s = 0.0
+        for number, request in enumerate(self._requests):
+            units = -(-request.input_tokens // self._unit_tokens)
+            if units > self._gpu.capacity:
+                self.counts["requests larger than the GPU pool"] += 1
+                continue
+            keys = request.keys(self._unit_tokens)
+            now_s = max(now_s, request.arrival_s)
+            while self._running and self._running[0][0] <= now_s:
+                self._finish()
+            # The last token is always computed, even if all are cached.
+            usable = keys[: (request.input_tokens - 1) // self._unit_tokens]
+            hits = self._gpu.prefix(usable)
+            if not self._gpu.fits(units, hits):
+                self.counts["requests that waited for blocks"] += 1
+            while not self._gpu.fits(units, hits):
+                now_s = max(now_s, self._finish())
+            ids, seen = self._admit(now_s, units, keys, hits, len(usable))
+            end_s = now_s + self._settings.prefill_s + self._settings.token_s * request.output_tokens
+            heapq.heappush(self._running, (end_s, number, ids, seen))
+            yield from self._until(now_s)
+        yield from self._until(float("inf"))
+
+    def _finish(self) -> float:
+        """End the request that ends first; return when it does."""
+        end_s, _, ids, keys = heapq.heappop(self._running)
+        self._gpu.release(ids)
+        self._host.use(keys)
+        return end_s
+
+    def _admit(
+        self, now_s: float, units: int, keys: list[int], hits: list[int], usable: int
+    ) -> tuple[list[int], list[int]]:
+        """Give a request its blocks; return their ids, and the keys that it used on the host."""
+        cached, through = len(hits), self._settings.policy is Policy.WRITE_THROUGH
+        sources = self._host.prefix(keys[cached:usable])
+        loaded = keys[cached : cached + len(sources)]
+        # As in vLLM, a request that loads does not offer what it found on the GPU.
+        offered = keys[cached + len(sources) if sources else 0 :] if through else []
+        self._gpu.hold(hits)
+        new, lost = self._gpu.take(units - cached)
+        if not through:
+            self._host.use(loaded)
+            self._store(now_s, [key for key, _ in lost], [one for _, one in lost], len(loaded))
+        if self._settings.allocator is Allocator.VLLM_SORTED:
+            new.sort()
+        if self._settings.allocator is Allocator.VLLM_PAIRED:
+            new[: len(sources)] = ranked_like(sources, new[: len(sources)])
+        self._gpu.name(new[: len(keys) - cached], keys[cached:])
+        ids = [*hits, *new]
+        if sources:
+            self._emit(now_s, "h2d", sources, new[: len(sources)])
+        seen = loaded + offered
+        self._host.use(seen)
+        if offered:
+            self._store(now_s + self._settings.prefill_s, offered, ids[len(keys) - len(offered) :], len(loaded))
+            self._host.use(seen)
+        self._count(units, cached, len(sources))
+        return ids, seen
+
+    def _store(self, at_s: float, keys: Sequence[int], ids: Sequence[int], kept: int) -> None:
+        """Store the keys that the host does not hold yet; `kept` chunks were used by the same request before."""
+        missing = {key: one for key, one in zip(keys, ids, strict=False) if key not in self._host}
+        if not missing:
+            return
+        chunks = self._host.take(len(missing), kept + len(keys) - len(missing))
+        if chunks is None:
+            self.counts["stores without room on the host"] += 1
+            return
+        if self._settings.allocator is Allocator.VLLM_SORTED:
+            chunks.sort()
+        if self._settings.allocator is Allocator.VLLM_PAIRED:
+            chunks = ranked_like(list(missing.values()), chunks)
+        self._host.store(list(missing), chunks)
+        self._emit(at_s, "d2h", chunks, list(missing.values()))
+
+    def _emit(self, at_s: float, direction: str, host: list[int], gpu: list[int]) -> None:
+        self.counts["jobs"] += 1
+        job, size = self.counts["jobs"], self._settings.unit_blocks
+        if size > 1:
+            host, gpu = ([one * size + at for one in ids for at in range(size)] for ids in (host, gpu))
+        heapq.heappush(self._coming, (at_s, job, Swap(at_s, direction, job, host, gpu)))
+
+    def _until(self, now_s: float) -> Iterator[Swap]:
+        while self._coming and self._coming[0][0] <= now_s:
+            yield heapq.heappop(self._coming)[2]
+
+    def _count(self, units: int, cached: int, loaded: int) -> None:
+        size = self._settings.unit_blocks
+        self.counts["requests"] += 1
+        self.counts["blocks"] += units * size
+        self.counts["blocks found on the GPU"] += cached * size
+        self.counts["blocks loaded from the host"] += loaded * size
+
+
+def ranked_like(model: Sequence[int], ids: Sequence[int]) -> list[int]:
+    """Return `ids` so ordered that the smallest stands where the smallest of `model` stands, and so on."""
+    ranked = [0] * len(ids)
+    for at, one in zip(sorted(range(len(model)), key=model.__getitem__), sorted(ids), strict=True):
+        ranked[at] = one
+    return ranked

@@ -1,0 +1,122 @@
+"""Traces: what the block cache of an engine makes of requests, and what a hostile file is answered with."""
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.errors import UsageError
+from kvbench.traces.file import Header, Swap, TraceReader, ids_of, runs_of, write_trace
+from kvbench.traces.requests import Request, RequestReader
+from kvbench.traces.simulate import Allocator, CacheRun, CacheSettings, Policy
+from kvbench.traces.statistics import TraceStatistics
+
+
+def request(at_s: float, first: int, ids: int = 2, output: int = 1) -> Request:
+    return Request(at_s, ids * 512, output, list(range(first, first + ids)), 512)
+
+
+def settings(**more: object) -> CacheSettings:
+    return CacheSettings(**{"gpu_blocks": 129, "host_blocks": 1024, "block_tokens": 16, **more})  # type: ignore[arg-type]
+
+
+def swaps_of(requests: list[Request], **more: object) -> list[Swap]:
+    return list(CacheRun(requests, settings(**more)))
+
+
+@given(st.lists(st.integers(0, 20), min_size=1))
+def test_runs_give_back_the_ids_in_their_order(ids: list[int]) -> None:
+    assert ids_of(runs_of(np.array(ids))).tolist() == ids
+
+
+def test_a_prefix_that_the_gpu_has_lost_is_loaded_from_where_it_was_stored() -> None:
+    requests = [request(at_s, first) for at_s, first in ((0, 0), (10, 10), (20, 20), (30, 0))]
+    swaps = swaps_of(requests)
+    assert [swap.direction for swap in swaps] == ["d2h", "d2h", "d2h", "h2d"]
+    # the last token is always computed: the last block is not loaded
+    assert list(swaps[3].host) == list(swaps[0].host)[:63]
+
+
+def test_write_through_stores_after_prefill_and_on_evict_when_the_gpu_needs_the_blocks() -> None:
+    requests = [request(0, 0), request(10, 10), request(20, 20)]
+    assert [swap.at_s for swap in swaps_of(requests)] == [0.2, 10.2, 20.2]
+    assert [swap.at_s for swap in swaps_of(requests, policy=Policy.ON_EVICT)] == [20]
+
+
+@pytest.mark.parametrize("allocator", [Allocator.VLLM_SORTED, Allocator.CHUNKS_32])
+def test_orders_made_to_merge_leave_less_than_the_order_of_vllm(allocator: Allocator) -> None:
+    requests = [request(at, 3 * (at * 7 % 23), 3) for at in range(200)]
+    left = [
+        TraceStatistics(swaps_of(requests, allocator=one, gpu_blocks=400, host_blocks=4096))
+        .by_direction["h2d"]
+        .both.runs
+        for one in (allocator, Allocator.VLLM)
+    ]
+    assert 0 < left[0] < left[1]
+
+
+@pytest.mark.parametrize("allocator", Allocator)
+def test_swaps_never_hold_a_block_twice_and_come_in_order(allocator: Allocator) -> None:
+    swaps = swaps_of([request(at / 10, at * 5 % 31, 1 + at % 3, 40) for at in range(200)], allocator=allocator)
+    assert swaps
+    assert all(earlier.at_s <= later.at_s for earlier, later in pairwise(swaps))
+    assert all(len(set(ids)) == len(swap.host) for swap in swaps for ids in (swap.host, swap.gpu))
+
+
+def test_a_request_larger_than_the_pool_is_counted_and_left_out() -> None:
+    run = CacheRun([request(0, 0, 20), request(1, 50)], settings())
+    assert len(list(run)) == 1
+    assert run.counts["requests larger than the GPU pool"] == 1
+
+
+def test_bad_lines_are_counted_and_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    good = {"timestamp": 5, "input_length": 700, "output_length": 1, "hash_ids": [1, 2]}
+    bad = [{"timestamp": -1}, {"timestamp": 1}, {"hash_ids": [1, 1]}, {"hash_ids": []}, {"hash_ids": [1]}]
+    lines = [good, *(good | one for one in bad), good]
+    file = tmp_path / "requests.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{")
+    reader = RequestReader(file)
+    assert [one.arrival_s for one in reader] == [0.005, 0.005]
+    assert reader.skipped.total() == 6
+    assert min(reader.first_skipped.values()) == 2
+
+
+def test_a_line_with_chat_ids_is_of_bailian_in_seconds_and_16_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    line = {"chat_id": 1, "timestamp": 2.5, "input_length": 40, "output_length": 9, "hash_ids": [4, 5, 6], "turn": 1}
+    file.write_text(json.dumps(line))
+    (one,) = RequestReader(file)
+    assert (one.arrival_s, one.keys(16), one.keys(32)) == (2.5, [4, 5], [5])
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00" * 99, b"{}\n" * 500, gzip.compress(b"0" * (9 << 20)), gzip.compress(b"{}\n" * 99)[:-9]]
+)
+def test_a_file_of_another_format_a_bomb_and_a_broken_one_are_refused(tmp_path: Path, data: bytes) -> None:
+    file = tmp_path / "bad"
+    file.write_bytes(data)
+    with pytest.raises(UsageError, match="bad"):
+        list(RequestReader(file))
+    with pytest.raises(UsageError, match="bad"):
+        list(TraceReader(file))
+
+
+def test_a_trace_is_read_as_it_was_written_and_a_bad_swap_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "trace.gz"
+    swaps = swaps_of([request(0, 0), request(10, 10), request(20, 20), request(30, 0)])
+    write_trace(file, Header(block_bytes=4096), swaps, {"requests": 4})
+    reader = TraceReader(file)
+    assert [(one.job, list(one.host), list(one.gpu)) for one in reader] == [
+        (one.job, list(one.host), list(one.gpu)) for one in swaps
+    ]
+    assert reader.end == {"requests": 4}
+    for runs in ([0, 2**22], [0, 0], [1, -5], [0]):
+        line = {"t": 0, "d": "h2d", "job": 1, "host": runs, "gpu": [0, 1]}
+        file.write_text(json.dumps({"kvbench_trace": 1, "block_bytes": 1}) + "\n" + json.dumps(line))
+        with pytest.raises(UsageError, match="line 2"):
+            list(TraceReader(file))
