@@ -51,10 +51,9 @@ def test_write_through_stores_after_prefill_and_on_evict_when_the_gpu_needs_the_
 @pytest.mark.parametrize("allocator", [Allocator.VLLM_SORTED, Allocator.CHUNKS_32])
 def test_orders_made_to_merge_leave_less_than_the_order_of_vllm(allocator: Allocator) -> None:
     requests = [request(at, 3 * (at * 7 % 23), 3) for at in range(200)]
+    more = {"gpu_blocks": 400, "host_blocks": 4096}
     left = [
-        TraceStatistics(swaps_of(requests, allocator=one, gpu_blocks=400, host_blocks=4096))
-        .by_direction["h2d"]
-        .both.runs
+        TraceStatistics(swaps_of(requests, allocator=one, **more)).by_direction["h2d"].both.runs
         for one in (allocator, Allocator.VLLM)
     ]
     assert 0 < left[0] < left[1]
