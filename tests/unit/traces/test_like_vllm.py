@@ -16,11 +16,10 @@ from kvbench.traces.requests import Request
 from kvbench.traces.simulate import CacheRun, CacheSettings
 
 OWN = ("vllm.v1.core.block_pool", "vllm.v1.core.kv_cache_utils", "vllm.v1.kv_offload.base")
-PACKAGES = ("vllm", "vllm.v1", "vllm.v1.core", "vllm.v1.kv_offload", "vllm.v1.kv_offload.cpu")
 
 
 class _StandIn(ModuleType):
-    __path__: list[str] = []
+    __path__: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -35,7 +34,7 @@ class _Finder(MetaPathFinder, Loader):
         self.root = root
 
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> ModuleSpec | None:
-        if name.split(".")[0] not in {"vllm"}:
+        if name.split(".")[0] != "vllm":
             return None
         if name in OWN or (name.startswith("vllm.v1.kv_offload.cpu.") and "common" not in name):
             return PathFinder.find_spec(name, [f"{self.root}/{'/'.join(name.split('.')[:-1])}"])
