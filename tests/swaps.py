@@ -109,6 +109,7 @@ def run_and_compare(
             region.measure(prepared, STREAM_STATES[state])
         else:
             region.measure_python(prepared.submit, STREAM_STATES[state])
+    del prepared  # before its stream: torch records an event there when it takes pinned memory back
     if into_gpu:
         _transfer(device, stream, staging, other, Direction.D2H)
         host.fill_random(swap.span_bytes, SEED)  # the swap may have spoiled its own source

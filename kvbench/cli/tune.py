@@ -268,7 +268,7 @@ def _export(name: str, file: Path | None, runs: Sequence["Run"], may: Allowed, *
     if name == "json":
         text = to_json(runs[0], rule_of(answers_of(runs, may.suits_all)))
     else:
-        text = export(name, runs, answers_of(runs, may.keeps)).text(machine_words(runs[0]))
+        text = export(name, runs, answers_of(runs, may.keeps)).text(machine_words(*runs))
     if file is None:
         typer.echo(text, nl=False)
     else:

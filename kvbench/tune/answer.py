@@ -13,7 +13,7 @@ from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.text import counted, printable, short
+from kvbench.text import counted, ends, printable, short
 from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of, tried, typical
 from kvbench.tune.table import Choice
 from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digits
@@ -144,13 +144,14 @@ def workload_of(runs: Sequence[Run]) -> str:
     return f"{'hot: ' if pool == 'dense' else ''}the same blocks in every swap, {place}"
 
 
-def machine_words(run: Run) -> str:
-    """Return what a run was measured on and when."""
-    info = run.info
+def machine_words(*runs: Run) -> str:
+    """Return what runs of one machine were measured on, and when the first and the last of them began."""
+    info = runs[0].info
     on_host = info.device.get("kind") == "cpu"
     host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
     driver = info.identity.get("driver_version")
-    named = [info.device.get("title"), driver and f"driver {driver}", info.created[:10]]
+    dates = ends((run.info.created[:10] for run in runs), str)
+    named = [info.device.get("title"), driver and f"driver {driver}", dates]
     return ", ".join(short(printable(part), 80) for part in named if part) + host
 
 

@@ -22,16 +22,18 @@ _FEW: Final = 4
 
 def summary(runs: Sequence[Run]) -> list[str]:
     """Return what `kvbench show` prints of runs of one machine: the answer, or why there is none."""
+    clock = max(run.info.clock for run in runs)
+    runs = [run for run in runs if run.info.clock == clock]  # times of two clocks hold different things
     try:
         rule = rule_of(answers_of(runs, lambda choice: choice.backend not in ENGINE_BACKENDS))
     except UsageError as none:
-        return [machine_words(runs[0]), str(none)]
+        return [machine_words(*runs), str(none)]
     return [origin(runs), *headline(rule)]
 
 
 def origin(runs: Sequence[Run]) -> str:
     """Return what a rule is about: the machine, and which blocks are swapped."""
-    return f"{machine_words(runs[0])}; {workload_of(runs)}"
+    return f"{machine_words(*runs)}; {workload_of(runs)}"
 
 
 def headline(rule: Rule) -> list[str]:

@@ -55,12 +55,19 @@ def cells() -> list[Cell]:
         for pattern in ("shuffled", "runs-8", "runs-32")
     ]
     auto = [Cell("auto", Direction.H2D, 256, size) for size in sorted(sizes)]
-    return list(dict.fromkeys([*cliff, *ladder, *orders, *merging, *queues, *models, *auto, *locality, *runs]))
+    engines = [
+        Cell("vllm_batch", Direction.H2D, 256, 4096, order=Order.ANY),
+        Cell("vllm_triton", Direction.H2D, 256, 4096),
+    ]
+    groups = (cliff, ladder, orders, merging, queues, models, auto, locality, runs, engines)
+    return list(dict.fromkeys(cell for group in groups for cell in group))
 
 
 def rate(cell: Cell) -> float:
     if cell.queued or cell.streams > 1:
         return synthetic.queue_gbps(cell)
+    if cell.backend.startswith("vllm"):
+        return 12.0
     if cell.backend == "merged":
         return 4.0 if cell.pattern.kind == "shuffled" else 50.0
     return 30.0 if cell.backend == "auto" else synthetic.gbps_of(cell)
