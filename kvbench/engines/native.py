@@ -1,4 +1,4 @@
-"""Engines whose native code no backend calls: whether it loads, which the engine itself may not say.
+"""Engines whose native code no backend calls: whether it loads, which the engine itself cannot say.
 
 LMCache stages blocks through its own buffers and objects; without its library it copies with torch, and only warns.
 TensorRT-LLM copies between addresses in `copy_host_to_device` and `copy_device_to_host`.
