@@ -147,7 +147,7 @@ for line in sys.stdin.buffer:
     [
         ("said = b'kvbench: warming up\\n'", "answer is invalid"),
         ("said = b'x' * (65 << 20)", "longer than 64 MiB"),
-        ('said = b\'{"type":"reserved"}\\n\'', "does not match the request"),
+        ('said = b\'{"type":"reserved","notes":[]}\\n\'', "does not match the request"),
         ("said = said.replace(b'\"round\":0', b'\"round\":7')", "of another visit"),
         ("said = said.replace(b'\"span_ns\":[', b'\"span_ns\":[1')", "overlaps a visit of the other side"),
         ("said = b'\\xff' * 99 + b'\\n'", "answer is invalid"),
