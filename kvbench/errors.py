@@ -24,7 +24,8 @@ EXIT_CODES: Final = {
     ExitCode.INCONCLUSIVE: "`kvbench gate` cannot tell: the comparison is undecided, or something else disturbed it",
     ExitCode.MISMATCH: "two things that must match do not: a run to resume or to compare with, floors or rules of "
     "another sweep or machine",
-    ExitCode.FAILED_CELLS: "cells failed or are missing, the sweep stopped early, or `kvbench doctor` failed a check",
+    ExitCode.FAILED_CELLS: "cells failed or are missing, the sweep stopped early, `kvbench doctor` failed a "
+    "check, or a probe of `kvbench probe` gave no answer",
     ExitCode.UNFORESEEN: "an internal error: one line describes it and says how to report it",
     ExitCode.INTERRUPTED: "interrupted; everything measured is kept",
 }

@@ -33,5 +33,6 @@ void verification(nb::module_& m);
 void swaps(nb::module_& m);
 void sm_kernels(nb::module_& m);
 void timing(nb::module_& m);
+void probe(nb::module_& m);
 
 }  // namespace kvbench::bind

@@ -30,7 +30,16 @@ void driver(nb::module_& m) {
       .value("crash", FaultKind::crash)
       .value("slow", FaultKind::slow)
       .value("corrupt", FaultKind::corrupt)
-      .value("stray", FaultKind::stray);
+      .value("stray", FaultKind::stray)
+      .value("reads_beyond", FaultKind::reads_beyond)
+      .value("late_arrays", FaultKind::late_arrays)
+      .value("late_source", FaultKind::late_source)
+      .value("inline_copies", FaultKind::inline_copies)
+      .value("legacy_stream", FaultKind::legacy_stream)
+      .value("split", FaultKind::split)
+      .value("unaligned", FaultKind::unaligned)
+      .value("synchronous", FaultKind::synchronous)
+      .value("pinning", FaultKind::pinning);
 
   nb::class_<DeviceInfo>(m, "DeviceInfo", "The driver's facts about a device.")
       .def_ro("kind", &DeviceInfo::kind)

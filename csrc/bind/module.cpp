@@ -14,4 +14,5 @@ NB_MODULE(_engine, m) {
   bind::swaps(m);
   bind::sm_kernels(m);
   bind::timing(m);
+  bind::probe(m);
 }

@@ -14,6 +14,7 @@ using StreamHandle = void*;
 using EventHandle = void*;
 using Module = void*;
 using Function = void*;
+using Graph = void*;
 using DevicePointer = unsigned long long;
 
 inline constexpr Result kSuccess = 0;
@@ -22,6 +23,7 @@ inline constexpr int kFuncMaxDynamicSharedSizeBytes = 8;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr int kCaptureOfThread = 1;
 inline constexpr unsigned kFlagPreferOverlapWithCompute = 1;
 
 enum DeviceAttribute : int {
@@ -78,6 +80,10 @@ struct Api {
   Result (*stream_destroy)(StreamHandle) = nullptr;
   Result (*stream_synchronize)(StreamHandle) = nullptr;
   Result (*stream_query)(StreamHandle) = nullptr;
+  Result (*stream_begin_capture)(StreamHandle, int mode) = nullptr;
+  Result (*stream_end_capture)(StreamHandle, Graph*) = nullptr;
+  Result (*graph_get_nodes)(Graph, void** nodes, std::size_t* count) = nullptr;
+  Result (*graph_destroy)(Graph) = nullptr;
   Result (*event_create)(EventHandle*, unsigned) = nullptr;
   Result (*event_destroy)(EventHandle) = nullptr;
   Result (*event_record)(EventHandle, StreamHandle) = nullptr;

@@ -61,7 +61,7 @@ class CudaDriver final : public Driver {
       check(api_.mem_alloc(&pointer, bytes), "cuMemAlloc");
       return {pointer, pointer};
     }
-    void* pointer = kind == MemoryKind::allocated ? allocate_pinned(bytes) : register_pages(bytes);
+    void* pointer = kind == MemoryKind::allocated ? allocate_pinned(bytes) : map_registered(bytes);
     cuda::DevicePointer device_pointer = 0;
     const Result result = api_.mem_host_get_device_pointer(&device_pointer, pointer, 0);
     const Memory memory{reinterpret_cast<Address>(pointer), device_pointer};
@@ -149,28 +149,59 @@ class CudaDriver final : public Driver {
   }
 
   void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
-                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction, Stream stream) override {
-    static_assert(sizeof(cuda::DevicePointer) == sizeof(Address));
+                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
+                  Stream stream) override {
     cuda::MemcpyAttributes attribute;
     attribute.src_access_order = static_cast<int>(attributes.order);
     attribute.flags = attributes.prefer_overlap ? cuda::kFlagPreferOverlapWithCompute : 0;
-    std::size_t first = 0;  // attrsIdxs has numAttrs entries, the first 0
+    const std::size_t first = 0;  // attrsIdxs has numAttrs entries, the first 0
+    copy_arrays({destinations.data(), sources.data(), bytes.data(), bytes.size(), &attribute, &first, 1}, direction,
+                stream);
+  }
+
+  void copy_arrays(const BatchArrays& arrays, Direction, Stream stream) override {
+    static_assert(sizeof(cuda::DevicePointer) == sizeof(Address));
     // The driver declares its arrays as mutable but does not write them.
-    auto* to = reinterpret_cast<cuda::DevicePointer*>(const_cast<Address*>(destinations.data()));
-    auto* from = reinterpret_cast<cuda::DevicePointer*>(const_cast<Address*>(sources.data()));
-    auto* sizes = const_cast<std::size_t*>(bytes.data());
+    auto* to = reinterpret_cast<cuda::DevicePointer*>(const_cast<Address*>(arrays.destinations));
+    auto* from = reinterpret_cast<cuda::DevicePointer*>(const_cast<Address*>(arrays.sources));
+    auto* sizes = const_cast<std::size_t*>(arrays.bytes);
+    auto* attributes = static_cast<cuda::MemcpyAttributes*>(const_cast<void*>(arrays.attributes));
+    auto* firsts = const_cast<std::size_t*>(arrays.attribute_firsts);
     if (api_.batch_async_13_0 != nullptr) {
-      check(api_.batch_async_13_0(to, from, sizes, bytes.size(), &attribute, &first, 1, handle(stream)),
+      check(api_.batch_async_13_0(to, from, sizes, arrays.count, attributes, firsts, arrays.attribute_count,
+                                  handle(stream)),
             "cuMemcpyBatchAsync");
       return;
     }
-    std::size_t failed = bytes.size();
-    const Result result =
-        api_.batch_async_12_8(to, from, sizes, bytes.size(), &attribute, &first, 1, &failed, handle(stream));
+    std::size_t failed = arrays.count;
+    const Result result = api_.batch_async_12_8(to, from, sizes, arrays.count, attributes, firsts,
+                                                arrays.attribute_count, &failed, handle(stream));
     if (result != cuda::kSuccess) {
       const DriverError error("cuMemcpyBatchAsync", name(result));
-      throw failed < bytes.size() ? error.at(failed) : error;
+      throw failed < arrays.count ? error.at(failed) : error;
     }
+  }
+
+  void register_pages(Address address, std::size_t bytes) override {
+    bind();
+    check(api_.mem_host_register(reinterpret_cast<void*>(address), bytes, 0), "cuMemHostRegister");
+  }
+  void unregister_pages(Address address) override {
+    bind();
+    check(api_.mem_host_unregister(reinterpret_cast<void*>(address)), "cuMemHostUnregister");
+  }
+
+  void begin_capture(Stream stream) override {
+    check(api_.stream_begin_capture(handle(stream), cuda::kCaptureOfThread), "cuStreamBeginCapture");
+  }
+  std::size_t end_capture(Stream stream) override {
+    cuda::Graph graph = nullptr;
+    check(api_.stream_end_capture(handle(stream), &graph), "cuStreamEndCapture");
+    std::size_t nodes = 0;
+    const Result counted = api_.graph_get_nodes(graph, nullptr, &nodes);
+    api_.graph_destroy(graph);
+    check(counted, "cuGraphGetNodes");
+    return nodes;
   }
 
   void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
@@ -244,7 +275,7 @@ class CudaDriver final : public Driver {
     return pointer;
   }
 
-  void* register_pages(std::size_t bytes) {
+  void* map_registered(std::size_t bytes) {
     void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (pointer == MAP_FAILED) throw DriverError("mmap", "ENOMEM");
     const Result result = api_.mem_host_register(pointer, bytes, 0);

@@ -39,6 +39,18 @@ struct BatchAttributes {
   bool prefer_overlap = false;
 };
 
+/// The arguments of a batched copy as the driver's call takes them: they stay the caller's memory. `attributes` are
+/// CUmemcpyAttributes; entry i applies from descriptor attribute_firsts[i] on.
+struct BatchArrays {
+  const Address* destinations = nullptr;
+  const Address* sources = nullptr;
+  const std::size_t* bytes = nullptr;
+  std::size_t count = 0;
+  const void* attributes = nullptr;
+  const std::size_t* attribute_firsts = nullptr;
+  std::size_t attribute_count = 0;
+};
+
 struct DeviceInfo {
   std::string kind;   ///< "cpu" or "cuda"
   std::string title;  ///< the driver's name of the device
@@ -103,6 +115,13 @@ class Driver {
   virtual void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
                           std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
                           Stream stream) = 0;
+  virtual void copy_arrays(const BatchArrays& arrays, Direction direction, Stream stream) = 0;
+  /// Pins pages that the caller mapped, until `unregister_pages`.
+  virtual void register_pages(Address address, std::size_t bytes) = 0;
+  virtual void unregister_pages(Address address) = 0;
+  virtual void begin_capture(Stream stream) = 0;
+  /// Ends the capture, discards its graph, and returns how many operations it held.
+  virtual std::size_t end_capture(Stream stream) = 0;
   /// A plain copy outside of swaps (filling, comparing): faults do not apply to it.
   virtual void transfer(Address destination, Address source, std::size_t bytes, Direction direction, Stream stream) {
     copy(destination, source, bytes, direction, stream);

@@ -12,10 +12,13 @@
 #include <deque>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
+#include "driver/api.hpp"
 #include "memory/content.hpp"
 
 namespace kvbench {
@@ -34,6 +37,21 @@ struct CopyFault {
   double delay_us = 0;
   bool corrupt = false;
   bool stray = false;
+};
+
+/// The driver's handles of the two default streams.
+constexpr Stream kLegacyStream = 1;
+constexpr Stream kPerThreadStream = 2;
+
+/// The arrays of a batch, copied.
+struct Lists {
+  explicit Lists(const BatchArrays& arrays)
+      : to(arrays.destinations, arrays.destinations + arrays.count),
+        from(arrays.sources, arrays.sources + arrays.count),
+        bytes(arrays.bytes, arrays.bytes + arrays.count) {}
+  std::vector<Address> to;
+  std::vector<Address> from;
+  std::vector<std::size_t> bytes;
 };
 
 /// An in-order queue of tasks and the thread that runs them.
@@ -148,7 +166,7 @@ class PlainHostDriver final : public HostDriver {
   }
 
   Stream create_stream(Priority) override { return reinterpret_cast<Stream>(new HostStream); }
-  void destroy_stream(Stream stream) noexcept override { delete at(stream); }
+  void destroy_stream(Stream stream) noexcept override { delete reinterpret_cast<HostStream*>(stream); }
   void synchronize(Stream stream) override { at(stream)->synchronize(); }
   bool idle(Stream stream) override { return at(stream)->idle(); }
 
@@ -175,21 +193,65 @@ class PlainHostDriver final : public HostDriver {
 
   void copy(Address destination, Address source, std::size_t bytes, Direction, Stream stream) override {
     begin_call("copy", stream);
-    const CopyFault fault = begin_descriptor("copy", 0);
+    const CopyFault fault = begin_descriptor("copy", 0, destination, source, bytes);
     at(stream)->submit([=, this] { run_copy(engine_, destination, source, bytes, fault); });
+    if (applies(FaultKind::synchronous, bytes)) synchronize(stream);
   }
 
   void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
-                  std::span<const std::size_t> bytes, BatchAttributes, Direction, Stream stream) override {
+                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
+                  Stream stream) override {
+    cuda::MemcpyAttributes attribute;
+    attribute.src_access_order = static_cast<int>(attributes.order);
+    const std::size_t first = 0;
+    copy_arrays({destinations.data(), sources.data(), bytes.data(), bytes.size(), &attribute, &first, 1}, direction,
+                stream);
+  }
+
+  void copy_arrays(const BatchArrays& arrays, Direction direction, Stream stream) override {
     if (!with_batch_) throw DriverError("copy_batch", "not found on this device");
     begin_call("copy_batch", stream);
-    std::vector<CopyFault> faults(bytes.size());
-    for (std::size_t i = 0; i < bytes.size(); ++i) faults[i] = begin_descriptor("copy_batch", i);
-    at(stream)->submit([this, to = std::vector(destinations.begin(), destinations.end()),
-                        from = std::vector(sources.begin(), sources.end()),
-                        sizes = std::vector(bytes.begin(), bytes.end()), faults = std::move(faults)] {
-      for (std::size_t i = 0; i < sizes.size(); ++i) run_copy(engine_, to[i], from[i], sizes[i], faults[i]);
-    });
+    if (stream <= kLegacyStream && !(fault_.kind == FaultKind::legacy_stream && arrays.count <= fault_.at)) {
+      throw DriverError("copy_batch", "INVALID_VALUE");
+    }
+    if (capturing_ == stream) throw DriverError("copy_batch", "STREAM_CAPTURE_UNSUPPORTED");
+    const AccessOrder order = order_of(arrays);
+    std::vector<CopyFault> faults(arrays.count);
+    for (std::size_t i = 0; i < arrays.count; ++i) {
+      faults[i] = begin_descriptor("copy_batch", i, arrays.destinations[i], arrays.sources[i], arrays.bytes[i]);
+    }
+    const auto run = [this, faults = std::move(faults)](const Lists& lists) {
+      for (std::size_t i = 0; i < faults.size(); ++i)
+        run_copy(engine_, lists.to[i], lists.from[i], lists.bytes[i], faults[i]);
+    };
+    if (copies_inline(arrays, direction) && idle(stream)) return run(Lists(arrays));
+    if (applies(FaultKind::late_arrays, arrays.count)) {
+      at(stream)->submit([run, arrays] { run(Lists(arrays)); });
+    } else if (order == AccessOrder::any && applies(FaultKind::late_source, arrays.count)) {
+      at(stream)->submit([=, queue = at(stream), lists = Lists(arrays)] { queue->submit([=] { run(lists); }); });
+    } else {
+      at(stream)->submit([run, lists = Lists(arrays)] { run(lists); });
+    }
+  }
+
+  void register_pages(Address address, std::size_t bytes) override {
+    std::unique_lock lock(engine_, std::defer_lock);
+    if (fault_.kind == FaultKind::pinning) {
+      lock.lock();
+      std::this_thread::sleep_for(Microseconds(fault_.delay_us));
+    }
+    if (madvise(reinterpret_cast<void*>(address), bytes, MADV_POPULATE_WRITE) != 0)
+      throw DriverError("madvise", "ENOMEM");
+    registered_[address] = bytes;
+  }
+  void unregister_pages(Address address) override {
+    if (registered_.erase(address) == 0) throw DriverError("unregister_pages", "HOST_MEMORY_NOT_REGISTERED");
+  }
+
+  void begin_capture(Stream stream) override { capturing_ = stream; }
+  std::size_t end_capture(Stream) override {
+    capturing_.reset();
+    return 0;
   }
 
   void transfer(Address destination, Address source, std::size_t bytes, Direction, Stream stream) override {
@@ -227,7 +289,12 @@ class PlainHostDriver final : public HostDriver {
   }
 
  private:
-  static HostStream* at(Stream stream) { return reinterpret_cast<HostStream*>(stream); }
+  /// The default streams, legacy and per thread, are one stream here, which starts when it is first used.
+  HostStream* at(Stream stream) {
+    if (stream > kPerThreadStream) return reinterpret_cast<HostStream*>(stream);
+    if (!default_stream_) default_stream_.emplace();
+    return &*default_stream_;
+  }
 
   [[nodiscard]] bool strikes(FaultKind kind, std::uint64_t count) const {
     return fault_.kind == kind && fault_.at == count;
@@ -242,12 +309,41 @@ class PlainHostDriver final : public HostDriver {
     }
   }
 
-  CopyFault begin_descriptor(const char* call, std::size_t index) {
+  CopyFault begin_descriptor(const char* call, std::size_t index, Address to, Address from, std::size_t bytes) {
     const std::uint64_t count = descriptors_++;
     if (strikes(FaultKind::error_at_descriptor, count)) throw DriverError(call, "INJECTED_ERROR", index);
-    return {.delay_us = fault_.kind == FaultKind::slow ? fault_.delay_us : 0.0,
+    if (applies(FaultKind::split, bytes) && (leaves_registration(to, bytes) || leaves_registration(from, bytes))) {
+      throw DriverError(call, "INVALID_VALUE", index);
+    }
+    const bool slow = fault_.kind == FaultKind::slow || (fault_.kind == FaultKind::unaligned && (to | from) % 16 != 0);
+    return {.delay_us = slow ? fault_.delay_us : 0.0,
             .corrupt = strikes(FaultKind::corrupt, count),
             .stray = strikes(FaultKind::stray, count)};
+  }
+
+  [[nodiscard]] bool applies(FaultKind kind, std::size_t number) const {
+    return fault_.kind == kind && number >= fault_.at;
+  }
+
+  [[nodiscard]] AccessOrder order_of(const BatchArrays& arrays) const {
+    const auto* attributes = static_cast<const volatile cuda::MemcpyAttributes*>(arrays.attributes);
+    const std::size_t last = applies(FaultKind::reads_beyond, arrays.count) ? arrays.attribute_count : 0;
+    int order = 0;
+    for (std::size_t i = last + 1; i-- > 0;) order = attributes[i].src_access_order;
+    return static_cast<AccessOrder>(order);
+  }
+
+  [[nodiscard]] bool copies_inline(const BatchArrays& arrays, Direction direction) const {
+    return fault_.kind == FaultKind::inline_copies && direction == Direction::h2d &&
+           std::all_of(arrays.bytes, arrays.bytes + arrays.count,
+                       [this](std::size_t size) { return size <= fault_.at; });
+  }
+
+  [[nodiscard]] bool leaves_registration(Address address, std::size_t bytes) const {
+    const auto after = registered_.upper_bound(address);
+    if (after == registered_.begin()) return false;
+    const auto& [start, size] = *std::prev(after);
+    return address < start + size && address + bytes > start + size;
   }
 
   bool with_batch_;
@@ -256,6 +352,9 @@ class PlainHostDriver final : public HostDriver {
   Fault fault_;
   std::uint64_t calls_ = 0;
   std::uint64_t descriptors_ = 0;
+  std::map<Address, std::size_t> registered_;
+  std::optional<Stream> capturing_;
+  std::optional<HostStream> default_stream_;
 };
 
 }  // namespace

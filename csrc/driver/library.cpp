@@ -77,6 +77,10 @@ Api load_api(const std::string& path) {
   library.require("cuStreamDestroy", api.stream_destroy);
   library.require("cuStreamSynchronize", api.stream_synchronize);
   library.require("cuStreamQuery", api.stream_query);
+  library.require("cuStreamBeginCapture", api.stream_begin_capture);
+  library.require("cuStreamEndCapture", api.stream_end_capture);
+  library.require("cuGraphGetNodes", api.graph_get_nodes);
+  library.require("cuGraphDestroy", api.graph_destroy);
   library.require("cuEventCreate", api.event_create);
   library.require("cuEventDestroy", api.event_destroy);
   library.require("cuEventRecord", api.event_record);

@@ -32,6 +32,13 @@ class ForwardingDriver : public Driver {
                   Stream stream) override {
     host_->copy_batch(destinations, sources, bytes, attributes, direction, stream);
   }
+  void copy_arrays(const BatchArrays& arrays, Direction direction, Stream stream) override {
+    host_->copy_arrays(arrays, direction, stream);
+  }
+  void register_pages(Address address, std::size_t bytes) override { host_->register_pages(address, bytes); }
+  void unregister_pages(Address address) override { host_->unregister_pages(address); }
+  void begin_capture(Stream stream) override { host_->begin_capture(stream); }
+  std::size_t end_capture(Stream stream) override { return host_->end_capture(stream); }
   void fill(Address memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
     host_->fill(memory, value, bytes, stream);
   }

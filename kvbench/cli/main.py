@@ -13,7 +13,7 @@ from typing import Final
 import typer
 
 from kvbench.cells.cell import AXES
-from kvbench.cli import doctor, gate, listing, report, show, sweep, trace, tune
+from kvbench.cli import doctor, gate, listing, probe, report, show, sweep, trace, tune
 from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
 from kvbench.text import printable, short
@@ -59,6 +59,7 @@ app.add_typer(gate.gate)
 app.add_typer(trace.trace)
 app.command("list")(listing.listing)
 app.command()(doctor.doctor)
+app.command()(probe.probe)
 
 
 class _Output(io.TextIOWrapper):

@@ -27,11 +27,17 @@ from kvbench._engine import TimedRegion as TimedRegion
 from kvbench._engine import audit_value as audit_value
 from kvbench._engine import audit_words as audit_words
 from kvbench._engine import batched as batched
+from kvbench._engine import begin_capture as begin_capture
+from kvbench._engine import copy as copy
+from kvbench._engine import copy_arrays as copy_arrays
 from kvbench._engine import count_cuda_devices as count_cuda_devices
+from kvbench._engine import end_capture as end_capture
 from kvbench._engine import per_block as per_block
 from kvbench._engine import probe_cpu_us as probe_cpu_us
+from kvbench._engine import register_pages as register_pages
 from kvbench._engine import sm_copy as sm_copy
 from kvbench._engine import sm_copy_tensors as sm_copy_tensors
+from kvbench._engine import unregister_pages as unregister_pages
 from kvbench._engine import verify as verify
 from kvbench._engine import write_value as write_value
 from kvbench._engine import write_words as write_words
@@ -65,6 +71,15 @@ _FAULT_KINDS: Final = {
     "corrupt@descriptor": kvbench._engine.FaultKind.corrupt,
     "stray@descriptor": kvbench._engine.FaultKind.stray,
     "slow": kvbench._engine.FaultKind.slow,
+    "reads-beyond": kvbench._engine.FaultKind.reads_beyond,
+    "late-arrays": kvbench._engine.FaultKind.late_arrays,
+    "late-source": kvbench._engine.FaultKind.late_source,
+    "inline": kvbench._engine.FaultKind.inline_copies,
+    "legacy-stream": kvbench._engine.FaultKind.legacy_stream,
+    "split": kvbench._engine.FaultKind.split,
+    "unaligned": kvbench._engine.FaultKind.unaligned,
+    "synchronous": kvbench._engine.FaultKind.synchronous,
+    "pinning": kvbench._engine.FaultKind.pinning,
 }
 
 

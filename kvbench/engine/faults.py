@@ -21,9 +21,18 @@ KINDS: Final = {
     "corrupt@descriptor": "the N-th descriptor arrives with a wrong last byte",
     "stray@descriptor": "the N-th descriptor also writes the byte after its destination",
     "slow": "every copy takes N microseconds longer",
+    "reads-beyond": "batches of N or more descriptors read the attributes behind the last one",
+    "late-arrays": "batches of N or more descriptors read their arrays after the call",
+    "late-source": "batches of N or more descriptors with access order any read sources after the stream's next work",
+    "inline": "h2d batches of blocks of at most N bytes copy inside the call if the stream is idle",
+    "legacy-stream": "the legacy stream takes batches of at most N descriptors",
+    "split": "copies of N or more bytes across two registrations fail",
+    "unaligned": "every copy that is not aligned to 16 bytes takes N microseconds longer",
+    "synchronous": "single copies of N or more bytes return when they are done",
+    "pinning": "registering memory holds up all copies for N microseconds",
 }
 NO_BATCH: Final = "no-batch"
-_FAULT: Final = re.compile(r"([a-z@]+)=(\d{1,12}|(?<=slow=)\d{1,12}\.\d{1,6})(?:\s+when\s+(.+))?")
+_FAULT: Final = re.compile(r"([a-z@-]+)=(\d{1,12}|(?<=slow=)\d{1,12}\.\d{1,6})(?:\s+when\s+(.+))?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,130 @@
+"""`kvbench probe`: find out what the driver does with a batched copy, and print it as one Markdown block."""
+
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from kvbench.cli.completion import complete_device
+from kvbench.cli.version import version_line
+from kvbench.errors import ExitCode, UsageError
+from kvbench.probe.common import HEALTH, PROBES, Finding, Report, Result, Unanswered, run_probe
+from kvbench.text import hint
+
+MARKDOWN_FILE: Final = "probe.md"
+JSON_FILE: Final = "probe.json"
+_Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME...]", help="Probes to run (default: all).", autocompletion=lambda: list(PROBES)),
+]
+_Device = Annotated[
+    str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.", autocompletion=complete_device)
+]
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the results as JSON to FILE.")]
+_Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="DIR", help=f"Also write {MARKDOWN_FILE} and {JSON_FILE} to DIR.")
+]
+_Fault = Annotated[str | None, typer.Option(help="Fault to inject (cpu device only; see CONTRIBUTING).")]
+
+
+def probe(
+    names: _Names = None, device: _Device = "auto", json: _Json = None, out: _Out = None, fault: _Fault = None
+) -> None:
+    """Find out what the driver really does with a batched copy; a finding, a crash too, is not an error."""
+    asked = list(dict.fromkeys(names or PROBES))
+    for name in asked:
+        if name not in PROBES:
+            raise UsageError(f"probe {name}: not a probe; {hint(name, PROBES)}")
+    report = _run(asked, _resolved(device, fault), fault or "")
+    text = markdown_of(report)
+    typer.echo(text, nl=False)
+    _write(report, text, json, out)
+    missing = [result for result in (*report.results, report.health) if isinstance(result.found, Unanswered)]
+    ill = isinstance(report.health.found, Finding) and not report.health.found.expected
+    if ill or any(not result.found.off or names for result in missing if isinstance(result.found, Unanswered)):
+        sys.exit(ExitCode.FAILED_CELLS)
+
+
+def _resolved(device: str, fault: str | None) -> str:
+    """Return the name of the device; raises UsageError for one that is not there and for an invalid fault."""
+    from kvbench.engine.device import resolve_device
+    from kvbench.engine.faults import FaultPlan, parse_faults
+    from kvbench.machine import doctor
+
+    doctor.resolve_device(device, doctor.EngineReport(engine_error=None))  # rejects a misspelt name
+    resolved, plan = resolve_device(device), parse_faults(fault)
+    if plan != FaultPlan() and resolved != "cpu":
+        raise UsageError(f"--fault: not supported on {resolved}; use --device cpu")
+    return resolved
+
+
+def _run(names: list[str], device: str, fault: str) -> Report:
+    began_s, results = time.monotonic(), []
+    for name in names:
+        if sys.stderr.isatty():
+            typer.echo(f"{name}: {PROBES[name]}", err=True)
+        results.append(run_probe(name, device, fault))
+    return Report(
+        kvbench=version_line(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        device=device,
+        results=results,
+        health=run_probe(HEALTH, device),
+        took_s=round(time.monotonic() - began_s, 1),
+    )
+
+
+def markdown_of(report: Report) -> str:
+    """Return the results as one block of Markdown for an issue."""
+    from kvbench.report import markdown
+
+    facts = report.health.found.figures if isinstance(report.health.found, Finding) else {}
+    driver = f", driver {facts['driver_version']}" if "driver_version" in facts else ""
+    title = markdown.inline(f"{facts.get('title', report.device)}{driver}")
+    rows = [list(map(markdown.inline, (result.name, *_told(result)))) for result in report.results]
+    parts = [
+        f"### kvbench probe: {title}",
+        markdown.table(["probe", "answer", "evidence", ""], rows, left=4),
+        markdown.bullets(f"{name}: {markdown.inline(text)}" for name, text in _figures(report)),
+        markdown.escape(
+            f"{report.kvbench}, {report.created}, {report.took_s:g} s. Afterwards: {_told(report.health)[0]}."
+        ),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _told(result: Result) -> tuple[str, str, str]:
+    """Return a result in words: its answer, its evidence, and whether it was expected."""
+    found = result.found
+    if isinstance(found, Unanswered):
+        return f"{'off' if found.off else 'no answer'}: {found.reason}", "", ""
+    evidence = f"{found.of}: {found.number:.4g} {found.unit}".strip()
+    return found.answer, evidence, "expected" if found.expected else "surprising"
+
+
+def _figures(report: Report) -> Iterator[tuple[str, str]]:
+    for result in (*report.results, report.health):
+        if isinstance(result.found, Finding) and result.found.figures:
+            figures = result.found.figures.items()
+            shown = (
+                f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in figures
+            )
+            yield result.name, ", ".join(shown)
+
+
+def _write(report: Report, text: str, json: Path | None, out: Path | None) -> None:
+    import msgspec
+
+    from kvbench.files import write_whole
+
+    data = msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+    if json is not None:
+        write_whole(json, data)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / MARKDOWN_FILE, text.encode())
+        write_whole(out / JSON_FILE, data)

@@ -1,0 +1,120 @@
+"""The list of probes, and how one is run in a process of its own with a deadline. Needs neither engine nor GPU."""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from kvbench.text import short
+
+# Name of each probe (its module in this folder) -> its question.
+PROBES: Final = {
+    "attributes": "are attrs and attrsIdxs read beyond their count?",
+    "inline": "up to which block size does the CPU copy, inside the call?",
+    "capture": "is the call allowed in a graph capture, on the legacy stream, on the per-thread stream?",
+}
+HEALTH: Final = "health"
+DEADLINE_S: Final = 30.0
+# A process that waits inside the driver can outlive its kill for a while.
+_KILL_S: Final = 5.0
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """What a probe is about to do: the last step before a crash or a hang says where it was."""
+
+    doing: str
+    number: float
+    unit: str
+
+
+class Finding(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The answer of a probe and its evidence: one number, what it is (`of`) and more `figures` with units in names.
+
+    The answer holds nothing that varies from run to run. It is `expected` if it agrees with the documentation of the
+    driver, or where that is silent with driver 580 on an H200.
+    """
+
+    answer: str
+    number: float
+    unit: str
+    of: str
+    expected: bool
+    figures: dict[str, str | int | float | bool] = {}
+
+
+class Unanswered(msgspec.Struct, frozen=True, tag=True):
+    """Why there is no answer; `off`: the probe was not made because of a risk."""
+
+    reason: str
+    off: bool = False
+
+
+Message = Step | Finding | Unanswered
+_MESSAGES: Final = msgspec.json.Decoder(Message)
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The outcome of a probe, and the seconds it took."""
+
+    name: str
+    question: str
+    found: Finding | Unanswered
+    took_s: float
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Every result, and last that of a copy in a fresh process, whose figures describe the machine."""
+
+    kvbench: str
+    created: str
+    device: str
+    results: list[Result]
+    health: Result
+    took_s: float
+
+
+def run_probe(name: str, device: str, fault: str = "", deadline_s: float = DEADLINE_S) -> Result:
+    """Run a probe on `device` ("cpu", "cuda:N") in a process of its own; a crash or a hang is a finding."""
+    began_s = time.monotonic()
+    # -P: a checkout in the working directory must not shadow the installed package.
+    command = (sys.executable, "-P", "-m", "kvbench.probe", name, device, fault)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        out, errors = process.communicate(timeout=deadline_s)
+        end = _end(process.returncode)
+    except subprocess.TimeoutExpired as late:
+        process.kill()
+        out, errors = late.stdout or b"", b""
+        with suppress(subprocess.TimeoutExpired):
+            out, errors = process.communicate(timeout=_KILL_S)
+        end = f"the process hangs: no answer within {deadline_s:g} s"
+    except BaseException:
+        process.kill()
+        process.wait(_KILL_S)
+        raise
+    return Result(name, PROBES.get(name, ""), _found(out, errors, end), round(time.monotonic() - began_s, 3))
+
+
+def _end(code: int) -> str:
+    """Return how a process ended that was killed by a signal; "" for any other end."""
+    return f"the process dies of {signal.Signals(-code).name}" if code < 0 else ""
+
+
+def _found(out: bytes, errors: bytes, end: str) -> Finding | Unanswered:
+    messages: list[Message] = []
+    for line in out.splitlines():
+        with suppress(msgspec.DecodeError):
+            messages.append(_MESSAGES.decode(line))
+    last = messages[-1] if messages else None
+    if not end and isinstance(last, Finding | Unanswered):
+        return last
+    if end and isinstance(last, Step):
+        return Finding(answer=f"{end} ({last.doing})", number=last.number, unit=last.unit, of=end, expected=False)
+    words = errors.decode(errors="replace").strip().splitlines()[-1:]
+    return Unanswered(short("; ".join(filter(None, [end, *words])) or "the process ended without an answer"))

@@ -1,0 +1,85 @@
+"""Up to which block size the CPU copies inside the call, by direction, order and state of the stream."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from kvbench.cells.axes import Direction, Order
+from kvbench.machine.observation import identity
+from kvbench.probe.bench import Arrays, Bench, Blocks
+from kvbench.probe.common import Finding
+from kvbench.units import KIB, MIB, size_words
+
+_BLOCKS: Final = 256
+_STEP: Final = 512
+_LARGEST: Final = 256 * KIB
+# Where to look for a size that is copied inside the call, before the limit is bisected.
+_TRIED: Final = (16 * KIB, 8 * KIB, 4 * KIB)
+# Measured with driver 580 on an H200; the host device does not copy inside the call.
+_EXPECTED: Final = {"cuda": 24 * KIB, "cpu": 0}
+
+
+def probe(bench: Bench) -> Finding:
+    """Bisect the limit to 512 bytes for each direction and order on an idle stream; then try it on a busy one."""
+    blocks = Blocks(bench, [_LARGEST] * _BLOCKS)
+    limits: dict[tuple[Direction, Order], int] = {}
+    for direction in Direction:
+        for order in Order:
+            bench.step(f"{direction}, order {order}")
+            limits[direction, order] = _limit(partial(_inline, bench, blocks, direction, order))
+    largest = max(limits.values())
+    size = largest or _TRIED[0]
+    busy = [_waits_when_busy(bench, blocks.arrays(way, size=size), way) for way in Direction]
+    h2d_only = {limit for (way, _), limit in limits.items() if way is Direction.H2D} == {largest} and not any(
+        limit for (way, _), limit in limits.items() if way is Direction.D2H
+    )
+    device = bench.device
+    bar1 = identity(device.name, "", pci_bus_id=device.driver.info.pci_bus_id or None)["bar1_bytes"]
+    return Finding(
+        answer=_answer(limits, any(busy)),
+        number=largest / KIB,
+        unit="KiB",
+        of="largest block that the CPU copies inside the call",
+        expected=h2d_only and not any(busy) and largest == _EXPECTED[device.kind],
+        figures={
+            **{f"{way}_{order}_kib": limit / KIB for (way, order), limit in limits.items()},
+            **({"bar1_mib": bar1 / MIB} if isinstance(bar1, int) else {}),
+        },
+    )
+
+
+def _inline(bench: Bench, blocks: Blocks, direction: Direction, order: Order, size: int) -> bool:
+    return bench.copies_inline(blocks.arrays(direction, order, size), direction)
+
+
+def _waits_when_busy(bench: Bench, arrays: Arrays, direction: Direction) -> bool:
+    _, held = bench.gated(lambda: bench.submit(arrays, direction))
+    return not held
+
+
+def _limit(inline: Callable[[int], bool]) -> int:
+    """Return the largest block in bytes that is copied inside the call, 0 if none is; at most _LARGEST."""
+    low = next((size for size in _TRIED if inline(size)), 0)
+    if not low or inline(_LARGEST):
+        return low and _LARGEST
+    high = _LARGEST
+    while high - low > _STEP:
+        middle = (low + high) // 2 // _STEP * _STEP
+        low, high = (middle, high) if inline(middle) else (low, middle)
+    return low
+
+
+def _answer(limits: dict[tuple[Direction, Order], int], busy: bool) -> str:
+    parts = []
+    for way in Direction:
+        of_way = {order: limit for (direction, order), limit in limits.items() if direction is way}
+        if len(set(of_way.values())) == 1:
+            parts.append(f"{way} {_words(of_way[Order.STREAM])}, every order")
+        else:
+            parts.append(f"{way} " + ", ".join(f"{order} {_words(limit)}" for order, limit in of_way.items()))
+    idle = f"on an idle stream: {'; '.join(parts)}" if any(limits.values()) else "on an idle stream: none"
+    return f"{idle}; on a busy stream: {'the call waits' if busy else 'none'}"
+
+
+def _words(limit: int) -> str:
+    return f"up to {size_words(limit)}" if limit else "none"
