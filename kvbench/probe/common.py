@@ -14,8 +14,15 @@ from kvbench.text import short
 # Name of each probe (its module in this folder) -> its question.
 PROBES: Final = {
     "attributes": "are attrs and attrsIdxs read beyond their count?",
+    "count": "how many descriptors does one call take, and where does it begin to block?",
+    "lifetime": "when may the caller reuse the arrays of a call?",
     "inline": "up to which block size does the CPU copy, inside the call?",
+    "order": "is a source ever read before or after its turn in the stream?",
     "capture": "is the call allowed in a graph capture, on the legacy stream, on the per-thread stream?",
+    "registration": "how much can be registered at once, at which cost, and may a copy span two registrations?",
+    "peers": "do 16-byte, 4-byte and odd alignments differ in path or speed?",
+    "confidential": "is Confidential Computing on, and are copies synchronous with the host?",
+    "stalls": "does pinning memory in another thread stall swaps?",
 }
 HEALTH: Final = "health"
 DEADLINE_S: Final = 30.0

@@ -1,0 +1,47 @@
+"""Whether Confidential Computing is on, and whether copies between host and device are synchronous with the host."""
+
+from functools import partial
+from typing import Final
+
+from kvbench.cells.axes import Direction
+from kvbench.engine.device import DIRECTIONS, Buffer, MemoryKind, copy
+from kvbench.machine.sources import Sources, open_machine, reason_of
+from kvbench.probe.bench import Bench
+from kvbench.probe.common import Finding
+from kvbench.units import MIB
+
+_BYTES: Final = 16 * MIB
+
+
+def probe(bench: Bench) -> Finding:
+    """Ask NVML, and see whether a copy returns while its stream is busy; with bounce buffers it cannot."""
+    driver = bench.device.driver
+    host, card = (Buffer(driver, kind, _BYTES) for kind in (MemoryKind.allocated, MemoryKind.device))
+    waits = []
+    for direction in Direction:
+        bench.step(f"a copy behind a busy stream, {direction}")
+        to, source = (card, host) if direction is Direction.H2D else (host, card)
+        arguments = to.address, source.address, _BYTES, DIRECTIONS[direction], bench.stream.handle
+        _, held = bench.gated(partial(copy, driver, *arguments))
+        waits += [] if held else [str(direction)]
+    state, is_on = _state(bench)
+    synchronous = (
+        f"{' and '.join(waits)} copies of pinned memory wait for the stream" if waits else "copies do not wait"
+    )
+    return Finding(
+        answer=f"Confidential Computing: {state}; {synchronous}",
+        number=len(waits),
+        unit="of 2",
+        of="directions whose copies are synchronous with the host",
+        expected=not waits and not is_on,
+    )
+
+
+def _state(bench: Bench) -> tuple[str, bool]:
+    """Return what NVML says of Confidential Computing, and whether it is on."""
+    with open_machine(bench.device.name, bench.device.driver.info.pci_bus_id or None, Sources()) as machine:
+        try:
+            is_on = bool(machine.nvml("nvmlSystemGetConfComputeState").ccFeature)
+        except Exception as error:  # NVML of an old driver, or no GPU
+            return f"not known ({reason_of(error)})", False
+    return "on" if is_on else "off", is_on

@@ -1,0 +1,79 @@
+"""Whether a source is ever read before or after its turn in the stream: work before and after the call writes to it."""
+
+from typing import Final
+
+from kvbench.cells.axes import Direction, Order
+from kvbench.engine.device import DIRECTIONS, Buffer, MemoryKind
+from kvbench.probe.bench import Bench, Blocks
+from kvbench.probe.common import Finding
+from kvbench.units import KIB
+
+_SHAPES: Final = ((1, 64 * KIB), (64, 4 * KIB), (64, 64 * KIB), (1024, 4 * KIB))
+_MARK: Final = 0x5A
+
+
+def probe(bench: Bench) -> Finding:
+    """Count the blocks whose source was read early or late, by direction and order, behind a gate and without."""
+    early, late = (dict.fromkeys(((way, order) for way in Direction for order in Order), 0) for _ in range(2))
+    after_return = total = 0
+    for count, size in _SHAPES:
+        blocks = Blocks(bench, [size] * count)
+        mark = Buffer(bench.device.driver, MemoryKind.device, count * size)
+        bench.device.driver.fill(mark.address, _MARK, mark.size_bytes, bench.stream.handle)
+        for case in early:
+            bench.step(f"{count} blocks of {size} bytes, {case[0]}, {case[1]}", count, "blocks")
+            unmarked, held = _copy(bench, blocks, mark, case, write_first=True)
+            early[case] += unmarked
+            after_return += count - unmarked if held and case[1] is Order.DURING_API_CALL else 0
+            for busy in (True, False):
+                unmarked, _ = _copy(bench, blocks, mark, case, write_first=False, busy=busy)
+                late[case] += count - unmarked
+                total += count
+    told = [_told(case, early[case], late[case]) for case in early if case[1] is not Order.DURING_API_CALL]
+    during = "reads sources after it returned" if after_return else "reads every source before it returns"
+    strict = sum(early[way, Order.STREAM] for way in Direction)
+    return Finding(
+        answer="; ".join([*told, f"during_api_call {during}"]),
+        number=sum(late.values()),
+        unit=f"of {total} blocks",
+        of="read after their turn",
+        expected=not strict and not any(late.values()) and not (after_return and bench.device.is_cuda),
+        figures={f"early_{way}_{order}": count for (way, order), count in early.items()},
+    )
+
+
+def _copy(
+    bench: Bench, blocks: Blocks, mark: Buffer, case: tuple[Direction, Order], *, write_first: bool, busy: bool = True
+) -> tuple[int, bool]:
+    """Return how many blocks arrive as they were before the stream, before or after the call, wrote to their source.
+
+    The second value is whether the stream was busy until the call had returned.
+    """
+    direction, order = case
+    arrays, driver, handle = blocks.arrays(direction, order), bench.device.driver, bench.stream.handle
+
+    def write() -> None:
+        if direction is Direction.H2D:
+            driver.transfer(blocks.host.address, mark.address, mark.size_bytes, DIRECTIONS[Direction.D2H], handle)
+        else:
+            driver.fill(blocks.card.address, _MARK, mark.size_bytes, handle)
+
+    def work() -> None:
+        if write_first:
+            write()
+        bench.submit(arrays, direction)
+        if not write_first:
+            write()
+
+    if busy:
+        _, held = bench.gated(work, lambda: blocks.load(direction))
+    else:
+        blocks.load(direction)
+        work()
+        held = False
+    return len(arrays.sizes) - blocks.wrong(direction), held
+
+
+def _told(case: tuple[Direction, Order], early: int, late: int) -> str:
+    times = [words for words, count in (("before", early), ("after", late)) if count]
+    return f"{case[0]} {case[1]} {' and '.join(times) + ' its turn' if times else 'in its turn'}"

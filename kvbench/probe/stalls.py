@@ -1,0 +1,67 @@
+"""Whether pinning memory in another thread stalls swaps: the slowest swap in a hundred, alone and beside it."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from kvbench.cells.axes import Direction
+from kvbench.engine.device import EngineError
+from kvbench.probe.bench import Arrays, Bench, Blocks
+from kvbench.probe.common import Finding, Unanswered
+from kvbench.probe.pages import Pages, spare_bytes
+from kvbench.units import KIB, MIB, rough_size
+
+_PINNED: Final = {"cuda": 4096 * MIB, "cpu": 16 * MIB}
+_ROUNDS: Final = 3
+_LEAST_SWAPS: Final = 100
+# A stall: in every round p99 is at least twice the highest p99 alone, and a millisecond above it.
+_TIMES: Final = 2
+_STALL_US: Final = 1000
+
+
+def probe(bench: Bench) -> Finding | Unanswered:
+    """Pin 4 GiB in another thread three times while swaps of 64 blocks run."""
+    size = _PINNED[bench.device.kind]
+    if size > spare_bytes():
+        return Unanswered(f"pinning {rough_size(size)} would take more than a quarter of the available memory", True)
+    blocks = Blocks(bench, [64 * KIB] * 64)
+    arrays = blocks.arrays(Direction.H2D)
+    alone_us, beside_us = [], []
+    for number in range(_ROUNDS):
+        bench.step(f"round {number + 1}, {rough_size(size)}", size / MIB, "MiB")
+        alone_us.append(_p99_us(bench, arrays, lambda: False))
+        thread = threading.Thread(target=_pin, args=(bench, size))
+        thread.start()
+        beside_us.append(_p99_us(bench, arrays, thread.is_alive))
+        thread.join()
+    worst_us = max(alone_us)
+    stalls = min(beside_us) > max(_TIMES * worst_us, worst_us + _STALL_US)
+    return Finding(
+        answer="yes" if stalls else "no",
+        number=median(beside_us) / median(alone_us),
+        unit="times that alone",
+        of="p99 of a swap beside the pinning",
+        expected=not stalls,
+        figures={"p99_alone_us": round(median(alone_us), 1), "p99_beside_us": round(median(beside_us), 1)},
+    )
+
+
+def _p99_us(bench: Bench, arrays: Arrays, goes_on: Callable[[], bool]) -> float:
+    """Return the 99th percentile of the wall times of swaps, at least a hundred and as long as `goes_on`."""
+    times_us: list[float] = []
+    while len(times_us) < _LEAST_SWAPS or goes_on():
+        began_ns = time.perf_counter_ns()
+        bench.submit(arrays, Direction.H2D)
+        bench.stream.synchronize()
+        times_us.append((time.perf_counter_ns() - began_ns) / 1e3)
+    return float(np.percentile(times_us, 99))
+
+
+def _pin(bench: Bench, size_bytes: int) -> None:
+    with suppress(EngineError), Pages(size_bytes).registered(bench.device):
+        pass
