@@ -11,8 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+import msgspec
+
+from kvbench.cli.probe import JSON_FILE, MARKDOWN_FILE, markdown_of, words_of
 from kvbench.errors import KvbenchError
 from kvbench.machine.identity import identity_hash
+from kvbench.probe.common import PROBES, Finding, Report
 from kvbench.report import markdown
 from kvbench.report.contents import report_of
 from kvbench.report.document import document
@@ -24,13 +28,20 @@ from kvbench.text import ends
 
 FOLDER: Final = Path(__file__).parent
 README: Final = FOLDER / "README.md"
-MARKERS: Final = ("<!-- cards: begin -->", "<!-- cards: end -->")
 MAX_CARD_BYTES: Final = 5_000_000
 # Fewer leave every comparison undecided.
 MIN_VISITS: Final = 6
 REPORT: Final = "report.md"
 # Globs below a card: committed files, and generated files, which git ignores.
-COMMITTED: Final = (REPORT, "*.png", "policy*.toml", f"runs/**/{RUN_FILE}", f"runs/**/{PACKED_JOURNAL_FILE}")
+COMMITTED: Final = (
+    REPORT,
+    MARKDOWN_FILE,
+    JSON_FILE,
+    "*.png",
+    "policy*.toml",
+    f"runs/**/{RUN_FILE}",
+    f"runs/**/{PACKED_JOURNAL_FILE}",
+)
 IGNORED: Final = ("report.html", "*.svg", "*.csv", "runs/**/summary.csv")
 
 
@@ -59,7 +70,7 @@ def complaints_about(card: Path) -> list[str]:
         return complaints or [f"{card}: no runs"]
     if len({_machine(run) for run in runs}) > 1:
         return [f"{card}: its runs are of several devices or drivers; use one folder for each"]
-    return list(_about_report(card, runs))
+    return [*_about_report(card, runs), *_about_probes(card, runs)]
 
 
 def _about_files(card: Path) -> Iterator[str]:
@@ -123,6 +134,43 @@ def _about_report(card: Path, runs: Sequence[Run]) -> Iterator[str]:
         yield f"{card / name} is not a chart of this report: remove it"
 
 
+def _about_probes(card: Path, runs: Sequence[Run]) -> Iterator[str]:
+    path = card / MARKDOWN_FILE
+    if not (card / JSON_FILE).is_file():
+        if path.exists():
+            yield f"{path} has no {JSON_FILE}: write both with kvbench probe --out"
+        return
+    try:
+        probed = _probed(card)
+    except msgspec.DecodeError as error:
+        yield f"{card / JSON_FILE}: {error}"
+        return
+    if not path.is_file() or path.read_text() != markdown_of(probed):
+        yield f"{path} does not follow from {JSON_FILE}: write both with kvbench probe --out"
+    if _driver(probed) != _machine(runs[0])[1]:
+        yield f"{card / JSON_FILE}: its driver {_driver(probed)} is not that of the runs"
+
+
+def _probed(card: Path) -> Report:
+    return msgspec.json.decode((card / JSON_FILE).read_bytes(), type=Report)
+
+
+def _driver(probed: Report) -> str:
+    found = probed.health.found
+    return str(found.figures.get("driver_version")) if isinstance(found, Finding) else "unknown"
+
+
+def probe_table(folders: Iterable[Path]) -> str:
+    """Return the answers of every probe in Markdown, a column for each card that has them."""
+    probed = {card: _probed(card) for card in folders if (card / JSON_FILE).is_file()}
+    if not probed:
+        return "No card has probes."
+    titles = [f"[{markdown.inline(_driver(one))}]({card.name}/{MARKDOWN_FILE})" for card, one in probed.items()]
+    answers = [{result.name: words_of(result)[0] for result in one.results} for one in probed.values()]
+    rows = [[name, *(markdown.inline(answer.get(name, "")) for answer in answers)] for name in PROBES]
+    return markdown.table(["Probe", *titles], rows, left=1 + len(titles))
+
+
 def table(folders: Iterable[Path]) -> str:
     """Return the table of cards in Markdown."""
     header = ["Card", "Driver", "Date", "Runs", "Cells", "Visits a cell", "Ceiling h2d, GB/s", "Ceiling d2h, GB/s"]
@@ -153,11 +201,14 @@ def _machine(run: Run) -> tuple[str, str]:
     return str(run.info.device.get("title")), str(run.info.identity.get("driver_version"))
 
 
-def with_table(readme: str, folders: Iterable[Path]) -> str:
-    """Return the text of README.md with the table of `folders` between its markers."""
-    before, _, rest = readme.partition(MARKERS[0])
-    _, _, after = rest.partition(MARKERS[1])
-    return f"{before}{MARKERS[0]}\n{table(folders)}\n{MARKERS[1]}{after}"
+def with_table(readme: str, folders: Sequence[Path]) -> str:
+    """Return the text of README.md with the tables of `folders` between their markers."""
+    for name, made in (("cards", table(folders)), ("probes", probe_table(folders))):
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, _, rest = readme.partition(begin)
+        _, _, after = rest.partition(end)
+        readme = f"{before}{begin}\n{made}\n{end}{after}"
+    return readme
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import typer
 
 from kvbench.cli.completion import complete_device
 from kvbench.cli.version import version_line
-from kvbench.errors import ExitCode, UsageError
+from kvbench.errors import ExitCode, UsageError, brief
 from kvbench.probe.common import HEALTH, PROBES, Finding, Report, Result, Unanswered, run_probe
 from kvbench.text import hint
 
@@ -38,15 +38,19 @@ def probe(
     asked = list(dict.fromkeys(names or PROBES))
     for name in asked:
         if name not in PROBES:
-            raise UsageError(f"probe {name}: not a probe; {hint(name, PROBES)}")
+            raise UsageError(f"NAME {brief(name)}: not a probe; {hint(name, PROBES)}")
     report = _run(asked, _resolved(device, fault), fault or "")
     text = markdown_of(report)
     typer.echo(text, nl=False)
     _write(report, text, json, out)
-    missing = [result for result in (*report.results, report.health) if isinstance(result.found, Unanswered)]
+    raise typer.Exit(exit_code(report, named=bool(names)))
+
+
+def exit_code(report: Report, *, named: bool) -> ExitCode:
+    """Return the exit code: a probe that is off fails the command only if it was named."""
+    missing = [one.found for one in (*report.results, report.health) if isinstance(one.found, Unanswered)]
     ill = isinstance(report.health.found, Finding) and not report.health.found.expected
-    if ill or any(not result.found.off or names for result in missing if isinstance(result.found, Unanswered)):
-        sys.exit(ExitCode.FAILED_CELLS)
+    return ExitCode.FAILED_CELLS if ill or any(named or not one.off for one in missing) else ExitCode.DONE
 
 
 def _resolved(device: str, fault: str | None) -> str:
@@ -85,19 +89,19 @@ def markdown_of(report: Report) -> str:
     facts = report.health.found.figures if isinstance(report.health.found, Finding) else {}
     driver = f", driver {facts['driver_version']}" if "driver_version" in facts else ""
     title = markdown.inline(f"{facts.get('title', report.device)}{driver}")
-    rows = [list(map(markdown.inline, (result.name, *_told(result)))) for result in report.results]
+    rows = [list(map(markdown.inline, (result.name, *words_of(result)))) for result in report.results]
     parts = [
         f"### kvbench probe: {title}",
         markdown.table(["probe", "answer", "evidence", ""], rows, left=4),
         markdown.bullets(f"{name}: {markdown.inline(text)}" for name, text in _figures(report)),
         markdown.escape(
-            f"{report.kvbench}, {report.created}, {report.took_s:g} s. Afterwards: {_told(report.health)[0]}."
+            f"{report.kvbench}, {report.created}, {report.took_s:g} s. Afterwards: {words_of(report.health)[0]}."
         ),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _told(result: Result) -> tuple[str, str, str]:
+def words_of(result: Result) -> tuple[str, str, str]:
     """Return a result in words: its answer, its evidence, and whether it was expected."""
     found = result.found
     if isinstance(found, Unanswered):

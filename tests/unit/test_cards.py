@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from kvbench.cells.axes import StreamState
+from kvbench.cli.probe import JSON_FILE, MARKDOWN_FILE, markdown_of
 from kvbench.machine.identity import identity_hash
+from kvbench.probe.common import Finding, Report, Result
 from kvbench.report.contents import report_of
 from kvbench.report.document import document
 from kvbench.results import Record, RunInfo, load_run
@@ -170,3 +172,32 @@ def test_a_run_that_is_not_whole_is_refused(
 ) -> None:
     complaints = cards.complaints_about(add_run(tmp_path / "card", "quick", records, info_))
     assert any(words in text for text in complaints), complaints
+
+
+def add_probes(card: Path, driver: str) -> None:
+    figures: dict[str, str | int | float | bool] = {"driver_version": driver}
+    well = Finding(answer="well", number=0, unit="", of="", expected=True, figures=figures)
+    odd = Finding(answer="up to 24 | KiB", number=24, unit="KiB", of="largest", expected=False)
+    results, health = [Result("inline", "", odd, 1.0)], Result("health", "", well, 1.0)
+    report = Report(kvbench="", created="", device="cuda:0", results=results, health=health, took_s=2.0)
+    (card / JSON_FILE).write_bytes(msgspec.json.encode(report))
+    (card / MARKDOWN_FILE).write_text(markdown_of(report))
+
+
+def test_the_answers_of_probes_stand_in_a_table_by_driver(card: Path) -> None:
+    assert "|" not in cards.probe_table([card])
+    add_probes(card, "580.159")
+    assert not cards.complaints_about(card)
+    header, _, *rows = cards.probe_table([card]).splitlines()
+    assert header == "| Probe | [580.159](card/probe.md) |"
+    assert r"| inline | up to 24 \| KiB |" in rows
+
+
+def test_probes_that_do_not_belong_to_a_card_are_refused(card: Path) -> None:
+    add_probes(card, "570")
+    assert any("is not that of the runs" in text for text in cards.complaints_about(card))
+    add_probes(card, "580.159")
+    (card / MARKDOWN_FILE).write_text("typed by hand")
+    assert any("does not follow" in text for text in cards.complaints_about(card))
+    (card / JSON_FILE).unlink()
+    assert any("has no probe.json" in text for text in cards.complaints_about(card))

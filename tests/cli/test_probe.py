@@ -1,0 +1,68 @@
+"""`kvbench probe` as its user runs it: the block, the files and the exit code."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvbench.cli import probe
+from kvbench.errors import ExitCode
+from kvbench.probe.common import Finding, Report, Result, Unanswered
+from tests.command import kvbench_here
+
+
+def test_the_block_and_the_files_hold_the_same_answers(tmp_path: Path) -> None:
+    done = kvbench_here("probe", "capture", "attributes", "--device=cpu", "--json=p.json", "--out=made", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made" / probe.MARKDOWN_FILE).read_text() == done.stdout
+    report = msgspec.json.decode((tmp_path / "p.json").read_bytes(), type=Report)
+    assert json.loads((tmp_path / "made" / probe.JSON_FILE).read_text()) == json.loads(
+        (tmp_path / "p.json").read_text()
+    )
+    assert [result.name for result in report.results] == ["capture", "attributes"]
+    assert probe.markdown_of(report) == done.stdout
+    assert isinstance(report.health.found, Finding)
+    assert report.health.found.expected
+
+
+def test_a_finding_is_no_error_and_a_missing_answer_is(tmp_path: Path) -> None:
+    crash = kvbench_here("probe", "attributes", "--device=cpu", "--fault=reads-beyond=1", cwd=tmp_path)
+    assert (crash.returncode, "surprising" in crash.stdout) == (0, True)
+    error = kvbench_here("probe", "order", "--device=cpu", "--fault=error@call=0", cwd=tmp_path)
+    assert (error.returncode, "no answer" in error.stdout) == (ExitCode.FAILED_CELLS, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ordr"], ["ordr", "did you mean order?"]),
+        (["--device=gpu"], ["--device gpu"]),
+        (["--device=cpu", "--fault=hungry=1"], ["--fault 'hungry=1'"]),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], words: list[str]) -> None:
+    done = kvbench_here("probe", *arguments, cwd=tmp_path)
+    assert done.returncode == ExitCode.USAGE
+    assert len(done.stderr.splitlines()) == 1
+    assert all(word in done.stderr for word in words)
+
+
+HEALTHY = Result("health", "", Finding(answer="well", number=0, unit="", of="", expected=True), 1.0)
+OFF = Result("stalls", "", Unanswered("too little memory", off=True), 1.0)
+ILL = msgspec.structs.replace(HEALTHY, found=Finding(answer="ill", number=1, unit="", of="", expected=False))
+
+
+@pytest.mark.parametrize(
+    ("results", "health", "named", "code"),
+    [
+        ([OFF], HEALTHY, False, 0),
+        ([OFF], HEALTHY, True, ExitCode.FAILED_CELLS),
+        ([], ILL, False, ExitCode.FAILED_CELLS),
+    ],
+)
+def test_a_probe_that_is_off_fails_only_if_it_was_named(
+    results: list[Result], health: Result, named: bool, code: int
+) -> None:
+    report = Report(kvbench="", created="", device="cpu", results=results, health=health, took_s=1.0)
+    assert probe.exit_code(report, named=named) == code

@@ -1,0 +1,108 @@
+"""Each probe gives its answer on the host device, and another one where a fault puts there what it looks for."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kvbench.probe.common import HEALTH, PROBES, Finding, Unanswered, run_probe
+
+CPU = "cpu"
+
+
+def finding(name: str, fault: str = "", deadline_s: float = 60) -> Finding:
+    found = run_probe(name, CPU, fault, deadline_s).found
+    assert isinstance(found, Finding), found
+    return found
+
+
+# The answer on the host device, without what depends on how busy the machine is.
+ANSWERS = {
+    "attributes": "no",
+    "count": "up to 200000 work",
+    "lifetime": "at the return",
+    "inline": "on an idle stream: none",
+    "order": "h2d stream in its turn; h2d any in its turn; d2h stream in its turn; d2h any in its turn",
+    "capture": "legacy stream: refused",
+    "registration": "64 MiB in one call: registers; a copy across two registrations: batched allowed, single allowed",
+    "peers": "against 16-byte alignment: 4-byte same path",
+    "confidential": "Confidential Computing: not known (the device is cpu); copies do not wait",
+    "stalls": "no",
+}
+# A fault for each probe, and the answer that shows that it was found.
+FOUND = {
+    "attributes": ("reads-beyond=64", "the process dies of SIGSEGV (one attribute for 64 descriptors"),
+    "count": ("crash@call=20", "the process dies of SIGSEGV ("),
+    "lifetime": ("late-arrays=16", "later than"),
+    "inline": ("inline=24576", "on an idle stream: h2d up to 24 KiB, every order; d2h none"),
+    "order": (
+        "late-source=64",
+        "h2d stream in its turn; h2d any after its turn; d2h stream in its turn; d2h any after",
+    ),
+    "capture": ("legacy-stream=64", "legacy stream: allowed"),
+    "registration": ("split=4096", "64 MiB in one call: registers; a copy across two registrations: batched refused"),
+    "peers": ("unaligned=300", "against 16-byte alignment: 4-byte same path, slower (4 KiB h2d, 4 KiB d2h, 64 KiB h2d"),
+    "confidential": (
+        "synchronous=1048576",
+        "Confidential Computing: not known (the device is cpu); h2d and d2h copies",
+    ),
+    "stalls": ("pinning=500000", "yes"),
+}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_probe_without_a_fault_finds_none(name: str) -> None:
+    found = finding(name)
+    assert found.answer.startswith(ANSWERS[name])
+    # Speeds on a shared host vary too much to be told from those of a fault that is small.
+    assert found.expected or name == "peers"
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_probe_finds_what_it_looks_for(name: str) -> None:
+    fault, answer = FOUND[name]
+    found = finding(name, fault)
+    assert found.answer.startswith(answer)
+    assert not found.expected
+
+
+def test_the_limit_of_inline_copies_is_found_to_512_bytes() -> None:
+    assert finding("inline", "inline=25087").number == 24
+    assert finding("inline", "inline=25088").number == 24.5
+
+
+def test_wrong_bytes_are_counted() -> None:
+    assert finding("count", "corrupt@descriptor=5000").answer == "1 blocks are wrong"
+
+
+def test_a_wedged_stream_is_a_finding_and_its_process_ends() -> None:
+    began_s = time.monotonic()
+    found = finding("lifetime", "hang@call=0", deadline_s=3)
+    assert found.answer == "the process hangs: no answer within 3 s (1 descriptors, h2d)"
+    assert not found.expected
+    assert time.monotonic() - began_s < 20
+    assert not [process for process in children() if "kvbench.probe" in process]
+
+
+def test_an_error_is_no_answer() -> None:
+    found = run_probe("order", CPU, "error@call=0", 60).found
+    assert found == Unanswered("copy_batch: INJECTED_ERROR")
+
+
+def test_a_fresh_process_shows_wrong_bytes() -> None:
+    assert finding(HEALTH).expected
+    assert not finding(HEALTH, "corrupt@descriptor=3").expected
+
+
+def children() -> list[str]:
+    """Return the command lines of the processes that this one started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) == os.getpid():
+                found.append(folder.joinpath("cmdline").read_text())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
