@@ -21,7 +21,9 @@ def _sizes(count: int) -> list[int]:
 
 def probe(bench: Bench) -> Finding:
     """Copy up to 200 000 blocks in one call, on an idle and on a busy stream, in both directions, and compare them."""
-    wrong, blocking, figures, us_each = 0, 0, {}, 0.0
+    wrong = blocking = 0
+    us_each = taken_us = 0.0
+    figures: dict[str, float] = {}
     for count in _COUNTS:
         blocks = Blocks(bench, _sizes(count))
         for direction in Direction:
@@ -34,15 +36,17 @@ def probe(bench: Bench) -> Finding:
             bench.step(f"{count} mixed descriptors, {direction}, on a busy stream", count, "descriptors")
             # Three times what the descriptors took so far: a call that lasts longer waits for the stream.
             opened = bench.gate(_GATE_MS + 3 * us_each * count / 1e3)
-            us_each = bench.submit(arrays, direction)[0] / count
-            if opened.completed() and not blocking:
+            taken_us = bench.submit(arrays, direction)[0] / count
+            if not opened.completed():
+                us_each = taken_us
+            elif not blocking:
                 blocking = count
             bench.stream.synchronize()
-            figures[f"{direction}_{count}_busy_us_a_descriptor"] = us_each
+            figures[f"{direction}_{count}_busy_us_a_descriptor"] = taken_us
     blocks_from = f"blocks the caller from {blocking} on" if blocking else "never blocks"
     return Finding(
         answer=f"{wrong} blocks are wrong" if wrong else f"up to {_COUNTS[-1]} work, repeated; the call {blocks_from}",
-        number=us_each,
+        number=taken_us,
         unit="us",
         of=f"a descriptor of {_COUNTS[-1]}, d2h, on a busy stream",
         expected=not wrong,

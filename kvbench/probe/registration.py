@@ -72,10 +72,9 @@ def _across(bench: Bench, name: str) -> str:
             else:
                 to, place, size = (np.array([number], np.uint64) for number in (card.address, source, _BLOCK))
                 bench.submit(arrays_of(to, place, size), Direction.H2D)
+            bench.stream.synchronize()
         except EngineError as error:
             return f"refused ({error.name})"
-        finally:
-            bench.stream.synchronize()
     return ""
 
 
