@@ -20,7 +20,7 @@ def test_there_are_such_runs() -> None:
 
 @pytest.fixture(scope="module", params=PAIRS, ids=lambda folder: folder.parent.name)
 def runs(request: pytest.FixtureRequest) -> tuple[Run, Run]:
-    first, second = (load_run(request.param / name) for name in ("quick", "quick-again"))
+    first, second = (load_run(request.param / name) for name in ("quick-first", "quick-again"))
     return first, second
 
 
