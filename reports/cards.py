@@ -16,7 +16,7 @@ import msgspec
 from kvbench.cli.probe import JSON_FILE, MARKDOWN_FILE, markdown_of, words_of
 from kvbench.errors import KvbenchError
 from kvbench.machine.identity import identity_hash
-from kvbench.probe.common import PROBES, Finding, Report
+from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
 from kvbench.report.contents import report_of
 from kvbench.report.document import document
@@ -151,13 +151,13 @@ def _about_probes(card: Path, runs: Sequence[Run]) -> Iterator[str]:
         yield f"{card / JSON_FILE}: its driver {_driver(probed)} is not that of the runs"
 
 
-def _probed(card: Path) -> Report:
-    return msgspec.json.decode((card / JSON_FILE).read_bytes(), type=Report)
+def _probed(card: Path) -> ProbeReport:
+    return msgspec.json.decode((card / JSON_FILE).read_bytes(), type=ProbeReport)
 
 
-def _driver(probed: Report) -> str:
+def _driver(probed: ProbeReport) -> str:
     found = probed.health.found
-    return str(found.figures.get("driver_version")) if isinstance(found, Finding) else "unknown"
+    return str(found.figures.get("driver_version")) if isinstance(found, ProbeFinding) else "unknown"
 
 
 def probe_table(folders: Iterable[Path]) -> str:

@@ -12,7 +12,7 @@ import typer
 from kvbench.cli.completion import complete_device
 from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, UsageError, brief
-from kvbench.probe.common import HEALTH, PROBES, Finding, Report, Result, Unanswered, run_probe
+from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
 from kvbench.text import hint
 
 MARKDOWN_FILE: Final = "probe.md"
@@ -46,10 +46,10 @@ def probe(
     raise typer.Exit(exit_code(report, named=bool(names)))
 
 
-def exit_code(report: Report, *, named: bool) -> ExitCode:
+def exit_code(report: ProbeReport, *, named: bool) -> ExitCode:
     """Return the exit code: a probe that is off fails the command only if it was named."""
     missing = [one.found for one in (*report.results, report.health) if isinstance(one.found, Unanswered)]
-    ill = isinstance(report.health.found, Finding) and not report.health.found.expected
+    ill = isinstance(report.health.found, ProbeFinding) and not report.health.found.expected
     return ExitCode.FAILED_CELLS if ill or any(named or not one.off for one in missing) else ExitCode.DONE
 
 
@@ -66,13 +66,13 @@ def _resolved(device: str, fault: str | None) -> str:
     return resolved
 
 
-def _run(names: list[str], device: str, fault: str) -> Report:
+def _run(names: list[str], device: str, fault: str) -> ProbeReport:
     began_s, results = time.monotonic(), []
     for name in names:
         if sys.stderr.isatty():
             typer.echo(f"{name}: {PROBES[name]}", err=True)
         results.append(run_probe(name, device, fault))
-    return Report(
+    return ProbeReport(
         kvbench=version_line(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         device=device,
@@ -82,11 +82,11 @@ def _run(names: list[str], device: str, fault: str) -> Report:
     )
 
 
-def markdown_of(report: Report) -> str:
+def markdown_of(report: ProbeReport) -> str:
     """Return the results as one block of Markdown for an issue."""
     from kvbench.report import markdown
 
-    facts = report.health.found.figures if isinstance(report.health.found, Finding) else {}
+    facts = report.health.found.figures if isinstance(report.health.found, ProbeFinding) else {}
     driver = f", driver {facts['driver_version']}" if "driver_version" in facts else ""
     title = markdown.inline(f"{facts.get('title', report.device)}{driver}")
     rows = [list(map(markdown.inline, (result.name, *words_of(result)))) for result in report.results]
@@ -110,9 +110,9 @@ def words_of(result: Result) -> tuple[str, str, str]:
     return found.answer, evidence, "expected" if found.expected else "surprising"
 
 
-def _figures(report: Report) -> Iterator[tuple[str, str]]:
+def _figures(report: ProbeReport) -> Iterator[tuple[str, str]]:
     for result in (*report.results, report.health):
-        if isinstance(result.found, Finding) and result.found.figures:
+        if isinstance(result.found, ProbeFinding) and result.found.figures:
             figures = result.found.figures.items()
             shown = (
                 f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in figures
@@ -120,7 +120,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
             yield result.name, ", ".join(shown)
 
 
-def _write(report: Report, text: str, json: Path | None, out: Path | None) -> None:
+def _write(report: ProbeReport, text: str, json: Path | None, out: Path | None) -> None:
     import msgspec
 
     from kvbench.files import write_whole

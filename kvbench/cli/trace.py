@@ -11,7 +11,7 @@ from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.text import printable
-from kvbench.traces.simulate import Allocator, CacheSettings, Policy
+from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
 from kvbench.units import parse_size
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ _Requests = Annotated[Path, typer.Argument(help="Requests: JSON lines in the for
 _Model = Annotated[str, typer.Option(help="Model: a name (kvbench list models) or a config.json.")]
 _GpuPool = Annotated[str, typer.Option(metavar="SIZE", help="GPU memory for the KV cache: 40GiB.")]
 _HostPool = Annotated[str, typer.Option(metavar="SIZE", help="Host memory for the KV cache: 400GiB.")]
-_Policy = Annotated[Policy, typer.Option(help="When blocks are stored: after prefill, or when the GPU evicts them.")]
+_Policy = Annotated[
+    StorePolicy, typer.Option(help="When blocks are stored: after prefill, or when the GPU evicts them.")
+]
 _Prefill = Annotated[float, typer.Option(min=0, max=3600, help="Seconds from the start of a request to its output.")]
 _Token = Annotated[float, typer.Option(min=0, max=60_000, help="Milliseconds for each token of output.")]
 _Geometry = Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models", "tokens", "layout"))]
@@ -41,7 +43,7 @@ def make(
     host_pool: _HostPool,
     out: Annotated[Path, typer.Option("--out", "-o", help="Trace to write (gzip).")],
     allocator: Annotated[Allocator, typer.Option(help="How block ids are given out.")] = Allocator.VLLM,
-    policy: _Policy = Policy.WRITE_THROUGH,
+    policy: _Policy = StorePolicy.WRITE_THROUGH,
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
     geometry: _Geometry = _NO_OPTIONS,
@@ -94,7 +96,7 @@ def compare(
     model: _Model,
     gpu_pool: _GpuPool,
     host_pool: _HostPool,
-    policy: _Policy = Policy.WRITE_THROUGH,
+    policy: _Policy = StorePolicy.WRITE_THROUGH,
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
     geometry: _Geometry = _NO_OPTIONS,
@@ -121,7 +123,7 @@ def compare(
 
 def _cache(
     requests: Path, model: str, gpu_pool: str, host_pool: str, geometry: Mapping[str, Any]
-) -> Callable[[Allocator, Policy, float, float], tuple["Header", CacheSettings]]:
+) -> Callable[[Allocator, StorePolicy, float, float], tuple["Header", CacheSettings]]:
     """Return what makes the header of a trace and the settings of the cache; raises UsageError for bad options."""
     from kvbench.text import convert
     from kvbench.traces.file import Header
@@ -133,7 +135,9 @@ def _cache(
     block_bytes = swap.blocks * swap.block_bytes
     gpu, host = (_blocks(*pool, block_bytes) for pool in (("--gpu-pool", gpu_pool), ("--host-pool", host_pool)))
 
-    def made(allocator: Allocator, policy: Policy, prefill_s: float, token_ms: float) -> tuple[Header, CacheSettings]:
+    def made(
+        allocator: Allocator, policy: StorePolicy, prefill_s: float, token_ms: float
+    ) -> tuple[Header, CacheSettings]:
         settings = CacheSettings(
             gpu_blocks=gpu,
             host_blocks=host,

@@ -25,7 +25,7 @@ from kvbench.text import convert
 if TYPE_CHECKING:
     from kvbench.results import Run
     from kvbench.run.execution import Outcome
-    from kvbench.tune.rule import Rule
+    from kvbench.tune.rule import SmallestRule
     from kvbench.tune.search import Search
     from kvbench.tune.table import Choice
 
@@ -193,7 +193,7 @@ def _prints_a_file(policy: Path | None, targets: Sequence[tuple[str, Path | None
     return files == 1
 
 
-def _write_policy(path: Path, runs: Sequence["Run"], rule: "Rule", *, exact: bool, force: bool) -> None:
+def _write_policy(path: Path, runs: Sequence["Run"], rule: "SmallestRule", *, exact: bool, force: bool) -> None:
     from kvbench.tune.fit import policy_of
     from kvbench.tune.table import load_policy
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from kvbench.tune.answer import Answer
     from kvbench.tune.beside import BesideAnswer, Way
     from kvbench.tune.model_swaps import Load
-    from kvbench.tune.rule import Rule
+    from kvbench.tune.rule import SmallestRule
 
 
-def to_json(run: "Run", rule: "Rule", swaps: Sequence["ModelSwap"] = ()) -> str:
+def to_json(run: "Run", rule: "SmallestRule", swaps: Sequence["ModelSwap"] = ()) -> str:
     """Return the rule, all answers and the swaps of models as JSON; `run` has the machine."""
     from kvbench.tune.model_swaps import loads_of
 
@@ -44,7 +44,9 @@ def _json(run: "Run", **fields: object) -> str:
     return json.dumps(machine | fields, indent=2) + "\n"
 
 
-def show_rule(runs: Sequence["Run"], rule: "Rule", swaps: Sequence["ModelSwap"], *, table: bool, open_: bool) -> None:
+def show_rule(
+    runs: Sequence["Run"], rule: "SmallestRule", swaps: Sequence["ModelSwap"], *, table: bool, open_: bool
+) -> None:
     """Print what was asked for: the swaps of models, the table, what is open; or, without any of these, the rule."""
     from kvbench.cli.tables import print_lines, print_rows
     from kvbench.tune.answer import open_points

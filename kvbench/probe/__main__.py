@@ -8,17 +8,17 @@ import msgspec
 from kvbench.engine.device import EngineError, Stream, die_with_parent, open_device
 from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
-from kvbench.probe.bench import Bench
-from kvbench.probe.common import Finding, Unanswered
+from kvbench.probe.bench import ProbeBench
+from kvbench.probe.common import ProbeFinding, Unanswered
 
 
-def _probe(name: str, device: str, fault: str) -> Finding | Unanswered:
+def _probe(name: str, device: str, fault: str) -> ProbeFinding | Unanswered:
     plan = parse_faults(fault)
     try:
         opened = open_device(device, plan)
-        bench = Bench(opened, Stream(opened.driver))
+        bench = ProbeBench(opened, Stream(opened.driver))
         opened.arm(plan.faults[0] if plan.faults else None)
-        answer: Finding | Unanswered = importlib.import_module(f"kvbench.probe.{name}").probe(bench)
+        answer: ProbeFinding | Unanswered = importlib.import_module(f"kvbench.probe.{name}").probe(bench)
     except (EngineError, KvbenchError) as error:
         return Unanswered(str(error))
     return answer

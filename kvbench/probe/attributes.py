@@ -6,8 +6,8 @@ import mmap
 import numpy as np
 
 from kvbench.cells.axes import Direction
-from kvbench.probe.bench import Bench, Blocks
-from kvbench.probe.common import Finding
+from kvbench.probe.bench import Blocks, ProbeBench
+from kvbench.probe.common import ProbeFinding
 from kvbench.units import KIB
 
 _COUNTS = (1, 64, 4096)
@@ -26,7 +26,7 @@ class _Guarded:
         self.address = start + page - len(content)
 
 
-def probe(bench: Bench) -> Finding:
+def probe(bench: ProbeBench) -> ProbeFinding:
     """Copy with one attribute for up to 4096 descriptors, in both directions."""
     wrong = 0
     for count in _COUNTS:
@@ -41,6 +41,6 @@ def probe(bench: Bench) -> Finding:
     answer = "no: one attribute at the end of a page serves every descriptor"
     if wrong:
         answer = "not read beyond, but blocks are wrong"
-    return Finding(
+    return ProbeFinding(
         answer=answer, number=_COUNTS[-1], unit="descriptors", of="largest call with one entry", expected=not wrong
     )

@@ -50,7 +50,7 @@ def arrays_of(destinations: Addresses, sources: Addresses, sizes: Addresses, ord
 
 
 @dataclass(frozen=True)
-class Bench:
+class ProbeBench:
     """A device and the stream that a probe uses."""
 
     device: Device
@@ -110,7 +110,7 @@ class Bench:
 class Blocks:
     """Blocks in a host and in a device buffer, at the same offsets of both, copied in a shuffled order."""
 
-    def __init__(self, bench: Bench, sizes: Sequence[int], *, stride: int = 0, shift: int = 0) -> None:
+    def __init__(self, bench: ProbeBench, sizes: Sequence[int], *, stride: int = 0, shift: int = 0) -> None:
         """Lay the blocks side by side, or `stride` bytes apart, from offset `shift` on."""
         self._bench, self._sizes = bench, np.array(sizes, np.uint64)
         steps = np.full(len(sizes), stride, np.uint64) if stride else self._sizes

@@ -5,15 +5,15 @@ from contextlib import suppress
 
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import EngineError, begin_capture, end_capture
-from kvbench.probe.bench import Bench, Blocks
-from kvbench.probe.common import Finding
+from kvbench.probe.bench import Blocks, ProbeBench
+from kvbench.probe.common import ProbeFinding
 from kvbench.units import KIB
 
 # The driver's handles: CU_STREAM_LEGACY, which is also what 0 means, and CU_STREAM_PER_THREAD.
 _LEGACY, _PER_THREAD = 0, 2
 
 
-def probe(bench: Bench) -> Finding:
+def probe(bench: ProbeBench) -> ProbeFinding:
     """Call on each stream and in a capture, in both directions; the answer names the error of each refusal."""
     blocks = Blocks(bench, [16 * KIB] * 16)
 
@@ -39,7 +39,7 @@ def probe(bench: Bench) -> Finding:
     }
     refusals = {name: _refusal(bench, name, work) for name, work in places.items()}
     answer = "; ".join(f"{name}: {why or 'allowed'}" for name, why in refusals.items())
-    return Finding(
+    return ProbeFinding(
         answer=answer,
         number=sum(map(bool, refusals.values())),
         unit="of 3",
@@ -48,7 +48,7 @@ def probe(bench: Bench) -> Finding:
     )
 
 
-def _refusal(bench: Bench, name: str, work: Callable[[Direction], None]) -> str:
+def _refusal(bench: ProbeBench, name: str, work: Callable[[Direction], None]) -> str:
     """Return the error by which the call is refused, or ""."""
     refusals = []
     for direction in Direction:

@@ -38,7 +38,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     unit: str
 
 
-class Finding(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+class ProbeFinding(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The answer of a probe and its evidence: one number, what it is (`of`) and more `figures` with units in names.
 
     The answer holds nothing that varies from run to run. It is `expected` if it agrees with the documentation of the
@@ -60,7 +60,7 @@ class Unanswered(msgspec.Struct, frozen=True, tag=True):
     off: bool = False
 
 
-Message = Step | Finding | Unanswered
+Message = Step | ProbeFinding | Unanswered
 _MESSAGES: Final = msgspec.json.Decoder(Message)
 
 
@@ -69,11 +69,11 @@ class Result(msgspec.Struct, frozen=True):
 
     name: str
     question: str
-    found: Finding | Unanswered
+    found: ProbeFinding | Unanswered
     took_s: float
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Every result, and last that of a copy in a fresh process, whose figures describe the machine."""
 
     kvbench: str
@@ -113,15 +113,15 @@ def _end(code: int) -> str:
     return f"the process dies of {signal.Signals(-code).name}" if code < 0 else ""
 
 
-def _found(out: bytes, errors: bytes, end: str) -> Finding | Unanswered:
+def _found(out: bytes, errors: bytes, end: str) -> ProbeFinding | Unanswered:
     messages: list[Message] = []
     for line in out.splitlines():
         with suppress(msgspec.DecodeError):
             messages.append(_MESSAGES.decode(line))
     last = messages[-1] if messages else None
-    if not end and isinstance(last, Finding | Unanswered):
+    if not end and isinstance(last, ProbeFinding | Unanswered):
         return last
     if end and isinstance(last, Step):
-        return Finding(answer=f"{end} ({last.doing})", number=last.number, unit=last.unit, of=end, expected=False)
+        return ProbeFinding(answer=f"{end} ({last.doing})", number=last.number, unit=last.unit, of=end, expected=False)
     words = errors.decode(errors="replace").strip().splitlines()[-1:]
     return Unanswered(short("; ".join(filter(None, [end, *words])) or "the process ended without an answer"))

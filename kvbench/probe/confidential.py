@@ -6,14 +6,14 @@ from typing import Final
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import DIRECTIONS, Buffer, MemoryKind, copy
 from kvbench.machine.sources import Sources, open_machine, reason_of
-from kvbench.probe.bench import Bench
-from kvbench.probe.common import Finding
+from kvbench.probe.bench import ProbeBench
+from kvbench.probe.common import ProbeFinding
 from kvbench.units import MIB
 
 _BYTES: Final = 16 * MIB
 
 
-def probe(bench: Bench) -> Finding:
+def probe(bench: ProbeBench) -> ProbeFinding:
     """Ask NVML, and see whether a copy returns while its stream is busy; with bounce buffers it cannot."""
     driver = bench.device.driver
     host, card = (Buffer(driver, kind, _BYTES) for kind in (MemoryKind.allocated, MemoryKind.device))
@@ -28,7 +28,7 @@ def probe(bench: Bench) -> Finding:
     synchronous = (
         f"{' and '.join(waits)} copies of pinned memory wait for the stream" if waits else "copies do not wait"
     )
-    return Finding(
+    return ProbeFinding(
         answer=f"Confidential Computing: {state}; {synchronous}",
         number=len(waits),
         unit="of 2",
@@ -37,7 +37,7 @@ def probe(bench: Bench) -> Finding:
     )
 
 
-def _state(bench: Bench) -> tuple[str, bool]:
+def _state(bench: ProbeBench) -> tuple[str, bool]:
     """Return what NVML says of Confidential Computing, and whether it is on."""
     with open_machine(bench.device.name, bench.device.driver.info.pci_bus_id or None, Sources()) as machine:
         try:

@@ -3,8 +3,8 @@
 from typing import Final
 
 from kvbench.cells.axes import Direction
-from kvbench.probe.bench import Bench, Blocks
-from kvbench.probe.common import Finding
+from kvbench.probe.bench import Blocks, ProbeBench
+from kvbench.probe.common import ProbeFinding
 from kvbench.units import KIB
 
 # 51 828 mixed descriptors crashed a driver in public, and more than 8192 another.
@@ -19,7 +19,7 @@ def _sizes(count: int) -> list[int]:
     return [28 * KIB if i % 256 == 255 else _SIZES[i % len(_SIZES)] for i in range(count)]
 
 
-def probe(bench: Bench) -> Finding:
+def probe(bench: ProbeBench) -> ProbeFinding:
     """Copy up to 200 000 blocks in one call, on an idle and on a busy stream, in both directions, and compare them."""
     wrong = blocking = 0
     us_each = taken_us = 0.0
@@ -44,7 +44,7 @@ def probe(bench: Bench) -> Finding:
             bench.stream.synchronize()
             figures[f"{direction}_{count}_busy_us_a_descriptor"] = taken_us
     blocks_from = f"blocks the caller from {blocking} on" if blocking else "never blocks"
-    return Finding(
+    return ProbeFinding(
         answer=f"{wrong} blocks are wrong" if wrong else f"up to {_COUNTS[-1]} work, repeated; the call {blocks_from}",
         number=taken_us,
         unit="us",

@@ -2,12 +2,12 @@
 
 from kvbench.cells.axes import Direction
 from kvbench.machine.observation import identity
-from kvbench.probe.bench import Bench, Blocks
-from kvbench.probe.common import Finding
+from kvbench.probe.bench import Blocks, ProbeBench
+from kvbench.probe.common import ProbeFinding
 from kvbench.units import KIB
 
 
-def probe(bench: Bench) -> Finding:
+def probe(bench: ProbeBench) -> ProbeFinding:
     """Copy 256 blocks in both directions and compare them."""
     blocks, wrong = Blocks(bench, [16 * KIB] * 256), 0
     for direction in Direction:
@@ -16,7 +16,7 @@ def probe(bench: Bench) -> Finding:
         wrong += blocks.wrong(direction)
     info = bench.device.driver.info
     known = identity(bench.device.name, "", pci_bus_id=info.pci_bus_id or None, sm_count=info.sm_count)
-    return Finding(
+    return ProbeFinding(
         answer=f"{wrong} of 512 blocks are wrong" if wrong else "a fresh process copies correctly",
         number=wrong,
         unit="blocks",

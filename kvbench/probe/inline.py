@@ -6,8 +6,8 @@ from typing import Final
 
 from kvbench.cells.axes import Direction, Order
 from kvbench.machine.observation import identity
-from kvbench.probe.bench import Arrays, Bench, Blocks
-from kvbench.probe.common import Finding
+from kvbench.probe.bench import Arrays, Blocks, ProbeBench
+from kvbench.probe.common import ProbeFinding
 from kvbench.units import KIB, MIB, size_words
 
 _BLOCKS: Final = 256
@@ -19,7 +19,7 @@ _TRIED: Final = (16 * KIB, 8 * KIB, 4 * KIB)
 _EXPECTED: Final = {"cuda": 24 * KIB, "cpu": 0}
 
 
-def probe(bench: Bench) -> Finding:
+def probe(bench: ProbeBench) -> ProbeFinding:
     """Bisect the limit to 512 bytes for each direction and order on an idle stream; then try it on a busy one."""
     blocks = Blocks(bench, [_LARGEST] * _BLOCKS)
     limits: dict[tuple[Direction, Order], int] = {}
@@ -35,7 +35,7 @@ def probe(bench: Bench) -> Finding:
     )
     device = bench.device
     bar1 = identity(device.name, "", pci_bus_id=device.driver.info.pci_bus_id or None)["bar1_bytes"]
-    return Finding(
+    return ProbeFinding(
         answer=_answer(limits, any(busy)),
         number=largest / KIB,
         unit="KiB",
@@ -48,11 +48,11 @@ def probe(bench: Bench) -> Finding:
     )
 
 
-def _inline(bench: Bench, blocks: Blocks, direction: Direction, order: Order, size: int) -> bool:
+def _inline(bench: ProbeBench, blocks: Blocks, direction: Direction, order: Order, size: int) -> bool:
     return bench.copies_inline(blocks.arrays(direction, order, size), direction)
 
 
-def _waits_when_busy(bench: Bench, arrays: Arrays, direction: Direction) -> bool:
+def _waits_when_busy(bench: ProbeBench, arrays: Arrays, direction: Direction) -> bool:
     _, held = bench.gated(lambda: bench.submit(arrays, direction))
     return not held
 

@@ -6,14 +6,14 @@ from typing import Final
 import numpy as np
 
 from kvbench.cells.axes import Direction
-from kvbench.probe.bench import Arrays, Bench, Blocks
-from kvbench.probe.common import Finding, Unanswered
+from kvbench.probe.bench import Arrays, Blocks, ProbeBench
+from kvbench.probe.common import ProbeFinding, Unanswered
 from kvbench.units import KIB
 
 _COUNTS: Final = (1, 16, 1024, 10_000)
 
 
-def probe(bench: Bench) -> Finding | Unanswered:
+def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
     """Overwrite the arrays of a call whose stream is still busy with those of a copy between other buffers."""
     wrong = total = 0
     for count in _COUNTS:
@@ -26,10 +26,10 @@ def probe(bench: Bench) -> Finding | Unanswered:
             wrong += blocks.wrong(direction)
             total += count
     answer = "later than at the return of the call" if wrong else "at the return of the call"
-    return Finding(answer=answer, number=wrong, unit=f"of {total} blocks", of="wrong", expected=not wrong)
+    return ProbeFinding(answer=answer, number=wrong, unit=f"of {total} blocks", of="wrong", expected=not wrong)
 
 
-def _reuse(bench: Bench, blocks: Blocks, decoy: Blocks, direction: Direction) -> Arrays:
+def _reuse(bench: ProbeBench, blocks: Blocks, decoy: Blocks, direction: Direction) -> Arrays:
     """Call, and overwrite every array; return them, so that they outlive the stream's work."""
     arrays, others = blocks.arrays(direction), decoy.arrays(direction)
     bench.submit(arrays, direction)

@@ -4,15 +4,15 @@ from typing import Final
 
 from kvbench.cells.axes import Direction, Order
 from kvbench.engine.device import DIRECTIONS, Buffer, MemoryKind
-from kvbench.probe.bench import Bench, Blocks
-from kvbench.probe.common import Finding
+from kvbench.probe.bench import Blocks, ProbeBench
+from kvbench.probe.common import ProbeFinding
 from kvbench.units import KIB
 
 _SHAPES: Final = ((1, 64 * KIB), (64, 4 * KIB), (64, 64 * KIB), (1024, 4 * KIB))
 _MARK: Final = 0x5A
 
 
-def probe(bench: Bench) -> Finding:
+def probe(bench: ProbeBench) -> ProbeFinding:
     """Count the blocks whose source was read early or late, by direction and order, behind a gate and without."""
     early, late = (dict.fromkeys(((way, order) for way in Direction for order in Order), 0) for _ in range(2))
     after_return = total = 0
@@ -32,7 +32,7 @@ def probe(bench: Bench) -> Finding:
     told = [_told(case, early[case], late[case]) for case in early if case[1] is not Order.DURING_API_CALL]
     during = "reads sources after it returned" if after_return else "reads every source before it returns"
     strict = sum(early[way, Order.STREAM] for way in Direction)
-    return Finding(
+    return ProbeFinding(
         answer="; ".join([*told, f"during_api_call {during}"]),
         number=sum(late.values()),
         unit=f"of {total} blocks",
@@ -43,7 +43,13 @@ def probe(bench: Bench) -> Finding:
 
 
 def _copy(
-    bench: Bench, blocks: Blocks, mark: Buffer, case: tuple[Direction, Order], *, write_first: bool, busy: bool = True
+    bench: ProbeBench,
+    blocks: Blocks,
+    mark: Buffer,
+    case: tuple[Direction, Order],
+    *,
+    write_first: bool,
+    busy: bool = True,
 ) -> tuple[int, bool]:
     """Return how many blocks arrive as they were before the stream, before or after the call, wrote to their source.
 

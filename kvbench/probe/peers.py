@@ -5,8 +5,8 @@ from typing import Final
 
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import Event
-from kvbench.probe.bench import Bench, Blocks
-from kvbench.probe.common import Finding
+from kvbench.probe.bench import Blocks, ProbeBench
+from kvbench.probe.common import ProbeFinding
 from kvbench.units import KIB, gigabytes_per_second
 
 _ALIGNMENTS: Final = (16, 4, 1)
@@ -17,7 +17,7 @@ _TRIES: Final = 15
 _SLOWER: Final = 0.5
 
 
-def probe(bench: Bench) -> Finding:
+def probe(bench: ProbeBench) -> ProbeFinding:
     """Compare path (inside the call or not) and speed behind a gate, for two block sizes and both directions."""
     paths: dict[tuple[int, Direction, int], bool] = {}
     rates: dict[tuple[int, Direction, int], float] = {}
@@ -31,7 +31,7 @@ def probe(bench: Bench) -> Finding:
                 rates[key] = median(_rate(bench, blocks, direction) for _ in range(_TRIES))
     ratios = {key: rate / rates[*key[:2], 16] for key, rate in rates.items()}
     told = [f"{alignment}-byte {_told(alignment, paths, ratios)}" for alignment in _ALIGNMENTS[1:]]
-    return Finding(
+    return ProbeFinding(
         answer=f"against 16-byte alignment: {'; '.join(told)}",
         number=min(ratios.values()),
         unit="of that at 16 bytes",
@@ -41,7 +41,7 @@ def probe(bench: Bench) -> Finding:
     )
 
 
-def _rate(bench: Bench, blocks: Blocks, direction: Direction) -> float:
+def _rate(bench: ProbeBench, blocks: Blocks, direction: Direction) -> float:
     """Return GB/s between the opening of a gate and the end of one call's copies."""
     arrays, ended = blocks.arrays(direction), Event(bench.device.driver)
     opened = bench.gate(2)

@@ -10,8 +10,8 @@ import numpy as np
 
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, copy
-from kvbench.probe.bench import Bench, arrays_of
-from kvbench.probe.common import Finding, Unanswered
+from kvbench.probe.bench import ProbeBench, arrays_of
+from kvbench.probe.common import ProbeFinding, Unanswered
 from kvbench.probe.pages import Pages, spare_bytes
 from kvbench.units import MIB, rough_size, size_words
 
@@ -21,7 +21,7 @@ _BLOCK: Final = 2 * MIB
 _COPIES: Final = 5
 
 
-def probe(bench: Bench) -> Finding | Unanswered:
+def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
     """Register up to 8 GiB, at most a quarter of the available memory; copy across two registrations."""
     kind = bench.device.kind
     largest = min(_LARGEST[kind], 1 << (spare_bytes().bit_length() - 1))
@@ -34,7 +34,7 @@ def probe(bench: Bench) -> Finding | Unanswered:
     across = {name: _across(bench, name) for name in ("batched", "single")}
     told = ", ".join(f"{name} {why or 'allowed'}" for name, why in across.items())
     registered = f"refused ({refusal})" if refusal else "registers"
-    return Finding(
+    return ProbeFinding(
         answer=f"{size_words(largest)} in one call: {registered}; a copy across two registrations: {told}",
         number=times_s[1],
         unit="s a GiB",
@@ -48,7 +48,7 @@ def probe(bench: Bench) -> Finding | Unanswered:
     )
 
 
-def _register(bench: Bench, size_bytes: int, threads: int) -> tuple[float, str]:
+def _register(bench: ProbeBench, size_bytes: int, threads: int) -> tuple[float, str]:
     """Return the seconds that registering fresh pages takes in one part a thread, and the driver's refusal or ""."""
     parts = [Pages(size_bytes // threads) for _ in range(threads)]
     with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
@@ -60,7 +60,7 @@ def _register(bench: Bench, size_bytes: int, threads: int) -> tuple[float, str]:
         return time.monotonic() - began_s, ""
 
 
-def _across(bench: Bench, name: str) -> str:
+def _across(bench: ProbeBench, name: str) -> str:
     """Return the error by which a copy across two adjacent registrations is refused, or ""."""
     bench.step(f"a {name} copy across two registrations")
     pages, card = Pages(2 * _BLOCK), Buffer(bench.device.driver, MemoryKind.device, _BLOCK)
@@ -78,7 +78,7 @@ def _across(bench: Bench, name: str) -> str:
     return ""
 
 
-def _rates(bench: Bench) -> dict[str, float]:
+def _rates(bench: ProbeBench) -> dict[str, float]:
     """Return GB/s of a single h2d copy from pinned, registered and pageable memory, with its synchronization."""
     size = 64 * MIB
     card, pinned = (Buffer(bench.device.driver, kind, size) for kind in (MemoryKind.device, MemoryKind.allocated))

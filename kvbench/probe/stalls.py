@@ -11,8 +11,8 @@ import numpy as np
 
 from kvbench.cells.axes import Direction
 from kvbench.engine.device import EngineError
-from kvbench.probe.bench import Arrays, Bench, Blocks
-from kvbench.probe.common import Finding, Unanswered
+from kvbench.probe.bench import Arrays, Blocks, ProbeBench
+from kvbench.probe.common import ProbeFinding, Unanswered
 from kvbench.probe.pages import Pages, spare_bytes
 from kvbench.units import KIB, MIB, rough_size
 
@@ -25,7 +25,7 @@ _TIMES: Final = 2
 _STALL_US: Final = 1000
 
 
-def probe(bench: Bench) -> Finding | Unanswered:
+def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
     """Pin 4 GiB in another thread three times while swaps of 64 blocks run."""
     size = _PINNED[bench.device.kind]
     if size > spare_bytes():
@@ -45,7 +45,7 @@ def probe(bench: Bench) -> Finding | Unanswered:
     p99_alone_us, p99_beside_us = (
         median(float(np.percentile(one, 99)) for one in times) for times in (alone_us, beside_us)
     )
-    return Finding(
+    return ProbeFinding(
         answer="yes" if stalls else "no",
         number=p99_beside_us / p99_alone_us,
         unit="times that alone",
@@ -60,7 +60,7 @@ def probe(bench: Bench) -> Finding | Unanswered:
     )
 
 
-def _times_us(bench: Bench, arrays: Arrays, goes_on: Callable[[], bool]) -> list[float]:
+def _times_us(bench: ProbeBench, arrays: Arrays, goes_on: Callable[[], bool]) -> list[float]:
     """Return the wall times of swaps, at least a hundred and as long as `goes_on`."""
     times_us: list[float] = []
     while len(times_us) < _LEAST_SWAPS or goes_on():
@@ -71,6 +71,6 @@ def _times_us(bench: Bench, arrays: Arrays, goes_on: Callable[[], bool]) -> list
     return times_us
 
 
-def _pin(bench: Bench, size_bytes: int) -> None:
+def _pin(bench: ProbeBench, size_bytes: int) -> None:
     with suppress(EngineError), Pages(size_bytes).registered(bench.device):
         pass

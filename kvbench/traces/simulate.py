@@ -24,7 +24,7 @@ class Allocator(StrEnum):
     CHUNKS_32 = "chunks-32"
 
 
-class Policy(StrEnum):
+class StorePolicy(StrEnum):
     """When blocks are stored on the host: after a request's prefill, or when they lose their place on the GPU."""
 
     WRITE_THROUGH = "write-through"
@@ -41,7 +41,7 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int
     block_tokens: int
     allocator: Allocator = Allocator.VLLM
-    policy: Policy = Policy.WRITE_THROUGH
+    policy: StorePolicy = StorePolicy.WRITE_THROUGH
     prefill_s: float = 0.2
     token_s: float = 0.02
 
@@ -100,7 +100,7 @@ class CacheRun:
         self, now_s: float, units: int, keys: list[int], hits: list[int], usable: int
     ) -> tuple[list[int], list[int]]:
         """Give a request its blocks; return their ids, and the keys that it used on the host."""
-        cached, through = len(hits), self._settings.policy is Policy.WRITE_THROUGH
+        cached, through = len(hits), self._settings.policy is StorePolicy.WRITE_THROUGH
         sources = self._host.prefix(keys[cached:usable])
         loaded = keys[cached : cached + len(sources)]
         # As in vLLM, a request that loads does not offer what it found on the GPU.

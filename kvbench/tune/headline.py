@@ -12,7 +12,7 @@ from kvbench.text import ends
 from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
 from kvbench.tune.fit import Kind
-from kvbench.tune.rule import Line, Range, Rule, rule_of
+from kvbench.tune.rule import Line, Range, SmallestRule, rule_of
 from kvbench.units import size_words, two_digits
 
 # A line for each direction and stream state has one line of a terminal; with many of them, others are left out.
@@ -36,7 +36,7 @@ def origin(runs: Sequence[Run]) -> str:
     return f"{machine_words(*runs)}; {workload_of(runs)}"
 
 
-def headline(rule: Rule) -> list[str]:
+def headline(rule: SmallestRule) -> list[str]:
     """Return the answer of a rule, a line each: what to use, what that loses and gains, and how sure it is."""
     losses = rule.losses.values()
     average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
@@ -73,7 +73,7 @@ def _range(span: Range, show: Callable[[int], str]) -> str:
     return f"at {low}" if low == high else f"from {low} to {high}"
 
 
-def _gains(rule: Rule) -> Iterator[str]:
+def _gains(rule: SmallestRule) -> Iterator[str]:
     """Yield a line for batched copies, and one for each engine whose own code was measured."""
     for name, backends in {
         "batched": ("batched",),
@@ -88,7 +88,7 @@ def _gains(rule: Rule) -> Iterator[str]:
             yield f"Gain: {', '.join(parts)}"
 
 
-def _rivals(rule: Rule) -> Iterator[str]:
+def _rivals(rule: SmallestRule) -> Iterator[str]:
     """Yield the other choice that is nearest to replacing one of the rule."""
     every = [
         (abs(line.rival[1]), f"{kind[0]} {kind[1].quantity}", line, line.rival)

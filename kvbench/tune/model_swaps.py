@@ -7,7 +7,7 @@ from typing import Any
 from kvbench.models.geometry import ModelSwap
 from kvbench.tune.answer import Answer
 from kvbench.tune.fit import sms_of
-from kvbench.tune.rule import Rule
+from kvbench.tune.rule import SmallestRule
 from kvbench.tune.table import Choice
 from kvbench.units import gigabytes_per_second
 
@@ -55,7 +55,7 @@ class Load:
         }
 
 
-def loads_of(rule: Rule, swap: ModelSwap) -> Iterator[Load]:
+def loads_of(rule: SmallestRule, swap: ModelSwap) -> Iterator[Load]:
     """Yield the swap of a model in every direction and stream state of a rule."""
     choices = rule.choices
     for kind in rule.lines:

@@ -48,7 +48,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SmallestRule:
     """The lines of a rule by direction and stream state."""
 
     lines: Mapping[Kind, Sequence[Line]]
@@ -111,12 +111,12 @@ class _Fit(NamedTuple):
     lines: tuple[Line, ...] = ()
 
 
-def rule_of(answers: Sequence[Answer]) -> Rule:
+def rule_of(answers: Sequence[Answer]) -> SmallestRule:
     """Return the rule with the fewest lines that loses at most `TIED` on average and `WORST` at one shape.
 
     If none of `_MOST_LINES` lines does, return the one that loses least.
     """
-    return Rule({kind: _lines(own) for kind, own in by_kind(answers).items()})
+    return SmallestRule({kind: _lines(own) for kind, own in by_kind(answers).items()})
 
 
 def _lines(answers: Sequence[Answer]) -> tuple[Line, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.cli import probe
 from kvbench.errors import ExitCode
-from kvbench.probe.common import Finding, Report, Result, Unanswered
+from kvbench.probe.common import ProbeFinding, ProbeReport, Result, Unanswered
 from tests.command import kvbench_here
 
 
@@ -16,13 +16,13 @@ def test_the_block_and_the_files_hold_the_same_answers(tmp_path: Path) -> None:
     done = kvbench_here("probe", "capture", "attributes", "--device=cpu", "--json=p.json", "--out=made", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "made" / probe.MARKDOWN_FILE).read_text() == done.stdout
-    report = msgspec.json.decode((tmp_path / "p.json").read_bytes(), type=Report)
+    report = msgspec.json.decode((tmp_path / "p.json").read_bytes(), type=ProbeReport)
     assert json.loads((tmp_path / "made" / probe.JSON_FILE).read_text()) == json.loads(
         (tmp_path / "p.json").read_text()
     )
     assert [result.name for result in report.results] == ["capture", "attributes"]
     assert probe.markdown_of(report) == done.stdout
-    assert isinstance(report.health.found, Finding)
+    assert isinstance(report.health.found, ProbeFinding)
     assert report.health.found.expected
 
 
@@ -48,9 +48,9 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], words: list
     assert all(word in done.stderr for word in words)
 
 
-HEALTHY = Result("health", "", Finding(answer="well", number=0, unit="", of="", expected=True), 1.0)
+HEALTHY = Result("health", "", ProbeFinding(answer="well", number=0, unit="", of="", expected=True), 1.0)
 OFF = Result("stalls", "", Unanswered("too little memory", off=True), 1.0)
-ILL = msgspec.structs.replace(HEALTHY, found=Finding(answer="ill", number=1, unit="", of="", expected=False))
+ILL = msgspec.structs.replace(HEALTHY, found=ProbeFinding(answer="ill", number=1, unit="", of="", expected=False))
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,5 @@ ILL = msgspec.structs.replace(HEALTHY, found=Finding(answer="ill", number=1, uni
 def test_a_probe_that_is_off_fails_only_if_it_was_named(
     results: list[Result], health: Result, named: bool, code: int
 ) -> None:
-    report = Report(kvbench="", created="", device="cpu", results=results, health=health, took_s=1.0)
+    report = ProbeReport(kvbench="", created="", device="cpu", results=results, health=health, took_s=1.0)
     assert probe.exit_code(report, named=named) == code

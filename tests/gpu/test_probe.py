@@ -5,7 +5,7 @@ import pytest
 from kvbench.cli.probe import exit_code
 from kvbench.engine.device import Device
 from kvbench.errors import ExitCode
-from kvbench.probe.common import HEALTH, PROBES, Finding, Report, run_probe
+from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, run_probe
 from tests.unit.probe.test_probe import children
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
@@ -13,11 +13,11 @@ RUNS = 5
 MOST_S = 60
 
 
-def probed() -> Report:
+def probed() -> ProbeReport:
     results = [run_probe(name, "cuda:0") for name in PROBES]
     health = run_probe(HEALTH, "cuda:0")
     took_s = sum(result.took_s for result in (*results, health))
-    return Report(kvbench="", created="", device="cuda:0", results=results, health=health, took_s=took_s)
+    return ProbeReport(kvbench="", created="", device="cuda:0", results=results, health=health, took_s=took_s)
 
 
 def test_five_runs_give_the_same_answers(gpu: Device) -> None:
@@ -28,7 +28,7 @@ def test_five_runs_give_the_same_answers(gpu: Device) -> None:
         assert run.took_s <= MOST_S, {result.name: result.took_s for result in run.results}
     for number, name in enumerate(PROBES):
         found = [run.results[number].found for run in runs]
-        answers = {one.answer for one in found if isinstance(one, Finding)}
+        answers = {one.answer for one in found if isinstance(one, ProbeFinding)}
         assert len(answers) == 1, (name, answers)
     assert not [process for process in children() if "kvbench.probe" in process]
     free_after, _ = gpu.driver.free_memory()

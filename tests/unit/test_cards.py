@@ -12,7 +12,7 @@ import pytest
 from kvbench.cells.axes import StreamState
 from kvbench.cli.probe import JSON_FILE, MARKDOWN_FILE, markdown_of
 from kvbench.machine.identity import identity_hash
-from kvbench.probe.common import Finding, Report, Result
+from kvbench.probe.common import ProbeFinding, ProbeReport, Result
 from kvbench.report.contents import report_of
 from kvbench.report.document import document
 from kvbench.results import Record, RunInfo, load_run
@@ -176,10 +176,10 @@ def test_a_run_that_is_not_whole_is_refused(
 
 def add_probes(card: Path, driver: str) -> None:
     figures: dict[str, str | int | float | bool] = {"driver_version": driver}
-    well = Finding(answer="well", number=0, unit="", of="", expected=True, figures=figures)
-    odd = Finding(answer="up to 24 | KiB", number=24, unit="KiB", of="largest", expected=False)
+    well = ProbeFinding(answer="well", number=0, unit="", of="", expected=True, figures=figures)
+    odd = ProbeFinding(answer="up to 24 | KiB", number=24, unit="KiB", of="largest", expected=False)
     results, health = [Result("inline", "", odd, 1.0)], Result("health", "", well, 1.0)
-    report = Report(kvbench="", created="", device="cuda:0", results=results, health=health, took_s=2.0)
+    report = ProbeReport(kvbench="", created="", device="cuda:0", results=results, health=health, took_s=2.0)
     (card / JSON_FILE).write_bytes(msgspec.json.encode(report))
     (card / MARKDOWN_FILE).write_text(markdown_of(report))
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.probe.common import HEALTH, PROBES, Finding, Unanswered, run_probe
+from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, Unanswered, run_probe
 
 CPU = "cpu"
 
 
-def finding(name: str, fault: str = "", deadline_s: float = 60) -> Finding:
+def finding(name: str, fault: str = "", deadline_s: float = 60) -> ProbeFinding:
     found = run_probe(name, CPU, fault, deadline_s).found
-    assert isinstance(found, Finding), found
+    assert isinstance(found, ProbeFinding), found
     return found
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvbench.errors import UsageError
 from kvbench.traces.file import Header, Swap, TraceReader, ids_of, runs_of, write_trace
 from kvbench.traces.requests import Request, RequestReader
-from kvbench.traces.simulate import Allocator, CacheRun, CacheSettings, Policy
+from kvbench.traces.simulate import Allocator, CacheRun, CacheSettings, StorePolicy
 from kvbench.traces.statistics import TraceStatistics
 
 
@@ -45,7 +45,7 @@ def test_a_prefix_that_the_gpu_has_lost_is_loaded_from_where_it_was_stored() -> 
 def test_write_through_stores_after_prefill_and_on_evict_when_the_gpu_needs_the_blocks() -> None:
     requests = [request(0, 0), request(10, 10), request(20, 20)]
     assert [swap.at_s for swap in swaps_of(requests)] == [0.2, 10.2, 20.2]
-    assert [swap.at_s for swap in swaps_of(requests, policy=Policy.ON_EVICT)] == [20]
+    assert [swap.at_s for swap in swaps_of(requests, policy=StorePolicy.ON_EVICT)] == [20]
 
 
 @pytest.mark.parametrize("allocator", [Allocator.VLLM_SORTED, Allocator.CHUNKS_32])

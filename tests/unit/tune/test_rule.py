@@ -18,7 +18,7 @@ from kvbench.cli.main import app
 from kvbench.results import Run, load_run
 from kvbench.tune.answer import answers_of
 from kvbench.tune.headline import summary
-from kvbench.tune.rule import WORST, Rule, rule_of
+from kvbench.tune.rule import WORST, SmallestRule, rule_of
 from kvbench.tune.table import load_policy
 from tests import synthetic
 
@@ -51,11 +51,11 @@ def run_of(folder: Path, rate: Rate, made: list[Cell] | None = None) -> Run:
     return load_run(synthetic.write_run(folder / "run", records))
 
 
-def rule_at(folder: Path, rate: Rate, made: list[Cell] | None = None) -> Rule:
+def rule_at(folder: Path, rate: Rate, made: list[Cell] | None = None) -> SmallestRule:
     return rule_of(answers_of([run_of(folder, rate, made)], lambda _: True))
 
 
-def texts(rule: Rule) -> list[tuple[str, tuple[int | None, int | None], tuple[int | None, int | None]]]:
+def texts(rule: SmallestRule) -> list[tuple[str, tuple[int | None, int | None], tuple[int | None, int | None]]]:
     return [(str(line.choice), line.sizes, line.counts) for lines in rule.lines.values() for line in lines]
 
 
