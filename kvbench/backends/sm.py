@@ -21,7 +21,7 @@ from kvbench.units import KIB
 # 100 000 descriptors.
 INLINE_UP_TO_BYTES: Final = 4 * KIB
 _BULK_ALIGNMENT: Final = 16
-_BULK_FROM_COMPUTE: Final = 90
+BULK_FROM_COMPUTE: Final = 90
 _LANES: Final = KernelShape("lanes", 16, 8, 4 * KIB)
 _MANY_LANES: Final = KernelShape("lanes", 32, 4, 4 * KIB)
 # (maximum block size in bytes, shape): small blocks need many copies in flight, large blocks few large pieces.
@@ -55,7 +55,7 @@ def shape_for(
     `compute` the compute capability times ten, `shared_bytes` the maximum shared memory of a thread block. Raises
     UsageError for a bulk kernel that does not support this swap.
     """
-    takes_bulk = compute >= _BULK_FROM_COMPUTE and address_bits % _BULK_ALIGNMENT == 0
+    takes_bulk = compute >= BULK_FROM_COMPUTE and address_bits % _BULK_ALIGNMENT == 0
     if cell.kernel != RULE:
         shape = KernelShape.parse(cell.kernel)
         if shape.method == "bulk" and not takes_bulk:

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from kvbench.backends.base import SwapRequest, backend_named
+from kvbench.backends.sm import BULK_FROM_COMPUTE
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import STREAM_STATES, Queue, Swap
@@ -27,7 +28,6 @@ _SMALL: Final = ((32_768, 196_608), 512)
 _LARGE_SMS: Final = 16
 _LARGE_KERNELS: Final = ("lanes-16x8x4KiB", "bulk-8x6x4KiB")
 _SMALL_KERNELS: Final = ("lanes-32x4x4KiB", "bulk-32x6x1KiB")
-_BULK_FROM_COMPUTE: Final = 9
 _DELAY: Final = Queue(delay_ns=200_000)
 
 
@@ -50,15 +50,14 @@ def measure_roof(bench: Bench, direction: Direction, samples: int, number: int) 
         blocks=more - fewer,
         block_bytes=small_bytes,
         scattered_us=_slope(bench, small, (fewer, more), _SMALL_KERNELS, samples),
-        dense_us=_slope(
-            bench, replace(small, pool_bytes=0), (fewer, more), _SMALL_KERNELS, samples
-        ),  # as fresh, but side by side
+        dense_us=_slope(bench, replace(small, pool_bytes=0), (fewer, more), _SMALL_KERNELS, samples),
     )
 
 
 def _slope(bench: Bench, cell: Cell, blocks: tuple[int, int], kernels: tuple[str, str], samples: int) -> list[float]:
     """Return how much longer the long swap takes than the short one, for the kernel for which that is least."""
-    has_bulk = bench.device.driver.info.compute_major >= _BULK_FROM_COMPUTE
+    info = bench.device.driver.info
+    has_bulk = 10 * info.compute_major + info.compute_minor >= BULK_FROM_COMPUTE
     slopes = []
     for kernel in kernels if has_bulk else kernels[:1]:
         few_us, many_us = (_times(bench, replace(cell, blocks=count, kernel=kernel), samples) for count in blocks)
