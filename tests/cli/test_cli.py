@@ -69,7 +69,10 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "-a", "order=fifo"], ["order=fifo", "stream, during_api_call, any"]),
     (["sweep", "-a", "memory=paged"], ["memory=paged", "allocated, registered"]),
     (["sweep", "-a", "pattern=tensors-0"], ["pattern=tensors-0", "tensors-T", "tensors-TxK+TxK"]),
-    (["sweep", "-a", "pattern=runs-1"], ["pattern=runs-1", "contiguous, descending, reversed, runs-R with R >= 2"]),
+    (
+        ["sweep", "-a", "pattern=runs-1"],
+        ["pattern=runs-1", "write shuffled, contiguous,", "reversed, runs-R with R >= 2"],
+    ),
     (["sweep", "-a", "sms=0"], ["sms=0", "from 1 to 4096 or all"]),
     (["sweep", "-a", "coalesce=yes"], ["coalesce=yes", "on or off"]),
     (["sweep", "-a", "backend=a b"], ["backend=a b", "not a backend's name"]),
