@@ -119,7 +119,7 @@ def cliff_words(cliff: Cliff) -> str:
 def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, str], title: str) -> Chart:
     """Return the chart of a run's curves, a row of panels for each of `rows`, which titles their panels in words."""
     points = pd.concat([curve.points for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)])
-    footer = [*includes(points["stream_state"], "GB/s"), curves.pinned.words(points)]
+    footer = [*includes(view, points["stream_state"], "GB/s"), curves.pinned.words(points)]
     words = chart_words(view, title, points, "band: quartiles", footer)
     plot = curve_plot(view.label, curves, rows)
     columns = list(dict.fromkeys((*POINT_COLUMNS, curves.over)))

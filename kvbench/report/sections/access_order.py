@@ -11,7 +11,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, noun, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import INCLUDES, UNCLEAR, Row, a_stream, measured_table, rows_of, unsure
+from kvbench.report.tables import UNCLEAR, Row, a_stream, includes_of, measured_table, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.text import ends
 
@@ -79,7 +79,7 @@ def _table(view: View, pinned: Pinned, time: str, rows: Sequence[Row]) -> DataTa
     race = [_RACE] if any(row["direction"] == "d2h" for row in rows) else []
     title = f"STREAM against ANY: {_TIMES[time]} ({rows[0]['backend']}, {rows[0]['stream_state']} stream)"
     header = ("Dir", "Blocks", "BlkSize", f"STREAM med {unit}", f"ANY med {unit}", "Delta (95%)")
-    return measured_table(view, cells, title, header, body, INCLUDES[time], pinned, [_DELTA, *race], len(rows))
+    return measured_table(view, cells, title, header, body, includes_of(view, time), pinned, [_DELTA, *race], len(rows))
 
 
 def _sentence(rows: Sequence[Row]) -> str:

@@ -22,11 +22,11 @@ from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section,
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
 from kvbench.report.tables import (
-    INCLUDES,
     Row,
     a_stream,
     grid_table,
     grouped,
+    includes_of,
     measured_table,
     primed_inline,
     rate,
@@ -85,7 +85,7 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
     ceiling = " not measured" if gbps is None else f", {gbps:.1f} GB/s"
     title = f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})"
     stem = "" if backend == "batched" else f"{direction}-{backend}-{state}"
-    includes = INCLUDES[state]
+    includes = includes_of(view, state)
     made = measured_table(view, measured, title, header, body, includes, curves.pinned, [_CLIFF], stem=stem)
     return replace(made, notes=[*made.notes, *blank])
 

@@ -43,7 +43,7 @@ def _chart(view: View, kernel: str) -> Chart | None:
         return None
     points, measured = pd.concat(maps), where(pd.concat(shown), status="ok")
     footer = [
-        *includes(points["stream_state"], "Time"),
+        *includes(view, points["stream_state"], "Time"),
         f"{view.pinned.words(measured)}; reproduced by {short(view.command, 300)}",
         *map(str, (*few_visits(measured), *family(len(points)))),
     ]

@@ -13,10 +13,10 @@ from kvbench.report.model import Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, slower_words
 from kvbench.report.select import pin, where
 from kvbench.report.tables import (
-    INCLUDES,
     UNCLEAR,
     Row,
     family,
+    includes_of,
     measured_table,
     primed_inline,
     rate,
@@ -60,7 +60,9 @@ def make(view: View) -> Part | str:
         own = {shape: swap for shape, swap in compared.items() if shape[0] == way}
         title = f"{way}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
         body, notes = _rows(own, costs), [_NOTE, *family(len(own))]
-        tables.append(measured_table(view, cells, title, _HEADER, body, INCLUDES["idle"], pinned, notes, left=2))
+        tables.append(
+            measured_table(view, cells, title, _HEADER, body, includes_of(view, "idle"), pinned, notes, left=2)
+        )
         measured = {
             shape: costs[shape] for shape, arms in own.items() if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
         }

@@ -141,7 +141,7 @@ def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
     grid = [[_panel(rows, labels) for rows in found]]
     swaps = found[0].swaps
     x = PlotAxis("model", "name", "linear", [_name(swap) for swap in swaps])
-    footer = [*includes(cells["stream_state"], "GB/s"), found[0].pinned.words(cells)]
+    footer = [*includes(view, cells["stream_state"], "GB/s"), found[0].pinned.words(cells)]
     title = f"GB/s by model, {_lengths(swaps)}"
     words = chart_words(view, title, cells, "medians · band: quartiles", footer)
     points = cells[list(POINT_COLUMNS)].drop_duplicates("cell_id")
@@ -201,7 +201,7 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     title = f"{rows.direction}: {SINGLE} against {BATCHED}, by model, {_lengths(rows.swaps)}"
     cells = rows.measured_cells((SINGLE, BATCHED), states)
     header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_WORDS, _RATIO]
-    said = ". ".join(includes(cells["stream_state"], "ms and GB/s"))
+    said = ". ".join(includes(rows.view, cells["stream_state"], "ms and GB/s"))
     compared = len(where(cells, backend=SINGLE))
     return measured_table(rows.view, cells, title, header, lines, said, rows.pinned, notes, compared)
 
@@ -217,7 +217,7 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     cells = rows.measured_cells(backends, (state,))
     header = ["Model", "N", "Block", *(with_sms(name, where(cells, backend=name)["sms"]) for name in backends)]
     shapes = cells.drop_duplicates(["blocks", "block_bytes", "pattern"])
-    said, compared = ". ".join(includes([state], "ms")), len(cells) - len(shapes)
+    said, compared = ". ".join(includes(rows.view, [state], "ms")), len(cells) - len(shapes)
     return measured_table(rows.view, cells, title, header, body, said, rows.pinned, [MARKS], compared)
 
 

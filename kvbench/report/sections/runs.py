@@ -13,7 +13,7 @@ from kvbench.report.curves import RateCurves, curve_chart, curves_over
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import INCLUDES, MARKS, fastest_marked, grouped, measured_table, rate, rows_of
+from kvbench.report.tables import MARKS, fastest_marked, grouped, includes_of, measured_table, rate, rows_of
 from kvbench.report.view import View
 from kvbench.text import ends
 
@@ -128,4 +128,4 @@ def _table(view: View, pinned: Pinned, way: str, cells: pd.DataFrame) -> DataTab
     header = ("Swap", "Run", *backends)
     title = f"{way}, idle stream: GB/s by the length of runs"
     compared, notes = len(cells) - len(body), [_NOTE, MARKS]
-    return measured_table(view, cells, title, header, body, INCLUDES["idle"], pinned, notes, compared)
+    return measured_table(view, cells, title, header, body, includes_of(view, "idle"), pinned, notes, compared)

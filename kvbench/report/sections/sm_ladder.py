@@ -7,7 +7,7 @@ from kvbench.report.curves import RateCurve, RateCurves, curve_chart, ladder_cur
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.select import where
-from kvbench.report.tables import INCLUDES, a_stream, grouped, measured_table, rate, rows_of, shown
+from kvbench.report.tables import a_stream, grouped, includes_of, measured_table, rate, rows_of, shown
 from kvbench.report.view import View
 
 _WEIGHT = 0.2  # a sentence on what suffices tells no effect
@@ -50,7 +50,7 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
     body.append(["knee", *(str(curve.knee or "none") for curve in columns)])
     title = f"{backend}, {state} stream, N = {count(curves.main)}: GB/s against the SM count"
     header = ("SMs", *(f"{curve.direction} {bytes_size(curve.panel)}" for curve in columns))
-    return measured_table(view, measured, title, header, body, INCLUDES[state], curves.pinned, [_BOLD])
+    return measured_table(view, measured, title, header, body, includes_of(view, state), curves.pinned, [_BOLD])
 
 
 def _sentence(group: Sequence[RateCurve], blocks: int) -> str:

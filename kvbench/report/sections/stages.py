@@ -12,6 +12,7 @@ from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
 from kvbench.report.tables import Row, caption, rows_of, settings, sms_words
 from kvbench.report.view import View
+from kvbench.results import CLOCK
 from kvbench.units import KIB
 
 Swap = tuple[int, int]  # N, block bytes
@@ -32,6 +33,8 @@ _BUSY: Final = (
 
 
 def make(view: View) -> Part | str:
+    if view.run.info.clock < CLOCK:
+        return "it needs a run whose times hold preparation"
     pinned = pin(view.measured, shown=())
     idle = where(pinned.cells, stream_state="idle")
     near = nearest({(int(blocks), int(size)) for blocks, size in zip(idle["blocks"], idle["block_bytes"], strict=True)})

@@ -11,7 +11,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import BATCHED, where
-from kvbench.report.tables import INCLUDES, MARKS, a_stream, fastest_marked, measured_table, rate, rows_of, with_sms
+from kvbench.report.tables import MARKS, a_stream, fastest_marked, includes_of, measured_table, rate, rows_of, with_sms
 from kvbench.report.view import View
 
 USUAL_BLOCKS: Final = 10_000
@@ -123,6 +123,6 @@ def _table(
         found = {str(row["backend"]): row for row in rows_of(where(cells, block_bytes=size))}
         row_of = {backend: found.get(backend) for backend in times}
         body.append([bytes_size(size), *fastest_marked(row_of, rate, view.visits)])
-    header, said = ("Block size", *heads.values()), INCLUDES[str(cells["stream_state"].iloc[0])]
+    header, said = ("Block size", *heads.values()), includes_of(view, str(cells["stream_state"].iloc[0]))
     compared = len(measured) - len(body)
     return measured_table(view, measured, title, header, body, said, view.pinned, [*duels, MARKS], compared)

@@ -672,3 +672,11 @@ def test_slower_and_faster_have_one_meaning() -> None:
     assert faster_words(1.25) == slower_words(0.8) == "25% faster"
     assert faster_words(0.5) == slower_words(2) == "2 times slower"
     assert faster_words(0.0).endswith("slower")
+
+
+def test_the_captions_of_an_older_clock_leave_preparation_out(tmp_path: Path) -> None:
+    visits = [visit for number in range(6) for visit in synthetic.visits(synthetic.cliff_cells((256,)), round_=number)]
+    for clock, words in ((1, "excludes preparation"), (2, "includes preparation")):
+        info = synthetic.info(clock=clock)
+        part = part_of(made_report(tmp_path / str(clock), [*synthetic.ceilings(), *visits], info), "cliff")
+        assert any(words in said(table.caption) for table in part.tables if "idle" in table.title)
