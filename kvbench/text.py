@@ -185,3 +185,8 @@ def plain_type(info: Any) -> Any:
         else:
             info = next(one for one in info.types if not isinstance(one, msgspec.inspect.NoneType))
     return info
+
+
+def a_stream(state: str) -> str:
+    """Return a stream state as a noun: "an idle stream"."""
+    return f"{'an' if state in ('idle', 'opened') else 'a'} {state} stream"

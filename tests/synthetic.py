@@ -33,7 +33,7 @@ def info(title: str = "Synthetic H200", kind: str = "cuda", **changes: object) -
 
 def samples(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, seed: int = 0) -> Samples:
     spread = swap_us * (1 + noise * np.abs(np.random.default_rng(seed).standard_normal(count)))
-    busy = cell.stream_state is StreamState.BUSY
+    busy = cell.stream_state.pending
     times = spread.tolist()
     return Samples(
         caller_us=(spread * 0.3).tolist(),

@@ -26,6 +26,7 @@ void driver(nb::module_& m) {
       .value("none", FaultKind::none)
       .value("error_at_call", FaultKind::error_at_call)
       .value("error_at_descriptor", FaultKind::error_at_descriptor)
+      .value("closed_gate", FaultKind::closed_gate)
       .value("hang", FaultKind::hang)
       .value("crash", FaultKind::crash)
       .value("slow", FaultKind::slow)

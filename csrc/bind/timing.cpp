@@ -14,7 +14,11 @@ using Submit = nb::typed<nb::callable, nb::object(Stream)>;
 }  // namespace
 
 void timing(nb::module_& m) {
-  nb::enum_<StreamState>(m, "StreamState").value("idle", StreamState::idle).value("busy", StreamState::busy);
+  nb::enum_<StreamState>(m, "StreamState")
+      .value("idle", StreamState::idle)
+      .value("busy", StreamState::busy)
+      .value("gated", StreamState::gated)
+      .value("opened", StreamState::opened);
   nb::class_<Sample>(m, "Sample", "One timed swap, in microseconds.")
       .def_ro("caller_us", &Sample::caller_us)
       .def_ro("gpu_us", &Sample::gpu_us)

@@ -80,6 +80,7 @@ struct Api {
   Result (*stream_destroy)(StreamHandle) = nullptr;
   Result (*stream_synchronize)(StreamHandle) = nullptr;
   Result (*stream_query)(StreamHandle) = nullptr;
+  Result (*stream_wait_event)(StreamHandle, EventHandle, unsigned) = nullptr;
   Result (*stream_begin_capture)(StreamHandle, int mode) = nullptr;
   Result (*stream_end_capture)(StreamHandle, Graph*) = nullptr;
   Result (*graph_get_nodes)(Graph, void** nodes, std::size_t* count) = nullptr;

@@ -121,6 +121,9 @@ class CudaDriver final : public Driver {
   void record(Event event, Stream stream) override {
     check(api_.event_record(handle(event), handle(stream)), "cuEventRecord");
   }
+  void wait(Stream stream, Event event) override {
+    check(api_.stream_wait_event(handle(stream), handle(event), 0), "cuStreamWaitEvent");
+  }
   bool completed(Event event) override {
     const Result result = api_.event_query(handle(event));
     if (result == cuda::kErrorNotReady) return false;

@@ -107,6 +107,8 @@ class Driver {
   virtual Event create_event(EventKind kind) = 0;
   virtual void destroy_event(Event event) noexcept = 0;
   virtual void record(Event event, Stream stream) = 0;
+  /// Makes later work on the stream wait for the event's last record.
+  virtual void wait(Stream stream, Event event) = 0;
   /// Whether everything before the event's record has completed.
   [[nodiscard]] virtual bool completed(Event event) = 0;
   [[nodiscard]] virtual double elapsed_us(Event start, Event end) = 0;

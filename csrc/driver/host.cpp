@@ -180,6 +180,14 @@ class PlainHostDriver final : public HostDriver {
       recorded->completed = true;
     });
   }
+  void wait(Stream stream, Event event) override {
+    HostStream* waiting = at(stream);
+    if (strikes(FaultKind::closed_gate, waits_++)) waiting->submit([waiting] { waiting->hang(); });
+    waiting->submit([this, event] {
+      while (!completed(event)) {
+      }
+    });
+  }
   bool completed(Event event) override {
     if (reinterpret_cast<const HostEvent*>(event)->completed) return true;
     std::this_thread::yield();  // lets the stream's thread run on this core
@@ -286,6 +294,7 @@ class PlainHostDriver final : public HostDriver {
     fault_ = fault;
     calls_ = 0;
     descriptors_ = 0;
+    waits_ = 0;
   }
 
  private:
@@ -352,6 +361,7 @@ class PlainHostDriver final : public HostDriver {
   Fault fault_;
   std::uint64_t calls_ = 0;
   std::uint64_t descriptors_ = 0;
+  std::uint64_t waits_ = 0;
   std::map<Address, std::size_t> registered_;
   std::optional<Stream> capturing_;
   std::optional<HostStream> default_stream_;

@@ -11,6 +11,7 @@ enum class FaultKind : std::uint8_t {
   none,
   error_at_call,        ///< the k-th copy call (a single copy or a batch) fails
   error_at_descriptor,  ///< the k-th descriptor fails, in a batch or as a single copy
+  closed_gate,          ///< the k-th wait of a stream for an event never ends
   hang,                 ///< the stream stops forever at the k-th call
   crash,                ///< the process dies by SIGSEGV at the k-th call
   slow,                 ///< every copy takes `delay_us` longer

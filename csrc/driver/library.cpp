@@ -76,6 +76,7 @@ Api load_api(const std::string& path) {
   library.require("cuStreamCreateWithPriority", api.stream_create_with_priority);
   library.require("cuStreamDestroy", api.stream_destroy);
   library.require("cuStreamSynchronize", api.stream_synchronize);
+  library.require("cuStreamWaitEvent", api.stream_wait_event);
   library.require("cuStreamQuery", api.stream_query);
   library.require("cuStreamBeginCapture", api.stream_begin_capture);
   library.require("cuStreamEndCapture", api.stream_end_capture);

@@ -82,6 +82,8 @@ class OwnedEvent {
   ~OwnedEvent() { driver_->destroy_event(handle_); }
 
   void record(Stream stream) { driver_->record(handle_, stream); }
+  /// Makes later work on `stream` wait for the last record.
+  void hold(Stream stream) const { driver_->wait(stream, handle_); }
   [[nodiscard]] bool completed() const { return driver_->completed(handle_); }
   void wait() const {
     while (!completed()) {

@@ -28,6 +28,38 @@ void a_stream_runs_in_order_and_a_sample_tells_its_state() {
   check::that(busy.gpu_us < kDelayNs / 2e3, "busy: the event time does not contain the delay");
 }
 
+void a_gate_holds_a_swap_back_and_its_opening_starts_the_clock() {
+  Bench bench;
+  constexpr std::uint64_t kDelayNs = 400'000'000;
+  TimedRegion region(bench.driver, bench.stream.handle(), kDelayNs);
+  const auto swap = bench.batched(bench.reversed());
+  const Sample gated = region.measure(Bench::submission(*swap), StreamState::gated);
+  check::that(gated.pending_before && gated.pending_after, "gated: the event was not reached");
+  check::that(gated.wall_us > kDelayNs / 4e3, "gated: wall time contains the rest of the delay");
+  check::that(gated.gpu_us > 0 && gated.gpu_us < kDelayNs / 2e3, "gated: from the opening of the gate");
+  const Sample opened = region.measure(Bench::submission(*swap), StreamState::opened);
+  check::that(!opened.pending_before && !opened.pending_after, "opened: the event was reached");
+  check::that(opened.wall_us < kDelayNs / 4e3 && opened.gpu_us == 0, "opened: nothing to wait for");
+  const Sample early =
+      TimedRegion(bench.driver, bench.stream.handle(), 1000)
+          .measure([](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }, StreamState::gated);
+  check::that(!early.pending_after, "gated: the gate opened before the submission was done");
+}
+
+void a_swap_behind_a_gate_waits_for_it() {
+  Bench bench;
+  OwnedStream other(bench.driver);
+  OwnedEvent gate(bench.driver);
+  OwnedEvent after(bench.driver);
+  bench.driver->delay(50'000'000, other.handle());
+  gate.record(other.handle());
+  gate.hold(bench.stream.handle());
+  after.record(bench.stream.handle());
+  check::that(!after.completed(), "later work waits");
+  after.wait();
+  check::that(gate.completed(), "until the event is reached");
+}
+
 /// Counts what is asked of events and of the stream while a sample runs.
 class CountingDriver final : public ForwardingDriver {
  public:
@@ -247,6 +279,8 @@ void a_failed_sample_leaves_nothing_in_flight() {
 int main() {
   return check::run({
       {"a sample tells the stream's state", a_stream_runs_in_order_and_a_sample_tells_its_state},
+      {"a gate holds a swap back", a_gate_holds_a_swap_back_and_its_opening_starts_the_clock},
+      {"a swap behind a gate waits for it", a_swap_behind_a_gate_waits_for_it},
       {"an idle sample asks only for its own end", an_idle_sample_asks_only_for_its_own_end},
       {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},
       {"sustained swaps run behind each other", sustained_swaps_run_behind_each_other_and_ask_only_for_their_end},

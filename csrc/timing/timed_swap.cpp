@@ -25,7 +25,7 @@ double to_us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
 void check(StreamState state, const Queue& queue) {
   if (queue.streams == 0) throw std::invalid_argument("a queue needs at least one stream");
-  if (state == StreamState::idle && (queue.depth > 0 || queue.streams > 1)) {
+  if (state != StreamState::busy && (queue.depth > 0 || queue.streams > 1)) {
     throw std::invalid_argument("queued swaps require a busy stream");
   }
 }
@@ -36,6 +36,8 @@ TimedRegion::TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uin
     : driver_(std::move(driver)),
       busy_delay_ns_(busy_delay_ns),
       lanes_{own(stream)},
+      gatekeeper_(driver_),
+      gate_(driver_),
       start_(driver_),
       end_(driver_),
       done_(driver_, EventKind::mark) {}
@@ -51,6 +53,18 @@ std::span<const Stream> TimedRegion::lanes(std::size_t count) {
 void TimedRegion::open_idle(Stream measured) {
   start_.record(measured);
   start_.wait();
+}
+
+void TimedRegion::close_gate(std::uint64_t delay_ns, Stream measured) {
+  driver_->delay(delay_ns, gatekeeper_.handle());
+  gate_.record(gatekeeper_.handle());
+  gate_.hold(measured);
+}
+
+void TimedRegion::open_gate(Stream measured) {
+  gate_.record(gatekeeper_.handle());
+  gate_.wait();
+  gate_.hold(measured);
 }
 
 Sample TimedRegion::open_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes,
@@ -70,8 +84,7 @@ Sample TimedRegion::open_busy(const Submit& submit, const Queue& queue, std::spa
   return sample;
 }
 
-Sample TimedRegion::timed_idle(const Submit& submit, Stream stream) {
-  open_idle(stream);
+Sample TimedRegion::timed_at_once(const Submit& submit, Stream stream) {
   const std::int64_t cpu_start_ns = thread_cpu_ns();
   const std::int64_t start_ns = wall_ns();
   submit(stream);
@@ -88,22 +101,38 @@ Sample TimedRegion::timed_idle(const Submit& submit, Stream stream) {
   return sample;
 }
 
-Sample TimedRegion::timed_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes) {
-  const Stream measured = lanes[queue.depth % lanes.size()];
-  Sample sample = open_busy(submit, queue, lanes, measured);
+Sample TimedRegion::timed_behind(const OwnedEvent& start, Sample sample, const Submit& submit, Stream stream) {
   const std::int64_t cpu_start_ns = thread_cpu_ns();
   const std::int64_t start_ns = wall_ns();
-  submit(measured);
+  submit(stream);
   const std::int64_t returned_ns = wall_ns();
   const std::int64_t cpu_end_ns = thread_cpu_ns();
-  end_.record(measured);
-  sample.pending_after = !start_.completed();
+  end_.record(stream);
+  sample.pending_after = !start.completed();
   end_.wait();
   sample.caller_us = to_us(returned_ns - start_ns);
   sample.wall_us = to_us(wall_ns() - start_ns);
   sample.cpu_us = std::min(sample.caller_us, to_us(cpu_end_ns - cpu_start_ns));
-  sample.gpu_us = end_.us_since(start_);
+  sample.gpu_us = end_.us_since(start);
   return sample;
+}
+
+Sample TimedRegion::take(const Submit& submit, StreamState state, const Queue& queue, std::span<const Stream> lanes) {
+  const Stream first = lanes.front();
+  if (state == StreamState::busy) {
+    const Stream measured = lanes[queue.depth % lanes.size()];
+    const Sample opened = open_busy(submit, queue, lanes, measured);
+    return timed_behind(start_, opened, submit, measured);
+  }
+  if (state == StreamState::gated) {
+    close_gate(busy_delay_ns_ + queue.delay_ns, first);
+    Sample closed;
+    closed.pending_before = !gate_.completed();
+    return timed_behind(gate_, closed, submit, first);
+  }
+  open_idle(first);
+  if (state == StreamState::opened) open_gate(first);
+  return timed_at_once(submit, first);
 }
 
 Sample TimedRegion::measure(const Submit& submit, StreamState state, const Queue& queue) {
@@ -112,8 +141,7 @@ Sample TimedRegion::measure(const Submit& submit, StreamState state, const Queue
   try {
     driver_->bind_thread();  // the code between two swaps can make another device current
     driver_->synchronize(used.front());
-    const Sample sample =
-        state == StreamState::busy ? timed_busy(submit, queue, used) : timed_idle(submit, used.front());
+    const Sample sample = take(submit, state, queue, used);
     for (const Stream lane : used) driver_->synchronize(lane);
     return sample;
   } catch (...) {

@@ -13,8 +13,9 @@
 namespace kvbench {
 
 /// Whether work is pending on the stream when a swap is submitted. On an idle stream cuMemcpyBatchAsync copies up to
-/// 24 KiB per descriptor on the CPU, inside the call, so the state must be set explicitly.
-enum class StreamState : std::uint8_t { idle, busy };
+/// 24 KiB per descriptor on the CPU, inside the call, so the state must be set explicitly. A gated stream waits for an
+/// event of another stream that is not reached, an opened one for an event that is.
+enum class StreamState : std::uint8_t { idle, busy, gated, opened };
 
 /// The swaps queued before the measured one, each a submission of the same swap; requires a busy stream.
 struct Queue {
@@ -25,16 +26,17 @@ struct Queue {
 
 /// One timed swap, in microseconds. Each field says what it includes.
 struct Sample {
-  double caller_us = 0;         ///< host time from the caller's arrays to the return of the last call: preparation and
-                                ///< submission
-  double gpu_us = 0;            ///< between the events around the swap, without preparation and submission where the
-                                ///< stream was busy; idle: 0, no event is timed
-  double wall_us = 0;           ///< from the caller's arrays until the host sees completion
-  double cpu_us = 0;            ///< CPU time of the thread inside caller_us; idle: an upper bound, the smaller of
-                                ///< caller_us and the thread's CPU time until completion
-  double chain_us = 0;          ///< sustained: wall time of the long chain for each of its swaps; otherwise 0
-  bool pending_before = false;  ///< the start event had not retired when the submission began
-  bool pending_after = false;   ///< busy: also not when it returned, so gpu_us is execution only; idle: false
+  double caller_us = 0;  ///< host time from the caller's arrays to the return of the last call: preparation and
+                         ///< submission
+  double gpu_us = 0;     ///< between the events around the swap, without preparation and submission where the
+                         ///< stream was busy; gated: from the opening of the gate; idle and opened: 0, no event
+                         ///< is timed
+  double wall_us = 0;    ///< from the caller's arrays until the host sees completion
+  double cpu_us = 0;     ///< CPU time of the thread inside caller_us; idle and opened: an upper bound, the smaller of
+                         ///< caller_us and the thread's CPU time until completion
+  double chain_us = 0;   ///< sustained: wall time of the long chain for each of its swaps; otherwise 0
+  bool pending_before = false;  ///< the start event, or the gate, had not retired when the submission began
+  bool pending_after = false;   ///< busy, gated: also not when it returned, so gpu_us is execution only; idle: false
   bool depth_held = true;       ///< no queued swap had started when the submission began
 };
 
@@ -64,13 +66,20 @@ class TimedRegion {
  private:
   /// The first `count` streams of the pool, created on first use.
   std::span<const Stream> lanes(std::size_t count);
-  Sample timed_idle(const Submit& submit, Stream stream);
-  Sample timed_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes);
+  /// Times a swap on a stream on which nothing is pending.
+  Sample timed_at_once(const Submit& submit, Stream stream);
+  /// Times a swap from when `start` retires, which pending work holds up; `sample` is what is known before.
+  Sample timed_behind(const OwnedEvent& start, Sample sample, const Submit& submit, Stream stream);
+  Sample take(const Submit& submit, StreamState state, const Queue& queue, std::span<const Stream> lanes);
   /// Submits `swaps` one after the other to the idle stream; the times are for all of them until the last completes.
   Sample chain(std::span<const Submit> swaps, Stream stream);
   /// Submits the queue after a delay on every lane, then the start event on the lane of the measured swap; returns
   /// the fields of the sample known before its submission.
   Sample open_busy(const Submit& submit, const Queue& queue, std::span<const Stream> lanes, Stream measured);
+  /// Makes the stream wait for the gate, which another stream reaches after `delay_ns`.
+  void close_gate(std::uint64_t delay_ns, Stream measured);
+  /// Makes the stream wait for the gate after it was reached.
+  void open_gate(Stream measured);
   /// Waits for everything on `used`, even after errors, so that memory can be released.
   void settle(std::span<const Stream> used) noexcept;
   /// Returns once the start event has retired: a pending one would make the stream busy.
@@ -81,6 +90,8 @@ class TimedRegion {
   std::vector<std::unique_ptr<OwnedStream>> pool_;
   std::vector<std::unique_ptr<OwnedEvent>> released_;  ///< per lane: the delay before its queue has ended
   std::vector<Stream> lanes_;
+  OwnedStream gatekeeper_;
+  OwnedEvent gate_;
   OwnedEvent start_;
   OwnedEvent end_;
   OwnedEvent done_;  ///< without a time stamp, which lengthens a small swap by 1.5 us (H200, driver 580.159.04)

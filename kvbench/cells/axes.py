@@ -25,23 +25,39 @@ DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 class StreamState(StrEnum):
     """What is pending on the stream when a swap is submitted, which decides the quantity that GB/s measure.
 
-    idle: nothing; latency. busy: a delay that outlasts the submission; execution. sustained: the previous swaps,
-    submitted one after the other without waiting; sustained.
+    idle: nothing; latency. busy: a delay that outlasts the submission; execution. gated: a wait for an event that
+    another stream reaches after the submission; execution, from the opening of the gate. opened: a wait for an event
+    that was reached before; latency. sustained: the previous swaps, submitted one after the other without waiting;
+    sustained.
     """
 
     IDLE = "idle"
     BUSY = "busy"
+    GATED = "gated"
+    OPENED = "opened"
     SUSTAINED = "sustained"
 
     @property
+    def pending(self) -> bool:
+        """Whether work is pending that outlasts the submission."""
+        return self in (StreamState.BUSY, StreamState.GATED)
+
+    @property
     def swap_clock(self) -> str:
-        """The time that GB/s are computed from: on a busy stream, wall_us would include the rest of the delay."""
-        return "gpu_us" if self is StreamState.BUSY else "wall_us"
+        """The time that GB/s are computed from: behind pending work, wall_us would include the rest of that work."""
+        return "gpu_us" if self.pending else "wall_us"
 
     @property
     def quantity(self) -> str:
         """The name of the quantity that GB/s measure."""
-        return {"idle": "latency", "busy": "execution", "sustained": "sustained"}[self.value]
+        if self is StreamState.SUSTAINED:
+            return "sustained"
+        return "execution" if self.pending else "latency"
+
+    @property
+    def ungated(self) -> "StreamState":
+        """The state in which the driver takes the same path without an event to wait for."""
+        return {StreamState.GATED: StreamState.BUSY, StreamState.OPENED: StreamState.IDLE}.get(self, self)
 
 
 class Reuse(StrEnum):

@@ -60,7 +60,8 @@ class Cell:
         "size of a block", "1KiB:256KiB:x2", block_size, size,
         role=Role.SHAPE, default=(16 * KIB,), ranged=True, number=True, name="block_size")]
     stream_state: Annotated[StreamState, Axis(
-        "what is pending on the stream at submission: nothing, a delay, or the previous swaps", "idle,busy,sustained",
+        "what is pending on the stream at submission: nothing, a delay, an event that is not reached or one that is, "
+        "or the previous swaps", "idle,busy,gated,opened,sustained",
         choice(StreamState), role=Role.SERIES, default=(StreamState.IDLE,))] = StreamState.IDLE
     pattern: Annotated[Pattern, Axis(
         "layout of the blocks in memory, on both sides (see Patterns)",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 import msgspec
 import typer
 
-from kvbench.cells.axes import Neighbour
+from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cli.completion import complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
@@ -105,6 +105,14 @@ _MaxSlowdown = Annotated[
         help=f"With --neighbour: by how much its mean iteration may get slower, 5% or 0.05.  [default: {_USUAL}]",
     ),
 ]
+_Stream = Annotated[
+    str | None,
+    typer.Option(
+        "--stream",
+        metavar="STATE",
+        help=f"Answer for this stream state alone: {', '.join(StreamState)}.  [default: all that are measured]",
+    ),
+]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/tune-TIME).")]
 _Exact = Annotated[bool, typer.Option("--exact", help="Write the best choice of every shape with -p, not the rule.")]
 _Table = Annotated[bool, typer.Option("--table", help="Print the table of all sizes and numbers of blocks.")]
@@ -124,6 +132,7 @@ def tune(
     engine: _Engine = None,
     neighbour: _Neighbour = None,
     max_slowdown: _MaxSlowdown = None,
+    stream: _Stream = None,
     exact: _Exact = False,
     table: _Table = False,
     open_: _Open = False,
@@ -147,6 +156,7 @@ def tune(
     targets = [*map(_target, export or []), *([_target(engine, "--engine")] if engine else [])]
     is_quiet = _prints_a_file(policy, targets, as_json=as_json)
     limit = _limit_of(neighbour, max_slowdown)
+    axes = [*(axis or []), *_stream_axis(stream, axis or [])]
     if neighbour is not None and (policy is not None or targets):
         raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
     if runs and (out or axis or where):
@@ -155,7 +165,7 @@ def tune(
     if not runs:
         from kvbench.run.tuning import engine_sweep, search_among, tuning_sweep
 
-        spec = engine_sweep(engine, axis or []) if engine else tuning_sweep(models, axis or [], neighbour, may.names)
+        spec = engine_sweep(engine, axes) if engine else tuning_sweep(models, axes, neighbour, may.names)
         spec = spec.with_options(**where)
         searching = None if neighbour or engine else search_among(may.keeps, spec)
         outcome = _swept(spec, out or default_folder("tune"), sys.stderr if is_quiet else None, searching)
@@ -174,7 +184,7 @@ def tune(
             _export(name, file, loaded, may, force=force)
         if policy is None and is_quiet and not as_json:
             raise typer.Exit(code)
-        rule = rule_of(answers_of(loaded, may.suits_all))
+        rule = rule_of(answers_of(loaded, may.suits_all, stream))
         if policy is not None:
             _write_policy(policy, loaded, rule, exact=exact, force=force)
         if as_json:
@@ -244,6 +254,17 @@ def _limit_of(neighbour: str | None, max_slowdown: str | None) -> float:
     if found is None:
         raise UsageError(f"--max-slowdown {brief(text)}: write a percentage (5%) or a fraction below 1 (0.05)")
     return float(found["percent"]) / 100 if found["percent"] else float(found["fraction"])
+
+
+def _stream_axis(stream: str | None, axes: Sequence[str]) -> list[str]:
+    """Return --stream as an axis; raises UsageError for an unknown state, and for one that -a names too."""
+    if stream is None:
+        return []
+    if stream not in tuple(StreamState):
+        raise UsageError(f"--stream {brief(stream)}: not one of {', '.join(StreamState)}")
+    if any(text.partition("=")[0].strip() == "stream_state" for text in axes):
+        raise UsageError("-a stream_state=...: --stream names it; leave it out")
+    return [f"stream_state={stream}"]
 
 
 def _target(text: str, option: str = "--export") -> tuple[str, Path | None]:

@@ -78,9 +78,9 @@ def show_beside(run: "Run", answers: Sequence["BesideAnswer"]) -> None:
         typer.echo("\nOpen: another run could choose otherwise\n" + "\n".join(f"  {line}" for line in unsure))
 
 
-_HEADER_MODEL: Final = ("Dir", "Quantity", "Use", "us", "GB/s", "Thread us", "Measured at")
+_HEADER_MODEL: Final = ("Dir", "Stream", "Use", "us", "GB/s", "Thread us", "Measured at")
 _HEADER: Final = (
-    "Dir", "Quantity", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "Tied with",
+    "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "Tied with",
 )  # fmt: skip
 _HEADER_BESIDE: Final = (
     "", "Dir", "Blocks", "Size", "Burst", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
@@ -93,7 +93,7 @@ def _row(answer: "Answer") -> list[str]:
     gain = answer.gain_over("batched")
     return [
         answer.direction.value,
-        answer.state.quantity,
+        answer.state.value,
         str(answer.blocks),
         size_words(answer.block_bytes),
         str(answer.choice),
@@ -110,7 +110,7 @@ def _row_model(load: "Load") -> list[str]:
 
     return [
         load.nearest.direction.value,
-        load.nearest.state.quantity,
+        load.nearest.state.value,
         words_of(load.choice),
         f"{load.us:.0f}",
         f"{load.gbps:.1f}",

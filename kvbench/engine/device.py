@@ -3,7 +3,7 @@
 import ctypes
 import importlib.util
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -53,7 +53,9 @@ Addresses = NDArray[np.uint64]
 SOURCE_HASH: Final = kvbench._engine.SOURCE_HASH
 DIRECTIONS: Final = {way: kvbench._engine.Direction[way] for way in Direction}
 # The stream states in which a single submission can be timed.
-STREAM_STATES: Final = {state: kvbench._engine.StreamState[state] for state in (StreamState.IDLE, StreamState.BUSY)}
+STREAM_STATES: Final[Mapping[StreamState, kvbench._engine.StreamState]] = {
+    state: kvbench._engine.StreamState[state] for state in StreamState if state is not StreamState.SUSTAINED
+}
 ACCESS_ORDERS: Final = {order: kvbench._engine.AccessOrder[order] for order in Order}
 NORMAL_PRIORITY: Final = kvbench._engine.Priority.normal
 HIGH_PRIORITY: Final = kvbench._engine.Priority.high
@@ -66,6 +68,7 @@ _BATCH_ENTRIES: Final = {
 _FAULT_KINDS: Final = {
     "error@call": kvbench._engine.FaultKind.error_at_call,
     "error@descriptor": kvbench._engine.FaultKind.error_at_descriptor,
+    "closed-gate@wait": kvbench._engine.FaultKind.closed_gate,
     "hang@call": kvbench._engine.FaultKind.hang,
     "crash@call": kvbench._engine.FaultKind.crash,
     "corrupt@descriptor": kvbench._engine.FaultKind.corrupt,

@@ -16,6 +16,7 @@ from kvbench.errors import UsageError
 KINDS: Final = {
     "error@call": "the N-th copy call of a visit fails",
     "error@descriptor": "the N-th descriptor of a visit fails",
+    "closed-gate@wait": "the N-th wait of a stream for an event never ends",
     "hang@call": "the stream stops forever at the N-th call",
     "crash@call": "the process dies at the N-th call",
     "corrupt@descriptor": "the N-th descriptor arrives with a wrong last byte",

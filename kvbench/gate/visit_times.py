@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from kvbench.analysis.intervals import Floats, middle_of
 from kvbench.analysis.margins import SLOW_CPU
-from kvbench.cells.axes import StreamState
 from kvbench.results import Visit
 from kvbench.results.cost import cost_of
 
@@ -53,7 +52,7 @@ def values_of(visit: Visit) -> tuple[float, ...]:
     if has_figure(visit):
         times_us = getattr(samples, state.swap_clock)
         fast, upper = fast_us(times_us), float(np.quantile(times_us, UPPER_SHARE))
-        if state is not StreamState.BUSY:  # there the time of the swap does not hold that of the caller
+        if not state.pending:  # there the time of the swap does not hold that of the caller
             caller = fast_us(samples.caller_us)
             uneven = float(np.median(samples.caller_us) / caller) if caller > 0 else math.nan
     cost = cost_of(visit.beside)
@@ -69,7 +68,7 @@ def values_of(visit: Visit) -> tuple[float, ...]:
 def has_figure(visit: Visit) -> bool:
     """Return whether a visit has samples and, on a busy stream, the delay outlasted the submission in all of them."""
     samples = visit.samples
-    return len(samples) > 0 and (visit.cell.stream_state is not StreamState.BUSY or all(samples.pending_after))
+    return len(samples) > 0 and (not visit.cell.stream_state.pending or all(samples.pending_after))
 
 
 def fast_us(times_us: Sequence[float] | Floats) -> float:

@@ -59,7 +59,7 @@ def taker(bench: Bench, ready: SetUp, take_busy: Callable[[], Sample]) -> Callab
     state = ready.cell.stream_state
     if state is StreamState.SUSTAINED:
         return _chain_sampler(bench.region, ready.swaps, ready.workload)
-    queue = _behind_a_delay(ready.cell, take_busy) if state is StreamState.BUSY else Queue()
+    queue = _behind_a_delay(ready.cell, take_busy) if state.pending else Queue()
     return _sampler(bench, ready, state, queue, ready.cell.pause_us)
 
 

@@ -69,7 +69,7 @@ def visit(
             probes_us.append(bench.cpu.probe_us())
             slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
             clocks = bench.clocks.read()
-            with_twins = prepared.mechanism is Mechanism.BATCHED_COPY and state is not StreamState.BUSY
+            with_twins = prepared.mechanism is Mechanism.BATCHED_COPY and not state.pending
             busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
         if in_turn.verify:
             verified_bytes += workload.verify() + _check_one(workload, take_alone)
@@ -113,7 +113,7 @@ def _columns(samples: Sequence[Sample | FlowSample], cell: Cell) -> Samples:
         caller_us=column("caller_us"),
         wall_us=column("wall_us"),
         cpu_us=column("cpu_us"),
-        gpu_us=None if cell.stream_state is StreamState.IDLE else column("gpu_us"),
+        gpu_us=None if cell.stream_state.ungated is StreamState.IDLE else column("gpu_us"),
         pending_before=flags("pending_before"),
         pending_after=flags("pending_after"),
         depth_held=flags("depth_held") if cell.queued else None,
@@ -223,7 +223,7 @@ def _warnings(samples: Sequence[Sample | FlowSample], cell: Cell) -> list[str]:
     state = cell.stream_state
     if state is StreamState.SUSTAINED:
         return []
-    strayed = sum(sample.pending_before is not (state is StreamState.BUSY) for sample in samples)
+    strayed = sum(sample.pending_before is not state.pending for sample in samples)
     if not strayed:
         return []
     why = "the queued swaps had already run" if cell.queued else "busy_delay_us too short?"

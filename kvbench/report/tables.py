@@ -24,10 +24,14 @@ _INCLUDES: Final = {
     "preparation, submission and execution",
     "busy": "GB/s from gpu_us on a busy stream: time between the events around the swap; includes descriptor upload "
     "and execution, excludes preparation and submission",
+    "gated": "GB/s from gpu_us on a gated stream: time from the opening of the gate, an event that another stream "
+    "reaches after the submission, to completion; includes execution, excludes preparation and submission",
+    "opened": "GB/s from wall_us on an opened stream, whose wait for an event is over before the swap: host clock from "
+    "the caller's list to completion; includes preparation, submission and execution",
     "sustained": "GB/s from the wall_us that one more swap adds to a chain of back-to-back swaps; includes "
     "preparation, submission and execution",
-    "swap_us": "Time of a swap: wall_us on an idle stream, with preparation and submission; gpu_us on a busy one, "
-    "without them",
+    "swap_us": "Time of a swap: wall_us on an idle or opened stream, with preparation and submission; gpu_us on a busy "
+    "or gated one, without them",
     "caller_us": "Host time that a swap takes from its thread: preparation and submission",
 }
 # What differs in runs of clock 1.
@@ -266,7 +270,3 @@ def line_of(
     y, low, high = ([float(row[name] if math.isfinite(row[name]) else row[middle]) for row in rows] for name in columns)
     ids = [str(row["cell_id"]) for row in rows]
     return PlotLine(run, label, str(rows[0]["backend"]), x, y, low, high, ids, marks, variant)
-
-
-def a_stream(state: str) -> str:
-    return f"{'an' if state == 'idle' else 'a'} {state} stream"

@@ -83,8 +83,9 @@ def summarize(
     frame["gbps_q3"] = frame["swap_bytes"] / frame["swap_us_q1"] / 1e3
     frame["gbps_low"] = frame["swap_bytes"] / frame["swap_us_high"] / 1e3
     frame["gbps_high"] = frame["swap_bytes"] / frame["swap_us_low"] / 1e3
-    for state in StreamState:
-        frame[f"{state.quantity}_gbps"] = frame["gbps"].where(frame["stream_state"] == state.value)
+    quantities = frame["stream_state"].map({state.value: state.quantity for state in StreamState})
+    for quantity in dict.fromkeys(state.quantity for state in StreamState):
+        frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     typed = _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
@@ -289,10 +290,13 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
     states = np.array([cell.stream_state.value for cell in measured], dtype=str)
     before = _grouped_mean(raw["pending_before"], owner, per_cell)
     after = _grouped_mean(raw["pending_after"], owner, per_cell)
-    busy = states == StreamState.BUSY.value
-    columns["state_held"] = np.select([busy, states == StreamState.IDLE.value], [before, 1 - before], np.nan)
-    columns["execution_only"] = np.where(busy, after, np.nan)
-    given_away = busy & (after < 1)
+    pending, free = (
+        np.isin(states, [state.value for state in StreamState if state.quantity == quantity])
+        for quantity in ("execution", "latency")
+    )
+    columns["state_held"] = np.select([pending, free], [before, 1 - before], np.nan)
+    columns["execution_only"] = np.where(pending, after, np.nan)
+    given_away = pending & (after < 1)
     for name in columns:
         if name.startswith("swap_us_"):
             columns[name] = np.where(given_away, np.nan, columns[name])

@@ -20,6 +20,8 @@ _SHAPES: Final = {
     "blocks": "16,128,1024,10000",
     "block_size": "1KiB,2KiB,4KiB,8KiB,16KiB,24KiB,32KiB,48KiB,64KiB,96KiB,128KiB,192KiB,256KiB",
 }
+# With two stream states, an engine's ways are measured at fewer shapes, to take three minutes.
+_ENGINE_SHAPES: Final = {"blocks": "16,64,256,1024", "block_size": "4KiB,16KiB,32KiB,64KiB"}
 _FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
 _SUSTAINED_COUNTS: Final = (128, 1024)
 # After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.
@@ -50,8 +52,9 @@ def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
     engine, spec = ENGINES[name], load_config(find_config("engines"))
     left_out = ENGINE_BACKENDS - {*engine.backends}
     groups = tuple(group for group in spec.groups if not left_out & {*map(str, group["backend"])})
-    directions = {"direction": ",".join(engine.directions)}
-    return replace(spec, groups=groups).with_axes({**directions, **parse_assignments(axes)})
+    own = {"direction": ",".join(engine.directions), "stream_state": ",".join(engine.states)}
+    fewer = _ENGINE_SHAPES if len(engine.states) > 1 else {}
+    return replace(spec, groups=groups).with_axes({**own, **fewer, **parse_assignments(axes)})
 
 
 def search_among(keep: Callable[[Choice], bool], spec: SweepSpec) -> Callable[[Sequence[Cell]], Search]:

@@ -65,12 +65,14 @@ def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     state = cell.stream_state
     block_s = _EST_BLOCK_S["copies" if cell.sms is None else "kernel"]
     swap_s = cell.swap_bytes / _EST_SWAP_BYTES_PER_S[device_kind] + cell.blocks * block_s
-    inline = cell.order is not None and state is StreamState.IDLE and cell.block_bytes <= _EST_INLINE_BLOCK_BYTES
+    inline = (
+        cell.order is not None and state.ungated is StreamState.IDLE and cell.block_bytes <= _EST_INLINE_BLOCK_BYTES
+    )
     if inline and device_kind == "cuda":
         swap_s = max(swap_s, cell.swap_bytes / _EST_INLINE_BYTES_PER_S)
     named_s = _EST_SAMPLE_S + cell.blocks * _EST_NAMED_BLOCK_S
     sample_s = swap_s + named_s + cell.pause_us / 1e6
-    if state is StreamState.BUSY:
+    if state.pending:
         # after a delay of twice the submission; queued swaps are submitted after it, and then run
         sample_s += sampling.busy_delay_us / 1e6 + 1e-3 + (2 + 2 * cell.queued) * cell.blocks * block_s
         sample_s += cell.queued * swap_s

@@ -13,8 +13,8 @@ from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.text import counted, ends, printable, short
-from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, sms_of, tried, typical
+from kvbench.text import a_stream, counted, ends, printable, short
+from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, kind_words, sms_of, tried, typical
 from kvbench.tune.table import Choice
 from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digits
 
@@ -101,6 +101,7 @@ class Answer:
         interval, gain = self.interval_us, self.gain_over("batched")
         return {
             "direction": self.direction.value,
+            "stream_state": self.state.value,
             "quantity": self.state.quantity,
             "block_bytes": self.block_bytes,
             "blocks": self.blocks,
@@ -115,8 +116,8 @@ class Answer:
         }
 
 
-def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> list[Answer]:
-    """Return an answer for every measured shape, from the candidates that `keep` accepts.
+def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None) -> list[Answer]:
+    """Return an answer for every measured shape, from the candidates that `keep` accepts, in one stream state if named.
 
     The answers are sorted by direction, stream state, block size and number of blocks. Raises UsageError without
     any.
@@ -124,13 +125,16 @@ def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> list[Answ
     answers = []
     to_choose, fresh, caller_us = candidates(runs)
     for kind, times in to_choose.items():
+        if state not in (None, kind[1].value):
+            continue
         kept = {point: {choice: arms[choice] for choice in arms if keep(choice)} for point, arms in times.items()}
         allowed = {point: arms for point, arms in sorted(kept.items()) if arms}
         for point, decision in decide_all(allowed).items():
             again, of_caller = fresh.get(kind, {}).get(point, {}), caller_us[kind][point]
             answers.append(Answer(*kind, *point, allowed[point], decision, times[point], again, of_caller))
     if not answers:
-        raise UsageError("nothing to choose from: no swap was measured with the allowed backends and SM counts")
+        where = f" on {a_stream(state)}" if state else ""
+        raise UsageError(f"nothing to choose from: no swap was measured{where} with the allowed backends and SM counts")
     return answers
 
 
@@ -169,7 +173,7 @@ def open_points(answers: Sequence[Answer]) -> list[str]:
 
 
 def _doubt(answer: Answer, other: Choice, found: Comparison) -> str:
-    shape = f"{answer.direction} {answer.state.quantity}, {answer.blocks} x {size_words(answer.block_bytes)}"
+    shape = f"{kind_words((answer.direction, answer.state))}, {answer.blocks} x {size_words(answer.block_bytes)}"
     cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (found.ratio, found.low, found.high))
     interval = f" ({low} to {high})" if math.isfinite(found.high) else ", too few visits for an interval"
     return f"{shape}: {words_of(answer.choice)}, or {words_of(other)} for {cost}{interval} of the time"

@@ -8,7 +8,7 @@ from statistics import geometric_mean
 from typing import Final
 
 from kvbench.analysis.margins import KNEE, TIED
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.facts import EngineSetting
 from kvbench.errors import UsageError
 from kvbench.results import Run
@@ -20,8 +20,6 @@ from kvbench.units import size_words
 
 _LEAST_SHAPES: Final = 10
 _OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have been measured
-# The stream state of the cells that decide, by preference: an engine's stream waits for the model's.
-_STATES: Final = ("gated", "idle")
 
 Values = tuple[int, ...]
 
@@ -33,7 +31,8 @@ class Engine:
     `kernel` is the backend that takes an SM count, by the first of `settings`; `backends` are all of its backends.
     `choose` returns what the engine takes for a swap with some values of its settings, `values` the values to try for
     the settings after the first, from the shapes and the defaults. `how` says how the settings are set. `same_as` is
-    the backend that calls the function of the driver that kvbench's `batched` calls.
+    the backend that calls the function of the driver that kvbench's `batched` calls. `states` are those in which the
+    engine's swaps begin, the one that decides first.
     """
 
     title: str
@@ -42,6 +41,7 @@ class Engine:
     settings: tuple[str, ...]
     how: str
     directions: tuple[Direction, ...]
+    states: tuple[StreamState, ...]
     choose: Callable[[Answer, Values], Choice]
     values: Callable[[Sequence[Answer], Values], tuple[Sequence[int], ...]] = lambda _answers, _defaults: ()
     same_as: str = ""
@@ -69,6 +69,8 @@ ENGINES: Final[Mapping[str, Engine]] = {
         ("NUM_SMS", "THRESHOLD_BYTES", "MIN_N"),
         f"{_EDIT}. THRESHOLD_BYTES acts on the largest page of all groups",
         (Direction.H2D,),
+        # Loads wait for an event of the compute stream from version 0.28 on.
+        (StreamState.GATED, StreamState.OPENED),
         _vllm_choice,
         _vllm_values,
         same_as="vllm_batch",
@@ -80,6 +82,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         ("TMA_BLOCK_QUOTA",),
         f"{_EDIT}. SGLANG_HICACHE_TMA_TRANSFER=0 takes the other kernel, which was not measured",
         tuple(Direction),
+        (StreamState.IDLE,),
         lambda _, values: Choice("sglang_jit", (("sms", str(values[0])),)),
     ),
 }
@@ -145,7 +148,7 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
     defaults = tuple(setting.default for setting in settings)
     by_state = {
         state: shapes
-        for state in sorted({answer.state for answer in answers}, key=lambda state: (_rank(state), state))
+        for state in sorted({answer.state for answer in answers}, key=lambda state: _rank(engine, state))
         if (shapes := _shapes(engine, [answer for answer in answers if answer.state == state], defaults))
     }
     if not by_state or len(next(iter(by_state.values())).answers) < _LEAST_SHAPES:
@@ -166,7 +169,10 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
     ]
     if values[0] == max(shapes.counts):
         notes.insert(0, f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
-    notes += [_other_state(other, found, settings, defaults) for other, found in others]
+    for other, found in others:
+        notes.append(_other_state(other, found, settings, defaults))
+        if {state, other} == {StreamState.GATED, StreamState.OPENED}:
+            notes.append(_share_words(shapes, found, values, _fit(found, defaults)))
     about = [f"{engine.title}: {package}", f"{workload_of(runs)}; {_extent(shapes.answers)}, {state} stream"]
     return Export(about, changes, engine.how, notes)
 
@@ -193,8 +199,8 @@ class _Shapes:
         return answer.time_of(self.engine.choose(answer, values))
 
 
-def _rank(state: str) -> int:
-    return _STATES.index(state) if state in _STATES else len(_STATES)
+def _rank(engine: Engine, state: StreamState) -> tuple[int, str]:
+    return (engine.states.index(state) if state in engine.states else len(engine.states)), state
 
 
 def _recorded(name: str, engine: Engine, runs: Sequence[Run]) -> tuple[str, Sequence[EngineSetting]]:
@@ -269,6 +275,23 @@ def _loss(shapes: _Shapes, values: Values) -> str:
 def _other_state(state: str, shapes: _Shapes, settings: Sequence[EngineSetting], defaults: Values) -> str:
     best = zip(settings, _fit(shapes, defaults), strict=True)
     return f"{state} stream ({counted(len(shapes.answers), 'shape')}): " + ", ".join(f"{s.name}={v}" for s, v in best)
+
+
+def break_even(gated_loss: float, opened_loss: float) -> float:
+    """Return the share of loads that must find the gate closed for the settings of gated streams to be the better.
+
+    `gated_loss` is what the settings of opened streams lose on gated ones, `opened_loss` what the settings of gated
+    streams lose on opened ones, both as fractions of the time; a negative loss counts as none.
+    """
+    gated, opened = max(gated_loss, 0.0), max(opened_loss, 0.0)
+    return opened / (gated + opened) if gated + opened else 0.0
+
+
+def _share_words(gated: _Shapes, opened: _Shapes, of_gated: Values, of_opened: Values) -> str:
+    if of_gated == of_opened:
+        return "the settings are the same whether a load finds the gate closed or open"
+    share = break_even(_times(gated, of_gated, of_opened).mean, _times(opened, of_opened, of_gated).mean)
+    return f"these settings are right if more than {share:.0%} of the loads find the gate closed"
 
 
 def _extent(answers: Iterable[Answer]) -> str:

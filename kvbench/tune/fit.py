@@ -42,6 +42,11 @@ Kind = tuple[Direction, StreamState]
 Contests = dict[Kind, dict[Point, Arms]]
 
 
+def kind_words(kind: Kind) -> str:
+    """Return a direction and stream state as text: "h2d idle"."""
+    return f"{kind[0]} {kind[1]}"
+
+
 class Candidates(NamedTuple):
     """The times of all candidates, by direction and stream state, then by point.
 

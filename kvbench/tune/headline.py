@@ -5,19 +5,20 @@ from statistics import mean, median
 from typing import Final
 
 from kvbench.analysis.compare import MIN_PAIRS
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.text import ends
 from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
-from kvbench.tune.fit import Kind
+from kvbench.tune.fit import Kind, kind_words
 from kvbench.tune.rule import Line, Range, SmallestRule, rule_of
 from kvbench.units import size_words, two_digits
 
 # A line for each direction and stream state has one line of a terminal; with many of them, others are left out.
 _LONGEST: Final = 80
 _FEW: Final = 4
+_MOST: Final = 6
 
 
 def summary(runs: Sequence[Run]) -> list[str]:
@@ -42,11 +43,15 @@ def headline(rule: SmallestRule) -> list[str]:
     average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
     loss = f"Loss against the best of each size and count: {average} on average, {worst} at worst"
     rival = _rivals(rule) if len(rule.lines) <= _FEW else ()
-    return [*map(_use, rule.lines, rule.lines.values()), loss, *_gains(rule), *rival, _open(rule.answers)]
+    gate = [*_gate(rule.answers)]
+    uses = [*map(_use, rule.lines, rule.lines.values())]
+    if len(uses) > (most := _MOST - 2 * len(gate)):
+        uses[most - 1 :] = [f"{len(uses) - most + 1} more directions and stream states: kvbench tune --stream STATE"]
+    return [*uses, loss, *_gains(rule), *gate, *rival, _open(rule.answers)]
 
 
 def _use(kind: Kind, lines: Sequence[Line]) -> str:
-    """Return the lines of a direction and stream state: "h2d latency: sm with 4 SMs up to 4 KiB, 2 from 16 KiB"."""
+    """Return the lines of a kind: "h2d idle: sm with 4 SMs up to 4 KiB, 2 from 16 KiB"."""
     parts: list[str] = []
     before = None
     for line in lines:
@@ -54,10 +59,10 @@ def _use(kind: Kind, lines: Sequence[Line]) -> str:
         alike = before is not None and before.backend == line.choice.backend == "sm" and len(line.choice.axes) == 1
         parts.append(" ".join(filter(None, (dict(line.choice.axes)["sms"] if alike else choice, _ranges(line)))))
         before = line.choice
-    text = f"{kind[0]} {kind[1].quantity}: {', '.join(parts)}"
+    text = f"{kind_words(kind)}: {', '.join(parts)}"
     while len(text) > _LONGEST and len(parts) > 1:
         parts.pop()
-        text = f"{kind[0]} {kind[1].quantity}: {', '.join(parts)} and {len(lines) - len(parts)} more (tune --json)"
+        text = f"{kind_words(kind)}: {', '.join(parts)} and {len(lines) - len(parts)} more (tune --json)"
     return text
 
 
@@ -88,10 +93,29 @@ def _gains(rule: SmallestRule) -> Iterator[str]:
             yield f"Gain: {', '.join(parts)}"
 
 
+def _gate(answers: Sequence[Answer]) -> Iterator[str]:
+    """Yield what batched copies take behind a gate that is closed, against one that is open."""
+    closed, opened = (
+        {
+            (one.direction, one.point): one.time_of(choice)
+            for one in answers
+            if one.state is state and (choice := one.best_of("batched"))
+        }
+        for state in (StreamState.GATED, StreamState.OPENED)
+    )
+    parts = [
+        f"{ends([100 * ratio for ratio in ratios], two_digits)}% ({direction})"
+        for direction in Direction
+        if (ratios := [closed[key] / opened[key] for key in closed.keys() & opened.keys() if key[0] is direction])
+    ]
+    if parts:
+        yield f"batched from the opening of a gate takes {', '.join(parts)} of its time behind an open one"
+
+
 def _rivals(rule: SmallestRule) -> Iterator[str]:
     """Yield the other choice that is nearest to replacing one of the rule."""
     every = [
-        (abs(line.rival[1]), f"{kind[0]} {kind[1].quantity}", line, line.rival)
+        (abs(line.rival[1]), kind_words(kind), line, line.rival)
         for kind, lines in rule.lines.items()
         for line in lines
         if line.rival is not None

@@ -45,6 +45,7 @@ class Load:
             "block_bytes": self.swap.block_bytes,
             "blocks": self.swap.blocks,
             "direction": self.nearest.direction.value,
+            "stream_state": self.nearest.state.value,
             "quantity": self.nearest.state.quantity,
             "choice": str(self.choice),
             "us": round(self.us, 1),

@@ -86,7 +86,12 @@ class SmallestRule:
     def to_plain(self) -> list[dict[str, Any]]:
         """Return the rule as JSON-compatible data."""
         return [
-            {"direction": direction.value, "quantity": state.quantity, **line.to_plain()}
+            {
+                "direction": direction.value,
+                "stream_state": state.value,
+                "quantity": state.quantity,
+                **line.to_plain(),
+            }
             for (direction, state), lines in self.lines.items()
             for line in lines
         ]

@@ -132,10 +132,11 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     def choose(self, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
         """Return the choice for a swap of `blocks` blocks of `block_bytes` (the mean of mixed sizes).
 
-        Without a table for this stream state, use the other state's; None if there is no table for this direction.
+        Without a table for this stream state, use that of the state with the same path, or another's; None if there is
+        no table for this direction.
         """
         tables = {table.stream_state: table for table in self.tables if table.direction is direction}
-        known = next((tables[one] for one in (state, *StreamState) if one in tables), None)
+        known = next((tables[one] for one in (state, state.ungated, *StreamState) if one in tables), None)
         return None if known is None else known.choose(blocks, block_bytes)
 
     def to_toml(self) -> str:

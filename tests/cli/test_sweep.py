@@ -280,6 +280,21 @@ def test_every_kind_of_failure_is_recorded_and_the_other_cells_are_measured(faul
     assert len([text for text in replaced if "replaced" in text]) == 4  # a mismatch leaves the worker in order
 
 
+def test_a_gate_that_never_opens_costs_its_cell_alone(tmp_path: Path) -> None:
+    cells = tiny(backend="per_block", blocks="1,2", stream_state="gated,opened", **HOT)
+    fault = "closed-gate@wait=1 when blocks=1, stream_state=gated"
+    done = kvbench("sweep", *cells, *BRIEF, "--deadline-s=2", "--fault", fault, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 5
+    failed = [(cell_of(failure), failure.kind) for failure in failures(tmp_path / "run")]
+    assert [(cell.blocks, cell.stream_state, kind) for cell, kind in failed] == [(1, "gated", "timeout")]
+    visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit)]
+    assert {cell_of(visit).stream_state.value for visit in visits if cell_of(visit).blocks == 2} == {"gated", "opened"}
+    for visit in visits:
+        held = cell_of(visit).stream_state.pending
+        assert set(visit.samples.pending_before) == set(visit.samples.pending_after) == {int(held)}
+        assert (visit.samples.gpu_us is not None) == held
+
+
 def test_a_failed_cell_has_a_reason_and_no_figures_in_the_summary(faulty: tuple[Done, Path]) -> None:
     table = pd.read_csv(faulty[1] / "summary.csv").set_index("blocks")
     assert table["status"].to_dict() == dict.fromkeys(range(1, 7), "failed") | dict.fromkeys((7, 8), "ok")

@@ -16,7 +16,7 @@ def test_it_measures_answers_and_writes_what_it_is_asked_for(tmp_path: Path) -> 
     slow = "--fault=slow=5000 when backend!=batched"
     done = kvbench("tune", *SMALL, slow, "-o", "run", "-p", "mine.toml", "--export", "json=all.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "h2d latency: batched\nh2d sustained: batched\n" in done.stdout
+    assert "h2d idle: batched\nh2d sustained: batched\n" in done.stdout
     answers = json.loads((tmp_path / "all.json").read_text())["answers"]
     assert {answer["quantity"] for answer in answers} == {"latency", "sustained"}
     assert {answer["choice"] for answer in answers} == {"batched"}
@@ -25,7 +25,8 @@ def test_it_measures_answers_and_writes_what_it_is_asked_for(tmp_path: Path) -> 
     assert {table.stream_state for table in tables} == {StreamState.IDLE, StreamState.SUSTAINED}
     run = load_run(tmp_path / "run")
     assert run.info.status == "complete"
-    assert not {visit.cell.backend for visit in run.records if hasattr(visit, "samples")} - {"batched", "per_block"}
+    measured = {visit.cell.backend for visit in run.records if hasattr(visit, "samples")}
+    assert measured <= {"batched", "merged", "per_block"}
 
     again = kvbench("tune", "run", "--export", "json", cwd=tmp_path)
     assert json.loads(again.stdout)["answers"] == answers
@@ -47,10 +48,22 @@ def test_what_goes_to_stdout_is_alone_there(tmp_path: Path) -> None:
 
 def test_it_answers_from_what_did_not_fail_and_says_that_something_did(tmp_path: Path) -> None:
     done = kvbench(
-        "tune", *SMALL, "--fault=corrupt@descriptor=1 when backend=per_block", "--json", "-o", "run", cwd=tmp_path
+        "tune", *SMALL, "--fault=corrupt@descriptor=1 when backend!=batched", "--json", "-o", "run", cwd=tmp_path
     )
     assert done.returncode == 5, done.stderr
     assert {answer["choice"] for answer in json.loads(done.stdout)["answers"]} == {"batched"}
+
+
+def test_it_answers_for_one_stream_state(tmp_path: Path) -> None:
+    some = ("--backends", "batched,per_block", "--json", "-o", "run")
+    done = kvbench("tune", *SMALL, *some, "--stream", "gated", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {answer["stream_state"] for answer in json.loads(done.stdout)["answers"]} == {"gated"}
+    assert "h2d gated: " in kvbench("tune", "run", "--stream", "gated", cwd=tmp_path).stdout
+    none = kvbench("tune", "run", "--stream", "idle", cwd=tmp_path)
+    assert (none.returncode, "no swap was measured on an idle stream" in error_line(none)) == (2, True)
+    wrong = kvbench("tune", "--stream", "closed", cwd=tmp_path)
+    assert error_line(wrong) == "--stream closed: not one of idle, busy, gated, opened, sustained"
 
 
 def test_every_model_has_answers(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from statistics import mean, median
 
 import pytest
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.bench import Bench, measure_ceiling
@@ -61,14 +61,37 @@ def test_the_times_of_a_sample_contain_each_other(
     for caller_us, wall_us, cpu_us in zip(samples.caller_us, samples.wall_us, samples.cpu_us, strict=True):
         assert 0 < caller_us <= wall_us
         assert cpu_us <= 1.1 * caller_us + 5
-    assert set(samples.pending_before) == {state is StreamState.BUSY}
+    assert set(samples.pending_before) == {state.pending}
     # 32 MB do not fit through any host link in 20 us.
     assert min(samples.wall_us) > 20
     assert not made.warnings
-    if state is StreamState.BUSY:
+    if state.pending:
         assert middle(made, "gpu_us") < middle(made, "wall_us")
-    if state is StreamState.IDLE:
-        assert samples.gpu_us is None
+    assert (samples.gpu_us is None) == (state.ungated is StreamState.IDLE)
+
+
+@pytest.mark.parametrize("backend", ["batched", "sm"])
+@pytest.mark.parametrize("direction", Direction)
+def test_a_closed_gate_counts_as_pending_work_and_an_open_one_as_none(
+    bench: Bench, backend: str, direction: Direction
+) -> None:
+    """Visited in turn: the states with the same path differ by no more than noise."""
+    times_us: dict[StreamState, list[float]] = {}
+    paths: dict[StreamState, set[EffectivePath]] = {}
+    for _ in range(5):
+        for state in (StreamState.IDLE, StreamState.OPENED, StreamState.BUSY, StreamState.GATED):
+            made = taken(bench, Cell(backend, direction, 1024, 16 * 1024, state, reuse=Reuse.FRESH, pool_bytes=1 << 30))
+            assert not made.warnings
+            assert all(made.samples.pending_after) == state.pending
+            times_us.setdefault(state, []).append(middle(made, state.swap_clock))
+            paths.setdefault(state, set()).add(made.path)
+    gated, busy, opened, idle = (
+        median(times_us[state]) for state in (StreamState.GATED, StreamState.BUSY, StreamState.OPENED, StreamState.IDLE)
+    )
+    assert gated == pytest.approx(busy, rel=0.03)
+    assert opened == pytest.approx(idle, rel=0.05)
+    assert paths[StreamState.GATED] == paths[StreamState.BUSY]
+    assert paths[StreamState.OPENED] == paths[StreamState.IDLE]
 
 
 @pytest.mark.parametrize("direction", Direction)

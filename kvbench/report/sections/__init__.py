@@ -20,6 +20,7 @@ from kvbench.report.sections import (
     runs,
     sm_ladder,
     stages,
+    stream_states,
     threshold,
 )
 from kvbench.report.view import View
@@ -29,6 +30,7 @@ SECTIONS: Final = (
     locality.SECTION,
     runs.SECTION,
     cliff.SECTION,
+    stream_states.SECTION,
     sm_ladder.SECTION,
     engines.SECTION,
     threshold.SECTION,

@@ -11,9 +11,9 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, noun, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import UNCLEAR, Row, a_stream, includes_of, measured_table, rows_of, unsure
+from kvbench.report.tables import UNCLEAR, Row, includes_of, measured_table, rows_of, unsure
 from kvbench.report.view import View
-from kvbench.text import ends
+from kvbench.text import a_stream, ends
 
 _RACE: Final = (
     "† ANY on d2h lets the driver read the source before earlier work on the stream has finished: use it only where no "

@@ -23,7 +23,6 @@ from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
 from kvbench.report.tables import (
     Row,
-    a_stream,
     grid_table,
     grouped,
     includes_of,
@@ -33,7 +32,7 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
-from kvbench.text import ends, short
+from kvbench.text import a_stream, ends, short
 from kvbench.tune.table import AUTO
 from kvbench.units import two_digits
 

@@ -10,9 +10,10 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import TIMES, count, faster_words, figure, size
 from kvbench.report.select import DIRECTIONS, SERIES, SIDE_AXES
-from kvbench.report.tables import UNCLEAR, Row, a_stream, measured_table, rows_of, unsure
+from kvbench.report.tables import UNCLEAR, Row, measured_table, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
+from kvbench.text import a_stream
 
 _SHAPE: Final = ("blocks", "block_bytes", "pattern")
 _SHARED: Final = (*SERIES, *(axis for axis in SIDE_AXES if axis not in (*_SHAPE, "coalesce")))

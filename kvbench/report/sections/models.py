@@ -20,7 +20,6 @@ from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
     Row,
-    a_stream,
     chart_words,
     fastest_marked,
     includes,
@@ -34,7 +33,7 @@ from kvbench.report.tables import (
     with_sms,
 )
 from kvbench.report.view import View, ceiling_of
-from kvbench.text import short
+from kvbench.text import a_stream, short
 
 SINGLE: Final = "per_block"
 _WORDS: Final = (

@@ -7,8 +7,9 @@ from kvbench.report.curves import RateCurve, RateCurves, curve_chart, ladder_cur
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.select import where
-from kvbench.report.tables import a_stream, grouped, includes_of, measured_table, rate, rows_of, shown
+from kvbench.report.tables import grouped, includes_of, measured_table, rate, rows_of, shown
 from kvbench.report.view import View
+from kvbench.text import a_stream
 
 _WEIGHT = 0.2  # a sentence on what suffices tells no effect
 _BOLD = (

@@ -11,8 +11,9 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import BATCHED, where
-from kvbench.report.tables import MARKS, a_stream, fastest_marked, includes_of, measured_table, rate, rows_of, with_sms
+from kvbench.report.tables import MARKS, fastest_marked, includes_of, measured_table, rate, rows_of, with_sms
 from kvbench.report.view import View
+from kvbench.text import a_stream
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2

@@ -44,7 +44,7 @@ from tests.swaps import POISON, aligned_swap, mixed_swap, run_and_compare
 MIXED_SIZES = [*range(1, 130), 255, 576, 656, 1000, 4095, 4096, 4097, 24_576, 25_088, 65_537, 1 << 20, (1 << 20) - 3]
 RIGHT = (0, 0, None)
 BACKENDS: list[Backend] = [PerBlock(), Batched()]
-IDLE, BUSY = STREAM_STATES.values()
+IDLE, BUSY = STREAM_STATES[StreamState.IDLE], STREAM_STATES[StreamState.BUSY]
 H2D, D2H = (DIRECTIONS[direction] for direction in Direction)
 DELAY_US = 100_000
 ROOM = 1 << 16

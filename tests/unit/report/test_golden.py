@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from kvbench.cells.axes import Direction, Neighbour, Order, Reuse
+from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
@@ -59,7 +59,11 @@ def cells() -> list[Cell]:
         Cell("vllm_batch", Direction.H2D, 256, 4096, order=Order.ANY),
         Cell("vllm_triton", Direction.H2D, 256, 4096),
     ]
-    groups = (cliff, ladder, orders, merging, queues, models, auto, locality, runs, engines)
+    gates = [
+        replace(batch, blocks=256, stream_state=state, coalesce=None, descriptors_per_call=None)
+        for state in (StreamState.GATED, StreamState.OPENED)
+    ]
+    groups = (cliff, ladder, orders, merging, queues, models, auto, locality, runs, engines, gates)
     return list(dict.fromkeys(cell for group in groups for cell in group))
 
 

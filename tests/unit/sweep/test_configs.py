@@ -27,6 +27,7 @@ NAMES = (
     "quick",
     "runs",
     "sm-ladder",
+    "streams",
     "threshold",
     "tune",
 )

@@ -140,7 +140,7 @@ def test_the_command_writes_a_policy(tmp_path: Path) -> None:
     run, policy = run_of(tmp_path).path, tmp_path / "policy.toml"
     done = CliRunner().invoke(app, ["tune", str(run), "-p", str(policy)])
     assert done.exit_code == 0, done.output
-    assert "h2d latency: sm with 2 SMs up to 16 KiB, batched from 64 KiB\n" in done.output
+    assert "h2d idle: sm with 2 SMs up to 16 KiB, batched from 64 KiB\n" in done.output
     assert load_policy(policy).tables[0].choices[0] == ("sm sms=2", "sm sms=2")
 
 

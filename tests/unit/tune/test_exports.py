@@ -15,7 +15,7 @@ from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
 from kvbench.tune.answer import answers_of
-from kvbench.tune.exports import ENGINES, Export, export
+from kvbench.tune.exports import ENGINES, Export, break_even, export
 from tests import synthetic
 
 KIB = 1024
@@ -138,6 +138,29 @@ def test_no_other_backend_stands_for_an_engines_own(tmp_path: Path) -> None:
     stand_in = [replace(cell, backend="triton") if cell.backend == "vllm_triton" else cell for cell in cells()]
     with pytest.raises(UsageError, match="requires cells of vLLM's own code"):
         vllm(run_of(tmp_path, stand_in))
+
+
+def test_an_export_for_loads_behind_a_gate_says_when_the_open_gate_would_decide(tmp_path: Path) -> None:
+    def by_gate(cell: Cell) -> float:
+        """Behind a closed gate few SMs suffice; behind an open one only many do."""
+        fast = cell.backend == "vllm_triton" and cell.sms == (8 if cell.stream_state is StreamState.GATED else 32)
+        return 50.0 if fast else 10.0 if cell.sms == 12 else 5.0
+
+    states = StreamState.GATED, StreamState.OPENED
+    made = vllm(run_of(tmp_path, [cell for state in states for cell in cells(state=state)], by_gate))
+    assert changed(made)["NUM_SMS"] == 8
+    assert any("gated stream" in line for line in made.about)
+    shares = [re.search(r"more than (\d+)% of the loads find the gate closed", note) for note in made.notes]
+    assert [int(found[1]) for found in shares if found] == [50]
+    alike = vllm(run_of(tmp_path / "alike", [cell for state in states for cell in cells(state=state)]))
+    assert any("the same whether a load finds the gate closed or open" in note for note in alike.notes)
+
+
+@pytest.mark.parametrize(("gated_loss", "opened_loss", "share"), [(0.3, 0.1, 0.25), (0.1, 0.0, 0.0), (-0.1, 0.2, 1.0)])
+def test_the_share_of_closed_gates_from_which_a_choice_is_right(
+    gated_loss: float, opened_loss: float, share: float
+) -> None:
+    assert break_even(gated_loss, opened_loss) == pytest.approx(share)
 
 
 def test_an_export_is_written_twice_and_not_over_other_content(tmp_path: Path) -> None:
