@@ -32,6 +32,7 @@ void resources(nb::module_& m);
 void verification(nb::module_& m);
 void swaps(nb::module_& m);
 void sm_kernels(nb::module_& m);
+void copier(nb::module_& m);
 void timing(nb::module_& m);
 void probe(nb::module_& m);
 

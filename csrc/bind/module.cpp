@@ -13,6 +13,7 @@ NB_MODULE(_engine, m) {
   bind::verification(m);
   bind::swaps(m);
   bind::sm_kernels(m);
+  bind::copier(m);
   bind::timing(m);
   bind::probe(m);
 }

@@ -89,6 +89,14 @@ class CudaDriver final : public Driver {
     }
   }
 
+  Place place_of(Address address) override {
+    unsigned type = 0;
+    const Result result = api_.pointer_get_attribute(&type, cuda::kPointerMemoryType, address);
+    if (result == cuda::kErrorInvalidValue) return Place::pageable;
+    check(result, "cuPointerGetAttribute");
+    return type == cuda::kMemoryTypeHost ? Place::pinned : Place::device;
+  }
+
   Stream create_stream(Priority priority) override {
     bind();
     int least = 0;  // a smaller number has the higher priority; 0 is the default

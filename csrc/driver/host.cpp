@@ -156,13 +156,29 @@ class PlainHostDriver final : public HostDriver {
 
   void bind_thread() override {}
 
-  Memory allocate(MemoryKind, std::size_t bytes) override {
+  Memory allocate(MemoryKind kind, std::size_t bytes) override {
     void* pointer = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (pointer == MAP_FAILED) throw DriverError("mmap", "ENOMEM");
-    return {reinterpret_cast<Address>(pointer), reinterpret_cast<Address>(pointer)};
+    const auto address = reinterpret_cast<Address>(pointer);
+    const std::lock_guard lock(places_);
+    allocated_[address] = {bytes, kind};
+    return {address, address};
   }
   void release(MemoryKind, const Memory& memory, std::size_t bytes) noexcept override {
+    {
+      const std::lock_guard lock(places_);
+      allocated_.erase(memory.address);
+    }
     munmap(reinterpret_cast<void*>(memory.address), bytes);
+  }
+
+  Place place_of(Address address) override {
+    const std::lock_guard lock(places_);
+    const auto after = allocated_.upper_bound(address);
+    if (after == allocated_.begin()) return Place::pageable;
+    const auto& [start, memory] = *std::prev(after);
+    if (address >= start + memory.bytes) return Place::pageable;
+    return memory.kind == MemoryKind::device ? Place::device : Place::pinned;
   }
 
   Stream create_stream(Priority) override { return reinterpret_cast<Stream>(new HostStream); }
@@ -362,6 +378,12 @@ class PlainHostDriver final : public HostDriver {
   std::uint64_t calls_ = 0;
   std::uint64_t descriptors_ = 0;
   std::uint64_t waits_ = 0;
+  struct Allocated {
+    std::size_t bytes = 0;
+    MemoryKind kind = MemoryKind::device;
+  };
+  std::mutex places_;
+  std::map<Address, Allocated> allocated_;
   std::map<Address, std::size_t> registered_;
   std::optional<Stream> capturing_;
   std::optional<HostStream> default_stream_;

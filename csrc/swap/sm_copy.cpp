@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <limits>
 #include <stdexcept>
 #include <utility>
@@ -127,78 +128,99 @@ struct Slot {
   OwnedEvent done;
 };
 
-/// A launch of the kernel over a list: the common part of the two ways of passing the list.
-class SmSwap : public Swap {
+/// Launches the kernel over lists. A short list is passed with the launch, which copies it. A longer one is written
+/// into a slot of pinned memory, from which the kernel reads it.
+class SmQueue {
  public:
-  SmSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
-      : kernel_(std::move(kernel)), listing_(std::move(listing)), sms_(sms) {}
+  SmQueue(std::shared_ptr<const SmKernel> kernel, SmOptions options)
+      : kernel_(std::move(kernel)),
+        sms_(options.sms),
+        inline_up_to_(std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)) {}
 
-  std::size_t calls() const override { return 1; }
-  std::size_t descriptors() const override { return listing_->descriptors(); }
-
- protected:
-  std::shared_ptr<const SmKernel> kernel_;
-  std::unique_ptr<Listing> listing_;
-  unsigned sms_;
-};
-
-/// The list is passed with the launch, which copies it, so no buffer stays in flight.
-class InlineSwap final : public SmSwap {
- public:
-  InlineSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
-      : SmSwap(std::move(kernel), std::move(listing), sms) {
-    arguments_.list = listing_->head();
-  }
-
-  void submit(Stream stream) override {
-    refuse_legacy_stream(stream);
-    if (arguments_.list.pieces == 0) return;
-    listing_->write(arguments_.table);
-    std::array<void*, 1> arguments{&arguments_};
-    kernel_->launch(true, std::min(arguments_.list.pieces, sms_), arguments.data(), stream);
-  }
-
- private:
-  InlineList arguments_{};
-};
-
-/// The list is in pinned memory, from which the kernel reads it.
-class ListedSwap final : public SmSwap {
- public:
-  ListedSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, unsigned sms)
-      : SmSwap(std::move(kernel), std::move(listing), sms) {
+  /// Makes slots for lists of this size.
+  void reserve(std::size_t table_bytes) {
+    if (table_bytes <= inline_up_to_) return;
     for (auto& slot : slots_) {
-      slot = std::make_unique<Slot>(kernel_->driver(), listing_->table_bytes());
+      if (slot && slot->pinned.bytes() >= table_bytes) continue;
+      if (slot) slot->done.wait();
+      slot = std::make_unique<Slot>(kernel_->driver(), std::bit_ceil(table_bytes));
     }
   }
 
-  /// The list goes into the least recently used slot, after the launch that read it has completed.
-  void submit(Stream stream) override {
+  void launch(const Listing& listing, Stream stream) {
     refuse_legacy_stream(stream);
-    next_ = (next_ + 1) % slots_.size();
-    Slot& slot = *slots_[next_];
-    slot.done.wait();
-    listing_->write(reinterpret_cast<void*>(slot.pinned.address()));
-    List list = listing_->head();
-    list.table = slot.pinned.device_address();
-    std::array<void*, 1> arguments{&list};
-    // Additional thread blocks without pieces would only start and end.
-    kernel_->launch(false, std::min(list.pieces, sms_), arguments.data(), stream);
-    slot.done.record(stream);
+    if (listing.head().pieces == 0) return;
+    listing.table_bytes() <= inline_up_to_ ? launch_inline(listing, stream) : launch_listed(listing, stream);
   }
 
  private:
+  void launch_inline(const Listing& listing, Stream stream) {
+    inline_.list = listing.head();
+    listing.write(inline_.table);
+    std::array<void*, 1> arguments{&inline_};
+    kernel_->launch(true, grid(listing), arguments.data(), stream);
+  }
+
+  /// The list goes into the least recently used slot, after the launch that read it has completed.
+  void launch_listed(const Listing& listing, Stream stream) {
+    next_ = (next_ + 1) % slots_.size();
+    Slot& slot = *slots_[next_];
+    slot.done.wait();
+    listing.write(reinterpret_cast<void*>(slot.pinned.address()));
+    List list = listing.head();
+    list.table = slot.pinned.device_address();
+    std::array<void*, 1> arguments{&list};
+    kernel_->launch(false, grid(listing), arguments.data(), stream);
+    slot.done.record(stream);
+  }
+
+  /// Additional thread blocks without pieces would only start and end.
+  [[nodiscard]] unsigned grid(const Listing& listing) const { return std::min(listing.head().pieces, sms_); }
+
+  std::shared_ptr<const SmKernel> kernel_;
+  unsigned sms_;
+  std::size_t inline_up_to_;
+  InlineList inline_{};
   std::array<std::unique_ptr<Slot>, 2> slots_;
   std::size_t next_ = 0;
 };
 
-std::unique_ptr<Swap> make(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing,
-                           SmOptions options) {
-  if (listing->table_bytes() <= std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)) {
-    return std::make_unique<InlineSwap>(std::move(kernel), std::move(listing), options.sms);
+class SmSwap final : public Swap {
+ public:
+  SmSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, SmOptions options)
+      : listing_(std::move(listing)), queue_(std::move(kernel), options) {
+    queue_.reserve(listing_->table_bytes());
   }
-  return std::make_unique<ListedSwap>(std::move(kernel), std::move(listing), options.sms);
-}
+
+  void submit(Stream stream) override { queue_.launch(*listing_, stream); }
+  std::size_t calls() const override { return 1; }
+  std::size_t descriptors() const override { return listing_->descriptors(); }
+
+ private:
+  std::unique_ptr<Listing> listing_;
+  SmQueue queue_;
+};
+
+class SmCopier final : public ListCopier {
+ public:
+  SmCopier(std::shared_ptr<const SmKernel> kernel, SmOptions options)
+      : piece_bytes_(kernel->shape().piece_bytes), direction_(options.direction), queue_(std::move(kernel), options) {}
+
+  void copy(const Descriptors& descriptors, Stream stream) override {
+    const DescriptorListing listing(descriptors, piece_bytes_, direction_);
+    queue_.reserve(listing.table_bytes());
+    queue_.launch(listing, stream);
+    count_ = descriptors.size();
+  }
+  std::size_t calls() const override { return 1; }
+  std::size_t descriptors() const override { return count_; }
+
+ private:
+  std::size_t count_ = 0;
+  std::size_t piece_bytes_;
+  Direction direction_;
+  SmQueue queue_;
+};
 
 }  // namespace
 
@@ -217,13 +239,18 @@ void SmKernel::launch(bool comes_inline, unsigned sms, void** arguments, Stream 
 
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descriptors descriptors, SmOptions options) {
   const std::size_t piece_bytes = kernel->shape().piece_bytes;
-  return make(std::move(kernel), std::make_unique<DescriptorListing>(descriptors, piece_bytes, options.direction),
-              options);
+  auto listing = std::make_unique<DescriptorListing>(descriptors, piece_bytes, options.direction);
+  return std::make_unique<SmSwap>(std::move(kernel), std::move(listing), options);
 }
 
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options) {
   const std::size_t piece_bytes = kernel->shape().piece_bytes;
-  return make(std::move(kernel), std::make_unique<TensorListing>(blocks, piece_bytes, options.direction), options);
+  auto listing = std::make_unique<TensorListing>(blocks, piece_bytes, options.direction);
+  return std::make_unique<SmSwap>(std::move(kernel), std::move(listing), options);
+}
+
+std::unique_ptr<ListCopier> make_sm_copier(std::shared_ptr<const SmKernel> kernel, SmOptions options) {
+  return std::make_unique<SmCopier>(std::move(kernel), options);
 }
 
 }  // namespace kvbench

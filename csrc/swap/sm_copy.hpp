@@ -61,6 +61,9 @@ struct SmOptions {
 /// One kernel launch that copies every descriptor.
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descriptors descriptors, SmOptions options);
 
+/// The same for lists that differ. Its slots of pinned memory grow with the longest list.
+std::unique_ptr<ListCopier> make_sm_copier(std::shared_ptr<const SmKernel> kernel, SmOptions options);
+
 /// The same for blocks of tensors, whose list is shorter by a factor of the number of tensors.
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options);
 

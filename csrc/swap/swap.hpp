@@ -48,6 +48,21 @@ class Swap {
   [[nodiscard]] virtual bool fell_back() const { return false; }
 };
 
+/// One way to copy lists that differ from call to call; for one thread at a time.
+class ListCopier {
+ public:
+  ListCopier() = default;
+  ListCopier(const ListCopier&) = delete;
+  ListCopier& operator=(const ListCopier&) = delete;
+  virtual ~ListCopier() = default;
+
+  /// As Swap::submit(), for these descriptors, whose arrays may change when it returns.
+  virtual void copy(const Descriptors& descriptors, Stream stream) = 0;
+  /// Driver calls of the last list, and the descriptors that were handed to them.
+  [[nodiscard]] virtual std::size_t calls() const = 0;
+  [[nodiscard]] virtual std::size_t descriptors() const = 0;
+};
+
 /// Rejects the legacy default stream (handles 0 and 1), for which cuMemcpyBatchAsync returns only
 /// CUDA_ERROR_INVALID_VALUE.
 void refuse_legacy_stream(Stream stream);
@@ -58,6 +73,7 @@ std::unique_ptr<Swap> make_per_block(std::shared_ptr<Driver> driver, Descriptors
 struct BatchOptions {
   BatchAttributes attributes{};
   std::size_t descriptors_per_call = 0;  ///< maximum descriptors per call, 0: no limit
+  bool sliced = false;                   ///< as many descriptors per call as serve a list of its length best
   bool by_host_address = false;          ///< submit in ascending order of the host side's addresses
   bool merge = false;                    ///< make consecutive descriptors that are adjacent on both sides one
   std::uint64_t prime_ns = 0;            ///< length of the delay before a primed call on an idle stream
@@ -67,6 +83,10 @@ struct BatchOptions {
 /// cuMemcpyBatchAsync, or single copies if the driver does not have it (then fell_back()).
 std::unique_ptr<Swap> make_batched(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction,
                                    BatchOptions options);
+
+/// The same for lists that differ.
+std::unique_ptr<ListCopier> make_batch_copier(std::shared_ptr<Driver> driver, Direction direction,
+                                              BatchOptions options);
 
 /// Merges consecutive descriptors that are adjacent on both sides; `first` receives the index of each merged entry's
 /// first descriptor. The vectors of `merged` and `first` are reused.

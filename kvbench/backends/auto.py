@@ -4,8 +4,11 @@ from dataclasses import replace
 from typing import Final
 
 from kvbench.backends.base import PreparedSwap, SwapRequest, backend_named, facts_of
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.backends.copier import COPIES, copier_for
+from kvbench.backends.sm import Sm
+from kvbench.cells.axes import DEFAULT_ORDER, Direction, Order, StreamState
 from kvbench.cells.facts import DeviceFacts
+from kvbench.engine.device import BlockCopier, Device, Swap, copier_swap
 from kvbench.sweep.plan import with_usual
 from kvbench.tune.table import AUTO, NO_POLICY, Choice, Policy, Table
 from kvbench.units import KIB
@@ -44,6 +47,9 @@ class Auto:
     name = AUTO
     summary = "chooses backend and parameters for every swap by a policy measured on this device"
 
+    def __init__(self) -> None:
+        self._copiers: list[tuple[Device, Policy | None, BlockCopier]] = []
+
     def axes(self, device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory"} if device.kind == "cuda" else ())
 
@@ -57,7 +63,26 @@ class Auto:
         chosen = backend_named(choice.backend)
         assert chosen is not None  # an uninstalled backend is never chosen
         prepared = chosen.create(replace(request, cell=cell))
+        if choice.backend in (*COPIES, Sm.name) and _has_lists(request):
+            prepared = replace(prepared, swap=self._swap(request))
         return replace(prepared, chosen=str(choice), warnings=(*prepared.warnings, *warnings))
+
+    def _swap(self, request: SwapRequest) -> Swap:
+        """Return the swap as `kvbench.copy` makes it."""
+        device, policy, memory = request.device, request.policy, request.memory
+        if not self._copiers or self._copiers[0][:2] != (device, policy):
+            policies = (policy, DEFAULTS) if policy else (DEFAULTS,)
+            self._copiers = [(device, policy, copier_for(device, policies))]
+        order = request.cell.order or DEFAULT_ORDER[request.cell.direction]
+        return copier_swap(self._copiers[0][2], memory.sources, memory.destinations, memory.sizes, order is Order.ANY)
+
+
+def _has_lists(request: SwapRequest) -> bool:
+    """Whether the swap is a list to the copier, which chooses when it is submitted.
+
+    Tensors have a shorter list for kernels, and of swaps one behind the other the first would be another choice.
+    """
+    return not request.memory.grids and request.cell.stream_state is not StreamState.SUSTAINED
 
 
 def _choose(request: SwapRequest, here: DeviceFacts) -> tuple[Choice, tuple[str, ...]]:

@@ -1,6 +1,5 @@
 """The driver's batched copy: all descriptors in one call, or a limited number per call."""
 
-from math import sqrt
 from typing import Final
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
@@ -11,17 +10,6 @@ from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, batched
 # Up to this block size the driver copies on the CPU: observed with driver 580 on an H200, see the cliff in reports/.
 CPU_INLINE_UP_TO_BYTES: Final = 24 * 1024
 PRIME_NS: Final = 2000
-MIN_SLICE: Final = 32
-
-
-def slice_of(blocks: int) -> int:
-    """Return the descriptors per call of a sliced submission of `blocks` descriptors.
-
-    The copy engine starts when a call returns. Each additional slice costs some host time, and no copying hides the
-    submission of the last slice. The sum of both costs is minimal if the slice grows with the square root of the number
-    of blocks; the factor was the best on an H200 with driver 580.
-    """
-    return max(MIN_SLICE, round(2 * sqrt(blocks)))
 
 
 class Batched:
@@ -40,7 +28,7 @@ class Batched:
         return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        return _prepared(request, request.cell.descriptors_per_call or 0)
+        return _prepared(request)
 
 
 class Primed(Batched):
@@ -63,7 +51,7 @@ class Primed(Batched):
         return None if device.batch_entry else "the driver has no batched copy to prime"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        return _prepared(request, slice_of(len(request.memory.sizes)), primed=True)
+        return _prepared(request, sliced=True)
 
 
 class Merged(Primed):
@@ -83,24 +71,12 @@ class Merged(Primed):
         return None if device.batch_entry else "the driver has no batched copy"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        return _prepared(
-            request,
-            slice_of(len(request.memory.sizes)),
-            primed=request.device.is_cuda,
-            by_host_address=True,
-            merge=True,
-        )
+        return _prepared(request, sliced=True, merged=True)
 
 
-def _prepared(
-    request: SwapRequest,
-    descriptors_per_call: int,
-    *,
-    primed: bool = False,
-    by_host_address: bool = False,
-    merge: bool = False,
-) -> PreparedSwap:
+def _prepared(request: SwapRequest, *, sliced: bool = False, merged: bool = False) -> PreparedSwap:
     cell, memory = request.cell, request.memory
+    primed = sliced and request.device.is_cuda and cell.direction is Direction.H2D
     swap = batched(
         request.device.driver,
         memory.sources,
@@ -109,11 +85,12 @@ def _prepared(
         DIRECTIONS[cell.direction],
         order=ACCESS_ORDERS[cell.order or Order.STREAM],
         prefer_overlap=bool(cell.overlap),
-        descriptors_per_call=descriptors_per_call,
-        by_host_address=by_host_address,
-        merge=merge or bool(cell.coalesce),
+        descriptors_per_call=cell.descriptors_per_call or 0,
+        sliced=sliced,
+        by_host_address=merged,
+        merge=merged or bool(cell.coalesce),
         prime_ns=PRIME_NS,
-        prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if primed and cell.direction is Direction.H2D else 0,
+        prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if primed else 0,
     )
     mechanism = Mechanism.BATCHED_COPY if request.device.is_cuda else Mechanism.HOST_THREAD
     return PreparedSwap(swap, Mechanism.FALLBACK if swap.fell_back else mechanism)

@@ -93,9 +93,10 @@ class Sm:
         bits = _bits(memory.kernel_sources) | _bits(memory.kernel_destinations) | _bits(memory.sizes)
         compute = 10 * info.compute_major + info.compute_minor
         shape = shape_for(request.cell, int(memory.sizes.max()), bits, compute, info.shared_bytes)
-        return _prepared(request, self._kernel(request.device, shape))
+        return _prepared(request, self.kernel(request.device, shape))
 
-    def _kernel(self, device: Device, shape: KernelShape) -> SmKernel:
+    def kernel(self, device: Device, shape: KernelShape) -> SmKernel:
+        """Return the kernel of a shape, compiled and loaded once for a device."""
         if self._device is not device:
             self._device, self._kernels = device, {}
         if shape not in self._kernels:

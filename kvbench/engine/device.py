@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 import kvbench._engine
 from kvbench._engine import Audit as Audit
+from kvbench._engine import BlockCopier as BlockCopier
 from kvbench._engine import Buffer as Buffer
+from kvbench._engine import CopyTable as CopyTable
+from kvbench._engine import CopyWay as CopyWay
 from kvbench._engine import EngineError as EngineError
 from kvbench._engine import Event as Event
 from kvbench._engine import MemoryKind as MemoryKind
@@ -28,6 +31,7 @@ from kvbench._engine import audit_value as audit_value
 from kvbench._engine import audit_words as audit_words
 from kvbench._engine import batched as batched
 from kvbench._engine import begin_capture as begin_capture
+from kvbench._engine import copier_swap as copier_swap
 from kvbench._engine import copy as copy
 from kvbench._engine import copy_arrays as copy_arrays
 from kvbench._engine import count_cuda_devices as count_cuda_devices

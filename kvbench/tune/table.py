@@ -29,6 +29,12 @@ CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
 _USUAL: Final = {name: axis.usual or axis.show(axis.unused) for name, axis in AXES.items()}
 MAX_VALUES: Final = 64  # per axis of a table
 
+# Stream states in which the driver takes the same path, by how well one serves for another.
+_ALIKE: Final = (
+    (StreamState.IDLE, StreamState.OPENED),
+    (StreamState.GATED, StreamState.BUSY, StreamState.SUSTAINED),
+)
+
 _Blocks = Annotated[int, msgspec.Meta(ge=1, le=10**8)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**34)]
 _Values = msgspec.Meta(min_length=1, max_length=MAX_VALUES)
@@ -129,14 +135,21 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         if len(set(kinds)) < len(kinds):
             raise ValueError("two tables have the same direction and stream state")
 
+    def table(self, direction: Direction, state: StreamState) -> Table | None:
+        """Return the table for a stream state, else for one that is alike (something pending, or nothing), else any.
+
+        None if there is no table for this direction.
+        """
+        tables = {table.stream_state: table for table in self.tables if table.direction is direction}
+        alike = next(states for states in _ALIKE if state in states)
+        return next((tables[one] for one in (state, *alike, *StreamState) if one in tables), None)
+
     def choose(self, direction: Direction, state: StreamState, blocks: int, block_bytes: float) -> Choice | None:
         """Return the choice for a swap of `blocks` blocks of `block_bytes` (the mean of mixed sizes).
 
-        Without a table for this stream state, use that of the state with the same path, or another's; None if there is
-        no table for this direction.
+        None if there is no table for this direction.
         """
-        tables = {table.stream_state: table for table in self.tables if table.direction is direction}
-        known = next((tables[one] for one in (state, state.ungated, *StreamState) if one in tables), None)
+        known = self.table(direction, state)
         return None if known is None else known.choose(blocks, block_bytes)
 
     def to_toml(self) -> str:

@@ -71,7 +71,7 @@ def test_a_policy_is_made_of_a_run_and_shown(fitted: Path) -> None:
     in_full = kvbench_here("tune", "first", "--table", cwd=fitted).stdout
     for text in ("16 KiB", *table.choices[0]):
         assert text in in_full
-    for text in ("h2d latency", "Open for 4 of 4 sizes and counts"):
+    for text in ("h2d idle", "Open for 4 of 4 sizes and counts"):
         assert text in shown.stdout
     told = json.loads(kvbench_here("tune", "first", "--json", cwd=fitted).stdout)
     chosen = {(one["block_bytes"], one["blocks"]): one["choice"] for one in told["answers"]}

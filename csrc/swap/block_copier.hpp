@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "swap/sm_copy.hpp"
+#include "swap/swap.hpp"
+
+namespace kvbench {
+
+/// One way to copy: by kernel if `sms` is not 0, otherwise by batched calls with `batch`, whose access order comes with
+/// each list. `bulk` takes lists whose addresses and sizes are multiples of 16, `lanes` every list; `bulk` may be null.
+struct CopyWay {
+  unsigned sms = 0;
+  std::shared_ptr<const SmKernel> bulk;
+  std::shared_ptr<const SmKernel> lanes;
+  std::size_t inline_up_to = 0;
+  BatchOptions batch;
+};
+
+/// Which way serves which lists in one direction, on an idle stream or behind pending work: `ways` has a row of
+/// count_limits.size() + 1 ways for each of size_limits.size() + 1 ranges of block sizes. A limit is the largest mean
+/// block size, or number of blocks, of its range; limits ascend.
+struct CopyTable {
+  Direction direction = Direction::h2d;
+  bool pending = false;
+  std::vector<double> size_limits;
+  std::vector<double> count_limits;
+  std::vector<std::size_t> ways;
+};
+
+/// Copies lists of blocks between pinned host memory and its device, each in the way that a table names. For one thread
+/// at a time; lists on different streams are ordered by their streams alone.
+class BlockCopier {
+ public:
+  /// Throws std::invalid_argument for tables that name ways which are not there, or that have no row for a direction.
+  BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables);
+  BlockCopier(const BlockCopier&) = delete;
+  BlockCopier& operator=(const BlockCopier&) = delete;
+  ~BlockCopier() = default;
+
+  /// Submits one list to `stream` and returns without waiting; its arrays may change as soon as it returns. Entries of
+  /// 0 bytes copy nothing. Throws DriverError, and std::invalid_argument for a list whose first entry does not have
+  /// exactly one side on the device and one in pinned memory.
+  void copy(Descriptors descriptors, bool source_order_any, Stream stream);
+  /// What copied the last list; null before the first.
+  [[nodiscard]] const ListCopier* last() const { return last_; }
+
+ private:
+  struct Key {
+    std::size_t way;
+    Direction direction;
+    bool any;
+    bool bulk;
+    auto operator<=>(const Key&) const = default;
+  };
+
+  [[nodiscard]] Direction direction_of(const Descriptors& descriptors) const;
+  [[nodiscard]] std::size_t way_of(const Descriptors& descriptors, Direction direction, Stream stream) const;
+  [[nodiscard]] ListCopier& copier(const Key& key);
+  Descriptors without_empty(const Descriptors& descriptors);
+
+  std::shared_ptr<Driver> driver_;
+  std::vector<CopyWay> ways_;
+  std::vector<CopyTable> tables_;
+  std::map<Key, std::unique_ptr<ListCopier>> copiers_;
+  DescriptorList filled_;
+  const ListCopier* last_ = nullptr;
+};
+
+}  // namespace kvbench

@@ -1,0 +1,39 @@
+"""Copy lists of KV blocks from an engine, each list in the way that is the fastest for it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kvbench.backends.auto import DEFAULTS
+from kvbench.backends.copier import copier_for
+from kvbench.engine.device import open_device, resolve_device
+from kvbench.engine.faults import FaultPlan
+from kvbench.tune.table import load_policy
+
+
+class BlockCopier:
+    """Copies lists of blocks between pinned host memory and a GPU, in the way that a policy names for each.
+
+    `device` is "cuda:N", "cpu" or "auto"; `policy` a file that `kvbench tune -p` wrote, without which built-in defaults
+    serve. The way depends on the direction, on whether work is pending on the stream, on the mean block size and on the
+    number of blocks. Raises UsageError for a device or policy that is not valid, EngineError where the driver fails.
+
+    One instance serves one thread at a time; instances are independent. The GPU's primary context is used, which is
+    also PyTorch's.
+    """
+
+    copy: Callable[..., None]
+    """Submit a list: `copy(sources, destinations, sizes, stream, *, source_order_any=False)`.
+
+    `sources` and `destinations` are addresses, `sizes` bytes: contiguous CPU tensors or NumPy arrays of 64-bit integers
+    of one length, of one direction. `stream` is a torch stream or the handle of a CUDA stream. The call returns when
+    the list is submitted; the arrays may change from then on, the blocks once the stream has passed. Destinations must
+    not overlap. `source_order_any` lets the driver read sources ahead of earlier work on the stream. Raises ValueError
+    for an invalid list, TypeError for arrays of another type, EngineError where the driver fails or for the legacy
+    default stream; a part of the list may have been submitted then.
+    """
+
+    def __init__(self, device: str = "auto", policy: Path | str | None = None) -> None:
+        opened = open_device(resolve_device(device), FaultPlan())
+        policies = (DEFAULTS,) if policy is None else (load_policy(Path(policy)), DEFAULTS)
+        # The engine's own method: no Python code runs in a call.
+        self.copy = copier_for(opened, policies).copy

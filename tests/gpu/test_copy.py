@@ -1,0 +1,115 @@
+"""`kvbench.copy.BlockCopier` on a GPU: right bytes, arrays that change, threads, and no growth."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from kvbench.cells.axes import Direction
+from kvbench.copy import BlockCopier
+from kvbench.engine.device import Device, EngineError
+from tests.swaps import MixedSwap, mixed_swap
+
+pytestmark = pytest.mark.gpu
+
+SMALL, ALIGNED = [1, 7, 16, 24, 64, 100, 4096, 65_536] * 40, [4096] * 700
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Lists:
+    """A list between a pinned tensor and one on the GPU, with random bytes in its source."""
+
+    def __init__(self, direction: Direction, swap: MixedSwap) -> None:
+        source = torch.randint(0, 256, (swap.span_bytes,), dtype=torch.uint8)
+        h2d = direction is Direction.H2D
+        self.source = source.pin_memory() if h2d else source.cuda()
+        empty = torch.zeros(swap.span_bytes, dtype=torch.uint8)
+        self.destination = empty.cuda() if h2d else empty.pin_memory()
+        self.swap = swap
+        self.expected = empty
+        for at, to, size in zip(swap.source_offsets, swap.destination_offsets, swap.sizes, strict=True):
+            self.expected[int(to) : int(to + size)] = source[int(at) : int(at + size)]
+        torch.cuda.synchronize()
+
+    def tensors(self) -> Tensors:
+        def at(offsets: NDArray[np.uint64], buffer: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(offsets.astype(np.int64) + buffer.data_ptr())
+
+        sizes = torch.from_numpy(self.swap.sizes.astype(np.int64))
+        return at(self.swap.source_offsets, self.source), at(self.swap.destination_offsets, self.destination), sizes
+
+    def arrived(self) -> bool:
+        return bool((self.destination.cpu() == self.expected).all())
+
+
+@pytest.mark.parametrize("sizes", [SMALL, ALIGNED, [65_536] * 50], ids=["mixed", "aligned", "few"])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_the_bytes_arrive_though_the_arrays_change_right_after_the_call(
+    gpu: Device, direction: Direction, sizes: list[int], is_busy: bool
+) -> None:
+    copier, stream = BlockCopier(gpu.name), torch.cuda.Stream()
+    lists = Lists(direction, mixed_swap(sizes, seed=2))
+    for _ in range(5):
+        lists.destination.zero_()
+        torch.cuda.synchronize()
+        tensors = lists.tensors()
+        if is_busy:
+            gpu.driver.delay(2_000_000, stream.cuda_stream)
+        copier.copy(*tensors, stream, source_order_any=direction is Direction.H2D)
+        for tensor in tensors:
+            tensor.fill_(1)
+        stream.synchronize()
+        assert lists.arrived()
+
+
+def test_threads_with_a_copier_and_a_stream_each_do_not_meet(gpu: Device) -> None:
+    every = [Lists(direction, mixed_swap(SMALL, seed=3)) for direction in Direction]
+
+    def work(lists: Lists) -> None:
+        copier, stream = BlockCopier(gpu.name), torch.cuda.Stream()
+        for _ in range(300):
+            copier.copy(*lists.tensors(), stream)
+        stream.synchronize()
+
+    threads = [threading.Thread(target=work, args=(lists,)) for lists in every]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(lists.arrived() for lists in every)
+
+
+def test_one_copier_serves_two_streams(gpu: Device) -> None:
+    copier, streams = BlockCopier(gpu.name), [torch.cuda.Stream() for _ in range(2)]
+    every = [Lists(Direction.H2D, mixed_swap(ALIGNED, seed=number)) for number in range(2)]
+    for _ in range(100):
+        for lists, stream in zip(every, streams, strict=True):
+            copier.copy(*lists.tensors(), stream)
+    torch.cuda.synchronize()
+    assert all(lists.arrived() for lists in every)
+
+
+def test_many_calls_take_no_more_memory(gpu: Device) -> None:
+    copier, stream = BlockCopier(gpu.name), torch.cuda.Stream()
+    lists = Lists(Direction.D2H, mixed_swap([4096] * 64, seed=4))
+    tensors = lists.tensors()
+    for number in range(101_000):
+        if number == 1000:
+            free_bytes, _ = gpu.driver.free_memory()
+        copier.copy(*tensors, stream)
+    stream.synchronize()
+    assert gpu.driver.free_memory()[0] >= free_bytes
+    assert lists.arrived()
+
+
+def test_pageable_memory_and_the_legacy_stream_are_refused(gpu: Device) -> None:
+    copier, lists = BlockCopier(gpu.name), Lists(Direction.H2D, mixed_swap([64], seed=5))
+    _, destinations, sizes = lists.tensors()
+    pageable = torch.zeros(1 << 16, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="pinned host memory"):
+        copier.copy(torch.tensor([pageable.data_ptr()]), destinations, sizes, torch.cuda.Stream())
+    with pytest.raises(EngineError, match="legacy default stream"):
+        copier.copy(*lists.tensors(), 0)

@@ -1,0 +1,230 @@
+"""`kvbench.copy.BlockCopier` as an engine calls it, on the device cpu, with bytes compared."""
+
+import ctypes
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvbench.backends.auto import DEFAULTS
+from kvbench.backends.copier import copier_for
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.copy import BlockCopier
+from kvbench.engine.device import Buffer, Device, EngineError, MemoryKind, Stream, copier_swap, open_device
+from kvbench.engine.faults import FaultPlan
+from kvbench.errors import UsageError
+from kvbench.tune.table import Policy, Table
+from tests.swaps import MixedSwap, mixed_swap
+
+Words = NDArray[np.int64]
+SIZES = [1, 7, 16, 24, 64, 100, 4096, 65_536]
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return open_device("cpu", FaultPlan())
+
+
+class Lists:
+    """A list of mixed sizes and alignments in pinned and in device memory, with random bytes in its source."""
+
+    def __init__(self, device: Device, direction: Direction, swap: MixedSwap) -> None:
+        kinds = (MemoryKind.allocated, MemoryKind.device)
+        ends = [Buffer(device.driver, kind, swap.span_bytes) for kind in kinds]
+        self.source, self.destination = ends if direction is Direction.H2D else reversed(ends)
+        self._swap = swap
+        source = np.frombuffer(np.random.default_rng(1).bytes(swap.span_bytes), np.uint8)
+        self.memory(self.source)[:] = source
+        self.memory(self.destination)[:] = 0
+        self.expected = np.zeros(swap.span_bytes, np.uint8)
+        for at, to, size in zip(swap.source_offsets, swap.destination_offsets, swap.sizes, strict=True):
+            self.expected[int(to) : int(to + size)] = source[int(at) : int(at + size)]
+
+    def arguments(self) -> tuple[Words, Words, Words]:
+        """Return sources, destinations and sizes, as new arrays."""
+        sources = self._swap.source_offsets + np.uint64(self.source.address)
+        destinations = self._swap.destination_offsets + np.uint64(self.destination.address)
+        return sources.astype(np.int64), destinations.astype(np.int64), self._swap.sizes.astype(np.int64)
+
+    def arrived(self) -> bool:
+        return bool((self.memory(self.destination) == self.expected).all())
+
+    def memory(self, buffer: Buffer) -> NDArray[np.uint8]:
+        """Return the bytes of a buffer: on the device cpu also device memory is ordinary memory."""
+        return np.ctypeslib.as_array((ctypes.c_uint8 * self._swap.span_bytes).from_address(buffer.address))
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_list_of_mixed_sizes_arrives_though_its_arrays_change_right_after_the_call(
+    device: Device, direction: Direction
+) -> None:
+    copier, stream = copier_for(device, [DEFAULTS]), Stream(device.driver)
+    lists = Lists(device, direction, mixed_swap(SIZES * 20, seed=3))
+    sources, destinations, sizes = lists.arguments()
+    device.driver.delay(20_000_000, stream.handle)
+    copier.copy(sources, destinations, sizes, stream.handle)
+    for array in (sources, destinations, sizes):
+        array[:] = 1
+    stream.synchronize()
+    assert lists.arrived()
+
+
+def test_the_front_door_takes_a_device_a_policy_and_streams_of_torch(device: Device, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text(DEFAULTS.to_toml())
+    stream = Stream(device.driver)
+    for copier in (BlockCopier("cpu"), BlockCopier("cpu", policy)):
+        with pytest.raises(ValueError, match="pinned"):  # of another device's driver
+            copier.copy(
+                *Lists(device, Direction.H2D, mixed_swap([64], 1)).arguments(),
+                SimpleNamespace(cuda_stream=stream.handle),
+            )
+    with pytest.raises(UsageError, match="not found"):
+        BlockCopier("cuda:99")
+    with pytest.raises(UsageError, match=r"missing\.toml"):
+        BlockCopier("cpu", tmp_path / "missing.toml")
+
+
+def test_a_tensor_is_read_in_place(device: Device) -> None:
+    class Tensor:
+        """What the copier asks of a CPU tensor of torch."""
+
+        def __init__(self, words: Words, **changes: object) -> None:
+            self._words, self.ndim, self.is_cuda, self._changes = words, 1, False, changes
+
+        def data_ptr(self) -> int:
+            return int(self._words.ctypes.data)
+
+        def numel(self) -> int:
+            return len(self._words)
+
+        def element_size(self) -> object:
+            return self._changes.get("element_size", 8)
+
+        def is_floating_point(self) -> bool:
+            return False
+
+        def is_contiguous(self) -> object:
+            return self._changes.get("is_contiguous", True)
+
+    copier, stream = copier_for(device, [DEFAULTS]), Stream(device.driver)
+    lists = Lists(device, Direction.H2D, mixed_swap(SIZES, seed=4))
+    copier.copy(*map(Tensor, lists.arguments()), SimpleNamespace(cuda_stream=stream.handle))
+    stream.synchronize()
+    assert lists.arrived()
+    sources, *rest = lists.arguments()
+    for changes in ({"element_size": 4}, {"is_contiguous": False}):
+        with pytest.raises(TypeError, match="sources must be a contiguous CPU array or tensor of 64-bit integers"):
+            copier.copy(Tensor(sources, **changes), *rest, stream.handle)
+
+
+def test_an_entry_of_no_bytes_copies_nothing_and_an_empty_list_is_one(device: Device) -> None:
+    copier, stream = copier_for(device, [DEFAULTS]), Stream(device.driver)
+    lists = Lists(device, Direction.D2H, mixed_swap([64, 4096], seed=5))
+    sources, destinations, sizes = (np.insert(array, 1, 0) for array in lists.arguments())
+    copier.copy(sources, destinations, sizes, stream.handle)
+    copier.copy(sources[:0], destinations[:0], sizes[:0], stream.handle)
+    stream.synchronize()
+    assert lists.arrived()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda s, d, n: (s, d, n[:-1]), ValueError, "the same length"),
+        (lambda s, d, n: (s, d, -n), ValueError, "must not be negative"),
+        (lambda _, d, n: (d, d, n), ValueError, "pinned host memory"),
+        (lambda _, d, n: (n, d, n), ValueError, "pinned host memory"),
+        (lambda s, d, n: (s.astype(np.int32), d, n), TypeError, "sources must be"),
+        (lambda s, d, n: (s, d.astype(np.float64), n), TypeError, "destinations must be"),
+        (lambda s, d, _: (s, d, None), TypeError, "sizes must be"),
+        (lambda s, d, n: (s, d, n.reshape(-1, 1)), TypeError, "sizes must be"),
+        (lambda s, d, n: (s, d, np.repeat(n, 2)[::2]), TypeError, "sizes must be"),
+    ],
+    ids=["lengths", "negative", "one side", "pageable", "int32", "float", "none", "two dimensions", "strided"],
+)  # fmt: skip
+def test_a_list_that_is_not_one_is_refused(
+    device: Device, change: Callable[[Words, Words, Words], tuple[object, ...]], error: type[Exception], message: str
+) -> None:
+    lists = Lists(device, Direction.H2D, mixed_swap([64] * 8, seed=6))
+    with pytest.raises(error, match=message):
+        copier_for(device, [DEFAULTS]).copy(*change(*lists.arguments()), Stream(device.driver).handle)
+
+
+def test_the_legacy_default_stream_is_refused(device: Device) -> None:
+    lists = Lists(device, Direction.H2D, mixed_swap([64], seed=6))
+    with pytest.raises(EngineError, match="legacy default stream"):
+        copier_for(device, [DEFAULTS]).copy(*lists.arguments(), 0)
+
+
+def test_a_million_entries_that_share_a_source_arrive(device: Device) -> None:
+    count, stream = 1_000_000, Stream(device.driver)
+    host, card = Buffer(device.driver, MemoryKind.allocated, 8), Buffer(device.driver, MemoryKind.device, 8 * count)
+    host.array()[:] = 7
+    destinations = card.address + 8 * np.arange(count, dtype=np.int64)
+    copier = copier_for(device, [DEFAULTS])
+    copier.copy(np.full(count, host.address), destinations, np.full(count, 8), stream.handle)
+    stream.synchronize()
+    assert set(ctypes.string_at(card.address, 8 * count)) == {7}
+
+
+def test_many_calls_do_not_make_the_process_larger(device: Device) -> None:
+    copier, stream = copier_for(device, [DEFAULTS]), Stream(device.driver)
+    lists = Lists(device, Direction.H2D, mixed_swap([64] * 16, seed=7))
+    arguments = lists.arguments()
+
+    def copies(count: int) -> None:
+        for number in range(count):
+            copier.copy(*arguments, stream.handle)
+            if number % 64 == 0:
+                stream.synchronize()
+        stream.synchronize()
+
+    copies(2_000)
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    copies(100_000)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 4096
+    assert lists.arrived()
+
+
+def test_two_threads_with_a_copier_and_a_stream_each_do_not_meet(device: Device) -> None:
+    every = [Lists(device, direction, mixed_swap(SIZES * 5, seed=8)) for direction in Direction]
+
+    def work(lists: Lists) -> None:
+        copier, stream = copier_for(device, [DEFAULTS]), Stream(device.driver)
+        for _ in range(200):
+            copier.copy(*lists.arguments(), stream.handle)
+        stream.synchronize()
+
+    threads = [threading.Thread(target=work, args=(lists,)) for lists in every]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(lists.arrived() for lists in every)
+
+
+def test_the_policy_decides_by_what_is_pending_on_the_stream(device: Device) -> None:
+    """A policy that merges on an idle stream alone: a list of adjacent blocks becomes one descriptor there."""
+    tables = [
+        Table(direction=way, stream_state=state, block_bytes=(4096,), blocks=(16,), choices=((choice,),))
+        for way in Direction
+        for state, choice in ((StreamState.IDLE, "merged"), (StreamState.GATED, "batched"))
+    ]
+    copier, stream = copier_for(device, [Policy(device="any", tables=tuple(tables))]), Stream(device.driver)
+    host, card = (Buffer(device.driver, kind, 16 * 64) for kind in (MemoryKind.allocated, MemoryKind.device))
+    steps = np.arange(16, dtype=np.uint64) * np.uint64(64)
+    lists = steps + np.uint64(host.address), steps + np.uint64(card.address), np.full(16, 64, np.uint64)
+    swap = copier_swap(copier, *lists, source_order_any=False)
+    swap.submit(stream.handle)
+    assert swap.descriptors == 1
+    stream.synchronize()
+    device.driver.delay(20_000_000, stream.handle)
+    swap.submit(stream.handle)
+    assert swap.descriptors == 16
+    stream.synchronize()
