@@ -20,7 +20,8 @@ _PINNED: Final = {"cuda": 4096 * MIB, "cpu": 16 * MIB}
 _ROUNDS: Final = 3
 _LEAST_SWAPS: Final = 100
 # A stall: in every round the longest swap takes twice as long as the longest of all alone, and 10 ms more, which is
-# longer than a busy CPU keeps a thread from running. One swap that waits is a stall, but among hundreds not their 99th percentile.
+# longer than a busy CPU keeps a thread from running. One swap that waits is a stall, but among hundreds not their 99th
+# percentile.
 _TIMES: Final = 2
 _STALL_US: Final = 10_000
 
