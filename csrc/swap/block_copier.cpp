@@ -1,7 +1,8 @@
 #include "swap/block_copier.hpp"
 
 #include <algorithm>
-#include <numeric>
+#include <array>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -14,14 +15,23 @@ std::size_t range_of(std::span<const double> limits, double value) {
   return static_cast<std::size_t>(std::ranges::lower_bound(limits, value) - limits.begin());
 }
 
-/// Whether every address and size is a multiple of 16 bytes.
-bool is_aligned(const Descriptors& descriptors) {
-  Address bits = 0;
-  for (std::size_t i = 0; i < descriptors.size(); ++i) {
-    bits |= descriptors.sources[i] | descriptors.destinations[i] | descriptors.bytes[i];
+/// What decides how a list is copied, in one pass over it.
+struct Survey {
+  explicit Survey(const Descriptors& descriptors) {
+    const std::size_t* bytes = descriptors.bytes.data();
+    const Address* source = descriptors.sources.data();
+    const Address* destination = descriptors.destinations.data();
+    for (std::size_t i = 0; i < descriptors.size(); ++i) {
+      bits |= source[i] | destination[i] | bytes[i];
+      total_bytes += bytes[i];
+      empty += static_cast<std::size_t>(bytes[i] == 0);
+    }
   }
-  return bits % kBulkAlignment == 0;
-}
+
+  Address bits = 0;  ///< of all addresses and sizes
+  std::size_t total_bytes = 0;
+  std::size_t empty = 0;
+};
 
 void check(const CopyTable& table, std::size_t ways) {
   const std::size_t cells = (table.size_limits.size() + 1) * (table.count_limits.size() + 1);
@@ -45,13 +55,12 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
 void BlockCopier::copy(Descriptors descriptors, bool source_order_any, Stream stream) {
   refuse_legacy_stream(stream);
   driver_->bind_thread();
-  if (std::ranges::find(descriptors.bytes, std::size_t{0}) != descriptors.bytes.end()) {
-    descriptors = without_empty(descriptors);
-  }
+  const Survey survey(descriptors);
+  if (survey.empty > 0) descriptors = without_empty(descriptors);
   if (descriptors.size() == 0) return;
   const Direction direction = direction_of(descriptors);
-  const std::size_t way = way_of(descriptors, direction, stream);
-  const bool bulk = ways_[way].bulk && is_aligned(descriptors);
+  const std::size_t way = way_of(descriptors.size(), survey.total_bytes, direction, stream);
+  const bool bulk = ways_[way].bulk && survey.bits % kBulkAlignment == 0;
   ListCopier& chosen = copier({way, direction, source_order_any, bulk});
   last_ = &chosen;
   chosen.copy(descriptors, stream);
@@ -65,16 +74,19 @@ Direction BlockCopier::direction_of(const Descriptors& descriptors) const {
   throw std::invalid_argument("blocks must go from pinned host memory to device memory, or from device to pinned");
 }
 
-std::size_t BlockCopier::way_of(const Descriptors& descriptors, Direction direction, Stream stream) const {
-  const bool pending = !driver_->idle(stream);
-  const CopyTable* chosen = nullptr;
+std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, Stream stream) {
+  const double blocks = static_cast<double>(count);
+  const double block_bytes = static_cast<double>(total_bytes) / blocks;
+  std::array<std::optional<std::size_t>, 2> found;
   for (const CopyTable& table : tables_) {
-    if (table.direction == direction && (chosen == nullptr || table.pending == pending)) chosen = &table;
+    if (table.direction != direction) continue;
+    const std::size_t row = range_of(table.size_limits, block_bytes) * (table.count_limits.size() + 1);
+    found[table.pending ? 1 : 0] = table.ways[row + range_of(table.count_limits, blocks)];
   }
-  const auto count = static_cast<double>(descriptors.size());
-  const auto bytes = std::accumulate(descriptors.bytes.begin(), descriptors.bytes.end(), std::size_t{0});
-  const std::size_t row = range_of(chosen->size_limits, static_cast<double>(bytes) / count);
-  return chosen->ways[row * (chosen->count_limits.size() + 1) + range_of(chosen->count_limits, count)];
+  const std::size_t free = found[0] ? *found[0] : *found[1];
+  const std::size_t held = found[1] ? *found[1] : free;
+  // To ask the driver takes about a microsecond.
+  return free == held || driver_->idle(stream) ? free : held;
 }
 
 ListCopier& BlockCopier::copier(const Key& key) {

