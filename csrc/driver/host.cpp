@@ -20,11 +20,11 @@
 
 #include "driver/api.hpp"
 #include "memory/content.hpp"
+#include "timing/clock.hpp"
 
 namespace kvbench {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Microseconds = std::chrono::duration<double, std::micro>;
 
 struct HostEvent {
@@ -115,13 +115,6 @@ std::string cpu_title() {
     }
   }
   return "CPU";
-}
-
-void wait_until(Clock::time_point end) {
-  // Sleeping is coarse: the last part spins, so that short delays are accurate.
-  constexpr auto kCoarse = std::chrono::microseconds(200);
-  if (const auto now = Clock::now(); end - now > kCoarse) std::this_thread::sleep_until(end - kCoarse);
-  while (Clock::now() < end) std::this_thread::yield();
 }
 
 /// The streams copy one at a time, like one copy engine: swaps queued on several streams write the same destination.

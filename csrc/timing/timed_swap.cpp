@@ -1,27 +1,19 @@
 #include "timing/timed_swap.hpp"
 
 #include <algorithm>
-#include <ctime>
 #include <stdexcept>
 #include <utility>
+
+#include "timing/clock.hpp"
 
 namespace kvbench {
 namespace {
 
-std::int64_t clock_ns(clockid_t clock) {
-  timespec now{};
-  clock_gettime(clock, &now);
-  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
-}
-
-std::int64_t wall_ns() { return clock_ns(CLOCK_MONOTONIC); }
-std::int64_t thread_cpu_ns() { return clock_ns(CLOCK_THREAD_CPUTIME_ID); }
 Stream own(Stream stream) {
   refuse_legacy_stream(stream);
   return stream;
 }
 constexpr int kChainAttempts = 25;
-double to_us(std::int64_t ns) { return static_cast<double>(ns) / 1e3; }
 
 void check(StreamState state, const Queue& queue) {
   if (queue.streams == 0) throw std::invalid_argument("a queue needs at least one stream");

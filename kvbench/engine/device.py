@@ -26,6 +26,7 @@ from kvbench._engine import SmKernel as SmKernel
 from kvbench._engine import SmMethod as SmMethod
 from kvbench._engine import Stream as Stream
 from kvbench._engine import Swap as Swap
+from kvbench._engine import SwapLoop as SwapLoop
 from kvbench._engine import TimedRegion as TimedRegion
 from kvbench._engine import audit_value as audit_value
 from kvbench._engine import audit_words as audit_words

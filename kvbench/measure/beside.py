@@ -11,7 +11,7 @@ import msgspec
 from kvbench.backends.base import PreparedSwap
 from kvbench.cells.axis import burst_of
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import Device, Event, Stream
+from kvbench.engine.device import Device, Stream, Swap, SwapLoop
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside
@@ -20,10 +20,8 @@ from kvbench.units import gigabytes_per_second
 # Each side runs alone before and after both run together.
 TURNS: Final = ("neighbour", "swaps", "both", "both", "swaps", "neighbour")
 ONE_BLOCK_SWAPS: Final = 8
-# A swap that takes at least this many times as long as writing the next list hides that.
-HIDES: Final = 2.0
-# A sleep can overrun by this much, so the last part of a wait spins on the clock.
-_COARSE_S: Final = 0.0002
+# Of a turn: a turn of small swaps has tens of thousands.
+MOST_KEPT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,80 +41,51 @@ class FlowSample:
 
 
 class Flow:
-    """Consecutive swaps, without gaps or paced by the cell's `burst` and `rate_cap`.
+    """Consecutive swaps by the compiled loop, without gaps or paced by the cell's `burst` and `rate_cap`.
 
-    `launches` are the swap in parts of at most launch_bytes. Where a swap is long enough, the next list is written
-    while it runs.
+    `launches` are the swap in parts of at most launch_bytes.
     """
 
     def __init__(
         self, device: Device, stream: Stream, workload: Workload, cell: Cell, launches: Sequence[PreparedSwap]
     ) -> None:
-        self._driver, self._stream = device.driver, stream
-        self._workload, self._cell, self._launches = workload, cell, launches
-        self._end = Event(device.driver)
-        self._hides = False
-        self._advance_us = self._advance()  # one list is always written, at the end for `finish`
-        self._burst_bytes, self._period_us = burst_of(cell.burst) if cell.burst != "none" else (0, 0)
-        self._blocks_a_launch = max(1, cell.launch_bytes // cell.block_bytes) if cell.launch_bytes else cell.blocks
+        self._workload, self._cell = workload, cell
+        burst_bytes, self._period_us = burst_of(cell.burst) if cell.burst != "none" else (0, 0)
+        swaps = [launch.swap if isinstance(launch.swap, Swap) else launch.swap.submit for launch in launches]
+        parts = zip(swaps, _least_us(cell, len(launches)), strict=True)
+        burst_swaps = -(-burst_bytes // cell.swap_bytes)
+        self._loop = SwapLoop(
+            device.driver, stream.handle, list(parts), workload.columns(), burst_swaps, self._period_us
+        )
 
     def run(self, seconds: float) -> tuple[list[FlowSample], float]:
-        """Swap for `seconds`, at least once; return the swaps and the GB/s over the whole time, including gaps.
+        """Swap for `seconds`, at least once; return MOST_KEPT of the swaps at most, evenly spaced, and the GB/s of all
+        over the whole time, including gaps.
 
         Bursts come for the nearest number of whole periods, since a burst without the pause behind it would add to the
         GB/s; for `seconds` if that number is 0.
         """
         if self._period_us and (periods := round(seconds * 1e6 / self._period_us)):
             seconds = periods * self._period_us / 1e6
-        samples: list[FlowSample] = []
-        began_s = burst_s = time.perf_counter()
-        until_s, burst_bytes = began_s + seconds, 0
-        while not samples or time.perf_counter() < until_s:
-            if self._burst_bytes and burst_bytes >= self._burst_bytes:
-                burst_s, burst_bytes = max(burst_s + self._period_us / 1e6, time.perf_counter()), 0
-                _wait_until(min(burst_s, until_s))
-                continue
-            samples.append(self._swap())
-            burst_bytes += self._cell.swap_bytes
-        wall_us = (time.perf_counter() - began_s) * 1e6
-        return samples, gigabytes_per_second(len(samples) * self._cell.swap_bytes, wall_us)
+        times = self._loop.run(seconds)
+        rows = list(zip(times.caller_us, times.wall_us, times.cpu_us, strict=True))
+        self._workload.passed(len(rows))
+        gbps = gigabytes_per_second(len(rows) * self._cell.swap_bytes, times.total_us)
+        return [FlowSample(*row) for row in rows[:: -(-len(rows) // MOST_KEPT)]], gbps
 
     def finish(self) -> None:
-        """Run the swap of the list that is written, so that all blocks chosen by the workload are swapped."""
-        self._submit()
-        self._stream.synchronize()
+        """Run the swap of the list that is written: swaps of one block have copied its first."""
+        self._loop.finish()
+        self._workload.passed(1)
 
-    def _swap(self) -> FlowSample:
-        """Swap the current list and write the next."""
-        cpu_ns, start_ns = time.thread_time_ns(), time.perf_counter_ns()
-        self._submit()
-        caller_us = _us_since(start_ns)
-        cpu_us = min(caller_us, (time.thread_time_ns() - cpu_ns) / 1e3)
-        self._end.record(self._stream.handle)
-        if self._hides:
-            self._advance_us = self._advance()
-        self._end.wait()
-        wall_us = _us_since(start_ns)
-        if not self._hides:
-            self._advance_us = self._advance()
-        self._hides = wall_us > HIDES * self._advance_us
-        return FlowSample(caller_us, wall_us, cpu_us)
 
-    def _advance(self) -> float:
-        began_ns = time.perf_counter_ns()
-        self._workload.advance()
-        self._driver.bind_thread()  # the last submission can have made another device current
-        return _us_since(began_ns)
-
-    def _submit(self) -> None:
-        due_s, left = time.perf_counter(), self._cell.blocks
-        for launch in self._launches:
-            launch.swap.submit(self._stream.handle)
-            if self._cell.rate_cap:
-                blocks = min(left, self._blocks_a_launch)
-                left -= blocks
-                due_s += blocks * self._cell.block_bytes / (self._cell.rate_cap * 1e9)
-                _wait_until(due_s)
+def _least_us(cell: Cell, launches: int) -> list[float]:
+    """Return the least time of each launch under the cell's rate cap; 0 without one."""
+    if not cell.rate_cap:
+        return [0.0] * launches
+    step = max(1, cell.launch_bytes // cell.block_bytes) if cell.launch_bytes else cell.blocks
+    blocks = (min(step, cell.blocks - start) for start in range(0, cell.blocks, step))
+    return [count * cell.block_bytes / (cell.rate_cap * 1e3) for count in blocks]
 
 
 def measure_beside(
@@ -148,14 +117,3 @@ def measure_beside(
                 blocks_us += [one_block_us() for _ in range(ONE_BLOCK_SWAPS)]
     flow.finish()
     return together, msgspec.structs.replace(found, dry=neighbour.dry - dry)
-
-
-def _us_since(began_ns: int) -> float:
-    return (time.perf_counter_ns() - began_ns) / 1e3
-
-
-def _wait_until(due_s: float) -> None:
-    if (left_s := due_s - time.perf_counter()) > _COARSE_S:
-        time.sleep(left_s - _COARSE_S)
-    while time.perf_counter() < due_s:
-        pass

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,10 +143,7 @@ class Workload:
 
     def advance(self, slot: int = 0) -> None:
         """Write the descriptors of the next set of blocks into the memory of `slot`; the first call, of the first."""
-        self._place = (self._place + 1) % len(self._layouts)
-        first = self._place not in self._used
-        self.overwrote = self.overwrote or not first
-        self._used.add(self._place)
+        first = self._note_next()
         if self._written[slot] is not self._layouts[self._place]:
             self._written[slot] = self._layouts[self._place]
             self._write(self.memories[slot], self._written[slot])
@@ -154,6 +152,30 @@ class Workload:
             if self.arrived_early():
                 self._pools.disturb()
                 raise VerificationError("bytes arrived before the swap was submitted")
+
+    def _note_next(self) -> bool:
+        """Go to the next set; return whether it was not swapped since the last `verify`."""
+        self._place = (self._place + 1) % len(self._layouts)
+        first = self._place not in self._used
+        self.overwrote = self.overwrote or not first
+        self._used.add(self._place)
+        return first
+
+    def columns(self) -> list[tuple[Addresses, Addresses]]:
+        """Return each array of the first memory's list, and its content for every set in turn, from the next one on."""
+        start = self._place + 1
+        turn = [*self._layouts[start:], *self._layouts[:start]]
+        sets = [_arrays(_memory_of(self._pools, self._cell, layout, self._sizes)) for layout in turn]
+        return [
+            (array, np.concatenate(all_of)) for array, *all_of in zip(_arrays(self.memories[0]), *sets, strict=True)
+        ]
+
+    def passed(self, swaps: int) -> None:
+        """Note that the next sets were swapped, whose lists another one wrote from `columns`."""
+        for _ in range(min(swaps, 2 * self.sets)):
+            self._note_next()
+        self._place = (self._place + max(0, swaps - 2 * self.sets)) % self.sets
+        self._written[0] = self._layouts[self._place]
 
     def chance(self, share: float) -> bool:
         """Return True in this share of the calls, at random."""
@@ -251,11 +273,15 @@ class Workload:
 
     def _write(self, memory: SwapMemory, layout: Layout) -> None:
         fresh = _memory_of(self._pools, self._cell, layout, self._sizes)
-        for name in ("sources", "destinations", "kernel_sources", "kernel_destinations"):
-            getattr(memory, name)[:] = getattr(fresh, name)
-        for grid, new in zip(memory.grids, fresh.grids, strict=True):
-            for name in ("source_bases", "destination_bases", "source_ids", "destination_ids"):
-                getattr(grid, name)[:] = getattr(new, name)
+        for array, new in zip(_arrays(memory), _arrays(fresh), strict=True):
+            array[:] = new
+
+
+def _arrays(memory: SwapMemory) -> list[Addresses]:
+    """Return the arrays that differ from set to set."""
+    grids = ((g.source_bases, g.destination_bases, g.source_ids, g.destination_ids) for g in memory.grids)
+    lists = memory.sources, memory.destinations, memory.kernel_sources, memory.kernel_destinations
+    return [*lists, *chain.from_iterable(grids)]
 
 
 def _memory_of(pools: Pools, cell: Cell, layout: Layout, sizes: Addresses) -> SwapMemory:

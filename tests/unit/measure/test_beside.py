@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -152,3 +153,24 @@ def test_a_cell_that_stays_set_up_is_visited_again_beside_its_neighbour(bench: B
         assert found.beside is not None
         assert len(found.samples) > 5
         assert (found.verified_bytes > 0) is verify
+
+
+def test_small_swaps_take_no_longer_in_turn_with_a_neighbour_than_one_by_one(bench: Bench) -> None:
+    alone = measured(bench, neighbour=Neighbour.NONE)
+    beside = measured(bench).beside
+    assert beside is not None
+    gbps = CELL.swap_bytes / median(alone.samples.wall_us) / 1e3
+    # A host that is busy slows either; what writes the lists in Python takes eight times as long as the swap.
+    assert max(*beside.swaps_alone_gbps, *beside.swaps_beside_gbps) > 0.7 * gbps
+
+
+@pytest.mark.parametrize("pattern", ["shuffled", "tensors-4"])
+def test_all_sets_of_blocks_are_swapped_and_verified(bench: Bench, pattern: str) -> None:
+    found = measured(bench, pattern=Cell.from_strings({**CELL.as_strings(), "pattern": pattern}).pattern)
+    sets = 6
+    assert found.verified_bytes >= sets * CELL.swap_bytes
+
+
+def test_of_very_many_swaps_an_even_share_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.measure.beside.MOST_KEPT", 10)
+    assert 10 <= len(measured(bench).samples) <= 20  # of two turns

@@ -1,0 +1,83 @@
+#include "timing/swap_loop.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace kvbench {
+
+SwapLoop::SwapLoop(std::shared_ptr<Driver> driver, Stream stream, std::vector<Launch> launches,
+                   std::vector<ListColumn> columns, Bursts bursts)
+    : driver_(std::move(driver)),
+      stream_(stream),
+      launches_(std::move(launches)),
+      columns_(std::move(columns)),
+      bursts_(bursts),
+      done_(driver_, EventKind::mark) {
+  for (const auto& [array, sets] : columns_) {
+    if (array.empty() || sets.empty() || sets.size() % array.size() != 0) {
+      throw std::invalid_argument("a column must hold whole sets of its array");
+    }
+  }
+  write_next();
+}
+
+LoopTimes SwapLoop::run(std::chrono::nanoseconds time) {
+  driver_->bind_thread();
+  LoopTimes times;
+  const Clock::time_point began = Clock::now();
+  const Clock::time_point until = began + time;
+  Clock::time_point burst = began;
+  std::size_t in_burst = 0;
+  while (times.wall_us.empty() || Clock::now() < until) {
+    if (bursts_.swaps > 0 && in_burst == bursts_.swaps) {
+      burst = std::max(burst + bursts_.period, Clock::now());
+      in_burst = 0;
+      wait_until(std::min(burst, until));
+      continue;
+    }
+    swap(times);
+    ++in_burst;
+  }
+  times.total_us = std::chrono::duration<double, std::micro>(Clock::now() - began).count();
+  return times;
+}
+
+void SwapLoop::finish() {
+  driver_->bind_thread();
+  submit();
+  driver_->synchronize(stream_);
+}
+
+void SwapLoop::swap(LoopTimes& times) {
+  const std::int64_t cpu_start_ns = thread_cpu_ns();
+  const std::int64_t start_ns = wall_ns();
+  submit();
+  const double caller_us = to_us(wall_ns() - start_ns);
+  const double cpu_us = std::min(caller_us, to_us(thread_cpu_ns() - cpu_start_ns));
+  done_.record(stream_);
+  write_next();
+  done_.wait();
+  times.wall_us.push_back(to_us(wall_ns() - start_ns));
+  times.caller_us.push_back(caller_us);
+  times.cpu_us.push_back(cpu_us);
+  driver_->bind_thread();  // a submission from Python can have made another device current
+}
+
+void SwapLoop::submit() {
+  Clock::time_point due = Clock::now();
+  for (const auto& [submit_part, least] : launches_) {
+    submit_part(stream_);
+    if (least.count() > 0) wait_until(due += least);
+  }
+}
+
+void SwapLoop::write_next() {
+  for (const auto& [array, sets] : columns_) {
+    const std::size_t set = written_ % (sets.size() / array.size());
+    std::ranges::copy(sets.subspan(set * array.size(), array.size()), array.begin());
+  }
+  ++written_;
+}
+
+}  // namespace kvbench

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "driver/resources.hpp"
+#include "timing/clock.hpp"
+
+namespace kvbench {
+
+/// One array of a swap's list, and its content for each set of blocks, one set after the other.
+struct ListColumn {
+  std::span<std::uint64_t> array;
+  std::span<const std::uint64_t> sets;
+};
+
+/// A part of a swap, and the least time until the next part follows, for a rate cap.
+struct Launch {
+  std::function<void(Stream)> submit;
+  std::chrono::nanoseconds least{0};
+};
+
+/// Swaps come in bursts of this many, each `period` after the one before; 0: without gaps.
+struct Bursts {
+  std::size_t swaps = 0;
+  std::chrono::nanoseconds period{0};
+};
+
+/// The swaps of a turn: times in microseconds, a value for each swap as in Sample, and the time of the whole turn.
+struct LoopTimes {
+  std::vector<double> caller_us;
+  std::vector<double> wall_us;
+  std::vector<double> cpu_us;
+  double total_us = 0;
+};
+
+/// Consecutive swaps on one stream. The next list is written while a swap runs. The arrays stay the caller's memory.
+class SwapLoop {
+ public:
+  /// Writes the first list. Throws std::invalid_argument for a column that does not hold whole sets.
+  SwapLoop(std::shared_ptr<Driver> driver, Stream stream, std::vector<Launch> launches, std::vector<ListColumn> columns,
+           Bursts bursts);
+
+  /// Swaps for this long, at least once; waits for each swap.
+  LoopTimes run(std::chrono::nanoseconds time);
+
+  /// Runs the swap of the list that is written.
+  void finish();
+
+ private:
+  void write_next();
+  void submit();
+  void swap(LoopTimes& times);
+
+  std::shared_ptr<Driver> driver_;
+  Stream stream_;
+  std::vector<Launch> launches_;
+  std::vector<ListColumn> columns_;
+  Bursts bursts_;
+  std::size_t written_ = 0;
+  OwnedEvent done_;
+};
+
+}  // namespace kvbench
