@@ -69,6 +69,8 @@ def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Vi
         neighbour_beside_us=[usual_us] * 98 + [1000.0] * 2,
         swaps_alone_gbps=[50.0, 50.0],
         swaps_beside_gbps=[gbps, gbps],
+        swaps_alone_us=[1000.0] * 2,
+        swaps_beside_us=[1300.0] * 2,
         one_block_alone_us=[10.0] * 8,
         one_block_beside_us=[12.0] * 8,
     )

@@ -76,6 +76,7 @@ class Neighbour(StrEnum):
     MEMORY = "memory"
     DECODE = "decode"
     SWAP = "swap"
+    SMALLCOPY = "smallcopy"
 
 
 class Priority(StrEnum):

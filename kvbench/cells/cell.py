@@ -117,7 +117,7 @@ class Cell:
         "priority of the swaps' stream; low: the neighbour's stream has the higher priority", "normal,low,high",
         choice(Priority), unused=Priority.NORMAL)] = Priority.NORMAL
     neighbour: Annotated[Neighbour, Axis(
-        "work beside the swaps: none, idle, gemm, memory (device copies), decode, swap (opposite direction)",
+        "work beside the swaps: none, idle, gemm, memory (device copies), decode, swap (opposite direction), smallcopy",
         "none,gemm,decode", choice(Neighbour), role=Role.BESIDE, unused=Neighbour.NONE)] = Neighbour.NONE
     rate_cap: Annotated[int, Axis(
         "maximum GB/s of swaps beside a neighbour, paced launch by launch", "none,20",

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -54,9 +55,9 @@ class Flow:
         swaps = [launch.swap if isinstance(launch.swap, Swap) else launch.swap.submit for launch in launches]
         parts = zip(swaps, _least_us(cell, len(launches)), strict=True)
         burst_swaps = -(-burst_bytes // cell.swap_bytes)
-        self._loop = SwapLoop(
-            device.driver, stream.handle, list(parts), workload.columns(), burst_swaps, self._period_us
-        )
+        contents = [content.reshape(-1) for content in workload.contents()]
+        columns = list(zip(workload.arrays(), contents, strict=True))
+        self._loop = SwapLoop(device.driver, stream.handle, list(parts), columns, burst_swaps, self._period_us)
 
     def run(self, seconds: float) -> tuple[list[FlowSample], float]:
         """Swap for `seconds`, at least once; return MOST_KEPT of the swaps at most, evenly spaced, and the GB/s of all
@@ -108,6 +109,8 @@ def measure_beside(
                 samples, gbps = flow.run(seconds / len(TURNS))
                 together += samples if both else []
                 (found.swaps_beside_gbps if both else found.swaps_alone_gbps).append(gbps)
+                usual_us = median(sample.wall_us for sample in samples)
+                (found.swaps_beside_us if both else found.swaps_alone_us).append(usual_us)
             last = neighbour.completed()
             if turn != "swaps":
                 times_us = found.neighbour_beside_us if both else found.neighbour_alone_us

@@ -5,16 +5,27 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from statistics import median
 from typing import Final, Protocol
 
 import numpy as np
 
 from kvbench.backends.base import Backend, SwapRequest
-from kvbench.cells.axes import Direction, Neighbour, Order, Priority, Reuse
+from kvbench.cells.axes import Direction, Neighbour, Priority
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import HIGH_PRIORITY, NORMAL_PRIORITY, Device, Event, Stream
+from kvbench.cells.locality import opposite, region_bytes
+from kvbench.engine.device import (
+    DIRECTIONS,
+    HIGH_PRIORITY,
+    NORMAL_PRIORITY,
+    Buffer,
+    Device,
+    Event,
+    MemoryKind,
+    Stream,
+    SwapLoop,
+    per_block,
+)
 from kvbench.errors import KvbenchError
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Pools, Workload
@@ -30,6 +41,10 @@ NAP_S: Final = 0.0005
 IDLE_US: Final = 10_000
 HOST_COPY_BYTES: Final = 8 << 20
 SWAPS_AHEAD: Final = 16
+# Input ids, positions and sampling parameters of a step.
+SMALL_BYTES: Final = 4096
+SMALL_PERIOD_US: Final = 100
+SLICE_S: Final = 0.001
 
 
 class NeighbourError(KvbenchError):
@@ -72,26 +87,50 @@ class HostCopies(NeighbourWork):
 
 
 class SwapsBack(NeighbourWork):
-    """Swaps of the cell's kind and size in the opposite direction, on the same backend, with their own dense pools."""
+    """Swaps of the cell's kind and size in the opposite direction, on the same backend, in pools of their own.
+
+    Their blocks are fresh and scattered where the cell's are.
+    """
 
     def __init__(self, device: Device, stream: Stream, backend: Backend, cell: Cell) -> None:
-        back = Direction.D2H if cell.direction is Direction.H2D else Direction.H2D
-        order = None if cell.order is None else Order.STREAM
-        own = replace(cell, direction=back, order=order, pool_bytes=0, reuse=Reuse.SAME)
-        rng = np.random.default_rng(0)
-        self._pools = Pools(device, stream, own.dense_bytes)
-        (memory,) = Workload(self._pools, own, lay_out(own, 1, rng), rng).memories
-        self._swaps = [backend.create(SwapRequest(device, own, memory)).swap for _ in range(SWAPS_AHEAD)]
+        own, rng = opposite(cell), np.random.default_rng(0)
+        self._pools = Pools(device, stream, region_bytes(own, SWAPS_AHEAD))
+        workload = Workload(self._pools, own, lay_out(own, SWAPS_AHEAD, rng), rng, SWAPS_AHEAD)
+        self._contents, self._sets = workload.contents(), workload.sets
+        self._lists = [workload.arrays(slot) for slot in range(SWAPS_AHEAD)]
+        self._swaps = [backend.create(SwapRequest(device, own, memory)).swap for memory in workload.memories]
         self._done = [Event(device.driver) for _ in self._swaps]
-        self._next = 0
+        self._submitted = 0
         self._driver, self._handle = device.driver, stream.handle
 
     def submit(self) -> None:
-        swap, done = self._swaps[self._next], self._done[self._next]
-        self._next = (self._next + 1) % len(self._swaps)
-        done.wait()
-        swap.submit(self._handle)
-        done.record(self._handle)
+        slot, number = self._submitted % SWAPS_AHEAD, self._submitted % self._sets
+        self._submitted += 1
+        self._done[slot].wait()
+        for array, content in zip(self._lists[slot], self._contents, strict=True):
+            array[:] = content[number]
+        self._swaps[slot].submit(self._handle)
+        self._done[slot].record(self._handle)
+
+
+class SmallCopies(NeighbourWork):
+    """Copies of SMALL_BYTES to the device, one every SMALL_PERIOD_US: what an engine sends with each step.
+
+    `times_us` has the time of each, from its submission to its completion. A late copy delays those behind it.
+    """
+
+    in_stream = False
+
+    def __init__(self, device: Device, stream: Stream) -> None:
+        host, there = (Buffer(device.driver, kind, SMALL_BYTES) for kind in (MemoryKind.allocated, MemoryKind.device))
+        self._memory = host, there
+        source, destination, size = (np.full(1, word, np.uint64) for word in (host.address, there.address, SMALL_BYTES))
+        copy = per_block(device.driver, source, destination, size, DIRECTIONS[Direction.H2D])
+        self._loop = SwapLoop(device.driver, stream.handle, [(copy, 0.0)], [], 1, SMALL_PERIOD_US)
+        self.times_us: list[float] = []
+
+    def submit(self) -> None:
+        self.times_us += self._loop.run(SLICE_S).wall_us
 
 
 class RunningNeighbour:
@@ -214,9 +253,27 @@ class RunningNeighbour:
             self._last = end
 
 
+class RunningCopies(RunningNeighbour):
+    """Small copies while they are wanted. An iteration is one copy."""
+
+    def __init__(self, device: Device, stream: Stream) -> None:
+        self._copies = SmallCopies(device, stream)
+        super().__init__(device, stream, self._copies)
+
+    def completed(self) -> int:
+        time.sleep(2 * SLICE_S)  # a copy that stands behind the last swap counts as well
+        super().completed()
+        return len(self._copies.times_us)
+
+    def times_us(self, first: int, last: int) -> list[float]:
+        return self._copies.times_us[first:last]
+
+
 def open_neighbour(device: Device, backend: Backend, cell: Cell) -> RunningNeighbour:
     """Return the neighbour of `cell`, which waits until it is wanted. Raises NeighbourError, EngineError."""
     stream = Stream(device.driver, HIGH_PRIORITY if cell.priority is Priority.LOW else NORMAL_PRIORITY)
+    if cell.neighbour is Neighbour.SMALLCOPY:
+        return RunningCopies(device, stream)
     return RunningNeighbour(device, stream, _work(device, stream, backend, cell))
 
 

@@ -161,17 +161,19 @@ class Workload:
         self._used.add(self._place)
         return first
 
-    def columns(self) -> list[tuple[Addresses, Addresses]]:
-        """Return each array of the first memory's list, and its content for every set in turn, from the next one on."""
+    def arrays(self, slot: int = 0) -> list[Addresses]:
+        """Return the arrays of the list of `slot` that differ from set to set."""
+        return _arrays(self.memories[slot])
+
+    def contents(self) -> list[Addresses]:
+        """Return the contents of `arrays` for all sets, from the next one on, as arrays of shape (sets, length)."""
         start = self._place + 1
         turn = [*self._layouts[start:], *self._layouts[:start]]
         sets = [_arrays(_memory_of(self._pools, self._cell, layout, self._sizes)) for layout in turn]
-        return [
-            (array, np.concatenate(all_of)) for array, *all_of in zip(_arrays(self.memories[0]), *sets, strict=True)
-        ]
+        return [np.stack(content) for content in zip(*sets, strict=True)]
 
     def passed(self, swaps: int) -> None:
-        """Note that the next sets were swapped, whose lists another one wrote from `columns`."""
+        """Note that the next sets were swapped, whose lists were written from `contents`."""
         for _ in range(min(swaps, 2 * self.sets)):
             self._note_next()
         self._place = (self._place + max(0, swaps - 2 * self.sets)) % self.sets

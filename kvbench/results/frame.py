@@ -225,14 +225,20 @@ def _beside(turns: Sequence[Beside]) -> dict[str, float]:
     costs = [cost for _, cost in both]
     alone, beside = [turn.neighbour_alone_us for turn, _ in both], [turn.neighbour_beside_us for turn, _ in both]
     all_alone, all_beside = np.concatenate(alone), np.concatenate(beside)
-    p99_alone_us, p99_us = (float(np.quantile(times, 0.99)) for times in (all_alone, all_beside))
+    (p50_alone_us, p99_alone_us), (p50_us, p99_us) = (
+        np.quantile(times, (0.5, 0.99)).tolist() for times in (all_alone, all_beside)
+    )
     gbps = np.array([cost.gbps for cost in costs])
     slowdown = paired_interval(np.log([cost.slowdown for cost in costs]))
     exposure = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))
     return {
         "neighbour_alone_us": float(np.median([np.mean(times) for times in alone])),
         "neighbour_beside_us": float(np.median([np.mean(times) for times in beside])),
+        "neighbour_p50_alone_us": p50_alone_us,
+        "neighbour_p50_us": p50_us,
+        "neighbour_p99_alone_us": p99_alone_us,
         "neighbour_p99_us": p99_us,
+        "neighbour_worst_alone_us": float(all_alone.max()),
         "neighbour_worst_us": float(all_beside.max()),
         **_with_ends("neighbour_slowdown", math.exp(slowdown[0]), [math.exp(end) for end in slowdown[1:]]),
         "neighbour_slowdown_median": math.exp(paired_interval(np.log([cost.slowdown_median for cost in costs]))[0]),
@@ -243,7 +249,15 @@ def _beside(turns: Sequence[Beside]) -> dict[str, float]:
         **_with_ends("swaps_beside_gbps", float(np.median(gbps)), median_interval(gbps)),
         "one_block_alone_us": _median_of(turns, "one_block_alone_us"),
         "one_block_beside_us": _median_of(turns, "one_block_beside_us"),
+        "swap_start_delay_us": _delay_us(turns, "one_block"),
+        "swap_delay_us": _delay_us(turns, "swaps"),
     }
+
+
+def _delay_us(turns: Sequence[Beside], name: str) -> float:
+    """Return the median of the visits' differences beside the neighbour; nan without any."""
+    times = [(getattr(turn, f"{name}_beside_us"), getattr(turn, f"{name}_alone_us")) for turn in turns]
+    return float(np.median([np.median(beside) - np.median(alone) for beside, alone in times if alone] or [math.nan]))
 
 
 def _with_ends(name: str, value: float, ends: Sequence[float]) -> dict[str, float]:

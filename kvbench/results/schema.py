@@ -116,15 +116,17 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
 class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Swaps and their neighbour in one visit: each alone and beside the other, measured in turn.
 
-    `neighbour_…_us` are its iteration times, `swaps_…_gbps` the GB/s of each turn of swaps, gaps included, and
-    `one_block_…_us` the times of swaps of one block, from submission to completion. `dry` counts how often the
-    neighbour's stream ran out of work.
+    `neighbour_…_us` are its iteration times, `swaps_…_gbps` the GB/s of each turn of swaps, gaps included,
+    `swaps_…_us` the median wall time of the swaps of each turn, and `one_block_…_us` the times of swaps of one block,
+    from submission to completion. `dry` counts how often the neighbour's stream ran out of work.
     """
 
     neighbour_alone_us: list[_TimeUs] = []
     neighbour_beside_us: list[_TimeUs] = []
     swaps_alone_gbps: list[_TimeUs] = []
     swaps_beside_gbps: list[_TimeUs] = []
+    swaps_alone_us: list[_TimeUs] = []
+    swaps_beside_us: list[_TimeUs] = []
     one_block_alone_us: list[_TimeUs] = []
     one_block_beside_us: list[_TimeUs] = []
     dry: _Count = 0
@@ -313,8 +315,12 @@ COLUMNS: Final[dict[str, str]] = {
     "sustained_gbps": "gbps of consecutive swaps: the slope of wall_us over the number of swaps",
     "neighbour_alone_us": "mean time of the neighbour's iterations in a visit, without swaps; median of the visits",
     "neighbour_beside_us": "the same beside swaps",
-    "neighbour_p99_us": "99th percentile of its iterations beside swaps, all visits together",
-    "neighbour_worst_us": "the longest of them",
+    "neighbour_p50_alone_us": "median of its iterations without swaps, all visits together",
+    "neighbour_p50_us": "the same beside swaps",
+    "neighbour_p99_alone_us": "99th percentile of its iterations without swaps, all visits together",
+    "neighbour_p99_us": "the same beside swaps",
+    "neighbour_worst_alone_us": "the longest of its iterations without swaps",
+    "neighbour_worst_us": "the same beside swaps",
     "neighbour_slowdown": "neighbour_beside_us / neighbour_alone_us, visit by visit: the centre of these pairs",
     "neighbour_slowdown_low": "lower end of its 95% interval, from the visits; empty with fewer than six",
     "neighbour_slowdown_high": "upper end of that interval",
@@ -331,6 +337,10 @@ COLUMNS: Final[dict[str, str]] = {
     "swaps_beside_gbps_high": "upper end of that interval",
     "one_block_alone_us": "median wall time of a one-block swap without the neighbour: the start-up time of a swap",
     "one_block_beside_us": "the same beside the neighbour",
+    "swap_start_delay_us": "how much later a swap starts beside the neighbour: median of one_block_beside_us - "
+    "one_block_alone_us, visit by visit; negative if it starts earlier",
+    "swap_delay_us": "how much later a swap completes beside the neighbour, from its submission: difference of the "
+    "median wall times, visit by visit; empty in runs that did not keep them",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction of the same run",
     "ceiling_share": "gbps / ceiling_gbps",
     "limit_blocks_per_s": "the translation limit: the highest rate of scattered small blocks that SM copies reached "

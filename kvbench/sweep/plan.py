@@ -12,7 +12,7 @@ from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import CEILING_BYTES, TORCH_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.kernel_shape import RULE, KernelShape
-from kvbench.cells.locality import default_pool_bytes, misfit, region_bytes
+from kvbench.cells.locality import default_pool_bytes, misfit, opposite, region_bytes
 from kvbench.errors import UsageError
 from kvbench.sweep.estimate import estimate_seconds, submissions
 from kvbench.sweep.installed import unknown_backend
@@ -213,7 +213,7 @@ def _unfit_beside(cell: Cell, device: DeviceFacts) -> str | None:
     if device.kind == "cpu":
         on_gpu = cell.neighbour in (Neighbour.GEMM, Neighbour.DECODE)
         return (
-            f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle, memory and swap"
+            f"the neighbour {cell.neighbour} needs a GPU; the cpu device supports idle, memory, swap and smallcopy"
             if on_gpu
             else None
         )
@@ -229,6 +229,8 @@ def _lacks(axis: str, device: DeviceFacts, backend: BackendFacts) -> str:
 
 def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | None:
     side_bytes, limits = footprint(cell, spec.sampling, device.kind), spec.limits
+    if cell.neighbour is Neighbour.SWAP:
+        side_bytes += region_bytes(opposite(cell), 0)
     # The cpu device takes both sides from the host's memory.
     of_host = (2 * side_bytes, "host memory for both sides") if device.kind == "cpu" else (side_bytes, "pinned memory")
     of_device = side_bytes + _neighbour_bytes(cell, device), f"memory on {device.name}"
@@ -245,8 +247,6 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | Non
 
 def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
     """Return the bytes of device memory that the neighbour of `cell` takes."""
-    if cell.neighbour is Neighbour.SWAP:
-        return cell.dense_bytes
     return TORCH_BYTES.get(cell.neighbour, 0) if device.kind == "cuda" else 0
 
 

@@ -51,7 +51,7 @@ def test_the_death_of_a_neighbour_costs_its_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("axis", "message"),
     [
-        ("neighbour=cat", "axis neighbour=cat: not one of none, idle, gemm, memory, decode, swap"),
+        ("neighbour=cat", "axis neighbour=cat: not one of none, idle, gemm, memory, decode, swap, smallcopy"),
         ("burst=64MiB", "axis burst=64MiB: not none, or a size and a period from 1ms to 10000ms, such as 64MiB/50ms"),
         ("rate_cap=fast", "axis rate_cap=fast: not a whole number from 1 to 10000 or none"),
         ("launch_bytes=0", "axis launch_bytes=0: not a size from 1B to 16GiB"),

@@ -86,3 +86,22 @@ def test_launches_and_a_rate_cap(bench: Bench, backend: str, direction: Directio
     sms = 2 if backend in ("sm", "triton") else None
     cell = replace(CELL, backend=backend, direction=direction, sms=sms, launch_bytes=1 << 20, rate_cap=5)
     assert max(beside(bench, cell).swaps_beside_gbps) <= 5.1
+
+
+@pytest.mark.parametrize("backend", ["batched", "primed", "sm"])
+def test_small_swaps_are_as_fast_in_the_loop_beside_an_idle_neighbour_as_alone(bench: Bench, backend: str) -> None:
+    cell = replace(CELL, backend=backend, direction=Direction.H2D, blocks=16, block_bytes=4096)
+    cell = replace(cell, sms=2 if backend == "sm" else None)
+    alone = measure(bench, load_backends()[backend], replace(cell, neighbour=Neighbour.NONE), LONG, 3, None)
+    turns = beside(bench, replace(cell, neighbour=Neighbour.IDLE))
+    gbps = cell.swap_bytes / median(alone.samples.wall_us) / 1e3
+    assert median(turns.swaps_alone_gbps) == pytest.approx(gbps, rel=0.05)
+    assert median(turns.swaps_beside_gbps) == pytest.approx(gbps, rel=0.05)
+
+
+def test_small_copies_stand_behind_swaps_of_the_copy_engine(bench: Bench) -> None:
+    cell = replace(CELL, backend="batched", sms=None, direction=Direction.H2D, blocks=64, block_bytes=1 << 20)
+    turns = beside(bench, replace(cell, neighbour=Neighbour.SMALLCOPY))
+    assert 500 < len(turns.neighbour_alone_us) <= 1100  # one every 100 us
+    assert median(turns.neighbour_alone_us) < 30
+    assert max(turns.neighbour_beside_us) > 2 * median(turns.neighbour_alone_us)

@@ -10,6 +10,7 @@ import pandas as pd
 from kvbench.analysis.compare import Verdict, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.axes import Neighbour
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import figure, slower_words
@@ -26,9 +27,9 @@ RATES: Final = (10, 20, 40)
 _LEAST: Final = 0.01
 _INCLUDES: Final = (
     "Slowdown: mean time of an iteration of the neighbour beside swaps over the mean without, by visits that measured "
-    "both in turn; median and p99: of the iterations. GB/s: bytes swapped over the whole time, gaps included. Lost: "
-    "time that the neighbour lost per GB swapped (95% interval). One block: wall time of a swap of one block, without "
-    "→ with the neighbour"
+    "both in turn; median, p99 and worst: of the iterations, us without → beside swaps. GB/s: bytes swapped over the "
+    "whole time, gaps included. Lost: time that the neighbour lost per GB swapped (95% interval). Start: how much "
+    "later a swap starts because of the neighbour, by swaps of one block; End: how much later it completes"
 )
 _EDGE: Final = (
     Strong("Bold"),
@@ -47,15 +48,18 @@ _EQUAL_MARKS: Final = (
     ": the least at this rate, intervals aside. ≈: no cell is as slow, or too few visits",
 )
 _HEADER: Final = (
-    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Median", "p99", "Worst, us", "Lost, us per GB", "One block, us",
+    "Swaps", "GB/s alone", "GB/s beside", "Slowdown", "Median, us", "p99, us", "Worst, us", "Lost, us per GB",
+    "Start, us later", "End, us later",
 )  # fmt: skip
 _POINT_COLUMNS: Final = (
     "device", "neighbour", "backend", "direction", "blocks", "block_size", "sms", "launch_bytes", "priority",
     "rate_cap", "burst", "swaps_alone_gbps", "swaps_beside_gbps", "swaps_beside_gbps_low", "swaps_beside_gbps_high",
-    "neighbour_alone_us", "neighbour_beside_us", "neighbour_p99_us", "neighbour_worst_us", "neighbour_slowdown",
+    "neighbour_alone_us", "neighbour_beside_us", "neighbour_p50_alone_us", "neighbour_p50_us",
+    "neighbour_p99_alone_us", "neighbour_p99_us", "neighbour_worst_alone_us", "neighbour_worst_us",
+    "neighbour_slowdown",
     "neighbour_slowdown_low", "neighbour_slowdown_high", "neighbour_slowdown_median", "neighbour_slowdown_p99",
     "exposure_us_per_gb", "exposure_us_per_gb_low", "exposure_us_per_gb_high", "one_block_alone_us",
-    "one_block_beside_us", "rounds", "cell_id",
+    "one_block_beside_us", "swap_start_delay_us", "swap_delay_us", "rounds", "cell_id",
 )  # fmt: skip
 
 
@@ -98,10 +102,9 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
                 Strong(row["label"]) if row["cell_id"] in edge else row["label"],
                 *(figure(row[name]) for name in ("swaps_alone_gbps", "swaps_beside_gbps")),
                 _slowdown(row),
-                *(f"{row[name]:.2f}" for name in ("neighbour_slowdown_median", "neighbour_slowdown_p99")),
-                figure(row["neighbour_worst_us"]),
-                _exposure(row),
-                f"{figure(row['one_block_alone_us'])} → {figure(row['one_block_beside_us'])}",
+                *(_from_to(row, part) for part in ("p50", "p99", "worst")),
+                "" if row["neighbour"] == Neighbour.SMALLCOPY else _exposure(row),
+                *(_later(row[name]) for name in ("swap_start_delay_us", "swap_delay_us")),
             ]
         )
     alone_us = cells["neighbour_alone_us"].median()
@@ -119,6 +122,16 @@ def _slowdown(row: Row) -> str:
     verdict = verdict_of(math.log(low), math.log(high), math.log1p(IN_TURN.fraction)) if known else Verdict.UNDECIDED
     text = f"{row['neighbour_slowdown']:.2f}"
     return f"≈ {text}" if verdict is Verdict.UNDECIDED else text
+
+
+def _from_to(row: Row, part: str) -> str:
+    """Return this part of the neighbour's iteration times, without swaps and beside them."""
+    return f"{figure(row[f'neighbour_{part}_alone_us'])} → {figure(row[f'neighbour_{part}_us'])}"
+
+
+def _later(us: float) -> str:
+    """Return a difference of times; tenths of a microsecond are noise."""
+    return f"{round(us, 1) + 0.0:g}" if abs(us) < 10 else figure(round(us)) if math.isfinite(us) else ""
 
 
 def _exposure(row: Row) -> str:

@@ -533,11 +533,15 @@ def test_seed_and_round_change_the_order() -> None:
 @pytest.mark.parametrize(
     ("device", "axes", "reason"),
     [
-        (CPU, {"neighbour": "gemm"}, "the neighbour gemm needs a GPU; the cpu device supports idle, memory and swap"),
+        (
+            CPU,
+            {"neighbour": "gemm"},
+            "the neighbour gemm needs a GPU; the cpu device supports idle, memory, swap and smallcopy",
+        ),
         (
             CPU,
             {"neighbour": "decode"},
-            "the neighbour decode needs a GPU; the cpu device supports idle, memory and swap",
+            "the neighbour decode needs a GPU; the cpu device supports idle, memory, swap and smallcopy",
         ),
         (CPU, {"priority": "high"}, "the cpu device has no stream priorities"),
         (

@@ -171,7 +171,7 @@ def test_the_command_shows_the_answer_and_gives_it_as_json(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--neighbour", "cat"], "--neighbour cat: not one of idle, gemm, memory, decode, swap"),
+        (["--neighbour", "cat"], "--neighbour cat: not one of idle, gemm, memory, decode, swap, smallcopy"),
         (["--neighbour", "none"], "--neighbour none: not one of"),
         (["--max-slowdown", "5%"], "--max-slowdown 5%: it limits what a neighbour loses; add --neighbour"),
         *(
