@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from kvbench.engine.device import Event, Sample
 from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench, SetUp, measure_ceiling
 from kvbench.measure.beside import FlowSample
-from kvbench.measure.disturbance import disturbances
+from kvbench.measure.disturbance import Clocks, disturbances
 from kvbench.measure.effective_path import effective_path
 from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import RunningNeighbour
@@ -37,68 +37,113 @@ CHECK_COPIES: Final = 4
 # The times of smaller swaps are too short for the resolution of events.
 SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 
+# Warms up and takes all samples; gets a function that takes a sample on a busy stream.
+TakeAll = Callable[[Callable[[], Sample]], tuple[Sequence[Sample | FlowSample], StopReason, Beside | None]]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The samples of a visit, and the state of the machine around them."""
+
+    samples: Sequence[Sample | FlowSample]
+    stopped_by: StopReason
+    beside: Beside | None
+    busy_cpu_us: float | None
+    cpu: int | None
+    probe_us: float
+    slowdowns: Sequence[float]
+    clocks: Clocks
+
 
 def visit(
     bench: Bench, ready: SetUp, request: MeasureCell, fault: Fault | None, begin: Callable[[], None] | None = None
 ) -> Visit:
-    """Measure one visit of a cell and return its record, without its duration. Raises EngineError, VerificationError,
-    and any error of a backend.
+    """Measure one visit of a cell beside its neighbour, if it has one, and return its record, without its duration.
 
-    The submitting thread is pinned to the CPU of the request, by default to a CPU of full speed. The visits of a cell
-    in round 0 compare one swap byte for byte before they time any, and check that a swap is ordered in its stream.
-    After the last sample, every set of blocks that the samples used is compared, and one more swap, to detect a backend
-    that stopped copying; in one visit of the cell also a row of swaps, to detect one that fails now and then. If the
-    request is not to verify, nothing is compared, and the pools stay as the swaps left them. `begin` waits until other
-    devices are ready to swap too; samples are then taken until the time is up.
+    `begin` waits until other devices are ready to swap too; samples are then taken until the time is up. Raises
+    EngineError, NeighbourError, VerificationError, and any error of a backend.
     """
     bench = bench.at(ready.cell.priority)
+    with bench.device.injecting(fault), bench.neighbour(ready.backend, ready.cell) as neighbour:
+
+        def sample(take_busy: Callable[[], Sample]) -> tuple[Sequence[Sample | FlowSample], StopReason, Beside | None]:
+            return _take_all(bench, ready, request.sampling, take_busy, neighbour, begin)
+
+        return measure(bench, ready, request, sample)
+
+
+def measure(bench: Bench, ready: SetUp, request: MeasureCell, sample: TakeAll) -> Visit:
+    """Fill, take a swap, verify it, warm up, sample, verify.
+
+    The visits of a cell in round 0 compare one swap byte for byte before they time any, and check that a swap is
+    ordered in its stream. After the last sample, every set of blocks that the samples used is compared, and one more
+    swap, to detect a backend that stopped copying; in one visit of the cell also a row of swaps, to detect one that
+    fails now and then. If the request is not to verify, nothing is compared, and the pools stay as the swaps left them.
+    """
     cell, workload, prepared = ready.cell, ready.workload, ready.swaps[0]
-    state, sampling = cell.stream_state, request.sampling
     in_turn = request.in_turn or InTurn(verify=True)
     workload.verify_ms = 0.0
-    take_alone, take_busy = (alone(bench, ready, own) for own in (StreamState.IDLE, StreamState.BUSY))
-    with bench.device.injecting(fault), bench.neighbour(ready.backend, cell) as neighbour:
-        if in_turn.verify:
-            bench.pools.rest()
-        verified_bytes = 0
-        if request.round == 0:  # with any attempt: a device may have lost the others
-            verified_bytes = _check_first(bench, prepared, workload, take_alone, verify=in_turn.verify)
-        with bench.cpu.held(in_turn.cpu) as cpu:
-            probes_us = [bench.cpu.probe_us()]
-            samples, stopped_by, beside = _take_all(bench, ready, sampling, take_busy, neighbour, begin)
-            probes_us.append(bench.cpu.probe_us())
-            slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
-            clocks = bench.clocks.read()
-            with_twins = prepared.mechanism is Mechanism.BATCHED_COPY and not state.pending
-            busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
-        if in_turn.verify:
-            verified_bytes += workload.verify() + _check_one(workload, take_alone)
-            verified_bytes += _check_in_a_row(bench, ready, request, take_alone)
-        else:
-            workload.leave()
-    times_us = [getattr(sample, state.swap_clock) for sample in samples]
-    # The difference of two chains is too small where the short one was held up; the long one hides nothing.
-    _check_speed(bench, cell, [sample.chain_us for sample in samples] if state is StreamState.SUSTAINED else times_us)
+    if in_turn.verify:
+        bench.pools.rest()
+    take = alone(bench, ready, StreamState.IDLE)
+    verified_bytes = 0
+    if request.round == 0:  # with any attempt: a device may have lost the others
+        verified_bytes = _check_first(bench, prepared, workload, take, verify=in_turn.verify)
+    sampled = _sample(bench, ready, in_turn.cpu, sample)
+    if in_turn.verify:
+        verified_bytes += workload.verify() + _check_one(workload, take)
+        verified_bytes += _check_in_a_row(bench, ready, request, take)
+    else:
+        workload.leave()
+    _check_speed(bench, cell, _full_times_us(sampled.samples, cell))
+    return _record(request, ready, sampled, verified_bytes)
+
+
+def _sample(bench: Bench, ready: SetUp, on_cpu: int | None, sample: TakeAll) -> Sampled:
+    """Warm up and sample, pinned to this CPU, by default to a CPU of full speed."""
+    take_busy = alone(bench, ready, StreamState.BUSY)
+    with bench.cpu.held(on_cpu) as cpu:
+        probes_us = [bench.cpu.probe_us()]
+        samples, stopped_by, beside = sample(take_busy)
+        probes_us.append(bench.cpu.probe_us())
+        slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
+        clocks = bench.clocks.read()
+        batched = ready.swaps[0].mechanism is Mechanism.BATCHED_COPY
+        with_twins = batched and not ready.cell.stream_state.pending
+        busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
+    return Sampled(samples, stopped_by, beside, busy_cpu_us, cpu, max(probes_us), slowdowns, clocks)
+
+
+def _full_times_us(samples: Sequence[Sample | FlowSample], cell: Cell) -> list[float]:
+    """Return times that hide nothing: the difference of two chains is too small where the short one was held up."""
+    state = cell.stream_state
+    clock = "chain_us" if state is StreamState.SUSTAINED else state.swap_clock
+    return [getattr(sample, clock) for sample in samples]
+
+
+def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
+    cell, prepared, samples = ready.cell, ready.swaps[0], sampled.samples
+    times_us = [getattr(sample, cell.stream_state.swap_clock) for sample in samples]
     return Visit(
         cell_text=request.cell,
         round=request.round,
         attempt=request.attempt,
         samples=_columns(samples, cell),
-        stopped_by=stopped_by,
-        path=effective_path(prepared.mechanism, [sample.cpu_us for sample in samples], busy_cpu_us),
+        stopped_by=sampled.stopped_by,
+        path=effective_path(prepared.mechanism, [sample.cpu_us for sample in samples], sampled.busy_cpu_us),
         calls=prepared.swap.calls,
         verified_bytes=verified_bytes,
-        verify_ms=workload.verify_ms,
-        busy_cpu_us=busy_cpu_us,
-        cpu=cpu,
-        probe_us=max(probes_us),
-        slowdown=max(slowdowns),
-        sm_clock_mhz=clocks.sm_mhz,
-        clock_limits=list(clocks.limits),
-        disturbed=disturbances(slowdowns, clocks, times_us),
+        verify_ms=ready.workload.verify_ms,
+        busy_cpu_us=sampled.busy_cpu_us,
+        cpu=sampled.cpu,
+        probe_us=sampled.probe_us,
+        slowdown=max(sampled.slowdowns),
+        sm_clock_mhz=sampled.clocks.sm_mhz,
+        clock_limits=list(sampled.clocks.limits),
+        disturbed=disturbances(sampled.slowdowns, sampled.clocks, times_us),
         chosen=prepared.chosen,
-        warnings=[*_warnings(samples, cell), *_warnings_beside(beside), *prepared.warnings],
-        beside=beside,
+        warnings=[*_warnings(samples, cell), *_warnings_beside(sampled.beside), *prepared.warnings],
+        beside=sampled.beside,
     )
 
 

@@ -131,7 +131,7 @@ def _from_to(row: Row, part: str) -> str:
 
 def _later(us: float) -> str:
     """Return a difference of times; tenths of a microsecond are noise."""
-    return f"{round(us, 1) + 0.0:g}" if abs(us) < 10 else figure(round(us)) if math.isfinite(us) else ""
+    return f"{round(us, 1) + 0.0:.1f}" if abs(us) < 100 else figure(us)
 
 
 def _exposure(row: Row) -> str:
@@ -144,8 +144,8 @@ def _exposure(row: Row) -> str:
 
 
 def _lost(us_per_gb: float) -> str:
-    """Return microseconds per GB; nanoseconds are noise."""
-    return figure(round(us_per_gb, 3) + 0.0)  # no -0
+    """Return microseconds per GB with three digits; nanoseconds are noise."""
+    return figure(float(f"{round(us_per_gb, 3) + 0.0:.2e}"))  # no -0
 
 
 def _finding(what: str, measured: Sequence[Row]) -> Finding:

@@ -54,8 +54,8 @@ def test_the_table_has_both_sides_and_the_tail(report: Report) -> None:
     alone, gbps, slowdown, typical, p99, worst, lost, start, end = rows_of(table)["sm, 2 SMs"]
     assert (alone, gbps, slowdown) == ("50.0", "41.0", "1.20")
     assert (typical, p99, worst) == ("200 → 224", "200 → 1000", "200 → 1000")
-    assert (start, end) == ("2", "300")  # beside the neighbour, in microseconds
-    assert lost == "4065 (4065 to 4065)"  # (1 - 1 / 1.2) / 41 GB/s
+    assert (start, end) == ("2.0", "300")  # beside the neighbour, in microseconds
+    assert lost == "4070 (4070 to 4070)"  # (1 - 1 / 1.2) / 41 GB/s
 
 
 def test_what_most_iterations_do_not_show_is_in_the_slowdown_and_in_the_time_lost(tmp_path: Path) -> None:
