@@ -51,7 +51,7 @@ class Turns:
         self._changed = threading.Condition()
         self._left: set[int] = set()
         self._come: dict[int, Key] = {}
-        self._stopped = False
+        self.stopped = threading.Event()
 
     def join(self, place: int) -> None:
         self._left.add(place)
@@ -63,9 +63,9 @@ class Turns:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Interrupt every device before its next visit."""
+        """Interrupt every device, also in its visit."""
+        self.stopped.set()
         with self._changed:
-            self._stopped = True
             self._changed.notify_all()
 
     @contextmanager
@@ -74,8 +74,8 @@ class Turns:
         with self._changed:
             self._come[place] = key
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._stopped or self._is_on(place, key, together=together))
-            if self._stopped:
+            self._changed.wait_for(lambda: self.stopped.is_set() or self._is_on(place, key, together=together))
+            if self.stopped.is_set():
                 raise KeyboardInterrupt
             present = list(self._come.values()).count(key)
         try:
@@ -95,7 +95,7 @@ class TurnSlot(WorkerSlot):
     """The slot of one of several devices; its visits wait for their turns."""
 
     def __init__(self, spec: SweepSpec, backends: Iterable[Installed], turns: Turns, start: Start) -> None:
-        super().__init__(spec, backends)
+        super().__init__(spec, backends, stop=turns.stopped)
         self._turns, self._start = turns, start
 
     def ask(self, request: Request, kind: type[Kind], deadline_s: float) -> Kind:

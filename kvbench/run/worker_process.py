@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -42,7 +43,7 @@ RESERVE_DEADLINE_S: Final = 300.0
 _CHUNK_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = 2000
 # Silence is counted in steps, so that at most one step counts while this process is stopped (Ctrl-Z, suspend).
-_STEP_S: Final = 1.0
+_STEP_S: Final = 0.1
 # A process that is blocked in a driver call cannot be killed; kvbench leaves it running.
 _END_S: Final = 10.0
 # The driver's default is 8, and some training frameworks set 1.
@@ -88,9 +89,12 @@ class Interpreter:
 
 
 class WorkerProcess:
-    """One worker. Raises WorkerLostError if its interpreter cannot be started."""
+    """One worker. Raises WorkerLostError if its interpreter cannot be started, KeyboardInterrupt where it waits once
+    `stop` is set.
+    """
 
-    def __init__(self, interpreter: Interpreter) -> None:
+    def __init__(self, interpreter: Interpreter, stop: threading.Event) -> None:
+        self._stop = stop
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
         environment = os.environ if interpreter.environment is None else interpreter.environment
         try:
@@ -188,6 +192,8 @@ class WorkerProcess:
                     yield
                 else:
                     left_s -= min(step_s, time.monotonic() - begin_s)
+                if self._stop.is_set():
+                    raise KeyboardInterrupt
         self.kill()
         raise WorkerHungError(f"no answer within {round(deadline_s, 1):g} s; the worker was killed")
 
@@ -209,7 +215,11 @@ class WorkerSlot:
     """
 
     def __init__(
-        self, spec: SweepSpec, backends: Iterable[Installed] = (), interpreter: Interpreter | None = None
+        self,
+        spec: SweepSpec,
+        backends: Iterable[Installed] = (),
+        interpreter: Interpreter | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self._spec = spec
         self._interpreter = interpreter or Interpreter()
@@ -220,6 +230,7 @@ class WorkerSlot:
         self.log: Path | None = None
         self._worker: WorkerProcess | None = None
         self._started = 0
+        self._stop = stop or threading.Event()
 
     @property
     def pids(self) -> frozenset[int]:
@@ -231,7 +242,7 @@ class WorkerSlot:
 
         A backend that crashes the worker, or that does not return, is described as unavailable.
         """
-        self._worker = WorkerProcess(self._interpreter)
+        self._worker = WorkerProcess(self._interpreter, self._stop)
         self._started += 1
         opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
         # A replacement opens the device that the first worker found.

@@ -211,6 +211,19 @@ def test_an_interrupted_sweep_names_the_folder_to_resume(tmp_path: Path) -> None
     assert "--resume run/cpu" not in said
 
 
+def test_an_interrupt_is_heard_within_a_visit(tmp_path: Path) -> None:
+    long = ("--min-samples=100000", "--max-samples=100000", "--cell-seconds=30")
+    with kvbench_started("sweep", *LONG, *long, "--out", "run", cwd=tmp_path) as process:
+        while not list((tmp_path).glob("run/cpu-1/journal.jsonl")):
+            time.sleep(0.05)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        began_s = time.monotonic()
+        process.wait(30)
+    assert time.monotonic() - began_s < 5
+    assert process.returncode == 130
+
+
 def test_what_is_not_the_runs_of_all_devices_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     other = kvbench_here("sweep", "--resume", "run", *two(blocks="8"), cwd=tmp_path)

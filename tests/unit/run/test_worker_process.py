@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -24,7 +25,7 @@ OPEN = Open(device="cpu", fault=None)
 def worker_that(monkeypatch: pytest.MonkeyPatch, code: str) -> WorkerProcess:
     """Start a worker process that runs `code` in place of a worker's."""
     run_instead(monkeypatch, code)
-    return WorkerProcess(Interpreter())
+    return WorkerProcess(Interpreter(), threading.Event())
 
 
 def run_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
