@@ -33,6 +33,8 @@ _CEILING_DASHES: Final = (0, (6, 4))
 _ROOF_COLOUR: Final = "#1B1F24"
 _ROOF_DASHES: Final[Sequence[Dashes]] = ((0, (8, 2, 1.5, 2)), (0, (1, 2.5)))
 _LABEL_POINTS: Final = 14
+# The least height of a linear y axis, as a share of its highest value: a slowdown of 1% is seen.
+_LEAST_SPAN: Final = 0.02
 _ROOM: Final = 0.06  # of the height, above the lines and below, where the axis does not begin at 0
 _NAME_TURN: Final = 35  # degrees
 
@@ -115,7 +117,7 @@ def _limits(plot: LinePlot, headroom: float) -> tuple[float, float]:
     linear = plot.y.scale == "linear"
     known = ends if linear else [math.log10(end) for end in ends if end > 0] or [0.0]
     low, high = min(known), max(known)
-    span = max(high - low, 0.1 * high if linear else 1.0) / max(1 - headroom - 2 * _ROOM, 0.2)
+    span = max(high - low, _LEAST_SPAN * high if linear else 1.0) / max(1 - headroom - 2 * _ROOM, 0.2)
     limits = low - _ROOM * span, low + (1 - _ROOM) * span
     return limits if linear else (10 ** limits[0], 10 ** limits[1])
 
