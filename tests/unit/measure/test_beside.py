@@ -36,7 +36,7 @@ def bench() -> Iterator[Bench]:
     device = open_device("cpu", FaultPlan())
     stream = Stream(device.driver)
     region = TimedRegion(device.driver, stream.handle, 200_000)
-    made = Bench(device, stream, region, Pools(device, stream, 4 << 20), SteadyCpu(), GpuClocks("cpu", None))
+    made = Bench(device, stream, region, Pools(device, stream, 32 << 20), SteadyCpu(), GpuClocks("cpu", None))
     yield made
     for neighbour in made.neighbours.values():
         neighbour.close()
@@ -177,11 +177,11 @@ def test_of_very_many_swaps_an_even_share_is_kept(bench: Bench, monkeypatch: pyt
 
 
 def test_a_small_copy_comes_every_100_us_and_waits_for_swaps_on_the_same_engine(bench: Bench) -> None:
-    cell = replace(CELL, blocks=1, block_bytes=1 << 20, pool_bytes=4 << 20, neighbour=Neighbour.SMALLCOPY)
+    cell = replace(CELL, blocks=1, block_bytes=8 << 20, pool_bytes=32 << 20, neighbour=Neighbour.SMALLCOPY)
     beside = measure(bench, Batched(), cell, SAMPLING, 1, None).beside
     assert beside is not None
     assert 100 < len(beside.neighbour_alone_us) <= 1100  # two turns of 50 ms, with a busy host
-    assert quantiles(beside.neighbour_beside_us)[2] > 1.5 * median(beside.neighbour_alone_us)
+    assert quantiles(beside.neighbour_beside_us)[2] > 2 * median(beside.neighbour_alone_us)
 
 
 def test_the_swaps_of_a_neighbour_are_fresh_and_scattered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
