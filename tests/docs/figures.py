@@ -44,7 +44,7 @@ def numbers() -> str:
 
 
 def surprises() -> str:
-    return "\n".join(f"- {line}" for line in (_cliff(), _few_sms(), _limit(), _locality()))
+    return "\n".join(f"- {line}" for line in (_cliff(), _gate(), _few_sms(), _limit(), _locality()))
 
 
 def _cliff() -> str:
@@ -60,6 +60,17 @@ def _cliff() -> str:
         f"blocks at {figure(above.gbps)}. With work pending on the stream, the copy engine moves the {last} blocks at "
         f"{figure(busy.gbps)} GB/s (execution alone). ({_evidence('Cliff')}; "
         f"[why](reports/README.md#why-the-cliff-exists-and-how-to-check-it))"
+    )
+
+
+def _gate() -> str:
+    swap = {"backend": "batched", "direction": "h2d", "blocks": 1024, "block_size": "16KiB"}
+    opened, gated = (_cell("streams", **swap, stream_state=state) for state in ("opened", "gated"))
+    return (
+        f"**The cliff comes and goes with the load.** An engine's loads wait for an event of its compute stream. If "
+        f"the event was reached before the call, 1 024 blocks of 16 KiB take {figure(opened.swap_us_median)} us, on "
+        f"the CPU. If it was not, the copy engine moves them in {figure(gated.swap_us_median)} us from that event, and "
+        f"the call returns after {figure(gated.caller_us_median)} us. ({_evidence('Stream states')})"
     )
 
 
