@@ -67,7 +67,7 @@ def _gate() -> str:
     swap = {"backend": "batched", "direction": "h2d", "blocks": 1024, "block_size": "16KiB"}
     opened, gated = (_cell("streams", **swap, stream_state=state) for state in ("opened", "gated"))
     return (
-        f"**The cliff comes and goes with the load.** An engine's loads wait for an event of its compute stream. If "
+        f"**The cliff depends on the load.** An engine's loads wait for an event of its compute stream. If "
         f"the event was reached before the call, 1 024 blocks of 16 KiB take {figure(opened.swap_us_median)} us, on "
         f"the CPU. If it was not, the copy engine moves them in {figure(gated.swap_us_median)} us from that event, and "
         f"the call returns after {figure(gated.caller_us_median)} us. ({_evidence('Stream states')})"

@@ -18,9 +18,8 @@ TAKES = ["layer_refs_per_group", "gpu_to_cpu", "host_memory_is_pinned"]
 
 def recipe() -> str:
     text = (ROOT / "docs/how-to/adopt.md").read_text()
-    found = re.search(r"<!-- vllm: begin -->\n```python\n(.*?)```", text, re.DOTALL)
-    assert found
-    return found[1]
+    (found,) = re.findall(r"^```python gpu\n(import torch\n.*?)```", text, re.DOTALL | re.MULTILINE)
+    return str(found)
 
 
 class Copier:
