@@ -9,5 +9,6 @@ struct FakeCuda {
   int batch_version = 0;       ///< CUDA version for which the batched copy was last asked, 0: never
   int order = 0;               ///< of the last batched copy
   unsigned flags = 0;          ///< of the last batched copy
+  int waits = 0;               ///< of a stream for an event
   bool hints = false;          ///< whether the last batched copy named locations
 };

@@ -168,6 +168,15 @@ void a_sample_is_taken_through_the_driver_s_events() {
   check::equal(error.call(), "delay", "call");
 }
 
+void a_stream_waits_for_an_event_through_the_driver() {
+  const auto driver = open_cuda(0, library(13000));
+  const OwnedStream stream(driver);
+  const OwnedEvent gate(driver);
+  const int before = asked_of(13000).waits;
+  gate.hold(stream.handle());
+  check::equal(asked_of(13000).waits, before + 1, "waits");
+}
+
 void each_device_keeps_to_its_context() {
   const auto first = open_cuda(0, library(12080));
   const auto second = open_cuda(1, library(12080));  // which makes its own context current
@@ -196,6 +205,7 @@ int main() {
       {"what is missing is named", what_is_missing_is_named},
       {"a delay needs its kernel", a_delay_needs_its_kernel},
       {"content needs its kernels", content_needs_its_kernels},
+      {"a stream waits for an event through the driver", a_stream_waits_for_an_event_through_the_driver},
       {"each device keeps to its context", each_device_keeps_to_its_context},
       {"a sample is taken through the driver's events", a_sample_is_taken_through_the_driver_s_events},
   });

@@ -137,6 +137,45 @@ void only_small_blocks_on_an_idle_stream_are_primed() {
   check::that(delays(false, 0).empty(), "nothing is primed unless asked for");
 }
 
+void each_slice_is_primed_by_its_own_sizes() {
+  Bench bench;
+  const auto driver = std::make_shared<PrimedDriver>();
+  const OwnedStream stream(driver);
+  DescriptorList list = bench.reversed();
+  for (std::size_t i = 0; i < kBlocks / 2; ++i) list.bytes[i] = kBlock / 2;
+  std::ranges::reverse(list.bytes);
+  const BatchOptions options{.descriptors_per_call = kBlocks / 2, .prime_ns = 2000, .prime_up_to_bytes = kBlock / 2};
+  make_batched(driver, bench.kept(list).view(), Direction::h2d, options)->submit(stream.handle());
+  driver->synchronize(stream.handle());
+  check::equal(driver->delays_ns.size(), std::size_t{1}, "the second slice alone has small blocks");
+}
+
+/// Notes the destinations of batches.
+class NotingDriver final : public ForwardingDriver {
+ public:
+  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
+                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
+                  Stream stream) override {
+    noted.assign(destinations.begin(), destinations.end());
+    ForwardingDriver::copy_batch(destinations, sources, bytes, attributes, direction, stream);
+  }
+
+  std::vector<Address> noted;
+};
+
+void a_list_is_sorted_by_the_addresses_of_its_host_side() {
+  Bench bench;
+  for (const Direction direction : {Direction::h2d, Direction::d2h}) {
+    const auto driver = std::make_shared<NotingDriver>();
+    const OwnedStream stream(driver);
+    const DescriptorList& list = bench.kept(bench.reversed());  // sources descend
+    make_batched(driver, list.view(), direction, {.by_host_address = true})->submit(stream.handle());
+    driver->synchronize(stream.handle());
+    const bool ascends = std::ranges::is_sorted(driver->noted);
+    check::that(ascends == (direction == Direction::d2h), "d2h by destinations, h2d by sources");
+  }
+}
+
 void the_legacy_stream_is_refused() {
   Bench bench;
   for (const Stream legacy : {Stream{0}, Stream{1}}) {
@@ -214,6 +253,8 @@ int main() {
       {"a swap reads the caller's arrays at every submission", a_swap_reads_the_callers_arrays_at_every_submission},
       {"a device without batch falls back and says so", a_device_without_batch_falls_back_and_says_so},
       {"only small blocks on an idle stream are primed", only_small_blocks_on_an_idle_stream_are_primed},
+      {"each slice is primed by its own sizes", each_slice_is_primed_by_its_own_sizes},
+      {"a list is sorted by the addresses of its host side", a_list_is_sorted_by_the_addresses_of_its_host_side},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
       {"errors carry the descriptor", errors_carry_the_descriptor},
       {"a merged descriptor is named by its first", a_merged_descriptor_is_named_by_its_first},

@@ -212,11 +212,49 @@ void the_legacy_stream_is_refused() {
   }
 }
 
+/// Leaves launches in flight: it notes where their lists lie, and whether the first was over at the third.
+class PendingDriver final : public ForwardingDriver {
+ public:
+  Kernel load_kernel(std::span<const std::byte>, const char*, std::size_t) override { return 1; }
+  void launch(Kernel, Grid, void** arguments, Stream) override {
+    if (tables.size() == 2 && !marks.empty()) first_was_over = completed(marks.front());
+    tables.push_back(static_cast<List*>(arguments[0])->table);
+  }
+  void record(Event event, Stream stream) override {
+    marks.push_back(event);
+    ForwardingDriver::record(event, stream);
+  }
+
+  std::vector<u64> tables;
+  std::vector<Event> marks;
+  bool first_was_over = false;
+};
+
+void a_list_in_flight_is_not_overwritten() {
+  const auto driver = std::make_shared<PendingDriver>();
+  const OwnedStream stream(driver);
+  const auto kernel = std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{});
+  const std::vector<Address> addresses{4096, 8192};
+  const std::vector<std::size_t> bytes{512, 512};
+  auto swap = make_sm_copy(kernel, Descriptors{addresses, addresses, bytes}, {2, Direction::h2d, 0});
+  driver->delay(50'000'000, stream.handle());
+  for (int i = 0; i < 3; ++i) swap->submit(stream.handle());
+  check::equal(driver->marks.size(), std::size_t{3}, "a mark behind each launch");
+  check::that(driver->tables[0] != driver->tables[1], "two lists are in flight, each in a slot of its own");
+  check::that(driver->tables[0] == driver->tables[2] && driver->first_was_over, "the third waits for the first");
+  driver->synchronize(stream.handle());
+}
+
 void nothing_to_copy_is_nothing_to_launch() {
   Bench bench;
   auto swap = make_sm_copy(bench.kernel, Descriptors{}, {2, Direction::h2d, kInlineTableBytes});
   bench.run(*swap);
   check::equal(bench.driver->launched, std::string(), "launched");
+  const std::vector<Address> addresses{4096};
+  const std::vector<std::size_t> bytes{0};
+  const Descriptors empty{addresses, addresses, bytes};
+  bench.run(*make_sm_copy(bench.kernel, empty, {2, Direction::h2d, kInlineTableBytes}));
+  check::equal(bench.driver->launched, std::string(), "launched for an entry of no bytes");
 }
 
 }  // namespace
@@ -232,6 +270,7 @@ int main() {
       {"a list comes with the launch only if it fits",
        a_list_comes_with_the_launch_only_if_it_fits_into_the_parameters},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
+      {"a list in flight is not overwritten", a_list_in_flight_is_not_overwritten},
       {"nothing to copy is nothing to launch", nothing_to_copy_is_nothing_to_launch},
   });
 }

@@ -44,6 +44,9 @@ void a_gate_holds_a_swap_back_and_its_opening_starts_the_clock() {
       TimedRegion(bench.driver, bench.stream.handle(), 1000)
           .measure([](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); }, StreamState::gated);
   check::that(!early.pending_after, "gated: the gate opened before the submission was done");
+  TimedRegion brief(bench.driver, bench.stream.handle(), 1000);
+  const Sample late = brief.measure(Bench::submission(*swap), StreamState::gated, {.delay_ns = kDelayNs});
+  check::that(late.wall_us > kDelayNs / 4e3, "gated: the queue's delay is added");
 }
 
 void a_swap_behind_a_gate_waits_for_it() {
@@ -64,13 +67,16 @@ void a_swap_behind_a_gate_waits_for_it() {
 class CountingDriver final : public ForwardingDriver {
  public:
   void record(Event event, Stream stream) override {
+    if (records == 0) first = event;
     recorded = event;
     ++records;
     ForwardingDriver::record(event, stream);
   }
   bool completed(Event event) override {
     if (event != recorded) ++queries_of_others;
-    return ForwardingDriver::completed(event);
+    const bool done = ForwardingDriver::completed(event);
+    first_is_over = first_is_over || (done && event == first);
+    return done;
   }
   bool idle(Stream stream) override {
     ++queries_of_others;
@@ -83,6 +89,8 @@ class CountingDriver final : public ForwardingDriver {
   }
 
   Event recorded = 0;
+  Event first = 0;
+  bool first_is_over = false;
   int copies = 0;
   int records = 0;
   int queries_of_others = 0;
@@ -96,6 +104,30 @@ void an_idle_sample_asks_only_for_its_own_end() {
   check::equal(driver->queries_of_others, 0, "queries of other events and of the stream");
   check::equal(driver->records, 2, "records: the start and the end");
   check::that(!sample.pending_after, "nothing was pending");
+}
+
+void an_idle_sample_begins_when_its_start_event_is_over() {
+  const auto driver = std::make_shared<CountingDriver>();
+  const OwnedStream stream(driver);
+  TimedRegion region(driver, stream.handle(), 1000);
+  region.measure([&](Stream) { check::that(driver->first_is_over, "the start event was seen to be over"); },
+                 StreamState::idle);
+}
+
+void a_sample_leaves_out_what_was_on_the_stream_before() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  bench.driver->delay(200'000'000, bench.stream.handle());
+  const Sample gated = region.measure([](Stream) {}, StreamState::gated);
+  check::that(gated.gpu_us < 100'000, "the gate opens on a stream without other work");
+}
+
+void a_chain_is_divided_by_the_swaps_that_it_has_more() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  const TimedRegion::Submit slow = [](Stream) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };
+  const Sample taken = region.sustained(std::vector<TimedRegion::Submit>(10, slow), 4);
+  check::that(taken.caller_us > 20'000, "two swaps more take two sleeps more");
 }
 
 void cpu_time_leaves_out_what_a_submission_slept() {
@@ -282,6 +314,9 @@ int main() {
       {"a gate holds a swap back", a_gate_holds_a_swap_back_and_its_opening_starts_the_clock},
       {"a swap behind a gate waits for it", a_swap_behind_a_gate_waits_for_it},
       {"an idle sample asks only for its own end", an_idle_sample_asks_only_for_its_own_end},
+      {"an idle sample begins when its start event is over", an_idle_sample_begins_when_its_start_event_is_over},
+      {"a sample leaves out what was on the stream before", a_sample_leaves_out_what_was_on_the_stream_before},
+      {"a chain is divided by the swaps that it has more", a_chain_is_divided_by_the_swaps_that_it_has_more},
       {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},
       {"sustained swaps run behind each other", sustained_swaps_run_behind_each_other_and_ask_only_for_their_end},
       {"a sustained swap costs what one more costs", a_sustained_swap_costs_what_one_more_costs},

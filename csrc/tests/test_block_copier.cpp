@@ -1,0 +1,188 @@
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bench.hpp"
+#include "check.hpp"
+#include "forwarding_driver.hpp"
+#include "swap/block_copier.hpp"
+
+namespace {
+
+using namespace kvbench;
+
+/// The host device, which notes what a copier asks for: launches, batched calls, delays and questions.
+class AskedDriver final : public ForwardingDriver {
+ public:
+  Kernel load_kernel(std::span<const std::byte>, const char* name, std::size_t) override {
+    names.emplace_back(name);
+    return names.size();
+  }
+  void launch(Kernel kernel, Grid grid, void**, Stream) override {
+    noted.push_back(names[kernel - 1] + " " + std::to_string(grid.blocks));
+  }
+  void copy_batch(std::span<const Address> destinations, std::span<const Address> sources,
+                  std::span<const std::size_t> bytes, BatchAttributes attributes, Direction direction,
+                  Stream stream) override {
+    noted.push_back("batch " + std::to_string(bytes.size()) +
+                    (attributes.order == AccessOrder::any ? " any" : " stream"));
+    ForwardingDriver::copy_batch(destinations, sources, bytes, attributes, direction, stream);
+  }
+  void delay(std::uint64_t, Stream) override { noted.emplace_back("delay"); }
+  bool idle(Stream) override {
+    ++questions;
+    return !pending;
+  }
+
+  /// Returns what was noted since the last call.
+  std::vector<std::string> take() { return std::exchange(noted, {}); }
+
+  std::vector<std::string> names;
+  std::vector<std::string> noted;
+  int questions = 0;
+  bool pending = false;
+};
+
+using Noted = std::vector<std::string>;
+
+struct CopierBench {
+  CopierBench()
+      : stream(driver),
+        host(driver, MemoryKind::allocated, kBlock * kBlocks),
+        device(driver, MemoryKind::device, kBlock * kBlocks) {}
+
+  std::shared_ptr<const SmKernel> kernel(SmMethod method) {
+    return std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{.method = method});
+  }
+
+  /// Ways: 0 batched, 1 primed, 2 a kernel on 3 SMs.
+  std::unique_ptr<BlockCopier> copier(std::vector<CopyTable> tables) {
+    std::vector<CopyWay> ways(3);
+    ways[1].batch.prime_ns = 2000;
+    ways[1].batch.prime_up_to_bytes = 1 << 20;
+    ways[2].sms = 3;
+    ways[2].bulk = kernel(SmMethod::bulk);
+    ways[2].lanes = kernel(SmMethod::lanes);
+    return std::make_unique<BlockCopier>(driver, std::move(ways), std::move(tables));
+  }
+
+  /// `count` blocks of `bytes`, kept as long as the bench.
+  Descriptors list(std::size_t count, std::size_t bytes, Direction direction = Direction::h2d) {
+    DescriptorList& kept = lists.emplace_back();
+    for (std::size_t i = 0; i < count; ++i) {
+      const Address ends[] = {host.address() + i * kBlock, device.address() + i * kBlock};
+      kept.sources.push_back(ends[direction == Direction::h2d ? 0 : 1]);
+      kept.destinations.push_back(ends[direction == Direction::h2d ? 1 : 0]);
+      kept.bytes.push_back(bytes);
+    }
+    return kept.view();
+  }
+
+  Noted copied(BlockCopier& copier, const Descriptors& descriptors, bool any = false) {
+    copier.copy(descriptors, any, stream.handle());
+    driver->synchronize(stream.handle());
+    return driver->take();
+  }
+
+  std::shared_ptr<AskedDriver> driver = std::make_shared<AskedDriver>();
+  OwnedStream stream;
+  Buffer host;
+  Buffer device;
+  std::deque<DescriptorList> lists;
+};
+
+/// A table with one way for everything.
+CopyTable always(std::size_t way, Direction direction, bool pending = false) {
+  return {.direction = direction, .pending = pending, .size_limits = {}, .count_limits = {}, .ways = {way}};
+}
+
+std::vector<CopyTable> both_ways(std::size_t way) { return {always(way, Direction::h2d), always(way, Direction::d2h)}; }
+
+void the_table_decides_by_size_and_count() {
+  CopierBench bench;
+  // Up to 100 bytes and 4 blocks a kernel, beyond either limit batched copies.
+  const CopyTable table{
+      .direction = Direction::h2d, .pending = false, .size_limits = {100}, .count_limits = {4}, .ways = {2, 0, 0, 0}};
+  const auto copier = bench.copier({table, always(0, Direction::d2h)});
+  check::that(bench.copied(*copier, bench.list(4, 96)) == Noted{"kvbench_sm_bulk 3"}, "few small blocks");
+  check::that(bench.copied(*copier, bench.list(2, 96)) == Noted{"kvbench_sm_bulk 2"}, "no more SMs than pieces");
+  check::that(bench.copied(*copier, bench.list(5, 96)) == Noted{"batch 5 stream"}, "more blocks");
+  check::that(bench.copied(*copier, bench.list(4, 112)) == Noted{"batch 4 stream"}, "larger blocks");
+  check::that(bench.copied(*copier, bench.list(4, 96, Direction::d2h)) == Noted{"batch 4 stream"}, "d2h");
+}
+
+void the_stream_is_asked_only_where_its_answer_matters() {
+  CopierBench bench;
+  const auto copier = bench.copier({always(2, Direction::h2d), always(0, Direction::h2d, true),
+                                    always(0, Direction::d2h), always(0, Direction::d2h, true)});
+  check::that(bench.copied(*copier, bench.list(4, 64)) == Noted{"kvbench_sm_bulk 3"}, "an idle stream");
+  bench.driver->pending = true;
+  check::that(bench.copied(*copier, bench.list(4, 64)) == Noted{"batch 4 stream"}, "a stream with pending work");
+  check::equal(bench.driver->questions, 2, "questions");
+  bench.copied(*copier, bench.list(4, 64, Direction::d2h));
+  check::equal(bench.driver->questions, 2, "questions, where both tables name one way");
+}
+
+void what_is_not_aligned_takes_the_other_kernel() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  check::that(bench.copied(*copier, bench.list(4, 64)) == Noted{"kvbench_sm_bulk 3"}, "multiples of 16");
+  check::that(bench.copied(*copier, bench.list(4, 65)) == Noted{"kvbench_sm_lanes 3"}, "another size");
+}
+
+void each_list_has_its_access_order() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(0));
+  for (const bool any : {true, false, true}) {
+    const Noted expected{any ? "batch 4 any" : "batch 4 stream"};
+    check::that(bench.copied(*copier, bench.list(4, 64), any) == expected, "the order of this list");
+  }
+}
+
+void only_loads_are_primed() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(1));
+  check::that(bench.copied(*copier, bench.list(4, 64)) == (Noted{"delay", "batch 4 stream"}), "h2d");
+  check::that(bench.copied(*copier, bench.list(4, 64, Direction::d2h)) == Noted{"batch 4 stream"}, "d2h");
+}
+
+void entries_of_no_bytes_are_left_out() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(0));
+  bench.list(4, 64);
+  bench.lists.back().bytes[1] = 0;
+  check::that(bench.copied(*copier, bench.lists.back().view()) == Noted{"batch 3 stream"}, "one of four");
+  check::that(bench.copied(*copier, bench.list(4, 0)).empty(), "all");
+  check::that(bench.copied(*copier, Descriptors{}).empty(), "an empty list");
+}
+
+void what_a_copier_cannot_serve_is_refused() {
+  CopierBench bench;
+  check::thrown<std::invalid_argument>([&] { bench.copier({always(0, Direction::h2d)}); });
+  check::thrown<std::invalid_argument>([&] { bench.copier(both_ways(3)); });
+  const auto copier = bench.copier(both_ways(0));
+  const std::vector<Address> here{bench.host.address()}, elsewhere{4096};
+  const std::vector<std::size_t> bytes{64};
+  for (const auto& sources : {elsewhere, here}) {
+    check::thrown<std::invalid_argument>(
+        [&] { copier->copy(Descriptors{sources, here, bytes}, false, bench.stream.handle()); });
+  }
+  check::thrown<DriverError>([&] { copier->copy(bench.list(1, 64), false, 0); });
+}
+
+}  // namespace
+
+int main() {
+  return check::run({
+      {"the table decides by size and count", the_table_decides_by_size_and_count},
+      {"the stream is asked only where its answer matters", the_stream_is_asked_only_where_its_answer_matters},
+      {"what is not aligned takes the other kernel", what_is_not_aligned_takes_the_other_kernel},
+      {"each list has its access order", each_list_has_its_access_order},
+      {"only loads are primed", only_loads_are_primed},
+      {"entries of no bytes are left out", entries_of_no_bytes_are_left_out},
+      {"what a copier cannot serve is refused", what_a_copier_cannot_serve_is_refused},
+  });
+}
