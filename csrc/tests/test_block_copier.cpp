@@ -14,7 +14,7 @@ namespace {
 
 using namespace kvbench;
 
-/// The host device, which notes what a copier asks for: launches, batched calls, delays and questions.
+/// The host device, which notes what a copier requests: launches, batched calls, delays and questions.
 class AskedDriver final : public ForwardingDriver {
  public:
   Kernel load_kernel(std::span<const std::byte>, const char* name, std::size_t) override {

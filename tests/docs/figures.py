@@ -17,30 +17,46 @@ ROOT: Final = Path(__file__).parents[2]
 # The report that README shows.
 REPORT: Final = ROOT / "reports" / "nvidia-h200-2026-11-22"
 RUNS: Final = REPORT / "runs"
+CARDS: Final = (REPORT, ROOT / "reports" / "nvidia-h100-80gb-hbm3-2026-11-22")
 _LINK: Final = REPORT.relative_to(ROOT).as_posix()
 _SWAP: Final = {"blocks": 10_000, "block_size": "4KiB", "stream_state": "idle", "coalesce": ("", "off")}
 
 
 def numbers() -> str:
-    """Four figures, the ceiling below them, and where they come from."""
-    ways: dict[str, dict[str, Any]] = {
-        "`batched`: `cuMemcpyBatchAsync` as it is": {"backend": "batched"},
-        "`sm`: the copy kernel of kvbench, 4 SMs": {"backend": "sm", "sms": 4},
+    """Figures of both cards, the ceilings below them, and where they come from."""
+    ways: dict[str, tuple[str, dict[str, Any]]] = {
+        "`batched`: `cuMemcpyBatchAsync` as it is": ("engine", {"backend": "batched"}),
+        "`vllm_triton`: vLLM's own kernel, as shipped": ("engines", {"backend": "vllm_triton", "sms": ""}),
+        "`sm`: the copy kernel of kvbench, 4 SMs": ("engine", {"backend": "sm", "sms": 4}),
     }
+    places = [(card, way) for card in CARDS for way in ("h2d", "d2h")]
     rows = [
-        (words, *(_with_interval(_cell("engine", **_SWAP, **values, direction=way)) for way in ("h2d", "d2h")))
-        for words, values in ways.items()
+        (words, *(_figure(card, run, **values, direction=way) for card, way in places))
+        for words, (run, values) in ways.items()
     ]
-    ceilings = (_cell("engine", **_SWAP, backend="batched", direction=way).ceiling_gbps for way in ("h2d", "d2h"))
+    ceilings = [_cell("engine", card, **_SWAP, backend="batched", direction=way).ceiling_gbps for card, way in places]
     rows.append(("the ceiling: large plain copies", *map(figure, ceilings)))
+    heads = (f"{_name(card)}, {'to' if way == 'h2d' else 'from'} the GPU" for card, way in places)
+    (visits,) = {committed("engine", card).info.spec["sampling"]["rounds"] for card in CARDS}
     chart = "Throughput against block size of fresh blocks for batched copies, primed copies and two copy kernels"
     return "\n\n".join(
         (
-            table(("one swap of 10 000 blocks of 4 KiB, GB/s", "host to GPU", "GPU to host"), rows, numbers=2),
-            _origin("engine"),
+            table(("one swap of 10 000 blocks of 4 KiB, GB/s", *heads), rows, numbers=len(places)),
+            "\n".join(f"- {_origin(card, 'engine', 'engines')}" for card in CARDS),
+            f"A figure is the median of {visits} visits, with its 95% interval: the latency of one swap on an idle "
+            "stream, other blocks every time, scattered over 16 GiB on both sides.",
             f"![{chart}, with the ceiling of the card]({_LINK}/cliff-cliff.png)",
         )
     )
+
+
+def _figure(card: Path, run: str, **values: Any) -> str:
+    """Return a rate with its interval, or a dash where the card does not have that run."""
+    return _with_interval(_cell(run, card, **_SWAP, **values)) if (card / "runs" / run).is_dir() else "-"
+
+
+def _name(card: Path) -> str:
+    return str(committed("engine", card).info.identity["gpu_name"]).removeprefix("NVIDIA ")
 
 
 def surprises() -> str:
@@ -107,14 +123,16 @@ def _locality() -> str:
     )
 
 
-def _origin(run: str) -> str:
-    info = committed(run).info
-    identity, rounds = info.identity, info.spec["sampling"]["rounds"]
+def _origin(card: Path, *runs: str) -> str:
+    """Return a sentence about a card and the commands of those of `runs` that it has."""
+    infos = [committed(run, card).info for run in runs if (card / "runs" / run).is_dir()]
+    identity, link = infos[0].identity, card.relative_to(ROOT).as_posix()
+    commands = " and ".join(code(" ".join(info.command)) for info in infos)
+    engines = {facts.package for info in infos for facts in info.backends if facts.name == "vllm_triton"}
+    own = "".join(f", {package.partition(' ')[0]}" for package in sorted(engines))
     return (
-        f"{identity['gpu_name']}, driver {identity['driver_version']}, {info.created[:10]}. A figure is the median "
-        f"of {rounds} visits, with its 95% interval: the latency of one swap on an idle stream, other blocks "
-        f"every time, scattered over 16 GiB on both sides. Measured by {code(' '.join(info.command))}: "
-        f"[report]({_LINK}/report.md), [runs]({_LINK}/runs)."
+        f"{identity['gpu_name']}, driver {identity['driver_version']}{own}, {infos[0].created[:10]}: {commands} "
+        f"([report]({link}/report.md), [runs]({link}/runs))."
     )
 
 
@@ -127,28 +145,28 @@ def _evidence(heading: str) -> str:
 
 
 @cache
-def committed(run: str) -> Run:
-    """Return a run of the report."""
-    return load_run(RUNS / run)
+def committed(run: str, card: Path = REPORT) -> Run:
+    """Return a run of a card's report."""
+    return load_run(card / "runs" / run)
 
 
 @cache
-def _frame(run: str) -> pd.DataFrame:
-    return committed(run).frame()
+def _frame(run: str, card: Path) -> pd.DataFrame:
+    return committed(run, card).frame()
 
 
-def _cells(run: str, **values: Any) -> pd.DataFrame:
+def _cells(run: str, card: Path = REPORT, **values: Any) -> pd.DataFrame:
     """Return the cells of shuffled blocks with these values; a kernel goes by its rule unless it is named."""
-    frame = _frame(run)
+    frame = _frame(run, card)
     for name, value in ({"pattern": "shuffled", "kernel": ""} | values).items():
         column = frame[name].astype(object).where(frame[name].notna(), "")
         frame = frame[column.isin(value if isinstance(value, tuple) else (value,))]
     return frame
 
 
-def _cell(run: str, **values: Any) -> Any:
-    found = _cells(run, **values)
-    assert len(found) == 1, f"{run} has {len(found)} cells of {values}"
+def _cell(run: str, card: Path = REPORT, **values: Any) -> Any:
+    found = _cells(run, card, **values)
+    assert len(found) == 1, f"{card.name}/{run} has {len(found)} cells of {values}"
     return found.iloc[0]
 
 
