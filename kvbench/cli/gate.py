@@ -16,7 +16,7 @@ import msgspec
 import typer
 import typer.core
 
-from kvbench.cli.options import FromStruct, with_struct_options
+from kvbench.cli.options import Command, FromStruct, Group, with_struct_options
 from kvbench.cli.sweep import NO_OPTIONS, Axis, Filters, default_folder, terminated
 from kvbench.errors import ExitCode, KvbenchError, UsageError, brief
 from kvbench.gate.judgement import Margins
@@ -34,6 +34,7 @@ DEFAULT_MINUTES: Final = 1.8
 _AFTER_DASHES: Final = "kvbench.gate.after_dashes"
 
 gate = typer.Typer(
+    cls=Group,
     name="gate",
     help="Compare two builds or backends, or check rules about one run.",
     no_args_is_help=True,
@@ -47,7 +48,7 @@ class OnInconclusive(StrEnum):
     FAIL = "fail"
 
 
-class _TwoLists(typer.core.TyperCommand):
+class _TwoLists(Command):
     """A command whose arguments are two lists separated by `--`, which the parser itself drops."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -95,7 +96,7 @@ _Runs = Annotated[
 ]
 
 
-@gate.command()
+@gate.command(cls=Command)
 def rules(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory to check.", show_default=False)],
     rules_file: Annotated[
@@ -181,7 +182,7 @@ def compare(
     raise typer.Exit(code)
 
 
-@gate.command()
+@gate.command(cls=Command)
 @with_struct_options
 def calibrate(
     side: Annotated[str, typer.Option(help="Side to measure against itself: here, or env:PATH.")] = "here",

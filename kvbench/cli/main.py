@@ -14,6 +14,7 @@ import typer
 
 from kvbench.cells.cell import AXES
 from kvbench.cli import doctor, gate, listing, probe, report, show, sweep, trace, tune
+from kvbench.cli.options import Command, Group
 from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
 from kvbench.text import printable, short
@@ -32,6 +33,7 @@ _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="kvbench",
+    cls=Group,
     help="Benchmark KV-cache block swaps between host memory and the GPU, on this machine.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -51,15 +53,15 @@ def _root(
     del version
 
 
-app.command(epilog=sweep.EPILOG)(sweep.sweep)
-app.command()(show.show)
-app.command()(report.report)
-app.command()(tune.tune)
+app.command(cls=Command, epilog=sweep.EPILOG)(sweep.sweep)
+app.command(cls=Command)(show.show)
+app.command(cls=Command)(report.report)
+app.command(cls=Command)(tune.tune)
 app.add_typer(gate.gate)
 app.add_typer(trace.trace)
-app.command("list")(listing.listing)
-app.command()(doctor.doctor)
-app.command()(probe.probe)
+app.command("list", cls=Command)(listing.listing)
+app.command(cls=Command)(doctor.doctor)
+app.command(cls=Command)(probe.probe)
 
 
 class _Output(io.TextIOWrapper):

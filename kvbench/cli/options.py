@@ -1,4 +1,4 @@
-"""Options generated from a struct: one option per field, with the field's type, range and description."""
+"""Options generated from a struct, one per field with its type, range and description; and how help shows flags."""
 
 import inspect
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from kvbench.cli.completion import complete_device
 from kvbench.text import plain_type
@@ -62,3 +63,26 @@ def _option(option: msgspec.inspect.Field) -> inspect.Parameter:
     told = typer.Option(help=words[0].upper() + words[1:] + ".", autocompletion=completion)
     annotation = Annotated[kind | None, told]  # type: ignore[valid-type]
     return inspect.Parameter(option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+
+
+class _PlainFlags:
+    """Shows no type of flags in help, where typer 0.29 writes <bool>."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.display_type_rich = _no_type
+        return params
+
+
+def _no_type(*, ctx: object) -> None:
+    del ctx
+
+
+class Command(_PlainFlags, TyperCommand):
+    """A command of kvbench."""
+
+
+class Group(_PlainFlags, TyperGroup):
+    """A group of commands of kvbench."""

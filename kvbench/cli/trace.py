@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kvbench.cli.options import FromStruct, with_struct_options
+from kvbench.cli.options import Command, FromStruct, Group, with_struct_options
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.text import printable
@@ -17,7 +17,9 @@ from kvbench.units import parse_size
 if TYPE_CHECKING:
     from kvbench.traces.file import Header
 
-trace = typer.Typer(name="trace", help="Make swaps of request traces, and show what they look like. Needs no GPU.")
+trace = typer.Typer(
+    name="trace", cls=Group, help="Make swaps of request traces, and show what they look like. Needs no GPU."
+)
 
 _SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
 _Requests = Annotated[Path, typer.Argument(help="Requests: JSON lines in the format of Mooncake or Bailian.")]
@@ -34,7 +36,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 _NO_OPTIONS: Final[Mapping[str, Any]] = {}
 
 
-@trace.command()
+@trace.command(cls=Command)
 @with_struct_options
 def make(
     requests: _Requests,
@@ -69,7 +71,7 @@ def make(
         typer.echo(f"{count:>12,} lines skipped, the first is line {reader.first_skipped[reason]}: {printable(reason)}")
 
 
-@trace.command()
+@trace.command(cls=Command)
 def show(
     file: Annotated[Path, typer.Argument(help="Trace, made by kvbench trace make or written by a recorder.")],
     as_json: _Json = False,
@@ -89,7 +91,7 @@ def show(
         _print_side(title, summary[name])
 
 
-@trace.command()
+@trace.command(cls=Command)
 @with_struct_options
 def compare(
     requests: _Requests,

@@ -277,3 +277,11 @@ def test_bash_takes_the_completion(tmp_path: Path) -> None:
     done = subprocess.run([bash, "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "kvbench" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["", "sweep", "show", "tune", "report", "gate compare", "trace make", "probe"])
+def test_help_shows_what_a_flag_does_and_no_type(command: str) -> None:
+    done = kvbench_here(*command.split(), "--help", cwd=Path.cwd())
+    assert done.returncode == 0
+    assert "--help" in done.stdout
+    assert "bool" not in done.stdout
