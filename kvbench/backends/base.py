@@ -169,7 +169,7 @@ def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFa
             "kernels": getattr(backend, "kernels", ()),
             "package": getattr(backend, "package", None) or found.package,
             "settings": getattr(backend, "settings", ()),
-            "on_request": found.of_engine,
+            "on_request": found.of_engine or isinstance(backend, BrokenBackend),
         }
         # Another package can return anything.
         facts: BackendFacts = msgspec.convert(msgspec.to_builtins(told), BackendFacts)
@@ -178,7 +178,9 @@ def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFa
         return facts
     except Exception as error:  # as in _load
         reason = f"{found.package} fails to describe it: {_line(error)}"
-        return BackendFacts(name, "does not describe itself", frozenset(), reason, package=found.package)
+        return BackendFacts(
+            name, "does not describe itself", frozenset(), reason, package=found.package, on_request=True
+        )
 
 
 def _line(error: Exception) -> str:

@@ -252,7 +252,9 @@ class WorkerSlot:
             name, package = backend.name, backend.package
             if name in self._lost:
                 reason = f"{package} does not load: {self._lost[name]}"
-                described.append(BackendFacts(name, "does not load", frozenset(), reason, package=package))
+                described.append(
+                    BackendFacts(name, "does not load", frozenset(), reason, package=package, on_request=True)
+                )
                 continue
             try:
                 described.append(self.ask(Describe(backend=name), Described, DESCRIBE_DEADLINE_S).backend)

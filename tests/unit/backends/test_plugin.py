@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvbench.results import Visit, load_run
+from kvbench.results import CellRecord, Visit, load_run
 from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench, records, skips, tiny
 
 EXAMPLE = Path(__file__).parents[2] / "example_backend"
@@ -231,6 +231,21 @@ def test_a_package_that_answers_nonsense_is_named_and_the_others_are_listed(site
     install_again = changed("a backend for tests", "\\x1b[31mred")
     (site / "kvbench_plugin.py").write_text(textwrap.dedent(install_again))
     assert "\x1b" not in kvbench("list", "backends", cwd=site, env={"PYTHONPATH": str(site)}).stdout
+
+
+@pytest.mark.parametrize("code", ["import nothing_that_exists", "import os; os._exit(7)"], ids=["raises", "dies"])
+def test_a_package_that_does_not_load_is_measured_only_if_it_is_named(site: Path, code: str) -> None:
+    install(install(site, SOUND, "sound"), code)
+    usual = [option for option in tiny() if not option.startswith("-abackend")]
+    done = kvbench("sweep", *usual, *BRIEF, "--out=run", cwd=site.parent, env={"PYTHONPATH": str(site)})
+    assert done.returncode == 0, done.stderr
+    cells = {cell_of(record).backend for record in records(site.parent / "run") if isinstance(record, CellRecord)}
+    assert "sound" in cells
+    assert "plugin" not in cells
+    named = kvbench(
+        "sweep", *tiny(backend="plugin"), *BRIEF, "--out=named", cwd=site.parent, env={"PYTHONPATH": str(site)}
+    )
+    assert "does not load" in named.stdout + named.stderr
 
 
 def test_only_what_is_asked_for_is_loaded(site: Path) -> None:
