@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvbench.analysis.compare import Comparison
 from kvbench.cells.axes import StreamState
-from kvbench.report.model import DataTable, Finding, Part, Section
+from kvbench.report.curves import cliff_curves, curve_chart
+from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
-from kvbench.report.select import DIRECTIONS, Pinned, pin
+from kvbench.report.select import BATCHED, DIRECTIONS, Pinned, pin, where
 from kvbench.report.tables import UNCLEAR, Row, includes_of, measured_table, ratio_words, rows_of, sms_words
 from kvbench.report.view import View
 from kvbench.results.frame import BETWEEN
@@ -41,10 +43,19 @@ def make(view: View) -> Part | str:
             tables.append(_table(view, pinned, way, [(both[key], gates[key]) for key in own]))
         backends = dict.fromkeys(key[0] for key in own)
         told += [_finding([(both[key], gates[key]) for key in own if key[0] == backend]) for backend in backends]
-    return Part(tables=tables, told=told)
+    return Part(charts=_charts(view, pinned), tables=tables, told=told)
 
 
 SECTION = Section("stream-states", "Stream states: idle, opened, gated, busy", make)
+
+
+def _charts(view: View, pinned: Pinned) -> list[Chart]:
+    """Return the chart of batched copies in every state, at the main number of blocks."""
+    curves = cliff_curves(replace(pinned, cells=where(pinned.cells, backend=BATCHED)))
+    if isinstance(curves, str):
+        return []
+    title = f"GB/s of batched copies by stream state, N = {count(curves.main)} blocks"
+    return [curve_chart(view, "stream-states", curves, {curves.main: ""}, title)]
 
 
 def _gate(view: View, swap: _Swap) -> Comparison:

@@ -128,6 +128,7 @@ def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> No
 
 Lists = tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]
 FIRST: dict[int, Lists] = {}
+STREAMS: dict[int, Stream] = {}
 
 
 def _lists(memory: SwapMemory) -> Lists:
@@ -155,6 +156,33 @@ def test_a_backend_that_does_not_copy_is_caught(
 ) -> None:
     with pytest.raises(VerificationError, match="in the block of descriptor"):
         measure(bench, Recorded(cheat), cell, SAMPLING, 1, None)
+
+
+def spoils_its_source(request: SwapRequest, number: int, stream: int) -> None:
+    """Copy, and write into the first source, the first time."""
+    honest(request, number, stream)
+    if number == 1:
+        STREAMS[stream].synchronize()
+        ctypes.memset(int(request.memory.sources[0]), 0x5A, 64)
+
+
+def test_a_backend_that_spoils_its_source_is_caught(bench: Bench) -> None:
+    STREAMS[bench.stream.handle] = bench.stream
+    fresh = replace(CELLS[1], pool_bytes=2 << 20)  # no block is swapped twice
+    with pytest.raises(VerificationError, match="source"):
+        measure(bench, Recorded(spoils_its_source), fresh, SAMPLING, 1, None)
+
+
+def takes_its_time(request: SwapRequest, number: int, stream: int) -> None:
+    time.sleep(0.03)
+    honest(request, number, stream)
+
+
+@pytest.mark.parametrize("state", [StreamState.BUSY, StreamState.GATED])
+def test_the_delay_outlasts_a_caller_that_takes_its_time(bench: Bench, state: StreamState) -> None:
+    cell = replace(CELLS[0], stream_state=state)
+    made = measure(bench, Recorded(takes_its_time), cell, SAMPLING, 1, None)
+    assert all(made.samples.pending_after)
 
 
 # The audit of the destination waits for the stream: by then the delay is over, and the check finds nothing.

@@ -129,6 +129,7 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
         "models",
         "runs",
         "cliff",
+        "stream",
         "sm",
         "queue",
         "neighbour",

@@ -151,6 +151,16 @@ def test_one_stream_state_answers_for_the_other_and_no_direction_for_the_other()
     assert small.choose(D2H, IDLE, 16, 4096) is None
 
 
+def test_a_state_with_the_same_path_answers_before_others() -> None:
+    tables = [
+        table([[choice]], stream_state=state, block_bytes=(4096,), blocks=(16,))
+        for state, choice in ((IDLE, "batched"), (StreamState.SUSTAINED, "sm"))
+    ]
+    found = policy(*tables)
+    for state, expected in ((StreamState.OPENED, "batched"), (StreamState.GATED, "sm"), (BUSY, "sm")):
+        assert str(found.choose(H2D, state, 16, 4096)) == expected
+
+
 def test_a_choice_becomes_the_cell_of_its_backend() -> None:
     cell = Cell("auto", H2D, 16, 4096)
     chosen = Choice.parse("batched order=any descriptors_per_call=8192 coalesce=on").apply(cell)
