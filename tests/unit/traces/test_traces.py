@@ -94,7 +94,9 @@ def test_a_line_with_chat_ids_is_of_bailian_in_seconds_and_16_tokens(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x00" * 99, b"{}\n" * 500, gzip.compress(b"0" * (9 << 20)), gzip.compress(b"{}\n" * 99)[:-9]]
+    "data",
+    [b"", b"\x00" * 99, b"{}\n" * 500, gzip.compress(b"0" * (9 << 20)), gzip.compress(b"{}\n" * 99)[:-9]],
+    ids=["empty", "zeros", "other lines", "bomb", "broken"],  # a packed file holds the time at which it was packed
 )
 def test_a_file_of_another_format_a_bomb_and_a_broken_one_are_refused(tmp_path: Path, data: bytes) -> None:
     file = tmp_path / "bad"
