@@ -39,6 +39,7 @@ def test_an_engines_ways_stand_beside_the_best_of_the_run(tmp_path: Path) -> Non
     # Below MIN_N vLLM takes its batched copy, although its kernel would be faster.
     assert few[2:] == ["vllm_batch order=any", "120", "vllm_triton sms=24", "90.0", "batched order=any", "100", "1.20"]
     assert "vllm_batch takes 1.01 to 1.20 times as long as batched, within 5% of it in 1 of 2 cells" in str(part.told)
+    assert "time of the calling thread by +3 us in the median" in str(part.told)
 
 
 def test_without_an_engines_own_code_the_report_says_what_it_needs(tmp_path: Path) -> None:
