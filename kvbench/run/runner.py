@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from kvbench._version import __version__
-from kvbench.cells.cell import Cell
+from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import PLUG_INS, differences, identity_hash
@@ -202,6 +202,12 @@ def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
         if policy.driver != driver:
             was, now = policy.driver or "none", driver or "none"
             notes.append(f"the policy was measured with driver {was}, this is {now}: build a new one")
+        for name, value in policy.workload.items():
+            groups = [group for group in spec.groups if AUTO in group.get("backend", (AUTO,))]
+            others = {str(AXES[name].show(one)) for group in groups for one in group.get(name, ())} - {value}
+            if others:
+                now = ", ".join(sorted(others))
+                notes.append(f"the policy was measured with {name} {value}, this sweep has {now}: build a new one")
     elif any(AUTO in group.get("backend", ()) for group in spec.groups):
         notes.append(NO_POLICY)
     return msgspec.structs.replace(found, notes=notes)

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pandas as pd
-
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
@@ -14,7 +12,18 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.text import a_stream, counted, ends, printable, short
-from kvbench.tune.fit import Arms, Decision, Kind, Point, candidates, decide_all, kind_words, sms_of, tried, typical
+from kvbench.tune.fit import (
+    Arms,
+    Decision,
+    Kind,
+    Point,
+    candidates,
+    decide_all,
+    kind_words,
+    sms_of,
+    typical,
+    workload_axes,
+)
 from kvbench.tune.table import Choice
 from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digits
 
@@ -140,8 +149,8 @@ def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str |
 
 def workload_of(runs: Sequence[Run]) -> str:
     """Return which blocks most of the swaps behind answers move; "hot" means the same adjacent blocks every time."""
-    cells = tried(pd.concat(run.frame() for run in runs))
-    pool, reuse = (str(cells[axis].mode().iloc[0]) for axis in ("pool", "reuse"))
+    axes = workload_axes(runs)
+    pool, reuse = axes["pool"], axes["reuse"]
     place = "from a dense pool" if pool == "dense" else f"from a pool of {size_words(parse_size(pool))}"
     if reuse == Reuse.FRESH.value:
         return f"fresh blocks {place}"

@@ -20,7 +20,7 @@ from kvbench.errors import UsageError
 from kvbench.results import Run, check_one_clock
 from kvbench.results.frame import unqueued
 from kvbench.text import MAX_LINE
-from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, Choice, Policy, Table
+from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice, Policy, Table
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
@@ -68,6 +68,7 @@ def policy_of(runs: Sequence[Run], chosen: Mapping[Kind, Mapping[Point, Choice]]
         driver=driver,
         identity_hash=newest.info.identity_hash[:MAX_LINE],
         made=newest.info.created[:MAX_LINE],
+        workload=workload_axes(runs),
         runs=tuple(" ".join(run.info.command)[:MAX_LINE] for run in runs),
         tables=tuple(_table(*kind, choices) for kind, choices in chosen.items()),
     )
@@ -225,6 +226,12 @@ def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
 def tried(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a table of runs that a policy is based on, including `auto`: measured or failed."""
     return one_workload(unqueued(frame[frame["status"] != "skipped"]))
+
+
+def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
+    """Return the pool, reuse and pattern of most of the swaps that a policy is based on."""
+    cells = tried(pd.concat(run.frame() for run in runs))
+    return {axis: str(cells[axis].mode().iloc[0]) for axis in WORKLOAD_AXES}
 
 
 def one_workload(frame: pd.DataFrame) -> pd.DataFrame:

@@ -27,6 +27,8 @@ FORMAT: Final = 1
 # The axes that a choice can set: all that the caller does not decide.
 CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
 _USUAL: Final = {name: axis.usual or axis.show(axis.unused) for name, axis in AXES.items()}
+# Axes that decide which choice is fastest, and that a choice does not set.
+WORKLOAD_AXES: Final = ("pool", "reuse", "pattern")
 MAX_VALUES: Final = 64  # per axis of a table
 
 # Stream states in which the driver takes the same path, by how well one serves for another.
@@ -120,6 +122,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
     `device` is the title of the device, `driver` the version of its driver ("" on the device cpu) and `identity_hash`
     that of the machine; `made` is the time of the newest of its runs (ISO 8601, UTC), `runs` are their commands.
+    `workload` maps axes that a choice depends on and does not set to the value that most of the swaps had.
     """
 
     format: Annotated[int, msgspec.Meta(ge=FORMAT, le=FORMAT)] = FORMAT
@@ -127,6 +130,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     driver: Line = ""
     identity_hash: Line = ""
     made: Line = ""
+    workload: Mapping[Line, Line] = {}
     runs: tuple[Line, ...] = ()
     tables: Annotated[tuple[Table, ...], msgspec.Meta(min_length=1)]
 
@@ -134,6 +138,8 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         kinds = [(table.direction, table.stream_state) for table in self.tables]
         if len(set(kinds)) < len(kinds):
             raise ValueError("two tables have the same direction and stream state")
+        if other := sorted(self.workload.keys() - set(WORKLOAD_AXES)):
+            raise ValueError(f"workload: {brief(other[0])!r} is not one of {', '.join(WORKLOAD_AXES)}")
 
     def table(self, direction: Direction, state: StreamState) -> Table | None:
         """Return the table for a stream state, else for one that is alike (something pending, or nothing), else any.

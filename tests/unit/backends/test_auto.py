@@ -200,6 +200,16 @@ def test_a_policy_of_another_driver_is_used_and_noted(fitted: Path, tmp_path: Pa
     assert any("the policy was measured with driver 1.2, this is none" in text for text in notes)
 
 
+def test_a_policy_of_another_workload_is_used_and_noted(fitted: Path, tmp_path: Path) -> None:
+    cells = tiny(backend="auto", reuse="same", pattern="shuffled")
+    options = ("--policy", fitted / "mine.toml", "--out", "run")
+    done = kvbench_here("sweep", *cells, *BRIEF, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    notes = [record.text for record in records(tmp_path / "run") if isinstance(record, Note)]
+    assert any("the policy was measured with reuse fresh, this sweep has same" in text for text in notes)
+    assert not any("with pattern" in text for text in notes)
+
+
 def test_a_policy_that_no_cell_would_go_by_is_refused(fitted: Path, tmp_path: Path) -> None:
     done = kvbench_here("sweep", *tiny(), "--policy", fitted / "mine.toml", "--dry-run", cwd=tmp_path)
     assert done.returncode == 2

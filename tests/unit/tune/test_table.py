@@ -60,6 +60,7 @@ policies = st.builds(
     driver=lines,
     identity_hash=lines,
     made=lines,
+    workload=st.dictionaries(st.sampled_from(["pool", "reuse", "pattern"]), lines),
     runs=st.lists(lines, max_size=2).map(tuple),
     tables=st.lists(tables(), min_size=1, max_size=4, unique_by=lambda t: (t.direction, t.stream_state)).map(tuple),
 )
