@@ -90,12 +90,11 @@ class PlainReporter(Observer):
             self._say(f"to write tables and charts: kvbench report {path}")
         else:
             self._say(f"{outcome.status}: {outcome.reason}")
-            whole = shlex.quote(str(outcome.folder or outcome.path))
-            how = (
-                f"to use what was measured: kvbench tune {path}"
-                if outcome.searched
-                else f"to continue: kvbench sweep --resume {whole}"
-            )
+            how = f"to continue: kvbench sweep --resume {path}"
+            if outcome.folder is not None:
+                how = f"to use what was measured: kvbench report {shlex.quote(str(outcome.folder))}"
+            elif outcome.searched:
+                how = f"to use what was measured: kvbench tune {path}"
             self._say(f"everything measured is kept; {how}")
 
     def _advance(self, record: Visit | Failure) -> None:

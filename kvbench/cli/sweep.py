@@ -122,7 +122,7 @@ def sweep(
 ) -> None:
     """Measure swaps of KV-cache blocks and write a run directory."""
     from kvbench.cli.progress import make_reporter
-    from kvbench.run.runner import nothing_to_measure, preview
+    from kvbench.run.runner import nothing_to_measure, preview, resume_sweep
     from kvbench.run.together import preview_together
 
     signal.signal(signal.SIGTERM, terminated)
@@ -143,7 +143,7 @@ def sweep(
         if dry_run or out is not None:
             raise UsageError("--resume continues an existing run: leave out --dry-run and --out")
         told = any((config, axis, filters, policy, sampling, where)) or choice != ModelChoice()
-        outcomes = _resume(resume, asked() if told else None, reporter, retry_failed=retry_failed)
+        outcomes = [resume_sweep(resume, asked() if told else None, reporter, retry_failed=retry_failed)]
     elif retry_failed:
         raise UsageError("--retry-failed: requires --resume RUN")
     elif dry_run:
@@ -184,17 +184,6 @@ def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[Out
     if len(spec.devices) > 1:
         return start_together(spec, folder, command, observer)
     return [start_sweep(spec, folder, command, observer)]
-
-
-def _resume(path: Path, asked: SweepSpec | None, observer: "Observer", *, retry_failed: bool) -> "list[Outcome]":
-    """Finish a run, or those of several devices in one folder."""
-    from kvbench.results.rundir import runs_in
-    from kvbench.run.runner import resume_sweep
-    from kvbench.run.together import resume_together
-
-    if runs_in(path) != [path]:
-        return resume_together(path, asked, observer, retry_failed=retry_failed)
-    return [resume_sweep(path, asked, observer, retry_failed=retry_failed)]
 
 
 def _with_policy(spec: SweepSpec, option: Path | None) -> SweepSpec:

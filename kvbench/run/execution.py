@@ -153,7 +153,7 @@ class Execution:
             self._follow(self.search)
             return
         every = list(visits(self.plan, self.spec.sampling, self.spec.seed))
-        missing = self.progress.due(every)
+        missing = [*filter(self.progress.wants, every)]
         self.observer.planned(self.plan, self.opened, len(every) - len(missing), len(every))
         if not missing:
             return

@@ -1,17 +1,13 @@
 """What a run contains: the visits that were made, and those that are still to be made."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from kvbench.results.schema import Ceiling, Control, Failure, Record, Retry, Roof, Skip, Visit
 from kvbench.sweep.plan import PlannedVisit
 
 
 class Progress:
-    """The content of a run: visits, large copies of every kind by round; ids of the failed and skipped cells.
-
-    `again` has, by cell id and round, the attempt of visits that are repeated because what is there does not count.
-    """
+    """The content of a run: visits, large copies of every kind by round; ids of the failed and skipped cells."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.visits: set[tuple[str, int, int]] = set()
@@ -19,7 +15,6 @@ class Progress:
         self.failed: set[str] = set()
         self.copies_failed = 0
         self.skipped: set[str] = set()
-        self.again: dict[tuple[str, int], int] = {}
         for record in records:
             self.note(record)
 
@@ -46,13 +41,6 @@ class Progress:
         """Whether large copies of this kind were measured: in round `number`, but roofs in any."""
         rounds = [made for *what, made in self.copies if what == [kind, direction]]
         return bool(rounds) if kind is Roof else number in rounds
-
-    def due(self, planned: Iterable[PlannedVisit]) -> list[PlannedVisit]:
-        """Return what is still to be made, round by round; visits that are repeated come last in theirs."""
-        every = [
-            replace(visit, attempt=self.again.get((visit.cell.id, visit.round), visit.attempt)) for visit in planned
-        ]
-        return sorted(filter(self.wants, every), key=lambda visit: (visit.round, visit.attempt))
 
     @property
     def measured(self) -> int:

@@ -1,7 +1,7 @@
 """Run a sweep: plan it, hold its worker, and resume an earlier run."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import PLUG_INS, differences, identity_hash
 from kvbench.machine.observation import identity
 from kvbench.results import CLOCK, Run, RunInfo, RunWriter, Scalar, load_run
+from kvbench.results.rundir import runs_in
 from kvbench.results.schema import Retry
 from kvbench.run.execution import Execution, Observer, Outcome
 from kvbench.run.progress import Progress
@@ -101,8 +102,13 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
     """Finish the run at `path`, optionally with its failed cells: the original plan, with the original backends.
 
     Raises MismatchError if `asked`, the identity of this machine or the backends differ from those of the run, and
-    UsageError for a search, which visits only some of its plan and is not kept.
+    UsageError for a search, which visits only some of its plan and is not kept, and for runs of several devices.
     """
+    if runs_in(path) != [path]:
+        raise UsageError(
+            f"--resume {path}: kvbench cannot continue the runs of several devices; to use what was measured: "
+            f"kvbench report {shlex.quote(str(path))}"
+        )
     run = load_run(path)
     spec = SweepSpec.from_plain(run.info.spec)
     if run.info.command[1:2] == ["tune"] and spec.name == "tune":
@@ -110,40 +116,29 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
             f"--resume {path}: kvbench tune cannot continue a search; to use what was measured: "
             f"kvbench tune {shlex.quote(str(path))}"
         )
-    check_same_sweep(path, spec, asked)
-    check_installed(run)
-    with _opened(spec) as (slot, opened):
-        plan = plan_of(run, spec, opened)
-        with RunWriter.reopen(path) as writer:
-            # Read again: until the lock was taken, another process may have added to the run.
-            progress = progress_of(load_run(path), plan.cells, writer, retry_failed=retry_failed)
-            return Execution(spec, plan, opened, writer, slot, observer, progress).run()
-
-
-def check_same_sweep(path: Path, spec: SweepSpec, asked: SweepSpec | None) -> None:
-    """Raise MismatchError where what is `asked` for is not the `spec` of the run at `path`."""
     if asked is not None and asked.to_plain() != spec.to_plain():
         raise MismatchError(
             f"--resume {path}: the run is of another sweep; to continue it, leave out all other options"
         )
+    _check_installed(run)
+    with _opened(spec) as (slot, opened):
+        plan = plan_of(run, spec, opened)
+        with RunWriter.reopen(path) as writer:
+            # Read again: until the lock was taken, another process may have added to the run.
+            progress = Progress(load_run(path).records)
+            for cell in plan.cells if retry_failed else ():
+                if cell.id in progress.failed:
+                    retry = Retry(cell_text=cell.as_strings())
+                    writer.append(retry)
+                    progress.note(retry)
+            return Execution(spec, plan, opened, writer, slot, observer, progress).run()
 
 
-def check_installed(run: Run) -> None:
+def _check_installed(run: Run) -> None:
     """Raise MismatchError where a backend of `run` is no longer installed."""
     known, _ = installed()
     if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
         raise MismatchError(f"--resume {run.path}: backends of the run are not installed: {', '.join(lost)}")
-
-
-def progress_of(run: Run, cells: Iterable[Cell], writer: RunWriter, *, retry_failed: bool) -> Progress:
-    """Return what a run holds; its failed cells are recorded to be tried again if asked for. Raises StorageError."""
-    progress = Progress(run.records)
-    for cell in cells if retry_failed else ():
-        if cell.id in progress.failed:
-            retry = Retry(cell_text=cell.as_strings())
-            writer.append(retry)
-            progress.note(retry)
-    return progress
 
 
 def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -14,20 +13,11 @@ import msgspec
 
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
-from kvbench.results import Failure, RunWriter, Visit, load_run
-from kvbench.results.rundir import runs_in
+from kvbench.results import Failure, RunWriter, Visit
 from kvbench.run.execution import Execution, Observer, Outcome
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import MeasureCell, Opened, Request, Start
-from kvbench.run.runner import (
-    check_installed,
-    check_same_sweep,
-    fitting,
-    plan_of,
-    planned,
-    progress_of,
-    run_info,
-)
+from kvbench.run.runner import fitting, planned, run_info
 from kvbench.run.worker_process import Kind, NotAskedError, WorkerSlot
 from kvbench.sweep.installed import Installed, asked_for, installed
 from kvbench.sweep.plan import Plan, visits
@@ -133,7 +123,7 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
         turns = Turns()
         slots, opened = _opened(spec, path, turns, stack)
         spec, plans = _planned(spec, opened)
-        stack.enter_context(_start_file(path, len(slots), is_new=True))
+        stack.enter_context(_start_file(path, len(slots)))
         executions: list[Execution] = []
         for slot, found, plan, name in zip(slots, opened, plans, _folders(spec), strict=True):
             writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, found, command)))
@@ -142,55 +132,10 @@ def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer
         return _run(executions, path, turns)
 
 
-def resume_together(
-    path: Path, asked: SweepSpec | None, observer: Observer, *, retry_failed: bool = False
-) -> list[Outcome]:
-    """Finish the runs of several devices in `path`, as `resume_sweep` does one.
-
-    A visit on all devices that not every run holds is repeated on each. Raises UsageError where the run of a device
-    is missing, and as `resume_sweep` does.
-    """
-    runs = {run.path.name: run for run in map(load_run, runs_in(path))}
-    spec = SweepSpec.from_plain(next(iter(runs.values())).info.spec)
-    if len(spec.devices) < 2 or {*_folders(spec)} != runs.keys():
-        wanted = (
-            f"{', '.join(_folders(spec))} of --device {spec.device}" if len(spec.devices) > 1 else "several devices"
-        )
-        raise UsageError(
-            f"--resume {path}: it holds {', '.join(runs)}, and not the runs of {wanted}; resume each alone"
-        )
-    for run in runs.values():
-        check_same_sweep(run.path, spec, SweepSpec.from_plain(run.info.spec))
-        check_installed(run)
-    if asked is not None:
-        names = spec.devices if asked.device == EVERY_GPU else asked.devices
-        check_same_sweep(path, spec, _of_several(asked, names))
-    with ExitStack() as stack:
-        turns = Turns()
-        slots, opened = _opened(spec, path, turns, stack)
-        own = [runs[name] for name in _folders(spec)]
-        plans = _common([plan_of(run, spec, found) for run, found in zip(own, opened, strict=True)], spec)
-        stack.enter_context(_start_file(path, len(slots), is_new=False))
-        executions: list[Execution] = []
-        for slot, found, plan, run in zip(slots, opened, plans, own, strict=True):
-            writer = stack.enter_context(RunWriter.reopen(run.path))
-            # Read again: until the lock was taken, another process may have added to the run.
-            progress = progress_of(load_run(run.path), plan.cells, writer, retry_failed=retry_failed)
-            shown = Observer() if executions else observer  # the others keep pace with the first
-            executions.append(Execution(spec, plan, found, writer, slot, shown, progress))
-        _settle([execution.progress for execution in executions], plans[0].cells, spec.sampling.rounds)
-        return _run(executions, path, turns)
-
-
-def _of_several(spec: SweepSpec, names: Sequence[str]) -> SweepSpec:
-    """Return `spec` on the devices of these names, each cell on one and on all of them."""
-    axis = {"devices": (1, len(names))}
-    return replace(spec, device=",".join(names), groups=tuple({**axis, **group} for group in spec.groups))
-
-
 def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list[Plan]]:
-    """Return `spec` on the opened devices, and the plan of each."""
-    spec = _of_several(spec, [found.device.name for found in opened])
+    """Return `spec` on the opened devices, each cell on one and on all of them, and the plan of each."""
+    names, axis = [found.device.name for found in opened], {"devices": (1, len(opened))}
+    spec = replace(spec, device=",".join(names), groups=tuple({**axis, **group} for group in spec.groups))
     return spec, _common([planned(spec, found) for found in opened], spec)
 
 
@@ -206,21 +151,6 @@ def _common(plans: Sequence[Plan], spec: SweepSpec) -> list[Plan]:
     if not common:
         raise UsageError(f"nothing to measure: no cell can run on all of {', '.join(spec.devices)}")
     return [replace(plan, cells=tuple(cell for cell in plan.cells if cell in common)) for plan in plans]
-
-
-def _settle(progresses: Sequence[Progress], cells: Iterable[Cell], rounds: int) -> None:
-    """Have visits on all devices repeated that some devices have not made, or not at the same attempt."""
-    last = [dict[tuple[str, int], int]() for _ in progresses]
-    for own, progress in zip(last, progresses, strict=True):
-        for cell_id, number, attempt in progress.visits:
-            own[cell_id, number] = max(attempt, own.get((cell_id, number), -1))
-    for visit in product((cell.id for cell in cells if cell.devices > 1), range(rounds)):
-        attempts = [own.get(visit, -1) for own in last]
-        for progress in progresses:
-            if len(set(attempts)) > 1:
-                progress.again[visit] = max(attempts) + 1
-            elif attempts[0] >= 0:
-                progress.visits.add((*visit, 0))
 
 
 def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
@@ -268,13 +198,13 @@ def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[Outc
 
 
 @contextmanager
-def _start_file(path: Path, devices: int, *, is_new: bool) -> Iterator[None]:
-    """Have the file there meanwhile at which the workers meet; a new folder must be missing or empty."""
+def _start_file(path: Path, devices: int) -> Iterator[None]:
+    """Have the file there meanwhile at which the workers meet; the folder must be missing or empty."""
     file = path / START_FILE
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if is_new and any(path.iterdir()):
-            raise UsageError(f"{path} is not empty; choose another folder, or finish its runs with --resume {path}")
+        if any(path.iterdir()):
+            raise UsageError(f"{path} is not empty; choose another folder")
         file.write_bytes(bytes(8 * devices))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {str(error.strerror).lower()}") from None

@@ -1,6 +1,5 @@
 """`kvbench sweep` on several devices at once, for which two workers of the device cpu stand."""
 
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -10,11 +9,7 @@ import pytest
 
 from kvbench.cells.cell import Cell
 from kvbench.results import Visit, load_run
-from kvbench.results.frame import visits_that_count
-from kvbench.results.schema import Retry
-from tests import synthetic
 from tests.command import (
-    await_records,
     cell_of,
     error_line,
     events,
@@ -24,7 +19,6 @@ from tests.command import (
     kvbench_started,
     records,
     tiny,
-    visit_counts,
 )
 
 BOTH = ("--device=cpu,cpu", "--rounds=2", "--warmups=0", "--min-samples=2", "--max-samples=2", "--cell-seconds=0.05")
@@ -126,80 +120,10 @@ def test_one_of_several_runs_cannot_be_resumed(run: Path) -> None:
     assert "--device cpu,cpu: only a new kvbench sweep supports several devices" in error_line(done)
 
 
-# Resuming
-
 LONG = (*two(blocks="4,8,16", direction="h2d,d2h"), "--rounds=3", "--cell-seconds=0.1")
 
 
-def without(run: Path, *, device: str, number: int) -> None:
-    """Take the visits on all devices of one round out of a device's journal, as if it had been killed before them."""
-    folder = run / device
-    every, info = records(folder), load_run(folder).info
-    left = [
-        record
-        for record in every
-        if not (isinstance(record, Visit) and record.cell.devices == 2 and record.round == number)
-    ]
-    assert len(left) < len(every)
-    shutil.rmtree(folder)
-    synthetic.write_run(folder, left, info)
-
-
-def check_complete(run: Path, cells: int, rounds: int) -> None:
-    """Every device holds each visit once, those of both made at the same time."""
-    visits = []
-    for name in ("cpu-0", "cpu-1"):
-        loaded = load_run(run / name)
-        assert loaded.info.status == "complete"
-        counts = visit_counts(run / name)
-        assert set(counts.values()) == {1}
-        assert len(counts) == cells * rounds
-        assert not failures(run / name)
-        visits.append({(one.cell.id, one.round): one for one in visits_that_count(loaded.records)})
-    for key, one in visits[0].items():
-        if one.cell.devices == 2:
-            assert one.attempt == visits[1][key].attempt
-            assert abs(one.began - visits[1][key].began) <= 1
-
-
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_what_was_stopped_is_finished_on_all_devices(tmp_path: Path, stop: signal.Signals) -> None:
-    with kvbench_started("sweep", *LONG, "--json", "--out", "run", cwd=tmp_path) as process:
-        await_records(process, "visit", 4)
-        process.send_signal(stop)
-        process.communicate(timeout=30)
-    done = kvbench_here("sweep", "--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    check_complete(tmp_path / "run", cells=12, rounds=3)
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["cpu-0", "cpu-1"]
-
-
-def test_visits_that_one_device_lacks_are_made_again_on_both(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    without(tmp_path / "run", device="cpu-1", number=1)
-    done = kvbench_here("sweep", "--resume", "run", *two(), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    check_complete(tmp_path / "run", cells=2, rounds=2)
-    for name in ("cpu-0", "cpu-1"):
-        visits = visits_that_count(records(tmp_path / "run" / name))
-        attempts = {one.round: one.attempt for one in visits if one.cell.devices == 2}
-        assert attempts == {0: 0, 1: 1}
-    before = [(tmp_path / "run" / name / "journal.jsonl").read_bytes() for name in ("cpu-0", "cpu-1")]
-    assert kvbench_here("sweep", "--resume", "run", cwd=tmp_path).returncode == 0
-    assert [(tmp_path / "run" / name / "journal.jsonl").read_bytes() for name in ("cpu-0", "cpu-1")] == before
-
-
-def test_cells_that_failed_are_tried_again_on_all_devices(tmp_path: Path) -> None:
-    fault = "--fault=error@call=2 when devices=2"
-    assert kvbench_here("sweep", *two(), fault, "--out", "run", cwd=tmp_path).returncode == 5
-    done = kvbench_here("sweep", "--resume", "run", "--retry-failed", cwd=tmp_path)
-    assert done.returncode == 5
-    for name in ("cpu-0", "cpu-1"):
-        assert len([one for one in records(tmp_path / "run" / name) if isinstance(one, Retry)]) == 1
-        assert "INJECTED" in failures(tmp_path / "run" / name)[0].message
-
-
-def test_an_interrupted_sweep_names_the_folder_to_resume(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_names_the_folder_to_report(tmp_path: Path) -> None:
     with kvbench_started("sweep", *LONG, "--rounds=50", "--out", "run", cwd=tmp_path) as process:
         assert process.stdout is not None
         while not list((tmp_path).glob("run/cpu-1/journal.jsonl")):
@@ -207,8 +131,8 @@ def test_an_interrupted_sweep_names_the_folder_to_resume(tmp_path: Path) -> None
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         said = process.stdout.read()
-    assert "to continue: kvbench sweep --resume run" in said
-    assert "--resume run/cpu" not in said
+    assert "to use what was measured: kvbench report run\n" in said
+    assert "--resume" not in said
 
 
 def test_an_interrupt_is_heard_within_a_visit(tmp_path: Path) -> None:
@@ -224,14 +148,7 @@ def test_an_interrupt_is_heard_within_a_visit(tmp_path: Path) -> None:
     assert process.returncode == 130
 
 
-def test_what_is_not_the_runs_of_all_devices_is_refused(run: Path, tmp_path: Path) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    other = kvbench_here("sweep", "--resume", "run", *two(blocks="8"), cwd=tmp_path)
-    assert other.returncode == 4
-    assert error_line(other).startswith("--resume run: the run is of another sweep")
-    fewer = kvbench_here("sweep", "--resume", "run", *two(), "--device=cpu", cwd=tmp_path)
-    assert fewer.returncode == 4
-    shutil.rmtree(tmp_path / "run" / "cpu-1")
-    done = kvbench_here("sweep", "--resume", "run", cwd=tmp_path)
+def test_the_runs_of_several_devices_cannot_be_continued(run: Path) -> None:
+    done = kvbench_here("sweep", "--resume", run, cwd=run.parent)
     assert done.returncode == 2
-    assert "--resume run: it holds cpu-0, and not the runs of cpu-0, cpu-1 of --device cpu,cpu" in error_line(done)
+    assert "cannot continue the runs of several devices; to use what was measured: kvbench report" in error_line(done)

@@ -187,7 +187,7 @@ def test_what_was_interrupted_names_the_command_that_goes_on_from_there(
 ) -> None:
     """A search is not kept, so a sweep that continued it would measure every cell."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Progress, "due", lambda *_: Stopped().stages())
+    monkeypatch.setattr(Progress, "wants", lambda *_: list(Stopped().stages()))
     outcome = execute(Path("my run"), Slot(disturbed=0), search=search)
     file = io.StringIO()
     PlainReporter(file).finished(outcome)

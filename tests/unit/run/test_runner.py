@@ -1,6 +1,5 @@
 """What a run is resumed as: the plan that it was begun with, or not at all; and that nothing is measured twice."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from kvbench.results.rundir import Run
 from kvbench.run import runner
 from kvbench.run.execution import Observer
 from kvbench.run.protocol import Opened
-from kvbench.run.together import resume_together
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.plan import expand
 from kvbench.sweep.spec import SweepSpec
@@ -87,13 +85,10 @@ def test_a_run_of_a_device_of_another_kind_is_a_mismatch() -> None:
         runner.plan_of(run, SPEC, here())
 
 
-@pytest.mark.parametrize(
-    ("device", "resume"), [("cpu", runner.resume_sweep), ("cpu,cpu", resume_together)], ids=["one", "several"]
-)
 def test_visits_that_another_process_made_before_the_lock_are_not_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, resume: Callable[[Path, None, Observer], object]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = kvbench_here("sweep", *tiny(), *BRIEF, "--device", device, "--out=run", cwd=tmp_path)
+    done = kvbench_here("sweep", *tiny(), *BRIEF, "--device=cpu", "--out=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for journal in (tmp_path / "run").glob("**/journal.jsonl"):
         first = journal.read_bytes().splitlines(keepends=True)[0]
@@ -103,12 +98,12 @@ def test_visits_that_another_process_made_before_the_lock_are_not_made_again(
     def late(slot: WorkerSlot) -> Opened:
         """Start the worker after another process has finished the run."""
         monkeypatch.setattr(WorkerSlot, "start", start)
-        resume(run, None, Observer())
+        runner.resume_sweep(run, None, Observer())
         finished.extend(records(journal.parent))
         return start(slot)
 
     finished: list[object] = []
     monkeypatch.setattr(WorkerSlot, "start", late)
-    resume(run, None, Observer())
+    runner.resume_sweep(run, None, Observer())
     assert records(journal.parent) == finished
     assert [seen["at"] for seen in load_run(journal.parent).info.observed].count("end") == 3
