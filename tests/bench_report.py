@@ -69,7 +69,7 @@ def main() -> None:
         folder = Path(name)
         small = [write(folder / f"small-{number}", 8, 6, 7) for number in range(100)]
         subjects = {
-            "6 committed runs": COMMITTED,
+            f"{len(COMMITTED)} committed runs": COMMITTED,
             "100 runs of 8 cells": small,
             "a run of 10 000 cells": [write(folder / "large", 10_000, 4, 7)],
         }
