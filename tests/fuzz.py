@@ -35,6 +35,7 @@ from kvbench.cli import main
 from kvbench.errors import ExitCode, UsageError
 from kvbench.files import shipped_folder
 from kvbench.report import build
+from kvbench.results import Visit, load_run
 from kvbench.run import runner
 from kvbench.run.protocol import Opened
 from tests.command import KVBENCH, tiny
@@ -106,8 +107,10 @@ class Bench:
         self.info = json.loads((folder / "a" / "run.json").read_text())
         self.journal = [json.loads(line) for line in (folder / "a" / "journal.jsonl").read_text().splitlines()]
         self.configs = [tomllib.loads(file.read_text()) for file in sorted(shipped_folder().glob("*.toml"))]
-        self.rules = [tomllib.loads(file.read_text()) for file in sorted((shipped_folder() / "rules").glob("*.toml"))]
-        cells = {record["cell"]["backend"]: record for record in self.journal if record["type"] == "visit"}
+        shipped = [tomllib.loads(file.read_text()) for file in sorted((shipped_folder() / "rules").glob("*.toml"))]
+        # Rules that the run `a` is judged by, so that cases reach the judge.
+        self.rules = [*shipped, {"rule": RULES}, {"rule": RULES[:1]}]
+        cells = {record.cell.id for record in load_run(folder / "a").records if isinstance(record, Visit)}
         self.policy = {
             "device": CPU.title,
             "tables": [
@@ -138,7 +141,7 @@ class Bench:
             "identity_hash": self.info["identity_hash"],
             "identity": self.info["identity"],
             "rounds": 6,
-            "floors": {f"{number:012x}": 0.02 for number in range(len(cells) + 2)},
+            "floors": dict.fromkeys(sorted(cells), 0.02),
         }
 
     def write(self, name: str, data: bytes) -> str:
@@ -165,6 +168,7 @@ def as_json(plain: Any) -> bytes:
 
 
 def as_toml(plain: Any) -> bytes:
+    plain = plain if isinstance(plain, dict) else {"": plain}
     try:
         return tomli_w.dumps(plain).encode(errors="surrogatepass")
     except (TypeError, ValueError):  # TOML has no null
@@ -243,6 +247,20 @@ def axis_words(chance: random.Random) -> str:
     return f"{word(chance, axis)}={word(chance, AXES[axis].example, *AXES[axis].example.split(','))}"
 
 
+# What each option takes; a case has one or two of them, and every second value is hostile.
+OPTIONS = {
+    "rounds": "3", "warmups": "1", "min-samples": "2", "max-samples": "50", "cell-seconds": "0.5",
+    "busy-delay-us": "100", "deadline-s": "10", "seed": "1", "controls": "1", "host-memory": "8GiB",
+    "device-memory": "8GiB", "fault": "error@call=0", "model": "qwen3-8b", "tokens": "4096",
+    "tp": "2", "block-tokens": "16", "layout": "per-layer", "kv-dtype": "bf16", "device": "cuda:0", "nonsense": "1",
+}  # fmt: skip
+RULES = [
+    {"cells": "backend=batched,direction=h2d", "at_least": "0.01 ceiling"},
+    {"cells": "backend=batched", "at_least": "0.1 backend=per_block", "quantity": "caller_us"},
+    {"cells": "backend=batched,stream_state=idle", "at_most": "1000 backend=per_block"},
+    {"cells": "direction=d2h", "no_cliff_above": 50.0},
+    {"cells": "direction=h2d", "crossover": ["batched", "per_block"], "between": ["1KiB", "1MiB"]},
+]
 DRY = ("--dry-run", "--device=cpu")
 SMALL = ("-ablocks=4", "-ablock_size=4KiB", "-abackend=batched")
 
@@ -259,11 +277,9 @@ def filter_case(_: Bench, chance: random.Random) -> list[str]:
 
 
 def option_case(_: Bench, chance: random.Random) -> list[str]:
-    options = ("rounds", "warmups", "min-samples", "max-samples", "cell-seconds", "busy-delay-us", "deadline-s", "seed",
-               "controls", "host-memory", "device-memory", "fault", "policy", "model", "tokens", "tp", "block-tokens",
-               "layout", "kv-dtype", "device", "resume", "direction", "backend", "nonsense")  # fmt: skip
-    known = ("1", "8GiB", "0.5", "cpu", "cuda:0", "error@call=0", "qwen3-8b", "bf16", "meta-llama/Llama-3", "runs/x")
-    return ["sweep", *DRY, *SMALL, *(f"--{chance.choice(options)}={word(chance, *known)}" for _ in range(2))]
+    named = chance.sample(list(OPTIONS), chance.randint(1, 2))
+    values = [OPTIONS[name] if chance.random() < 0.5 else word(chance, OPTIONS[name]) for name in named]
+    return ["sweep", *DRY, *SMALL, *(f"--{name}={text}" for name, text in zip(named, values, strict=True))]
 
 
 def config_case(bench: Bench, chance: random.Random) -> list[str]:
