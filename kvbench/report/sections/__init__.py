@@ -1,11 +1,10 @@
-"""The sections of a report, in their order: each is a file that says what it selects, finds, tabulates and draws."""
+"""The sections of a report, in their order: each file says what its section selects, finds, tabulates and draws."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from kvbench.report.model import Section
 from kvbench.report.sections import (
-    access_order,
     auto,
     cliff,
     comparison,
@@ -13,11 +12,11 @@ from kvbench.report.sections import (
     devices,
     engines,
     locality,
-    merging,
     models,
     neighbour,
     queue_depth,
     runs,
+    settings,
     sm_ladder,
     stages,
     stream_states,
@@ -35,12 +34,12 @@ SECTIONS: Final = (
     engines.SECTION,
     threshold.SECTION,
     crossover_map.SECTION,
-    access_order.SECTION,
+    settings.ACCESS_ORDER,
     queue_depth.SECTION,
     neighbour.SECTION,
     devices.SECTION,
     stages.SECTION,
-    merging.SECTION,
+    settings.MERGING,
     auto.SECTION,
 )
 
