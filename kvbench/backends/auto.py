@@ -68,7 +68,6 @@ class Auto:
         return replace(prepared, chosen=str(choice), warnings=(*prepared.warnings, *warnings))
 
     def _swap(self, request: SwapRequest) -> Swap:
-        """Return the swap as `kvbench.copy` makes it."""
         device, policy, memory = request.device, request.policy, request.memory
         if not self._copiers or self._copiers[0][:2] != (device, policy):
             policies = (policy, DEFAULTS) if policy else (DEFAULTS,)
@@ -86,7 +85,6 @@ def _has_lists(request: SwapRequest) -> bool:
 
 
 def _choose(request: SwapRequest, here: DeviceFacts) -> tuple[Choice, tuple[str, ...]]:
-    """Return the choice for `request`, and the warnings about it."""
     choice = _look_up(request.policy, request) if request.policy else None
     if choice is not None:
         reason = _why_not(choice, here)

@@ -17,7 +17,6 @@ def create_launches(backend: Backend, request: SwapRequest) -> list[PreparedSwap
 
 
 def joined(launches: Sequence[PreparedSwap]) -> PreparedSwap:
-    """Return all launches as one prepared swap."""
     if len(launches) == 1:
         return launches[0]
     return replace(launches[0], swap=SplitSwap(launches))

@@ -231,8 +231,6 @@ def on_off(text: str) -> bool:
 
 
 def choice(kind: type[StrEnum]) -> Callable[[str], AxisValue]:
-    """Return a function that reads one of the values of `kind`."""
-
     def read(text: str) -> AxisValue:
         try:
             return kind(text)

@@ -206,7 +206,6 @@ class Cell:
         return cls(**parsed)  # type: ignore[arg-type]  # each axis parses to its field's type
 
     def command(self) -> str:
-        """Return the command that measures only this cell."""
         return command_of(self.spelled_out())
 
     def spelled_out(self) -> AxisTexts:

@@ -80,7 +80,6 @@ class Filter:
         return cls(name, sign, values)
 
     def holds(self, cell: Cell) -> bool:
-        """Return whether `cell` meets this condition."""
         value = getattr(cell, _FILTERED[self.axis].field)
         if self.operator == "=":
             return value in self.values

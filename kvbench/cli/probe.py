@@ -83,7 +83,6 @@ def _run(names: list[str], device: str, fault: str) -> ProbeReport:
 
 
 def markdown_of(report: ProbeReport) -> str:
-    """Return the results as one block of Markdown for an issue."""
     from kvbench.report import markdown
 
     facts = report.health.found.figures if isinstance(report.health.found, ProbeFinding) else {}

@@ -51,7 +51,6 @@ class Allowed(msgspec.Struct, frozen=True):
         return tuple(name for text in (self.backends or "").split(",") if (name := text.strip()))
 
     def keeps(self, choice: "Choice") -> bool:
-        """Return whether a choice is allowed."""
         from kvbench.tune.fit import sms_of
 
         fits = self.max_sms is None or sms_of(choice) <= self.max_sms

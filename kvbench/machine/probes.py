@@ -49,7 +49,6 @@ def cpus_of_node(node: int, *, sources: Sources | None = None) -> set[int]:
 
 
 def _cpu_fields(sources: Sources) -> dict[str, str]:
-    """Return the fields of the first CPU in /proc/cpuinfo."""
     first = sources.text("proc/cpuinfo").split("\n\n", 1)[0]
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
 

@@ -90,7 +90,6 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
 
 
 def table(shown: DataTable) -> str:
-    """Return a table with its title, notes and caption."""
     header, *rows = ([_inline(text) for text in row] for row in (shown.header, *shown.rows))
     title = markdown.strong(markdown.inline(shown.title)) if shown.title else ""
     lines = markdown.table(header, rows, shown.left)

@@ -134,7 +134,6 @@ def _usual(axis: str, values: Sequence[str | None]) -> str | None:
 
 
 def _most_frequent(values: Sequence[str]) -> list[str]:
-    """Return the values that occur most often, in the order of `_in_order`."""
     counts = Counter(values)
     most = max(counts.values(), default=0)
     return _in_order({value for value, count in counts.items() if count == most})

@@ -145,7 +145,6 @@ def warnings_of(run: Run) -> list[str]:
 
 
 def faults_of(run: Run) -> list[str]:
-    """Return what is wrong with the records of a run."""
     info = run.info
     ended = {
         "running": "not finished: it still runs, was killed, or its disk is full",

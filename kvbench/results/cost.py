@@ -89,7 +89,6 @@ def at_rate(gbps: float, costs: Mapping[str, Mapping[int, Cost]]) -> AtRate | No
 
 
 def _medians(costs: Mapping[int, Cost]) -> tuple[float, float]:
-    """Return the medians of GB/s and slowdown."""
     return median(cost.gbps for cost in costs.values()), median(cost.slowdown for cost in costs.values())
 
 

@@ -267,7 +267,6 @@ def _with_ends(name: str, value: float, ends: Sequence[float]) -> dict[str, floa
 
 
 def _median_of(turns: Sequence[Beside], name: str) -> float:
-    """Return the median of the visits' medians."""
     return float(np.median([np.median(values) for turn in turns if (values := getattr(turn, name))] or [math.nan]))
 
 

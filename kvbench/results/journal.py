@@ -45,7 +45,6 @@ class Position:
 
 
 def seal(record: Record, crc: int) -> tuple[bytes, int]:
-    """Return the record's line and its checksum."""
     body = _ENCODER.encode(record)
     crc = zlib.crc32(body, crc)
     return body[:-1] + _SEAL % crc, crc

@@ -226,7 +226,6 @@ class Execution:
                 self.slot.replace()
 
     def _revive(self) -> None:
-        """Replace a worker that ended between two requests."""
         if self.slot.ended:
             self.replace_worker("the worker process had ended between two requests and was replaced")
 

@@ -133,5 +133,4 @@ ANSWERS: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 
 
 def encode(message: Request | Answer) -> bytes:
-    """Return `message` as one line."""
     return msgspec.json.encode(message) + b"\n"

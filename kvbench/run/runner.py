@@ -77,7 +77,6 @@ def planned(spec: SweepSpec, opened: Opened) -> Plan:
 
 
 def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
-    """Return the run.json content of a new run of `spec`."""
     fields = _identity(opened)
     return RunInfo(
         clock=CLOCK,
@@ -93,7 +92,6 @@ def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo
 
 
 def nothing_to_measure(plan: Plan) -> UsageError:
-    """Return the error for a plan without cells."""
     reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
     return UsageError(f"nothing to measure: {reasons}")
 

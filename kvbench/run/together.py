@@ -140,7 +140,6 @@ def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list
 
 
 def _folders(spec: SweepSpec) -> list[str]:
-    """Return the names of the devices' run directories."""
     names = enumerate(spec.devices)
     return [f"cpu-{place}" if name == "cpu" else name.replace(":", "-") for place, name in names]
 

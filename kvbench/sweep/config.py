@@ -40,7 +40,6 @@ class ConfigFile(ModelChoice, forbid_unknown_fields=True, kw_only=True, frozen=T
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return name -> file of the shipped configs."""
     return {path.stem: path for path in sorted(shipped_folder().glob("*.toml"))}
 
 

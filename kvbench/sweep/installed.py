@@ -64,7 +64,6 @@ def asked_for(spec: SweepSpec, known: Mapping[str, Installed]) -> list[Installed
 
 
 def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a backend that is not installed."""
     return UsageError(f"unknown backend {name}; {hint(name, known)}")
 
 

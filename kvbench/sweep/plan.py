@@ -246,7 +246,6 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | Non
 
 
 def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
-    """Return the bytes of device memory that the neighbour of `cell` takes."""
     return TORCH_BYTES.get(cell.neighbour, 0) if device.kind == "cuda" else 0
 
 

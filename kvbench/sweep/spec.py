@@ -137,7 +137,6 @@ class SweepSpec:
         return replace(self, filters=tuple(dict.fromkeys((*self.filters, *added))))
 
     def with_sampling(self, changes: Mapping[str, object]) -> "SweepSpec":
-        """Return the sweep with these sampling fields changed."""
         return replace(self, sampling=convert({**msgspec.structs.asdict(self.sampling), **changes}, Sampling))
 
     def with_options(

@@ -56,7 +56,6 @@ class Way:
 
     @classmethod
     def of(cls, choice: Choice, costs: Sequence[Cost], slowdown_p99: float) -> Self:
-        """Return the way from the costs of its visits."""
         rates = [cost.gbps for cost in costs]
         slowdown, *ends = np.exp(paired_interval(np.log([cost.slowdown for cost in costs]))).tolist()
         exposure, _, _ = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))

@@ -255,7 +255,6 @@ def choice_of(row: Mapping[Any, Any], names: Iterable[str] = CHOSEN_AXES) -> Cho
 
 
 def choice_at(cell: Cell) -> Choice:
-    """Return the choice that a cell measures."""
     texts = cell.as_strings()
     return Choice.of(cell.backend, {name: texts.get(name) for name in CHOSEN_AXES})
 

@@ -125,7 +125,6 @@ def rule_of(answers: Sequence[Answer]) -> SmallestRule:
 
 
 def _lines(answers: Sequence[Answer]) -> tuple[Line, ...]:
-    """Return the lines for the answers of one direction and stream state."""
     sizes, counts = (sorted({answer.point[axis] for answer in answers}) for axis in (0, 1))
     losses = {answer: _losses(answer) for answer in answers}
 

@@ -178,7 +178,6 @@ def _place(axis: PlotAxis, value: float) -> float:
 
 
 def _value(axis: PlotAxis, place: float) -> float:
-    """Return what stands at a place of the x axis."""
     if axis.scale == "log2":
         return float(2**place)
     return float(2 ** (place - 1)) if place > 1 else place

@@ -95,7 +95,6 @@ def script_json(data: Any) -> Markup:
 
 
 def _column(values: Floats, starts: npt.NDArray[np.intp]) -> list[list[float | None] | float | None]:
-    """Return the values of every visit, which begin at `starts`."""
     shown = rounded(values)
     visits = [shown[first:end] for first, end in pairwise([*starts.tolist(), len(shown)])]
     return [visit[0] if len(set(visit)) == 1 else visit for visit in visits]

@@ -144,7 +144,6 @@ def _identity(view: View) -> dict[str, Scalar]:
 
 
 def _counted(cells: pd.DataFrame, margin: Margin) -> str:
-    """Return how many of `cells` have each verdict."""
     parts = []
     for verdict, ends in ((Verdict.SLOWER, "max"), (Verdict.FASTER, "min")):
         changes = where(cells, verdict=verdict)["change"]
@@ -201,7 +200,6 @@ def _row(row: Row, varying: Iterable[str]) -> list[str]:
 
 
 def _judged(row: Row) -> tuple[str, str]:
-    """Return the ratio of a row with its interval, and the verdict."""
     known = np.isfinite(row["change_high"])
     interval = f" ({1 + row['change_low']:.3f} to {1 + row['change_high']:.3f})" if known else ""
     return f"{TIMES}{1 + row['change']:.3f}{interval}", row["verdict"].lower()

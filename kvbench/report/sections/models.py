@@ -57,11 +57,9 @@ class ModelRows:
     pinned: Pinned
 
     def row(self, swap: ModelSwap, backend: str, state: str) -> Row | None:
-        """Return the row of a model's cell, None where it was not asked for."""
         return self.found.get((backend, state, *_shape(swap)))
 
     def measured(self, state: str) -> set[str]:
-        """Return the backends that were measured on streams of this state."""
         return set(where(self.cells, status="ok", stream_state=state)["backend"])
 
     def measured_cells(self, backends: Collection[str], states: Collection[str]) -> pd.DataFrame:

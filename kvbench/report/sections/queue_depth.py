@@ -117,7 +117,6 @@ def _knee_words(knee: QueueKnee | None) -> Text:
 
 
 def _chart(view: View, panels: Mapping[str, Sequence[QueueLine]], pinned: Pinned) -> Chart:
-    """Return the chart: a row of panels per block size."""
     points = pd.concat([line.points for lines in panels.values() for line in lines])
     title, footer = "Time of one more submission against queued swaps", [_INCLUDES, pinned.words(points)]
     words = chart_words(view, title, points, "medians · band: quartiles", footer)

@@ -117,7 +117,6 @@ def _chart(view: View, pinned: Pinned, cells: pd.DataFrame, blocks: int) -> Char
 
 
 def _table(view: View, pinned: Pinned, way: str, cells: pd.DataFrame) -> DataTable:
-    """Return GB/s of every backend by swap and run length."""
     backends = sorted({str(name) for name in cells["backend"]})
     body: list[list[Text]] = []
     rows = grouped(rows_of(cells), lambda row: (int(row["block_bytes"]), int(row["blocks"]), int(row["run_blocks"])))

@@ -68,7 +68,6 @@ def _times(view: View, cells: pd.DataFrame) -> dict[int, Visits]:
 
 
 def _met(times: Times, other: str) -> set[int]:
-    """Return the sizes that a backend shares with batched, in bytes."""
     return set[int]() if other == BATCHED else times.get(BATCHED, {}).keys() & times[other].keys()
 
 
