@@ -17,7 +17,7 @@ CLOCK: Final = 2
 
 Scalar = str | int | float | bool | None
 RunStatus = Literal["running", "complete", "interrupted", "stopped"]
-StopReason = Literal["target", "max_samples", "time"]
+StopReason = Literal["max_samples", "time"]
 FailureKind = Literal["error", "mismatch", "timeout", "crash"]
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
