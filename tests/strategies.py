@@ -54,6 +54,7 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "neighbour": st.sampled_from(Neighbour),
     "rate_cap": st.integers(0, 10_000),
     "burst": st.sampled_from(["none", "64MiB/50ms", "1B/1ms"]),
+    "sequence": st.sampled_from(["whole", "layers-4", "layers-1024", "at-once-32"]),
     "devices": st.integers(1, 64),
 }
 cells = st.builds(

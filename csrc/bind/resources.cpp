@@ -37,6 +37,7 @@ void resources(nb::module_& m) {
   nb::class_<OwnedEvent>(m, "Event", "A mark on a stream.")
       .def(nb::init<std::shared_ptr<Driver>>(), "driver"_a)
       .def("record", &OwnedEvent::record, "stream"_a)
+      .def("hold", &OwnedEvent::hold, "stream"_a, "Make later work on `stream` wait for the last record.")
       .def("completed", &OwnedEvent::completed, "Whether everything before the last record has completed.")
       .def("wait", &OwnedEvent::wait, nb::call_guard<nb::gil_scoped_release>(),
            "Return once everything before the last record has completed; without a record, return at once.")

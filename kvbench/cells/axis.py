@@ -11,6 +11,7 @@ from kvbench.errors import UsageError, brief
 from kvbench.units import format_size, parse_size
 
 MAX_AXIS_VALUES: Final = 10_000
+MOST_LAYERS: Final = 1024
 
 AxisValue = str | int | bool | StrEnum | Pattern
 
@@ -187,6 +188,16 @@ def pause_words(value: AxisValue) -> str:
 def launch(text: str) -> int:
     """Read the maximum bytes per launch, or 0 for the word whole; raises ValueError."""
     return 0 if text == "whole" else block_size(text)
+
+
+def by_layers(text: str) -> str:
+    """Read a sequence: whole, layers-L or at-once-L, or with a model layers or at-once; raises ValueError."""
+    match = re.fullmatch(r"whole|(?:layers|at-once)(?:-([1-9]\d{0,3}))?", text)
+    if match is None or not 2 <= int(match[1] or 2) <= MOST_LAYERS:
+        raise ValueError(
+            f"not whole, layers-L or at-once-L with L from 2 to {MOST_LAYERS}; with --model also layers or at-once"
+        )
+    return text
 
 
 def arrival(text: str) -> str:

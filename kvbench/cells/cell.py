@@ -14,6 +14,7 @@ from kvbench.cells.axis import (
     Role,
     arrival,
     block_size,
+    by_layers,
     choice,
     launch,
     on_off,
@@ -126,6 +127,10 @@ class Cell:
     burst: Annotated[str, Axis(
         "arrival of swaps beside a neighbour: without gaps (none), or bursts of SIZE every PERIOD",
         "none,64MiB/50ms", arrival, role=Role.BESIDE, unused="none")] = "none"
+    sequence: Annotated[str, Axis(
+        "whole: one swap; layers-L: a swap for each of L layers, one behind the other; at-once-L: one swap, for which "
+        "all L layers of a step wait; L is the model's own if left out", "whole,layers-32,at-once-32", by_layers,
+        role=Role.BESIDE, unused="whole")] = "whole"
     devices: Annotated[int, Axis(
         "devices of one host that swap at once, each its own blocks (set by --device cuda:all)", "1,2", whole(1, 64),
         role=Role.BESIDE, ranged=True, unused=1, number=True)] = 1
@@ -135,6 +140,12 @@ class Cell:
     def swap_bytes(self) -> int:
         """Bytes that one swap moves."""
         return self.blocks * self.block_bytes
+
+    @property
+    def layers(self) -> int:
+        """The layers that wait for the swap, 0 if none does."""
+        number = self.sequence.rpartition("-")[2]
+        return int(number) if number.isdigit() else 0
 
     @property
     def hot(self) -> bool:

@@ -12,7 +12,10 @@ CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
 HARDWARE_QUEUES: Final = 32
 # Minimum duration of a visit beside a neighbour: each turn needs iterations of the neighbour.
 LEAST_BESIDE_S: Final = 0.3
-# Generous bound on the GPU memory of neighbours that run through torch, including torch itself.
+# A step with this number of layers has those of Llama 3 70B on one of 8 ranks; other steps have those of Llama 3 8B.
+LAYERS_OF_70B: Final = 80
+LAYERS_OF_8B: Final = 32
+# Generous bound on the GPU memory of neighbours that run through torch, including torch itself; each of these models.
 TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.MEMORY: 3 << 30, Neighbour.DECODE: 22 << 30}
 
 

@@ -1,6 +1,6 @@
 """The memory of one swap as a backend sees it: descriptors as addresses, and a compact form for tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,11 @@ class TensorGrid:
     destination_ids: NDArray[np.uint64]
     row_bytes: int
 
+    def tensors(self, start: int, end: int) -> "TensorGrid":
+        """Return the tensors from `start` up to, but not including, `end`, in the same memory."""
+        of = slice(start, end)
+        return replace(self, source_bases=self.source_bases[of], destination_bases=self.destination_bases[of])
+
 
 @dataclass(frozen=True)
 class SwapMemory:
@@ -38,8 +43,8 @@ class SwapMemory:
     sizes: Addresses
     grids: tuple[TensorGrid, ...] = ()
 
-    def part(self, start: int, end: int) -> "SwapMemory":
-        """Return the descriptors from `start` up to, but not including, `end`, in the same memory; without grids."""
+    def part(self, start: int, end: int, grids: tuple[TensorGrid, ...] = ()) -> "SwapMemory":
+        """Return the descriptors from `start` up to, but not including, `end`, in the same memory, with these grids."""
         of = slice(start, end)
         return SwapMemory(
             self.sources[of],
@@ -47,4 +52,5 @@ class SwapMemory:
             self.kernel_sources[of],
             self.kernel_destinations[of],
             self.sizes[of],
+            grids,
         )

@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
-from kvbench.backends.split import create_launches, joined
 from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CEILING_BYTES
 from kvbench.cells.locality import MOST_SETS
 from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Stream, TimedRegion, per_block
 from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.layers import Step, create_swap
 from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import RunningNeighbour, open_neighbour
 from kvbench.measure.steady_cpu import SteadyCpu
@@ -31,7 +31,7 @@ CEILING_WARMUPS: Final = 2
 class Bench:
     """Shared by all measurements: device, memory, the measured stream, its timed region, the best large copies.
 
-    `urgent` is a stream of high priority and its region; `neighbours` are kept for later visits.
+    `urgent` is a stream of high priority and its region; `neighbours` and `steps` are kept for later visits.
     """
 
     device: Device
@@ -44,6 +44,7 @@ class Bench:
     best_gbps: dict[Direction, float] = field(default_factory=dict)
     urgent: tuple[Stream, TimedRegion] | None = None
     neighbours: dict[tuple[Neighbour, bool], RunningNeighbour] = field(default_factory=dict)
+    steps: dict[tuple[Neighbour, bool, int], Step] = field(default_factory=dict)
 
     def note_best(self, direction: Direction, copy_bytes: int, copy_us: float) -> None:
         """Keep the rate of the best large copies, by copy engine or SMs: on a coherent link SMs can be faster."""
@@ -57,15 +58,19 @@ class Bench:
         return replace(self, stream=self.urgent[0], region=self.urgent[1])
 
     @contextmanager
-    def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour | None]:
+    def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour | Step | None]:
         """Yield the neighbour of `cell`, or None if it has none. Raises NeighbourError, EngineError."""
+        key = cell.neighbour, cell.priority is Priority.LOW
         if cell.neighbour is Neighbour.NONE:
             yield None
+        elif cell.layers:
+            if (*key, cell.layers) not in self.steps:
+                self.steps[*key, cell.layers] = Step(self.device, cell)
+            yield self.steps[*key, cell.layers]
         elif cell.neighbour is Neighbour.SWAP:  # its work depends on the cell
             with closing(open_neighbour(self.device, backend, cell)) as own:
                 yield own
         else:
-            key = cell.neighbour, cell.priority is Priority.LOW
             if key not in self.neighbours:
                 self.neighbours[key] = open_neighbour(self.device, backend, cell)
             yield self.neighbours[key]
@@ -108,5 +113,5 @@ def set_up(
     slots = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
     workload = Workload(bench.pools, cell, lay_out(cell, swaps_ahead, rng), rng, slots)
     requests = [SwapRequest(bench.device, cell, memory, bench.policy) for memory in workload.memories]
-    swaps = [joined(create_launches(backend, request)) for request in requests]
+    swaps = [create_swap(backend, request) for request in requests]
     return SetUp(cell, backend, workload, swaps)

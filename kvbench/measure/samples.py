@@ -15,13 +15,20 @@ from kvbench.cells.facts import LEAST_BESIDE_S
 from kvbench.engine.device import STREAM_STATES, Queue, Sample, Swap, TimedRegion
 from kvbench.measure.bench import Bench, SetUp
 from kvbench.measure.beside import Flow, FlowSample, measure_beside
+from kvbench.measure.layers import LayeredSwap, Step
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside, StopReason
 from kvbench.sweep.estimate import SHORT_CHAIN, WATCHED_SHARE
 from kvbench.sweep.spec import Sampling
+from kvbench.units import gigabytes_per_second
+
+AnySample = Sample | FlowSample
+TakeOne = Callable[[], AnySample]
 
 BUSY_TWINS: Final = 3
+# Each side alone before and after both together, so that drift cancels.
+STEP_TURNS: Final = ("step", "swap", "both", "both", "swap", "step")
 # The delay before a busy sample relative to the expected time of the caller, and its maximum: a full channel blocks the
 # submitting thread until the delay ends.
 DELAY_MARGIN: Final = 2
@@ -30,15 +37,15 @@ MAX_DELAY_US: Final = 100_000
 
 
 def take_samples(
-    take: Callable[[], Sample], workload: Workload, sampling: Sampling, *, to_the_end: bool = False
-) -> tuple[list[Sample], StopReason]:
+    take: TakeOne, workload: Workload, sampling: Sampling, *, to_the_end: bool = False
+) -> tuple[list[AnySample], StopReason]:
     """Sample until the maximum (none with `to_the_end`) or the time limit is reached; return the samples and which.
 
     Between samples, at random, a swap that counts for nothing is watched: nothing of it may arrive before it is
     submitted.
     """
     deadline_s = time.monotonic() + sampling.cell_seconds
-    samples: list[Sample] = []
+    samples: list[AnySample] = []
     while to_the_end or len(samples) < sampling.max_samples:
         if workload.chance(WATCHED_SHARE):
             with workload.watched():
@@ -49,12 +56,12 @@ def take_samples(
     return samples, "max_samples"
 
 
-def alone(bench: Bench, ready: SetUp, state: StreamState) -> Callable[[], Sample]:
+def alone(bench: Bench, ready: SetUp, state: StreamState) -> TakeOne:
     """Return a function that takes a sample of the swap in this stream state, without a queue and without a pause."""
     return _sampler(bench, ready, state, Queue(), pause_us=0)
 
 
-def taker(bench: Bench, ready: SetUp, take_busy: Callable[[], Sample]) -> Callable[[], Sample]:
+def taker(bench: Bench, ready: SetUp, take_busy: TakeOne) -> TakeOne:
     """Return a function that takes a sample in the stream state of the cell."""
     state = ready.cell.stream_state
     if state is StreamState.SUSTAINED:
@@ -73,6 +80,45 @@ def sample_beside(
     return measure_beside(flow, neighbour, _one_block(bench.region, ready.backend, request), seconds)
 
 
+def sample_beside_step(
+    bench: Bench, ready: SetUp, step: Step, take: TakeOne, sampling: Sampling
+) -> tuple[list[AnySample], StopReason, Beside]:
+    """Take turns of the step alone, the swap alone and both, each on an idle device; both end with the step.
+
+    Return the swaps alone, which samples ended, and the record of the turns. Raises NeighbourError.
+    """
+    swap, bytes_ = ready.swaps[0].swap, ready.cell.swap_bytes
+    assert isinstance(swap, LayeredSwap)
+    deadline_s = time.monotonic() + sampling.cell_seconds
+    samples: list[AnySample] = []
+    beside = Beside()
+
+    def timed_us(submit: Callable[[int], object]) -> float:
+        return bench.region.measure_python(submit, STREAM_STATES[StreamState.IDLE], Queue()).wall_us
+
+    def both(stream: int) -> None:
+        swap.submit(stream)
+        step.submit(stream, swap.marks)
+
+    while len(samples) < sampling.max_samples:
+        for turn in STEP_TURNS:
+            if turn == "step":
+                beside.neighbour_alone_us.append(timed_us(lambda stream: step.submit(stream, swap.marks)))
+            elif turn == "swap":
+                samples.append(take())
+                beside.swaps_alone_us.append(samples[-1].wall_us)
+                beside.swaps_alone_gbps.append(gigabytes_per_second(bytes_, samples[-1].wall_us))
+            else:
+                ready.workload.advance()
+                both_us = timed_us(both)
+                beside.neighbour_beside_us.append(both_us)
+                beside.swaps_beside_us.append(both_us - step.end.us_since(swap.marks[-1]))
+                beside.swaps_beside_gbps.append(gigabytes_per_second(bytes_, both_us))
+        if len(samples) >= sampling.min_samples and time.monotonic() >= deadline_s:
+            return samples, "time", beside
+    return samples, "max_samples", beside
+
+
 def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> Callable[[], float]:
     """Return a function that swaps the first block of the current swap again and returns its wall time in us."""
     prepared = backend.create(replace(request, memory=request.memory.part(0, 1)))
@@ -83,15 +129,17 @@ def _one_block(region: TimedRegion, backend: Backend, request: SwapRequest) -> C
     return take_us
 
 
-def _sampler(bench: Bench, ready: SetUp, state: StreamState, queue: Queue, pause_us: int) -> Callable[[], Sample]:
+def _sampler(bench: Bench, ready: SetUp, state: StreamState, queue: Queue, pause_us: int) -> TakeOne:
     """Return a function that takes a sample: choose the next blocks, pause, time one swap."""
     prepared = ready.swaps[0]
 
-    def take() -> Sample:
+    def take() -> AnySample:
         ready.workload.advance()
         if pause_us:
             _work_for(pause_us)
-        return _timed(bench.region, prepared, state, queue)
+        sample = _timed(bench.region, prepared, state, queue)
+        swap = prepared.swap
+        return swap.timed(sample, state.swap_clock) if isinstance(swap, LayeredSwap) else sample
 
     return take
 
@@ -125,7 +173,7 @@ def _work_for(pause_us: int) -> None:
         scratch += 1
 
 
-def _behind_a_delay(cell: Cell, take_busy: Callable[[], Sample]) -> Queue:
+def _behind_a_delay(cell: Cell, take_busy: TakeOne) -> Queue:
     """Return the queue of `cell` after a delay that outlasts its submission, estimated from that of one swap."""
     caller_us = max(take_busy().caller_us for _ in range(BUSY_TWINS))
     delay_us = min(DELAY_MARGIN * max(1, cell.queued) * caller_us + DELAY_SPARE_US, MAX_DELAY_US)

@@ -1,11 +1,15 @@
 """The work of neighbours that run through torch, which is imported only for them: it takes seconds to load."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from kvbench.cells.axes import Neighbour
+from kvbench.cells.facts import LAYERS_OF_70B
 from kvbench.models.geometry import Geometry
 from kvbench.models.presets import find_model
 
@@ -18,14 +22,20 @@ WIDTH, HEADS, MLP_WIDTH = 4096, 32, 14_336
 BATCH, CONTEXT = 16, 2048
 
 Iterate = Callable[[], object]
+Layer = Callable[[Any], Any]
+# Of the layers of Llama 3 70B on one of 8 ranks.
+_SIZES_OF_70B: Final = {"width": 8192, "heads": 8, "mlp_width": 3584}
 
 
 class TorchWork:
-    """Iterations of one kind on the stream `handle`, with their data in memory of torch."""
+    """Iterations of one kind on the stream `handle`, with their data in memory of torch, in `parts`.
+
+    With `layers`, an iteration is a decode step of that number of layers, a part each.
+    """
 
     in_stream = True
 
-    def __init__(self, kind: Neighbour, ordinal: int, handle: int) -> None:
+    def __init__(self, kind: Neighbour, ordinal: int, handle: int, layers: int = 0) -> None:
         import torch
         import torch.nn.attention
 
@@ -33,10 +43,11 @@ class TorchWork:
         self._ordinal = ordinal
         self._stream = self._torch.cuda.ExternalStream(handle, device=ordinal)
         make = {Neighbour.GEMM: _gemm, Neighbour.MEMORY: _copies, Neighbour.DECODE: _decode}[kind]
+        make = partial(_captured_layers, layers) if layers else make
         with self.thread():
-            self._iterate = make(torch, torch.device("cuda", ordinal))
+            self.parts = make(torch, torch.device("cuda", ordinal))
             for _ in range(WARMUPS):
-                self._iterate()
+                self.submit()
         self._stream.synchronize()
 
     @contextmanager
@@ -46,31 +57,58 @@ class TorchWork:
             yield
 
     def submit(self) -> None:
-        self._iterate()
+        for part in self.parts:
+            part()
 
 
-def _gemm(torch: Any, device: Any) -> Iterate:
+def _gemm(torch: Any, device: Any) -> list[Iterate]:
     a, b, out = (torch.randn(GEMM_SIDE, GEMM_SIDE, dtype=torch.bfloat16, device=device) for _ in range(3))
-    return lambda: torch.mm(a, b, out=out)
+    return [lambda: torch.mm(a, b, out=out)]
 
 
-def _copies(torch: Any, device: Any) -> Iterate:
+def _copies(torch: Any, device: Any) -> list[Iterate]:
     source, destination = (torch.ones(COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
-    return lambda: destination.copy_(source)
+    return [lambda: destination.copy_(source)]
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A step captured in a CUDA graph; `step` owns the memory that the graph reads and writes."""
+    """A step, or a layer of one, captured in a CUDA graph; `memory` owns what the graph reads and writes."""
 
     graph: Any
-    step: Iterate
+    memory: object
 
     def __call__(self) -> None:
         self.graph.replay()
 
 
-def _decode(torch: Any, device: Any) -> Iterate:
+def step_model(count: int) -> tuple[Geometry, dict[str, int]]:
+    """Return the geometry of a step of `count` layers on one rank, and the sizes of its layers that are not usual."""
+    large = count == LAYERS_OF_70B
+    model = replace(find_model(MODEL), layers=count)
+    return (replace(model, kv_heads=1), _SIZES_OF_70B) if large else (model, {})
+
+
+def _captured_layers(count: int, torch: Any, device: Any) -> list[Iterate]:
+    """Capture each layer in a graph of its own, which reads the hidden states that the one before it writes."""
+    model, sizes = step_model(count)
+    hidden, layers = decode_layers(torch, device, model, **sizes)
+    for _ in range(WARMUPS):
+        reduce(lambda entered, layer: layer(entered), layers, hidden)
+    torch.cuda.current_stream(device).synchronize()
+    pool = torch.cuda.graph_pool_handle()
+    captured: list[Iterate] = []
+    for layer in layers:
+        graph = torch.cuda.CUDAGraph()
+        # not torch.cuda.graph, which frees cached memory before every capture
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        entered, hidden = hidden, layer(hidden)
+        graph.capture_end()
+        captured.append(CapturedStep(graph, (layer, entered, hidden)))
+    return captured
+
+
+def _decode(torch: Any, device: Any) -> list[Iterate]:
     """Return a function that replays a captured decode step."""
     step = decode_step(torch, device, find_model(MODEL))
     for _ in range(WARMUPS):
@@ -79,10 +117,19 @@ def _decode(torch: Any, device: Any) -> Iterate:
     stream = torch.cuda.current_stream(device)
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         step()
-    return CapturedStep(graph, step)
+    return [CapturedStep(graph, step)]
 
 
-def decode_step(
+def decode_step(torch: Any, device: Any, model: Geometry, **sizes: int) -> Iterate:
+    """Return a function that runs one decode step through every layer; it returns hidden states of (batch, width).
+
+    `sizes` are those of `decode_layers`.
+    """
+    entered, layers = decode_layers(torch, device, model, **sizes)
+    return lambda: reduce(lambda hidden, layer: layer(hidden), layers, entered)
+
+
+def decode_layers(
     torch: Any,
     device: Any,
     model: Geometry,
@@ -92,10 +139,9 @@ def decode_step(
     mlp_width: int = MLP_WIDTH,
     batch: int = BATCH,
     context: int = CONTEXT,
-) -> Iterate:
-    """Return a function that runs one decode step of `batch` sequences of `context` tokens through every layer.
-
-    It returns hidden states of shape (batch, width). Heads that share a KV head are queries of the same attention.
+) -> tuple[Any, list[Layer]]:
+    """Return the hidden states that enter a decode step of `batch` sequences of `context` tokens, of shape
+    (batch, width), and a function for each layer. Heads that share a KV head are queries of the same attention.
     """
     functional, attention = torch.nn.functional, torch.nn.attention
     kv_heads, head_dim = model.kv_heads, model.head_dim
@@ -107,7 +153,7 @@ def decode_step(
     def weights(rows: int, columns: int) -> Any:
         return random(rows, columns).mul_(rows**-0.5)
 
-    layers = [
+    owned = [
         (
             weights(width, sum(sizes)),
             weights(sizes[0], width),
@@ -118,22 +164,19 @@ def decode_step(
         )
         for _ in range(model.layers)
     ]
-    entered = random(batch, width)
     # not cuDNN's attention, which makes a new plan for every shape
     kinds = [attention.SDPBackend.FLASH_ATTENTION, attention.SDPBackend.EFFICIENT_ATTENTION, attention.SDPBackend.MATH]
 
-    def step() -> Any:
-        hidden = entered
-        for project, out, up, down, keys, values in layers:
-            query, key, value = (functional.rms_norm(hidden, (width,)) @ project).split(sizes, dim=1)
-            keys[:, :, -1] = key.view(batch, kv_heads, head_dim)
-            values[:, :, -1] = value.view(batch, kv_heads, head_dim)
-            grouped = query.view(batch, kv_heads, heads // kv_heads, head_dim)
-            with attention.sdpa_kernel(kinds):
-                seen = functional.scaled_dot_product_attention(grouped, keys, values)
-            hidden = hidden + seen.reshape(batch, sizes[0]) @ out
-            gate, lifted = (functional.rms_norm(hidden, (width,)) @ up).chunk(2, dim=1)
-            hidden = hidden + (functional.silu(gate) * lifted) @ down
-        return hidden
+    def layer(own: Sequence[Any], hidden: Any) -> Any:
+        project, out, up, down, keys, values = own
+        query, key, value = (functional.rms_norm(hidden, (width,)) @ project).split(sizes, dim=1)
+        keys[:, :, -1] = key.view(batch, kv_heads, head_dim)
+        values[:, :, -1] = value.view(batch, kv_heads, head_dim)
+        grouped = query.view(batch, kv_heads, heads // kv_heads, head_dim)
+        with attention.sdpa_kernel(kinds):
+            seen = functional.scaled_dot_product_attention(grouped, keys, values)
+        hidden = hidden + seen.reshape(batch, sizes[0]) @ out
+        gate, lifted = (functional.rms_norm(hidden, (width,)) @ up).chunk(2, dim=1)
+        return hidden + (functional.silu(gate) * lifted) @ down
 
-    return step
+    return random(batch, width), [partial(layer, own) for own in owned]

@@ -11,15 +11,24 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap
 from kvbench.cells.axes import Reuse, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.engine.device import Event, Sample
+from kvbench.engine.device import Event
 from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench, SetUp, measure_ceiling
-from kvbench.measure.beside import FlowSample
 from kvbench.measure.disturbance import Clocks, disturbances
 from kvbench.measure.effective_path import effective_path
+from kvbench.measure.layers import Step
 from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import RunningNeighbour
-from kvbench.measure.samples import BUSY_TWINS, alone, sample_beside, take_samples, taker
+from kvbench.measure.samples import (
+    BUSY_TWINS,
+    AnySample,
+    TakeOne,
+    alone,
+    sample_beside,
+    sample_beside_step,
+    take_samples,
+    taker,
+)
 from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import Beside, Samples, StopReason, Visit
 from kvbench.run.protocol import InTurn, MeasureCell
@@ -38,14 +47,14 @@ CHECK_COPIES: Final = 4
 SPEED_CHECKED_FROM_BYTES: Final = 1 << 20
 
 # Warms up and takes all samples; gets a function that takes a sample on a busy stream.
-TakeAll = Callable[[Callable[[], Sample]], tuple[Sequence[Sample | FlowSample], StopReason, Beside | None]]
+TakeAll = Callable[[TakeOne], tuple[Sequence[AnySample], StopReason, Beside | None]]
 
 
 @dataclass(frozen=True)
 class Sampled:
     """The samples of a visit, and the state of the machine around them."""
 
-    samples: Sequence[Sample | FlowSample]
+    samples: Sequence[AnySample]
     stopped_by: StopReason
     beside: Beside | None
     busy_cpu_us: float | None
@@ -66,7 +75,7 @@ def visit(
     bench = bench.at(ready.cell.priority)
     with bench.device.injecting(fault), bench.neighbour(ready.backend, ready.cell) as neighbour:
 
-        def sample(take_busy: Callable[[], Sample]) -> tuple[Sequence[Sample | FlowSample], StopReason, Beside | None]:
+        def sample(take_busy: TakeOne) -> tuple[Sequence[AnySample], StopReason, Beside | None]:
             return _take_all(bench, ready, request.sampling, take_busy, neighbour, begin)
 
         return measure(bench, ready, request, sample)
@@ -114,7 +123,7 @@ def _sample(bench: Bench, ready: SetUp, on_cpu: int | None, sample: TakeAll) -> 
     return Sampled(samples, stopped_by, beside, busy_cpu_us, cpu, max(probes_us), slowdowns, clocks)
 
 
-def _full_times_us(samples: Sequence[Sample | FlowSample], cell: Cell) -> list[float]:
+def _full_times_us(samples: Sequence[AnySample], cell: Cell) -> list[float]:
     """Return times that hide nothing: the difference of two chains is too small where the short one was held up."""
     state = cell.stream_state
     clock = "chain_us" if state is StreamState.SUSTAINED else state.swap_clock
@@ -147,7 +156,7 @@ def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes
     )
 
 
-def _columns(samples: Sequence[Sample | FlowSample], cell: Cell) -> Samples:
+def _columns(samples: Sequence[AnySample], cell: Cell) -> Samples:
     def column(name: str) -> list[Any]:
         return [getattr(sample, name) for sample in samples]
 
@@ -162,25 +171,25 @@ def _columns(samples: Sequence[Sample | FlowSample], cell: Cell) -> Samples:
         pending_before=flags("pending_before"),
         pending_after=flags("pending_after"),
         depth_held=flags("depth_held") if cell.queued else None,
+        first_layer_us=column("first_layer_us") if cell.layers else None,
+        slowest_gap_us=column("slowest_gap_us") if cell.layers else None,
     )
 
 
-def _check_first(
-    bench: Bench, prepared: PreparedSwap, workload: Workload, take: Callable[[], Sample], *, verify: bool
-) -> int:
+def _check_first(bench: Bench, prepared: PreparedSwap, workload: Workload, take: TakeOne, *, verify: bool) -> int:
     """Check one swap, if wanted, and the order in its stream; return the number of compared bytes."""
     verified_bytes = _check_one(workload, take) if verify else 0
     _check_order(bench, prepared, workload)
     return verified_bytes
 
 
-def _check_one(workload: Workload, take: Callable[[], Sample]) -> int:
+def _check_one(workload: Workload, take: TakeOne) -> int:
     """Make one swap over memory at rest and verify it; return the number of compared bytes."""
     take()
     return workload.verify()
 
 
-def _check_in_a_row(bench: Bench, ready: SetUp, request: MeasureCell, take: Callable[[], Sample]) -> int:
+def _check_in_a_row(bench: Bench, ready: SetUp, request: MeasureCell, take: TakeOne) -> int:
     """Verify consecutive swaps of blocks of their own, watched, if this is the visit for it; return compared bytes."""
     cell, workload = ready.cell, ready.workload
     chosen = zlib.crc32(f"{request.seed}/{cell.id}".encode()) % request.sampling.rounds
@@ -205,10 +214,10 @@ def _take_all(
     bench: Bench,
     ready: SetUp,
     sampling: Sampling,
-    take_busy: Callable[[], Sample],
-    neighbour: RunningNeighbour | None,
+    take_busy: TakeOne,
+    neighbour: RunningNeighbour | Step | None,
     begin: Callable[[], None] | None,
-) -> tuple[Sequence[Sample | FlowSample], StopReason, Beside | None]:
+) -> tuple[Sequence[AnySample], StopReason, Beside | None]:
     """Warm up, wait for the other devices and take the samples, beside the neighbour if there is one."""
     take = taker(bench, ready, take_busy)
     for _ in range(sampling.warmups):
@@ -217,6 +226,8 @@ def _take_all(
         begin()
     if neighbour is None:
         return *take_samples(take, ready.workload, sampling, to_the_end=begin is not None), None
+    if isinstance(neighbour, Step):
+        return sample_beside_step(bench, ready, neighbour, take, sampling)
     flow, beside = sample_beside(bench, ready, neighbour, sampling)
     return flow, "time", beside
 
@@ -264,7 +275,7 @@ def _warnings_beside(beside: Beside | None) -> list[str]:
     ]
 
 
-def _warnings(samples: Sequence[Sample | FlowSample], cell: Cell) -> list[str]:
+def _warnings(samples: Sequence[AnySample], cell: Cell) -> list[str]:
     state = cell.stream_state
     if state is StreamState.SUSTAINED:
         return []

@@ -4,6 +4,7 @@ A slowdown is one of the whole time: the mean of the iterations beside swaps ove
 bursts, or hold the device up now and then, most iterations are as fast as ever, and their median shows nothing.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -49,6 +50,17 @@ def costs_of(visits: Iterable[Visit]) -> dict[str, dict[int, Cost]]:
         if (cost := cost_of(visit.beside)) is not None:
             found.setdefault(visit.cell.id, {})[visit.round] = cost
     return found
+
+
+def hidden_share(beside: Beside | None) -> float | None:
+    """Return the share of the swaps' time that a step hides whose layers wait for them; None without such a time."""
+    if beside is None or not (beside.neighbour_alone_us and beside.neighbour_beside_us and beside.swaps_alone_us):
+        return None
+    alone_us, both_us, swaps_us = (
+        median(times) for times in (beside.neighbour_alone_us, beside.neighbour_beside_us, beside.swaps_alone_us)
+    )
+    share = 1 - (both_us - alone_us) / swaps_us if swaps_us > 0 else math.nan
+    return share if math.isfinite(share) else None
 
 
 def lost(slowdown: float) -> float:

@@ -18,7 +18,7 @@ from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
-from kvbench.results.cost import cost_of
+from kvbench.results.cost import cost_of, hidden_share
 from kvbench.results.reach import Reach
 from kvbench.results.schema import (
     COLUMNS,
@@ -29,6 +29,7 @@ from kvbench.results.schema import (
     Failure,
     Record,
     RunInfo,
+    Samples,
     Skip,
     Visit,
 )
@@ -112,9 +113,14 @@ def _no_formula(value: Any) -> Any:
 
 
 def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
-    """Keep the cells without queued swaps, without a pool of streams and without a neighbour."""
+    """Keep the cells without queued swaps, without a pool of streams, without a neighbour and without layers."""
     lonely = (frame["devices"] == 1) & (frame["neighbour"].isna() | (frame["neighbour"] == Neighbour.NONE.value))
-    return frame[(frame["queued"] == 0) & (frame["streams"] == 1) & lonely]
+    return frame[(frame["queued"] == 0) & (frame["streams"] == 1) & lonely & whole(frame)]
+
+
+def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
+    """Return which cells have swaps whose layers nothing waits for."""
+    return frame["sequence"].isna() | (frame["sequence"] == AXES["sequence"].unused)
 
 
 def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us") -> dict[str, dict[int, float]]:
@@ -198,6 +204,7 @@ def _words(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
         cell.spelled_out()
         | {name: getattr(cell, name) for name in _NUMBERS}
         | {
+            **_layers(cell, visits),
             **_beside([visit.beside for visit in visits if visit.beside is not None]),
             "swap_bytes": cell.swap_bytes,
             "status": status,
@@ -254,6 +261,17 @@ def _beside(turns: Sequence[Beside]) -> dict[str, float]:
     }
 
 
+def _layers(cell: Cell, visits: Sequence[Visit]) -> dict[str, float]:
+    """Return the figures of the cell's layers; none if it has none."""
+    if not cell.layers:
+        return {}
+    samples = [visit.samples for visit in visits]
+    times = {name: _median_of(samples, name) for name in ("first_layer_us", "slowest_gap_us")}
+    shares = [share for visit in visits if (share := hidden_share(visit.beside)) is not None]
+    interval = median_interval(np.array(shares)) if shares else (math.nan, math.nan)
+    return times | _with_ends("hidden_share", float(np.median(shares or [math.nan])), interval)
+
+
 def _delay_us(turns: Sequence[Beside], name: str) -> float:
     """Return the median of the visits' differences beside the neighbour; nan without any."""
     times = [(getattr(turn, f"{name}_beside_us"), getattr(turn, f"{name}_alone_us")) for turn in turns]
@@ -266,7 +284,7 @@ def _with_ends(name: str, value: float, ends: Sequence[float]) -> dict[str, floa
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
-def _median_of(turns: Sequence[Beside], name: str) -> float:
+def _median_of(turns: Sequence[Beside | Samples], name: str) -> float:
     return float(np.median([np.median(values) for turn in turns if (values := getattr(turn, name))] or [math.nan]))
 
 

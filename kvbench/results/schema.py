@@ -78,7 +78,8 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
 class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):
     """The raw samples of one visit: lists of equal length, times in microseconds; `COLUMNS` describes the fields.
 
-    `gpu_us` is None on an idle stream, where no event is timed, and `depth_held` if no swap was queued. Samples of
+    `gpu_us` is None on an idle stream, where no event is timed, `depth_held` if no swap was queued, and the times of
+    layers if the swap has none. Beside a step whose layers wait for the swaps, samples are without the step. Samples of
     clock 1 have `prepare_us` and `submit_us`, which become `caller_us`, and two more times, which are dropped.
     """
 
@@ -89,6 +90,8 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     pending_before: list[_Flag]
     pending_after: list[_Flag]
     depth_held: list[_Flag] | None = None
+    first_layer_us: list[float] | None = None
+    slowest_gap_us: list[_TimeUs] | None = None
     prepare_us: list[_TimeUs] | None = None
     submit_us: list[_TimeUs] | None = None
     coalesce_us: list[_TimeUs] | None = None
@@ -106,6 +109,8 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
             len(self.caller_us) == len(self.cpu_us) == len(self.pending_before) == len(self.pending_after) == count
             and (self.gpu_us is None or len(self.gpu_us) == count)
             and (self.depth_held is None or len(self.depth_held) == count)
+            and (self.first_layer_us is None or len(self.first_layer_us) == count)
+            and (self.slowest_gap_us is None or len(self.slowest_gap_us) == count)
         ):
             raise ValueError("the lists of a visit's samples differ in length")
 
@@ -118,7 +123,9 @@ class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
     `neighbour_…_us` are its iteration times, `swaps_…_gbps` the GB/s of each turn of swaps, gaps included,
     `swaps_…_us` the median wall time of the swaps of each turn, and `one_block_…_us` the times of swaps of one block,
-    from submission to completion. `dry` counts how often the neighbour's stream ran out of work.
+    from submission to completion. Where the layers of a step wait for the swaps, an iteration is a step from its
+    submission, beside swaps together with theirs, and a turn one swap. `dry` counts how often the neighbour's stream
+    ran out of work.
     """
 
     neighbour_alone_us: list[_TimeUs] = []
@@ -341,6 +348,14 @@ COLUMNS: Final[dict[str, str]] = {
     "one_block_alone_us, visit by visit; negative if it starts earlier",
     "swap_delay_us": "how much later a swap completes beside the neighbour, from its submission: difference of the "
     "median wall times, visit by visit; empty in runs that did not keep them",
+    "first_layer_us": "time from the caller's arrays until the first layer has arrived: median of the visits' medians; "
+    "the last has arrived after swap_us",
+    "slowest_gap_us": "the longest time between the arrivals of two consecutive layers of a swap: median of the "
+    "visits' medians",
+    "hidden_share": "share of the swaps' time that a step hides whose layers wait for them, 1 - (step with swaps - "
+    "step alone) / swaps alone: median of the visits, each by the medians of its samples",
+    "hidden_share_low": "lower end of its 95% interval, from the visits; empty with fewer than six",
+    "hidden_share_high": "upper end of that interval",
     "ceiling_gbps": "median GB/s of large plain copies in the same direction of the same run",
     "ceiling_share": "gbps / ceiling_gbps",
     "limit_blocks_per_s": "the translation limit: the highest rate of scattered small blocks that SM copies reached "

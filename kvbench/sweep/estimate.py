@@ -34,6 +34,9 @@ _EST_VERIFY_BYTES_PER_S: Final = {"cuda": 15e9, "cpu": 1.5e9}
 _EST_VERIFY_BLOCK_S: Final = 0.15e-6
 # Around a visit beside a neighbour: each turn starts and drains the neighbour.
 _EST_NEIGHBOUR_S: Final = 0.4
+# What a layer adds to a swap, and a step beside which swaps are measured.
+_EST_LAYER_S: Final = 10e-6
+_EST_STEP_S: Final = 5e-3
 # Disturbed visits, which are repeated.
 _EST_REPEATS: Final = 1.1
 
@@ -60,7 +63,7 @@ def visit_deadline_s(cell: Cell, sampling: Sampling, device_kind: str) -> float:
 
 
 def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
-    if cell.neighbour is not Neighbour.NONE:
+    if cell.neighbour is not Neighbour.NONE and not cell.layers:
         return _EST_NEIGHBOUR_S + max(LEAST_BESIDE_S, sampling.cell_seconds)
     state = cell.stream_state
     block_s = _EST_BLOCK_S["copies" if cell.sms is None else "kernel"]
@@ -71,7 +74,9 @@ def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     if inline and device_kind == "cuda":
         swap_s = max(swap_s, cell.swap_bytes / _EST_INLINE_BYTES_PER_S)
     named_s = _EST_SAMPLE_S + cell.blocks * _EST_NAMED_BLOCK_S
-    sample_s = swap_s + named_s + cell.pause_us / 1e6
+    sample_s = swap_s + named_s + cell.pause_us / 1e6 + cell.layers * _EST_LAYER_S
+    if cell.neighbour is not Neighbour.NONE:
+        sample_s += swap_s + named_s + 2 * _EST_STEP_S
     if state.pending:
         # after a delay of twice the submission; queued swaps are submitted after it, and then run
         sample_s += sampling.busy_delay_us / 1e6 + 1e-3 + (2 + 2 * cell.queued) * cell.blocks * block_s

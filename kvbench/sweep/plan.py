@@ -10,8 +10,9 @@ from typing import Final
 from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import CEILING_BYTES, TORCH_BYTES, BackendFacts, DeviceFacts
+from kvbench.cells.facts import CEILING_BYTES, LAYERS_OF_8B, LAYERS_OF_70B, TORCH_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.kernel_shape import RULE, KernelShape
+from kvbench.cells.layers import unfit
 from kvbench.cells.locality import default_pool_bytes, misfit, opposite, region_bytes
 from kvbench.errors import UsageError
 from kvbench.sweep.estimate import estimate_seconds, submissions
@@ -23,6 +24,8 @@ from kvbench.units import rough_size
 MAX_COMBINATIONS: Final = 200_000
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
+# Sequences whose number of layers is the model's.
+OWN_LAYERS: Final = ("layers", "at-once")
 # Share of the free memory that a sweep may use unless a limit says otherwise.
 FREE_SHARE: Final = 0.9
 
@@ -73,7 +76,8 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     # Without a policy, auto duplicates another backend, so it runs only on request.
     usual = tuple(one.name for one in backends if not one.on_request and (one.name != AUTO or spec.policy is not None))
     usual_pool = default_pool_bytes(device.kind, _free_for_a_pool(device, spec))
-    grids = [grid for group in spec.groups for grid in _grids(group.get("backend", usual), group, device, known)]
+    groups = [_with_own_layers(group, spec) for group in spec.groups]
+    grids = [grid for group in groups for grid in _grids(group.get("backend", usual), group, device, known)]
     combinations = sum(math.prod(map(len, values.values())) for _, values in grids)
     if combinations > MAX_COMBINATIONS:
         raise UsageError(
@@ -117,6 +121,18 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
         cells = [cell for cell in plan.cells if (cell.memory or Memory.ALLOCATED) in group]
         for cell in _interleaved(sorted(cells, key=lambda cell: cell.place_in(number, seed))):
             yield PlannedVisit(number, cell)
+
+
+def _with_own_layers(group: Group, spec: SweepSpec) -> Group:
+    """Return the group with its model's number of layers where a sequence leaves it to the model."""
+    asked = [str(value) for value in group.get("sequence", ())]
+    own = next((swap.geometry.layers for swap in spec.models if swap.axes.items() <= group.items()), None)
+    if own is None and (open_ended := next((text for text in asked if text in OWN_LAYERS), None)):
+        raise UsageError(
+            f"axis sequence={open_ended}: requires a model; choose one with --model, or write {open_ended}-L"
+        )
+    named = [f"{text}-{own}" if text in OWN_LAYERS else text for text in asked]
+    return {**group, "sequence": tuple(dict.fromkeys(named))} if asked else group
 
 
 def _grids(
@@ -189,7 +205,11 @@ def _why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: Sweep
     if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
         return "queued swaps require a busy stream (stream_state=busy)"
     return (
-        _unfit_beside(cell, device) or _lacks_devices(cell, spec) or misfit(cell) or _does_not_fit(cell, device, spec)
+        _unfit_beside(cell, device)
+        or _lacks_devices(cell, spec)
+        or misfit(cell)
+        or unfit(cell)
+        or _does_not_fit(cell, device, spec)
     )
 
 
@@ -246,7 +266,9 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | Non
 
 
 def _neighbour_bytes(cell: Cell, device: DeviceFacts) -> int:
-    return TORCH_BYTES.get(cell.neighbour, 0) if device.kind == "cuda" else 0
+    layers = 0 if cell.layers == LAYERS_OF_70B else cell.layers
+    bound = TORCH_BYTES.get(cell.neighbour, 0) * max(layers, LAYERS_OF_8B) // LAYERS_OF_8B
+    return bound if device.kind == "cuda" else 0
 
 
 def _free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:

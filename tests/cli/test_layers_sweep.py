@@ -1,0 +1,83 @@
+"""`kvbench sweep` by layers on the cpu device: what the results hold, what a failure costs, what is refused."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvbench.results import Visit
+from tests.command import cell_of, error_line, failures, kvbench, kvbench_here, records, tiny
+
+FEW = ("--rounds=1", "--warmups=0", "--min-samples=2", "--max-samples=2", "--cell-seconds=0.01")
+MODEL = ("--model=llama-3-8b@tokens16", "--model=llama-3-70b@tp8@tokens16", "--kv-dtype=fp8")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layers")
+    cells = tiny(backend="batched", blocks="64", sequence="whole,layers-4,at-once-4", neighbour="none,idle")
+    done = kvbench("sweep", *cells, *FEW, "--out", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_the_summary_has_the_times_of_layers_and_the_share_that_a_step_hides(run: Path) -> None:
+    table = pd.read_csv(run / "summary.csv").set_index(["sequence", "neighbour"]).sort_index()
+    by_layers = table.loc["layers-4"]
+    assert (by_layers["first_layer_us"] < by_layers["swap_us_median"]).all()
+    assert (by_layers["slowest_gap_us"] > 0).all()
+    beside = table[table["hidden_share"].notna()]
+    assert sorted(beside.index) == [("at-once-4", "idle"), ("layers-4", "idle")]
+    share = 1 - (beside["neighbour_beside_us"] - beside["neighbour_alone_us"]) / beside["swap_us_median"]
+    assert share.tolist() == pytest.approx(beside["hidden_share"].tolist(), abs=0.01)
+
+
+def test_the_report_says_what_is_hidden_and_what_submission_takes(run: Path) -> None:
+    done = kvbench_here("report", run, "-o", run.parent / "report", cwd=run.parent)
+    assert done.returncode == 0, done.stderr
+    text = (run.parent / "report" / "report.md").read_text()
+    assert "## Layers" in text
+    assert "submission alone takes" in text
+
+
+def test_a_sequence_of_layers_has_as_many_as_each_model(tmp_path: Path) -> None:
+    axes = ("-abackend=batched", "-asequence=layers,at-once", "-adirection=h2d", "-astream_state=idle")
+    done = kvbench_here("sweep", *MODEL, *axes, *FEW, "--device=cpu", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit)]
+    found = {(cell_of(visit).sequence, cell_of(visit).blocks) for visit in visits}
+    assert found == {("layers-32", 64), ("at-once-32", 64), ("layers-80", 160), ("at-once-80", 160)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("error@call=2", "INJECTED_ERROR"),  # the third layer of the first swap
+        ("closed-gate@wait=9", "no answer within 1 s"),  # a layer of the step waits for ever
+    ],
+)
+def test_a_layer_that_fails_or_a_step_that_hangs_costs_its_cell(tmp_path: Path, fault: str, said: str) -> None:
+    cells = tiny(backend="batched", blocks="64", sequence="whole,layers-4", neighbour="none,idle")
+    only = f"--fault={fault} when sequence=layers-4,neighbour=idle"
+    options = (*FEW, "--deadline-s=1", only, "--out=run")
+    done = kvbench("sweep", *cells, *options, cwd=tmp_path)
+    assert done.returncode == 5, done.stderr
+    (failure,) = failures(tmp_path / "run")
+    assert said in failure.message
+    assert " -a sequence=layers-4" in failure.command
+    visits = [record for record in records(tmp_path / "run") if isinstance(record, Visit) and not record.attempt]
+    measured = {(cell_of(visit).sequence, str(cell_of(visit).neighbour)) for visit in visits}
+    assert measured == {("whole", "none"), ("whole", "idle"), ("layers-4", "none")}
+
+
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        ("sequence=layers-1", "axis sequence=layers-1: not whole, layers-L or at-once-L with L from 2 to 1024"),
+        ("sequence=layers", "axis sequence=layers: requires a model; choose one with --model, or write layers-L"),
+    ],
+)
+def test_a_wrong_sequence_is_one_line(tmp_path: Path, axis: str, message: str) -> None:
+    done = kvbench_here("sweep", f"-a{axis}", "--device=cpu", cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done).startswith(message)

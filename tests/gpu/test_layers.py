@@ -1,0 +1,125 @@
+"""Swaps by layers on a GPU: bytes are right, each layer is marked, and the layers of a step wait for them."""
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from kvbench.cells.axes import Direction, Neighbour, Reuse
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.engine.device import Device, Event, Stream, TimedRegion
+from kvbench.measure.bench import Bench
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.layers import Step
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.workload import Pools
+from kvbench.results import Beside, Visit
+from kvbench.results.cost import hidden_share
+from kvbench.sweep.spec import Sampling
+from tests.visits import load_backends, measure
+
+pytestmark = pytest.mark.gpu
+
+SAMPLING = Sampling(warmups=2, min_samples=6, max_samples=12, cell_seconds=0.1)
+LAYERS = 8
+CELL = Cell("sm", Direction.H2D, 1024, 32768, sms=2, reuse=Reuse.FRESH, pool_bytes=1 << 29, sequence=f"layers-{LAYERS}")
+BACKENDS = ["per_block", "batched", "primed", "merged", "sm", "triton", "auto"]
+
+
+@pytest.fixture(scope="module")
+def bench(gpu: Device) -> Bench:
+    stream = Stream(gpu.driver)
+    region, pools = TimedRegion(gpu.driver, stream.handle, 300_000), Pools(gpu, stream, 1 << 29)
+    return Bench(gpu, stream, region, pools, SteadyCpu(), GpuClocks(gpu.name, None))
+
+
+def measured(bench: Bench, cell: Cell) -> Visit:
+    cell = replace(cell, sms=2 if cell.backend in ("sm", "triton") else None)
+    found = measure(bench, load_backends()[cell.backend], cell, SAMPLING, 3, None)
+    assert found.verified_bytes > 2 * cell.swap_bytes
+    return found
+
+
+def beside(bench: Bench, cell: Cell) -> Beside:
+    found = measured(bench, cell)
+    assert found.beside is not None
+    return found.beside
+
+
+@pytest.mark.parametrize("pattern", ["shuffled", f"tensors-{2 * LAYERS}"])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_layer_arrives_one_after_the_other(
+    bench: Bench, backend: str, direction: Direction, pattern: str
+) -> None:
+    cell = replace(CELL, backend=backend, direction=direction, pattern=Pattern.parse(pattern))
+    samples = measured(bench, cell).samples
+    assert samples.first_layer_us is not None
+    assert samples.slowest_gap_us is not None
+    times = zip(samples.first_layer_us, samples.slowest_gap_us, samples.wall_us, strict=True)
+    for first_us, gap_us, last_us in times:
+        assert 0 < first_us < last_us
+        assert 0 < gap_us <= last_us - first_us
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_that_computes_next_to_nothing_takes_as_long_as_its_loads(
+    bench: Bench, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbench.measure.layers.IDLE_LAYER_US", 1)
+    bench.steps.clear()
+    turns = beside(bench, replace(CELL, backend=backend, neighbour=Neighbour.IDLE))
+    bench.steps.clear()
+    assert all(
+        both_us >= arrived_us > 0
+        for both_us, arrived_us in zip(turns.neighbour_beside_us, turns.swaps_beside_us, strict=True)
+    )
+    assert median(turns.neighbour_beside_us) >= 0.97 * median(turns.swaps_alone_us)
+
+
+@pytest.mark.parametrize("neighbour", [Neighbour.IDLE, Neighbour.DECODE])
+@pytest.mark.parametrize("first_closed", [0, 3])
+def test_no_layer_is_computed_before_its_mark(bench: Bench, neighbour: Neighbour, first_closed: int) -> None:
+    driver, gate, joined = bench.device.driver, Stream(bench.device.driver), Stream(bench.device.driver)
+    step = Step(bench.device, replace(CELL, neighbour=neighbour))
+    computed = [Event(driver) for _ in range(LAYERS)]
+    layers = list(step._layers)
+
+    def marked(number: int) -> object:
+        return layers[number](), computed[number].record(step._stream.handle)
+
+    step._layers = [lambda number=number: marked(number) for number in range(LAYERS)]  # type: ignore[misc]
+    marks = [Event(driver) for _ in range(LAYERS)]
+    driver.delay(50_000_000, gate.handle)
+    marks[first_closed].record(gate.handle)
+    step.submit(joined.handle, marks)
+    if first_closed:
+        computed[first_closed - 1].wait()
+    assert [event.completed() for event in computed] == [True] * first_closed + [False] * (LAYERS - first_closed)
+    assert not marks[first_closed].completed()
+    joined.synchronize()
+    assert all(event.completed() for event in (*computed, step.end))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_decode_step_hides_a_share_of_its_loads(bench: Bench, backend: str) -> None:
+    share = hidden_share(beside(bench, replace(CELL, backend=backend, neighbour=Neighbour.DECODE)))
+    assert share is not None
+    assert -0.1 < share < 1.1
+
+
+def test_what_is_swapped_at_once_hides_nothing(bench: Bench) -> None:
+    cell = replace(CELL, neighbour=Neighbour.DECODE, blocks=4096, sequence=f"at-once-{LAYERS}")
+    share = hidden_share(beside(bench, cell))
+    assert share is not None
+    assert abs(share) < 0.1
+
+
+def test_layers_take_about_as_long_as_the_same_blocks_at_once(bench: Bench) -> None:
+    cell = replace(CELL, blocks=4096)
+    by_layers, at_once = (
+        median(measured(bench, replace(cell, sequence=sequence)).samples.wall_us)
+        for sequence in (CELL.sequence, "whole")
+    )
+    assert by_layers < 1.3 * at_once

@@ -1,0 +1,193 @@
+"""Swaps by layers on the cpu device: each layer is marked, every byte is right, and a step waits for its layers."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvbench.backends.base import PreparedSwap, SwapRequest
+from kvbench.backends.batched import Batched, Merged
+from kvbench.backends.per_block import PerBlock
+from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.engine.device import Event, Stream, TimedRegion, open_device
+from kvbench.engine.faults import FaultPlan
+from kvbench.measure.bench import Bench, set_up
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.layers import IDLE_LAYER_US, LayeredSwap, Step
+from kvbench.measure.neighbour import NeighbourError
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.workload import Pools, VerificationError
+from kvbench.results import Visit
+from kvbench.results.cost import hidden_share
+from kvbench.sweep.spec import Sampling
+from tests.visits import measure
+
+LAYERS = 4
+SAMPLING = Sampling(warmups=1, min_samples=4, max_samples=8, cell_seconds=0.05)
+CELL = Cell("batched", Direction.H2D, 64, 4096, reuse=Reuse.FRESH, pool_bytes=4 << 20, sequence=f"layers-{LAYERS}")
+BESIDE = replace(CELL, neighbour=Neighbour.IDLE)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    device = open_device("cpu", FaultPlan())
+    stream = Stream(device.driver)
+    region = TimedRegion(device.driver, stream.handle, 200_000)
+    return Bench(device, stream, region, Pools(device, stream, 16 << 20), SteadyCpu(), GpuClocks("cpu", None))
+
+
+def measured(bench: Bench, cell: Cell, backend: Any = None) -> Visit:
+    return measure(bench, backend or Batched(), cell, SAMPLING, 1, None)
+
+
+class Layerless(PerBlock):
+    """Leaves out the last block of every list."""
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        return super().create(replace(request, memory=request.memory.part(0, len(request.memory.sizes) - 1)))
+
+
+class Failing(PerBlock):
+    """Cannot swap the third layer that it is asked for."""
+
+    def __init__(self) -> None:
+        self.created = 0
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        self.created += 1
+        if self.created == 3:
+            raise RuntimeError("no third layer")
+        return super().create(request)
+
+
+@pytest.mark.parametrize("backend", [PerBlock(), Batched(), Merged()])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("pattern", ["shuffled", "tensors-8", "tensors-4x12+4x4"])
+def test_every_layer_is_swapped_verified_and_marked(
+    bench: Bench, backend: Any, direction: Direction, pattern: str
+) -> None:
+    cell = replace(CELL, backend=backend.name, direction=direction, pattern=Pattern.parse(pattern))
+    found = measured(bench, cell, backend)
+    assert found.verified_bytes >= 5 * cell.swap_bytes
+    first, gaps = found.samples.first_layer_us, found.samples.slowest_gap_us
+    assert first is not None
+    assert gaps is not None
+    for first_us, gap_us, wall_us in zip(first, gaps, found.samples.wall_us, strict=True):
+        assert 0 < first_us < wall_us
+        assert (wall_us - first_us) / (LAYERS - 1) <= gap_us <= wall_us - first_us
+
+
+def test_each_layer_is_a_call_of_its_own(bench: Bench) -> None:
+    assert measured(bench, CELL).calls == LAYERS
+    assert measured(bench, replace(CELL, sequence="at-once-4")).calls == 1
+    assert measured(bench, replace(CELL, sequence="whole")).samples.first_layer_us is None
+
+
+@pytest.mark.parametrize("state", [StreamState.BUSY, StreamState.GATED, StreamState.OPENED])
+def test_layers_can_be_timed_in_every_stream_state(bench: Bench, state: StreamState) -> None:
+    samples = measured(bench, replace(CELL, stream_state=state)).samples
+    assert samples.first_layer_us is not None
+    ends = samples.gpu_us if state.pending else samples.wall_us
+    assert ends is not None
+    assert all(0 < first_us < end_us for first_us, end_us in zip(samples.first_layer_us, ends, strict=True))
+
+
+def test_a_backend_that_leaves_a_block_of_a_layer_out_is_caught(bench: Bench) -> None:
+    with pytest.raises(VerificationError, match="in the block of descriptor 15"):
+        measured(bench, CELL, Layerless())
+
+
+def test_a_layer_that_cannot_be_swapped_costs_its_visit_alone(bench: Bench) -> None:
+    with pytest.raises(RuntimeError, match="no third layer"):
+        measured(bench, CELL, Failing())
+    assert measured(bench, CELL).verified_bytes
+
+
+@pytest.mark.parametrize("sequence", ["layers-4", "at-once-4"])
+def test_beside_a_step_each_side_is_timed_alone_and_both_together(bench: Bench, sequence: str) -> None:
+    found = measured(bench, replace(BESIDE, sequence=sequence))
+    beside = found.beside
+    assert beside is not None
+    assert len(beside.neighbour_alone_us) == len(beside.neighbour_beside_us) == len(beside.swaps_alone_us) >= 4
+    assert beside.swaps_alone_us == found.samples.wall_us
+    assert min(beside.neighbour_alone_us) >= LAYERS * IDLE_LAYER_US
+    for both_us, arrived_us in zip(beside.neighbour_beside_us, beside.swaps_beside_us, strict=True):
+        assert both_us >= arrived_us + IDLE_LAYER_US  # the last layer is computed after it has arrived
+    assert hidden_share(beside) is not None
+
+
+def test_a_step_that_computes_nothing_takes_as_long_as_its_loads(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.measure.layers.IDLE_LAYER_US", 1)
+    found = measured(bench, replace(BESIDE, blocks=64, block_bytes=64 << 10, pool_bytes=16 << 20))
+    assert found.beside is not None
+    assert min(found.beside.neighbour_beside_us) > min(found.beside.neighbour_alone_us)
+    assert all(
+        both_us >= arrived_us
+        for both_us, arrived_us in zip(found.beside.neighbour_beside_us, found.beside.swaps_beside_us, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("sequence", "layers_before"), [("layers-4", 2), ("at-once-4", 0)])
+def test_a_layer_waits_for_its_own_mark_and_no_other(bench: Bench, sequence: str, layers_before: int) -> None:
+    """The mark of the third layer, or of all at once, is behind a gate: the layers before it are computed meanwhile."""
+    driver, gate = bench.device.driver, Stream(bench.device.driver)
+    step = Step(bench.device, replace(BESIDE, sequence=sequence))
+    computed = [Event(driver) for _ in range(LAYERS)]
+    layers = list(step._layers)
+
+    def marked(number: int) -> Any:
+        return lambda: (layers[number](), computed[number].record(step._stream.handle))
+
+    step._layers = [marked(number) for number in range(LAYERS)]
+    marks = [Event(driver) for _ in range(1 if sequence.startswith("at-once") else LAYERS)]
+    driver.delay(50_000_000, gate.handle)
+    marks[layers_before].record(gate.handle)
+    joined = Stream(driver)
+    step.submit(joined.handle, marks)
+    if layers_before:
+        computed[layers_before - 1].wait()
+    done_while_closed = [event.completed() for event in computed]
+    assert not marks[layers_before].completed()  # otherwise the machine was held up, and nothing was seen
+    assert done_while_closed == [True] * layers_before + [False] * (LAYERS - layers_before)
+    joined.synchronize()
+    assert all(event.completed() for event in (*computed, step.end))
+    assert computed[layers_before].us_since(marks[layers_before]) >= IDLE_LAYER_US
+
+
+def test_a_step_that_dies_is_told_and_the_next_visit_goes_on(bench: Bench) -> None:
+    ready = measured(bench, BESIDE)
+    assert ready.beside is not None
+    (step,) = bench.steps.values()
+
+    def dies() -> None:
+        raise RuntimeError("out of breath")
+
+    alive, step._layers = step._layers, [*step._layers[:-1], dies]
+    with pytest.raises(NeighbourError, match="the neighbour died: RuntimeError: out of breath"):
+        measured(bench, BESIDE)
+    bench.pools.refill()  # as the worker that replaces this one does
+    assert measured(bench, CELL).verified_bytes
+    step._layers = alive
+    assert measured(bench, BESIDE).beside is not None
+
+
+def test_a_layer_of_tensors_has_their_compact_form_in_the_same_memory(bench: Bench) -> None:
+    cell = replace(CELL, pattern=Pattern.parse("tensors-8"))
+    seen: list[SwapRequest] = []
+
+    class Seeing(PerBlock):
+        def create(self, request: SwapRequest) -> PreparedSwap:
+            seen.append(request)
+            return super().create(request)
+
+    ready = set_up(bench, Seeing(), cell, SAMPLING, 1)
+    assert isinstance(ready.swaps[0].swap, LayeredSwap)
+    for _ in range(3):
+        ready.workload.advance()
+        for request in seen:
+            (grid,) = request.memory.grids
+            sources = grid.source_bases[:, None] + grid.source_ids * grid.row_bytes
+            assert sources.reshape(-1).tolist() == request.memory.kernel_sources.tolist()
+    assert [request.cell.blocks for request in seen] == [16] * LAYERS
