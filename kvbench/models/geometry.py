@@ -130,6 +130,16 @@ class ModelSwap(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only
         return self.geometry.rank_kv_heads(self.tp)
 
     @property
+    def title(self) -> str:
+        """The model and what is unusual about its swaps: "llama-3-70b, TP 8"."""
+        remarks = (
+            f"TP {self.tp}" if self.tp > 1 else "",
+            self.layout.value if self.layout is not KvLayout.PER_LAYER else "",
+            self.geometry.dtype.value if self.geometry.dtype is not KvDtype.BF16 else "",
+        )
+        return ", ".join(filter(None, (self.geometry.name, *remarks)))
+
+    @property
     def tensors(self) -> tuple[Tensors, ...]:
         """The kinds of tensors: the number of tensors, and the number of ids swapped in each."""
         return Pattern.parse(self.pattern).tensors(self.blocks)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -13,18 +13,21 @@ from kvbench.models.geometry import BlockTokens, Geometry, KvDtype, KvLayout, Mo
 from kvbench.models.hf_config import geometry_of, read_config_json
 from kvbench.text import convert, hint, shown
 
+USUAL_TOKENS: Final = 2048
+
 
 class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The models whose swaps a sweep measures, with their settings; None leaves a setting at its default.
 
     A model is the name of a preset, or the path of a config.json or its folder; the suffix `@tpN` sets its own number
-    of ranks.
+    of ranks, `@tokensN` behind it its own tokens.
     """
 
     models: Annotated[
         tuple[str, ...],
         msgspec.Meta(
-            description="names of presets or paths of a config.json or its folder; `@tpN` gives a model its own ranks"
+            description="names of presets or paths of a config.json or its folder; `@tpN` gives a model its own ranks, "
+            "`@tokensN` its own tokens"
         ),
     ] = ()
     tp: Annotated[Ranks | None, msgspec.Meta(description="tensor-parallel ranks of a model")] = None
@@ -50,14 +53,15 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(dict.fromkeys(self._swap(text) for text in self.models))
 
     def _swap(self, text: str) -> ModelSwap:
-        match = re.fullmatch(r"(.+)@tp(\d{1,6})", text)
-        geometry = find_model(match[1] if match else text)
+        match = re.fullmatch(r"(.+?)(?:@tp(\d{1,6}))?(?:@tokens(\d{1,9}))?", text)
+        name, tp, tokens = match.groups() if match else (text, None, None)
+        geometry = find_model(name)
         if self.kv_dtype is not None:
             geometry = msgspec.structs.replace(geometry, dtype=self.kv_dtype)
         return model_swap(
             geometry,
-            tp=convert(int(match[2]), Ranks, "tp") if match else self.tp or 1,
-            tokens=self.tokens or 2048,
+            tp=convert(int(tp), Ranks, "tp") if tp else self.tp or 1,
+            tokens=convert(int(tokens), Tokens, "tokens") if tokens else self.tokens or USUAL_TOKENS,
             block_tokens=self.block_tokens or 16,
             layout=self.layout or KvLayout.PER_LAYER,
         )

@@ -10,7 +10,8 @@ import pandas as pd
 from kvbench.analysis.compare import Comparison
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
-from kvbench.models.geometry import KvDtype, KvLayout, ModelSwap, swaps_from_plain
+from kvbench.models.geometry import ModelSwap, swaps_from_plain
+from kvbench.models.presets import USUAL_TOKENS
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
@@ -233,12 +234,7 @@ def _geometry(swap: ModelSwap) -> dict[str, str]:
 
 
 def _name(swap: ModelSwap) -> str:
-    remarks = (
-        f"TP {swap.tp}" if swap.tp > 1 else "",
-        swap.layout.value if swap.layout is not KvLayout.PER_LAYER else "",
-        swap.geometry.dtype.value if swap.geometry.dtype is not KvDtype.BF16 else "",
-    )
-    return ", ".join(filter(None, (swap.geometry.name, *remarks)))
+    return swap.title if swap.tokens == USUAL_TOKENS else f"{swap.title}, {count(swap.tokens)} tokens"
 
 
 def _lengths(swaps: Sequence[ModelSwap]) -> str:

@@ -19,6 +19,7 @@ NAMES = (
     "engines",
     "full",
     "gate-suite",
+    "layers",
     "locality",
     "models",
     "neighbour",
@@ -84,7 +85,7 @@ def test_a_shipped_config_expands_on_a_host(name: str) -> None:
     plan = expand(shipped(name), CPU, ON_A_HOST)
     assert bool(plan.skipped) is (name != "queue")
     assert all(cell.backend in ("auto", "per_block", "batched", "merged") for cell in plan.cells)
-    assert bool(plan.cells) is (name != "sm-ladder")
+    assert bool(plan.cells) is (name not in ("layers", "sm-ladder"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,7 +95,15 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "seconds"),
-    [("queue", 120), ("quick", 60), ("cliff", 300), ("engine", 300), ("neighbour", 270), ("runs", 300)],
+    [
+        ("queue", 120),
+        ("quick", 60),
+        ("cliff", 300),
+        ("engine", 300),
+        ("layers", 100),
+        ("neighbour", 270),
+        ("runs", 300),
+    ],
 )
 def test_the_estimate_keeps_what_the_config_promises(name: str, seconds: float) -> None:
     assert on_h200(name).estimate_s < seconds
