@@ -1,6 +1,6 @@
 """Run directories for tests, written by the real writer; the times come from a formula, nothing is measured."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -76,6 +76,21 @@ def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Vi
     )
     visits = (visit(cell, cell.swap_bytes / gbps / 1e3, count=7, round_=number) for number in range(rounds))
     return [msgspec.structs.replace(one, beside=turns) for one in visits]
+
+
+def beside_step(cell: Cell, loads_us: float, hidden: Sequence[float]) -> list[Visit]:
+    """Visits of a cell by layers beside a step of 4 ms, one for each share of the loads that the step hides."""
+    found = []
+    for number, share in enumerate(hidden):
+        one = visit(cell, loads_us, count=4, noise=0.0, round_=number)
+        times = msgspec.structs.replace(one.samples, first_layer_us=[60.0] * 4, slowest_gap_us=[90.0] * 4)
+        both_us = 4000.0 + (1 - share) * loads_us
+        turns = Beside(
+            neighbour_alone_us=[4000.0] * 4, neighbour_beside_us=[both_us] * 4, swaps_alone_us=[loads_us] * 4,
+            swaps_beside_us=[loads_us] * 4, swaps_alone_gbps=[50.0] * 4, swaps_beside_gbps=[20.0] * 4,
+        )  # fmt: skip
+        found.append(msgspec.structs.replace(one, samples=times, beside=turns))
+    return found
 
 
 def gbps_of(cell: Cell) -> float:

@@ -16,7 +16,7 @@ from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
-from kvbench.results.frame import visits_that_count
+from kvbench.results.frame import visits_that_count, whole
 from kvbench.tune.answer import speed_words, words_of
 from kvbench.tune.fit import Point, choice_of, machine_of, one_workload, preference
 from kvbench.tune.table import AUTO, CHOSEN_AXES, Choice
@@ -189,7 +189,9 @@ def answers_beside(
 
 def _measured(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of a run that were measured beside a neighbour, without those of `auto`."""
-    return frame[(frame["neighbour_slowdown"] > 0) & (frame["status"] == "ok") & (frame["backend"] != AUTO)]
+    return frame[
+        whole(frame) & (frame["neighbour_slowdown"] > 0) & (frame["status"] == "ok") & (frame["backend"] != AUTO)
+    ]
 
 
 def percent(slowdown: float) -> str:

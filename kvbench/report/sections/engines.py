@@ -12,6 +12,7 @@ from kvbench.report.numbers import count, figure, size
 from kvbench.report.select import where
 from kvbench.report.tables import UNCLEAR, measured_table, unsure
 from kvbench.report.view import View
+from kvbench.results.frame import unqueued
 from kvbench.text import counted, ends
 from kvbench.tune.answer import Answer, answers_of, by_kind
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES, Engine, shipped_choice
@@ -55,7 +56,7 @@ def _ways(answer: Answer, backends: Sequence[str]) -> list[Choice]:
 def _table(view: View, engine: Engine, answers: Sequence[Answer]) -> DataTable:
     one = answers[0]
     rows = [_row(view, engine, answer) for answer in answers]
-    cells = where(view.measured, direction=one.direction.value, stream_state=one.state.value)
+    cells = where(unqueued(view.measured), direction=one.direction.value, stream_state=one.state.value)
     title = f"{engine.title}, {one.direction}, {one.state} stream"
     return measured_table(view, cells, title, _HEADER, rows, _INCLUDES, compared=len(rows))
 

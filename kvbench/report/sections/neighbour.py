@@ -18,7 +18,7 @@ from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.tables import Row, caption, chart_words, footnoted, line_of, rows_of, shown, sms_words, with_ways
 from kvbench.report.view import View
 from kvbench.results.cost import AtRate, at_rate, costs_of
-from kvbench.results.frame import as_csv, visits_that_count
+from kvbench.results.frame import as_csv, visits_that_count, whole
 from kvbench.units import two_digits
 
 # GB/s at which the cheapest ways to swap are held against each other.
@@ -64,7 +64,7 @@ _POINT_COLUMNS: Final = (
 
 
 def make(view: View) -> Part | str:
-    cells = view.frame[view.frame["neighbour"].notna() & (view.frame["status"] != "skipped")]
+    cells = view.frame[view.frame["neighbour"].notna() & (view.frame["status"] != "skipped") & whole(view.frame)]
     if not (cells["neighbour_slowdown"] > 0).any():
         return "it needs swaps that were measured beside a neighbour"
     cells = with_ways(cells)

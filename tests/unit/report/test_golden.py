@@ -95,6 +95,10 @@ def everything(folder: Path) -> Run:
     for sms, (slowdown, gbps) in {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}.items():
         cell = Cell("sm", Direction.D2H, 4096, 16384, sms=sms, neighbour=Neighbour.GEMM)
         records += synthetic.beside(cell, slowdown, gbps)
+    loads = next(cell for cell in measured if cell.backend == "batched" and cell.blocks == SWAPS[0].blocks)
+    loads = replace(loads, stream_state=StreamState.IDLE, neighbour=Neighbour.DECODE, sequence="layers-32")
+    records += synthetic.beside_step(loads, 2000.0, [0.8, 0.81, 0.82] * 2)
+    records += synthetic.beside_step(replace(loads, sequence="at-once-32"), 1900.0, [0.0, 0.01, 0.02] * 2)
     records += [synthetic.failure(gone, "error 719"), synthetic.skip(left_out, "needs 9 GB")]
     info = synthetic.info(
         spec={"models": msgspec.to_builtins(SWAPS), "filters": ["swap_bytes<=1GB"]}, status="interrupted"
@@ -134,6 +138,7 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
         "sm",
         "queue",
         "neighbour",
+        "layers",
         "comparison",
     }
     for plot in plots.values():

@@ -1,0 +1,146 @@
+"""Layers: loads layer by layer, and how much of them a step hides whose layers wait for them."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import pandas as pd
+
+from kvbench.cells.layers import AT_ONCE
+from kvbench.cells.pattern import AS_PATTERN
+from kvbench.errors import UsageError
+from kvbench.models.geometry import swaps_from_plain
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
+from kvbench.report.model import Chart, DataTable, Finding, Part, Section
+from kvbench.report.numbers import ABSENT, bytes_size, count, figure
+from kvbench.report.tables import Row, chart_words, grouped, includes_of, line_of, measured_table, rows_of, sms_words
+from kvbench.report.view import View
+from kvbench.results.frame import whole
+
+# The share that counts as hidden, and the length of the loads that findings speak of.
+HIDDEN: Final = 0.95
+TOKENS: Final = 2048
+_KEY: Final = ("blocks", "block_bytes", "pattern", "host_pattern")
+_NOTE: Final = (
+    "First, last: from the caller's arrays until the first and the last layer have arrived, without the step. Slowest "
+    "gap: the longest time between two layers. Caller: time of the thread that submits, for each layer. Step: alone, "
+    "then with the loads that its layers wait for, from the submission of the loads. Hidden: 1 - (step with loads - "
+    "step alone) / last, with its 95% interval. At once: one swap, for which all layers wait"
+)
+_POINTS: Final = (
+    "device", "neighbour", "backend", "direction", "sequence", "block_size", "pattern", "blocks", "sms",
+    "swap_us_median", "first_layer_us", "slowest_gap_us", "caller_us_median", "neighbour_alone_us",
+    "neighbour_beside_us", "hidden_share", "hidden_share_low", "hidden_share_high", "rounds", "cell_id",
+)  # fmt: skip
+_TIMES: Final = {
+    "First, us": "first_layer_us",
+    "Last, us": "swap_us_median",
+    "Slowest gap, us": "slowest_gap_us",
+    "Caller, us a layer": "caller_of_layer_us",
+    "Step, us": "neighbour_alone_us",
+    "With loads, us": "neighbour_beside_us",
+}
+
+
+def make(view: View) -> Part | str:
+    measured = view.measured[~whole(view.measured)]
+    if measured.empty:
+        return "it needs swaps by layers (sequence=layers-L)"
+    cells, unit = _named(view, measured)
+    tables = [_table(view, title, unit, own) for title, own in cells.groupby("what", sort=False)]
+    waited = cells[cells["hidden_share"].notna()]
+    if waited.empty:
+        return Part(tables=tables)
+    told = [_finding(str(what), unit, rows_of(own)) for what, own in waited.groupby("what", sort=False)]
+    return Part([one.text for one in told], [_chart(view, unit, waited)], tables, told)
+
+
+SECTION = Section("layers", "Layers: loads that a step waits for, layer by layer", make)
+
+
+def _named(view: View, cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Add `what` is loaded, beside what, its `size`, the `way` and `caller_of_layer_us`; return the unit of sizes too,
+    the tokens of a model or blocks.
+    """
+    try:
+        models = swaps_from_plain(view.run.info.spec.get("models", []))
+    except UsageError:
+        models = ()
+    known = {(one.blocks, one.block_bytes, one.pattern, one.host_pattern): one for one in models}
+    rows = rows_of(cells.assign(host_pattern=cells["host_pattern"].fillna(AS_PATTERN.kind)))
+    found = [known.get(tuple(row[name] for name in _KEY)) for row in rows]
+    tokens = all(found)
+    what = [_what(row, one.title if one and tokens else "") for row, one in zip(rows, found, strict=True)]
+    sizes = [one.tokens if one and tokens else int(row["blocks"]) for row, one in zip(rows, found, strict=True)]
+    callers = [row["caller_us_median"] / _layers(row) for row in rows]
+    named = cells.assign(what=what, size=sizes, way=list(map(_way, rows)), caller_of_layer_us=callers)
+    return named, "tokens" if tokens else "blocks"
+
+
+def _layers(row: Row) -> int:
+    return int(str(row["sequence"]).rpartition("-")[2])
+
+
+def _what(row: Row, model: str) -> str:
+    loads = model or f"{_layers(row)} layers of {bytes_size(row['block_bytes'])} blocks, {row['pattern']}"
+    beside = f" beside {row['neighbour']}" if isinstance(row["neighbour"], str) and row["neighbour"] != "none" else ""
+    return f"{loads}, {row['direction']}{beside}"
+
+
+def _way(row: Row) -> str:
+    at_once = "at once" if str(row["sequence"]).startswith(AT_ONCE) else ""
+    return ", ".join(filter(None, (str(row["backend"]), sms_words(row), at_once)))
+
+
+def _table(view: View, title: object, unit: str, cells: pd.DataFrame) -> DataTable:
+    rows = sorted(rows_of(cells), key=lambda row: (row["size"], row["way"]))
+    body = [
+        [count(row["size"]), row["way"], *(figure(row[name]) for name in _TIMES.values()), _share(row)] for row in rows
+    ]
+    header = (unit.capitalize(), "Way", *_TIMES, "Hidden")
+    return measured_table(view, cells, str(title), header, body, includes_of(view, "swap_us"), notes=[_NOTE], left=2)
+
+
+def _share(row: Row) -> str:
+    """Return the hidden share with its interval; "≈" where there is none."""
+    if not math.isfinite(share := row["hidden_share"]):
+        return ABSENT
+    low, high = row["hidden_share_low"], row["hidden_share_high"]
+    return f"{share:.0%} ({low:.0%} to {high:.0%})" if math.isfinite(low) else f"≈ {share:.0%}"
+
+
+def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
+    """Return which ways hide the loads of TOKENS, or of the most that was loaded, and what their submission takes."""
+    sizes = {row["size"] for row in rows}
+    at = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)
+    own = sorted((row for row in rows if row["size"] == at), key=lambda row: -row["hidden_share"])
+    hiding = [row["way"] for row in own if row["hidden_share_low"] >= HIDDEN]
+    callers = sorted(
+        (row["caller_us_median"] / _layers(row), row["way"]) for row in own if AT_ONCE not in row["sequence"]
+    )
+    text = f"{what}, {count(at)} {unit}: "
+    if hiding:
+        text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
+    else:
+        text += f"no way surely hides {HIDDEN:.0%} of the loads; most is {_share(own[0])} by {own[0]['way']}"
+    if callers:
+        (least_us, least), (most_us, most) = callers[0], callers[-1]
+        text += f"; submission alone takes {figure(least_us)} us a layer ({least})"
+        text += f" to {figure(most_us)} us ({most})" if most != least else ""
+    return Finding(f"{text}.", math.log1p(max(0.0, own[0]["hidden_share"])))
+
+
+def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
+    panels = [_panel(view, str(what), rows_of(own)) for what, own in cells.groupby("what", sort=False)]
+    title, drawn = f"Hidden share of loads against {unit}", "medians of visits · band: 95% interval"
+    x, y = PlotAxis(unit, "count", "log2"), PlotAxis("hidden share", "figure", "linear", zero=False)
+    plot = LinePlot(x, y, told_apart([panels]), "95% interval")
+    return Chart(f"layers-{view.label}", chart_words(view, title, cells, drawn, [_NOTE]), plot, cells[list(_POINTS)])
+
+
+def _panel(view: View, title: str, rows: Sequence[Row]) -> PlotPanel:
+    lines = []
+    for way, own in grouped(sorted(rows, key=lambda row: row["size"]), lambda row: str(row["way"])).items():
+        sizes = [float(row["size"]) for row in own]
+        lines.append(line_of(view.label, way, sizes, own, ("hidden_share", "hidden_share_low", "hidden_share_high")))
+    return PlotPanel(title, lines)
