@@ -120,7 +120,7 @@ def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
 
 def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
     """Return which cells have swaps whose layers nothing waits for."""
-    return frame["sequence"].isna() | (frame["sequence"] == AXES["sequence"].unused)
+    return ~frame["sequence"].astype(object).fillna("").str[-1:].str.isdigit().astype(bool)
 
 
 def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us") -> dict[str, dict[int, float]]:

@@ -101,6 +101,12 @@ def test_without_a_step_there_are_times_but_no_share(tmp_path: Path) -> None:
     assert row["hidden_share"] != row["hidden_share"]
 
 
+def test_a_sequence_without_a_number_is_of_no_layers(tmp_path: Path) -> None:
+    """Only a journal that kvbench did not write has one."""
+    report = made_report(tmp_path, [synthetic.visit(cell(2048, sequence="layers"), 2000.0)], info())
+    assert "layers" not in sections_of(report)
+
+
 def test_layers_of_no_model_are_named_by_their_blocks(tmp_path: Path) -> None:
     report = made_report(tmp_path, visits(cell(2048), [0.5] * 6), synthetic.info())
     (told,) = told_of(report, "layers")
