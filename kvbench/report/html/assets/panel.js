@@ -4,6 +4,7 @@ const MARKERS = {
   o: (path, x, y, r) => circle(path, x, y, r),
   s: (path, x, y, r) => path.rect(x - 0.9 * r, y - 0.9 * r, 1.8 * r, 1.8 * r),
   D: (path, x, y, r) => polygon(path, x, y, 1.25 * r, [0, 90, 180, 270]),
+  d: (path, x, y, r) => polygon(path, x, y, 1.35 * r, [0, 90, 180, 270], 0.6),
   "^": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [270, 30, 150]),
   v: (path, x, y, r) => polygon(path, x, y, 1.3 * r, [90, 210, 330]),
   "<": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [180, 300, 60]),
@@ -28,10 +29,10 @@ function circle(path, x, y, r) {
   path.arc(x, y, r, 0, 2 * Math.PI);
 }
 
-function polygon(path, x, y, r, degrees) {
+function polygon(path, x, y, r, degrees, narrow = 1) {
   degrees.forEach((degree, number) => {
     const angle = (degree * Math.PI) / 180;
-    const point = [x + r * Math.cos(angle), y + r * Math.sin(angle)];
+    const point = [x + narrow * r * Math.cos(angle), y + r * Math.sin(angle)];
     if (number) path.lineTo(...point);
     else path.moveTo(...point);
   });
