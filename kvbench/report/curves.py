@@ -110,10 +110,16 @@ def cliff_words(cliff: Cliff) -> str:
 
     "24 KiB → 28 KiB: x5.4, x4.6 beyond the size"; for a fall "24 KiB → 28 KiB: 80% less".
     """
+    place, height, excess = cliff_parts(cliff)
+    return f"{place}: {height}, {excess} beyond the size" if excess else f"{place}: {height}"
+
+
+def cliff_parts(cliff: Cliff) -> tuple[str, str, str]:
+    """Return where a cliff is, how high, and how high beyond the ratio of the sizes, "" for a fall."""
     place = f"{bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
     if not cliff.rises:
-        return f"{place}: {two_digits(100 * (1 - 1 / cliff.height))}% less"
-    return f"{place}: {TIMES}{two_digits(cliff.height)}, {TIMES}{two_digits(cliff.excess)} beyond the size"
+        return place, f"{two_digits(100 * (1 - 1 / cliff.height))}% less", ""
+    return place, f"{TIMES}{two_digits(cliff.height)}", f"{TIMES}{two_digits(cliff.excess)}"
 
 
 def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, str], title: str) -> Chart:

@@ -141,6 +141,20 @@ def test_tables_that_scroll_say_so(opened: Open, cliff: tuple[Run, Path]) -> Non
     assert "Scroll sideways" in hint
 
 
+def test_tables_of_seven_numbers_of_blocks_fit_a_wide_window(opened: Open, tmp_path: Path) -> None:
+    cells = [
+        cell for cell in synthetic.cliff_cells((16, 64, 256, 1024, 4096, 10_000, 16_384)) if cell.backend == "batched"
+    ]
+    page = opened(report_of(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)])[1])
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.wait_for_timeout(200)
+    expect(
+        page.locator(".table td", has_text="24\N{NO-BREAK SPACE}KiB → 28\N{NO-BREAK SPACE}KiB").first
+    ).to_be_visible()
+    wide = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth + 1).map(node => node.ariaLabel)"
+    assert page.locator("h2#cliff ~ .table").evaluate_all(wide) == []
+
+
 def test_the_look_up_shows_rate_share_and_path_first(opened: Open, cliff: tuple[Run, Path]) -> None:
     page = opened(cliff[1])
     heads = page.locator(".cells thead th").all_inner_texts()

@@ -13,6 +13,7 @@ from kvbench.report.curves import (
     RateCurve,
     RateCurves,
     cliff_curves,
+    cliff_parts,
     cliff_words,
     curve_chart,
     left_out,
@@ -40,7 +41,9 @@ _NO_CLIFF = (
     f"No jump between neighbouring block sizes exceeds the ratio of the sizes by {CLIFF_MARGIN.fraction:.0%} or more, "
     f"interval included: {CLIFF_MARGIN.reason}."
 )
-_CLIFF = "Cliff: GB/s of the larger size over those of the smaller; beyond the size: that over the ratio of the sizes"
+_HEIGHT = (
+    "Height: GB/s of the larger size over those of the smaller; beyond the size: height over the ratio of the sizes"
+)
 _WAY = ["backend", "direction", "stream_state", "block_bytes"]
 
 
@@ -77,15 +80,18 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
     measured = where(rows, status="ok")
     header, body = grid_table(rows, _rate_and_share)
     blank = _blanks(view) if any("" in line for line in body) else []
-    cliffs = {curve.panel: cliff_words(curve.cliff) for curve in group if curve.cliff}
-    long = {curve.panel: "none" for curve in group if len(curve.x) >= MIN_SIZES}
-    body.append(["cliff", *((long | cliffs).get(blocks, "") for blocks in sorted(set(rows["blocks"])))])
+    long = {curve.panel: ("none", "", "") for curve in group if len(curve.x) >= MIN_SIZES}
+    cliffs = long | {curve.panel: cliff_parts(curve.cliff) for curve in group if curve.cliff}
+    parts = [cliffs.get(blocks, ("", "", "")) for blocks in sorted(set(rows["blocks"]))]
+    lines = zip(("cliff", "height", "beyond the size"), zip(*parts, strict=True), strict=True)
+    body += [[name, *line] for name, line in lines if name == "cliff" or any(line)]
     gbps = ceiling_of(rows)
     ceiling = " not measured" if gbps is None else f", {gbps:.1f} GB/s"
     title = f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})"
     stem = "" if backend == "batched" else f"{direction}-{backend}-{state}"
     includes = includes_of(view, state)
-    made = measured_table(view, measured, title, header, body, includes, curves.pinned, [_CLIFF], stem=stem)
+    height = [_HEIGHT] if any(curve.cliff for curve in group) else []
+    made = measured_table(view, measured, title, header, body, includes, curves.pinned, height, stem=stem)
     return replace(made, notes=[*made.notes, *blank])
 
 

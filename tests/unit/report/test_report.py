@@ -111,6 +111,13 @@ def test_the_cliff_is_in_table_chart_and_words(cliff: Report, cliff_files: dict[
     )  # 5.4 times the GB/s of blocks that are smaller by a sixth
     assert "24 KiB → 28 KiB" in found
     assert table_of(part, "h2d, batched, busy stream: GB/s (share of the ceiling, 55.5 GB/s)")
+    rows = rows_of(table_of(part, "h2d, batched, idle stream"))
+    cliff_rows = [rows[name] for name in ("cliff", "height", "beyond the size")]
+    assert [row[-1] for row in cliff_rows] == [
+        "24 KiB → 28 KiB",
+        "\N{MULTIPLICATION SIGN}5.4",
+        "\N{MULTIPLICATION SIGN}4.6",
+    ]
     assert not any(re.match(r"batched (d2h|h2d, busy)", line) for line in findings)
     assert cliff_files["cliff-cliff.png"].startswith(b"\x89PNG")
     assert b"<svg" in cliff_files["cliff-cliff.svg"]
