@@ -195,6 +195,31 @@ def test_a_line_is_switched_off_and_on(opened: Open, cliff: tuple[Run, Path]) ->
     assert painted(page, figure) == whole
 
 
+GOLD = """canvas => {
+  const { width, height } = canvas;
+  const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const pixels = copy.getImageData(0, 0, width, height).data;
+  let found = 0;
+  for (let at = 0; at < pixels.length; at += 4)
+    found += Math.abs(pixels[at] - 0xb6) + Math.abs(pixels[at + 1] - 0x8c) + Math.abs(pixels[at + 2] - 0x0c) < 30;
+  return found;
+}"""
+
+
+def test_auto_is_seen_where_it_lies_on_another_line(opened: Open, tmp_path: Path) -> None:
+    batched = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
+    auto = [Cell("auto", cell.direction, 256, cell.block_bytes, cell.stream_state) for cell in batched]
+    visits = synthetic.visits([*batched, *auto])
+    page = opened(report_of(tmp_path, [*synthetic.ceilings(), *visits])[1])
+    figure = figure_of(page)
+    seen = figure.locator("canvas").first.evaluate(GOLD)
+    for state in ("idle", "busy"):
+        figure.get_by_role("button", name=f"batched, {state} stream").click()
+    painted(page, figure)
+    assert seen > 0.4 * figure.locator("canvas").first.evaluate(GOLD) > 100
+
+
 def test_a_point_says_its_figures_and_opens_its_cell(opened: Open, cliff: tuple[Run, Path]) -> None:
     page = opened(cliff[1])
     said = tip_at(page, figure_of(page).locator(".u-over").first, 0.04)

@@ -189,11 +189,12 @@ def _line(line: PlotLine, ink: Ink, x: Sequence[float], y: Sequence[float]) -> L
         y,
         color=ink.colour,
         linestyle=_STYLES[line.variant % STROKES],
-        linewidth=1.7,
+        linewidth=4 if ink.wide else 1.7,
         marker=_marker(ink.marker, spokes_of(line.variant)),
-        markersize=4.5,
+        markersize=9 if ink.wide else 4.5,
         markerfacecolor="white" if is_hollow(line.variant) else ink.colour,
         label=drawable(line.label),
+        zorder=1.9 if ink.wide else 2,
     )
 
 

@@ -18,8 +18,8 @@ from kvbench.report.numbers import bytes_size, count, figure
 
 _STYLES: Final = ("uplot/uPlot.min.css", "page.css")
 _SCRIPTS: Final = (
-    "uplot/uPlot.iife.min.js", "dom.js", "runs.js", "panel.js", "charts.js", "strip.js", "cell.js", "look-up.js",
-    "main.js",
+    "uplot/uPlot.iife.min.js", "dom.js", "runs.js", "strokes.js", "panel.js", "charts.js", "strip.js", "cell.js",
+    "look-up.js", "main.js",
 )  # fmt: skip
 _STEPS_AN_OCTAVE: Final = 4
 _LAST_STEP: Final = round(_STEPS_AN_OCTAVE * RATIO_OCTAVES)

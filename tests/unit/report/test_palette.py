@@ -57,7 +57,7 @@ def test_no_two_backends_share_a_mark() -> None:
 
 
 def test_the_script_of_the_page_draws_every_marker() -> None:
-    script = (resources.files("kvbench.report.html") / "assets" / "panel.js").read_text()
+    script = (resources.files("kvbench.report.html") / "assets" / "strokes.js").read_text()
     (drawn,) = re.findall(r"const MARKERS = \{(.*?)\n\};", script, re.DOTALL)
     markers = {ink.marker for ink in inks(f"stranger{number}" for number in range(12)).values()}
     assert markers <= set(re.findall(r'^  "?([^":]+)"?: ', drawn, re.MULTILINE))

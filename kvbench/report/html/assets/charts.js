@@ -130,9 +130,9 @@ function padded(scale, values) {
 
 function keyOf(line) {
   const path = new Path2DText();
-  drawMarker(path, line, 20, 7, 4);
+  drawMarker(path, line, 20, 7, line.wide ? 5 : 4);
   const ink = line.colour === "#000000" ? "currentColor" : line.colour;
-  const key = strokeKey(strokeOf(line), ink, 2);
+  const key = strokeKey(strokeOf(line), ink, line.wide ? 5 : 2);
   key.append(drawn("path", { d: path.text, stroke: ink, "stroke-width": 1.2, fill: isHollow(line) ? "var(--page)" : ink }));
   return key;
 }

@@ -7,7 +7,10 @@ function start() {
   const open = (label, id) => cells.open(label, id);
   const { inks, charts: specs } = JSON.parse(document.getElementById("charts").textContent);
   const charts = specs.map((spec) => {
-    for (const line of spec.grid.flat().flatMap((panel) => panel.lines)) Object.assign(line, inks[line.backend]);
+    for (const { lines } of spec.grid.flat()) {
+      lines.forEach((line) => Object.assign(line, inks[line.backend]));
+      lines.sort((a, b) => b.wide - a.wide);  // the wide ones are drawn first
+    }
     const node = [...document.querySelectorAll("figure[data-stem]")].find((figure_) => figure_.dataset.stem === spec.stem);
     return new LineChart(spec, node, open);
   });

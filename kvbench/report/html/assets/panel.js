@@ -1,56 +1,9 @@
 // One pair of axes: medians with their bands, the ceiling, marks, a tip at the pointer, zoom.
 
-const MARKERS = {
-  o: (path, x, y, r) => circle(path, x, y, r),
-  s: (path, x, y, r) => path.rect(x - 0.9 * r, y - 0.9 * r, 1.8 * r, 1.8 * r),
-  D: (path, x, y, r) => polygon(path, x, y, 1.25 * r, [0, 90, 180, 270]),
-  d: (path, x, y, r) => polygon(path, x, y, 1.35 * r, [0, 90, 180, 270], 0.6),
-  "^": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [270, 30, 150]),
-  v: (path, x, y, r) => polygon(path, x, y, 1.3 * r, [90, 210, 330]),
-  "<": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [180, 300, 60]),
-  ">": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [0, 120, 240]),
-  h: (path, x, y, r) => polygon(path, x, y, 1.2 * r, [0, 60, 120, 180, 240, 300]),
-  P: (path, x, y, r) => cross(path, x, y, r, 0),
-  X: (path, x, y, r) => cross(path, x, y, r, 45),
-};
-// The strokes of a backend's variants; those after the first round differ in whether their markers are hollow.
-const STROKES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [3, 7], [12, 3, 2, 3, 2, 3]];
-// The angles of the lines through their hollow markers, since a lone point shows no stroke.
-const SPOKES = [[45], [], [90], [0], [0, 90], [45, 135]];
-const CEILING_STROKE = [6, 4];
-const ROOF_STROKES = [[10, 3, 2, 3], [1.5, 3]];
 const PER_LINE = 3;  // series of a line: medians, lower and upper ends of the band
 const NEAR_PX = 40;
 const MARK_PX = 15;
 const ABOVE_PX = 6;  // between labels and lines: markers of points at the edge reach there
-
-function circle(path, x, y, r) {
-  path.moveTo(x + r, y);
-  path.arc(x, y, r, 0, 2 * Math.PI);
-}
-
-function polygon(path, x, y, r, degrees, narrow = 1) {
-  degrees.forEach((degree, number) => {
-    const angle = (degree * Math.PI) / 180;
-    const point = [x + narrow * r * Math.cos(angle), y + r * Math.sin(angle)];
-    if (number) path.lineTo(...point);
-    else path.moveTo(...point);
-  });
-  path.closePath();
-}
-
-function cross(path, x, y, r, turned) {
-  const thick = 20;
-  const corners = [0, 90, 180, 270].flatMap((arm) => [arm - thick, arm + thick, arm + 45]);
-  corners.forEach((degree, number) => {
-    const angle = ((degree + turned) * Math.PI) / 180;
-    const reach = number % 3 === 2 ? 0.48 * r : 1.2 * r;
-    const point = [x + reach * Math.cos(angle), y + reach * Math.sin(angle)];
-    if (number) path.lineTo(...point);
-    else path.moveTo(...point);
-  });
-  path.closePath();
-}
 
 class Panel {
   // `chart` has what its panels share: the axes, their full ranges, the hidden lines.
@@ -171,13 +124,13 @@ class Panel {
       const edge = { show, stroke: "transparent", width: 0, spanGaps: true, points: { show: false } };
       const marker = {
         show: true,
-        size: 8,
+        size: 2 * reachOf(line),
         width: 1.4,
         stroke: ink,
         fill: isHollow(line) ? colour("page") : ink,
         paths: (plot, series) => this.markers(plot, series, line),
       };
-      const median = { show, label: line.label, stroke: ink, width: 1.8, spanGaps: true, points: marker };
+      const median = { show, label: line.label, stroke: ink, width: line.wide ? 5 : 1.8, spanGaps: true, points: marker };
       return [{ ...median, dash: strokeOf(line) }, edge, edge];
     });
   }
@@ -193,7 +146,7 @@ class Panel {
       const inside = xs[number] >= plot.scales.x.min && xs[number] <= plot.scales.x.max;
       if (!inside || ys[number] === null || ys[number] === undefined) continue;
       const [x, y] = [plot.valToPos(xs[number], "x", true), plot.valToPos(ys[number], "y", true)];
-      drawMarker(path, line, x, y, 3.6 * devicePixelRatio);
+      drawMarker(path, line, x, y, 0.9 * reachOf(line) * devicePixelRatio);
     }
     const clip = new Path2D();
     const { left, top, width, height } = plot.bbox;
@@ -316,25 +269,6 @@ class Panel {
       if (still) this.chart.choose(this.nearest());
     });
     plot.over.addEventListener("mouseleave", () => this.chart.point(this, null));
-  }
-}
-
-function strokeOf(line) {
-  return STROKES[line.variant % STROKES.length];
-}
-
-function isHollow(line) {
-  return line.variant > 0 && line.variant <= STROKES.length;
-}
-
-function drawMarker(path, line, x, y, r) {
-  MARKERS[line.marker](path, x, y, r);
-  if (!isHollow(line)) return;
-  for (const degrees of SPOKES[line.variant % SPOKES.length]) {
-    const angle = (degrees * Math.PI) / 180;
-    const [dx, dy] = [r * Math.cos(angle), r * Math.sin(angle)];
-    path.moveTo(x - dx, y + dy);
-    path.lineTo(x + dx, y - dy);
   }
 }
 
