@@ -181,6 +181,26 @@ def test_the_keyboard_zooms_every_panel(opened: Open, cliff: tuple[Run, Path]) -
     assert painted(page, figure) == whole
 
 
+def test_the_keyboard_switches_between_linear_and_logarithmic_rates(opened: Open, cliff: tuple[Run, Path]) -> None:
+    page = opened(cliff[1])
+    figure = figure_of(page)
+    linear = painted(page, figure)
+    switch = figure.get_by_role("button", name="Logarithmic GB/s")
+    for pressed, changed in (("true", True), ("false", False)):
+        switch.focus()
+        page.keyboard.press("Enter")
+        expect(switch).to_have_attribute("aria-pressed", pressed)
+        assert all((old != new) == changed for old, new in zip(linear, painted(page, figure), strict=True))
+
+
+def test_charts_of_other_figures_have_no_switch_of_rates(opened: Open, tmp_path: Path) -> None:
+    cell = Cell("sm", Direction.D2H, 4096, 16384, sms=1, neighbour=Neighbour.GEMM)
+    page = opened(report_of(tmp_path, [*synthetic.ceilings(), *synthetic.beside(cell, 1.2, 20.0)])[1])
+    figure = figure_of(page, "chart-neighbour-gemm-run")
+    expect(figure.get_by_role("button", name="Reset")).to_be_visible()
+    expect(figure.get_by_role("button", name="Logarithmic GB/s")).to_have_count(0)
+
+
 def test_a_line_is_switched_off_and_on(opened: Open, cliff: tuple[Run, Path]) -> None:
     page = opened(cliff[1])
     figure = figure_of(page)

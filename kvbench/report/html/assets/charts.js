@@ -12,7 +12,7 @@ class LineChart {
     const lines = panels.flatMap((panel) => panel.lines);
     this.xs = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
     this.roofs = [...new Set(panels.flatMap((panel) => panel.roofs.map((roof) => roof.label)))].sort();
-    this.full = { x: padded(spec.x.scale, this.xs), y: this.fullY(panels, lines) };
+    this.full = { x: padded(spec.x.scale, this.xs), y: this.fullY() };
     const place = node.querySelector(".panels");
     place.classList.toggle("wide", panels.length > 1);
     this.panels = panels.map((panel) => {
@@ -24,13 +24,17 @@ class LineChart {
     this.makeTools();
   }
 
-  fullY(panels, lines) {
+  fullY() {
     const { scale, zero } = this.spec.y;
+    const panels = this.spec.grid.flat();
+    const lines = panels.flatMap((panel) => panel.lines);
     const levels = panels.flatMap((panel) => [panel.ceiling, ...panel.roofs.flatMap((roof) => roof.y)]);
     const values = [...lines.flatMap((line) => [...line.y, ...line.high]), ...levels].filter((value) => value !== null);
     if (scale === "linear" && zero) return [0, Math.max(1e-9, ...values) * 1.08];
     const ends = [...values, ...lines.flatMap((line) => line.low)].filter((value) => value !== null);
-    return padded(scale, scale === "linear" ? ends : ends.filter((value) => value > 0));
+    const [low, high] = padded(scale, scale === "linear" ? ends : ends.filter((value) => value > 0));
+    const digit = 10 ** Math.floor(Math.log10(low));
+    return [scale === "linear" ? low : digit * Math.floor(low / digit), high];
   }
 
   build() {
@@ -80,10 +84,24 @@ class LineChart {
       ["Reset", reset],
       ["Save points", () => save(`${this.spec.stem}.csv`, this.csv())],
     ];
-    this.node.querySelector(".tools").append(
+    this.node.querySelector(".tools").append(...[
       ...tools.map(([words, act]) => el("button", { type: "button", onclick: act }, words)),
+      this.spec.y.label === "GB/s" ? this.makeLogSwitch() : null,
       el("span", { class: "small" }, "Drag in a chart to zoom, double-click to reset, click a point for its cell."),
-    );
+    ].filter(Boolean));
+  }
+
+  makeLogSwitch() {
+    const button = el("button", { type: "button", "aria-pressed": "false" }, "Logarithmic GB/s");
+    button.addEventListener("click", () => {
+      const log = this.spec.y.scale === "linear";
+      this.spec.y.scale = log ? "log10" : "linear";
+      this.full.y = this.fullY();
+      button.setAttribute("aria-pressed", String(log));
+      for (const panel of this.panels) panel.view = null;
+      this.build();
+    });
+    return button;
   }
 
   csv() {
