@@ -43,12 +43,15 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = u
     """Return the report of `runs` as file name -> content, report.md first; the same runs give the same bytes."""
     report = report_of(runs, unread, tell)
     colours = inks(backend for view in report.views for backend in view.frame["backend"])
-    files = {REPORT_FILE: document(report).encode(), PAGE_FILE: html_page(report, colours).encode()}
+    drawn: dict[str, dict[str, bytes]] = {}
     for number, chart in enumerate(report.charts, start=1):
         tell("chart", number, len(report.charts))
         plot, words = chart.plot, chart.words
-        drawn = draw_lines(plot, words, colours) if isinstance(plot, LinePlot) else draw_map(plot, words)
-        files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn.items()}
+        drawn[chart.stem] = draw_lines(plot, words, colours) if isinstance(plot, LinePlot) else draw_map(plot, words)
+    pictures = {stem: formats["png"] for stem, formats in drawn.items()}
+    files = {REPORT_FILE: document(report).encode(), PAGE_FILE: html_page(report, colours, pictures).encode()}
+    for chart in report.charts:
+        files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem].items()}
         files[f"{chart.stem}.csv"] = as_csv(chart.points)
     files |= {name: _csv(table) for name, table in report.files.items()}
     return files | {name: data for part in report.parts for name, data in part.files.items()}

@@ -387,7 +387,10 @@ def test_without_scripts_words_tables_and_maps_remain(opened: Open, cliff: tuple
     page = opened(cliff[1], java_script_enabled=False)
     expect(page.locator("h1")).to_be_visible()
     expect(page.locator("table.map").first).to_be_visible()
-    expect(page.get_by_text("This chart needs JavaScript").first).to_be_visible()
+    images = page.locator("figure img")
+    assert images.count() == page.locator("figure[data-stem]:not(:has(.maps))").count() > 0
+    assert images.evaluate_all("images => images.every(image => image.complete && image.naturalWidth > 300)")
+    expect(images.first).to_be_visible()
     expect(page.get_by_text("The look-up needs JavaScript").first).to_be_visible()
 
 

@@ -25,8 +25,11 @@ _STEPS_AN_OCTAVE: Final = 4
 _LAST_STEP: Final = round(_STEPS_AN_OCTAVE * RATIO_OCTAVES)
 
 
-def html_page(report: Report, inks: Mapping[str, Ink]) -> str:
-    """Return the report as HTML, with every cell and its raw samples; the same report gives the same page."""
+def html_page(report: Report, inks: Mapping[str, Ink], pictures: Mapping[str, bytes]) -> str:
+    """Return the report as HTML, with every cell and its raw samples; the same report gives the same page.
+
+    `pictures` are the charts as PNG, by their stems, for readers without JavaScript.
+    """
     style = "\n".join([*map(_asset, _STYLES), _map_style()])
     script = "\n".join(map(_asset, _SCRIPTS))
     page = _environment().get_template("page.html")
@@ -37,6 +40,7 @@ def html_page(report: Report, inks: Mapping[str, Ink]) -> str:
         style=Markup(style),  # noqa: S704, our own files
         script=Markup(script),  # noqa: S704
         charts=chart_json(report.charts, inks),
+        pictures={stem: base64.b64encode(png).decode() for stem, png in pictures.items()},
         runs=[(figures_json(view), samples_json(view)) for view in report.views],
         ratio_keys=[(_step(ratio), words) for ratio, words in RATIO_KEYS.items()],
         undecided=UNDECIDED,
@@ -80,7 +84,8 @@ def _step(ratio: float) -> str:
 
 
 def _policy(script: str, style: str) -> str:
-    """Return a content policy under which only this script and this style sheet count, and nothing is fetched."""
+    """Return a content policy: only this script, this style sheet and images inside the page; nothing is fetched."""
     digests = (hashlib.sha256(text.encode()).digest() for text in (script, style))
     own_script, own_style = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    return f"default-src 'none'; script-src {own_script}; style-src {own_style}; base-uri 'none'; form-action 'none'"
+    own = f"script-src {own_script}; style-src {own_style}; img-src data:"
+    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"

@@ -25,7 +25,7 @@ from kvbench.report.sections import SECTIONS, comparison
 from kvbench.results import Note, Record, Run, Visit
 from tests import synthetic
 from tests.reports import made_run, said, sections_of
-from tests.unit.report.test_html import Outline
+from tests.unit.report.test_html import Outline, pictures_of
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "report.md"
 REMAKE: Final = "KVBENCH_REMAKE_GOLDEN" in os.environ
@@ -162,7 +162,8 @@ def test_the_wording_in_markdown(report: Report) -> None:
 
 
 def test_the_page_has_the_same_words_in_the_same_order(report: Report) -> None:
-    page = html_page(report, inks(backend for view in report.views for backend in view.frame["backend"]))
+    colours = inks(backend for view in report.views for backend in view.frame["backend"])
+    page = html_page(report, colours, pictures_of(report))
     body = " ".join(Outline(page[page.index("<main") : page.index('<script type="application/json"')]).text.split())
     at = 0
     for chapter in report.chapters:

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from kvbench.report.charts.palette import inks
+from kvbench.report.charts.plot import LinePlot
 from kvbench.report.contents import report_of
 from kvbench.report.html.data import rounded, samples_json, script_json
 from kvbench.report.html.page import html_page, rich
-from kvbench.report.model import Code, Strong
+from kvbench.report.model import Code, Report, Strong
 from kvbench.report.view import views_of
 from kvbench.results import Note, Record, Run, load_run
 from tests import synthetic
@@ -26,8 +27,8 @@ from tests.unit.report.test_report import HOSTILE
 
 TAGS = {
     "a", "blockquote", "body", "br", "caption", "code", "dialog", "div", "em", "figcaption", "figure", "h1", "h2", "h3",
-    "head", "html", "li", "main", "meta", "nav", "p", "script", "section", "span", "strong", "style", "table", "tbody",
-    "td", "th", "thead", "title", "tr", "ul",
+    "head", "html", "img", "li", "main", "meta", "nav", "noscript", "p", "script", "section", "span", "strong",
+    "style", "table", "tbody", "td", "th", "thead", "title", "tr", "ul",
 }  # fmt: skip
 
 
@@ -62,7 +63,12 @@ class Outline(HTMLParser):
 
 def page_of(run: Run) -> str:
     report = report_of([run])
-    return html_page(report, inks(report.views[0].frame["backend"]))
+    return html_page(report, inks(report.views[0].frame["backend"]), pictures_of(report))
+
+
+def pictures_of(report: Report) -> dict[str, bytes]:
+    """Return what stands for the pictures of a report's charts, which take long to draw."""
+    return {chart.stem: f"picture of {chart.stem}".encode() for chart in report.charts}
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +100,20 @@ def test_it_is_one_file(page: str) -> None:
     outline = Outline(page)
     assert {tag for tag, _ in outline.tags} <= TAGS
     for tag, attributes in outline.tags:
-        assert not {"src", "srcset", "action", "style", "onclick"} & set(attributes), tag
+        assert not {"srcset", "action", "style", "onclick"} & set(attributes), tag
+        assert (attributes.get("src") or "data:image/png;base64,").startswith("data:image/png;base64,")
         assert (attributes.get("href") or "#").startswith("#")
     assert "url(" not in "".join(outline.raw["style"])
     assert "@import" not in "".join(outline.raw["style"])
+
+
+def test_every_chart_of_lines_has_its_picture_for_readers_without_scripts(cliff: Run, page: str) -> None:
+    charts = [chart for chart in report_of([cliff]).charts if isinstance(chart.plot, LinePlot)]
+    shown = Outline(page).named("img")
+    assert [image["alt"] for image in shown] == [chart.words.alternative for chart in charts]
+    for chart, image in zip(charts, shown, strict=True):
+        assert base64.b64decode(str(image["src"]).partition(",")[2]) == f"picture of {chart.stem}".encode()
+    assert page.count("<noscript><img ") == len(charts) > 0
 
 
 def test_the_policy_names_its_script_and_style_alone(page: str) -> None:
@@ -109,6 +125,7 @@ def test_the_policy_names_its_script_and_style_alone(page: str) -> None:
         for text in (re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[0], outline.raw["style"][0])
     ]
     assert policy.split("; ")[:3] == ["default-src 'none'", f"script-src {hashes[0]}", f"style-src {hashes[1]}"]
+    assert policy.split("; ")[3] == "img-src data:"
     assert "unsafe" not in policy
     assert [attributes for attributes in outline.named("script") if "type" not in attributes] == [{}]
 
