@@ -12,6 +12,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import ControlEffect, GateVerdict, Judgement, Row
 from kvbench.gate.looks import Estimate
+from kvbench.gate.output.deliver import Destinations
 from kvbench.gate.output.formats import (
     COMMENT_BYTES,
     MOST_ANNOTATIONS,
@@ -144,6 +145,28 @@ def test_a_small_page_has_every_row_and_folds_the_quiet_ones() -> None:
     assert text.index("loud") < text.index("<details>") < text.index("quiet")
     columns = {line.count(" | ") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 1
+
+
+def test_a_terminal_has_the_verdict_then_what_changed_then_a_count_of_what_is_undecided(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    undecided = [row(GateVerdict.UNDECIDED, name=f"unclear {number}") for number in range(78)]
+    same = [row(GateVerdict.SAME, name=f"alike {number}") for number in range(40)]
+    changed = [row(GateVerdict.SLOWER, name="late"), row(GateVerdict.FASTER, name="early")]
+    rows = [changed[0], *undecided, *same, changed[1]]
+    assert sheet(*rows).listed == changed
+    data = judgement_data(judgement(*rows), 1)
+    Destinations().deliver(sheet(*rows), data)
+    verdict, *lines = capsys.readouterr().out.splitlines()
+    assert verdict.endswith("SLOWER")
+    at = [next(place for place, line in enumerate(lines) if line.startswith(word)) for word in ("SLOWER", "FASTER")]
+    counts = [
+        next(place for place, line in enumerate(lines) if line.startswith(word)) for word in ("78 UND", "40 SAME")
+    ]
+    assert at < counts
+    assert len([line for line in lines if "unclear" in line]) == 1  # an example
+    assert not any("alike" in line for line in lines)
+    assert len(data["rows"]) == len(rows)
 
 
 def test_json_holds_the_figures_and_null_for_what_is_not_known() -> None:
