@@ -38,13 +38,15 @@ def numbers() -> str:
     rows.append(("the ceiling: large plain copies", *map(figure, ceilings)))
     heads = (f"{_name(card)}, {'to' if way == 'h2d' else 'from'} the GPU" for card, way in places)
     (visits,) = {committed("engine", card).info.spec["sampling"]["rounds"] for card in CARDS}
-    chart = "Throughput against block size of fresh blocks for batched copies, primed copies and two copy kernels"
+    chart = "Throughput against block size of fresh blocks for batched and primed copies and two copy kernels"
     return "\n\n".join(
         (
             table(("one swap of 10 000 blocks of 4 KiB, GB/s", *heads), rows, numbers=len(places)),
             "\n".join(f"- {_origin(card, 'engine', 'engines')}" for card in CARDS),
             f"A figure is the median of {visits} visits, with its 95% interval: the latency of one swap on an idle "
-            "stream, other blocks every time, scattered over 16 GiB on both sides.",
+            "stream, other blocks every time, scattered over 16 GiB on both sides. A *visit* measures a series of such "
+            "swaps; the visits of a figure are spread over the run. In the chart, [`primed`](docs/reference/backends.md"
+            "#primed) is `batched` after a short kernel that keeps the driver from copying on the CPU.",
             f"![{chart}, with the ceiling of the card]({_LINK}/cliff-cliff.png)",
         )
     )

@@ -1,0 +1,31 @@
+"""Text for a terminal: lines fit it, and break neither inside a number nor before its unit."""
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.text import wrapped
+
+
+@pytest.mark.parametrize("width", range(20, 81))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "h2d idle: sm with 4 SMs up to 4 KiB at N = 64 to 1 024, and 2 from 16 KiB at N = 10 000",
+        "Gain: 6.4 times the 49.5 GB/s of batched at 1 024 blocks, which take 12 us, as 10 000 000 B do",
+    ],
+)
+def test_no_line_breaks_inside_a_number_or_before_its_unit(text: str, width: int) -> None:
+    lines = wrapped(text, width).splitlines()
+    assert max(map(len, lines)) <= width
+    for before, after in pairwise(lines):
+        unit = re.match(r"\s+(\d{3}\b|KiB|B\b|GB/s|us\b|SMs|blocks)", after)
+        assert not (before[-1].isdigit() and unit), (before, after)
+
+
+@given(st.text(alphabet="ab 1", max_size=200), st.integers(20, 80))
+def test_wrapping_keeps_every_word(text: str, width: int) -> None:
+    assert wrapped(text, width).split() == text.split() or max(map(len, text.split())) > width - 2
