@@ -176,28 +176,31 @@ def as_toml(plain: Any) -> bytes:
 
 
 def value(chance: random.Random) -> Any:
-    return chance.choice(chance.choice((TEXTS, NUMBERS, OTHERS)))
+    # a copy: what is changed in one case must not be in the next, nor within itself
+    return copy.deepcopy(chance.choice(chance.choice((TEXTS, NUMBERS, OTHERS))))
 
 
 def mutated(plain: Any, chance: random.Random) -> Any:
-    """Return a copy of what JSON holds with one to three places changed, removed or doubled."""
+    """Return a copy of what JSON holds with up to three places changed, removed or doubled."""
     changed = copy.deepcopy(plain)
     for _ in range(chance.randint(1, 3)):
         places = list(_places(changed))
         if not places:
             return value(chance)
         holder, key = chance.choice(places)
-        match chance.randrange(6):
+        match chance.randrange(9):
             case 0:
                 del holder[key]
             case 1 if isinstance(holder, list):
                 holder.append(copy.deepcopy(holder[key]))
             case 1:
                 holder[str(chance.choice(TEXTS))] = value(chance)
-            case 2 if isinstance(holder[key], int | float):
-                holder[key] = chance.choice(NUMBERS)
-            case 2 if isinstance(holder[key], str):
-                holder[key] = chance.choice(TEXTS)
+            case 2 | 3 | 4 | 5 if isinstance(holder[key], int | float):
+                holder[key] = chance.choice((*NUMBERS, holder[key] * 2, holder[key] // 2))
+            case 2 | 3 | 4 | 5 if isinstance(holder[key], str):  # often nearly right: it gets behind the first check
+                holder[key] = word(chance, holder[key])
+            case 2 | 3 | 4 | 5:
+                pass
             case _:
                 holder[key] = value(chance)
     return changed
@@ -254,6 +257,7 @@ OPTIONS = {
     "device-memory": "8GiB", "fault": "error@call=0", "model": "qwen3-8b", "tokens": "4096",
     "tp": "2", "block-tokens": "16", "layout": "per-layer", "kv-dtype": "bf16", "device": "cuda:0", "nonsense": "1",
 }  # fmt: skip
+OF_MODEL = {"model", "tokens", "tp", "block-tokens", "layout", "kv-dtype"}  # these need a model
 RULES = [
     {"cells": "backend=batched,direction=h2d", "at_least": "0.01 ceiling"},
     {"cells": "backend=batched", "at_least": "0.1 backend=per_block", "quantity": "caller_us"},
@@ -279,7 +283,8 @@ def filter_case(_: Bench, chance: random.Random) -> list[str]:
 def option_case(_: Bench, chance: random.Random) -> list[str]:
     named = chance.sample(list(OPTIONS), chance.randint(1, 2))
     values = [OPTIONS[name] if chance.random() < 0.5 else word(chance, OPTIONS[name]) for name in named]
-    return ["sweep", *DRY, *SMALL, *(f"--{name}={text}" for name, text in zip(named, values, strict=True))]
+    base = ("-abackend=batched", "--model=qwen3-8b") if OF_MODEL & set(named) else SMALL
+    return ["sweep", *DRY, *base, *(f"--{name}={text}" for name, text in zip(named, values, strict=True))]
 
 
 def config_case(bench: Bench, chance: random.Random) -> list[str]:
