@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
+from kvbench.cells.cell import Cell
 from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.contents import report_of
-from kvbench.report.html.data import rounded, samples_json, script_json
+from kvbench.report.html.data import figures_json, rounded, samples_json, script_json
 from kvbench.report.html.page import html_page, rich
 from kvbench.report.model import Code, Report, Strong
 from kvbench.report.view import views_of
@@ -171,6 +173,18 @@ def test_data_in_a_script_element_cannot_end_it(data: object) -> None:
     assert isinstance(text, Markup)
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == data
+
+
+@pytest.mark.parametrize("policy", [{}, {"device": "H200", "tables": []}])
+def test_the_command_of_auto_takes_the_policy_of_the_run(tmp_path: Path, policy: dict[str, object]) -> None:
+    batched, *_ = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
+    auto = Cell("auto", batched.direction, 256, batched.block_bytes)
+    info = synthetic.info(spec={"policy": policy})
+    path = synthetic.write_run(tmp_path / "a run", synthetic.visits([batched, auto]), info)
+    data = json.loads(figures_json(views_of([load_run(path)])[0]))
+    commands = dict(zip(data["axes"]["backend"], data["words"]["command"], strict=True))
+    assert commands["batched"] == batched.command()
+    assert shlex.split(commands["auto"]) == [*shlex.split(auto.command()), *(["--policy", str(path)] if policy else [])]
 
 
 def test_raw_samples_keep_four_digits(cliff: Run) -> None:
