@@ -59,7 +59,7 @@ def show_rule(
         print_lines(["", f"{swap.geometry.name}, {swap.tokens} tokens: {swap.blocks} blocks of {size}"])
         print_rows([_HEADER_MODEL, *map(_row_model, loads_of(rule, swap))])
     if table:
-        typer.echo("")
+        typer.echo(f"\nTied with: another run could choose these; they differ by at most {TIED.fraction:.0%}")
         print_rows([_HEADER, *map(_row, rule.answers)])
     if open_:
         lines = open_points(rule.answers)

@@ -187,7 +187,11 @@ def test_a_model_is_answered_from_the_nearest_shapes_in_its_own_unit(tmp_path: P
 def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
     table = CliRunner().invoke(app, ["tune", str(run.path), "--table"]).output.splitlines()
-    assert len(table) == 1 + 1 + 1 + len(SIZES) * len(COUNTS)
+    machine, blank, tied, header, *rows = table
+    assert (machine != "", blank) == (True, "")
+    assert "Tied with" in header
+    assert tied.startswith("Tied with: another run")  # said before it is used
+    assert len(rows) == len(SIZES) * len(COUNTS)
     opened = CliRunner().invoke(app, ["tune", str(run.path), "--open"]).output
     assert opened.endswith("by more than 3%\n  nothing\n")
 
