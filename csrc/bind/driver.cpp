@@ -40,7 +40,8 @@ void driver(nb::module_& m) {
       .value("split", FaultKind::split)
       .value("unaligned", FaultKind::unaligned)
       .value("synchronous", FaultKind::synchronous)
-      .value("pinning", FaultKind::pinning);
+      .value("pinning", FaultKind::pinning)
+      .value("pin_limit", FaultKind::pin_limit);
 
   nb::class_<DeviceInfo>(m, "DeviceInfo", "The driver's facts about a device.")
       .def_ro("kind", &DeviceInfo::kind)

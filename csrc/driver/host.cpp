@@ -257,6 +257,7 @@ class PlainHostDriver final : public HostDriver {
       lock.lock();
       std::this_thread::sleep_for(Microseconds(fault_.delay_us));
     }
+    if (applies(FaultKind::pin_limit, bytes)) throw DriverError("register_pages", "OUT_OF_MEMORY");
     if (madvise(reinterpret_cast<void*>(address), bytes, MADV_POPULATE_WRITE) != 0)
       throw DriverError("madvise", "ENOMEM");
     registered_[address] = bytes;

@@ -26,6 +26,7 @@ enum class FaultKind : std::uint8_t {
   unaligned,            ///< copies that are not aligned to 16 bytes take `delay_us` longer
   synchronous,          ///< copies of k or more bytes return when they are done
   pinning,              ///< registering memory holds up all copies for `delay_us`
+  pin_limit,            ///< registering k or more bytes at once fails
 };
 
 /// A fault to inject; `at` counts from 0 since the fault was armed.

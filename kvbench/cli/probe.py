@@ -12,14 +12,16 @@ import typer
 from kvbench.cli.completion import complete_device
 from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, UsageError, brief
-from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
+from kvbench.probe.common import HEALTH, OFF, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
 from kvbench.text import hint
 
 MARKDOWN_FILE: Final = "probe.md"
 JSON_FILE: Final = "probe.json"
 _Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME...]", help="Probes to run (default: all).", autocompletion=lambda: list(PROBES)),
+    typer.Argument(
+        metavar="[NAME...]", help="Probes to run (default: all that take little).", autocompletion=lambda: list(PROBES)
+    ),
 ]
 _Device = Annotated[
     str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.", autocompletion=complete_device)
@@ -39,7 +41,7 @@ def probe(
     for name in asked:
         if name not in PROBES:
             raise UsageError(f"NAME {brief(name)}: not a probe; {hint(name, PROBES)}")
-    report = _run(asked, _resolved(device, fault), fault or "")
+    report = _run(asked, _resolved(device, fault), fault or "", named=bool(names))
     text = markdown_of(report)
     typer.echo(text, nl=False)
     _write(report, text, json, out)
@@ -66,9 +68,12 @@ def _resolved(device: str, fault: str | None) -> str:
     return resolved
 
 
-def _run(names: list[str], device: str, fault: str) -> ProbeReport:
+def _run(names: list[str], device: str, fault: str, *, named: bool) -> ProbeReport:
     began_s, results = time.monotonic(), []
     for name in names:
+        if name in OFF and not named:
+            results.append(Result(name, PROBES[name], Unanswered(f"{OFF[name]}: kvbench probe {name}", off=True), 0.0))
+            continue
         if sys.stderr.isatty():
             typer.echo(f"{name}: {PROBES[name]}", err=True)
         results.append(run_probe(name, device, fault))

@@ -88,6 +88,7 @@ _FAULT_KINDS: Final = {
     "unaligned": kvbench._engine.FaultKind.unaligned,
     "synchronous": kvbench._engine.FaultKind.synchronous,
     "pinning": kvbench._engine.FaultKind.pinning,
+    "pin-limit": kvbench._engine.FaultKind.pin_limit,
 }
 
 

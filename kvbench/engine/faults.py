@@ -31,6 +31,7 @@ KINDS: Final = {
     "unaligned": "every copy that is not aligned to 16 bytes takes N microseconds longer",
     "synchronous": "single copies of N or more bytes return when they are done",
     "pinning": "registering memory holds up all copies for N microseconds",
+    "pin-limit": "registering N or more bytes at once fails",
 }
 NO_BATCH: Final = "no-batch"
 _FAULT: Final = re.compile(r"([a-z@-]+)=(\d{1,12}|(?<=slow=)\d{1,12}\.\d{1,6})(?:\s+when\s+(.+))?")

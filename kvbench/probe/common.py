@@ -19,13 +19,18 @@ PROBES: Final = {
     "inline": "up to which block size does the CPU copy, inside the call?",
     "order": "is a source ever read before or after its turn in the stream?",
     "capture": "is the call allowed in a graph capture, on the legacy stream, on the per-thread stream?",
-    "registration": "how much can be registered at once, at which cost, and may a copy span two registrations?",
+    "registration": "does one call register 8 GiB, at which cost, and may a copy span two registrations?",
     "peers": "do 16-byte, 4-byte and odd alignments differ in path or speed?",
     "confidential": "is Confidential Computing on, and are copies synchronous with the host?",
     "stalls": "does pinning memory in another thread stall swaps?",
+    "largest": "how much host memory does one registration take?",
 }
+# Name of each probe that runs only where it is named -> why.
+OFF: Final = {"largest": "it pins most of the host's memory, which other processes may need"}
 HEALTH: Final = "health"
 DEADLINE_S: Final = 30.0
+# Registration takes about a third of a second a GiB.
+_LONG_S: Final = {"largest": 600.0}
 # A process that waits inside the driver can outlive its kill for a while.
 _KILL_S: Final = 5.0
 
@@ -84,9 +89,9 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
 
 
-def run_probe(name: str, device: str, fault: str = "", deadline_s: float = DEADLINE_S) -> Result:
+def run_probe(name: str, device: str, fault: str = "", deadline_s: float | None = None) -> Result:
     """Run a probe on `device` ("cpu", "cuda:N") in a process of its own; a crash or a hang is a finding."""
-    began_s = time.monotonic()
+    began_s, deadline_s = time.monotonic(), deadline_s or _LONG_S.get(name, DEADLINE_S)
     # -P: a checkout in the working directory must not shadow the installed package.
     command = (sys.executable, "-P", "-m", "kvbench.probe", name, device, fault)
     process = subprocess.Popen(

@@ -29,6 +29,6 @@ class Pages:
             unregister_pages(device.driver, self.address + start)
 
 
-def spare_bytes() -> int:
-    """Return how much memory a probe may pin: a quarter of what is available, so that others lose none of theirs."""
-    return available_bytes(Sources()) // 4
+def spare_bytes(share: float = 0.25) -> int:
+    """Return how much memory a probe may pin: a share of what is available, by default one that others do not miss."""
+    return int(available_bytes(Sources()) * share)

@@ -1,4 +1,4 @@
-"""How much host memory can be registered at once, at which cost, and whether a copy may span two registrations."""
+"""What registering host memory costs, and whether a copy may span two registrations."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +28,9 @@ def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
     if largest < _LARGEST["cpu"]:
         return Unanswered(f"only {rough_size(spare_bytes())} of host memory can be pinned without taking others'", True)
     bench.step(f"registering {size_words(largest)}", largest / MIB, "MiB")
-    whole_s, refusal = _register(bench, largest, 1)
+    whole_s, refusal = register(bench, largest, 1)
     gib = min(largest, 1024 * MIB) / (1024 * MIB)
-    times_s = {threads: _register(bench, min(largest, 1024 * MIB), threads)[0] / gib for threads in _THREADS}
+    times_s = {threads: register(bench, min(largest, 1024 * MIB), threads)[0] / gib for threads in _THREADS}
     across = {name: _across(bench, name) for name in ("batched", "single")}
     told = ", ".join(f"{name} {why or 'allowed'}" for name, why in across.items())
     registered = f"refused ({refusal})" if refusal else "registers"
@@ -48,7 +48,7 @@ def probe(bench: ProbeBench) -> ProbeFinding | Unanswered:
     )
 
 
-def _register(bench: ProbeBench, size_bytes: int, threads: int) -> tuple[float, str]:
+def register(bench: ProbeBench, size_bytes: int, threads: int) -> tuple[float, str]:
     """Return the seconds that registering fresh pages takes in one part a thread, and the driver's refusal or ""."""
     parts = [Pages(size_bytes // threads) for _ in range(threads)]
     with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:

@@ -29,6 +29,7 @@ ANSWERS = {
     "peers": "against 16-byte alignment: 4-byte same path",
     "confidential": "Confidential Computing: not known (the device is cpu); copies do not wait",
     "stalls": "no",
+    "largest": "256 MiB in one call; twice as much: more than is available",
 }
 # A fault for each probe, and the answer that shows that it was found.
 FOUND = {
@@ -51,6 +52,7 @@ FOUND = {
         "Confidential Computing: not known (the device is cpu); h2d and d2h copies",
     ),
     "stalls": ("pinning=500000", "yes"),
+    "largest": ("pin-limit=100000000", "64 MiB in one call; twice as much: refused (OUT_OF_MEMORY)"),
 }
 
 
