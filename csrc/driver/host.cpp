@@ -27,9 +27,16 @@ namespace {
 
 using Microseconds = std::chrono::duration<double, std::micro>;
 
-struct HostEvent {
-  std::atomic<bool> completed{true};
+/// One record of an event; streams that wait for it do so whatever is recorded afterwards, on any stream.
+struct HostRecord {
+  std::atomic<bool> reached{false};
   std::atomic<Clock::rep> at{0};
+};
+
+struct HostEvent {
+  HostEvent() { last->reached = true; }
+
+  std::shared_ptr<HostRecord> last = std::make_shared<HostRecord>();
 };
 
 /// The fault of one copy, decided when it is submitted.
@@ -182,29 +189,28 @@ class PlainHostDriver final : public HostDriver {
   Event create_event(EventKind) override { return reinterpret_cast<Event>(new HostEvent); }
   void destroy_event(Event event) noexcept override { delete reinterpret_cast<HostEvent*>(event); }
   void record(Event event, Stream stream) override {
-    auto* recorded = reinterpret_cast<HostEvent*>(event);
-    recorded->completed = false;
-    at(stream)->submit([recorded] {
-      recorded->at = Clock::now().time_since_epoch().count();
-      recorded->completed = true;
+    auto& last = reinterpret_cast<HostEvent*>(event)->last;
+    last = std::make_shared<HostRecord>();
+    at(stream)->submit([record = last] {
+      record->at = Clock::now().time_since_epoch().count();
+      record->reached = true;
     });
   }
   void wait(Stream stream, Event event) override {
     HostStream* waiting = at(stream);
     if (strikes(FaultKind::closed_gate, waits_++)) waiting->submit([waiting] { waiting->hang(); });
-    waiting->submit([this, event] {
-      while (!completed(event)) {
-      }
+    waiting->submit([awaited = reinterpret_cast<const HostEvent*>(event)->last] {
+      while (!awaited->reached) std::this_thread::yield();
     });
   }
   bool completed(Event event) override {
-    if (reinterpret_cast<const HostEvent*>(event)->completed) return true;
+    if (reinterpret_cast<const HostEvent*>(event)->last->reached) return true;
     std::this_thread::yield();  // lets the stream's thread run on this core
     return false;
   }
   double elapsed_us(Event start, Event end) override {
-    const Clock::duration elapsed(reinterpret_cast<const HostEvent*>(end)->at -
-                                  reinterpret_cast<const HostEvent*>(start)->at);
+    const Clock::duration elapsed(reinterpret_cast<const HostEvent*>(end)->last->at -
+                                  reinterpret_cast<const HostEvent*>(start)->last->at);
     return Microseconds(elapsed).count();
   }
 

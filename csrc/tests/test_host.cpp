@@ -234,6 +234,23 @@ void a_hung_stream_ends_with_its_owner() {
   check::that(!bench.arrived(bench.reversed()), "nothing is copied behind a hang");
 }
 
+void a_wait_is_for_the_record_before_it() {
+  const std::shared_ptr<Driver> driver = open_host();
+  OwnedStream slow(driver), fast(driver), waiting(driver);
+  OwnedEvent event(driver);
+  driver->delay(200'000'000, slow.handle());
+  event.record(slow.handle());
+  event.hold(waiting.handle());
+  driver->delay(20'000'000, fast.handle());  // a wait that ended early is seen by then
+  event.record(fast.handle());
+  fast.synchronize();
+  check::that(event.completed(), "the last record counts");
+  check::that(!driver->idle(waiting.handle()), "a later record does not end the wait");
+  waiting.synchronize();
+  slow.synchronize();
+  check::that(event.completed(), "an earlier record, reached later, does not count");
+}
+
 void buffers_know_their_bounds() {
   Bench bench;
   check::thrown<std::out_of_range>([&] { static_cast<void>(bench.destination.host(1)); });
@@ -260,6 +277,7 @@ int main() {
       {"a merged descriptor is named by its first", a_merged_descriptor_is_named_by_its_first},
       {"faults change bytes", faults_change_bytes},
       {"a hung stream ends with its owner", a_hung_stream_ends_with_its_owner},
+      {"a wait is for the record before it", a_wait_is_for_the_record_before_it},
       {"buffers know their bounds", buffers_know_their_bounds},
   });
 }
