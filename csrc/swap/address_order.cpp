@@ -48,4 +48,20 @@ bool AddressOrder::sort(std::span<const Address> addresses) {
   return false;
 }
 
+Descriptors HostOrder::arrange(const Descriptors& descriptors) {
+  sorted_ = !order_.sort(direction_ == Direction::h2d ? descriptors.sources : descriptors.destinations);
+  if (!sorted_) return descriptors;
+  const std::span indices = order_.indices();
+  ordered_.sources.resize(indices.size());
+  ordered_.destinations.resize(indices.size());
+  ordered_.bytes.resize(indices.size());
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    const std::size_t index = indices[i];
+    ordered_.sources[i] = descriptors.sources[index];
+    ordered_.destinations[i] = descriptors.destinations[index];
+    ordered_.bytes[i] = descriptors.bytes[index];
+  }
+  return ordered_.view();
+}
+
 }  // namespace kvbench

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "driver/driver.hpp"
+#include "swap/swap.hpp"
 
 namespace kvbench {
 
@@ -27,6 +27,24 @@ class AddressOrder {
   std::vector<Entry> entries_;
   std::vector<Entry> scratch_;
   std::vector<std::uint32_t> indices_;
+};
+
+/// Lists in ascending order of their addresses on the host.
+class HostOrder {
+ public:
+  explicit HostOrder(Direction direction) : direction_(direction) {}
+
+  /// Returns the list in this order: the caller's arrays if they ascend already, otherwise arrays that hold until the
+  /// next call.
+  Descriptors arrange(const Descriptors& descriptors);
+  /// The index in the caller's arrays of entry `index` of the last list.
+  [[nodiscard]] std::size_t original(std::size_t index) const { return sorted_ ? order_.indices()[index] : index; }
+
+ private:
+  Direction direction_;
+  AddressOrder order_;
+  bool sorted_ = false;
+  DescriptorList ordered_;
 };
 
 }  // namespace kvbench

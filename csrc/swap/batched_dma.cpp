@@ -48,7 +48,7 @@ std::size_t slice_of(std::size_t descriptors) {
 class BatchCopier final : public ListCopier {
  public:
   BatchCopier(std::shared_ptr<Driver> driver, Direction direction, BatchOptions options)
-      : driver_(std::move(driver)), direction_(direction), options_(options) {}
+      : driver_(std::move(driver)), direction_(direction), options_(options), order_(direction) {}
 
   void copy(const Descriptors& descriptors, Stream stream) override {
     refuse_legacy_stream(stream);
@@ -78,7 +78,7 @@ class BatchCopier final : public ListCopier {
   /// Sorts and merges as the options ask; without either, the caller's arrays go to the driver as they are.
   void arrange(const Descriptors& descriptors) {
     submitted_ = descriptors;
-    if (options_.by_host_address) submitted_ = put_in_order(descriptors);
+    if (options_.by_host_address) submitted_ = order_.arrange(descriptors);
     if (!options_.merge) return;
     merge_adjacent(submitted_, merged_, merged_first_);
     submitted_ = merged_.view();
@@ -91,39 +91,19 @@ class BatchCopier final : public ListCopier {
     if (driver_->idle(stream)) driver_->delay(options_.prime_ns, stream);
   }
 
-  Descriptors put_in_order(const Descriptors& descriptors) {
-    const auto host = direction_ == Direction::h2d ? descriptors.sources : descriptors.destinations;
-    sorted_ = !order_.sort(host);
-    if (!sorted_) return descriptors;
-    const std::span indices = order_.indices();
-    ordered_.sources.resize(indices.size());
-    ordered_.destinations.resize(indices.size());
-    ordered_.bytes.resize(indices.size());
-    for (std::size_t i = 0; i < indices.size(); ++i) {
-      const std::size_t index = indices[i];
-      ordered_.sources[i] = descriptors.sources[index];
-      ordered_.destinations[i] = descriptors.destinations[index];
-      ordered_.bytes[i] = descriptors.bytes[index];
-    }
-    return ordered_.view();
-  }
-
   [[nodiscard]] std::size_t stride_of(std::size_t descriptors) const {
     if (options_.sliced) return slice_of(descriptors);
     return options_.descriptors_per_call > 0 ? options_.descriptors_per_call : std::max<std::size_t>(descriptors, 1);
   }
 
   [[nodiscard]] std::size_t original_index(std::size_t index) const {
-    const std::size_t listed = options_.merge ? merged_first_[index] : index;
-    return sorted_ ? order_.indices()[listed] : listed;
+    return order_.original(options_.merge ? merged_first_[index] : index);
   }
 
   std::shared_ptr<Driver> driver_;
   Direction direction_;
   BatchOptions options_;
-  AddressOrder order_;
-  bool sorted_ = false;
-  DescriptorList ordered_;
+  HostOrder order_;
   DescriptorList merged_;
   std::vector<std::size_t> merged_first_;
   Descriptors submitted_;  ///< what the last list gave to the driver
