@@ -6,6 +6,7 @@
 #include <limits>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "driver/resources.hpp"
 #include "kernels/piece_map.hpp"
@@ -142,7 +143,10 @@ class SmQueue {
   SmQueue(std::shared_ptr<const SmKernel> kernel, SmOptions options)
       : kernel_(std::move(kernel)),
         sms_(options.sms),
-        inline_up_to_(std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)) {}
+        inline_up_to_(std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)),
+        slots_(options.lists) {
+    reserve(options.list_bytes);
+  }
 
   /// Makes slots for lists of this size.
   void reserve(std::size_t table_bytes) {
@@ -188,7 +192,7 @@ class SmQueue {
   unsigned sms_;
   std::size_t inline_up_to_;
   InlineList inline_{};
-  std::array<std::unique_ptr<Slot>, 2> slots_;
+  std::vector<std::unique_ptr<Slot>> slots_;
   std::size_t next_ = 0;
 };
 

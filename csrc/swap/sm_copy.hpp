@@ -56,6 +56,8 @@ struct SmOptions {
   unsigned sms = 2;                      ///< thread blocks of the grid
   Direction direction = Direction::h2d;  ///< determines which side is on the host
   std::size_t inline_up_to = 0;          ///< a list of up to this many bytes is passed with the launch
+  std::size_t lists = 2;                 ///< longer lists that can be in flight; one more waits for the first
+  std::size_t list_bytes = 0;            ///< length of a list for which room is made at once
 };
 
 /// One kernel launch that copies every descriptor.

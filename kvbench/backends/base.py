@@ -4,6 +4,7 @@ To measure another project's kernel, install a package that registers a class un
 `kvbench.backends`. The class takes no arguments and implements `Backend`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -29,6 +30,7 @@ class Mechanism(StrEnum):
     BATCHED_COPY = "batched copy"
     FALLBACK = "single copies in place of the batched one"
     SM_KERNEL = "SM kernel"
+    STAGED = "SM kernel and copy engine, through a buffer on the device"
     HOST_THREAD = "host thread"
 
 
@@ -70,13 +72,17 @@ class PythonSwap(Protocol):
 class PreparedSwap:
     """A prepared swap: a swap of the compiled engine or of the backend itself, and the mechanism that moves the bytes.
 
-    A backend that chooses among others sets `chosen` to its choice. `warnings` appear in the cell's row of the results.
+    A backend that chooses among others sets `chosen` to its choice. `warnings` appear in the cell's row of the results,
+    and so does `staging_bytes`, the device memory that the swap takes beside the blocks. `sm_us` makes the swap once
+    more on a stream, waits, and returns its SM time: how many microseconds its kernels ran, times their SM count.
     """
 
     swap: Swap | PythonSwap
     mechanism: Mechanism
     chosen: str | None = None
     warnings: tuple[str, ...] = ()
+    staging_bytes: int | None = None
+    sm_us: Callable[[int], float] | None = None
 
 
 class Backend(Protocol):
@@ -85,7 +91,7 @@ class Backend(Protocol):
     A backend that runs on SMs can set `default_sms` to its default SM count: a number, or a rule as in
     `kvbench.cells.facts`; () leaves the count to the backend. A backend that supports the axis kernel lists its kinds
     of kernels in `kernels`. A backend that runs the code of another package names it in `package` ("name==version") and
-    that package's settings in `settings`.
+    that package's settings in `settings`. A backend with `on_request` is measured only if it is named.
     """
 
     @property
@@ -113,6 +119,7 @@ class BrokenBackend:
     name: str
     reason: str
     summary: str = "does not load"
+    on_request: bool = True
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset()
@@ -169,7 +176,7 @@ def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFa
             "kernels": getattr(backend, "kernels", ()),
             "package": getattr(backend, "package", None) or found.package,
             "settings": getattr(backend, "settings", ()),
-            "on_request": found.of_engine or isinstance(backend, BrokenBackend),
+            "on_request": found.of_engine or getattr(backend, "on_request", False),
         }
         # Another package can return anything.
         facts: BackendFacts = msgspec.convert(msgspec.to_builtins(told), BackendFacts)

@@ -19,7 +19,13 @@ def create_launches(backend: Backend, request: SwapRequest) -> list[PreparedSwap
 def joined(launches: Sequence[PreparedSwap]) -> PreparedSwap:
     if len(launches) == 1:
         return launches[0]
-    return replace(launches[0], swap=SplitSwap(launches))
+    timed = [launch.sm_us for launch in launches if launch.sm_us is not None]
+    return replace(
+        launches[0],
+        swap=SplitSwap(launches),
+        staging_bytes=sum(launch.staging_bytes or 0 for launch in launches) or None,
+        sm_us=(lambda stream: sum(time_us(stream) for time_us in timed)) if timed else None,
+    )
 
 
 @dataclass(frozen=True)

@@ -27,5 +27,7 @@ def effective_path(mechanism: Mechanism, cpu_us: Sequence[float], busy_cpu_us: f
             return EffectivePath.FALLBACK
         case Mechanism.SM_KERNEL:
             return EffectivePath.SM_KERNEL
+        case Mechanism.STAGED:
+            return EffectivePath.STAGED
         case Mechanism.HOST_THREAD:
             return EffectivePath.HOST_THREAD

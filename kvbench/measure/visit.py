@@ -58,6 +58,7 @@ class Sampled:
     stopped_by: StopReason
     beside: Beside | None
     busy_cpu_us: float | None
+    sm_us: float | None
     cpu: int | None
     probe_us: float
     slowdowns: Sequence[float]
@@ -120,7 +121,9 @@ def _sample(bench: Bench, ready: SetUp, on_cpu: int | None, sample: TakeAll) -> 
         batched = ready.swaps[0].mechanism is Mechanism.BATCHED_COPY
         with_twins = batched and not ready.cell.stream_state.pending
         busy_cpu_us = median(take_busy().cpu_us for _ in range(BUSY_TWINS)) if with_twins else None
-    return Sampled(samples, stopped_by, beside, busy_cpu_us, cpu, max(probes_us), slowdowns, clocks)
+        time_kernels = ready.swaps[0].sm_us
+        sm_us = time_kernels(bench.stream.handle) if time_kernels else None
+    return Sampled(samples, stopped_by, beside, busy_cpu_us, sm_us, cpu, max(probes_us), slowdowns, clocks)
 
 
 def _full_times_us(samples: Sequence[AnySample], cell: Cell) -> list[float]:
@@ -153,6 +156,8 @@ def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes
         chosen=prepared.chosen,
         warnings=[*_warnings(samples, cell), *_warnings_beside(sampled.beside), *prepared.warnings],
         beside=sampled.beside,
+        staging_bytes=prepared.staging_bytes,
+        sm_us=sampled.sm_us,
     )
 
 

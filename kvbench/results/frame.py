@@ -211,6 +211,8 @@ def _words(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
             "reason": None if status == "ok" else _joined(reasons) or "no reason recorded",
             "rounds": len(visits),
             "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
+            "staging_bytes": max((visit.staging_bytes or 0 for visit in visits), default=0) or math.nan,
+            "sm_us": float(np.median([visit.sm_us for visit in visits if visit.sm_us is not None] or [math.nan])),
             "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
             "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
             "stopped_by": _joined(visit.stopped_by for visit in visits),

@@ -35,6 +35,7 @@ class EffectivePath(StrEnum):
     CPU_INLINE = "CPU inline"
     FALLBACK = "per-copy fallback"
     SM_KERNEL = "SM kernel"
+    STAGED = "SM kernel and copy engine"
     HOST_THREAD = "host thread"
 
 
@@ -215,7 +216,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     its ratio to the best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists
     what disturbed the visit, as text; a disturbed visit is repeated up to twice, and the last `attempt` counts.
     `process` is the number of the worker process of this run that made it, in the order of their starts. If the swaps
-    had a neighbour, `samples` are those beside it, and `beside` has the rest.
+    had a neighbour, `samples` are those beside it, and `beside` has the rest. `staging_bytes` and `sm_us` are of swaps
+    through a buffer on the device: its size, and the time of their kernels times the SM count.
     """
 
     round: _Count
@@ -240,6 +242,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     disturbed: list[str] = []
     process: _Count | None = None
     beside: Beside | None = None
+    staging_bytes: _Count | None = None
+    sm_us: _TimeUs | None = None
 
 
 class Failure(_OfCell, tag="failure", frozen=True, kw_only=True):
@@ -364,6 +368,9 @@ COLUMNS: Final[dict[str, str]] = {
     "limit_blocks_per_s blocks per second if the blocks are scattered over 1 GiB or more",
     "roof_share": "gbps / roof_gbps",
     "path": "effective path: the mechanism that moved the bytes; if visits differ, the most frequent one comes first",
+    "staging_bytes": "device memory that a staged swap takes beside its blocks; empty for others",
+    "sm_us": "SM time of a staged swap: how long its kernels ran, times their SM count; median of the visits, empty "
+    "for others",
     "chosen": "the choice of auto for the cell: a backend and its axes",
     "order_note": 'marks an access order that needs care ("any on d2h")',
     "state_held": "share of samples in which the stream was in the requested state",

@@ -61,6 +61,7 @@ _OWN: Final = {
     "sm": Ink("#A553AB", "D"),
     "primed": Ink("#0A9AED", "P"),
     "merged": Ink("#FF196B", "d"),
+    "staged": Ink("#A884A8", "p"),
     "auto": Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
 }
 _FREE: Final = (Ink("#000000", "X"), Ink("#7F7F7F", "<"), Ink("#008B9A", "h"), Ink("#D0406A", ">"))

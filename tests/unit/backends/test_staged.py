@@ -1,0 +1,128 @@
+"""Swaps through a buffer on the device, on the device cpu: bytes, faults, and what the results say of the buffer."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvbench.backends.base import SwapRequest
+from kvbench.backends.split import create_launches, joined
+from kvbench.backends.staged import Staged
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.engine.device import STREAM_STATES, Device, EngineError, Stream, Swap, TimedRegion, open_device
+from kvbench.engine.faults import Fault, FaultPlan
+from kvbench.measure.bench import Bench, set_up
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.workload import Pools, VerificationError
+from kvbench.results import Visit
+from kvbench.results.schema import EffectivePath
+from kvbench.sweep.spec import Sampling
+from kvbench.units import KIB, MIB
+from tests.swaps import mixed_swap, run_and_compare
+from tests.visits import measure
+
+SAMPLING = Sampling(warmups=1, min_samples=3, max_samples=3, busy_delay_us=3000)
+MIXED_SIZES = [*range(1, 130), 255, 576, 1000, 4097, 65_537, 1 << 20, (1 << 20) - 3]
+PAGES = Cell(
+    "staged",
+    Direction.H2D,
+    2000,
+    4 * KIB,
+    memory=None,
+    pattern=Pattern.parse("tensors-100"),
+    host_pattern=Pattern.parse("page-first-100"),
+    pool_bytes=32 * MIB,
+)
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Device:
+    return open_device("cpu", FaultPlan())
+
+
+@pytest.fixture(scope="module")
+def bench(cpu: Device) -> Bench:
+    stream = Stream(cpu.driver)
+    region = TimedRegion(cpu.driver, stream.handle, SAMPLING.busy_delay_us * 1000)
+    return Bench(cpu, stream, region, Pools(cpu, stream, 32 * MIB), SteadyCpu(), GpuClocks(cpu.name, None))
+
+
+def visit(bench: Bench, cell: Cell, fault: Fault | None = None) -> Visit:
+    return measure(bench, Staged(), cell, SAMPLING, seed=5, fault=fault)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("state", STREAM_STATES)
+def test_mixed_sizes_at_any_alignment_arrive(cpu: Device, direction: Direction, state: StreamState) -> None:
+    swap = mixed_swap(MIXED_SIZES * 2, seed=11)
+    assert run_and_compare(cpu, Staged(), direction, swap, times=3, state=state) == (0, 0, None)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("state", StreamState)
+def test_pages_of_the_host_are_swapped_with_every_byte_in_place(
+    bench: Bench, direction: Direction, state: StreamState
+) -> None:
+    seen = visit(bench, replace(PAGES, direction=direction, stream_state=state))
+    assert seen.verified_bytes > 2 * PAGES.swap_bytes
+    assert seen.path == EffectivePath.HOST_THREAD
+    assert seen.staging_bytes is not None
+    assert 2 * MIB <= seen.staging_bytes < PAGES.swap_bytes
+
+
+# Of the first chunk: a piece of host memory, or a block.
+PIECE, BLOCK = {Direction.H2D: 3, Direction.D2H: 785}, 100
+
+
+@pytest.mark.parametrize(
+    ("direction", "fault"),
+    [
+        *((direction, Fault("corrupt@descriptor", BLOCK)) for direction in Direction),
+        *((direction, Fault("corrupt@descriptor", PIECE[direction])) for direction in Direction),
+        (Direction.H2D, Fault("stray@descriptor", BLOCK)),
+        (Direction.D2H, Fault("stray@descriptor", PIECE[Direction.D2H])),
+    ],
+)
+def test_a_wrong_byte_is_found_on_either_side_of_the_buffer(bench: Bench, direction: Direction, fault: Fault) -> None:
+    with pytest.raises(VerificationError, match="bytes are wrong"):
+        visit(bench, replace(PAGES, direction=direction), fault)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("number", range(5))
+def test_a_failed_call_fails_the_visit_and_not_the_next(bench: Bench, direction: Direction, number: int) -> None:
+    cell = replace(PAGES, direction=direction)
+    with pytest.raises(EngineError, match="INJECTED_ERROR"):
+        visit(bench, cell, Fault("error@call", number))
+    bench.pools.refill()
+    assert visit(bench, cell).verified_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("host", "pieces"), [("page-first-100", 20), ("tensors-100", 2000), ("tensors-100/runs-4", 500)]
+)
+def test_each_piece_of_host_memory_is_one_copy(bench: Bench, host: str, pieces: int) -> None:
+    cell = replace(PAGES, host_pattern=Pattern.parse(host))
+    (prepared,) = set_up(bench, Staged(), cell, SAMPLING, seed=1).swaps
+    assert isinstance(prepared.swap, Swap)
+    prepared.swap.submit(bench.stream.handle)
+    bench.stream.synchronize()
+    bench.pools.refill()
+    # Pages that lie side by side by chance are one piece, and the end of a chunk makes two of one.
+    assert 0.6 * pieces < prepared.swap.descriptors <= pieces + prepared.swap.calls // 2
+
+
+def test_several_launches_have_the_buffers_of_all(bench: Bench) -> None:
+    ready = set_up(bench, Staged(), PAGES, SAMPLING, seed=1)
+    request = SwapRequest(bench.device, replace(PAGES, launch_bytes=4 * MIB), ready.workload.memories[0])
+    launches = create_launches(Staged(), request)
+    assert joined(launches).staging_bytes == sum(launch.staging_bytes or 0 for launch in launches)
+
+
+def test_on_a_gpu_it_takes_the_axes_of_the_kernel(cpu: Device) -> None:
+    facts = cpu.facts()
+    assert Staged().axes(facts) == frozenset()
+    assert Staged().axes(replace(facts, kind="cuda")) == {"memory", "sms", "kernel"}
+    assert Staged().unavailable(facts) is None
