@@ -5,7 +5,7 @@ import pytest
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import BackendFacts
+from kvbench.cells.facts import BackendFacts, SmsRow
 from kvbench.errors import UsageError
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.plan import Plan, expand
@@ -28,6 +28,7 @@ NAMES = (
     "quick",
     "runs",
     "sm-ladder",
+    "staged",
     "streams",
     "threshold",
     "tune",
@@ -42,8 +43,13 @@ ENGINES = (
         for name in ("vllm_triton", "sglang_aot", "sglang_jit")
     ),
 )
-EVERYWHERE = (*H200_BACKENDS, *ENGINES)
-ON_A_HOST = (*CPU_BACKENDS, *(replace(engine, unavailable="it needs a GPU") for engine in ENGINES))
+STAGED = BackendFacts("staged", "", frozenset({"memory", "sms", "kernel"}), default_sms=(SmsRow(16),), on_request=True)
+EVERYWHERE = (*H200_BACKENDS, STAGED, *ENGINES)
+ON_A_HOST = (
+    *CPU_BACKENDS,
+    replace(STAGED, axes=frozenset()),
+    *(replace(engine, unavailable="it needs a GPU") for engine in ENGINES),
+)
 
 
 def shipped(name: str) -> SweepSpec:
@@ -84,7 +90,7 @@ def test_a_shipped_config_skips_nothing_on_an_h200(name: str) -> None:
 def test_a_shipped_config_expands_on_a_host(name: str) -> None:
     plan = expand(shipped(name), CPU, ON_A_HOST)
     assert bool(plan.skipped) is (name != "queue")
-    assert all(cell.backend in ("auto", "per_block", "batched", "merged") for cell in plan.cells)
+    assert all(cell.backend in ("auto", "per_block", "batched", "merged", "staged") for cell in plan.cells)
     assert bool(plan.cells) is (name not in ("layers", "sm-ladder"))
 
 
@@ -101,8 +107,9 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
         ("cliff", 300),
         ("engine", 300),
         ("layers", 100),
-        ("neighbour", 270),
+        ("neighbour", 330),
         ("runs", 300),
+        ("staged", 200),
     ],
 )
 def test_the_estimate_keeps_what_the_config_promises(name: str, seconds: float) -> None:
