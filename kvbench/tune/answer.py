@@ -9,6 +9,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.text import a_stream, counted, ends, printable, short
@@ -148,13 +149,17 @@ def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str |
 
 
 def workload_of(runs: Sequence[Run]) -> str:
-    """Return which blocks most of the swaps behind answers move; "hot" means the same adjacent blocks every time."""
+    """Return which blocks most of the swaps behind answers move; "hot" means the same adjacent blocks every time.
+
+    Blocks are shuffled unless a layout is named.
+    """
     axes = workload_axes(runs)
     pool, reuse = axes["pool"], axes["reuse"]
     place = "from a dense pool" if pool == "dense" else f"from a pool of {size_words(parse_size(pool))}"
+    layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
     if reuse == Reuse.FRESH.value:
-        return f"fresh blocks {place}"
-    return f"{'hot: ' if pool == 'dense' else ''}the same blocks in every swap, {place}"
+        return f"fresh blocks{layout} {place}"
+    return f"{'hot: ' if pool == 'dense' else ''}the same blocks{layout} in every swap, {place}"
 
 
 def machine_words(*runs: Run) -> str:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
@@ -117,6 +118,14 @@ def test_what_differs_by_no_more_than_a_tie_is_tied_and_not_open(tmp_path: Path)
     answer = at(answers, 4 * KIB, 16)
     assert [str(choice) for choice in (answer.choice, *answer.tied)] == ["sm sms=2", "sm sms=4"]
     assert answer.to_plain()["tied"] == ["sm sms=4"]
+
+
+def test_the_layout_that_is_answered_for_is_named(tmp_path: Path) -> None:
+    runs = [replace(cell, pattern=Pattern.parse("runs-8")) for cell in cells()]
+    run = run_of(tmp_path, runs)
+    assert workload_of([run]) == "fresh blocks in the layout runs-8 from a pool of 1 GiB"
+    shown = " ".join(CliRunner().invoke(app, ["tune", str(run.path)]).output.split())
+    assert shown.index("runs-8") < shown.index("h2d idle")
 
 
 def test_the_hot_end_is_left_out_where_there_are_fresh_blocks(tmp_path: Path) -> None:
