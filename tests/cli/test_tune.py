@@ -26,7 +26,7 @@ def test_it_measures_answers_and_writes_what_it_is_asked_for(tmp_path: Path) -> 
     run = load_run(tmp_path / "run")
     assert run.info.status == "complete"
     measured = {visit.cell.backend for visit in run.records if hasattr(visit, "samples")}
-    assert measured <= {"batched", "merged", "per_block"}
+    assert measured <= {"batched", "merged", "per_block", "staged"}
 
     again = kvbench("tune", "run", "--export", "json", cwd=tmp_path)
     assert json.loads(again.stdout)["answers"] == answers
