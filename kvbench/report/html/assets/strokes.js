@@ -9,6 +9,7 @@ const MARKERS = {
   v: (path, x, y, r) => polygon(path, x, y, 1.3 * r, [90, 210, 330]),
   "<": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [180, 300, 60]),
   ">": (path, x, y, r) => polygon(path, x, y, 1.3 * r, [0, 120, 240]),
+  p: (path, x, y, r) => polygon(path, x, y, 1.2 * r, [270, 342, 54, 126, 198]),
   h: (path, x, y, r) => polygon(path, x, y, 1.2 * r, [0, 60, 120, 180, 240, 300]),
   P: (path, x, y, r) => cross(path, x, y, r, 0),
   X: (path, x, y, r) => cross(path, x, y, r, 45),
