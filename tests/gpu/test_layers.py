@@ -75,7 +75,7 @@ def test_a_step_that_computes_next_to_nothing_takes_as_long_as_its_loads(
         both_us >= arrived_us > 0
         for both_us, arrived_us in zip(turns.neighbour_beside_us, turns.swaps_beside_us, strict=True)
     )
-    assert median(turns.neighbour_beside_us) >= 0.97 * median(turns.swaps_alone_us)
+    assert median(turns.neighbour_beside_us) >= 0.9 * median(turns.swaps_alone_us)
 
 
 @pytest.mark.parametrize("neighbour", [Neighbour.IDLE, Neighbour.DECODE])
