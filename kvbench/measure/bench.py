@@ -14,7 +14,7 @@ from kvbench.cells.facts import CEILING_BYTES
 from kvbench.cells.locality import MOST_SETS
 from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Stream, TimedRegion, per_block
 from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.layers import Step, create_swap
+from kvbench.measure.layers import LayeredStep, create_swap
 from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import RunningNeighbour, open_neighbour
 from kvbench.measure.steady_cpu import SteadyCpu
@@ -44,7 +44,7 @@ class Bench:
     best_gbps: dict[Direction, float] = field(default_factory=dict)
     urgent: tuple[Stream, TimedRegion] | None = None
     neighbours: dict[tuple[Neighbour, bool], RunningNeighbour] = field(default_factory=dict)
-    steps: dict[tuple[Neighbour, bool, int], Step] = field(default_factory=dict)
+    steps: dict[tuple[Neighbour, bool, int], LayeredStep] = field(default_factory=dict)
 
     def note_best(self, direction: Direction, copy_bytes: int, copy_us: float) -> None:
         """Keep the rate of the best large copies, by copy engine or SMs: on a coherent link SMs can be faster."""
@@ -58,14 +58,14 @@ class Bench:
         return replace(self, stream=self.urgent[0], region=self.urgent[1])
 
     @contextmanager
-    def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour | Step | None]:
+    def neighbour(self, backend: Backend, cell: Cell) -> Iterator[RunningNeighbour | LayeredStep | None]:
         """Yield the neighbour of `cell`, or None if it has none. Raises NeighbourError, EngineError."""
         key = cell.neighbour, cell.priority is Priority.LOW
         if cell.neighbour is Neighbour.NONE:
             yield None
         elif cell.layers:
             if (*key, cell.layers) not in self.steps:
-                self.steps[*key, cell.layers] = Step(self.device, cell)
+                self.steps[*key, cell.layers] = LayeredStep(self.device, cell)
             yield self.steps[*key, cell.layers]
         elif cell.neighbour is Neighbour.SWAP:  # its work depends on the cell
             with closing(open_neighbour(self.device, backend, cell)) as own:

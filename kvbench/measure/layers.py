@@ -80,7 +80,7 @@ def _memories(memory: SwapMemory, cell: Cell, blocks: Sequence[int]) -> list[Swa
     return [memory.part(*ends, own) for ends, own in zip(bounds, grids or [()] * len(blocks), strict=True)]
 
 
-class Step:
+class LayeredStep:
     """One step of an engine on a stream of its own: layer by layer, each after its mark.
 
     The layers of `neighbour=idle` wait for a fixed time; those of `decode` are a CUDA graph each, with the waits

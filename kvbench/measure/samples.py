@@ -15,7 +15,7 @@ from kvbench.cells.facts import LEAST_BESIDE_S
 from kvbench.engine.device import STREAM_STATES, Queue, Sample, Swap, TimedRegion
 from kvbench.measure.bench import Bench, SetUp
 from kvbench.measure.beside import Flow, FlowSample, measure_beside
-from kvbench.measure.layers import LayeredSwap, Step
+from kvbench.measure.layers import LayeredStep, LayeredSwap
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside, StopReason
@@ -81,7 +81,7 @@ def sample_beside(
 
 
 def sample_beside_step(
-    bench: Bench, ready: SetUp, step: Step, take: TakeOne, sampling: Sampling
+    bench: Bench, ready: SetUp, step: LayeredStep, take: TakeOne, sampling: Sampling
 ) -> tuple[list[AnySample], StopReason, Beside]:
     """Take turns of the step alone, the swap alone and both, each on an idle device; both end with the step.
 

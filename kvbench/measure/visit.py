@@ -16,7 +16,7 @@ from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench, SetUp, measure_ceiling
 from kvbench.measure.disturbance import Clocks, disturbances
 from kvbench.measure.effective_path import effective_path
-from kvbench.measure.layers import Step
+from kvbench.measure.layers import LayeredStep
 from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.samples import (
@@ -220,7 +220,7 @@ def _take_all(
     ready: SetUp,
     sampling: Sampling,
     take_busy: TakeOne,
-    neighbour: RunningNeighbour | Step | None,
+    neighbour: RunningNeighbour | LayeredStep | None,
     begin: Callable[[], None] | None,
 ) -> tuple[Sequence[AnySample], StopReason, Beside | None]:
     """Warm up, wait for the other devices and take the samples, beside the neighbour if there is one."""
@@ -231,7 +231,7 @@ def _take_all(
         begin()
     if neighbour is None:
         return *take_samples(take, ready.workload, sampling, to_the_end=begin is not None), None
-    if isinstance(neighbour, Step):
+    if isinstance(neighbour, LayeredStep):
         return sample_beside_step(bench, ready, neighbour, take, sampling)
     flow, beside = sample_beside(bench, ready, neighbour, sampling)
     return flow, "time", beside

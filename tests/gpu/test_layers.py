@@ -11,7 +11,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device, Event, Stream, TimedRegion
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.layers import Step
+from kvbench.measure.layers import LayeredStep
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools
 from kvbench.results import Beside, Visit
@@ -82,7 +82,7 @@ def test_a_step_that_computes_next_to_nothing_takes_as_long_as_its_loads(
 @pytest.mark.parametrize("first_closed", [0, 3])
 def test_no_layer_is_computed_before_its_mark(bench: Bench, neighbour: Neighbour, first_closed: int) -> None:
     driver, gate, joined = bench.device.driver, Stream(bench.device.driver), Stream(bench.device.driver)
-    step = Step(bench.device, replace(CELL, neighbour=neighbour))
+    step = LayeredStep(bench.device, replace(CELL, neighbour=neighbour))
     computed = [Event(driver) for _ in range(LAYERS)]
     layers = list(step._layers)
 

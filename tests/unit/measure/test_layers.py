@@ -15,7 +15,7 @@ from kvbench.engine.device import Event, Stream, TimedRegion, open_device
 from kvbench.engine.faults import FaultPlan
 from kvbench.measure.bench import Bench, set_up
 from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.layers import IDLE_LAYER_US, LayeredSwap, Step
+from kvbench.measure.layers import IDLE_LAYER_US, LayeredStep, LayeredSwap
 from kvbench.measure.neighbour import NeighbourError
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError
@@ -133,7 +133,7 @@ def test_a_step_that_computes_nothing_takes_as_long_as_its_loads(bench: Bench, m
 def test_a_layer_waits_for_its_own_mark_and_no_other(bench: Bench, sequence: str, layers_before: int) -> None:
     """The mark of the third layer, or of all at once, is behind a gate: the layers before it are computed meanwhile."""
     driver, gate = bench.device.driver, Stream(bench.device.driver)
-    step = Step(bench.device, replace(BESIDE, sequence=sequence))
+    step = LayeredStep(bench.device, replace(BESIDE, sequence=sequence))
     computed = [Event(driver) for _ in range(LAYERS)]
     layers = list(step._layers)
 
