@@ -122,7 +122,6 @@ def test_a_step_that_computes_nothing_takes_as_long_as_its_loads(bench: Bench, m
     monkeypatch.setattr("kvbench.measure.layers.IDLE_LAYER_US", 1)
     found = measured(bench, replace(BESIDE, blocks=64, block_bytes=64 << 10, pool_bytes=16 << 20))
     assert found.beside is not None
-    assert min(found.beside.neighbour_beside_us) > min(found.beside.neighbour_alone_us)
     assert all(
         both_us >= arrived_us
         for both_us, arrived_us in zip(found.beside.neighbour_beside_us, found.beside.swaps_beside_us, strict=True)
