@@ -11,10 +11,14 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")
 
 
 def show(runs: _Runs, as_json: _Json = False) -> None:
-    """Show the answer of runs: what to use, what that loses and gains, and warnings. Needs no GPU and no torch."""
+    """Show the answer of runs: what to use, what that loses and gains, and warnings. Needs no GPU and no torch.
+
+    Where there is nothing to choose from, it shows what the report found.
+    """
     # pandas takes a second to import; --help must not wait for it
     from kvbench.cli.tables import print_lines
-    from kvbench.report.front import answer, first_warnings, host_note
+    from kvbench.report.contents import first_page
+    from kvbench.report.front import first_warnings, host_note
     from kvbench.report.model import plain
     from kvbench.report.view import views_of
     from kvbench.results import load_run
@@ -23,7 +27,7 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     views = views_of([load_run(own) for path in runs for own in runs_in(path)])
     note, lines, warnings = (
         plain(host_note(views)),
-        [*map(plain, answer(views))],
+        [*map(plain, first_page(views))],
         [*map(plain, first_warnings(views, 0))],
     )
     if as_json:

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from kvbench.errors import UsageError
 from kvbench.report import front
 from kvbench.report.model import Chapter, Code, Part, Report, Section, Text
 from kvbench.report.sections import sections_of
 from kvbench.report.view import View, views_of
 from kvbench.results import Run
+from kvbench.tune.answer import machine_words
 
 # Is called with what is made next, its number, and the number of all.
 Tell = Callable[[str, int, int], None]
@@ -24,7 +26,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = unto
     return Report(
         views=views,
         host_note=front.host_note(views),
-        box=front.answer(views),
+        box=_box(views, chapters),
         first_warnings=front.first_warnings(views, len(unread)),
         runs=front.run_table(views),
         commands=[(f"{view.label}: ", Code(view.command)) for view in views],
@@ -35,6 +37,23 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = unto
         failed=front.failed(views),
         definitions=front.definitions(),
     )
+
+
+def first_page(views: Sequence[View]) -> list[Text]:
+    """Return the answer of runs, or what their sections found where there is nothing to choose from."""
+    try:
+        return front.answer(views)
+    except UsageError:
+        report = report_of([view.run for view in views])
+        return [*report.box, *report.summary]
+
+
+def _box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
+    try:
+        return front.answer(views)
+    except UsageError as none:
+        reason = [] if any(chapter.part.told for chapter in chapters) else [str(none)]
+        return [machine_words(views[0].run), *reason]
 
 
 def _chapters(views: Sequence[View], tell: Tell) -> tuple[list[Chapter], list[Text]]:

@@ -32,7 +32,10 @@ def host_note(views: Sequence[View]) -> Text:
 
 
 def answer(views: Sequence[View]) -> list[Text]:
-    """Return the answer of a report, as `kvbench tune` prints it; of runs of several machines that of the first."""
+    """Return the answer of a report, as `kvbench tune` prints it; of runs of several machines that of the first.
+
+    Raises UsageError where there is nothing to choose from.
+    """
     first = views[0]
     runs = [view.run for view in views if (view.title, view.driver) == (first.title, first.driver)]
     if not any(isinstance(record, Visit) for run in runs for record in run.records):

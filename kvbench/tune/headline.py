@@ -6,7 +6,6 @@ from typing import Final
 
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.text import ends
 from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
@@ -22,13 +21,10 @@ _MOST: Final = 6
 
 
 def summary(runs: Sequence[Run]) -> list[str]:
-    """Return what `kvbench show` prints of runs of one machine: the answer, or why there is none."""
+    """Return the answer of runs of one machine. Raises UsageError where there is nothing to choose from."""
     clock = max(run.info.clock for run in runs)
     runs = [run for run in runs if run.info.clock == clock]  # times of two clocks hold different things
-    try:
-        rule = rule_of(answers_of(runs, lambda choice: choice.backend not in ENGINE_BACKENDS))
-    except UsageError as none:
-        return [machine_words(*runs), str(none)]
+    rule = rule_of(answers_of(runs, lambda choice: choice.backend not in ENGINE_BACKENDS))
     return [origin(runs), *headline(rule)]
 
 

@@ -28,7 +28,7 @@ _NOTE: Final = (
     "step alone) / last, with its 95% interval. At once: one swap, for which all layers wait"
 )
 _POINTS: Final = (
-    "device", "neighbour", "backend", "direction", "sequence", "block_size", "pattern", "blocks", "sms",
+    "run", "device", "neighbour", "backend", "direction", "sequence", "block_size", "pattern", "blocks", "sms",
     "swap_us_median", "first_layer_us", "slowest_gap_us", "caller_us_median", "neighbour_alone_us",
     "neighbour_beside_us", "hidden_share", "hidden_share_low", "hidden_share_high", "rounds", "cell_id",
 )  # fmt: skip
@@ -43,25 +43,41 @@ _TIMES: Final = {
 
 
 def make(view: View) -> Part | str:
-    measured = view.measured[~whole(view.measured)]
-    if measured.empty:
+    if _layers_of(view).empty:
         return "it needs swaps by layers (sequence=layers-L)"
-    cells, unit = _named(view, measured)
-    tables = [_table(view, title, unit, own) for title, own in cells.groupby("what", sort=False)]
-    waited = cells[cells["hidden_share"].notna()]
-    if waited.empty:
+    unit = _named(view)[1]
+    machine = (view.title, view.driver, view.run.info.clock)
+    named = [
+        (run, cells)
+        for run in (*view.earlier, view)
+        if (run.title, run.driver, run.run.info.clock) == machine and not _layers_of(run).empty
+        for cells, of in [_named(run)]
+        if of == unit
+    ]
+    tables = [
+        _table(run, f"{run.label}: {title}" if len(named) > 1 else str(title), unit, own)
+        for run, cells in named
+        for title, own in cells.groupby("what", sort=False)
+    ]
+    loads = pd.concat(cells for _, cells in named)
+    if (waited := loads[loads["hidden_share"].notna()]).empty:
         return Part(tables=tables)
     told = [_finding(str(what), unit, rows_of(own)) for what, own in waited.groupby("what", sort=False)]
-    return Part([one.text for one in told], [_chart(view, unit, waited)], tables, told)
+    return Part([one.text for one in told], [_chart(named[0][0], unit, waited)], tables, told)
 
 
-SECTION = Section("layers", "Layers: loads that a step waits for, layer by layer", make)
+SECTION = Section("layers", "Layers: loads that a step waits for, layer by layer", make, of_all=True)
 
 
-def _named(view: View, cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Add `what` is loaded, beside what, its `size`, the `way` and `caller_of_layer_us`; return the unit of sizes too,
-    the tokens of a model or blocks.
+def _layers_of(view: View) -> pd.DataFrame:
+    return view.measured[~whole(view.measured)]
+
+
+def _named(view: View) -> tuple[pd.DataFrame, str]:
+    """Return the swaps by layers with `what` is loaded, beside what, its `size`, the `way`, `caller_of_layer_us` and
+    the `run`; and the unit of sizes, the tokens of a model or blocks.
     """
+    cells = _layers_of(view)
     try:
         models = swaps_from_plain(view.run.info.spec.get("models", []))
     except UsageError:
@@ -73,7 +89,7 @@ def _named(view: View, cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     what = [_what(row, one.title if one and tokens else "") for row, one in zip(rows, found, strict=True)]
     sizes = [one.tokens if one and tokens else int(row["blocks"]) for row, one in zip(rows, found, strict=True)]
     callers = [row["caller_us_median"] / _layers(row) for row in rows]
-    named = cells.assign(what=what, size=sizes, way=list(map(_way, rows)), caller_of_layer_us=callers)
+    named = cells.assign(what=what, size=sizes, way=list(map(_way, rows)), caller_of_layer_us=callers, run=view.label)
     return named, "tokens" if tokens else "blocks"
 
 
@@ -92,13 +108,13 @@ def _way(row: Row) -> str:
     return ", ".join(filter(None, (str(row["backend"]), sms_words(row), at_once)))
 
 
-def _table(view: View, title: object, unit: str, cells: pd.DataFrame) -> DataTable:
+def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
     rows = sorted(rows_of(cells), key=lambda row: (row["size"], row["way"]))
     body = [
         [count(row["size"]), row["way"], *(figure(row[name]) for name in _TIMES.values()), _share(row)] for row in rows
     ]
     header = (unit.capitalize(), "Way", *_TIMES, "Hidden")
-    return measured_table(view, cells, str(title), header, body, includes_of(view, "swap_us"), notes=[_NOTE], left=2)
+    return measured_table(view, cells, title, header, body, includes_of(view, "swap_us"), notes=[_NOTE], left=2)
 
 
 def _share(row: Row) -> str:
@@ -131,16 +147,18 @@ def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
 
 
 def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
-    panels = [_panel(view, str(what), rows_of(own)) for what, own in cells.groupby("what", sort=False)]
+    """Return the chart of the cells of runs of a machine, named after `view`, the first of them."""
+    panels = [_panel(str(what), rows_of(own)) for what, own in cells.groupby("what", sort=False)]
     title, drawn = f"Hidden share of loads against {unit}", "medians of visits · band: 95% interval"
     x, y = PlotAxis(unit, "count", "log2"), PlotAxis("hidden share", "figure", "linear", zero=False)
     plot = LinePlot(x, y, told_apart([panels]), "95% interval")
     return Chart(f"layers-{view.label}", chart_words(view, title, cells, drawn, [_NOTE]), plot, cells[list(_POINTS)])
 
 
-def _panel(view: View, title: str, rows: Sequence[Row]) -> PlotPanel:
+def _panel(title: str, rows: Sequence[Row]) -> PlotPanel:
     lines = []
-    for way, own in grouped(sorted(rows, key=lambda row: row["size"]), lambda row: str(row["way"])).items():
+    ways = grouped(sorted(rows, key=lambda row: row["size"]), lambda row: (str(row["run"]), str(row["way"])))
+    for (run, way), own in ways.items():
         sizes = [float(row["size"]) for row in own]
-        lines.append(line_of(view.label, way, sizes, own, ("hidden_share", "hidden_share_low", "hidden_share_high")))
+        lines.append(line_of(run, way, sizes, own, ("hidden_share", "hidden_share_low", "hidden_share_high")))
     return PlotPanel(title, lines)

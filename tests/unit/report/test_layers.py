@@ -6,15 +6,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.cli.main import app
 from kvbench.models.presets import ModelChoice
+from kvbench.report.contents import report_of
 from kvbench.report.model import Report
 from kvbench.results import RunInfo, Visit
 from tests import synthetic
-from tests.reports import chart_of, made_report, made_run, part_of, rows_of, sections_of, table_of, told_of
+from tests.reports import chart_of, made_report, made_run, part_of, rows_of, said, sections_of, table_of, told_of
 
 MODELS = ModelChoice(models=("llama-3-8b@tokens512", "llama-3-8b@tokens2048", "llama-3-8b@tokens4096"))
 TITLE = "llama-3-8b, h2d beside decode"
@@ -84,6 +87,29 @@ def test_the_chart_has_a_line_for_every_way_against_tokens(report: Report) -> No
     assert lines["batched"][0] == [512, 2048, 4096]
     assert lines["batched"][1] == pytest.approx([0.9, 0.81, 0.5])
     assert lines["sm, 4 SMs"][0] == [2048]
+
+
+def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
+    """An engine's ways are measured in a run of their own."""
+    first = made_run(tmp_path, visits(cell(2048, "sm"), [0.8] * 6), info(), "first")
+    engine = made_run(tmp_path, visits(cell(2048, "vllm_batch"), [0.9] * 6), info(), "engine")
+    elsewhere = made_run(tmp_path, visits(cell(2048), [1.0] * 6), synthetic.info("Another card"), "elsewhere")
+    report = report_of([elsewhere, first, engine])
+    (panel,) = chart_of(report, "layers-first").plot.panels  # type: ignore[union-attr]
+    assert [(line.run, line.label) for line in panel.lines] == [("first", "sm, 4 SMs"), ("engine", "vllm_batch")]
+    titles = [said(table.title) for table in part_of(report, "layers").tables]
+    assert titles == [f"first: {TITLE}", f"engine: {TITLE}"]
+    (told,) = told_of(report, "layers")
+    assert "most is 90%" in told.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_where_there_is_nothing_to_choose_from_the_terminal_shows_what_was_found(tmp_path: Path) -> None:
+    run = synthetic.write_run(tmp_path / "run", visits(cell(2048), [0.97] * 6), info())
+    done = CliRunner().invoke(app, ["show", str(run)])
+    assert done.exit_code == 0, done.output
+    machine, *found = " ".join(done.output.split()).partition(TITLE)
+    assert machine == "Synthetic H200, driver 580.159, 2026-11-20 "
+    assert "batched hides at least 95% of the loads" in "".join(found)
 
 
 def test_swaps_by_layers_are_in_no_other_section_on_swaps_and_neighbours(report: Report) -> None:
