@@ -9,7 +9,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.pattern import SHUFFLED
+from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.text import a_stream, counted, ends, printable, short
@@ -157,6 +157,11 @@ def workload_of(runs: Sequence[Run]) -> str:
     pool, reuse = axes["pool"], axes["reuse"]
     place = "from a dense pool" if pool == "dense" else f"from a pool of {size_words(parse_size(pool))}"
     layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
+    layout += "".join(
+        f", {axes[name]} {where}"
+        for name, where in (("host_pattern", "on the host"), ("device_pattern", "on the GPU"))
+        if axes[name] != AS_PATTERN.kind
+    )
     if reuse == Reuse.FRESH.value:
         return f"fresh blocks{layout} {place}"
     return f"{'hot: ' if pool == 'dense' else ''}the same blocks{layout} in every swap, {place}"

@@ -15,7 +15,7 @@ from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.pattern import SHUFFLED
+from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.results import Run, check_one_clock
 from kvbench.results.frame import unqueued
@@ -32,6 +32,13 @@ _LEAST_FREEDOM: Final = 4
 
 # Cells with a smaller share than this do not define the workload of a run.
 _FEW: Final = 1 / 3
+
+_USUAL: Final = {
+    "reuse": Reuse.FRESH.value,
+    "pattern": str(SHUFFLED),
+    "host_pattern": str(AS_PATTERN),
+    "device_pattern": str(AS_PATTERN),
+}
 
 # A search visits its choices afresh in rounds from this one on; a sweep has fewer.
 FRESH_FROM: Final = 1000
@@ -229,20 +236,25 @@ def tried(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the pool, reuse and pattern of most of the swaps that a policy is based on."""
+    """Return the pool, the reuse and the patterns of most of the swaps that a policy is based on."""
     cells = tried(pd.concat(run.frame() for run in runs))
-    return {axis: str(cells[axis].mode().iloc[0]) for axis in WORKLOAD_AXES}
+    return {axis: str(cells[axis].fillna(_USUAL.get(axis)).mode().iloc[0]) for axis in WORKLOAD_AXES}
 
 
 def one_workload(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of one workload: memory allocated by the driver and no pause; fresh blocks before reused ones
-    and shuffled blocks before other patterns, unless there are few; and the pool of most cells.
+    """Return the cells of one workload: memory allocated by the driver and no pause; fresh blocks before reused ones,
+    shuffled blocks before other patterns and one pattern for both sides, unless there are few; the pool of most cells.
     """
     cells = frame[frame["memory"].isna() | (frame["memory"] == "allocated")]
     cells = cells[cells["pause_us"] == 0]
-    for axis, usual in (("reuse", Reuse.FRESH.value), ("pattern", str(SHUFFLED))):
-        preferred = cells[cells[axis] == usual]
-        cells = preferred if len(preferred) >= _FEW * len(cells) else cells[cells[axis] != usual]
+    for axis, usual in _USUAL.items():
+        values = cells[axis].fillna(usual)
+        shares = values.value_counts(normalize=True)
+        if shares.get(usual, 0.0) >= min(_FEW, shares.max()):
+            cells = cells[values == usual]
+        else:  # the shapes of models have layouts of their own
+            rarity = values.map({value: rank for rank, value in enumerate(shares.index)})
+            cells = cells[rarity == rarity.groupby([cells["block_bytes"], cells["blocks"]]).transform("min")]
     pools = cells["pool_bytes"].mode()
     return cells if pools.empty else cells[cells["pool_bytes"] == pools.max()]
 
