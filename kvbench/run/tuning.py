@@ -22,6 +22,11 @@ _SHAPES: Final = {
 }
 # With two stream states, an engine's ways are measured at fewer shapes, to take three minutes.
 _ENGINE_SHAPES: Final = {"blocks": "16,64,256,1024", "block_size": "4KiB,16KiB,32KiB,64KiB"}
+# Whether blocks in runs would change the answer, at a few shapes.
+_IN_RUNS: Final = {
+    "blocks": "1024", "block_size": "4KiB,16KiB,64KiB", "backend": "merged,sm", "pattern": "runs-8,runs-32",
+}  # fmt: skip
+_LAYOUTS: Final = {"pattern", "device_pattern", "host_pattern"}
 _FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
 _SUSTAINED_COUNTS: Final = (128, 1024)
 # After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.
@@ -38,8 +43,17 @@ def tuning_sweep(
 def _every_way(models: ModelChoice, axes: Sequence[str], neighbour: str | None) -> SweepSpec:
     settings = parse_assignments(axes)
     if neighbour is None:
-        shapes = {} if models.models else _SHAPES
-        return load_config(find_config("tune"), models).with_axes({**shapes, **settings})
+        if several := sorted(name for name in _LAYOUTS & settings.keys() if "," in settings[name]):
+            raise UsageError(f"-a {several[0]}={brief(settings[several[0]])}: an answer is for one layout; name one")
+        spec = load_config(find_config("tune"), models).with_axes({**({} if models.models else _SHAPES), **settings})
+        if (
+            models.models
+            or (_LAYOUTS | {"backend"}) & settings.keys()
+            or "idle" not in settings.get("stream_state", "idle")
+        ):
+            return spec
+        in_runs = load_config(find_config("runs")).with_axes({**_IN_RUNS, **settings, "stream_state": "idle"})
+        return replace(spec, groups=spec.groups + in_runs.groups)
     if models.models:
         raise UsageError("--model: with --neighbour it needs RUN; to measure, use -a blocks=... and -a block_size=...")
     if "neighbour" in settings:

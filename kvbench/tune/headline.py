@@ -6,11 +6,13 @@ from typing import Final
 
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.pattern import SHUFFLED
 from kvbench.results import Run
 from kvbench.text import ends
 from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
-from kvbench.tune.fit import Kind, kind_words
+from kvbench.tune.fit import Kind, kind_words, workload_axes
+from kvbench.tune.layouts import MERGED, runs_line
 from kvbench.tune.rule import Line, Range, SmallestRule, rule_of
 from kvbench.units import size_words, two_digits
 
@@ -25,7 +27,7 @@ def summary(runs: Sequence[Run]) -> list[str]:
     clock = max(run.info.clock for run in runs)
     runs = [run for run in runs if run.info.clock == clock]  # times of two clocks hold different things
     rule = rule_of(answers_of(runs, lambda choice: choice.backend not in ENGINE_BACKENDS))
-    return [origin(runs), *headline(rule)]
+    return [origin(runs), *headline(rule, runs)]
 
 
 def origin(runs: Sequence[Run]) -> str:
@@ -33,17 +35,17 @@ def origin(runs: Sequence[Run]) -> str:
     return f"{machine_words(*runs)}; {workload_of(runs)}"
 
 
-def headline(rule: SmallestRule) -> list[str]:
-    """Return the answer of a rule, a line each: what to use, what that loses and gains, and how sure it is."""
+def headline(rule: SmallestRule, runs: Sequence[Run]) -> list[str]:
+    """Return the answer of a rule of `runs`, a line each: what to use, what that loses and gains, how sure it is."""
     losses = rule.losses.values()
     average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
     loss = f"Loss against the best of each size and count: {average} on average, {worst} at worst"
     rival = _rivals(rule) if len(rule.lines) <= _FEW else ()
-    gate = [*_gate(rule.answers)]
+    more = [*_gate(rule.answers), *_in_runs(rule, runs)]
     uses = [*map(_use, rule.lines, rule.lines.values())]
-    if len(uses) > (most := _MOST - 2 * len(gate)):
+    if len(uses) > (most := _MOST - 2 * len(more)):
         uses[most - 1 :] = [f"{len(uses) - most + 1} more directions and stream states: kvbench tune --stream STATE"]
-    return [*uses, loss, *_gains(rule), *gate, *rival, _open(rule.answers)]
+    return [*uses, loss, *_gains(rule), *more, *rival, _open(rule.answers)]
 
 
 def _use(kind: Kind, lines: Sequence[Line]) -> str:
@@ -106,6 +108,14 @@ def _gate(answers: Sequence[Answer]) -> Iterator[str]:
     ]
     if parts:
         yield f"batched from the opening of a gate takes {', '.join(parts)} of its time behind an open one"
+
+
+def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what would change if the blocks lay in runs, for an answer about shuffled blocks."""
+    if workload_axes(runs)["pattern"] == str(SHUFFLED):
+        idle = {kind[0]: lines for kind, lines in rule.lines.items() if kind[1] is StreamState.IDLE}
+        other = [way for way, lines in idle.items() if any(line.choice.backend != MERGED for line in lines)]
+        yield from runs_line(runs, other)
 
 
 def _rivals(rule: SmallestRule) -> Iterator[str]:

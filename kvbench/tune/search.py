@@ -5,6 +5,7 @@ of a verdict. What was chosen is then visited afresh: the fastest of many visits
 that chose it would flatter it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from statistics import median
@@ -14,6 +15,7 @@ from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.results import Visit
 from kvbench.tune.answer import Answer
 from kvbench.tune.fit import FRESH_FROM, Arms, Decision, choice_at, decide, decide_all, preference
@@ -49,8 +51,12 @@ class Search:
 
         Sustained swaps are measured at the numbers of blocks `sustained_counts`, or at all numbers if the plan has none
         of them: a chain of swaps depends little on the length of each. `in_time` returns whether there is time for more
-        than six visits, and for more sizes.
+        than six visits, and for more sizes. Cells in another layout than most of their shape are in no race: each gets
+        six visits.
         """
+        layouts = {shape: own.most_common(1)[0][0] for shape, own in _layouts(cells).items()}
+        self._beside = [cell for cell in cells if cell.sides != layouts[cell.blocks, cell.block_bytes]]
+        cells = [cell for cell in cells if cell.sides == layouts[cell.blocks, cell.block_bytes]]
         counts = {cell.blocks for cell in cells}
         counts = counts & set(sustained_counts) or counts
         self._cells: dict[Place, dict[Choice, Cell]] = {}
@@ -75,7 +81,7 @@ class Search:
     @property
     def expected_visits(self) -> int:
         """The estimated number of visits."""
-        return round(VISITS_PER_CANDIDATE * sum(map(len, self._first.values())))
+        return round(VISITS_PER_CANDIDATE * sum(map(len, self._first.values()))) + MIN_PAIRS * len(self._beside)
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
         """Yield the visits (round, cell) stage by stage; each stage depends on the results of all before it."""
@@ -86,6 +92,8 @@ class Search:
         winners = self._winners()
         for number in range(FRESH_FROM, FRESH_FROM + MIN_PAIRS if winners else FRESH_FROM):
             yield self._shuffled(number, winners)
+        for number in range(MIN_PAIRS if self._beside else 0):
+            yield self._shuffled(number, self._beside)
 
     def _race(self, running: Mapping[Place, Mapping[Choice, Cell]]) -> Iterator[list[tuple[int, Cell]]]:
         for number in range(MOST_ROUNDS):
@@ -155,6 +163,14 @@ class Search:
             place = between[len(between) // 2]
             middles[place] = {choice: cell for choice, cell in self._cells[place].items() if choice in able}
         return middles
+
+
+def _layouts(cells: Collection[Cell]) -> dict[tuple[int, int], Counter[tuple[Pattern, Pattern]]]:
+    """Return the numbers of cells by blocks and block bytes, then by layout."""
+    found: dict[tuple[int, int], Counter[tuple[Pattern, Pattern]]] = {}
+    for cell in cells:
+        found.setdefault((cell.blocks, cell.block_bytes), Counter())[cell.sides] += 1
+    return found
 
 
 def _answer(place: Place, arms: Arms, decision: Decision) -> Answer:

@@ -1,10 +1,11 @@
 """`kvbench tune` from end to end on the cpu device."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 from kvbench.cells.axes import StreamState
-from kvbench.results import load_run
+from kvbench.results import Visit, load_run
 from kvbench.tune.table import load_policy
 from tests.command import error_line, kvbench, kvbench_here
 
@@ -119,3 +120,18 @@ def test_bad_input_beside_a_neighbour_is_one_line(tmp_path: Path) -> None:
     model = kvbench("tune", "--neighbour=memory", "--device=cpu", "--model=llama-3-8b", cwd=tmp_path)
     assert model.returncode == 2
     assert error_line(model).startswith("--model: with --neighbour it needs RUN")
+
+
+def test_blocks_in_runs_are_measured_beside_shuffled_ones(tmp_path: Path) -> None:
+    many = ("--device=cpu", "-a", "blocks=64", "-a", "block_size=4KiB", "-a", "pool=4MiB", "-a", "direction=h2d")
+    done = kvbench("tune", *many, "-o", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    visits = [record.cell for record in load_run(tmp_path / "run").records if isinstance(record, Visit)]
+    in_runs = Counter(str(cell.pattern) for cell in visits if cell.backend == "merged")
+    assert {name: in_runs[name] for name in ("runs-8", "runs-32")} == {"runs-8": 6, "runs-32": 6}
+
+
+def test_an_answer_is_for_one_layout(tmp_path: Path) -> None:
+    done = kvbench("tune", *SMALL, "-a", "pattern=runs-2,runs-4", cwd=tmp_path)
+    assert done.returncode == 2
+    assert error_line(done) == "-a pattern=runs-2,runs-4: an answer is for one layout; name one"

@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.cli.main import app
 from kvbench.results import Run, load_run
 from kvbench.tune.answer import answers_of
 from kvbench.tune.headline import summary
 from kvbench.tune.rule import WORST, SmallestRule, rule_of
-from kvbench.tune.table import load_policy
+from kvbench.tune.table import Choice, load_policy
 from tests import synthetic
 
 KIB = 1024
@@ -153,6 +154,40 @@ def test_gains_are_over_the_own_code_of_an_engine_where_it_was_measured(tmp_path
         [run_of(tmp_path, lambda cell: 2.5 if cell.backend == "vllm_batch" else crossing(cell), cells() + own)]
     )
     assert "Gain: 20x the speed of vllm for h2d (20x to 22x)" in lines
+
+
+def in_runs(cell: Cell, length: int) -> Cell:
+    return replace(cell, pattern=Pattern.parse(f"runs-{length}"))
+
+
+@pytest.mark.parametrize(("from_blocks", "said"), [(8, "8 blocks (53 GB/s)"), (32, "32 blocks (53 GB/s)"), (64, None)])
+def test_the_answer_says_from_which_runs_on_merged_copies_would_be_the_choice(
+    tmp_path: Path, from_blocks: int, said: str | None
+) -> None:
+    def rate(cell: Cell) -> float:
+        return (53.0 if cell.pattern.run >= from_blocks else 10.0) if cell.backend == "merged" else crossing(cell)
+
+    ways = [cell for cell in cells() if cell.blocks == 256 and cell.sms in (None, 2)]
+    ways = [replace(cell, backend="merged") if cell.backend == "batched" else cell for cell in ways]
+    run = run_of(tmp_path, rate, cells() + [in_runs(cell, length) for cell in ways for length in (8, 32)])
+    lines = [line for line in summary([run]) if line.startswith("If your blocks lie in runs: ")]
+    assert lines == ([f"If your blocks lie in runs: merged, no SMs, h2d from {said}"] if said else [])
+    assert summary([run])[0].endswith("; fresh blocks from a pool of 1 GiB")
+
+
+def test_swaps_of_several_layouts_are_not_mixed(tmp_path: Path) -> None:
+    """The answer is for one of them, and no time of another is in it."""
+
+    def rate(cell: Cell) -> float:
+        return 20.0 if cell.backend == "batched" and cell.pattern.run == 32 else crossing(cell)
+
+    for kept in (8, 32):
+        made = [in_runs(cell, length) for length in (8, 32) for cell in cells() if length == kept or cell.blocks < 4096]
+        run = run_of(tmp_path / str(kept), rate, made)
+        assert f" in the layout runs-{kept} " in summary([run])[0]
+        small = [answer for answer in answers_of([run], lambda _: True) if answer.block_bytes == KIB]
+        ratios = [answer.ratio(answer.choice, Choice.parse("batched order=any")) for answer in small]
+        assert ratios == pytest.approx([50 / (5 if kept == 8 else 20)] * len(COUNTS), rel=0.05)
 
 
 def test_the_policy_is_the_rule_and_with_exact_the_best_of_every_shape(tmp_path: Path) -> None:

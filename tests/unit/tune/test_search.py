@@ -12,6 +12,7 @@ import pytest
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.tune.answer import Answer
 from kvbench.tune.fit import FRESH_FROM, choice_at, decide, decide_all
 from kvbench.tune.search import MOST_ROUNDS, Search
@@ -83,6 +84,21 @@ def test_it_finds_what_the_full_grid_would(tmp_path: object) -> None:
     for point, choice in chosen.items():
         times = {other: visits[0] for other, visits in full[point].items()}
         assert times[choice] <= 1.05 * min(times.values())
+
+
+def test_another_layout_of_some_shapes_is_visited_beside_the_race() -> None:
+    """Every way gets the visits of a verdict there, and the race is as it would be without."""
+    beside = [replace(cell, pattern=Pattern("runs", 8)) for cell in cells()[:2]]
+    search, alone = (Search(own, FIRST, COUNTS, 0, lambda: True) for own in (cells() + beside, cells()))
+    visits: list[list[tuple[int, Cell]]] = [[], []]
+    for place, one in enumerate((search, alone)):
+        for stage in one.stages():
+            for number, cell in stage:
+                visits[place].append((number, cell))
+                one.note(synthetic.visit(cell, time_us(cell), count=3, noise=0.0, round_=number))
+    assert [number for number, cell in visits[0] if cell == beside[0]] == [*range(6)]
+    assert [made for made in visits[0] if made[1] not in beside] == visits[1]
+    assert search.expected_visits == alone.expected_visits + 6 * len(beside)
 
 
 def test_it_makes_a_fraction_of_the_visits_of_a_full_grid() -> None:

@@ -1,0 +1,78 @@
+"""What runs of adjacent blocks would change: the length from which merged copies, which take no SM, are the fastest."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvbench.analysis.compare import Visits, compare_visits
+from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.axes import Direction
+from kvbench.results import Run
+from kvbench.results.frame import unqueued
+from kvbench.text import ends
+from kvbench.tune.fit import typical
+from kvbench.units import gigabytes_per_second, two_digits
+
+MERGED: Final = "merged"
+_IN_RUNS: Final = re.compile(r"runs-(\d+)")
+_ENOUGH: Final = 2 / 3
+
+
+@dataclass
+class _Contest:
+    """The times of merged copies and of other ways, for the swaps of one shape in runs of one length."""
+
+    swap_bytes: int
+    merged: Visits = field(default_factory=dict)
+    others: list[Visits] = field(default_factory=list)
+
+    @property
+    def won(self) -> bool:
+        """Whether merged copies are the fastest beyond doubt."""
+        rival = min(self.others, key=lambda visits: typical(visits.values()))
+        return compare_visits(self.merged, rival, IN_TURN).low > 1
+
+    @property
+    def gbps(self) -> float:
+        return gigabytes_per_second(self.swap_bytes, typical(self.merged.values()))
+
+
+def runs_line(runs: Sequence[Run], directions: Iterable[Direction]) -> Iterator[str]:
+    """Yield one line: the shortest runs in which merged copies are the choice, where there are such, by direction.
+
+    There, they are the fastest beyond doubt in two thirds of the measured shapes on an idle stream.
+    """
+    parts = []
+    for direction in directions:
+        lengths = _by_length(runs, direction)
+        won = {length: [one for one in contests if one.won] for length, contests in sorted(lengths.items())}
+        enough = [length for length, ours in won.items() if len(ours) >= _ENOUGH * len(lengths[length])]
+        if enough:
+            gbps = ends([one.gbps for one in won[enough[0]]], two_digits)
+            parts.append(f"{direction} from {enough[0]} blocks ({gbps} GB/s)")
+    if parts:
+        yield f"If your blocks lie in runs: merged, no SMs, {', '.join(parts)}"
+
+
+def _by_length(runs: Sequence[Run], direction: Direction) -> dict[int, list[_Contest]]:
+    """Return the contests on an idle stream by the length of runs."""
+    found: dict[tuple[int, int, int, int], _Contest] = {}
+    for number, run in enumerate(runs):
+        frame, visits = unqueued(run.frame()), run.visit_times()
+        cells = frame[(frame["status"] == "ok") & (frame["direction"] == direction) & (frame["stream_state"] == "idle")]
+        for row in cells[cells["host_pattern"].isna() & cells["device_pattern"].isna()].to_dict("records"):
+            match = _IN_RUNS.fullmatch(str(row["pattern"]))
+            if match is None or row["cell_id"] not in visits:
+                continue
+            key = int(match[1]), int(row["block_bytes"]), int(row["blocks"]), number
+            contest = found.setdefault(key, _Contest(key[1] * key[2]))
+            if row["backend"] == MERGED:
+                contest.merged = visits[row["cell_id"]]
+            else:
+                contest.others.append(visits[row["cell_id"]])
+    lengths: dict[int, list[_Contest]] = {}
+    for (length, *_), contest in found.items():
+        if contest.merged and contest.others:
+            lengths.setdefault(length, []).append(contest)
+    return lengths
