@@ -39,15 +39,6 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = unto
     )
 
 
-def first_page(views: Sequence[View]) -> list[Text]:
-    """Return the answer of runs, or what their sections found where there is nothing to choose from."""
-    try:
-        return front.answer(views)
-    except UsageError:
-        report = report_of([view.run for view in views])
-        return [*report.box, *report.summary]
-
-
 def _box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
     try:
         return front.answer(views)

@@ -43,16 +43,17 @@ def runs_line(runs: Sequence[Run], directions: Iterable[Direction]) -> Iterator[
 
     There, they are the fastest beyond doubt in two thirds of the measured shapes on an idle stream.
     """
-    parts = []
+    shortest: dict[Direction, tuple[int, list[float]]] = {}
     for direction in directions:
         lengths = _by_length(runs, direction)
         won = {length: [one for one in contests if one.won] for length, contests in sorted(lengths.items())}
         enough = [length for length, ours in won.items() if len(ours) >= _ENOUGH * len(lengths[length])]
         if enough:
-            gbps = ends([one.gbps for one in won[enough[0]]], two_digits)
-            parts.append(f"{direction} from {enough[0]} blocks ({gbps} GB/s)")
-    if parts:
-        yield f"If your blocks lie in runs: merged, no SMs, {', '.join(parts)}"
+            shortest[direction] = enough[0], [one.gbps for one in won[enough[0]]]
+    if shortest:
+        where = ", ".join(f"{length} ({direction})" for direction, (length, _) in shortest.items())
+        gbps = ends([rate for _, rates in shortest.values() for rate in rates], two_digits)
+        yield f"In runs of blocks, from {where}: merged, {gbps} GB/s, no SMs"
 
 
 def _by_length(runs: Sequence[Run], direction: Direction) -> dict[int, list[_Contest]]:
