@@ -45,6 +45,7 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "overlap": st.booleans(),
     "queued": st.integers(0, 100_000),
     "streams": st.integers(1, 32),
+    "sizes": st.sampled_from(["equal", "alternate-8", "last-2"]),
     "kernel": st.sampled_from(["rule", "bulk-8x6x4KiB", "lanes-16x8x656B"]),
     "pool": st.just(0) | st.integers(2**12, 2**44),
     "reuse": st.sampled_from(Reuse),

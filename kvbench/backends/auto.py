@@ -108,4 +108,4 @@ def _why_not(choice: Choice, here: DeviceFacts) -> str | None:
 
 def _look_up(policy: Policy, request: SwapRequest) -> Choice | None:
     cell = request.cell
-    return policy.choose(cell.direction, cell.stream_state, len(request.memory.sizes), cell.block_bytes)
+    return policy.choose(cell.direction, cell.stream_state, len(request.memory.sizes), cell.swap_bytes / cell.blocks)

@@ -200,6 +200,14 @@ def by_layers(text: str) -> str:
     return text
 
 
+def sizes_within(text: str) -> str:
+    """Read the sizes within a swap: equal, alternate-D or last-D; raises ValueError."""
+    match = re.fullmatch(r"equal|(?:alternate|last)-([1-9]\d{0,3})", text)
+    if match is None or match[1] == "1":
+        raise ValueError("not equal, alternate-D or last-D with D from 2 to 9999")
+    return text
+
+
 def arrival(text: str) -> str:
     """Read how swaps arrive: none, or bursts as SIZE/PERIODms; raises ValueError."""
     if text == "none":

@@ -22,6 +22,7 @@ from kvbench.cells.axis import (
     pause_words,
     pool,
     size,
+    sizes_within,
     switch,
     whole,
     word,
@@ -34,6 +35,7 @@ from kvbench.errors import UsageError, brief
 from kvbench.text import hint
 from kvbench.units import KIB
 
+EQUAL: Final = "equal"
 AxisTexts = dict[str, str | None]
 
 
@@ -73,6 +75,10 @@ class Cell:
     host_pattern: Annotated[Pattern, Axis(
         "layout of the blocks in host memory; pattern: as the axis pattern", "page-first-64,page-first-64x16",
         Pattern.of_side, unused=AS_PATTERN)] = AS_PATTERN
+    sizes: Annotated[str, Axis(
+        "sizes within a swap: equal; alternate-D: every other block has 1/D of the size (an indexer beside MLA); "
+        "last-D: the last block has 1/D (it is not full)", "equal,alternate-8,last-2",
+        sizes_within, unused=EQUAL)] = EQUAL
     memory: Annotated[Memory | None, Axis(
         "how host memory is pinned", "allocated,registered", choice(Memory), default=(Memory.ALLOCATED,),
         optional=True, noun="choice of host memory", usual=Memory.ALLOCATED)] = Memory.ALLOCATED
@@ -139,7 +145,15 @@ class Cell:
     @property
     def swap_bytes(self) -> int:
         """Bytes that one swap moves."""
-        return self.blocks * self.block_bytes
+        small, small_bytes = self.small_blocks
+        return (self.blocks - len(small)) * self.block_bytes + len(small) * small_bytes
+
+    @property
+    def small_blocks(self) -> tuple[range, int]:
+        """The descriptors that are smaller than the block size, and the bytes of each."""
+        kind, _, divisor = self.sizes.partition("-")
+        first = {"alternate": 1, "last": self.blocks - 1}.get(kind, self.blocks)
+        return range(first, self.blocks, 2), max(1, self.block_bytes // int(divisor or 1))
 
     @property
     def layers(self) -> int:

@@ -86,7 +86,7 @@ def _least_us(cell: Cell, launches: int) -> list[float]:
         return [0.0] * launches
     step = max(1, cell.launch_bytes // cell.block_bytes) if cell.launch_bytes else cell.blocks
     blocks = (min(step, cell.blocks - start) for start in range(0, cell.blocks, step))
-    return [count * cell.block_bytes / (cell.rate_cap * 1e3) for count in blocks]
+    return [count * cell.swap_bytes / cell.blocks / (cell.rate_cap * 1e3) for count in blocks]
 
 
 def measure_beside(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.cells.axes import Direction, Memory
-from kvbench.cells.cell import Cell
+from kvbench.cells.cell import EQUAL, Cell
 from kvbench.engine.device import (
     Addresses,
     Audit,
@@ -137,6 +137,8 @@ class Workload:
         self._watching = False
         self.overwrote = False  # whether a set was swapped again before it was verified
         self._sizes = np.full(cell.blocks, np.uint64(cell.block_bytes))
+        small, small_bytes = cell.small_blocks
+        self._sizes[small] = small_bytes
         self.verify_ms = 0.0
         self.memories = [_memory_of(pools, cell, layouts[0], self._sizes) for _ in range(slots)]
         self._written = [layouts[0]] * slots
@@ -229,10 +231,10 @@ class Workload:
         self._used.clear()
         sources = np.concatenate([layout.source_rows for layout in used])
         destinations = np.concatenate([layout.destination_rows for layout in used])
-        sizes = np.full(len(destinations), stride)
+        sizes = np.tile(self._sizes, len(used))
         offsets = destinations * stride
         copied = self._pools.audit_arrived(self._cell, offsets, sizes, sources * stride)
-        around = self._pools.audit_at_rest(self._cell, 1, *self._beside(destinations))
+        around = self._pools.audit_at_rest(self._cell, 1, *self._beside(destinations, sizes))
         spoiled = self._pools.audit_at_rest(self._cell, 0, *self._spots(sources))
         if copied.wrong_bytes or around.wrong_bytes or spoiled.wrong_bytes:
             self._pools.refill()
@@ -253,8 +255,10 @@ class Workload:
         sizes = np.full(len(some), np.uint64(self._cell.block_bytes))
         return self._pools.audit_at_rest(self._cell, 1, some, sizes).wrong_bytes > 0
 
-    def _beside(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
-        """Return (offsets, sizes) of the bytes next to `rows` and of a sample of all rows, without `rows`."""
+    def _beside(self, rows: NDArray[np.uint64], sizes: Addresses) -> tuple[Addresses, Addresses]:
+        """Return (offsets, sizes) of the bytes next to `rows`, of what blocks of these sizes leave of them, and of a
+        sample of all rows, without `rows`.
+        """
         stride = self._cell.block_bytes
         edge = min(stride, EDGE_BYTES)
         end = int(rows.max()) + 2
@@ -265,8 +269,10 @@ class Workload:
         spots = spots[~copied[spots]]
         ends = before * np.uint64(stride) - np.uint64(edge)
         starts = np.concatenate([behind + np.uint64(1), spots]) * np.uint64(stride)
-        offsets = np.concatenate([ends, starts])
-        return offsets, np.full(len(offsets), np.uint64(edge))
+        small = sizes < stride
+        rests = rows[small] * np.uint64(stride) + sizes[small]
+        edges = np.full(len(ends) + len(starts), np.uint64(edge))
+        return np.concatenate([ends, starts, rests]), np.concatenate([edges, np.uint64(stride) - sizes[small]])
 
     def _spots(self, rows: NDArray[np.uint64]) -> tuple[Addresses, Addresses]:
         """Return (offsets, sizes) of the first bytes of some of `rows`."""
@@ -296,7 +302,9 @@ def _memory_of(pools: Pools, cell: Cell, layout: Layout, sizes: Addresses) -> Sw
         kernel_sources=source_offsets + np.uint64(source.device_address),
         kernel_destinations=destination_offsets + np.uint64(destination.device_address),
         sizes=sizes,
-        grids=tuple(
+        grids=()
+        if cell.sizes != EQUAL
+        else tuple(
             TensorGrid(
                 source_bases=part.source_starts * stride + np.uint64(source.device_address),
                 destination_bases=part.destination_starts * stride + np.uint64(destination.device_address),

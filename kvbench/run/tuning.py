@@ -26,7 +26,7 @@ _ENGINE_SHAPES: Final = {"blocks": "16,64,256,1024", "block_size": "4KiB,16KiB,3
 _IN_RUNS: Final = {
     "blocks": "1024", "block_size": "4KiB,16KiB,64KiB", "backend": "merged,sm", "pattern": "runs-8,runs-32",
 }  # fmt: skip
-_LAYOUTS: Final = {"pattern", "device_pattern", "host_pattern"}
+_LAYOUTS: Final = {"pattern", "device_pattern", "host_pattern", "sizes"}
 _FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
 _SUSTAINED_COUNTS: Final = (128, 1024)
 # After this time a search makes only necessary visits, so that tuning takes three minutes, start and end included.

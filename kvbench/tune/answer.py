@@ -9,6 +9,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.cell import EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.results import Run
@@ -159,8 +160,8 @@ def workload_of(runs: Sequence[Run]) -> str:
     layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
     layout += "".join(
         f", {axes[name]} {where}"
-        for name, where in (("host_pattern", "on the host"), ("device_pattern", "on the GPU"))
-        if axes[name] != AS_PATTERN.kind
+        for name, where in (("host_pattern", "on the host"), ("device_pattern", "on the GPU"), ("sizes", "in size"))
+        if axes[name] not in (AS_PATTERN.kind, EQUAL)
     )
     if reuse == Reuse.FRESH.value:
         return f"fresh blocks{layout} {place}"

@@ -14,7 +14,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.results import Run, check_one_clock
@@ -38,6 +38,7 @@ _USUAL: Final = {
     "pattern": str(SHUFFLED),
     "host_pattern": str(AS_PATTERN),
     "device_pattern": str(AS_PATTERN),
+    "sizes": EQUAL,
 }
 
 # A search visits its choices afresh in rounds from this one on; a sweep has fewer.
@@ -243,7 +244,8 @@ def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
 
 def one_workload(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the cells of one workload: memory allocated by the driver and no pause; fresh blocks before reused ones,
-    shuffled blocks before other patterns and one pattern for both sides, unless there are few; the pool of most cells.
+    shuffled blocks before other patterns, one pattern for both sides and blocks of one size, unless there are few; the
+    pool of most cells.
     """
     cells = frame[frame["memory"].isna() | (frame["memory"] == "allocated")]
     cells = cells[cells["pause_us"] == 0]

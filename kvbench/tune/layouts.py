@@ -62,7 +62,8 @@ def _by_length(runs: Sequence[Run], direction: Direction) -> dict[int, list[_Con
     for number, run in enumerate(runs):
         frame, visits = unqueued(run.frame()), run.visit_times()
         cells = frame[(frame["status"] == "ok") & (frame["direction"] == direction) & (frame["stream_state"] == "idle")]
-        for row in cells[cells["host_pattern"].isna() & cells["device_pattern"].isna()].to_dict("records"):
+        alike = cells[["host_pattern", "device_pattern", "sizes"]].isna().all(axis="columns")
+        for row in cells[alike].to_dict("records"):
             match = _IN_RUNS.fullmatch(str(row["pattern"]))
             if match is None or row["cell_id"] not in visits:
                 continue

@@ -28,7 +28,7 @@ FORMAT: Final = 1
 CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
 _USUAL: Final = {name: axis.usual or axis.show(axis.unused) for name, axis in AXES.items()}
 # Axes that decide which choice is fastest, and that a choice does not set.
-WORKLOAD_AXES: Final = ("pool", "reuse", "pattern", "host_pattern", "device_pattern")
+WORKLOAD_AXES: Final = ("pool", "reuse", "pattern", "host_pattern", "device_pattern", "sizes")
 MAX_VALUES: Final = 64  # per axis of a table
 
 # Stream states in which the driver takes the same path, by how well one serves for another.

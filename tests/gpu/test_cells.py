@@ -88,6 +88,15 @@ def test_a_host_pool_of_pages(bench: Bench, backend: str, host: str, direction: 
     assert verified_bytes(bench, Cell(backend, direction, 800, 9216, sms=sms, **sides)) > 0
 
 
+@pytest.mark.parametrize("pattern", ["shuffled", "tensors-8", "runs-7"])
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("sizes", ["alternate-8", "alternate-9", "last-2"])
+@pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "staged", "sm", "triton"])
+def test_blocks_of_two_sizes(bench: Bench, backend: str, sizes: str, direction: Direction, pattern: str) -> None:
+    cell = Cell(backend, direction, 800, 4752, pattern=Pattern.parse(pattern), sizes=sizes)
+    assert verified_bytes(bench, cell) >= 2 * cell.swap_bytes
+
+
 @pytest.mark.parametrize("pattern", ["shuffled", "tensors-8"])
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("block_bytes", [16, 656, 4096, 9232])
