@@ -79,6 +79,7 @@ void StagedSwap::submit(Stream stream) {
     mark_.record(copying_.handle());
     mark_.hold(stream);
     mark_.record(stream);
+    for (const auto& slot : slots_) slot->empty.record(stream);  // what was submitted may still use them
     throw;
   }
   // h2d ends with a kernel on the stream, d2h with a copy.
@@ -127,7 +128,7 @@ std::size_t StagedSwap::lay_out(const Descriptors& list, std::size_t begin, Addr
 void StagedSwap::run_kernel(const Descriptors& list, std::size_t begin, Stream stream) {
   const std::size_t count = staged_.size();
   const auto note_time = [&] {
-    if (timing_) times_.emplace_back(std::make_unique<OwnedEvent>(driver_))->record(stream);
+    if (times_) times_->emplace_back(std::make_unique<OwnedEvent>(driver_))->record(stream);
   };
   Descriptors scattered{list.sources.subspan(begin, count), list.destinations.subspan(begin, count),
                         list.bytes.subspan(begin, count)};
@@ -153,13 +154,18 @@ void StagedSwap::copy_runs() {
 }
 
 double StagedSwap::kernel_us(Stream stream) {
-  timing_ = true;
-  submit(stream);
-  timing_ = false;
+  std::vector<std::unique_ptr<OwnedEvent>> times;
+  times_ = &times;
+  try {
+    submit(stream);
+  } catch (...) {
+    times_ = nullptr;
+    throw;
+  }
+  times_ = nullptr;
   driver_->synchronize(stream);
   double total_us = 0;
-  for (std::size_t i = 0; i + 1 < times_.size(); i += 2) total_us += times_[i + 1]->us_since(*times_[i]);
-  times_.clear();
+  for (std::size_t i = 0; i + 1 < times.size(); i += 2) total_us += times[i + 1]->us_since(*times[i]);
   return total_us;
 }
 

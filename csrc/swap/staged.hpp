@@ -67,8 +67,7 @@ class StagedSwap final : public Swap {
   std::vector<std::size_t> run_firsts_;  ///< the first entry of each in the ordered list
   std::size_t calls_ = 0;
   std::size_t pieces_ = 0;
-  bool timing_ = false;
-  std::vector<std::unique_ptr<OwnedEvent>> times_;  ///< before and after each kernel
+  std::vector<std::unique_ptr<OwnedEvent>>* times_ = nullptr;  ///< where kernel_us() wants marks around each kernel
 };
 
 }  // namespace kvbench

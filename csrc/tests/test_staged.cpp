@@ -43,7 +43,13 @@ class LaunchingDriver final : public ForwardingDriver {
     ForwardingDriver::copy_batch(destinations, sources, bytes, attributes, direction, stream);
   }
 
+  Event create_event(EventKind kind) override {
+    ++events;
+    return ForwardingDriver::create_event(kind);
+  }
+
   std::size_t launches = 0;
+  std::size_t events = 0;
   std::size_t fails_at = 0;
   std::vector<std::size_t> copied;  ///< the sizes of the copies between host and device
 };
@@ -199,6 +205,36 @@ void an_error_names_the_block_and_leaves_the_ring_usable() {
   }
 }
 
+void a_swap_behind_one_that_failed_waits_for_what_was_submitted_of_it() {
+  for (const Direction direction : {Direction::h2d, Direction::d2h}) {
+    Bench bench(direction, equal_blocks(), 50);
+    const OwnedStream gatekeeper(bench.driver), other(bench.driver);
+    OwnedEvent gate(bench.driver), end(bench.driver);
+    bench.renew();
+    bench.driver->delay(100'000'000, gatekeeper.handle());
+    gate.record(gatekeeper.handle());
+    gate.hold(bench.stream.handle());
+    bench.driver->fails_at = 1;
+    check::thrown<DriverError>([&] { bench.swap->submit(bench.stream.handle()); });
+    bench.swap->submit(other.handle());
+    end.record(other.handle());
+    end.wait();
+    check::that(gate.completed(), "the ring is in use up to the gate");
+    bench.stream.synchronize();
+    check::that(bench.arrived(), "every block arrived");
+  }
+}
+
+void a_failed_timing_leaves_no_timing_behind() {
+  Bench bench(Direction::d2h, equal_blocks(), 100);
+  bench.driver->fails_at = 2;
+  check::thrown<DriverError>([&] { bench.swap->kernel_us(bench.stream.handle()); });
+  bench.driver->events = 0;
+  bench.swap->submit(bench.stream.handle());
+  bench.stream.synchronize();
+  check::equal(bench.driver->events, std::size_t{0}, "events made by a swap that is not timed");
+}
+
 void a_block_larger_than_a_chunk_is_staged_whole() {
   Bench bench(Direction::h2d, {12 * kMiB, 100, 12 * kMiB, 7}, 2);
   bench.renew();
@@ -225,6 +261,9 @@ int main() {
        the_work_before_a_swap_comes_first_and_the_work_behind_it_last},
       {"the time of the kernels is part of the swap", the_time_of_the_kernels_is_part_of_the_swap},
       {"an error names the block and leaves the ring usable", an_error_names_the_block_and_leaves_the_ring_usable},
+      {"a swap behind one that failed waits for what was submitted of it",
+       a_swap_behind_one_that_failed_waits_for_what_was_submitted_of_it},
+      {"a failed timing leaves no timing behind", a_failed_timing_leaves_no_timing_behind},
       {"a block larger than a chunk is staged whole", a_block_larger_than_a_chunk_is_staged_whole},
       {"the legacy stream is refused", the_legacy_stream_is_refused},
   });
