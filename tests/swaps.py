@@ -17,7 +17,6 @@ from kvbench.engine.device import (
     Stream,
     Swap,
     TimedRegion,
-    verify,
 )
 from kvbench.engine.memory import SwapMemory
 
@@ -114,15 +113,22 @@ def run_and_compare(
         _transfer(device, stream, staging, other, Direction.D2H)
         host.fill_random(swap.span_bytes, SEED)  # the swap may have spoiled its own source
     compared, original = (staging, host) if into_gpu else (host, staging)
-    return verify(
-        compared,
-        original,
-        swap.span_bytes,
-        swap.source_offsets,
-        swap.destination_offsets,
-        swap.sizes,
-        POISON,
-    )
+    return compare(swap, compared, original)
+
+
+def compare(swap: MixedSwap, destination: Buffer, source: Buffer) -> tuple[int, int, int | None]:
+    """Compare a destination that was full of POISON: (wrong bytes, first wrong offset, its descriptor or None)."""
+    source_bytes = source.array()[: swap.span_bytes]
+    expected = np.full(swap.span_bytes, POISON, np.uint8)
+    offsets = zip(swap.source_offsets.tolist(), swap.destination_offsets.tolist(), swap.sizes.tolist(), strict=True)
+    for from_, to, size in offsets:
+        expected[to : to + size] = source_bytes[from_ : from_ + size]
+    wrong = np.flatnonzero(destination.array()[: swap.span_bytes] != expected)
+    if not len(wrong):
+        return 0, 0, None
+    first = int(wrong[0])
+    inside = np.flatnonzero((swap.destination_offsets <= first) & (first < swap.destination_offsets + swap.sizes))
+    return len(wrong), first, int(inside[0]) if len(inside) else None
 
 
 def _transfer(device: Device, stream: Stream, to: Buffer, source: Buffer, direction: Direction) -> None:

@@ -44,7 +44,6 @@ from kvbench._engine import register_pages as register_pages
 from kvbench._engine import sm_copy as sm_copy
 from kvbench._engine import sm_copy_tensors as sm_copy_tensors
 from kvbench._engine import unregister_pages as unregister_pages
-from kvbench._engine import verify as verify
 from kvbench._engine import write_value as write_value
 from kvbench._engine import write_words as write_words
 from kvbench.cells.axes import Direction, Order, StreamState

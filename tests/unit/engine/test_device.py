@@ -34,12 +34,11 @@ from kvbench.engine.device import (
     open_device,
     per_block,
     resolve_device,
-    verify,
 )
 from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.engine.memory import SwapMemory
 from kvbench.errors import UsageError
-from tests.swaps import POISON, aligned_swap, mixed_swap, run_and_compare
+from tests.swaps import POISON, aligned_swap, compare, mixed_swap, run_and_compare
 
 MIXED_SIZES = [*range(1, 130), 255, 576, 656, 1000, 4095, 4096, 4097, 24_576, 25_088, 65_537, 1 << 20, (1 << 20) - 3]
 RIGHT = (0, 0, None)
@@ -181,22 +180,8 @@ def test_a_swap_that_never_ran_is_found(cpu: Device) -> None:
     destination = Buffer(cpu.driver, MemoryKind.allocated, swap.span_bytes)
     source.fill_random(swap.span_bytes, 1)
     destination.fill_value(swap.span_bytes, POISON)
-    wrong, *_ = verify(
-        destination, source, swap.span_bytes, swap.source_offsets, swap.destination_offsets, swap.sizes, POISON
-    )
+    wrong, *_ = compare(swap, destination, source)
     assert wrong > 9_800
-
-
-@pytest.mark.parametrize(
-    ("sources", "destinations"),
-    [([0, 64], [0, 63]), ([0, 64], [0, 65]), ([0, 65], [0, 64])],
-    ids=["destinations overlap", "behind the destination", "behind the source"],
-)
-def test_ranges_that_cannot_be_compared_are_refused(cpu: Device, sources: list[int], destinations: list[int]) -> None:
-    buffer = Buffer(cpu.driver, MemoryKind.allocated, 128)
-    from_, to, sizes = (np.array(numbers, dtype=np.uint64) for numbers in (sources, destinations, [64, 64]))
-    with pytest.raises(ValueError, match="range"):
-        verify(buffer, buffer, 128, from_, to, sizes, POISON)
 
 
 @st.composite
