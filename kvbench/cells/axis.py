@@ -8,7 +8,7 @@ from typing import Final
 
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError, brief
-from kvbench.units import format_size, parse_size
+from kvbench.units import KIB, format_size, parse_size
 
 MAX_AXIS_VALUES: Final = 10_000
 MOST_LAYERS: Final = 1024
@@ -105,6 +105,7 @@ class Axis:
         assert isinstance(high, int)
         if any(end.strip()[0].isalpha() for end in parts[:2]):
             raise self._refusal(item, f"the ends of a range must be numbers; {self._hint()}")
+        self._check_units(item, low, high)
         geometric = parts[2][0] == "x"
         try:
             step = int(parts[2][1:]) if geometric else self._step(parts[2][1:])
@@ -118,6 +119,16 @@ class Axis:
             if len(values) > MAX_AXIS_VALUES:
                 raise self._refusal(item, f"more than {MAX_AXIS_VALUES} values")
         return values
+
+    def _check_units(self, item: str, low: int, high: int) -> None:
+        """Refuse a range from `low` to `high` with a unit on one end alone, unless it begins at 0."""
+        *ends, step = item.split(":")
+        units = [end.strip().lstrip("0123456789. ") for end in ends]
+        if low and bool(units[0]) != bool(units[1]):
+            bare = high if units[0] else low
+            unit = "B" if bare >= KIB else "".join(units)
+            right = ":".join([end if own else end + unit for end, own in zip(ends, units, strict=True)] + [step])
+            raise self._refusal(item, f"{bare} has no unit; write {right}")
 
     def _step(self, text: str) -> int:
         """Read a step: a size or a whole number, or what the axis reads, such as 200us; raises ValueError."""
