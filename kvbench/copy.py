@@ -7,7 +7,7 @@ from kvbench.backends.auto import DEFAULTS
 from kvbench.backends.copier import copier_for
 from kvbench.engine.device import open_device, resolve_device
 from kvbench.engine.faults import FaultPlan
-from kvbench.tune.table import load_policy
+from kvbench.policy import load_policy
 
 
 class BlockCopier:

@@ -9,8 +9,8 @@ from kvbench.backends.sm import Sm
 from kvbench.cells.axes import DEFAULT_ORDER, Direction, Order, StreamState
 from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import BlockCopier, Device, Swap, copier_swap
+from kvbench.policy import AUTO, NO_POLICY, Choice, Policy, Table
 from kvbench.sweep.plan import with_usual
-from kvbench.tune.table import AUTO, NO_POLICY, Choice, Policy, Table
 from kvbench.units import KIB
 
 # Runs on any device; without a batched copy in the driver it runs single copies.

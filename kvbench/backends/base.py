@@ -18,9 +18,9 @@ from kvbench.cells.facts import DEFAULT_SMS, BackendFacts, DeviceFacts, SmsRow
 from kvbench.engine.device import Device, Swap
 from kvbench.engine.memory import SwapMemory
 from kvbench.errors import UsageError
+from kvbench.policy import Policy
 from kvbench.sweep.installed import Installed, installed
 from kvbench.text import printable, short
-from kvbench.tune.table import Policy
 
 
 class Mechanism(StrEnum):

@@ -12,8 +12,8 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.engine.device import DIRECTIONS, BlockCopier, CopyTable, CopyWay, Device
+from kvbench.policy import Choice, Policy, Table
 from kvbench.sweep.plan import with_usual
-from kvbench.tune.table import Choice, Policy, Table
 from kvbench.units import KIB
 
 # Stream states that say whether something is pending when a list comes.

@@ -19,10 +19,10 @@ from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.show import show
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice, presets
+from kvbench.policy import AUTO, Policy, load_policy
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
 from kvbench.text import convert
-from kvbench.tune.table import AUTO, Policy, load_policy
 
 if TYPE_CHECKING:
     from kvbench.run.execution import Observer, Outcome

@@ -23,11 +23,11 @@ from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
 
 if TYPE_CHECKING:
+    from kvbench.policy import Choice
     from kvbench.results import Run
     from kvbench.run.execution import Outcome
     from kvbench.tune.rule import SmallestRule
     from kvbench.tune.search import Search
-    from kvbench.tune.table import Choice
 
 _NEIGHBOURS: Final = tuple(name.value for name in Neighbour if name is not Neighbour.NONE)
 _USUAL: Final = "5%"
@@ -162,7 +162,7 @@ def tune(
         raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
     code = ExitCode.DONE
     if not runs:
-        from kvbench.run.tuning import engine_sweep, search_among, tuning_sweep
+        from kvbench.tune.sweeps import engine_sweep, search_among, tuning_sweep
 
         spec = engine_sweep(engine, axes) if engine else tuning_sweep(models, axes, neighbour, may.names)
         spec = spec.with_options(**where)
@@ -203,8 +203,8 @@ def _prints_a_file(policy: Path | None, targets: Sequence[tuple[str, Path | None
 
 
 def _write_policy(path: Path, runs: Sequence["Run"], rule: "SmallestRule", *, exact: bool, force: bool) -> None:
+    from kvbench.policy import load_policy
     from kvbench.tune.fit import policy_of
-    from kvbench.tune.table import load_policy
 
     chosen = {
         kind: {answer.point: answer.choice if exact else line.choice for line in lines for answer in line.answers}

@@ -19,9 +19,9 @@ from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import RunningNeighbour, open_neighbour
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, Workload
+from kvbench.policy import Policy
 from kvbench.sweep.estimate import CHAIN, SHORT_CHAIN, submissions
 from kvbench.sweep.spec import Sampling
-from kvbench.tune.table import Policy
 from kvbench.units import gigabytes_per_second
 
 CEILING_WARMUPS: Final = 2

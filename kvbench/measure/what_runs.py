@@ -10,7 +10,7 @@ from kvbench.engine.nvrtc import kernel_texts
 _WINGS: Final = ("backends", "cells", "engine", "engines", "measure")
 # Outside of them: lengths of chains, defaults of sampling, the environment of workers, repeats of visits, policies.
 _FILES: Final = (
-    "sweep/estimate.py", "sweep/spec.py", "run/worker_process.py", "run/execution.py", "tune/table.py",
+    "sweep/estimate.py", "sweep/spec.py", "run/worker_process.py", "run/execution.py", "policy.py",
 )  # fmt: skip
 
 

@@ -2,12 +2,12 @@
 
 import shlex
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -17,6 +17,7 @@ from kvbench.cells.facts import CEILING_BYTES
 from kvbench.cells.locality import region_bytes
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
+from kvbench.policy import AUTO
 from kvbench.results import RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note, Record, Roof, RunStatus, Skip, Visit
 from kvbench.run.progress import Progress
@@ -25,8 +26,6 @@ from kvbench.run.worker_process import NotAskedError, WorkerLostError, WorkerSlo
 from kvbench.sweep.estimate import submissions, visit_deadline_s
 from kvbench.sweep.plan import Plan, PlannedVisit, visits
 from kvbench.sweep.spec import SweepSpec
-from kvbench.tune.search import VISIT_TIME, Search
-from kvbench.tune.table import AUTO
 
 CEILING_SAMPLES: Final = 4
 # From this pool size on, scattered throughput is nearly constant.
@@ -51,11 +50,28 @@ class Observer:
         """Handle a record that is in the journal."""
 
 
+class Schedule(Protocol):
+    """Decides from the results so far which cells of a plan are visited next."""
+
+    visit_time: float
+    """The mean time of a visit, as a share of that of the plan."""
+
+    @property
+    def expected_visits(self) -> int:
+        """The estimated number of visits."""
+
+    def stages(self) -> Iterator[list[tuple[int, Cell]]]:
+        """Yield the visits (round, cell) stage by stage; each stage depends on the results of all before it."""
+
+    def note(self, visit: Visit) -> None:
+        """Record a visit."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a sweep: its status, the reason if it is not complete, the number of cells measured, failed and
     skipped, and how often the large copies of a round (ceilings, controls) failed. `folder` holds the runs of several
-    devices. A sweep that was `searched` cannot be resumed: its search is not kept.
+    devices. A sweep with a schedule of its own (`searched`) cannot be resumed: that is not kept.
     """
 
     path: Path
@@ -85,7 +101,7 @@ def ended_by(why: KeyboardInterrupt | KvbenchError) -> tuple[RunStatus, str]:
 
 @dataclass(frozen=True)
 class Execution:
-    """A planned sweep, its worker and its journal; an optional `search` chooses the next visits from the results."""
+    """A planned sweep, its worker and its journal; an optional `schedule` chooses the next visits from the results."""
 
     spec: SweepSpec
     plan: Plan
@@ -94,7 +110,7 @@ class Execution:
     slot: WorkerSlot
     observer: Observer
     progress: Progress
-    search: Search | None = None
+    schedule: Schedule | None = None
 
     def run(self) -> Outcome:
         """Measure what is missing. Ctrl-C, a full disk or a worker that cannot be replaced ends it; all data is kept.
@@ -134,7 +150,7 @@ class Execution:
                 status, reason = "stopped", str(error)
         done = self.progress
         counts = done.measured, len(done.failed), len(done.skipped), done.copies_failed
-        return Outcome(self.writer.path, status, reason, *counts, searched=self.search is not None)
+        return Outcome(self.writer.path, status, reason, *counts, searched=self.schedule is not None)
 
     def _attempt(self) -> tuple[RunStatus, str | None]:
         try:
@@ -149,8 +165,8 @@ class Execution:
         return "complete", None
 
     def _measure_missing(self) -> None:
-        if self.search is not None:
-            self._follow(self.search)
+        if self.schedule is not None:
+            self._follow(self.schedule)
             return
         every = list(visits(self.plan, self.spec.sampling, self.spec.seed))
         missing = [*filter(self.progress.wants, every)]
@@ -162,13 +178,13 @@ class Execution:
             first = number == missing[0].round
             self._measure_round(number, planned, pool_bytes if first else None)
 
-    def _follow(self, search: Search) -> None:
-        """Measure what the search requests, until it requests nothing."""
-        share = search.expected_visits / (len(self.plan.cells) * self.spec.sampling.rounds)
-        plan = replace(self.plan, estimate_s=VISIT_TIME * share * self.plan.estimate_s)
-        self.observer.planned(plan, self.opened, 0, search.expected_visits)
+    def _follow(self, schedule: Schedule) -> None:
+        """Measure what the schedule requests, until it requests nothing."""
+        share = schedule.expected_visits / (len(self.plan.cells) * self.spec.sampling.rounds)
+        plan = replace(self.plan, estimate_s=schedule.visit_time * share * self.plan.estimate_s)
+        self.observer.planned(plan, self.opened, 0, schedule.expected_visits)
         pool_bytes = self.reserve(self.plan.cells)
-        for place, stage in enumerate(search.stages()):
+        for place, stage in enumerate(schedule.stages()):
             number = stage[0][0]
             planned = (PlannedVisit(number, cell) for _, cell in stage)
             self._measure_round(number, planned, None if place else pool_bytes)
@@ -296,8 +312,8 @@ class Execution:
     def _record(self, record: Record) -> None:
         self.writer.append(record)
         self.progress.note(record)
-        if self.search is not None and isinstance(record, Visit):
-            self.search.note(record)
+        if self.schedule is not None and isinstance(record, Visit):
+            self.schedule.note(record)
         self.observer.recorded(record)
 
     def observe(self, at: Literal["start", "end"]) -> None:

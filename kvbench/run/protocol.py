@@ -6,9 +6,9 @@ import msgspec
 
 from kvbench.cells.cell import AxisTexts
 from kvbench.cells.facts import BackendFacts, DeviceFacts
+from kvbench.policy import Policy
 from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Sampling
-from kvbench.tune.table import Policy
 
 # The version of this protocol. If two builds are measured in turn, one parent speaks to the workers of both.
 VERSION: Final = 5

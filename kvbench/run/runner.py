@@ -15,10 +15,11 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import PLUG_INS, differences, identity_hash
 from kvbench.machine.observation import identity
+from kvbench.policy import AUTO, NO_POLICY
 from kvbench.results import CLOCK, Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import Retry
-from kvbench.run.execution import Execution, Observer, Outcome
+from kvbench.run.execution import Execution, Observer, Outcome, Schedule
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import Opened
 from kvbench.run.ranks import Rank, RankSlot
@@ -27,8 +28,6 @@ from kvbench.sweep.installed import asked_for, installed
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
-from kvbench.tune.search import Search
-from kvbench.tune.table import AUTO, NO_POLICY
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
@@ -53,19 +52,19 @@ def start_sweep(
     path: Path,
     command: Sequence[str],
     observer: Observer,
-    searching: Callable[[Sequence[Cell]], Search] | None = None,
+    scheduling: Callable[[Sequence[Cell]], Schedule] | None = None,
     rank: Rank | None = None,
 ) -> Outcome:
     """Run `spec` into the new run directory `path`. Raises KvbenchError only before anything is measured.
 
-    `searching` creates a search over the plan's cells, which chooses the cells to visit and how often. As one of
+    `scheduling` returns a schedule of the plan's cells, which chooses the cells to visit and how often. As one of
     several ranks, the sweep begins together with the others.
     """
     with _opened(spec, rank) as (slot, opened):
         plan = planned(spec, opened)
         with RunWriter.create(path, run_info(spec, opened, command)) as writer:
-            search = None if searching is None else searching(plan.cells)
-            return Execution(spec, plan, opened, writer, slot, observer, Progress(), search).run()
+            schedule = None if scheduling is None else scheduling(plan.cells)
+            return Execution(spec, plan, opened, writer, slot, observer, Progress(), schedule).run()
 
 
 def planned(spec: SweepSpec, opened: Opened) -> Plan:

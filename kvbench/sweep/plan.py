@@ -15,10 +15,10 @@ from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.layers import unfit
 from kvbench.cells.locality import default_pool_bytes, misfit, opposite, region_bytes
 from kvbench.errors import UsageError
+from kvbench.policy import AUTO
 from kvbench.sweep.estimate import estimate_seconds, submissions
 from kvbench.sweep.installed import unknown_backend
 from kvbench.sweep.spec import Group, Sampling, SweepSpec
-from kvbench.tune.table import AUTO
 from kvbench.units import rough_size
 
 MAX_COMBINATIONS: Final = 200_000

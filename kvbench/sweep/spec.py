@@ -12,8 +12,8 @@ from kvbench.cells.facts import plain_device
 from kvbench.cells.filter import Filter, parse_filters
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
+from kvbench.policy import Policy
 from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
-from kvbench.tune.table import Policy
 from kvbench.units import parse_size
 
 Group = Mapping[str, tuple[AxisValue, ...]]

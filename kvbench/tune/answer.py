@@ -12,6 +12,7 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
+from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.text import a_stream, counted, ends, printable, short
 from kvbench.tune.fit import (
@@ -26,7 +27,6 @@ from kvbench.tune.fit import (
     typical,
     workload_axes,
 )
-from kvbench.tune.table import Choice
 from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digits
 
 

@@ -14,12 +14,12 @@ from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import BETWEEN_RUNS, TIED
 from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError
+from kvbench.policy import AUTO, CHOSEN_AXES, Choice
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
 from kvbench.results.frame import visits_that_count, whole
 from kvbench.tune.answer import speed_words, words_of
 from kvbench.tune.fit import Point, choice_of, machine_of, one_workload, preference
-from kvbench.tune.table import AUTO, CHOSEN_AXES, Choice
 from kvbench.units import size_words, two_digits
 
 # What the one who swaps may set, besides what a policy sets.

@@ -11,11 +11,11 @@ from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.facts import EngineSetting
 from kvbench.errors import UsageError
+from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.text import counted, ends
 from kvbench.tune.answer import Answer, workload_of
 from kvbench.tune.fit import sms_of
-from kvbench.tune.table import Choice
 from kvbench.units import size_words
 
 _LEAST_SHAPES: Final = 10

@@ -17,10 +17,10 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
+from kvbench.policy import AUTO, CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice, Policy, Table
 from kvbench.results import Run, check_one_clock
 from kvbench.results.frame import unqueued
 from kvbench.text import MAX_LINE
-from kvbench.tune.table import AUTO, CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice, Policy, Table
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.models.geometry import ModelSwap
+from kvbench.policy import Choice
 from kvbench.tune.answer import Answer
 from kvbench.tune.fit import sms_of
 from kvbench.tune.rule import SmallestRule
-from kvbench.tune.table import Choice
 from kvbench.units import gigabytes_per_second
 
 

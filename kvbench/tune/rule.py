@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 from kvbench.analysis.compare import compare_visits
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction
+from kvbench.policy import Choice
 from kvbench.tune.answer import Answer, by_kind
 from kvbench.tune.fit import Kind, preference, standard_errors
-from kvbench.tune.table import Choice
 
 # The maximum loss at one shape, in another run too; on average it is `TIED`.
 WORST: Final = 0.10

@@ -16,18 +16,16 @@ from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.policy import Choice
 from kvbench.results import Visit
 from kvbench.tune.answer import Answer
 from kvbench.tune.fit import FRESH_FROM, Arms, Decision, choice_at, decide, decide_all, preference
 from kvbench.tune.rule import rule_of
-from kvbench.tune.table import Choice
 
 # The visits between two halvings: one slow visit drops nothing.
 STAGE_VISITS: Final = 2
 # Visits per candidate of the first sizes, including those of the sizes between them and the fresh ones.
 VISITS_PER_CANDIDATE: Final = 7.0
-# The time of a visit there, as a share of that of the plan: most visits are of the fastest candidates.
-VISIT_TIME: Final = 0.7
 # The maximum number of visits to choose by, for a point that is still open.
 MOST_ROUNDS: Final = 12
 BISECTIONS: Final = 2
@@ -37,6 +35,8 @@ Place = tuple[Direction, StreamState, int, int]  # with blocks and block bytes
 
 class Search:
     """A search among the cells of a plan; `note` takes the results, `stages` yields the next visits."""
+
+    visit_time = 0.7  # as a share of that of the plan: most visits are of the fastest candidates
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 from kvbench.cells.axes import StreamState
+from kvbench.policy import load_policy
 from kvbench.results import Visit, load_run
-from kvbench.tune.table import load_policy
 from tests.command import error_line, kvbench, kvbench_here
 
 SMALL = ("--device=cpu", "-a", "blocks=4", "-a", "block_size=4KiB,64KiB", "-a", "pool=4MiB", "-a", "direction=h2d")

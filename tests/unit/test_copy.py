@@ -18,7 +18,7 @@ from kvbench.copy import BlockCopier
 from kvbench.engine.device import Buffer, Device, EngineError, MemoryKind, Stream, copier_swap, open_device
 from kvbench.engine.faults import FaultPlan
 from kvbench.errors import UsageError
-from kvbench.tune.table import Policy, Table
+from kvbench.policy import Policy, Table
 from tests.swaps import MixedSwap, mixed_swap
 
 Words = NDArray[np.int64]

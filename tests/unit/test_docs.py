@@ -19,10 +19,10 @@ from kvbench.errors import ExitCode
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.outcomes import QUANTITIES
 from kvbench.gate.rules import load_rules
+from kvbench.policy import load_policy
 from kvbench.results import COLUMNS, RunInfo
 from kvbench.results.schema import SAMPLE_COLUMNS, EffectivePath
 from kvbench.sweep.config import load_config, shipped_configs
-from kvbench.tune.table import load_policy
 from tests.command import kvbench_here
 from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks
 from tests.docs.reference import leaves

@@ -14,13 +14,13 @@ from markupsafe import Markup
 
 from kvbench.analysis.intervals import Floats
 from kvbench.cells.cell import AXES
+from kvbench.policy import AUTO
 from kvbench.report.charts.palette import Ink
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Chart
 from kvbench.report.view import HOST_COPIES, View
 from kvbench.results.schema import SAMPLE_COLUMNS
 from kvbench.text import short
-from kvbench.tune.table import AUTO
 
 _DIGITS: Final = 4
 _WORDS: Final = ("status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id")

@@ -6,6 +6,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.errors import UsageError
+from kvbench.policy import AUTO, Choice, Policy
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_words
 from kvbench.report.select import where
@@ -14,7 +15,6 @@ from kvbench.report.view import View
 from kvbench.text import convert, short
 from kvbench.tune.answer import words_of
 from kvbench.tune.fit import choice_of, tried
-from kvbench.tune.table import AUTO, Choice, Policy
 
 CLOSE: Final = 0.97
 _MOST_SHOWN: Final = 12

@@ -8,6 +8,7 @@ import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
+from kvbench.policy import AUTO
 from kvbench.report.curves import (
     MIN_SIZES,
     RateCurve,
@@ -34,7 +35,6 @@ from kvbench.report.tables import (
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
 from kvbench.text import a_stream, ends, short
-from kvbench.tune.table import AUTO
 from kvbench.units import two_digits
 
 _NO_CLIFF = (

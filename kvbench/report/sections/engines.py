@@ -7,6 +7,7 @@ from typing import Final
 from kvbench.analysis.compare import compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.errors import UsageError
+from kvbench.policy import Choice
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, size
 from kvbench.report.select import where
@@ -16,7 +17,6 @@ from kvbench.results.frame import unqueued
 from kvbench.text import counted, ends
 from kvbench.tune.answer import Answer, answers_of, by_kind
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES, Engine, shipped_choice
-from kvbench.tune.table import Choice
 from kvbench.units import format_size
 
 _WEIGHT: Final = 0.3  # that two calls of one function agree is a check, not an effect

@@ -17,10 +17,10 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
+from kvbench.policy import Policy, Table, load_policy
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run
 from kvbench.text import convert
-from kvbench.tune.table import Policy, Table, load_policy
 from tests import markdown, synthetic
 from tests.command import BRIEF, error_line, failures, kvbench_here, records, tiny
 from tests.strategies import H200, H200_BACKENDS

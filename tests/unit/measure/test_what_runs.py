@@ -26,7 +26,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("sweep/spec.py", True),  # defaults of sampling
         ("run/execution.py", True),  # repeats of disturbed visits
         ("run/worker_process.py", True),  # the environment of workers
-        ("tune/table.py", True),  # policies
+        ("policy.py", True),  # policies
         ("report/numbers.py", False),
         ("cli/show.py", False),
     ],

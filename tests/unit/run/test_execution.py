@@ -91,6 +91,7 @@ class Stopped:
     """A search that is interrupted before its first visit."""
 
     expected_visits = 1
+    visit_time = 1.0
 
     def stages(self) -> Any:
         raise KeyboardInterrupt

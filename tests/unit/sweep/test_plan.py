@@ -14,10 +14,10 @@ from kvbench.cells.facts import BackendFacts, DeviceFacts, SmsRow, pool_rows
 from kvbench.cells.filter import Filter
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
+from kvbench.policy import AUTO, Policy, Table
 from kvbench.sweep.estimate import estimate_seconds
 from kvbench.sweep.plan import Plan, expand, footprint, visits
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec
-from kvbench.tune.table import AUTO, Policy, Table
 from tests.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
 
 HEEDED = [name for name, axis in AXES.items() if axis.depends_on_backend]

@@ -13,9 +13,9 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
+from kvbench.policy import Choice, load_policy
 from kvbench.results import Record, Run, load_run
 from kvbench.tune.answer import Answer, answers_of, open_points, workload_of
-from kvbench.tune.table import Choice, load_policy
 from tests import synthetic
 
 KIB = 1024

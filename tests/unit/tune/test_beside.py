@@ -12,9 +12,9 @@ from kvbench.cells.axes import Direction, Neighbour, Order, Priority
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import UsageError
+from kvbench.policy import Choice
 from kvbench.results import Record, Run, load_run
 from kvbench.tune.beside import BesideAnswer, answers_beside
-from kvbench.tune.table import Choice
 from tests import synthetic
 
 SM = Cell("sm", Direction.D2H, 4096, 16384, sms=2, neighbour=Neighbour.DECODE)

@@ -15,10 +15,10 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
+from kvbench.policy import Choice, Policy
 from kvbench.results import Record, Run, load_run
 from kvbench.text import convert
 from kvbench.tune.fit import Arms, Point, candidates, decide_all, policy_of
-from kvbench.tune.table import Choice, Policy
 from tests import synthetic
 
 KIB = 1024

@@ -16,11 +16,11 @@ from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cli.main import app
+from kvbench.policy import Choice, load_policy
 from kvbench.results import Run, load_run
 from kvbench.tune.answer import answers_of
 from kvbench.tune.headline import summary
 from kvbench.tune.rule import WORST, SmallestRule, rule_of
-from kvbench.tune.table import Choice, load_policy
 from tests import synthetic
 
 KIB = 1024

@@ -13,10 +13,10 @@ from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
+from kvbench.policy import Choice
 from kvbench.tune.answer import Answer
 from kvbench.tune.fit import FRESH_FROM, choice_at, decide, decide_all
 from kvbench.tune.search import MOST_ROUNDS, Search
-from kvbench.tune.table import Choice
 from tests import synthetic
 
 KIB = 1024

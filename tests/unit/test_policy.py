@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
+from kvbench.policy import Choice, Policy, Table, load_policy
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
-from kvbench.tune.table import Choice, Policy, Table, load_policy
 
 H2D, D2H, IDLE, BUSY = Direction.H2D, Direction.D2H, StreamState.IDLE, StreamState.BUSY
 

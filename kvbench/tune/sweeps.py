@@ -8,12 +8,12 @@ from typing import Final
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
+from kvbench.policy import Choice
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import SweepSpec, parse_assignments
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
 from kvbench.tune.fit import choice_at
 from kvbench.tune.search import Search
-from kvbench.tune.table import Choice
 from kvbench.units import KIB
 
 _SHAPES: Final = {
