@@ -25,7 +25,8 @@ from kvbench.gate.visit_times import (
     values_of,
 )
 from kvbench.results import Ceiling, Control, Failure, Run, Skip, Visit
-from kvbench.results.schema import NO_FIGURE, EffectivePath
+from kvbench.results.columns import NO_FIGURE
+from kvbench.results.schema import EffectivePath
 
 
 @dataclass(frozen=True, slots=True)

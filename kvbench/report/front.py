@@ -12,7 +12,7 @@ from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.tables import rows_of
 from kvbench.report.view import HOST_COPIES, MOVED, View, ceiling_of, faults_of, moved_ceilings, warnings_of
 from kvbench.results import COLUMNS, Note, Visit
-from kvbench.results.schema import NO_FIGURE
+from kvbench.results.columns import NO_FIGURE
 from kvbench.text import short
 from kvbench.tune.headline import summary
 

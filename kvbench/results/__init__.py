@@ -1,9 +1,9 @@
 """A run on disk: its schema, its journal, its directory (rundir) and its DataFrame (frame)."""
 
+from kvbench.results.columns import COLUMNS
 from kvbench.results.rundir import Run, RunWriter, check_one_clock, load_run
 from kvbench.results.schema import (
     CLOCK,
-    COLUMNS,
     SCHEMA,
     Beside,
     Ceiling,

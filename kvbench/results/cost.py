@@ -5,7 +5,7 @@ bursts, or hold the device up now and then, most iterations are as fast as ever,
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,8 +13,10 @@ import numpy as np
 
 from kvbench.analysis.compare import paired_interval
 from kvbench.analysis.curves import pareto_edge
+from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
-from kvbench.results.schema import Beside, Visit
+from kvbench.cells.cell import Cell
+from kvbench.results.schema import Beside, Samples, Visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +119,68 @@ def _between(costs: Mapping[str, Mapping[int, Cost]], cells: tuple[str | None, .
     centre, low, high = np.exp(paired_interval(-np.log1p(-(first + share * (last - first)))))
     known = np.isfinite(high)
     return AtRate(float(centre), float(low) if known else np.nan, float(high) if known else np.nan, cells)
+
+
+def neighbour_figures(turns: Sequence[Beside]) -> dict[str, float]:
+    """Return the figures of a cell's neighbour, by column of the summary; none if no visit has them."""
+    both = [(turn, cost) for turn in turns if (cost := cost_of(turn)) is not None]
+    if not both:
+        return {}
+    costs = [cost for _, cost in both]
+    found: dict[str, float] = {}
+    for which in ("alone_us", "beside_us"):
+        times = [getattr(turn, f"neighbour_{which}") for turn, _ in both]
+        every, suffix = np.concatenate(times), which.removeprefix("beside_")
+        p50, p99 = np.quantile(every, (0.5, 0.99)).tolist()
+        found |= {f"neighbour_{which}": float(np.median([np.mean(own) for own in times]))}
+        found |= {f"neighbour_p50_{suffix}": p50, f"neighbour_p99_{suffix}": p99}
+        found |= {f"neighbour_worst_{suffix}": float(every.max())}
+    gbps = np.array([cost.gbps for cost in costs])
+    slowdown = paired_interval(np.log([cost.slowdown for cost in costs]))
+    exposure = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))
+    return {
+        **found,
+        **_with_ends("neighbour_slowdown", math.exp(slowdown[0]), [math.exp(end) for end in slowdown[1:]]),
+        "neighbour_slowdown_median": math.exp(paired_interval(np.log([cost.slowdown_median for cost in costs]))[0]),
+        "neighbour_slowdown_p99": found["neighbour_p99_us"] / found["neighbour_p99_alone_us"],
+        "neighbour_slowdown_worst": found["neighbour_worst_us"] / found["neighbour_worst_alone_us"],
+        **_with_ends("exposure_us_per_gb", exposure[0], exposure[1:]),
+        "swaps_alone_gbps": _median_of(turns, "swaps_alone_gbps"),
+        **_with_ends("swaps_beside_gbps", float(np.median(gbps)), median_interval(gbps)),
+        "one_block_alone_us": _median_of(turns, "one_block_alone_us"),
+        "one_block_beside_us": _median_of(turns, "one_block_beside_us"),
+        "swap_start_delay_us": _delay_us(turns, "one_block"),
+        "swap_delay_us": _delay_us(turns, "swaps"),
+    }
+
+
+def layer_figures(cell: Cell, visits: Sequence[Visit]) -> dict[str, float]:
+    """Return the figures of a cell's layers, by column of the summary; none if it has none."""
+    if not cell.layers:
+        return {}
+    samples = [visit.samples for visit in visits]
+    times = {name: _median_of(samples, name) for name in ("first_layer_us", "slowest_gap_us")}
+    shares = [share for visit in visits if (share := hidden_share(visit.beside)) is not None]
+    interval = median_interval(np.array(shares)) if shares else (math.nan, math.nan)
+    return times | _with_ends("hidden_share", median_or_nan(shares), interval)
+
+
+def median_or_nan(values: Iterable[float]) -> float:
+    """Return the median, nan of no values."""
+    return float(np.median(list(values) or [math.nan]))
+
+
+def _delay_us(turns: Sequence[Beside], name: str) -> float:
+    """Return the median of the visits' differences beside the neighbour; nan without any."""
+    times = [(getattr(turn, f"{name}_beside_us"), getattr(turn, f"{name}_alone_us")) for turn in turns]
+    return median_or_nan(np.median(beside) - np.median(alone) for beside, alone in times if alone)
+
+
+def _median_of(turns: Sequence[Beside | Samples], name: str) -> float:
+    return median_or_nan(np.median(values) for turn in turns if (values := getattr(turn, name)))
+
+
+def _with_ends(name: str, value: float, ends: Sequence[float]) -> dict[str, float]:
+    """Return a figure and the ends of its interval, nan where there is none."""
+    low, high = ends if np.isfinite(ends).all() else (math.nan, math.nan)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}

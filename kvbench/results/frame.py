@@ -12,47 +12,26 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from kvbench.analysis.compare import paired_interval
 from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartiles, median_interval
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
-from kvbench.results.cost import cost_of, hidden_share
+from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
+from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
 from kvbench.results.reach import Reach
 from kvbench.results.schema import (
-    COLUMNS,
-    NO_FIGURE,
-    SAMPLE_COLUMNS,
-    Beside,
     CellRecord,
     Failure,
     Record,
     RunInfo,
-    Samples,
     Skip,
     Visit,
 )
 
-TIMES: Final = ("caller_us", "gpu_us", "wall_us", "cpu_us", "swap_us")
-_RAW: Final = tuple(name for name in SAMPLE_COLUMNS if name != "swap_us")
-_AXIS_COLUMNS: Final = tuple(column for axis in AXES.values() for column in axis.columns)
-_NUMBERS: Final = tuple(axis.field for axis in AXES.values() if axis.number)
 # Separates the texts of one column that differ between visits; the most frequent path comes first.
 BETWEEN: Final = "; "
 _FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
-# Columns of text and of whole numbers beside those of the axes; all others are float64.
-_TEXT: Final = (
-    "device", "status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id", "command",
-)  # fmt: skip
-_WHOLE: Final = ("swap_bytes", "samples", "rounds", "outliers", "repeated", "disturbed", "verified_bytes")
-_ENDS: Final = ("cell_id", "command")
-_COLUMNS: Final = (
-    "device",
-    *_AXIS_COLUMNS,
-    *(name for name in COLUMNS if name not in ("device", *_AXIS_COLUMNS, *_ENDS)),
-    *_ENDS,
-)
 _ORDER: Final = tuple(
     AXES[name].columns[-1]
     for role in (Role.SERIES, Role.SHAPE, Role.SIDE, Role.QUEUE, Role.BESIDE)
@@ -72,7 +51,7 @@ def summarize(
     limits = {way: median(rates) for way, rates in ceilings.items() if rates}
     measured = [cell for cell, story in histories.items() if _status(story) == "ok"]
     rows = [_words(cell, story) | _limits(cell, limits, roofs) for cell, story in histories.items()]
-    frame = pd.DataFrame(rows, columns=list(_COLUMNS))
+    frame = pd.DataFrame(rows, columns=list(TYPES))
     figures = _figures(measured, samples).reindex(frame.index)
     frame[figures.columns] = figures
     frame["device"] = _device_label(info)
@@ -89,7 +68,7 @@ def summarize(
         frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
-    typed = _typed(frame[list(_COLUMNS)]).sort_values(list(_ORDER), ignore_index=True)
+    typed = _typed(frame[list(TYPES)]).sort_values(list(_ORDER), ignore_index=True)
     return typed.copy()  # consolidates columns of one type: pandas warns about more than a hundred blocks
 
 
@@ -157,7 +136,7 @@ def long_samples(records: Sequence[Record]) -> pd.DataFrame:
         "round": rounds[owner],
         "sample": np.arange(len(owner)) - first[owner],
     }
-    raw = {name: _gather(visits, name) for name in _RAW}
+    raw = {name: _gather(visits, name) for name in SAMPLE_COLUMNS if name != "swap_us"}
     clocks = np.array([visit.cell.stream_state.swap_clock for visit in visits], dtype=str)[owner]
     raw["swap_us"] = np.where(clocks == "wall_us", raw["wall_us"], raw["gpu_us"])
     frame = pd.DataFrame(columns | {name: raw[name] for name in SAMPLE_COLUMNS})
@@ -202,17 +181,17 @@ def _words(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
     status = _status(story)
     return (
         cell.spelled_out()
-        | {name: getattr(cell, name) for name in _NUMBERS}
+        | {axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number}
         | {
-            **_layers(cell, visits),
-            **_beside([visit.beside for visit in visits if visit.beside is not None]),
+            **layer_figures(cell, visits),
+            **neighbour_figures([visit.beside for visit in visits if visit.beside is not None]),
             "swap_bytes": cell.swap_bytes,
             "status": status,
             "reason": None if status == "ok" else _joined(reasons) or "no reason recorded",
             "rounds": len(visits),
             "path": _joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
             "staging_bytes": max((visit.staging_bytes or 0 for visit in visits), default=0) or math.nan,
-            "sm_us": float(np.median([visit.sm_us for visit in visits if visit.sm_us is not None] or [math.nan])),
+            "sm_us": median_or_nan(visit.sm_us for visit in visits if visit.sm_us is not None),
             "chosen": _joined(visit.chosen for visit in visits if visit.chosen is not None),
             "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
             "stopped_by": _joined(visit.stopped_by for visit in visits),
@@ -224,70 +203,6 @@ def _words(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:
             "command": next((failure.command for failure in failures), cell.command()),
         }
     )
-
-
-def _beside(turns: Sequence[Beside]) -> dict[str, float]:
-    """Return the figures of the cell's neighbour; none if no visit has them."""
-    both = [(turn, cost) for turn in turns if (cost := cost_of(turn)) is not None]
-    if not both:
-        return {}
-    costs = [cost for _, cost in both]
-    alone, beside = [turn.neighbour_alone_us for turn, _ in both], [turn.neighbour_beside_us for turn, _ in both]
-    all_alone, all_beside = np.concatenate(alone), np.concatenate(beside)
-    (p50_alone_us, p99_alone_us), (p50_us, p99_us) = (
-        np.quantile(times, (0.5, 0.99)).tolist() for times in (all_alone, all_beside)
-    )
-    gbps = np.array([cost.gbps for cost in costs])
-    slowdown = paired_interval(np.log([cost.slowdown for cost in costs]))
-    exposure = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))
-    return {
-        "neighbour_alone_us": float(np.median([np.mean(times) for times in alone])),
-        "neighbour_beside_us": float(np.median([np.mean(times) for times in beside])),
-        "neighbour_p50_alone_us": p50_alone_us,
-        "neighbour_p50_us": p50_us,
-        "neighbour_p99_alone_us": p99_alone_us,
-        "neighbour_p99_us": p99_us,
-        "neighbour_worst_alone_us": float(all_alone.max()),
-        "neighbour_worst_us": float(all_beside.max()),
-        **_with_ends("neighbour_slowdown", math.exp(slowdown[0]), [math.exp(end) for end in slowdown[1:]]),
-        "neighbour_slowdown_median": math.exp(paired_interval(np.log([cost.slowdown_median for cost in costs]))[0]),
-        "neighbour_slowdown_p99": p99_us / p99_alone_us,
-        "neighbour_slowdown_worst": float(all_beside.max() / all_alone.max()),
-        **_with_ends("exposure_us_per_gb", exposure[0], exposure[1:]),
-        "swaps_alone_gbps": _median_of(turns, "swaps_alone_gbps"),
-        **_with_ends("swaps_beside_gbps", float(np.median(gbps)), median_interval(gbps)),
-        "one_block_alone_us": _median_of(turns, "one_block_alone_us"),
-        "one_block_beside_us": _median_of(turns, "one_block_beside_us"),
-        "swap_start_delay_us": _delay_us(turns, "one_block"),
-        "swap_delay_us": _delay_us(turns, "swaps"),
-    }
-
-
-def _layers(cell: Cell, visits: Sequence[Visit]) -> dict[str, float]:
-    """Return the figures of the cell's layers; none if it has none."""
-    if not cell.layers:
-        return {}
-    samples = [visit.samples for visit in visits]
-    times = {name: _median_of(samples, name) for name in ("first_layer_us", "slowest_gap_us")}
-    shares = [share for visit in visits if (share := hidden_share(visit.beside)) is not None]
-    interval = median_interval(np.array(shares)) if shares else (math.nan, math.nan)
-    return times | _with_ends("hidden_share", float(np.median(shares or [math.nan])), interval)
-
-
-def _delay_us(turns: Sequence[Beside], name: str) -> float:
-    """Return the median of the visits' differences beside the neighbour; nan without any."""
-    times = [(getattr(turn, f"{name}_beside_us"), getattr(turn, f"{name}_alone_us")) for turn in turns]
-    return float(np.median([np.median(beside) - np.median(alone) for beside, alone in times if alone] or [math.nan]))
-
-
-def _with_ends(name: str, value: float, ends: Sequence[float]) -> dict[str, float]:
-    """Return a figure and the ends of its interval, nan where there is none."""
-    low, high = ends if np.isfinite(ends).all() else (math.nan, math.nan)
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
-
-
-def _median_of(turns: Sequence[Beside | Samples], name: str) -> float:
-    return float(np.median([np.median(values) for turn in turns if (values := getattr(turn, name))] or [math.nan]))
 
 
 def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
@@ -355,7 +270,5 @@ def _joined(texts: Any) -> str | None:
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give every column one type, independent of the run's content: text, Int64, or float64."""
-    frame["samples"] = frame["samples"].fillna(0)
-    kinds: dict[str, Any] = dict.fromkeys(_COLUMNS, "float64") | dict.fromkeys((*_AXIS_COLUMNS, *_TEXT), "str")
-    return frame.astype(kinds | dict.fromkeys((*_NUMBERS, *_WHOLE), "Int64"))
+    """Give every column one type, independent of the run's content."""
+    return frame.assign(samples=frame["samples"].fillna(0)).astype(TYPES)

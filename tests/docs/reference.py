@@ -19,7 +19,8 @@ from kvbench.gate.judgement import VERDICTS, GateVerdict
 from kvbench.gate.outcomes import QUANTITIES
 from kvbench.gate.rules import KEYS
 from kvbench.results import COLUMNS, RunInfo
-from kvbench.results.schema import SAMPLE_COLUMNS, Record
+from kvbench.results.columns import SAMPLE_COLUMNS
+from kvbench.results.schema import Record
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
 from kvbench.sweep.installed import installed
 from kvbench.sweep.plan import FREE_SHARE

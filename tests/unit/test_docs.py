@@ -21,7 +21,8 @@ from kvbench.gate.outcomes import QUANTITIES
 from kvbench.gate.rules import load_rules
 from kvbench.policy import load_policy
 from kvbench.results import COLUMNS, RunInfo
-from kvbench.results.schema import SAMPLE_COLUMNS, EffectivePath
+from kvbench.results.columns import SAMPLE_COLUMNS
+from kvbench.results.schema import EffectivePath
 from kvbench.sweep.config import load_config, shipped_configs
 from tests.command import kvbench_here
 from tests.docs.blocks import DOCUMENTS, MAKERS, OTHERS, ROOT, filled, names_of, without_blocks

@@ -19,7 +19,7 @@ from kvbench.report.charts.palette import Ink
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Chart
 from kvbench.report.view import HOST_COPIES, View
-from kvbench.results.schema import SAMPLE_COLUMNS
+from kvbench.results.columns import SAMPLE_COLUMNS
 from kvbench.text import short
 
 _DIGITS: Final = 4

@@ -1,0 +1,151 @@
+"""The columns of the summary and of the samples: their order, their types and their meaning."""
+
+from typing import Final
+
+from kvbench.cells.cell import AXES
+
+NO_FIGURE: Final = (
+    "the delay did not outlast preparation and submission in every sample, so execution could not be measured "
+    "separately"
+)
+
+TIMES: Final = {
+    "caller_us": "host time that a swap takes from the thread that makes it, from the caller's arrays to the return of "
+    "the last call: preparation (sorting, tables, uploads) and submission, with any wait for room in the driver's "
+    "queue",
+    "gpu_us": "time between the CUDA events around the swap on a busy stream, with the descriptor upload, without "
+    "preparation and submission; empty on an idle stream, where no event has a time stamp",
+    "wall_us": "host clock from the caller's arrays until the host sees completion; on a busy stream with the rest of "
+    "the delay kernel and of queued swaps; for sustained swaps, like all times, what one more swap adds to a chain",
+    "cpu_us": "CPU time of the thread inside caller_us; on an idle stream the smaller of caller_us and the thread's "
+    "CPU time until completion",
+    "swap_us": "the time that GB/s are computed from: wall_us on an idle stream (latency), gpu_us on a busy one "
+    "(execution), the wall_us of one more swap in a chain (sustained); empty on a busy stream unless the delay "
+    "outlasted the submission in every sample",
+}
+
+SAMPLE_COLUMNS: Final[dict[str, str]] = TIMES | {
+    "pending_before": "1 if the start event had not retired at the call: the stream was busy",
+    "pending_after": "1 if it had not retired when the call returned: gpu_us is execution only; 0 on an idle stream",
+    "depth_held": "1 if no queued swap had started at the call: all of them were waiting; empty if no swap was queued",
+}
+
+
+def _with_interval(name: str, meaning: str) -> dict[str, str]:
+    """Return the meaning of a figure and of the ends of its interval."""
+    return {
+        name: meaning,
+        f"{name}_low": "lower end of its 95% interval, from the visits; empty with fewer than six",
+        f"{name}_high": "upper end of that interval",
+    }
+
+
+COLUMNS: Final[dict[str, str]] = {
+    "device": "cuda:N, or cpu (host copies, no GPU)",
+    "cell_id": "twelve hex digits that depend only on the cell's axes",
+    "block_bytes": "bytes of one descriptor (block_size as a number)",
+    "swap_bytes": "bytes per swap",
+    "status": "ok, no figure (samples, but no GB/s), failed (no timings) or skipped",
+    "reason": "why the cell has no figure, failed or was skipped",
+    "samples": "samples of the cell, all rounds together",
+    "rounds": "visits with these samples",
+    "outliers": "samples more than 5 robust standard deviations (MAD) from the median of their visit, if it has 6",
+    **{
+        f"{name}_{part}": f"{words} {name}: {text}"
+        for name, text in TIMES.items()
+        for part, words in (
+            ("median", "median of the visits' medians of"),
+            ("q1", "lower quartile of the samples'"),
+            ("q3", "upper quartile of the samples'"),
+        )
+    },
+    "swap_us_low": "lower end of the 95% interval of swap_us_median, from the visits; empty with fewer than six",
+    "swap_us_high": "upper end of that interval",
+    "gbps": "GB/s (10^9 bytes per second) at the median of swap_us",
+    "gbps_q1": "GB/s at the upper quartile of swap_us",
+    "gbps_q3": "GB/s at the lower quartile of swap_us",
+    "gbps_low": "GB/s at swap_us_high",
+    "gbps_high": "GB/s at swap_us_low",
+    "latency_gbps": "gbps of one swap on an idle stream, from wall_us: with preparation and submission",
+    "execution_gbps": "gbps after a delay that outlasted preparation and submission in every sample, from gpu_us, "
+    "which contains neither; else empty",
+    "sustained_gbps": "gbps of consecutive swaps: the slope of wall_us over the number of swaps",
+    "neighbour_alone_us": "mean time of the neighbour's iterations in a visit, without swaps; median of the visits",
+    "neighbour_beside_us": "the same beside swaps",
+    "neighbour_p50_alone_us": "median of its iterations without swaps, all visits together",
+    "neighbour_p50_us": "the same beside swaps",
+    "neighbour_p99_alone_us": "99th percentile of its iterations without swaps, all visits together",
+    "neighbour_p99_us": "the same beside swaps",
+    "neighbour_worst_alone_us": "the longest of its iterations without swaps",
+    "neighbour_worst_us": "the same beside swaps",
+    **_with_interval(
+        "neighbour_slowdown", "neighbour_beside_us / neighbour_alone_us, visit by visit: the centre of these pairs"
+    ),
+    "neighbour_slowdown_median": "the same by the medians of the iterations: does not see a few long ones",
+    "neighbour_slowdown_p99": "neighbour_p99_us over the 99th percentile without swaps",
+    "neighbour_slowdown_worst": "neighbour_worst_us over the longest iteration without swaps",
+    **_with_interval(
+        "exposure_us_per_gb",
+        "time that the neighbour lost, in microseconds per GB (10^9 bytes) swapped beside it: "
+        "10^6 (1 - 1 / neighbour_slowdown) / swaps_beside_gbps, visit by visit, the centre of the visits",
+    ),
+    "swaps_alone_gbps": "median GB/s of swaps without the neighbour, over whole turns with the gaps between swaps",
+    **_with_interval("swaps_beside_gbps", "the same beside the neighbour"),
+    "one_block_alone_us": "median wall time of a one-block swap without the neighbour: the start-up time of a swap",
+    "one_block_beside_us": "the same beside the neighbour",
+    "swap_start_delay_us": "how much later a swap starts beside the neighbour: median of one_block_beside_us - "
+    "one_block_alone_us, visit by visit; negative if it starts earlier",
+    "swap_delay_us": "how much later a swap completes beside the neighbour, from its submission: difference of the "
+    "median wall times, visit by visit; empty in runs that did not keep them",
+    "first_layer_us": "time from the caller's arrays until the first layer has arrived: median of the visits' medians; "
+    "the last has arrived after swap_us",
+    "slowest_gap_us": "the longest time between the arrivals of two consecutive layers of a swap: median of the "
+    "visits' medians",
+    **_with_interval(
+        "hidden_share",
+        "share of the swaps' time that a step hides whose layers wait for them, 1 - (step with swaps - step alone) / "
+        "swaps alone: median of the visits, each by the medians of its samples",
+    ),
+    "ceiling_gbps": "median GB/s of large plain copies in the same direction of the same run",
+    "ceiling_share": "gbps / ceiling_gbps",
+    "limit_blocks_per_s": "the translation limit: the highest rate of scattered small blocks that SM copies reached "
+    "in this direction of the same run; empty if no limit is in reach, or if the run did not measure it",
+    "roof_gbps": "the roof of this cell: GB/s of large SM copies (for a kernel) or ceiling_gbps, limited to "
+    "limit_blocks_per_s blocks per second if the blocks are scattered over 1 GiB or more",
+    "roof_share": "gbps / roof_gbps",
+    "path": "effective path: the mechanism that moved the bytes; if visits differ, the most frequent one comes first",
+    "staging_bytes": "device memory that a staged swap takes beside its blocks; empty for others",
+    "sm_us": "SM time of a staged swap: how long its kernels ran, times their SM count; median of the visits, empty "
+    "for others",
+    "chosen": "the choice of auto for the cell: a backend and its axes",
+    "order_note": 'marks an access order that needs care ("any on d2h")',
+    "state_held": "share of samples in which the stream was in the requested state",
+    "execution_only": "busy stream: share of samples whose gpu_us is execution only (pending_after)",
+    "depth_held": "share of samples in which no queued swap had started at the call; empty if no swap was queued",
+    "stopped_by": "what ended the visits: max_samples or time (cell_seconds)",
+    "repeated": "disturbed visits that were repeated; the last attempt counts",
+    "disturbed": "disturbed visits that count",
+    "verified_bytes": "bytes compared after the copies, all visits together",
+    "warnings": "warnings about this cell",
+    "command": "the command that measures only this cell",
+}
+
+# Columns of text and of whole numbers beside those of the axes; all others are float64.
+_TEXT: Final = (
+    "device", "status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id", "command",
+)  # fmt: skip
+_WHOLE: Final = ("swap_bytes", "samples", "rounds", "outliers", "repeated", "disturbed", "verified_bytes")
+_AXES: Final = {column: "str" for axis in AXES.values() for column in axis.columns} | {
+    axis.field: "Int64" for axis in AXES.values() if axis.number
+}
+_OTHERS: Final = {
+    name: "str" if name in _TEXT else "Int64" if name in _WHOLE else "float64" for name in COLUMNS if name not in _AXES
+}
+_ENDS: Final = ("cell_id", "command")
+# Column of the summary -> type, in order: the device, the axes, the figures, what names the cell.
+TYPES: Final[dict[str, str]] = {
+    "device": "str",
+    **_AXES,
+    **{name: kind for name, kind in _OTHERS.items() if name not in _ENDS},
+    **dict.fromkeys(_ENDS, "str"),
+}
