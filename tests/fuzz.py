@@ -31,12 +31,13 @@ from unittest import mock
 import tomli_w
 
 from kvbench.cells.cell import AXES
+from kvbench.cells.facts import BackendFacts
 from kvbench.cli import main
 from kvbench.errors import ExitCode, UsageError
 from kvbench.files import shipped_folder
 from kvbench.report import build
 from kvbench.results import Visit, load_run
-from kvbench.run import runner
+from kvbench.run import opening, runner
 from kvbench.run.protocol import Opened
 from tests.command import KVBENCH, tiny
 from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
@@ -433,13 +434,15 @@ def _standing_in(identity: dict[str, Any]) -> Iterator[None]:
     def hang(*_: object) -> None:
         raise Hang
 
+    def known() -> tuple[dict[str, BackendFacts], list[str]]:
+        return {facts.name: facts for facts in CPU_BACKENDS}, []
+
     before = signal.signal(signal.SIGALRM, hang)
     try:
         with (
-            mock.patch.object(runner, "WorkerSlot", FakeSlot),
-            mock.patch.object(runner, "installed", return_value=({facts.name: facts for facts in CPU_BACKENDS}, [])),
-            mock.patch.object(runner, "asked_for", return_value=[]),
-            mock.patch.object(runner, "_identity", return_value=identity),
+            mock.patch.multiple(runner, WorkerSlot=FakeSlot, installed=known, identity_of=lambda _: identity),
+            mock.patch.multiple(opening, WorkerSlot=FakeSlot, installed=known, identity_of=lambda _: identity),
+            mock.patch.object(opening, "asked_for", return_value=[]),
             mock.patch.dict(os.environ),
         ):
             os.environ.pop(main.TRACEBACK_VARIABLE, None)

@@ -122,7 +122,8 @@ def sweep(
 ) -> None:
     """Measure swaps of KV-cache blocks and write a run directory."""
     from kvbench.cli.progress import make_reporter
-    from kvbench.run.runner import nothing_to_measure, preview, resume_sweep
+    from kvbench.run.opening import nothing_to_measure
+    from kvbench.run.runner import preview, resume_sweep
     from kvbench.run.together import preview_together
 
     signal.signal(signal.SIGTERM, terminated)

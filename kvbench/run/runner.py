@@ -1,30 +1,24 @@
-"""Run a sweep: plan it, hold its worker, and resume an earlier run."""
+"""Preview a sweep, run it, and resume an earlier run."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
-import msgspec
-
-from kvbench._version import __version__
-from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DeviceFacts
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import PLUG_INS, differences, identity_hash
-from kvbench.machine.observation import identity
-from kvbench.policy import AUTO, NO_POLICY
-from kvbench.results import CLOCK, Run, RunInfo, RunWriter, Scalar, load_run
+from kvbench.results import Run, RunWriter, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import Retry
 from kvbench.run.execution import Execution, Observer, Outcome, Schedule
+from kvbench.run.opening import fitting, identity_of, opened_for, planned, run_info
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import Opened
-from kvbench.run.ranks import Rank, RankSlot
+from kvbench.run.ranks import Rank
 from kvbench.run.worker_process import WorkerSlot
-from kvbench.sweep.installed import asked_for, installed
+from kvbench.sweep.installed import installed
 from kvbench.sweep.plan import Plan, expand
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
@@ -32,7 +26,7 @@ from kvbench.text import convert
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
     """Plan `spec` on one device without measuring; return the plan and the opened device. Raises KvbenchError."""
-    with _opened(spec) as (_, opened):
+    with opened_for(spec) as (_, opened):
         return expand(spec, opened.device, opened.backends), opened
 
 
@@ -60,39 +54,11 @@ def start_sweep(
     `scheduling` returns a schedule of the plan's cells, which chooses the cells to visit and how often. As one of
     several ranks, the sweep begins together with the others.
     """
-    with _opened(spec, rank) as (slot, opened):
+    with opened_for(spec, rank) as (slot, opened):
         plan = planned(spec, opened)
         with RunWriter.create(path, run_info(spec, opened, command)) as writer:
             schedule = None if scheduling is None else scheduling(plan.cells)
             return Execution(spec, plan, opened, writer, slot, observer, Progress(), schedule).run()
-
-
-def planned(spec: SweepSpec, opened: Opened) -> Plan:
-    """Return the plan of `spec` on an opened device; raises UsageError if it has no cell."""
-    plan = expand(spec, opened.device, opened.backends)
-    if not plan.cells:  # a run with only skipped cells is usually a mistake
-        raise nothing_to_measure(plan)
-    return plan
-
-
-def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
-    fields = _identity(opened)
-    return RunInfo(
-        clock=CLOCK,
-        kvbench=__version__,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=list(command),
-        spec=spec.to_plain(),
-        device=asdict(opened.device),
-        backends=opened.backends,
-        identity=fields,
-        identity_hash=identity_hash(fields),
-    )
-
-
-def nothing_to_measure(plan: Plan) -> UsageError:
-    reasons = "; ".join(dict.fromkeys(skip.reason for skip in plan.skipped)) or "no cell meets the filters"
-    return UsageError(f"nothing to measure: {reasons}")
 
 
 def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, retry_failed: bool = False) -> Outcome:
@@ -118,7 +84,7 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
             f"--resume {path}: the run is of another sweep; to continue it, leave out all other options"
         )
     _check_installed(run)
-    with _opened(spec) as (slot, opened):
+    with opened_for(spec) as (slot, opened):
         plan = plan_of(run, spec, opened)
         with RunWriter.reopen(path) as writer:
             # Read again: until the lock was taken, another process may have added to the run.
@@ -143,7 +109,7 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
 
     Raises MismatchError for another machine, or other backends.
     """
-    machine = {name: value for name, value in _identity(opened).items() if name != PLUG_INS}
+    machine = {name: value for name, value in identity_of(opened).items() if name != PLUG_INS}
     if PLUG_INS in run.info.identity:  # below, only the backends that the run uses are compared
         machine[PLUG_INS] = run.info.identity[PLUG_INS]
     if identity_hash(machine) != run.info.identity_hash:
@@ -166,47 +132,3 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
                 f"--resume {run.path}: backend {then.name} differs from that of the run ({why or 'it changed'})"
             )
     return plan
-
-
-@contextmanager
-def _opened(spec: SweepSpec, rank: Rank | None = None) -> Iterator[tuple[WorkerSlot, Opened]]:
-    """Yield the worker slot for `spec`, started, and what its worker found."""
-    known, clashes = installed()
-    backends = asked_for(spec, known)
-    with closing(WorkerSlot(spec, backends) if rank is None else RankSlot(spec, backends, rank)) as slot:
-        yield slot, fitting(spec, slot.start(), clashes)
-
-
-def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
-    """Return `found` with a note for every plug-in whose name clashes, and for a policy of another driver or none.
-
-    Raises UsageError for a policy of another device: the fastest choices differ between devices, so such a policy is no
-    better than none.
-    """
-    notes, policy = [*found.notes, *clashes], spec.policy
-    if policy is not None:
-        if policy.device != found.device.title:
-            raise UsageError(
-                f"policy: it was measured on {brief(policy.device)!r}, this is {found.device.title!r}; build one "
-                "here with kvbench tune RUN -p FILE"
-            )
-        driver = _identity(found).get("driver_version") or ""
-        if policy.driver != driver:
-            was, now = policy.driver or "none", driver or "none"
-            notes.append(f"the policy was measured with driver {was}, this is {now}: build a new one")
-        for name, value in policy.workload.items():
-            groups = [group for group in spec.groups if AUTO in group.get("backend", (AUTO,))]
-            others = {str(AXES[name].show(one)) for group in groups for one in group.get(name, ())} - {value}
-            if others:
-                now = ", ".join(sorted(others))
-                notes.append(f"the policy was measured with {name} {value}, this sweep has {now}: build a new one")
-    elif any(AUTO in group.get("backend", ()) for group in spec.groups):
-        notes.append(NO_POLICY)
-    return msgspec.structs.replace(found, notes=notes)
-
-
-def _identity(opened: Opened) -> dict[str, Scalar]:
-    device = opened.device
-    fields = identity(device.name, opened.engine_hash, pci_bus_id=opened.pci_bus_id, sm_count=device.sm_count)
-    packages = {facts.package for facts in opened.backends if not facts.package.startswith("kvbench==")} - {""}
-    return fields | ({PLUG_INS: ", ".join(sorted(packages))} if packages else {})
