@@ -4,19 +4,12 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kvbench.cells.axes import Direction, Neighbour
+from kvbench.cells.axes import Direction
 
 # Size of the plain copy that measures a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
 # Maximum of the CUDA driver; streams that share a queue block each other.
 HARDWARE_QUEUES: Final = 32
-# Minimum duration of a visit beside a neighbour: each turn needs iterations of the neighbour.
-LEAST_BESIDE_S: Final = 0.3
-# A step with this number of layers has those of Llama 3 70B on one of 8 ranks; other steps have those of Llama 3 8B.
-LAYERS_OF_70B: Final = 80
-LAYERS_OF_8B: Final = 32
-# Generous bound on the GPU memory of neighbours that run through torch, including torch itself; each of these models.
-TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.MEMORY: 3 << 30, Neighbour.DECODE: 22 << 30}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +98,3 @@ class DeviceFacts:
     batch_entry: str | None
     shared_bytes: int | None = None
     has_torch: bool = True
-
-
-def pool_rows(blocks: int) -> int:
-    """Return the rows of a memory pool for swaps of `blocks` blocks.
-
-    Spare rows keep a known pattern, which proves that a swap wrote nothing else.
-    """
-    return blocks + max(2, blocks // 16)

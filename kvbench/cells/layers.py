@@ -6,6 +6,9 @@ from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
 
 AT_ONCE: Final = "at-once"
+# A step with this number of layers has those of Llama 3 70B on one of 8 ranks; other steps have those of Llama 3 8B.
+LAYERS_OF_70B: Final = 80
+LAYERS_OF_8B: Final = 32
 STEPS: Final = (Neighbour.IDLE, Neighbour.DECODE)
 
 

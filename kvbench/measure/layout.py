@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import pool_rows
 from kvbench.cells.locality import sets_of
-from kvbench.cells.pattern import SHUFFLED, Pattern, Tensors
+from kvbench.cells.pattern import SHUFFLED, Pattern, Tensors, pool_rows
 
 Rows = NDArray[np.uint64]
 

@@ -11,7 +11,6 @@ from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.backends.split import create_launches
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import LEAST_BESIDE_S
 from kvbench.engine.device import STREAM_STATES, Queue, Sample, Swap, TimedRegion
 from kvbench.measure.bench import Bench, SetUp
 from kvbench.measure.beside import Flow, FlowSample, measure_beside
@@ -19,7 +18,7 @@ from kvbench.measure.layers import LayeredStep, LayeredSwap
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside, StopReason
-from kvbench.sweep.estimate import SHORT_CHAIN, WATCHED_SHARE
+from kvbench.sweep.estimate import LEAST_BESIDE_S, SHORT_CHAIN, WATCHED_SHARE
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
 

@@ -5,7 +5,6 @@ from typing import Final
 
 from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import LEAST_BESIDE_S
 from kvbench.cells.locality import sets_of
 from kvbench.sweep.spec import Sampling
 
@@ -13,6 +12,8 @@ from kvbench.sweep.spec import Sampling
 UNTIMED_SWAPS: Final = 6
 # Watched swaps for each sample: of a cell of six visits with 30 samples, one in ten thousand has none.
 WATCHED_SHARE: Final = 0.05
+# Minimum duration of a visit beside a neighbour: each turn needs iterations of the neighbour.
+LEAST_BESIDE_S: Final = 0.3
 # Swaps in the long and in the short chain of a sustained sample.
 CHAIN: Final = 8
 SHORT_CHAIN: Final = 2

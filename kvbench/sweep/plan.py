@@ -10,9 +10,9 @@ from typing import Final
 from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import CEILING_BYTES, LAYERS_OF_8B, LAYERS_OF_70B, TORCH_BYTES, BackendFacts, DeviceFacts
+from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.kernel_shape import RULE, KernelShape
-from kvbench.cells.layers import unfit
+from kvbench.cells.layers import LAYERS_OF_8B, LAYERS_OF_70B, unfit
 from kvbench.cells.locality import default_pool_bytes, misfit, opposite, region_bytes
 from kvbench.errors import UsageError
 from kvbench.policy import AUTO
@@ -26,6 +26,8 @@ ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24
 # Sequences whose number of layers is the model's.
 OWN_LAYERS: Final = ("layers", "at-once")
+# Generous bound on the GPU memory of neighbours that run through torch, including torch itself; each of these models.
+TORCH_BYTES: Final = {Neighbour.GEMM: 1 << 30, Neighbour.MEMORY: 3 << 30, Neighbour.DECODE: 22 << 30}
 # Share of the free memory that a sweep may use unless a limit says otherwise.
 FREE_SHARE: Final = 0.9
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Reuse
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import pool_rows
 from kvbench.cells.locality import misfit
-from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors
+from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors, pool_rows
 from tests.strategies import patterns, side_patterns
 
 SHORT = Pattern("tensors", terms=(Tensors(64, 0),))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from kvbench.cells.axes import Direction, Memory, Order, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import BackendFacts, DeviceFacts, SmsRow, pool_rows
+from kvbench.cells.facts import BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.filter import Filter
-from kvbench.cells.pattern import Pattern
+from kvbench.cells.pattern import Pattern, pool_rows
 from kvbench.errors import UsageError
 from kvbench.policy import AUTO, Policy, Table
 from kvbench.sweep.estimate import estimate_seconds
