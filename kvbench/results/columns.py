@@ -138,14 +138,9 @@ _WHOLE: Final = ("swap_bytes", "samples", "rounds", "outliers", "repeated", "dis
 _AXES: Final = {column: "str" for axis in AXES.values() for column in axis.columns} | {
     axis.field: "Int64" for axis in AXES.values() if axis.number
 }
-_OTHERS: Final = {
-    name: "str" if name in _TEXT else "Int64" if name in _WHOLE else "float64" for name in COLUMNS if name not in _AXES
-}
 _ENDS: Final = ("cell_id", "command")
+_ORDER: Final = dict.fromkeys(("device", *_AXES, *(name for name in COLUMNS if name not in _ENDS), *_ENDS))
 # Column of the summary -> type, in order: the device, the axes, the figures, what names the cell.
 TYPES: Final[dict[str, str]] = {
-    "device": "str",
-    **_AXES,
-    **{name: kind for name, kind in _OTHERS.items() if name not in _ENDS},
-    **dict.fromkeys(_ENDS, "str"),
+    name: _AXES.get(name) or ("str" if name in _TEXT else "Int64" if name in _WHOLE else "float64") for name in _ORDER
 }

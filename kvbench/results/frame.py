@@ -58,11 +58,8 @@ def summarize(
     # A queue measures the submission, whose time every sample has.
     without = (frame["status"] == "ok") & frame["swap_us_median"].isna() & (frame["queued"] == 0)
     frame.loc[without, ["status", "reason"]] = "no figure", NO_FIGURE
-    frame["gbps"] = frame["swap_bytes"] / frame["swap_us_median"] / 1e3
-    frame["gbps_q1"] = frame["swap_bytes"] / frame["swap_us_q3"] / 1e3
-    frame["gbps_q3"] = frame["swap_bytes"] / frame["swap_us_q1"] / 1e3
-    frame["gbps_low"] = frame["swap_bytes"] / frame["swap_us_high"] / 1e3
-    frame["gbps_high"] = frame["swap_bytes"] / frame["swap_us_low"] / 1e3
+    for rate, time in (("", "median"), ("_q1", "q3"), ("_q3", "q1"), ("_low", "high"), ("_high", "low")):
+        frame[f"gbps{rate}"] = frame["swap_bytes"] / frame[f"swap_us_{time}"] / 1e3
     quantities = frame["stream_state"].map({state.value: state.quantity for state in StreamState})
     for quantity in dict.fromkeys(state.quantity for state in StreamState):
         frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)
