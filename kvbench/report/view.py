@@ -65,7 +65,7 @@ class View:
         return self.visits_of("swap_us")
 
     def visits_of(self, time: str) -> Mapping[str, Visits]:
-        """Return the median of a time of `kvbench.results.frame.TIMES` in every visit, by cell id."""
+        """Return the median of a time of `kvbench.results.columns.TIMES` in every visit, by cell id."""
         return self.run.visit_times(time)
 
     def compare(self, base: str, other: str) -> Comparison:

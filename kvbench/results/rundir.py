@@ -72,7 +72,7 @@ class Run:
     def visit_times(self, time: str = "swap_us") -> dict[str, dict[int, float]]:
         """Return cell id -> round -> median of a time of the visit in microseconds, for every cell with a figure.
 
-        This is the input of `kvbench.analysis.compare`; `time` is one of `kvbench.results.frame.TIMES`.
+        This is the input of `kvbench.analysis.compare`; `time` is one of `kvbench.results.columns.TIMES`.
         """
         from kvbench.results.frame import visit_times
 

@@ -1,4 +1,4 @@
-"""The schema of a run directory: run.json, the records of the journal, and the meaning of every column."""
+"""The schema of a run directory: run.json and the records of the journal."""
 
 import re
 from enum import StrEnum
@@ -77,7 +77,7 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
 
 
 class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):
-    """The raw samples of one visit: lists of equal length, times in microseconds; `COLUMNS` describes the fields.
+    """The raw samples of one visit: lists of equal length, times in microseconds; `SAMPLE_COLUMNS` describes them.
 
     `gpu_us` is None on an idle stream, where no event is timed, `depth_held` if no swap was queued, and the times of
     layers if the swap has none. Beside a step whose layers wait for the swaps, samples are without the step. Samples of
