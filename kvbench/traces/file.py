@@ -96,24 +96,15 @@ class TraceReader:
         decoder = msgspec.json.Decoder(_SwapLine)
         latest_s = 0.0
         for number, text in enumerate(self._lines, start=2):
-            if text.startswith(b'{"end"'):
-                self.end = self._decoded(number, text)
-                return
             try:
+                if text.startswith(b'{"end"'):
+                    self.end = msgspec.json.decode(text, type=_EndLine).end
+                    return
                 swap = _swap(decoder.decode(text), latest_s)
             except (ValueError, RecursionError) as error:
-                raise self._refusal(number, error) from None
+                raise UsageError(f"{self.path}: line {number}: {brief(printable(error))}") from None
             latest_s = swap.at_s
             yield swap
-
-    def _decoded(self, number: int, text: bytes) -> dict[str, Any]:
-        try:
-            return msgspec.json.decode(text, type=_EndLine).end
-        except (ValueError, RecursionError) as error:
-            raise self._refusal(number, error) from None
-
-    def _refusal(self, number: int, error: Exception) -> UsageError:
-        return UsageError(f"{self.path}: line {number}: {brief(printable(error))}")
 
 
 def _line(swap: Swap) -> _SwapLine:

@@ -6,6 +6,7 @@ runs both on the same requests.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 
 class GpuPool:
@@ -27,13 +28,7 @@ class GpuPool:
 
     def prefix(self, keys: Iterable[int]) -> list[int]:
         """Return the ids of the longest cached prefix of `keys`."""
-        ids = []
-        for key in keys:
-            found = self._ids_of.get(key)
-            if found is None:
-                break
-            ids.append(found[0])
-        return ids
+        return [self._ids_of[key][0] for key in takewhile(self.__contains__, keys)]
 
     def fits(self, blocks: int, hits: Sequence[int]) -> bool:
         """Return whether a request of `blocks` blocks, of which `hits` are cached, can start now."""
@@ -72,17 +67,13 @@ class GpuPool:
 
     def release(self, ids: Sequence[int]) -> None:
         """Give back the blocks of a request: the last first, those without a key before all that are free."""
-        nameless = []
-        for one in reversed(ids):
+        for one in ids:
             self._users[one] -= 1
-            if not self._users[one]:
-                if one in self._key_of:
-                    self.free[one] = None
-                else:
-                    nameless.append(one)
-        for one in reversed(nameless):
-            self.free[one] = None
-            self.free.move_to_end(one, last=False)
+        unused = [one for one in ids if not self._users[one]]
+        self.free.update(dict.fromkeys(reversed(unused)))
+        for one in unused:
+            if one not in self._key_of:
+                self.free.move_to_end(one, last=False)
 
 
 class HostPool:
@@ -99,13 +90,7 @@ class HostPool:
 
     def prefix(self, keys: Iterable[int]) -> list[int]:
         """Return the ids of the longest stored prefix of `keys`."""
-        ids = []
-        for key in keys:
-            found = self._id_of.get(key)
-            if found is None:
-                break
-            ids.append(found)
-        return ids
+        return [self._id_of[key] for key in takewhile(self.__contains__, keys)]
 
     def use(self, keys: Sequence[int]) -> None:
         """Make the keys of a request the most recently used, the first of them the most."""

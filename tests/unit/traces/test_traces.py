@@ -53,7 +53,7 @@ def test_orders_made_to_merge_leave_less_than_the_order_of_vllm(allocator: Alloc
     requests = [request(at, 3 * (at * 7 % 23), 3) for at in range(200)]
     more = {"gpu_blocks": 400, "host_blocks": 4096}
     left = [
-        TraceStatistics(swaps_of(requests, allocator=one, **more)).by_direction["h2d"].both.runs
+        TraceStatistics(swaps_of(requests, allocator=one, **more)).by_direction["h2d"].runs["both"].total()
         for one in (allocator, Allocator.VLLM)
     ]
     assert 0 < left[0] < left[1]
