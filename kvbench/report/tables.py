@@ -234,16 +234,11 @@ def includes(view: View, states: Iterable[str], figures: str) -> list[str]:
 def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | None = None) -> Text:
     """Return the caption of a table of `cells`; `pinned` adds what the axes that it does not show were set to."""
     if pinned:
-        includes = f"{includes}. {settings(pinned, cells)}"
+        settings = pinned.words(cells) or "no other axes"
+        includes = f"{includes}. {settings[:1].upper()}{settings[1:]}"
     version = short(view.run.info.kvbench, 80)
     rest = f"{view.heading} · {sample_words(cells['samples'])}. {includes}. kvbench {version}, reproduced by "
     return (*host_mark(view), rest, Code(view.command), ".")
-
-
-def settings(pinned: Pinned, cells: pd.DataFrame) -> str:
-    """Return what the axes that a table does not show were set to, as a sentence without its full stop."""
-    words = pinned.words(cells) or "no other axes"
-    return words[:1].upper() + words[1:]
 
 
 def host_mark(view: View) -> tuple[Span, ...]:

@@ -10,7 +10,7 @@ from kvbench.policy import AUTO, Choice, Policy
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_words
 from kvbench.report.select import where
-from kvbench.report.tables import UNCLEAR, Row, caption, family, few_visits, grid_table, rows_of, unsure
+from kvbench.report.tables import UNCLEAR, Row, caption, grid_table, measured_table, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.text import convert, short
 from kvbench.tune.answer import words_of
@@ -135,8 +135,8 @@ def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
     header, rows = grid_table(kind, _ratio)
     direction, state = kind[["direction", "stream_state"]].iloc[0]
     title = f"{direction}, {state} stream: time of the fastest / time of auto"
-    notes = [_MARKS, *([_KNOWN] if kind["known"].any() else []), *few_visits(kind), *family(len(kind))]
-    return DataTable(title, header, rows, notes, _caption(view, kind))
+    notes: list[Text] = [_MARKS, *([_KNOWN] if kind["known"].any() else [])]
+    return measured_table(view, _compared(view, kind), title, header, rows, _INCLUDES, notes=notes, compared=len(kind))
 
 
 def _ratio(row: Row) -> Text:
@@ -155,9 +155,10 @@ def _misses(view: View, missed: pd.DataFrame) -> DataTable:
         rows.append([*words, count(row["blocks"]), bytes_size(row["block_bytes"]), *times])
     more = len(missed) - _MOST_SHOWN
     notes = [f"{count(more)} more; report.html looks up every cell"] if more > 0 else []
-    return DataTable(f"Where auto is below {CLOSE} of the fastest", header, rows, notes, _caption(view, missed), left=4)
+    title, origin = f"Where auto is below {CLOSE} of the fastest", caption(view, _compared(view, missed), _INCLUDES)
+    return DataTable(title, header, rows, notes, origin, left=4)
 
 
-def _caption(view: View, found: pd.DataFrame) -> Text:
-    both = view.measured[view.measured["cell_id"].isin({*found["cell_id"], *found["best"]})]
-    return caption(view, both, _INCLUDES)
+def _compared(view: View, found: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells of auto in `found` and those that they were compared with."""
+    return view.measured[view.measured["cell_id"].isin({*found["cell_id"], *found["best"]})]

@@ -23,15 +23,7 @@ from kvbench.report.curves import (
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
-from kvbench.report.tables import (
-    Row,
-    grid_table,
-    grouped,
-    includes_of,
-    measured_table,
-    primed_inline,
-    rate,
-)
+from kvbench.report.tables import Row, grid_table, grouped, includes_of, measured_table, primed_inline, rate
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
 from kvbench.text import a_stream, ends, short

@@ -10,7 +10,7 @@ import pandas as pd
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import Row, caption, rows_of, settings, sms_words
+from kvbench.report.tables import Row, caption, rows_of, sms_words
 from kvbench.report.view import View
 from kvbench.results import CLOCK
 from kvbench.units import KIB
@@ -83,7 +83,7 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
         (*header, "GPU us, busy") if busy else header,
         rows,
         _stand_ins(near),
-        caption(view, cells if busy else idle, f"{includes}. {settings(pinned, idle)}"),
+        caption(view, cells if busy else idle, includes, pinned),
     )
 
 
