@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import starmap
+from dataclasses import replace
+from itertools import starmap, takewhile
 from typing import Final
 
 from kvbench.errors import UsageError, brief
@@ -82,11 +83,22 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
         yield f"![{markdown.inline(chart.words.alternative)}]({stem}.png)\n\n[SVG]({stem}.svg), [data]({stem}.csv)"
     if part.findings:
         yield _list(part.findings)
-    yield from (table(shown) for shown in part.tables if not shown.stem)
+    before: Text = ""
+    for shown in (one for one in part.tables if not one.stem):
+        yield table(replace(shown, caption=_less_shared_end(shown.caption, before)))
+        before = shown.caption
     if files := chapter.files:
         links = (f"[{markdown.inline(shown.title)}]({name})" for name, shown in files.items())
         yield "More tables:\n\n" + markdown.bullets(links)
     yield from (f"All rows: [{name}]({name})" for name in part.files)
+
+
+def _less_shared_end(caption: Text, before: Text) -> Text:
+    """Return a caption without what it ends with like that of the table before, if that is more than a full stop."""
+    own = spans(caption)
+    ends = zip(reversed(own), reversed(spans(before)), strict=False)
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
+    return own[: len(own) - shared] if shared > 1 else caption
 
 
 def table(shown: DataTable) -> str:

@@ -17,7 +17,7 @@ def escape(text: object) -> str:
 
 def block(markup: str) -> str:
     """Return markup for the beginning of a paragraph, where "1." or "-" would start a list and spaces a code block."""
-    return _mark_beginning(markup.lstrip(" "))
+    return _mark_beginning(markup.strip(" "))
 
 
 def inline(text: str) -> str:

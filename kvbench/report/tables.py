@@ -232,13 +232,20 @@ def includes(view: View, states: Iterable[str], figures: str) -> list[str]:
 
 
 def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | None = None) -> Text:
-    """Return the caption of a table of `cells`; `pinned` adds what the axes that it does not show were set to."""
-    if pinned:
-        settings = pinned.words(cells) or "no other axes"
-        includes = f"{includes}. {settings[:1].upper()}{settings[1:]}"
-    version = short(view.run.info.kvbench, 80)
-    rest = f"{view.heading} · {sample_words(cells['samples'])}. {includes}. kvbench {version}, reproduced by "
-    return (*host_mark(view), rest, Code(view.command), ".")
+    """Return the caption of a table of `cells`, a span for each sentence that tables of a section may share.
+
+    `pinned` adds what the axes that the table does not show were set to.
+    """
+    settings = pinned.words(cells) or "no other axes" if pinned else ""
+    return (
+        *host_mark(view),
+        f"{view.heading} · {sample_words(cells['samples'])}. ",
+        f"{includes}. ",
+        f"{settings[:1].upper()}{settings[1:]}. " if settings else "",
+        f"kvbench {short(view.run.info.kvbench, 80)}, reproduced by ",
+        Code(view.command),
+        ".",
+    )
 
 
 def host_mark(view: View) -> tuple[Span, ...]:
