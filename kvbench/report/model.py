@@ -8,7 +8,7 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.report.charts.plot import LinePlot, MapPlot
+from kvbench.report.charts.plot import ChartWords, LinePlot, MapPlot
 from kvbench.report.view import View
 
 MOST_FINDINGS: Final = 8
@@ -57,21 +57,6 @@ class DataTable:
     caption: Text = ""
     left: int = 1
     stem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ChartWords:
-    """The text around a chart: a title, a line under it, what the numbers include (a line each), a warning or ""."""
-
-    title: str
-    subtitle: str
-    footer: Sequence[str]
-    warning: str
-
-    @property
-    def alternative(self) -> str:
-        """The words for readers who do not see the chart."""
-        return f"{self.title} ({self.warning})" if self.warning else self.title
 
 
 @dataclass(frozen=True, slots=True)

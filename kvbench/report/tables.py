@@ -10,8 +10,8 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, by_chance, l
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
-from kvbench.report.charts.plot import PlotLine, PlotMark
-from kvbench.report.model import ChartWords, Code, DataTable, Finding, Span, Strong, Text
+from kvbench.report.charts.plot import ChartWords, PlotLine, PlotMark
+from kvbench.report.model import Code, DataTable, Finding, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.select import STATES, Pinned, where
 from kvbench.report.view import HOST_COPIES, View, sample_words

@@ -8,9 +8,8 @@ from matplotlib.collections import PatchCollection
 from matplotlib.patches import Patch, Rectangle
 
 from kvbench.report.charts.palette import RATIO_KEYS, UNDECIDED, UNMEASURED, is_dark, ratio_colour
-from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
+from kvbench.report.charts.plot import ChartWords, MapPanel, MapPlot, MapTile
 from kvbench.report.charts.sheet import drawable, new_sheet, render, styled
-from kvbench.report.model import ChartWords
 from kvbench.report.numbers import bytes_size, count, figure
 
 _ROW: Final = 0.21  # inches

@@ -13,9 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from matplotlib.transforms import Affine2D
 
 from kvbench.report.charts.palette import STROKES, Ink, is_hollow, spokes_of
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.charts.plot import ChartWords, LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.charts.sheet import PANEL_WIDTH, drawable, new_sheet, render, styled
-from kvbench.report.model import ChartWords
 from kvbench.report.numbers import bytes_size, count, figure
 
 Dashes = Literal["-"] | tuple[float, Sequence[float]]

@@ -6,6 +6,21 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
+class ChartWords:
+    """The text around a chart: a title, a line under it, what the numbers include (a line each), a warning or ""."""
+
+    title: str
+    subtitle: str
+    footer: Sequence[str]
+    warning: str
+
+    @property
+    def alternative(self) -> str:
+        """The words for readers who do not see the chart."""
+        return f"{self.title} ({self.warning})" if self.warning else self.title
+
+
+@dataclass(frozen=True, slots=True)
 class PlotAxis:
     """What an axis counts: its label, and whether its numbers are bytes, whole numbers, any figure, or places of names.
 

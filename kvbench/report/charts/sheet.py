@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from kvbench.report.model import ChartWords
+from kvbench.report.charts.plot import ChartWords
 
 PANEL_WIDTH: Final = 5.6
 _STYLE: Final = {

@@ -13,9 +13,9 @@ from kvbench.analysis.margins import BETWEEN_RUNS, GATE, Margin
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.machine.identity import differing
-from kvbench.report.charts.plot import PlotAxis
+from kvbench.report.charts.plot import ChartWords, PlotAxis
 from kvbench.report.curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, ladder_curves, spread
-from kvbench.report.model import Chart, ChartWords, Code, DataTable, Finding, Part, Section, Span, Text
+from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.select import LATER, SIDE_AXES, pin, where
 from kvbench.report.tables import Row, axis_words, family, host_mark, includes, rows_of, with_ways

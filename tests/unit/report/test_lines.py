@@ -8,8 +8,7 @@ from PIL import Image
 
 from kvbench.report.charts.lines import draw_lines
 from kvbench.report.charts.palette import inks, rgb_of
-from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel
-from kvbench.report.model import ChartWords
+from kvbench.report.charts.plot import ChartWords, LinePlot, PlotAxis, PlotLine, PlotPanel
 
 X = [1024.0, 4096.0, 16384.0]
 

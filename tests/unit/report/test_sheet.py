@@ -4,8 +4,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.lines import Line2D
 
+from kvbench.report.charts.plot import ChartWords
 from kvbench.report.charts.sheet import new_sheet, styled
-from kvbench.report.model import ChartWords
 
 
 @pytest.mark.parametrize("columns", [1, 2])
