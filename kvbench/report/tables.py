@@ -1,7 +1,7 @@
 """What tables and charts of a report have in common: rows, footnotes, marks, and the captions that say what it is."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import pandas as pd
@@ -119,16 +119,17 @@ def milliseconds(row: Row) -> str:
 
 
 def fastest_marked(
-    rows: Mapping[str, Row | None], show: Callable[[Row], str], visits: Mapping[str, Visits]
+    rows: Iterable[Row], backends: Collection[str], show: Callable[[Row], str], visits: Mapping[str, Visits]
 ) -> list[Text]:
-    """Return cells of a table, the fastest in bold, or "≈" before all that it is not told apart from.
+    """Return a cell of a table for each of `backends`, the fastest in bold, or "≈" before all that may be as fast.
 
     Where a cell has too few `visits` to tell, nothing is marked; `few_visits` says so.
     """
-    arms = {name: visits[row["cell_id"]] for name, row in rows.items() if row and row["cell_id"] in visits}
+    row_of = {str(row["backend"]): row for row in rows if row["backend"] in backends}
+    arms = {name: visits[row["cell_id"]] for name, row in row_of.items() if row["cell_id"] in visits}
     told = len(arms) > 1 and min(map(len, arms.values())) >= MIN_PAIRS
     first = leaders(arms, IN_TURN) if told else {}
-    texts = {name: shown(row, show) for name, row in rows.items()}
+    texts = {name: shown(row_of.get(name), show) for name in backends}
     marked = {name: Strong(texts[name]) if len(first) == 1 else f"≈ {texts[name]}" for name in first}
     return [marked.get(name, text) for name, text in texts.items()]
 

@@ -208,8 +208,8 @@ def _all(rows: ModelRows, state: str) -> DataTable:
     backends = sorted(rows.measured(state))
     body = []
     for swap in rows.swaps:
-        found = {backend: rows.row(swap, backend, state) for backend in backends}
-        texts = fastest_marked(found, milliseconds, rows.view.visits)
+        own = filter(None, (rows.row(swap, backend, state) for backend in backends))
+        texts = fastest_marked(own, backends, milliseconds, rows.view.visits)
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts])
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend, {_lengths(rows.swaps)}"
     cells = rows.measured_cells(backends, (state,))

@@ -121,9 +121,8 @@ def _table(view: View, pinned: Pinned, way: str, cells: pd.DataFrame) -> DataTab
     body: list[list[Text]] = []
     rows = grouped(rows_of(cells), lambda row: (int(row["block_bytes"]), int(row["blocks"]), int(row["run_blocks"])))
     for (size, blocks, length), own in sorted(rows.items(), key=lambda group: group[0]):
-        row_of = {backend: {str(row["backend"]): row for row in own}.get(backend) for backend in backends}
         swap = f"{count(blocks)} {TIMES} {bytes_size(size)}"
-        body.append([swap, count(length), *fastest_marked(row_of, rate, view.visits)])
+        body.append([swap, count(length), *fastest_marked(own, backends, rate, view.visits)])
     header = ("Swap", "Run", *backends)
     title = f"{way}, idle stream: GB/s by the length of runs"
     compared, notes = len(cells) - len(body), [_NOTE, MARKS]

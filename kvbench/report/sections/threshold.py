@@ -120,9 +120,8 @@ def _table(
     measured = where(cells, status="ok")
     body: list[list[Text]] = []
     for size in sorted({int(size) for size in cells["block_bytes"]}):
-        found = {str(row["backend"]): row for row in rows_of(where(cells, block_bytes=size))}
-        row_of = {backend: found.get(backend) for backend in times}
-        body.append([bytes_size(size), *fastest_marked(row_of, rate, view.visits)])
+        own = rows_of(where(cells, block_bytes=size))
+        body.append([bytes_size(size), *fastest_marked(own, times, rate, view.visits)])
     header, said = ("Block size", *heads.values()), includes_of(view, str(cells["stream_state"].iloc[0]))
     compared = len(measured) - len(body)
     return measured_table(view, measured, title, header, body, said, view.pinned, [*duels, MARKS], compared)
