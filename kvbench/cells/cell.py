@@ -134,7 +134,7 @@ class Cell:
         "arrival of swaps beside a neighbour: without gaps (none), or bursts of SIZE every PERIOD",
         "none,64MiB/50ms", arrival, role=Role.BESIDE, unused="none")] = "none"
     sequence: Annotated[str, Axis(
-        "whole: one swap; layers-L: a swap for each of L layers, one behind the other; at-once-L: one swap, for which "
+        "whole: one swap; layers-L: a swap for each of L layers, back to back; at-once-L: one swap, for which "
         "all L layers of a step wait; L is the model's own if left out", "whole,layers-32,at-once-32", by_layers,
         role=Role.BESIDE, unused="whole")] = "whole"
     devices: Annotated[int, Axis(

@@ -20,7 +20,7 @@ def doctor(
         str, typer.Option(help="Device: auto (first GPU, else cpu), cpu or cuda:N.", autocompletion=complete_device)
     ] = "auto",
     engines: Annotated[
-        bool, typer.Option("--engines", help="Check instead which serving engines' own code loads here.")
+        bool, typer.Option("--engines", help="Check instead which serving engines load on this machine.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

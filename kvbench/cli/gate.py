@@ -90,7 +90,7 @@ _Runs = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[RUN_A... -- RUN_B...]",
-        help="Existing runs to compare: those of the base, --, those of the candidate.",
+        help="Existing runs to compare: runs of the base, --, runs of the candidate.",
         show_default=False,
     ),
 ]
@@ -198,7 +198,7 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Write the floors even if the machine was disturbed.")] = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Measure one build against itself to find how far each cell moves without a change, for compare --floor."""
+    """Measure the noise floor of each cell: compare one build with itself, for compare --floor."""
     from kvbench.gate.floors import FLOOR_FILE, check_target, floors_of, write_floors
     from kvbench.gate.judge import Judge
     from kvbench.gate.judgement import GateVerdict

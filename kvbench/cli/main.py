@@ -1,4 +1,4 @@
-"""The `kvbench` command: its subcommands, and the one place where an error becomes a line and an exit code."""
+"""The `kvbench` command: its subcommands, and the conversion of an error to a line and an exit code."""
 
 import errno
 import io

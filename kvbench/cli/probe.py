@@ -1,4 +1,4 @@
-"""`kvbench probe`: find out what the driver does with a batched copy, and print it as one Markdown block."""
+"""`kvbench probe`: determine how the driver runs a batched copy, and print it as one Markdown block."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ JSON_FILE: Final = "probe.json"
 _Names = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[NAME...]", help="Probes to run (default: all that take little).", autocompletion=lambda: list(PROBES)
+        metavar="[NAME...]", help="Probes to run (default: all but largest).", autocompletion=lambda: list(PROBES)
     ),
 ]
 _Device = Annotated[
@@ -36,7 +36,7 @@ _Fault = Annotated[str | None, typer.Option(help="Fault to inject (cpu device on
 def probe(
     names: _Names = None, device: _Device = "auto", json: _Json = None, out: _Out = None, fault: _Fault = None
 ) -> None:
-    """Find out what the driver really does with a batched copy; a finding, a crash too, is not an error."""
+    """Determine how the driver runs a batched copy. A finding, even a crash, is not an error."""
     asked = list(dict.fromkeys(names or PROBES))
     for name in asked:
         if name not in PROBES:

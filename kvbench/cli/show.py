@@ -18,9 +18,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")
 
 
 def show(runs: _Runs, as_json: _Json = False) -> None:
-    """Show the answer of runs: what to use, what that loses and gains, and warnings. Needs no GPU and no torch.
+    """Show the answer of runs: the backends to use, their loss and gain, and warnings. Needs no GPU and no torch.
 
-    Where there is nothing to choose from, it shows what the report found.
+    Without a choice between backends, it shows the findings of the report.
     """
     # pandas takes a second to import; --help must not wait for it
     from kvbench.cli.tables import print_lines

@@ -93,7 +93,7 @@ _Models = Annotated[
 ]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/CONFIG-TIME).")]
 _Resume = Annotated[
-    Path | None, typer.Option(help="Measure what is missing in this run directory.", autocompletion=complete_run)
+    Path | None, typer.Option(help="Measure the missing cells of this run directory.", autocompletion=complete_run)
 ]
 _Retry = Annotated[bool, typer.Option("--retry-failed", help="With --resume: measure the failed cells again.")]
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the cells, skips, memory and time; measure nothing.")]

@@ -1,4 +1,4 @@
-"""`kvbench trace`: from the requests that an engine served to the swaps that it makes, and what these look like."""
+"""`kvbench trace`: turn the requests that an engine served into its swaps, and describe the swaps."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvbench.traces.file import Header
 
 trace = typer.Typer(
-    name="trace", cls=Group, help="Make swaps of request traces, and show what they look like. Needs no GPU."
+    name="trace", cls=Group, help="Turn request traces into swaps, and describe the swaps. Needs no GPU."
 )
 
 _SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
@@ -44,14 +44,14 @@ def make(
     gpu_pool: _GpuPool,
     host_pool: _HostPool,
     out: Annotated[Path, typer.Option("--out", "-o", help="Trace to write (gzip).")],
-    allocator: Annotated[Allocator, typer.Option(help="How block ids are given out.")] = Allocator.VLLM,
+    allocator: Annotated[Allocator, typer.Option(help="Order in which block ids are allocated.")] = Allocator.VLLM,
     policy: _Policy = StorePolicy.WRITE_THROUGH,
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
     geometry: _Geometry = _NO_OPTIONS,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a trace.")] = False,
 ) -> None:
-    """Run requests through a GPU and a host block cache, and write the swaps."""
+    """Run requests through a GPU cache and a host cache of blocks, and write the swaps."""
     from kvbench.traces.file import TraceReader, write_trace
     from kvbench.traces.requests import RequestReader
     from kvbench.traces.simulate import CacheRun
@@ -76,7 +76,7 @@ def show(
     file: Annotated[Path, typer.Argument(help="Trace, made by kvbench trace make or written by a recorder.")],
     as_json: _Json = False,
 ) -> None:
-    """Show sizes, rates and run lengths of the swaps of a trace, and what merging would leave."""
+    """Show sizes, rates and run lengths of the swaps of a trace, and the descriptors left after merging."""
     from kvbench.traces.file import TraceReader
     from kvbench.traces.statistics import TraceStatistics
 
@@ -104,7 +104,7 @@ def compare(
     geometry: _Geometry = _NO_OPTIONS,
     as_json: _Json = False,
 ) -> None:
-    """Compare what merging would leave of the same requests under each order of allocation."""
+    """Compare the descriptors left after merging the same requests under each order of allocation."""
     from kvbench.traces.requests import RequestReader
     from kvbench.traces.simulate import CacheRun
     from kvbench.traces.statistics import TraceStatistics

@@ -1,4 +1,4 @@
-"""`kvbench tune`: find the best way to swap, from a new measurement or from finished runs."""
+"""`kvbench tune`: find the best backend for each swap, from a new measurement or from finished runs."""
 
 import re
 import signal
@@ -82,7 +82,7 @@ _Export = Annotated[
 ]
 _Engine = Annotated[
     str | None,
-    typer.Option("--engine", metavar="NAME", help="Choose among what this installed engine can do: vllm or sglang."),
+    typer.Option("--engine", metavar="NAME", help="Choose among this installed engine's settings: vllm or sglang."),
 ]
 _Models = Annotated[
     list[str] | None,
@@ -93,7 +93,7 @@ _Neighbour = Annotated[
     typer.Option(
         "--neighbour",
         metavar="NAME",
-        help=f"Take the fastest way that slows this neighbour by at most --max-slowdown: {', '.join(_NEIGHBOURS)}.",
+        help=f"Pick the fastest choice that slows this neighbour by at most --max-slowdown: {', '.join(_NEIGHBOURS)}.",
     ),
 ]
 _MaxSlowdown = Annotated[
@@ -101,7 +101,7 @@ _MaxSlowdown = Annotated[
     typer.Option(
         "--max-slowdown",
         metavar="PERCENT",
-        help=f"With --neighbour: by how much its mean iteration may get slower, 5% or 0.05.  [default: {_USUAL}]",
+        help=f"With --neighbour: maximum slowdown of its mean iteration, 5% or 0.05.  [default: {_USUAL}]",
     ),
 ]
 _Stream = Annotated[
@@ -109,13 +109,13 @@ _Stream = Annotated[
     typer.Option(
         "--stream",
         metavar="STATE",
-        help=f"Answer for this stream state alone: {', '.join(StreamState)}.  [default: all that are measured]",
+        help=f"Answer for this stream state only: {', '.join(StreamState)}.  [default: all measured states]",
     ),
 ]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/tune-TIME).")]
-_Exact = Annotated[bool, typer.Option("--exact", help="Write the best choice of every shape with -p, not the rule.")]
+_Exact = Annotated[bool, typer.Option("--exact", help="With -p: write the best choice of every shape, not the rule.")]
 _Table = Annotated[bool, typer.Option("--table", help="Print the table of all sizes and numbers of blocks.")]
-_Open = Annotated[bool, typer.Option("--open", help="Print what another run could choose otherwise.")]
+_Open = Annotated[bool, typer.Option("--open", help="Print choices that could differ in another run.")]
 _Force = Annotated[bool, typer.Option("--force", help="Replace files with other content.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 

@@ -39,7 +39,7 @@ def axes() -> str:
         # the pool that a cell has without one follows from the memory that is free
         default = ",".join(str(axis.show(value)) for value in usual if value is not None and axis.name != "pool")
         rows.append((code(axis.name), axis.help, code(f"-a {axis.name}={axis.example}"), code(default)))
-    return table(("axis", "what it says", "for example", "default"), rows)
+    return table(("axis", "meaning", "example", "default"), rows)
 
 
 def configs() -> str:
@@ -91,7 +91,7 @@ def quantities() -> str:
 
 
 def rule_keys() -> str:
-    return table(("key of a rule", "what it says"), ((code(name), text) for name, text in KEYS.items()))
+    return table(("key of a rule", "meaning"), ((code(name), text) for name, text in KEYS.items()))
 
 
 def faults() -> str:
@@ -103,7 +103,7 @@ def config_keys() -> str:
     rows = [(code(name), kind, default, said) for name, kind, default, said in _fields(ConfigFile)]
     free = f"{FREE_SHARE:.0%} of what is free"
     rows += [(code(f"limits.{name}"), "a size", free, options[name]) for name in LIMITS]
-    return table(("key", "takes", "default", "what it says"), rows)
+    return table(("key", "takes", "default", "meaning"), rows)
 
 
 def sampling() -> str:
