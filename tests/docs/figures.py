@@ -25,7 +25,7 @@ _SWAP: Final = {"blocks": 10_000, "block_size": "4KiB", "stream_state": "idle", 
 def numbers() -> str:
     """Figures of both cards, the ceilings below them, and where they come from."""
     ways: dict[str, tuple[str, dict[str, Any]]] = {
-        "`batched`: `cuMemcpyBatchAsync` as it is": ("engine", {"backend": "batched"}),
+        "`batched`: unmodified `cuMemcpyBatchAsync`": ("engine", {"backend": "batched"}),
         "`vllm_triton`: vLLM's own kernel, as shipped": ("engines", {"backend": "vllm_triton", "sms": ""}),
         "`sm`: the copy kernel of kvbench, 4 SMs": ("engine", {"backend": "sm", "sms": 4}),
     }
@@ -44,9 +44,9 @@ def numbers() -> str:
             table(("one swap of 10 000 blocks of 4 KiB, GB/s", *heads), rows, numbers=len(places)),
             "\n".join(f"- {_origin(card, 'engine', 'engines')}" for card in CARDS),
             f"A figure is the median of {visits} visits, with its 95% interval: the latency of one swap on an idle "
-            "stream, other blocks every time, scattered over 16 GiB on both sides. A *visit* measures a series of such "
-            "swaps; the visits of a figure are spread over the run. In the chart, [`primed`](docs/reference/backends.md"
-            "#primed) is `batched` after a short kernel that keeps the driver from copying on the CPU.",
+            "stream, with different blocks each time, scattered over 16 GiB on each side. A *visit* measures a series "
+            "of them; the visits of a figure are spread over the run. In the chart, [`primed`](docs/reference/"
+            "backends.md#primed) is `batched` after a short kernel that keeps the driver from copying on the CPU.",
             f"![{chart}, with the ceiling of the card]({_LINK}/cliff-cliff.png)",
         )
     )
@@ -87,7 +87,7 @@ def _gate() -> str:
     return (
         f"**The cliff depends on the load.** An engine's loads wait for an event of its compute stream. If "
         f"the event was reached before the call, 1 024 blocks of 16 KiB take {figure(opened.swap_us_median)} us, on "
-        f"the CPU. If it was not, the copy engine moves them in {figure(gated.swap_us_median)} us from that event, and "
+        f"the CPU. Otherwise, the copy engine moves them in {figure(gated.swap_us_median)} us from that event, and "
         f"the call returns after {figure(gated.caller_us_median)} us. ({_evidence('Stream states')})"
     )
 
@@ -107,7 +107,7 @@ def _limit() -> str:
     swap = _cells("engine", backend="sm", direction="h2d", blocks=50_000, block_size="1KiB").iloc[0]
     large_gbps = _cells("engine", backend="sm", direction="h2d", block_size="16KiB").iloc[0].roof_gbps
     return (
-        f"**Small scattered blocks meet address translation, not the link.** With all SMs, the "
+        f"**Small scattered blocks are limited by address translation, not by the link.** With all SMs, the "
         f"highest rate is {swap.limit_blocks_per_s / 1e6:.0f} million scattered blocks a second. Blocks below "
         f"{large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB cannot fill the link: 1 KiB blocks stop at "
         f"{figure(swap.gbps)} GB/s. ([Limits]({_LINK}/report.md))"
@@ -119,8 +119,8 @@ def _locality() -> str:
     hot = _cell("locality", **swap, pool="dense", reuse="same")
     fresh = _cell("locality", **swap, pool="16GiB", reuse="fresh")
     return (
-        f"**A hot benchmark flatters.** Batched copies move the same 1 024 blocks of 16 KiB, side by side, at "
-        f"{figure(hot.gbps)} GB/s, and other blocks out of 16 GiB, as an engine swaps, at {figure(fresh.gbps)}. "
+        f"**Hot-cache benchmarks flatter.** Batched copies move the same 1 024 adjacent blocks of 16 KiB at "
+        f"{figure(hot.gbps)} GB/s, and fresh blocks from 16 GiB, as in an engine, at {figure(fresh.gbps)}. "
         f"({_evidence('Locality')})"
     )
 
