@@ -43,6 +43,9 @@ PLAIN: Final = {
     r"a stranger|stranger's": "an untrusted source",
     r"stands? in (its|their|the) place": "replaces",
     r"without a word": "silently",
+    r"(unless )?told otherwise": "by default",
+    r"from (which|what) [a-z ]+ on": "above what …",
+    r"out of (its|their) installed packages?": "the installed …",
 }
 _PHRASES: Final = {re.compile(rf"\b({phrase})\b", re.IGNORECASE): plain for phrase, plain in PLAIN.items()}
 

@@ -1,1 +1,1 @@
-"""Engines' own code, called out of their installed packages: one file an engine."""
+"""The code of installed engines: one file for each engine."""
