@@ -29,6 +29,7 @@ from tests.unit.report.test_html import Outline, pictures_of
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "report.md"
 REMAKE: Final = "KVBENCH_REMAKE_GOLDEN" in os.environ
+PAGES: Final = Pattern.parse("page-first-8")
 SWAPS: Final = ModelChoice(("llama-3-8b", "gpt-oss-20b"), tokens=2048).swaps()
 
 
@@ -64,11 +65,17 @@ def cells() -> list[Cell]:
         replace(batch, blocks=256, stream_state=state, coalesce=None, descriptors_per_call=None)
         for state in (StreamState.GATED, StreamState.OPENED)
     ]
-    groups = (cliff, ladder, orders, merging, queues, models, auto, locality, runs, engines, gates)
+    pages = [
+        Cell(backend, Direction.D2H, 1024, 4096, pattern=Pattern.parse("tensors-8"), host_pattern=PAGES, sms=sms)
+        for backend, sms in (("batched", None), ("staged", None), ("sm", 4))
+    ]
+    groups = (cliff, ladder, orders, merging, queues, models, auto, locality, runs, engines, gates, pages)
     return list(dict.fromkeys(cell for group in groups for cell in group))
 
 
 def rate(cell: Cell) -> float:
+    if cell.backend == "staged":
+        return 40.0
     if cell.queued or cell.streams > 1:
         return synthetic.queue_gbps(cell)
     if cell.backend.startswith("vllm"):

@@ -1,0 +1,88 @@
+"""Pages: swaps between blocks that lie apart on the device and pages on the host, directly or through a buffer."""
+
+from collections import Counter
+from typing import Final
+
+import pandas as pd
+
+from kvbench.analysis.compare import winners
+from kvbench.analysis.margins import IN_TURN
+from kvbench.report.model import DataTable, Finding, Part, Section, Text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure
+from kvbench.report.select import DIRECTIONS, Pinned, pin, where
+from kvbench.report.tables import (
+    MARKS,
+    Row,
+    fastest_marked,
+    grouped,
+    includes_of,
+    measured_table,
+    rate,
+    rows_of,
+    with_sms,
+)
+from kvbench.report.view import View
+from kvbench.text import ends
+from kvbench.units import MIB
+
+STAGED: Final = "staged"
+_WEIGHT: Final = 0.5
+_NOTE: Final = (
+    "staged: a kernel gathers blocks in a buffer on the device and the copy engine copies the buffer, or the reverse. "
+    "caller: time of the thread that submits. SM: time of the kernels, times their SMs. buffer: device memory"
+)
+_COSTS: Final = {"caller, us": ("caller_us_median", 1), "SM, us": ("sm_us", 1), "buffer, MiB": ("staging_bytes", MIB)}
+
+
+def make(view: View) -> Part | str:
+    frame = view.frame
+    paged = frame[frame["host_pattern"].astype(object).fillna("").str.startswith("page-first").astype(bool)]
+    pinned = pin(where(paged, stream_state="idle"), shown=("host_pattern",))
+    measured = where(pinned.cells, status="ok")
+    if measured["backend"].nunique() < 2:
+        return "it needs two backends on pages of the host (host_pattern=page-first-T) when idle"
+    ways = {way: own for way in DIRECTIONS if not (own := where(measured, direction=way)).empty}
+    told = [Finding(text, _WEIGHT) for way, own in ways.items() if (text := _finding(view, way, own))]
+    return Part([one.text for one in told], (), [_table(view, pinned, way, own) for way, own in ways.items()], told)
+
+
+SECTION = Section("pages", "Pages: swaps of blocks that lie in pages on the host", make)
+
+
+def _swaps(cells: pd.DataFrame) -> dict[tuple[str, int, int], list[Row]]:
+    rows = sorted(rows_of(cells), key=lambda row: (str(row["host_pattern"]), row["block_bytes"], row["blocks"]))
+    return grouped(rows, lambda row: (str(row["host_pattern"]), int(row["block_bytes"]), int(row["blocks"])))
+
+
+def _finding(view: View, way: str, cells: pd.DataFrame) -> str:
+    """Return which backend is the fastest most often, and what staged swaps reach of the fastest."""
+    swaps = list(_swaps(cells).values())
+    arms: dict[str, dict[int, dict[int, float]]] = {}
+    for number, own in enumerate(swaps):
+        for row in own:
+            arms.setdefault(str(row["backend"]), {})[number] = dict(view.visits.get(row["cell_id"], {}))
+    first = Counter(name for name in winners(arms, IN_TURN).values() if name is not None)
+    if not first:
+        return ""
+    ((best, times),) = first.most_common(1)
+    text = f"{way}, pages on the host: {best} is the fastest in {times} of {count(len(swaps))} swaps"
+    rates = [{str(row["backend"]): row["gbps"] for row in own} for own in swaps]
+    if best != STAGED and (shares := [one[STAGED] / one[best] for one in rates if one.keys() >= {STAGED, best}]):
+        text += f"; staged reaches {ends(shares, lambda share: f'{share:.0%}')} of its throughput"
+    return f"{text}."
+
+
+def _table(view: View, pinned: Pinned, way: str, cells: pd.DataFrame) -> DataTable:
+    backends = sorted({str(name) for name in cells["backend"]})
+    costs = _COSTS if STAGED in backends else {}
+    body: list[list[Text]] = []
+    for (layout, size, blocks), own in _swaps(cells).items():
+        of_staged = next((row for row in own if row["backend"] == STAGED), None)
+        swap = f"{count(blocks)} {TIMES} {bytes_size(size)}"
+        spent = ["" if of_staged is None else figure(of_staged[name] / unit) for name, unit in costs.values()]
+        body.append([layout, swap, *fastest_marked(own, backends, rate, view.visits), *spent])
+    title = f"{way}, idle stream: GB/s of swaps with pages on the host"
+    heads = [with_sms(backend, where(cells, backend=backend)["sms"]) for backend in backends]
+    header = ("Host", "Swap", *heads, *(f"staged: {name}" for name in costs))
+    compared, notes = len(cells) - len(body), [*([_NOTE] if costs else []), MARKS]
+    return measured_table(view, cells, title, header, body, includes_of(view, "idle"), pinned, notes, compared, left=2)
