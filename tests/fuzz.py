@@ -264,7 +264,6 @@ RULES = [
     {"cells": "backend=batched", "at_least": "0.1 backend=per_block", "quantity": "caller_us"},
     {"cells": "backend=batched,stream_state=idle", "at_most": "1000 backend=per_block"},
     {"cells": "direction=d2h", "no_cliff_above": 50.0},
-    {"cells": "direction=h2d", "crossover": ["batched", "per_block"], "between": ["1KiB", "1MiB"]},
 ]
 DRY = ("--dry-run", "--device=cpu")
 SMALL = ("-ablocks=4", "-ablock_size=4KiB", "-abackend=batched")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvbench.analysis.compare import Visits
-from kvbench.cells.cell import AXES, Cell
+from kvbench.cells.cell import Cell
 from kvbench.results import CellRecord, Run
 
 # name in a rule -> column of the summary
@@ -20,12 +20,6 @@ QUANTITIES: Final = {
 }
 _TIMES: Final = tuple(name for name in QUANTITIES if name.endswith("_us"))
 MIN_SIZES: Final = 2
-# Two cells that agree on these axes are the same swap by two backends, except for the block size.
-_OF_THE_SWAP: Final = tuple(
-    axis.field
-    for axis in AXES.values()
-    if axis.name not in ("backend", "block_size") and (axis.name == "memory" or not axis.optional)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +70,3 @@ def curves_of(cells: Iterable[Cell]) -> list[list[Cell]]:
         groups.setdefault(replace(cell, block_bytes=1), []).append(cell)
     ordered = [sorted(group, key=lambda cell: cell.block_bytes) for group in groups.values()]
     return [curve for curve in ordered if len(curve) >= MIN_SIZES]
-
-
-def of_the_swap(cell: Cell) -> tuple[object, ...]:
-    """Return a key that is equal for cells of the same swap by two backends, except for the block size."""
-    return tuple(getattr(cell, field) for field in _OF_THE_SWAP)

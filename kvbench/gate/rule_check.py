@@ -3,7 +3,6 @@
 A figure and its limit are compared visit by visit: a rule holds or is broken where the whole 95% interval says so.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +12,16 @@ from typing import Annotated, Final
 import msgspec
 import numpy as np
 
-from kvbench.analysis.compare import MIN_PAIRS, Visits, paired_interval, winners
-from kvbench.analysis.curves import MIN_HEIGHT, crossovers, find_cliff
+from kvbench.analysis.compare import MIN_PAIRS, Visits, paired_interval
+from kvbench.analysis.curves import MIN_HEIGHT, find_cliff
 from kvbench.analysis.intervals import median_interval
-from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.cell import Cell
-from kvbench.cells.filter import Filter
 from kvbench.errors import MismatchError, brief
 from kvbench.gate.judgement import GateVerdict, Row, worst
-from kvbench.gate.outcomes import MIN_SIZES, QUANTITIES, CellOutcome, Outcomes, of_the_swap, outcomes
+from kvbench.gate.outcomes import MIN_SIZES, QUANTITIES, Outcomes, outcomes
 from kvbench.gate.selection import CEILING, Limit, Selection, UnknownError
 from kvbench.results import Run
-from kvbench.text import NAME_PATTERN, shown
-from kvbench.units import format_size, parse_size
+from kvbench.units import format_size
 
 LARGEST: Final = 1e9
 _DEFAULT_QUANTITY: Final = "gbps"
@@ -146,9 +142,10 @@ class NoCliff(Rule, frozen=True, kw_only=True):
     def cases(self, found: Outcomes) -> list[Case]:
         cases: list[Case] = []
         for curve in self.cells.curves(found):
-            cells = [outcome.cell for outcome in curve]
+            cell, cells = curve[0].cell, [outcome.cell for outcome in curve]
             slack, words = self._judge([outcome.visits["gbps"] for outcome in curve], cells)
-            cases.append((slack, f"{_curve_name(cells)}: {words}", cells))
+            name = f"{cell.backend} {cell.direction} N={cell.blocks} {cell.stream_state}"
+            cases.append((slack, f"{name}: {words}", cells))
         if not cases:
             raise UnknownError(f"a cliff requires at least {MIN_SIZES} block sizes of {self.cells}")
         return cases
@@ -166,74 +163,8 @@ class NoCliff(Rule, frozen=True, kw_only=True):
         below, above = (visits[sizes.index(size)] for size in (cliff.below_bytes, cliff.above_bytes))
         first, second = (below, above) if cliff.rises else (above, below)
         slack, why = _slack([self.no_cliff_above * first[at] / second[at] for at in first.keys() & second.keys()])
-        return slack, f"{cliff.height:.2f}x {_between(cliff.below_bytes, cliff.above_bytes)}{why}"
-
-
-_Backend = Annotated[str, msgspec.Meta(pattern=f"^{NAME_PATTERN}\\Z")]
-
-
-class CrossoverBetween(Rule, frozen=True, kw_only=True):
-    """The faster of the two backends `crossover` must change, and only between these two block sizes."""
-
-    crossover: tuple[_Backend, _Backend]
-    between: tuple[str, str]
-    cells: Selection = msgspec.field(default_factory=Selection)
-
-    def __post_init__(self) -> None:
-        if self.crossover[0] == self.crossover[1]:
-            raise ValueError(f"crossover: {shown(self.crossover)} names one backend twice; name two backends")
-        for axis in sorted(self.cells.axes & {"backend", "block_size"}):
-            raise ValueError(f"cells: a crossover compares two backends over block sizes; leave {axis} out")
-        try:
-            low_bytes, high_bytes = self.span_bytes
-        except ValueError as error:
-            raise ValueError(f"between: {error}") from None
-        if low_bytes >= high_bytes:
-            raise ValueError(f"between: {shown(self.between)}: the sizes must ascend")
-
-    def __str__(self) -> str:
-        return f"{self.cells}: crossover {'/'.join(self.crossover)} between {' and '.join(self.between)}"
-
-    @property
-    def span_bytes(self) -> tuple[int, int]:
-        """The two block sizes of `between`."""
-        low, high = self.between
-        return parse_size(low), parse_size(high)
-
-    def cases(self, found: Outcomes) -> list[Case]:
-        ones, others = (
-            Selection((Filter("backend", "=", (backend,)), *self.cells.filters)).curves(found)
-            for backend in self.crossover
-        )
-        cases: list[Case] = []
-        for one, other in itertools.product(ones, others):
-            arms = {curve[0].cell.backend: _visits(curve) for curve in (one, other)}
-            sizes = set[int].intersection(*(set(times) for times in arms.values()))
-            if of_the_swap(one[0].cell) != of_the_swap(other[0].cell) or len(sizes) < MIN_SIZES:
-                continue
-            cells = [outcome.cell for outcome in (*one, *other)]
-            slack, words = self._judge(arms)
-            cases.append((slack, f"{_curve_name(cells)}: {words}", cells))
-        if not cases:
-            names = " and ".join(self.crossover)
-            raise UnknownError(f"{names} have fewer than {MIN_SIZES} block sizes of the same swap in common")
-        return cases
-
-    def _judge(self, arms: dict[str, dict[int, Visits]]) -> tuple[float, str]:
-        """Return the slack and the text for two curves with common sizes."""
-        fewest = min(len(visits) for times in arms.values() for visits in times.values())
-        if fewest < MIN_PAIRS:
-            return math.nan, _too_few(fewest)
-        fastest = winners(arms, IN_TURN)
-        decided = {name for name in fastest.values() if name}
-        spans = [(change.below_bytes, change.above_bytes) for change in crossovers(fastest)]
-        if not decided:
-            return math.nan, "undecided at every size"
-        if not spans:
-            return -1.0, f"none, {decided.pop()} is faster"
-        low_bytes, high_bytes = self.span_bytes
-        inside = all(low_bytes <= low and high <= high_bytes for low, high in spans)
-        return 1.0 if inside else -1.0, ", ".join(_between(*span) for span in spans)
+        between = f"between {format_size(cliff.below_bytes)} and {format_size(cliff.above_bytes)}"
+        return slack, f"{cliff.height:.2f}x {between}{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +189,3 @@ def check_rules(run: Run, rules: RuleSet) -> RulesReport:
     if run.info.status != "complete":
         warnings.append(f"the run is {run.info.status}, not complete")
     return RulesReport(run.path.name, rules.config, rows, warnings)
-
-
-def _visits(curve: Sequence[CellOutcome]) -> dict[int, Visits]:
-    return {outcome.cell.block_bytes: outcome.visits["swap_us"] for outcome in curve}
-
-
-def _between(low_bytes: int, high_bytes: int) -> str:
-    return f"between {format_size(low_bytes)} and {format_size(high_bytes)}"
-
-
-def _curve_name(cells: Sequence[Cell]) -> str:
-    backends = "/".join(dict.fromkeys(cell.backend for cell in cells))
-    cell = cells[0]
-    return f"{backends} {cell.direction} N={cell.blocks} {cell.stream_state}"

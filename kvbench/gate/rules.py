@@ -12,7 +12,7 @@ from kvbench.cells.filter import parse_filters
 from kvbench.errors import UsageError
 from kvbench.files import read_toml, shipped_folder
 from kvbench.gate.outcomes import QUANTITIES
-from kvbench.gate.rule_check import LARGEST, Bound, CrossoverBetween, NoCliff, Rule, RuleSet
+from kvbench.gate.rule_check import LARGEST, Bound, NoCliff, Rule, RuleSet
 from kvbench.gate.selection import CEILING, Limit, Selection
 from kvbench.text import NAME_PATTERN, check_keys, located, shown
 
@@ -22,17 +22,14 @@ _KINDS: Final[dict[str, type[Rule]]] = {
     "at_least": Bound,
     "at_most": Bound,
     "no_cliff_above": NoCliff,
-    "crossover": CrossoverBetween,
 }
 _A_LIMIT: Final = 'a number, "0.8 ceiling", or a factor and a filter such as "2 backend=batched"'
 KEYS: Final = {
-    "cells": "the cells of the rule, in the grammar of `--filter`; for a crossover without backend and block size",
+    "cells": "the cells of the rule, in the grammar of `--filter`",
     "at_least": "lower bound on each of these cells: a number, or a factor followed by `ceiling` or by a filter",
     "at_most": "upper bound on each of these cells, written in the same way",
     "quantity": "the quantity that the bound is on, as the median of the cell (default: gbps)",
     "no_cliff_above": f"no curve of these cells has a higher cliff; a jump below {MIN_HEIGHT} is not a cliff",
-    "crossover": "two backends: which of them is faster changes with the block size",
-    "between": "the two block sizes between which that change lies",
 }
 _RIGHT: Final = {
     "config": 'the name of a config, such as "cliff"',
@@ -42,8 +39,6 @@ _RIGHT: Final = {
     "at_most": _A_LIMIT,
     "quantity": f"one of {', '.join(QUANTITIES)}",
     "no_cliff_above": f"a number from {MIN_HEIGHT}, below which a jump is not a cliff",
-    "crossover": 'two backends, such as ["batched", "sm"]',
-    "between": 'two block sizes, such as ["16KiB", "256KiB"]',
 }
 
 

@@ -1,5 +1,6 @@
 """What a rule is about: a selection of cells, and the limit of a quantity."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from kvbench.cells.cell import AXES, Cell
@@ -16,18 +17,13 @@ class UnknownError(Exception):
 
 
 class Selection:
-    """The cells that meet all of `filters`."""
+    """The cells that meet all of `filters`, at least one."""
 
-    def __init__(self, filters: tuple[Filter, ...] = ()) -> None:
+    def __init__(self, filters: Sequence[Filter]) -> None:
         self.filters = filters
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.filters)) or "all cells"
-
-    @property
-    def axes(self) -> frozenset[str]:
-        """The names of the axes that the filters set."""
-        return frozenset(condition.axis for condition in self.filters)
+        return ",".join(map(str, self.filters))
 
     def of(self, found: Outcomes) -> Outcomes:
         """Return the outcomes of these cells, in their order."""
@@ -69,15 +65,14 @@ class Limit:
     def __str__(self) -> str:
         return " ".join(filter(None, (f"{self.factor:.9g}", str(self.partner or ""))))
 
-    def partners(
-        self, outcome: CellOutcome, quantity: str, found: Outcomes
-    ) -> list[tuple[str, float, CellOutcome | None]]:
+    def partners(self, outcome: CellOutcome, quantity: str, found: Outcomes) -> list[Partner]:
         """Return the partners of a cell; raises UnknownError if it has none."""
         if self.partner is None:
             return [("the number", 1.0, None)]
         if isinstance(self.partner, str):
             return [(f"the {CEILING}", outcome.figures[CEILING], None)]
-        free = [axis.field for axis in AXES.values() if axis.name not in self.partner.axes]
+        named = {condition.axis for condition in self.partner.filters}
+        free = [axis.field for axis in AXES.values() if axis.name not in named]
 
         def like(other: Cell) -> bool:
             values = ((getattr(outcome.cell, field), getattr(other, field)) for field in free)

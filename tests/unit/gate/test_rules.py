@@ -1,6 +1,5 @@
 """Rules: what may be written, what it means for a run, and what is refused."""
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,6 @@ Table = dict[str, Any]
             "backend=primed|sm,blocks>=100: gbps at least 3 backend=batched,stream_state=idle",
         ),
         ({"cells": SM, "no_cliff_above": 2}, "backend=sm: no cliff above 2"),
-        (
-            {"crossover": ["batched", "sm"], "cells": "direction=h2d,blocks=10000", "between": ["48KiB", "256KiB"]},
-            "direction=h2d,blocks=10000: crossover batched/sm between 48KiB and 256KiB",
-        ),
-        (
-            {"crossover": ["batched", "sm"], "between": ["1KiB", "1MiB"]},
-            "all cells: crossover batched/sm between 1KiB and 1MiB",
-        ),
         ({"cells": SM, "quantity": "caller_us", "at_most": 20}, "backend=sm: caller_us at most 20"),
         ({"cells": SM, "at_least": "0.5"}, "backend=sm: gbps at least 0.5"),
         ({"cells": "sms!=1", "at_most": "1 backend=triton"}, "sms!=1: gbps at most 1 backend=triton"),
@@ -66,11 +57,11 @@ def test_every_quantity_may_be_held_against_a_number_and_against_other_cells(qua
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({}, "a rule needs exactly one of at_least, at_most, no_cliff_above, crossover; it has none"),
+        ({}, "a rule needs exactly one of at_least, at_most, no_cliff_above; it has none"),
         ({"cells": SM}, "needs exactly one of at_least"),
         ({"cells": SM, "at_least": 1, "at_most": 2}, "it has at_least and at_most"),
         ({"cells": SM, "at_lest": 1}, 'unknown key "at_lest"; did you mean at_least?'),
-        ({"cells": SM, "at_least": 1, "between": ["1KiB", "2KiB"]}, 'unknown key "between"; use one of cells'),
+        ({"cells": SM, "no_cliff_above": 2, "quantity": "gbps"}, 'unknown key "quantity"; use one of cells'),
         ({"at_least": 1}, 'cells is missing; write a filter such as "backend=sm'),
         ({"cells": 3, "at_least": 1}, "cells: 3 is not a filter such as"),
         ({"cells": " ", "at_least": 1}, 'cells: " " is not a filter such as'),
@@ -94,15 +85,6 @@ def test_every_quantity_may_be_held_against_a_number_and_against_other_cells(qua
         ),
         ({"cells": SM, "no_cliff_above": 1.2}, "no_cliff_above: 1.2 is not a number from 1.5"),
         ({"cells": SM, "no_cliff_above": "2x"}, 'no_cliff_above: "2x" is not a number from 1.5'),
-        ({"crossover": ["batched"], "between": ["1KiB", "4KiB"]}, 'crossover: ["batched"] is not two backends'),
-        ({"crossover": ["sm\n", "b"], "between": ["1KiB", "4KiB"]}, "is not two backends"),
-        ({"crossover": ["sm", "sm"], "between": ["1KiB", "4KiB"]}, "names one backend twice"),
-        ({"crossover": ["a", "sm"], "between": ["4KiB", "1KiB"]}, 'between: ["4KiB", "1KiB"]: the sizes must ascend'),
-        ({"crossover": ["a", "sm"], "between": ["1KiB"]}, 'between: ["1KiB"] is not two block sizes, such as'),
-        ({"crossover": ["a", "sm"], "between": ["1", "big"]}, "between: 'big' is not a size; write a number of bytes"),
-        ({"crossover": ["a", "sm"]}, "between is missing; write two block sizes"),
-        ({"crossover": ["a", "sm"], "cells": "block_size=4KiB", "between": ["1KiB", "8KiB"]}, "leave block_size out"),
-        ({"crossover": ["a", "sm"], "cells": SM, "between": ["1KiB", "8KiB"]}, "leave backend out"),
         ({"cells": "backend=sm\x1b[31m", "at_least": 1}, "not a backend's name"),
         ({"cells": SM, "\x1b[31m": 1, "at_least": 1}, "unknown key"),
     ],
@@ -115,7 +97,7 @@ def test_a_bad_rule_is_refused_with_what_would_be_right(table: Table, words: str
 
 
 anything = st.recursive(st.text(max_size=20) | st.floats() | st.integers() | st.booleans(), st.lists, max_leaves=3)
-keys = st.sampled_from(["cells", "at_least", "at_most", "quantity", "no_cliff_above", "crossover", "between"])
+keys = st.sampled_from(["cells", "at_least", "at_most", "quantity", "no_cliff_above"])
 
 
 @given(st.dictionaries(keys | st.text(max_size=10), anything, max_size=4))
@@ -205,29 +187,11 @@ def test_no_cliff() -> None:
     assert check({"cells": "backend=batched,direction=h2d", "no_cliff_above": 20}).verdict is GateVerdict.PASS
 
 
-def test_a_crossover_lies_where_it_should() -> None:
-    everywhere = six_rounds(cliff_cells())
-
-    def between(low: str, high: str) -> Table:
-        return {"crossover": ["batched", "triton"], "cells": AT_10000, "between": [low, high]}
-
-    assert check(between("24KiB", "128KiB"), everywhere).verdict is GateVerdict.PASS
-    broken = check(between("1KiB", "16KiB"), everywhere)
-    assert broken.verdict is GateVerdict.FAIL
-    assert re.search(r"between \d+KiB and \d+KiB", broken.reason)
-    slow = [cell for cell in cliff_cells() if cell.backend != "batched"]
-    elsewhere = [*six_rounds(slow), *six_rounds(set(cliff_cells()) - set(slow), rate=lambda _: 1.0)]
-    assert "none, triton is faster" in check(between("1KiB", "16KiB"), elsewhere).reason
-    few = check(between("24KiB", "128KiB"), visits(cliff_cells()))
-    assert (few.verdict, "1 visits; a verdict requires 6" in few.reason) == (GateVerdict.UNDECIDED, True)
-
-
 @pytest.mark.parametrize(
     "table",
     [
         bound("backend=triton", "0.1 ceiling"),
         {"cells": "backend=triton", "no_cliff_above": 9},
-        {"crossover": ["batched", "triton"], "between": ["1KiB", "1MiB"]},
     ],
 )
 @pytest.mark.parametrize("how", ["missing", "failed", "skipped"])
