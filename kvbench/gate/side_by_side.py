@@ -1,17 +1,17 @@
 """Measures two sides in turn, cell by cell: both have a running worker, and only one of them measures at a time."""
 
-import hashlib
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from kvbench.cells.cell import Cell
 from kvbench.errors import KvbenchError, StorageError, UsageError, brief
@@ -41,47 +41,26 @@ _TRIES: Final = 3
 Say = Callable[[str], None]
 
 
-@dataclass(slots=True)
-class RunningSide:
-    """A running side: its execution, its records so far, and its cell for every cell of the base."""
+class MeasuredSide(Observer):
+    """A side that is measured, which keeps its records and reports failures.
 
-    execution: Execution
-    names: Mapping[Cell, Cell]
-    records: list[Record]
-
-    def run(self) -> Run:
-        """Return the run so far, as if it were complete."""
-        writer = self.execution.writer
-        return Run(writer.path, msgspec.structs.replace(writer.info, status="complete"), [*self.records], [])
-
-
-class _Watching(Observer):
-    """Keeps the records of an execution, and reports failures."""
-
-    def __init__(self, name: str, records: list[Record], failures: FailuresTold, say: Say) -> None:
-        self._name, self._records, self._failures, self._say = name, records, failures, say
-
-    def recorded(self, record: Record) -> None:
-        self._records.append(record)
-        if isinstance(record, Failure) and self._failures.first(self._name, record):
-            self._say(f"FAILED ({record.kind}) {self._name}: {record.cell.label}: {record.message}")
-            self._say(f"  to measure it again: {record.command}")
-
-
-class _Opening:
-    """A side from the start of its worker to its execution; `start` finds out what it can measure."""
+    `start` finds out what it can measure, `create` makes its run; `names` are its cells by those of the base.
+    """
 
     found: Opened
     plan: Plan
     info: RunInfo
+    names: Mapping[Cell, Cell]
+    execution: Execution
 
-    def __init__(self, name: str, side: Side, spec: SweepSpec, stack: ExitStack) -> None:
-        self.name, self.side, self._stack = name, side, stack
+    def __init__(self, name: str, side: Side, spec: SweepSpec, stack: ExitStack, failures: FailuresTold, say: Say):
+        self.name, self.side, self._stack, self._failures, self._say = name, side, stack, failures, say
         own = spec if side.backend is None else spec.with_axes({"backend": side.backend})
         self.spec = own.with_options(fault=side.fault)
         known, _ = installed()
         worker = WorkerSlot(self.spec, asked_for(self.spec, known), side.interpreter)
         self._slot = stack.enter_context(closing(worker))
+        self._records: list[Record] = []
 
     def start(self) -> None:
         """Start the worker and plan; raises UsageError if there is nothing to measure, and errors of the worker."""
@@ -92,16 +71,26 @@ class _Opening:
             raise UsageError(f"{self.side.option} {brief(self.side.text)}: {nothing_to_measure(self.plan)}")
         self.info = run_info(self.spec, self.found, ["kvbench", *sys.argv[1:]])
 
-    def run(self, folder: Path, names: Mapping[Cell, Cell], failures: FailuresTold, say: Say) -> RunningSide:
-        """Create the run directory below `folder`; `names` are this side's cells by those of the base."""
+    def create(self, folder: Path, names: Mapping[Cell, Cell]) -> None:
+        """Create the run directory below `folder`; raises StorageError."""
+        self.names = names
         writer = self._stack.enter_context(RunWriter.create(folder / self.name, self.info))
-        records: list[Record] = []
-        watching = _Watching(self.name, records, failures, say)
-        execution = Execution(self.spec, self.plan, self.found, writer, self._slot, watching, Progress())
-        return RunningSide(execution, names, records)
+        self.execution = Execution(self.spec, self.plan, self.found, writer, self._slot, self, Progress())
 
-    def without_partner(self, paired: Collection[Cell]) -> list[str]:
+    def recorded(self, record: Record) -> None:
+        self._records.append(record)
+        if isinstance(record, Failure) and self._failures.first(self.name, record):
+            self._say(f"FAILED ({record.kind}) {self.name}: {record.cell.label}: {record.message}")
+            self._say(f"  to measure it again: {record.command}")
+
+    def run(self) -> Run:
+        """Return the run so far, as if it were complete."""
+        writer = self.execution.writer
+        return Run(writer.path, msgspec.structs.replace(writer.info, status="complete"), [*self._records], [])
+
+    def without_partner(self) -> list[str]:
         """Return a note if cells have no partner on the other side and are not measured."""
+        paired = {*self.names.values()}
         alone = [cell for cell in self.plan.cells if cell not in paired]
         return (
             [f"{counted(len(alone), 'cell')} only on the side {self.name}, such as {alone[0].label}"] if alone else []
@@ -112,7 +101,7 @@ class SideBySide:
     """Two running sides, whose opening took `opening_s` seconds; `pool` has a thread for each. See `opened`."""
 
     def __init__(
-        self, base: RunningSide, cand: RunningSide, say: Say, pool: ThreadPoolExecutor, opening_s: float
+        self, base: MeasuredSide, cand: MeasuredSide, say: Say, pool: ThreadPoolExecutor, opening_s: float
     ) -> None:
         self.running = {BASE: base, CAND: cand}
         self._say = say
@@ -187,39 +176,36 @@ class SideBySide:
         number = self._rounds
         self._rounds += 1
         order = (BASE, CAND) if number % 2 == 0 else (CAND, BASE)
-        verify = verify or number % AUDITED == _drawn(f"{self._seed}/{number // AUDITED}") % AUDITED
+        drawn = int(np.random.default_rng((self._seed, number // AUDITED)).integers(AUDITED))
+        verify = verify or number % AUDITED == drawn
         for name in order:
             execution = self.running[name].execution
             if number == 0:
                 execution.measure_ceilings(number)
                 execution.observe("start")
             execution.measure_controls(number)
-        for cell in sorted(cells, key=lambda cell: _drawn(f"{self._seed}/{number}/{cell.id}")):
+        for cell in sorted(cells, key=lambda cell: cell.place_in(number, self._seed)):
             if cell not in self._failed:
                 self._pair(number, cell, order, verify=verify)
 
     def _pair(self, number: int, cell: Cell, order: Sequence[str], *, verify: bool) -> None:
         """Visit a cell on one side and then on the other, on one CPU; a failed cell is not visited again."""
         cpu = None
+        self._failed.add(cell)  # until both visits are made
         for name in order:
             arm = self.running[name]
             planned = PlannedVisit(number, arm.names[cell])
-            try:
+            answer = None
+            with self._replacing(arm, number):
                 answer = arm.execution.visit(planned, InTurn(verify=verify, cpu=cpu))
-            except StorageError:
-                raise
-            except KvbenchError as error:
-                self._failed.add(cell)
-                self._give_up(arm, number, f"its worker could not be replaced: {error}")
-                return
             if isinstance(answer, Visit):
                 cpu = answer.cpu
                 answer = self._checked(arm, planned, answer)
-            if isinstance(answer, Failure):
-                self._failed.add(cell)
+            if not isinstance(answer, Visit):
                 return
+        self._failed.remove(cell)
 
-    def _checked(self, arm: RunningSide, planned: PlannedVisit, visit: Visit) -> Visit | Failure:
+    def _checked(self, arm: MeasuredSide, planned: PlannedVisit, visit: Visit) -> Visit | Failure:
         """Return the visit, or a failure if it overlaps a visit of the other side."""
         began_ns, ended_ns = visit.span_ns or (0, 0)
         if not self._last_ns <= began_ns <= ended_ns <= time.monotonic_ns():
@@ -233,18 +219,22 @@ class SideBySide:
         renewals = [(arm, self._pool.submit(arm.execution.replace_worker, note)) for arm in self.running.values()]
         wait(renewal for _, renewal in renewals)
         for arm, renewal in renewals:
-            try:
+            with self._replacing(arm, self._rounds):
                 renewal.result()
-            except StorageError:
-                raise
-            except KvbenchError as error:
-                self._give_up(arm, self._rounds, f"its worker could not be replaced: {error}")
 
-    def _give_up(self, arm: RunningSide, number: int, why: str) -> None:
-        for cell in self._cells:
-            if cell not in self._failed:
-                arm.execution.fail(PlannedVisit(number, arm.names[cell]), why)
-        self._failed.update(self._cells)
+    @contextmanager
+    def _replacing(self, arm: MeasuredSide, number: int) -> Iterator[None]:
+        """Fail the cells of a side whose worker is lost inside and cannot be replaced; raises StorageError."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except KvbenchError as error:
+            for cell in self._cells:
+                if cell not in self._failed:
+                    why = f"its worker could not be replaced: {error}"
+                    arm.execution.fail(PlannedVisit(number, arm.names[cell]), why)
+            self._failed.update(self._cells)
 
 
 @contextmanager
@@ -263,30 +253,27 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
     with ExitStack() as stack:
         # A worker dies with the thread that started it; these threads end after their workers.
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        ours, theirs = sides = [_Opening(name, side, spec, stack) for name, side in ((BASE, base), (CAND, cand))]
+        failures = FailuresTold()
+        sides = [MeasuredSide(name, side, spec, stack, failures, say) for name, side in ((BASE, base), (CAND, cand))]
+        ours, theirs = sides
         _at_once(pool, [side.start for side in sides])
         paired = partners(ours.plan.cells, theirs.plan.cells)
         if not paired:
             raise UsageError("--base and --cand have no cell in common")
         check_identity(*([Run(folder / side.name, side.info, [], [])] for side in sides), forced=forced)
         _make(folder)
-        failures = FailuresTold()
-        names = {cell: cell for cell in paired}, paired
-        arms = [side.run(folder, own, failures, say) for side, own in zip(sides, names, strict=True)]
-        with _ended_together(arms):
-            for arm in arms:
-                arm.execution.begin()
+        ours.create(folder, {cell: cell for cell in paired})
+        theirs.create(folder, paired)
+        with _ended_together(sides):
+            for side in sides:
+                side.execution.begin()
             if base.backend == cand.backend:
-                _fail_what_is_gone(arms[1].execution, [cell for cell in ours.plan.cells if cell not in paired])
-            for note in (
-                *_remarks(ours, theirs),
-                *ours.without_partner({*paired}),
-                *theirs.without_partner({*paired.values()}),
-            ):
+                _fail_what_is_gone(theirs.execution, [cell for cell in ours.plan.cells if cell not in paired])
+            for note in (*_remarks(ours, theirs), *ours.without_partner(), *theirs.without_partner()):
                 say(f"note: {note}")
             say(f"{len(paired)} cells on two sides in turn; reserving memory")
-            _at_once(pool, [partial(arm.execution.reserve, arm.names.values()) for arm in arms])
-            both = SideBySide(arms[0], arms[1], say, pool, time.monotonic() - began_s)
+            _at_once(pool, [partial(side.execution.reserve, side.names.values()) for side in sides])
+            both = SideBySide(ours, theirs, say, pool, time.monotonic() - began_s)
             yield both
         both.finish()
         for line in failures.others():
@@ -294,7 +281,7 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say, *, f
 
 
 @contextmanager
-def _ended_together(sides: Iterable[RunningSide]) -> Iterator[None]:
+def _ended_together(sides: Iterable[MeasuredSide]) -> Iterator[None]:
     """Record how the runs ended if an interrupt or an error ends them inside."""
     try:
         yield
@@ -320,7 +307,7 @@ def _at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], object]]) ->
         future.result()
 
 
-def _remarks(base: _Opening, cand: _Opening) -> list[str]:
+def _remarks(base: MeasuredSide, cand: MeasuredSide) -> list[str]:
     """Return notes about two builds before they are compared."""
     if base.side.backend != cand.side.backend:
         return []
@@ -338,7 +325,3 @@ def _make(folder: Path) -> None:
             raise UsageError(f"--out {folder} is not empty; choose another folder")
     except OSError as error:
         raise UsageError(f"--out {folder} cannot be created: {error.strerror}") from None
-
-
-def _drawn(text: str) -> int:
-    return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest())
