@@ -6,8 +6,9 @@ by `kvbench.analysis.compare`. A slow machine is therefore never a regression, a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -58,15 +59,19 @@ class Judge:
         drift = math.log1p(BETWEEN_RUNS.fraction) if late else 0.0
         unsure = max((math.log1p(control.unsure) for control in controls), default=0.0)
         logs, bias = without_slot_bias(_logs(pairs.visits["fast_us"]), pairs.order)
-        looking = _Looking(self.looks or (PLAN if pairs.in_turn else ONCE), unsure, pairs.processes)
+        looks = self.looks or (PLAN if pairs.in_turn else ONCE)
+        look = partial(look_at, looks=looks, unsure=unsure, processes=pairs.processes)
         before = [row for row in (earlier.rows if earlier else ()) if row.verdict is not GateVerdict.FAILED]
         settled = {(row.kind, row.name): row for row in before if row.settled}
         rows = [
             row if row.verdict is GateVerdict.FAILED else settled.get((row.kind, row.name), row)
-            for row in self._rows(pairs, logs, drift, looking)
+            for row in self._rows(pairs, logs, drift, look)
         ]
         if not all(control.steady for control in controls):
-            rows = [row if row.verdict is GateVerdict.FAILED else _contaminated(row) for row in rows]
+            rows = [
+                row if row.verdict is GateVerdict.FAILED else replace(row, verdict=GateVerdict.CONTAMINATED)
+                for row in rows
+            ]
         known = [row.estimate.centre for row in rows if row.kind == "cell" and math.isfinite(row.estimate.centre)]
         return Judgement(
             verdict=worst([*(row.verdict for row in rows), *(GateVerdict.FAILED for _ in pairs.faults)]),
@@ -93,7 +98,7 @@ class Judge:
         unsure = _ratio(max(0.0, high - margin, -margin - low)) - 1 if steady else 0.0
         return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady, unsure)
 
-    def _rows(self, pairs: Pairs, logs: Floats, drift: float, looking: "_Looking") -> list[Row]:
+    def _rows(self, pairs: Pairs, logs: Floats, drift: float, look: Callable[[Floats, float], Estimate]) -> list[Row]:
         """Return a row for every cell, for the time of its caller, and for its neighbour.
 
         A slowdown is of iterations alone and beside swaps in one visit, so that what the machine does between the
@@ -106,8 +111,8 @@ class Judge:
                 failed = Estimate(settled=cell not in pairs.lacking)
                 rows.append(Row("cell", cell.label, GateVerdict.FAILED, [cell], failed, reason=pairs.failed[cell]))
                 continue
-            upper = looking.estimate(_logs(visits["upper_us"]), margin + math.log1p(UPPER_HALF.fraction))
-            row = _row("cell", cell, visits["fast_us"], margin, looking.estimate(logs[place], margin), upper)
+            upper = look(_logs(visits["upper_us"]), margin + math.log1p(UPPER_HALF.fraction))
+            row = _row("cell", cell, visits["fast_us"], margin, look(logs[place], margin), upper)
             path = pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else "")
             rows.append(replace(row, reason="; ".join(filter(None, (row.reason, path)))))
             relative = math.log1p(self.margins.margin)
@@ -116,7 +121,7 @@ class Judge:
                 ("neighbour", visits["slowdown"], relative),
             )
             rows += [
-                _row(kind, cell, values, allowed, looking.estimate(_logs(values), allowed))
+                _row(kind, cell, values, allowed, look(_logs(values), allowed))
                 for kind, values, allowed in others
                 if np.isfinite(values).any()
             ]
@@ -150,21 +155,6 @@ def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]
     return log_ratios - bias * order, bias
 
 
-@dataclass(frozen=True, slots=True)
-class _Looking:
-    """How pairs are looked at; see `look_at`."""
-
-    looks: Sequence[Look]
-    unsure: float
-    processes: Floats | None
-
-    def estimate(self, logs: Floats, margin: float) -> Estimate:
-        """Return the estimate of the pairs that have a value."""
-        known = np.isfinite(logs)
-        made_by = None if self.processes is None else self.processes[known]
-        return look_at(logs[known], margin, self.looks, self.unsure, made_by)
-
-
 def _row(
     kind: Kind, cell: Cell, values: Floats, margin: float, estimate: Estimate, upper: Estimate | None = None
 ) -> Row:
@@ -174,10 +164,6 @@ def _row(
     about = "upper half: " if row.decisive is upper else ""
     reason = about + (row.decisive.reason or "slower beyond its margin") if about else row.decisive.reason
     return replace(row, verdict=GateVerdict(row.decisive.verdict), reason=reason)
-
-
-def _contaminated(row: Row) -> Row:
-    return replace(row, verdict=GateVerdict.CONTAMINATED)
 
 
 def _logs(sides: Floats) -> Floats:

@@ -69,11 +69,14 @@ def look_at(
 
     SAME settles at once. SLOWER and FASTER require two consecutive looks, or the last one, because heavy tails rarely
     cause a false verdict twice. If there are fewer pairs than the next look needs, they are used for a last look.
-    `margin` is a log ratio. By `unsure`, a log ratio too, a machine may have moved without being noticed: SLOWER and
-    FASTER must exceed the margin by as much. `processes` has a number for each pair that increases with new processes
-    of both sides: two processes of one build can differ in all their visits, so SLOWER and FASTER require several, and
-    that the centre of the pairs of each lies beyond the margin. None: it is unknown which processes made the pairs.
+    A NaN among `logs` is no pair; `margin` is a log ratio. By `unsure`, a log ratio too, a machine may have moved
+    without being noticed: SLOWER and FASTER must exceed the margin by as much. `processes` has a number for each of
+    `logs` that increases with new processes of both sides: two processes of one build can differ in all their visits,
+    so SLOWER and FASTER require several, and that the centre of the pairs of each lies beyond the margin. None: it is
+    unknown which processes made the pairs.
     """
+    known = np.isfinite(logs)
+    logs, processes = logs[known], None if processes is None else processes[known]
     earlier = None
     for place, look in enumerate(looks):
         seen = logs[: look.pairs]

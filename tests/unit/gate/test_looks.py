@@ -44,7 +44,7 @@ def test_what_is_slower_has_to_be_seen_in_several_processes() -> None:
     slow = noise(PLAN[-1].pairs, 0.2)
     one, two = np.zeros(slow.size), (np.arange(slow.size) >= PLAN[0].pairs).astype(float)
     for look in PLAN:
-        found = look_at(slow[: look.pairs], MARGIN, PLAN, processes=one)
+        found = look_at(slow[: look.pairs], MARGIN, PLAN, processes=one[: look.pairs])
         assert (found.verdict, found.unconfirmed, found.settled) == (Verdict.UNDECIDED, Verdict.SLOWER, False)
     found = look_at(slow, MARGIN, PLAN, processes=two)
     assert (found.verdict, found.unconfirmed, found.settled) == (Verdict.SLOWER, None, True)
@@ -56,7 +56,7 @@ def test_what_is_slower_has_to_be_seen_in_several_processes() -> None:
 def test_what_takes_longer_in_one_process_alone_is_not_slower(cost: float, *, first: bool) -> None:
     processes = (np.arange(PLAN[-1].pairs) >= PLAN[0].pairs).astype(float)
     logs = noise(PLAN[-1].pairs) + np.where(processes == (0 if first else 1), cost, 0.0)
-    found = [look_at(logs[: look.pairs], MARGIN, PLAN, processes=processes) for look in PLAN]
+    found = [look_at(logs[: look.pairs], MARGIN, PLAN, processes=processes[: look.pairs]) for look in PLAN]
     assert found[0].unconfirmed == (Verdict.SLOWER if first else None)
     assert Verdict.SLOWER not in {estimate.verdict for estimate in found}
 
