@@ -93,6 +93,20 @@ def beside_step(cell: Cell, loads_us: float, hidden: Sequence[float]) -> list[Vi
     return found
 
 
+def replayed(cell: Cell, gbps: float, rounds: int = 6) -> list[Visit]:
+    """Visits that replay swaps of 16 to 512 blocks at this rate; merging leaves half of the copies."""
+    sizes = [1 << power for power in range(4, 10)]
+    found = []
+    for number in range(rounds):
+        one = visit(cell, 1.0, count=len(sizes), noise=0.0, round_=number)
+        walls = [size * cell.block_bytes / gbps / 1e3 * (1 + 0.001 * number) for size in sizes]
+        fields = {"swap_blocks": sizes, "pieces": [size // 2 for size in sizes]}
+        numbers = [10 * (number * len(sizes) + place) for place in range(len(sizes))]
+        times = msgspec.structs.replace(one.samples, wall_us=walls, swap_numbers=numbers, **fields)
+        found.append(msgspec.structs.replace(one, samples=times))
+    return found
+
+
 def gbps_of(cell: Cell) -> float:
     """A made-up device with a cliff above 24 KiB for idle batched h2d swaps, and a knee at 3 SMs."""
     size = cell.block_bytes

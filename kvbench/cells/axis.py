@@ -202,8 +202,8 @@ def launch(text: str) -> int:
 
 
 def by_layers(text: str) -> str:
-    """Read a sequence: whole, layers-L or at-once-L, or with a model layers or at-once; raises ValueError."""
-    match = re.fullmatch(r"whole|(?:layers|at-once)(?:-([1-9]\d{0,3}))?", text)
+    """Read a sequence: whole, layers-L or at-once-L, with a model layers or at-once, and trace; raises ValueError."""
+    match = re.fullmatch(r"whole|trace|(?:layers|at-once)(?:-([1-9]\d{0,3}))?", text)
     if match is None or not 2 <= int(match[1] or 2) <= MOST_LAYERS:
         raise ValueError(
             f"not whole, layers-L or at-once-L with L from 2 to {MOST_LAYERS}; with --model also layers or at-once"

@@ -6,6 +6,8 @@ from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
 
 AT_ONCE: Final = "at-once"
+# The sequence of swaps that replay a trace.
+TRACE: Final = "trace"
 # A step with this number of layers has those of Llama 3 70B on one of 8 ranks; other steps have those of Llama 3 8B.
 LAYERS_OF_70B: Final = 80
 LAYERS_OF_8B: Final = 32
@@ -29,7 +31,10 @@ def layer_tensors(cell: Cell) -> int:
 
 
 def unfit(cell: Cell) -> str | None:
-    """Return why the layers of `cell` cannot be swapped, or wait, as it says; None if they can."""
+    """Return why the layers of `cell` cannot be swapped, or wait, as it says, or a trace replayed; None if they can."""
+    if cell.sequence == TRACE:
+        alone = cell.neighbour is Neighbour.NONE and cell.devices == 1 and not (cell.pause_us or cell.launch_bytes)
+        return None if alone else "a trace is replayed without a neighbour, a pause and split launches, on one device"
     if not cell.layers:
         return None
     if cell.stream_state is StreamState.SUSTAINED or cell.queued or cell.streams > 1:

@@ -23,11 +23,13 @@ from kvbench.policy import AUTO, Policy, load_policy
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
 from kvbench.text import convert
+from kvbench.traces.selection import MOST_SWAPS, choose
 
 if TYPE_CHECKING:
     from kvbench.run.execution import Observer, Outcome
 
 DEFAULT_CONFIG: Final = "quick"
+TRACE_SWAPS: Final = 120
 MODELS_CONFIG: Final = "models"
 POLICY_VARIABLE: Final = "KVBENCH_POLICY"
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -91,6 +93,15 @@ _Models = Annotated[
         autocompletion=presets,
     ),
 ]
+_Trace = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Replay the swaps of a trace (kvbench trace make), with their ids.")
+]
+_TraceSwaps = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, max=MOST_SWAPS, help=f"With --trace: swaps of each direction (default: {TRACE_SWAPS})."
+    ),
+]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/CONFIG-TIME).")]
 _Resume = Annotated[
     Path | None, typer.Option(help="Measure the missing cells of this run directory.", autocompletion=complete_run)
@@ -110,6 +121,8 @@ def sweep(
     filters: Filters = None,
     model: _Models = None,
     geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
+    trace: _Trace = None,
+    trace_swaps: _TraceSwaps = None,
     where: Annotated[Mapping[str, Any], FromStruct(_OfSeveralDevices)] = NO_OPTIONS,
     out: _Out = None,
     resume: _Resume = None,
@@ -131,19 +144,23 @@ def sweep(
     choice: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
 
     def asked() -> SweepSpec:
-        spec = load_config(find_config(config or (MODELS_CONFIG if model else DEFAULT_CONFIG)), choice)
-        return _with_policy(
-            spec.with_axes(parse_assignments(axis or []))
-            .with_filters(filters or [])
-            .with_sampling(sampling)
-            .with_options(**where),
-            policy,
-        )
+        if trace is None:
+            spec = load_config(find_config(config or (MODELS_CONFIG if model else DEFAULT_CONFIG)), choice)
+        elif config or choice != ModelChoice():
+            raise UsageError(f"--trace {trace}: a trace has its own geometry; leave out the config and --model")
+        else:
+            spec = SweepSpec("trace", "Which backend makes the swaps of this trace fastest?")
+        spec = spec.with_axes(parse_assignments(axis or [])).with_options(**where)
+        if trace is not None:
+            spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed))
+        return _with_policy(spec.with_filters(filters or []).with_sampling(sampling), policy)
 
+    if trace_swaps is not None and trace is None:
+        raise UsageError(f"--trace-swaps {trace_swaps}: requires --trace FILE")
     if resume is not None:
         if dry_run or out is not None:
             raise UsageError("--resume continues an existing run: leave out --dry-run and --out")
-        told = any((config, axis, filters, policy, sampling, where)) or choice != ModelChoice()
+        told = any((config, axis, filters, trace, policy, sampling, where)) or choice != ModelChoice()
         outcomes = [resume_sweep(resume, asked() if told else None, reporter, retry_failed=retry_failed)]
     elif retry_failed:
         raise UsageError("--retry-failed: requires --resume RUN")

@@ -143,10 +143,12 @@ def _tensors(cell: Cell, rows: int, place: _Place) -> list[Layout]:
         for part, *ids in zip(parts, source_ids, destination_ids, strict=True):
             part.append(TensorRows(source, destination, *ids))
         first += kind.count * region
-    return [_of_tensors(tuple(own_parts)) for own_parts in parts]
+    return [rows_of(tuple(own_parts)) for own_parts in parts]
 
 
-def _of_tensors(tensors: tuple[TensorRows, ...]) -> Layout:
+def rows_of(tensors: tuple[TensorRows, ...]) -> Layout:
+    """Return the layout of these tensors, with the rows of every descriptor."""
+
     def rows(side: str) -> Rows:
         sums = (np.add.outer(getattr(part, f"{side}_starts"), getattr(part, f"{side}_ids")) for part in tensors)
         return np.concatenate([part.reshape(-1) for part in sums])

@@ -140,7 +140,7 @@ def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes
         cell_text=request.cell,
         round=request.round,
         attempt=request.attempt,
-        samples=_columns(samples, cell),
+        samples=columns_of(samples, cell),
         stopped_by=sampled.stopped_by,
         path=effective_path(prepared.mechanism, [sample.cpu_us for sample in samples], sampled.busy_cpu_us),
         calls=prepared.swap.calls,
@@ -161,7 +161,9 @@ def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes
     )
 
 
-def _columns(samples: Sequence[AnySample], cell: Cell) -> Samples:
+def columns_of(samples: Sequence[AnySample], cell: Cell) -> Samples:
+    """Return the samples of a visit as the lists of its record."""
+
     def column(name: str) -> list[Any]:
         return [getattr(sample, name) for sample in samples]
 

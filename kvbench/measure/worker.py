@@ -13,6 +13,7 @@ import numpy as np
 from kvbench.backends.base import backend_named, facts_of, is_own
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
+from kvbench.cells.layers import TRACE
 from kvbench.engine.device import (
     HIGH_PRIORITY,
     Device,
@@ -29,6 +30,7 @@ from kvbench.machine.numa import far_pages, stay_near
 from kvbench.measure.bench import Bench, SetUp, measure_ceiling, set_up
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.replay import replay, that_fit
 from kvbench.measure.roof import measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import visit
@@ -36,6 +38,7 @@ from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
 from kvbench.run import protocol
+from kvbench.traces.selection import Numbered, Replay, chunk, selected
 from kvbench.units import rough_size
 
 # Delays measured when a device is opened: none, the one of `primed`, and a long one.
@@ -56,6 +59,7 @@ class Worker:
         self._faults = FaultPlan()
         self._control: ControlCopies | None = None
         self._kept: dict[Cell, SetUp] = {}
+        self._trace: tuple[Replay, dict[str, list[Numbered]]] | None = None
         self._node = -1  # the NUMA node of the GPU, -1 if unknown or without a GPU
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
@@ -112,7 +116,24 @@ class Worker:
             ) from None
         cpu, urgent_lane = SteadyCpu(), (urgent, urgent_region)
         self._bench = Bench(self._device, stream, region, pools, cpu, self._clocks, request.policy, urgent=urgent_lane)
-        return protocol.Reserved(notes=far_pages(host.address, request.pool_bytes, self._node))
+        notes = far_pages(host.address, request.pool_bytes, self._node)
+        return protocol.Reserved(notes=notes + self._read_trace(request))
+
+    def _read_trace(self, request: protocol.Reserve) -> list[str]:
+        """Keep the swaps to replay, and return how many of them do not fit into the pools."""
+        trace = request.trace
+        if trace is None:
+            return []
+        chosen = selected(trace)
+        fitting = that_fit(chosen, trace, request.pool_bytes)
+        self._trace = trace, fitting
+        counts = {way: len(own) for way, own in chosen.items()}
+        return [
+            f"trace, {way}: {left} of {counts[way]} selected swaps do not fit into a pool of "
+            f"{rough_size(request.pool_bytes)} and are left out"
+            for way, own in fitting.items()
+            if (left := counts[way] - len(own))
+        ]
 
     def _measure_control(self, request: protocol.MeasureControl) -> Control:
         self._control = self._control or open_control(self._device.name)
@@ -125,14 +146,26 @@ class Worker:
         cell = Cell.from_strings(request.cell)
         began, start_ns = int(time.time()), time.monotonic_ns()
         try:
-            begin = None if request.start is None else partial(_wait_for_others, request.start)
-            made = visit(self._bench, self._set_up(cell, request), request, self._faults.for_cell(cell), begin)
+            made = self._replayed(cell, request) if cell.sequence == TRACE else self._visited(cell, request)
         except Exception as error:  # a plug-in can raise anything; it costs its cell, not the sweep
             return _failure(request, error)
         end_ns = time.monotonic_ns()
         path = made.path if is_own(cell.backend) else f"{made.path}{CLAIMED}"
         took_ms, span_ns = (end_ns - start_ns) / 1e6, (start_ns, end_ns)
         return msgspec.structs.replace(made, path=path, began=began, took_ms=took_ms, span_ns=span_ns)
+
+    def _visited(self, cell: Cell, request: protocol.MeasureCell) -> Visit:
+        begin = None if request.start is None else partial(_wait_for_others, request.start)
+        return visit(self._bench, self._set_up(cell, request), request, self._faults.for_cell(cell), begin)
+
+    def _replayed(self, cell: Cell, request: protocol.MeasureCell) -> Visit:
+        if self._trace is None:
+            raise KvbenchError("sequence=trace needs a trace: kvbench sweep --trace FILE")
+        trace, swaps = self._trace
+        own = chunk(swaps[cell.direction.value], request.round, request.sampling.rounds)
+        backend = backend_named(cell.backend)
+        assert backend is not None  # the plan has only described backends
+        return replay(self._bench, backend, request, trace, own, self._faults.for_cell(cell))
 
     def _set_up(self, cell: Cell, request: protocol.MeasureCell) -> SetUp:
         """Return the cell set up; a cell that is visited in turn keeps its setup, while there is room."""

@@ -16,6 +16,7 @@ from kvbench.analysis.intervals import Floats, grouped_outliers, grouped_quartil
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, Cell, axes_of
+from kvbench.cells.layers import TRACE
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
@@ -60,6 +61,9 @@ def summarize(
     frame.loc[without, ["status", "reason"]] = "no figure", NO_FIGURE
     for rate, time in (("", "median"), ("_q1", "q3"), ("_q3", "q1"), ("_low", "high"), ("_high", "low")):
         frame[f"gbps{rate}"] = frame["swap_bytes"] / frame[f"swap_us_{time}"] / 1e3
+    # the swaps of a trace differ in size
+    rates = [name for name in TYPES if name.startswith("gbps")]
+    frame[rates] = frame[rates].mask(frame["sequence"] == TRACE)
     quantities = frame["stream_state"].map({state.value: state.quantity for state in StreamState})
     for quantity in dict.fromkeys(state.quantity for state in StreamState):
         frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)
@@ -95,8 +99,13 @@ def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
-    """Return which cells have swaps whose layers nothing waits for."""
-    return ~frame["sequence"].astype(object).fillna("").str[-1:].str.isdigit().astype(bool)
+    """Return which cells have swaps of one size whose layers nothing waits for."""
+    return ~by_layers(frame) & (frame["sequence"].astype(object) != TRACE)
+
+
+def by_layers(frame: pd.DataFrame) -> "pd.Series[bool]":
+    """Return which cells have swaps of layers, or a step whose layers wait for them."""
+    return frame["sequence"].astype(object).fillna("").str[-1:].str.isdigit().astype(bool)
 
 
 def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us") -> dict[str, dict[int, float]]:

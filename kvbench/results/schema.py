@@ -80,8 +80,9 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     """The raw samples of one visit: lists of equal length, times in microseconds; `SAMPLE_COLUMNS` describes them.
 
     `gpu_us` is None on an idle stream, where no event is timed, `depth_held` if no swap was queued, and the times of
-    layers if the swap has none. Beside a step whose layers wait for the swaps, samples are without the step. Samples of
-    clock 1 have `prepare_us` and `submit_us`, which become `caller_us`, and two more times, which are dropped.
+    layers if the swap has none. Swaps of a trace have a size and a number each, and the copies that merging left of
+    them (`pieces`). Beside a step whose layers wait for the swaps, samples are without the step. Samples of clock 1
+    have `prepare_us` and `submit_us`, which become `caller_us`, and two more times, which are dropped.
     """
 
     caller_us: list[_TimeUs] = []
@@ -93,6 +94,9 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     depth_held: list[_Flag] | None = None
     first_layer_us: list[float] | None = None
     slowest_gap_us: list[_TimeUs] | None = None
+    swap_blocks: list[_Count] | None = None
+    pieces: list[_Count] | None = None
+    swap_numbers: list[_Count] | None = None
     prepare_us: list[_TimeUs] | None = None
     submit_us: list[_TimeUs] | None = None
     coalesce_us: list[_TimeUs] | None = None
@@ -112,6 +116,9 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
             and (self.depth_held is None or len(self.depth_held) == count)
             and (self.first_layer_us is None or len(self.first_layer_us) == count)
             and (self.slowest_gap_us is None or len(self.slowest_gap_us) == count)
+            and (self.swap_blocks is None or len(self.swap_blocks) == count)
+            and (self.pieces is None or len(self.pieces) == count)
+            and (self.swap_numbers is None or len(self.swap_numbers) == count)
         ):
             raise ValueError("the lists of a visit's samples differ in length")
 

@@ -12,7 +12,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from kvbench.cells.axes import Direction
-from kvbench.cells.cell import Cell
+from kvbench.cells.cell import Cell, command_of
 from kvbench.cells.facts import CEILING_BYTES
 from kvbench.cells.locality import region_bytes
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
@@ -25,7 +25,7 @@ from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCell, MeasureCon
 from kvbench.run.worker_process import NotAskedError, WorkerLostError, WorkerSlot
 from kvbench.sweep.estimate import submissions, visit_deadline_s
 from kvbench.sweep.plan import Plan, PlannedVisit, visits
-from kvbench.sweep.spec import SweepSpec
+from kvbench.sweep.spec import OF_TRACE, SweepSpec
 
 CEILING_SAMPLES: Final = 4
 # From this pool size on, scattered throughput is nearly constant.
@@ -307,7 +307,10 @@ class Execution:
             options += ["--fault", self.spec.fault]
         if self.spec.policy is not None and cell.backend == AUTO:
             options += ["--policy", str(self.writer.path)]
-        return f"{cell.command()} {shlex.join(options)}"
+        if self.spec.trace is None:
+            return f"{cell.command()} {shlex.join(options)}"
+        texts = {name: text for name, text in cell.as_strings().items() if name not in OF_TRACE}
+        return f"{command_of(texts)} {shlex.join(['--trace', self.spec.trace.path, *options])}"
 
     def _record(self, record: Record) -> None:
         self.writer.append(record)

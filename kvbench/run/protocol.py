@@ -9,9 +9,10 @@ from kvbench.cells.facts import BackendFacts, DeviceFacts
 from kvbench.policy import Policy
 from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Sampling
+from kvbench.traces.selection import Replay
 
 # The version of this protocol. If two builds are measured in turn, one parent speaks to the workers of both.
-VERSION: Final = 5
+VERSION: Final = 6
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
@@ -51,13 +52,14 @@ class Described(_Message, tag="described", frozen=True, kw_only=True):
 class Reserve(_Message, tag="reserve", frozen=True, kw_only=True):
     """Allocate the memory pools, `pool_bytes` each, and other shared resources; answered by Reserved or Refused.
 
-    `host_pools` is the number of ways of pinning host memory whose pools can exist at once.
+    `host_pools` is the number of ways of pinning host memory whose pools can exist at once, `trace` what cells replay.
     """
 
     pool_bytes: int
     host_pools: int
     busy_delay_us: int
     policy: Policy | None
+    trace: Replay | None = None
 
 
 class Reserved(_Message, tag="reserved", frozen=True, kw_only=True):

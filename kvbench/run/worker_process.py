@@ -269,8 +269,13 @@ class WorkerSlot:
 
         Returns the notes of the worker.
         """
-        delay_us, policy = self._spec.sampling.busy_delay_us, self._spec.policy
-        self._reserve = Reserve(pool_bytes=pool_bytes, host_pools=host_pools, busy_delay_us=delay_us, policy=policy)
+        self._reserve = Reserve(
+            pool_bytes=pool_bytes,
+            host_pools=host_pools,
+            busy_delay_us=self._spec.sampling.busy_delay_us,
+            policy=self._spec.policy,
+            trace=self._spec.trace,
+        )
         return self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S).notes
 
     def ask(self, request: Request, kind: type[Kind], deadline_s: float) -> Kind:

@@ -6,18 +6,27 @@ from typing import Annotated, Final
 
 import msgspec
 
+from kvbench.cells.axes import Direction
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, axis_named
 from kvbench.cells.facts import plain_device
 from kvbench.cells.filter import Filter, parse_filters
+from kvbench.cells.layers import TRACE
+from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
 from kvbench.policy import Policy
 from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
+from kvbench.traces.selection import Replay
 from kvbench.units import parse_size
 
 Group = Mapping[str, tuple[AxisValue, ...]]
 
+# Axes that a trace decides; its swaps are replayed one at a time on an idle stream.
+OF_TRACE: Final = (
+    "blocks", "block_size", "pattern", "host_pattern", "device_pattern", "sizes", "sequence", "stream_state", "reuse",
+    "neighbour", "queued", "streams", "pause", "launch_bytes", "rate_cap", "burst", "devices",
+)  # fmt: skip
 _MAX_BYTES: Final = 2**50
 Name = Annotated[
     str, msgspec.Meta(pattern=f"^{NAME_PATTERN}$", extra={"meaning": "1 to 64 letters, digits, '_', '.' or '-'"})
@@ -84,6 +93,7 @@ class _SpecText(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     # Absent from runs made before policies and models existed.
     policy: Policy | None = None
     models: tuple[ModelSwap, ...] = ()
+    trace: Replay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,7 @@ class SweepSpec:
     `backend` it means all installed backends, and `auto` only with a policy. `device` is "auto", "cpu", "cuda",
     "cuda:N", or, for swaps on several devices at once, "cuda:all" or a comma-separated list. `fault` is an opaque text
     for the engine of the cpu device, `policy` the policy of the backend `auto`. `models` are the models whose swaps
-    the groups contain.
+    the groups contain, `trace` is the trace that their cells replay.
     """
 
     name: str
@@ -108,6 +118,7 @@ class SweepSpec:
     fault: str | None = None
     policy: Policy | None = None
     models: tuple[ModelSwap, ...] = ()
+    trace: Replay | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -130,6 +141,26 @@ class SweepSpec:
             return self
         groups = _once({**group, **swap.axes} for group in self.groups for swap in swaps)
         return replace(self, groups=groups, models=tuple(swaps))
+
+    def with_trace(self, trace: Replay) -> "SweepSpec":
+        """Return the sweep with cells that replay `trace`; raises UsageError for an axis that the trace decides.
+
+        A cell has the size of the median swap; its visits are of the sizes in the trace.
+        """
+        asked = {name: values for group in self.groups for name, values in group.items()}
+        if decided := next((name for name in asked if name in OF_TRACE), None):
+            raise UsageError(f"-a {decided}: the trace sets it; leave it out")
+        tensors = f"tensors-{trace.descriptors}" if trace.descriptors > 1 else str(SHUFFLED)
+        texts = {"block_size": str(trace.row_bytes), "pattern": tensors, "sequence": TRACE, "reuse": "same"}
+        groups = []
+        for group in self.groups:
+            for direction in group.get("direction", tuple(Direction)):
+                if of := trace.of(str(direction)).blocks:
+                    own = texts | {"direction": str(direction), "blocks": str(of * trace.descriptors)}
+                    groups.append({**group, **{name: AXES[name].parse(text) for name, text in own.items()}})
+        if not groups:
+            raise UsageError("-a direction: the trace has no swaps in this direction")
+        return replace(self, groups=tuple(groups), trace=trace)
 
     def with_filters(self, texts: Iterable[str]) -> "SweepSpec":
         """Return the sweep with the conditions of these `--filter` texts added to its own."""

@@ -17,6 +17,7 @@ from kvbench.report.sections import (
     neighbour,
     pages,
     queue_depth,
+    replay,
     runs,
     settings,
     sm_ladder,
@@ -27,6 +28,7 @@ from kvbench.report.sections import (
 from kvbench.report.view import View
 
 SECTIONS: Final = (
+    replay.SECTION,
     models.SECTION,
     locality.SECTION,
     runs.SECTION,

@@ -15,7 +15,7 @@ from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import Row, chart_words, grouped, includes_of, line_of, measured_table, rows_of, sms_words
 from kvbench.report.view import View
-from kvbench.results.frame import whole
+from kvbench.results.frame import by_layers
 
 # The share that counts as hidden, and the length of the loads that findings speak of.
 HIDDEN: Final = 0.95
@@ -70,7 +70,7 @@ SECTION = Section("layers", "Layers: loads that a step waits for, layer by layer
 
 
 def _layers_of(view: View) -> pd.DataFrame:
-    return view.measured[~whole(view.measured)]
+    return view.measured[by_layers(view.measured)]
 
 
 def _named(view: View) -> tuple[pd.DataFrame, str]:

@@ -106,6 +106,9 @@ def everything(folder: Path) -> Run:
     loads = replace(loads, stream_state=StreamState.IDLE, neighbour=Neighbour.DECODE, sequence="layers-32")
     records += synthetic.beside_step(loads, 2000.0, [0.8, 0.81, 0.82] * 2)
     records += synthetic.beside_step(replace(loads, sequence="at-once-32"), 1900.0, [0.0, 0.01, 0.02] * 2)
+    for backend, gbps in (("batched", 5.0), ("sm", 48.0)):
+        cell = Cell(backend, Direction.H2D, 256, 4096, sms=4 if backend == "sm" else None, sequence="trace")
+        records += synthetic.replayed(cell, gbps)
     records += [synthetic.failure(gone, "error 719"), synthetic.skip(left_out, "needs 9 GB")]
     info = synthetic.info(
         spec={"models": msgspec.to_builtins(SWAPS), "filters": ["swap_bytes<=1GB"]}, status="interrupted"
@@ -144,6 +147,7 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
         "stream",
         "sm",
         "queue",
+        "replay",
         "neighbour",
         "layers",
         "comparison",

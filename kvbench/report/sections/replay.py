@@ -1,0 +1,166 @@
+"""Replay: the swaps of a trace, one after the other, by every backend: latency, GB/s and time of the thread."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from kvbench.analysis.compare import Visits, winners
+from kvbench.analysis.intervals import Floats, median_interval
+from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.layers import TRACE
+from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
+from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
+from kvbench.report.numbers import count, figure
+from kvbench.report.select import DIRECTIONS, where
+from kvbench.report.tables import chart_words, includes_of, measured_table, rows_of, sms_words
+from kvbench.report.view import View
+from kvbench.results import Visit
+from kvbench.results.frame import visits_that_count
+from kvbench.tune.answer import speed_words
+from kvbench.tune.exports import ENGINE_BACKENDS
+
+_WEIGHT: Final = 1.2
+_SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
+_NOTE: Final = (
+    "A replay makes every k-th swap of the trace, with its own block ids and size, one after the other on an idle "
+    "stream; a visit is a block of time. p50 to worst: latency of the swaps. GB/s: all bytes over all time, with the "
+    "interval of the visits. Caller: time of the thread that submits, p50. Copies left: the share of the descriptors "
+    "that are copied after merging"
+)
+
+
+class Replayed(NamedTuple):
+    """The swaps of one cell: a row for each, and what it is called."""
+
+    way: str
+    backend: str
+    cell_id: str
+    swaps: pd.DataFrame
+
+
+def make(view: View) -> Part | str:
+    cells = view.measured[view.measured["sequence"].astype(object) == TRACE]
+    if cells.empty:
+        return "it needs swaps of a trace (kvbench sweep --trace FILE)"
+    visits: dict[str, list[Visit]] = {}
+    for visit in visits_that_count(view.run.records):
+        visits.setdefault(visit.cell.id, []).append(visit)
+    found = {
+        way: [
+            Replayed(_way(row), str(row["backend"]), row["cell_id"], _swaps(visits[row["cell_id"]], row["block_bytes"]))
+            for row in rows_of(own)
+        ]
+        for way in DIRECTIONS
+        if not (own := where(cells, direction=way)).empty
+    }
+    told = [Finding(text, _WEIGHT) for way, ways in found.items() if (text := _finding(way, ways))]
+    tables = [_table(view, way, where(cells, direction=way), ways) for way, ways in found.items()]
+    return Part([one.text for one in told], [_chart(view, cells, found)], tables, told)
+
+
+SECTION = Section("replay", "Replay: the swaps of a trace", make)
+
+
+def _way(row: Mapping[str, object]) -> str:
+    return ", ".join(filter(None, (str(row["backend"]), sms_words(dict(row)))))
+
+
+def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
+    """Return a row for each swap: its round, number in the trace, times, descriptors, and the copies left of them."""
+    parts = []
+    for visit in visits:
+        samples = visit.samples
+        fields = {
+            "wall_us": samples.wall_us,
+            "caller_us": samples.caller_us,
+            "blocks": samples.swap_blocks or [],
+            "pieces": samples.pieces or [],
+            "number": samples.swap_numbers or [],
+        }
+        parts.append(pd.DataFrame(fields).assign(round=visit.round))
+    found = pd.concat(parts, ignore_index=True)
+    return found.assign(swap_bytes=found["blocks"] * block_bytes)
+
+
+def _by_round(swaps: pd.DataFrame, name: str) -> dict[int, float]:
+    sums = swaps.groupby("round")[name].sum()
+    return {int(str(number)): float(total) for number, total in sums.items()}
+
+
+def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
+    """Return GB/s of all swaps, and the ends of the interval of the visits; nan where they are too few."""
+    rates: Floats = np.array([*_by_round(swaps, "swap_bytes").values()]) / np.array(
+        [*_by_round(swaps, "wall_us").values()]
+    )
+    low, high = median_interval(rates / 1e3)
+    return float(swaps["swap_bytes"].sum() / swaps["wall_us"].sum() / 1e3), low, high
+
+
+def _finding(way: str, ways: Sequence[Replayed]) -> str:
+    """Return which way makes the swaps of the trace in the least time, and by how much against an engine's own code."""
+    times: dict[str, dict[int, Visits]] = {one.way: {0: _by_round(one.swaps, "wall_us")} for one in ways}
+    (first,) = winners(times, IN_TURN).values() if len(times) > 1 else (None,)
+    if first is None:
+        return ""
+    own = next(one for one in ways if one.way == first)
+    rates = {one.way: _gbps(one.swaps)[0] for one in ways}
+    rivals = [one for one in ways if one.backend in ("batched", *ENGINE_BACKENDS) and one is not own]
+    gains = ", ".join(speed_words(rates[first] / rates[one.way], one.way) for one in rivals)
+    p99 = figure(float(own.swaps["wall_us"].quantile(0.99)))
+    text = f"{_SIDES[way]} of this trace: {first} is the fastest, {figure(rates[first])} GB/s, p99 {p99} us"
+    return f"{text}; {gains}." if gains else f"{text}."
+
+
+def _table(view: View, way: str, cells: pd.DataFrame, ways: Sequence[Replayed]) -> DataTable:
+    body = [_row(one) for one in sorted(ways, key=lambda one: one.swaps["wall_us"].sum())]
+    quantiles = ("p50", "p90", "p99", "Worst")
+    header = ("Way", "Swaps", *(f"{name}, us" for name in quantiles), "GB/s", "Caller, us", "Copies left")
+    title = (
+        f"{_SIDES[way]}: {count(ways[0].swaps['number'].nunique())} of {count(_total(view, way))} swaps of the trace"
+    )
+    return measured_table(view, cells, title, header, body, includes_of(view, "idle"), notes=[_NOTE])
+
+
+def _total(view: View, way: str) -> int:
+    trace = view.run.info.spec.get("trace")
+    of = trace.get(way) if isinstance(trace, dict) else None
+    return int(of["total"]) if isinstance(of, dict) else 0
+
+
+def _row(one: Replayed) -> list[Text]:
+    walls = one.swaps["wall_us"]
+    gbps, low, high = _gbps(one.swaps)
+    interval = f" ({figure(low)} to {figure(high)})" if np.isfinite(low) else ""
+    return [
+        one.way,
+        count(len(walls)),
+        *(figure(float(walls.quantile(share))) for share in (0.5, 0.9, 0.99, 1.0)),
+        f"{figure(gbps)}{interval}",
+        figure(float(one.swaps["caller_us"].median())),
+        f"{one.swaps['pieces'].sum() / one.swaps['blocks'].sum():.0%}",
+    ]
+
+
+def _chart(view: View, cells: pd.DataFrame, found: Mapping[str, Sequence[Replayed]]) -> Chart:
+    panels = [PlotPanel(_SIDES[way], [_line(view, one) for one in ways]) for way, ways in found.items()]
+    x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
+    drawn = "medians of swaps of about this size · band: quartiles"
+    points = pd.concat([one.swaps.assign(way=one.way, direction=way) for way, ways in found.items() for one in ways])
+    words = chart_words(view, "Latency against the size of the swaps of a trace", cells, drawn, [_NOTE])
+    return Chart(f"replay-{view.label}", words, LinePlot(x, y, told_apart([panels]), "quartiles"), points)
+
+
+def _line(view: View, one: Replayed) -> PlotLine:
+    """Return the line of a way through the sizes, which are grouped by powers of two."""
+    columns = list(zip(*_binned(one.swaps), strict=True))
+    x, y, low, high = ([float(value) for value in column] for column in columns)
+    return PlotLine(view.label, one.way, one.backend, x, y, low, high, [one.cell_id] * len(x))
+
+
+def _binned(swaps: pd.DataFrame) -> Iterator[tuple[float, float, float, float]]:
+    bins = np.log2(swaps["blocks"]).round()
+    for _, own in swaps.groupby(bins):
+        middle, low, high = (own["wall_us"].quantile([0.5, 0.25, 0.75]) / 1e3).tolist()
+        yield float(own["blocks"].median()), middle, low, high

@@ -1,0 +1,110 @@
+"""Which swaps of a trace are replayed: every k-th of each direction, in order."""
+
+import hashlib
+from pathlib import Path
+from statistics import median_low
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from kvbench.errors import UsageError
+from kvbench.traces.file import Header, Swap, TraceReader
+
+DIRECTIONS: Final = ("h2d", "d2h")
+MOST_SWAPS: Final = 10_000
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+
+class SwapsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The swaps of a trace in one direction: how many there are, their median number of blocks, and which are replayed:
+    number `first` (from 0) and every `step`-th from there.
+    """
+
+    total: _Count
+    blocks: _Count
+    first: _Count
+    step: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+
+
+class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A trace that a sweep replays: the file, its SHA-256, the geometry of its blocks, and what is replayed of it."""
+
+    path: Annotated[str, msgspec.Meta(max_length=4096)]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
+    block_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)]
+    descriptors: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    h2d: SwapsOf
+    d2h: SwapsOf
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a descriptor; all descriptors of a block have equal parts of it."""
+        return self.block_bytes // self.descriptors
+
+    def of(self, direction: str) -> SwapsOf:
+        return self.h2d if direction == "h2d" else self.d2h
+
+
+class Numbered(NamedTuple):
+    """A swap and its number among those of its direction, from 0."""
+
+    number: int
+    swap: Swap
+
+
+def choose(path: Path, swaps: int, seed: int) -> Replay:
+    """Return what to replay of a trace: at most about `swaps` of each direction; `seed` chooses the first.
+
+    Raises UsageError for a file that is not a trace, or that has no swap.
+    """
+    reader = TraceReader(path)
+    header: Header = reader.header
+    if header.block_bytes % header.descriptors:
+        parts = f"{header.descriptors} equal parts"
+        raise UsageError(f"--trace {path}: its blocks of {header.block_bytes} bytes cannot be divided into {parts}")
+    blocks: dict[str, list[int]] = {direction: [] for direction in DIRECTIONS}
+    for swap in reader:
+        blocks[swap.direction].append(len(swap.gpu))
+    if not any(blocks.values()):
+        raise UsageError(f"--trace {path}: it has no swaps")
+    found = {}
+    for direction, counts in blocks.items():
+        step = max(1, -(-len(counts) // swaps))
+        first = int(np.random.default_rng(seed).integers(min(step, max(1, len(counts)))))
+        found[direction] = SwapsOf(len(counts), median_low(counts) if counts else 0, first, step)
+    return Replay(str(path.absolute()), _sha256(path), header.block_bytes, header.descriptors, **found)
+
+
+def selected(replay: Replay) -> dict[str, list[Numbered]]:
+    """Return the swaps to replay by direction, in order; raises UsageError if the file has changed."""
+    path = Path(replay.path)
+    if not path.is_file() or _sha256(path) != replay.sha256:
+        raise UsageError(f"--trace {path}: the file is not the one that the run began with")
+    numbers = dict.fromkeys(DIRECTIONS, 0)
+    found: dict[str, list[Numbered]] = {direction: [] for direction in DIRECTIONS}
+    for swap in TraceReader(path):
+        number, of = numbers[swap.direction], replay.of(swap.direction)
+        numbers[swap.direction] += 1
+        if number >= of.first and (number - of.first) % of.step == 0 and len(found[swap.direction]) < MOST_SWAPS:
+            found[swap.direction].append(Numbered(number, swap))
+    return found
+
+
+def chunk(swaps: list[Numbered], number: int, rounds: int) -> list[Numbered]:
+    """Return the swaps of visit `number` of `rounds`: the trace in as many blocks of time, of equally many swaps.
+
+    Fewer swaps than visits come again.
+    """
+    place, many = number % rounds, len(swaps)
+    if many < rounds:
+        return swaps[place % many :][:1] if many else []
+    return swaps[many * place // rounds : many * (place + 1) // rounds]
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UsageError(f"--trace {path}: {str(error.strerror).lower()}") from None

@@ -1,0 +1,91 @@
+"""`kvbench sweep --trace`: swaps of a trace through the worker, the journal and the report."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvbench.results import Visit, load_run
+from kvbench.traces.file import Header, Swap, write_trace
+from tests.command import error_line, kvbench, kvbench_here
+
+ON_CPU = ("--device=cpu", "-a", "pool=8MiB", "--rounds=2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trace of ten loads and twenty stores, one of them too large for the pool."""
+    found = tmp_path_factory.mktemp("traced")
+    loads = [Swap(place, "h2d", place, [*range(place, place + 8)], [*range(8)]) for place in range(10)]
+    stores = [Swap(20 + place, "d2h", place, [place], [99 - place]) for place in range(19)]
+    large = Swap(50, "d2h", 99, [*range(9000)], [*range(9000)])
+    write_trace(found / "trace.gz", Header(block_bytes=2 * 4096, descriptors=2), [*loads, *stores, large], {})
+    return found
+
+
+def visits(run: Path) -> list[Visit]:
+    return [record for record in load_run(run).records if isinstance(record, Visit)]
+
+
+def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
+    done = kvbench_here(
+        "sweep", "--trace", "trace.gz", "-a", "backend=batched,merged", *ON_CPU, "-o", "run", cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trace, d2h: 1 of 20 selected swaps do not fit into a pool of" in done.stdout
+    found = visits(folder / "run")
+    swaps = {(visit.cell.backend, visit.cell.direction.value): 0 for visit in found}
+    for visit in found:
+        swaps[visit.cell.backend, visit.cell.direction.value] += len(visit.samples)
+    assert swaps == {(name, way): count for name in ("batched", "merged") for way, count in (("h2d", 10), ("d2h", 19))}
+    spec = load_run(folder / "run").info.spec
+    assert isinstance(spec["trace"], dict)
+    assert (spec["trace"]["h2d"]["total"], spec["trace"]["d2h"]["total"]) == (10, 20)
+    told = kvbench_here("report", "run", cwd=folder)
+    assert told.returncode == 0, told.stderr
+    page = (folder / "run" / "report" / "report.md").read_text()
+    assert "## Replay: the swaps of a trace" in page
+    assert "**Loads (h2d): 10 of 10 swaps of the trace**" in page
+
+    failed = kvbench_here("sweep", "--trace", "trace.gz", "-a", "backend=batched", *ON_CPU, "-o", "faulty",
+                          "--fault=corrupt@descriptor=3 when direction=h2d", cwd=folder)  # fmt: skip
+    assert failed.returncode == 5
+    (line,) = [line for line in failed.stdout.splitlines() if "to measure it again" in line]
+    assert f"--trace {folder / 'trace.gz'}" in line
+    assert "blocks=" not in line
+
+
+def test_a_replay_is_resumed_with_its_own_file_alone(folder: Path) -> None:
+    copy = folder / "copy.gz"
+    copy.write_bytes((folder / "trace.gz").read_bytes())
+    first = kvbench_here("sweep", "--trace", "copy.gz", "-a", "backend=batched", *ON_CPU, "-o", "early", cwd=folder)
+    assert first.returncode == 0, first.stderr
+    journal = folder / "early" / "journal.jsonl"
+    lines = [line for line in journal.read_text().splitlines() if '"round":1' not in line or '"visit"' not in line]
+    journal.write_text("\n".join(lines) + "\n")
+    write_trace(copy, Header(block_bytes=4096), [Swap(0, "h2d", 1, [1], [1])], {})
+    refused = kvbench_here("sweep", "--resume", "early", cwd=folder)
+    assert refused.returncode == 2
+    assert error_line(refused) == f"--trace {copy}: the file is not the one that the run began with"
+    copy.write_bytes((folder / "trace.gz").read_bytes())
+    again = kvbench_here("sweep", "--resume", "early", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert {visit.round for visit in visits(folder / "early")} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--trace", "none.gz"], "none.gz cannot be read"),
+        (["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
+        (["quick", "--trace", "trace.gz"], "--trace trace.gz: a trace has its own geometry; leave out the config"),
+        (["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
+        (["--trace", "trace.gz", "-a", "stream_state=busy"], "-a stream_state: the trace sets it; leave it out"),
+        (["--trace-swaps", "4"], "--trace-swaps 4: requires --trace FILE"),
+    ],
+)
+def test_what_cannot_be_replayed_is_one_clear_line(folder: Path, options: list[str], said: str) -> None:
+    (folder / "bad.gz").write_text(json.dumps({"requests": 3}))
+    done = kvbench("sweep", *options, "--device=cpu", cwd=folder)
+    assert done.returncode == 2
+    assert said in error_line(done)

@@ -1,0 +1,94 @@
+"""A replay makes the swaps of a trace with their own ids, and finds bytes that are wrong."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvbench.backends.base import Backend
+from kvbench.backends.batched import Merged
+from kvbench.backends.per_block import PerBlock
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.engine.device import Stream, TimedRegion, open_device
+from kvbench.engine.faults import parse_faults
+from kvbench.measure.bench import Bench
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.replay import capacity, places, replay, that_fit
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.workload import Pools, VerificationError
+from kvbench.results import Visit
+from kvbench.run.protocol import MeasureCell
+from kvbench.sweep.spec import Sampling
+from kvbench.traces.file import Header, Swap, write_trace
+from kvbench.traces.selection import Numbered, Replay, choose, selected
+
+POOL_BYTES = 1 << 20
+SWAPS = [
+    Swap(0.0, "h2d", 1, [7, 8, 9], [3, 2, 1]),
+    Swap(1.0, "h2d", 2, [8, 0], [0, 40]),
+    Swap(2.0, "h2d", 3, [10_000, 10_001, 10_002], [5, 6, 7]),
+]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    device = open_device("cpu", parse_faults(None))
+    stream = Stream(device.driver)
+    region = TimedRegion(device.driver, stream.handle, 200_000)
+    yield Bench(device, stream, region, Pools(device, stream, POOL_BYTES), SteadyCpu(), GpuClocks("cpu", None))
+    stream.synchronize()
+
+
+def trace_of(folder: Path, descriptors: int) -> Replay:
+    write_trace(folder / "trace.gz", Header(block_bytes=4 * 4096, descriptors=descriptors), SWAPS, {})
+    return choose(folder / "trace.gz", 10, 0)
+
+
+def replayed(bench: Bench, backend: Backend, trace: Replay, fault: str | None = None) -> Visit:
+    blocks, pattern = 3 * trace.descriptors, Pattern.parse(f"tensors-{trace.descriptors}")
+    cell = Cell(backend.name, Direction.H2D, blocks, trace.row_bytes, pattern=pattern, sequence="trace")
+    request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())
+    plan = parse_faults(fault)
+    return replay(bench, backend, request, trace, selected(trace)["h2d"], plan.for_cell(cell))
+
+
+@pytest.mark.parametrize("descriptors", [1, 4])
+def test_every_swap_is_made_and_all_its_bytes_are_compared(bench: Bench, descriptors: int, tmp_path: Path) -> None:
+    made = replayed(bench, PerBlock(), trace_of(tmp_path, descriptors))
+    assert made.samples.swap_blocks == [3 * descriptors, 2 * descriptors, 3 * descriptors]
+    assert made.samples.swap_numbers == [0, 1, 2]
+    assert made.verified_bytes >= 2 * sum(len(swap.gpu) for swap in SWAPS) * 4 * 4096
+    assert all(us > 0 for us in made.samples.wall_us)
+    assert made.warnings == ["swaps of the trace that were placed closer together, as the pool is smaller: 1 of 3"]
+
+
+def test_merging_is_told_for_each_swap(bench: Bench, tmp_path: Path) -> None:
+    """The first swap descends on one side alone, the third ascends on both."""
+    made = replayed(bench, Merged(), trace_of(tmp_path, 4))
+    assert made.samples.pieces == [12, 8, 4]
+
+
+@pytest.mark.parametrize("fault", ["corrupt@descriptor=20", "stray@descriptor=20"])
+def test_a_wrong_byte_in_a_timed_swap_is_found(bench: Bench, fault: str, tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, 4)
+    with pytest.raises(VerificationError):
+        replayed(bench, PerBlock(), trace, fault)
+    assert replayed(bench, PerBlock(), trace).verified_bytes
+
+
+def test_a_swap_larger_than_the_pool_is_left_out(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, 4)
+    ids = list(range(capacity(POOL_BYTES, trace) + 1))
+    swaps = [Numbered(number, Swap(0.0, "h2d", 1, own, own)) for number, own in enumerate((ids, ids[1:]))]
+    assert [one.number for one in that_fit({"h2d": swaps}, trace, POOL_BYTES)["h2d"]] == [1]
+
+
+def test_a_smaller_pool_keeps_runs_and_keeps_ids_apart() -> None:
+    found = places(np.array([100, 101, 102, 0, 50]), 10)
+    assert found is not None
+    assert len(set(found.tolist())) == 5
+    assert np.diff(found[:3]).tolist() == [1, 1]
+    assert found.max() < 10

@@ -1,0 +1,62 @@
+"""The section on swaps of a trace: latency, GB/s, and which backend makes them fastest."""
+
+from pathlib import Path
+
+import pytest
+
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.report.model import Report
+from tests import synthetic
+from tests.reports import chart_of, made_report, part_of, rows_of, said, sections_of, table_of, told_of
+
+GBPS = {"sm": 48.0, "batched": 5.0, "vllm_batch": 6.0}
+
+
+def cell(backend: str) -> Cell:
+    return Cell(backend, Direction.H2D, 128, 4096, sms=4 if backend == "sm" else None, sequence="trace")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    made = [visit for backend, gbps in GBPS.items() for visit in synthetic.replayed(cell(backend), gbps)]
+    spec = {"trace": {"h2d": {"total": 400}}}
+    return made_report(tmp_path_factory.mktemp("replay"), made, synthetic.info(spec=spec))
+
+
+def test_the_table_has_the_latencies_of_all_swaps(report: Report) -> None:
+    table = table_of(part_of(report, "replay"), "Loads (h2d)")
+    assert said(table.title) == "Loads (h2d): 36 of 400 swaps of the trace"
+    rows = rows_of(table)
+    assert list(rows) == ["sm, 4 SMs", "vllm_batch", "batched"]  # the fastest first
+    swaps, p50, p90, p99, worst, gbps, caller, left = rows["batched"]
+    assert swaps == "36"
+    assert float(worst) == pytest.approx(512 * 4096 / 5.0 / 1e3, rel=0.01)
+    assert float(p50) < float(p90) <= float(p99) <= float(worst)
+    rate, interval = gbps.split(" (")
+    assert float(rate) == pytest.approx(5.0, rel=0.01)
+    assert [float(end) for end in interval.rstrip(")").split(" to ")] == pytest.approx([5.0, 5.0], rel=0.01)
+    assert (float(caller) > 0, left) == (True, "50%")
+
+
+def test_the_first_page_names_the_fastest_and_its_gain_over_batched_copies_and_an_engine(report: Report) -> None:
+    (told,) = told_of(report, "replay")
+    assert told.startswith("Loads (h2d) of this trace: sm, 4 SMs is the fastest, 47.9 GB/s, p99 ")
+    assert told.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
+
+
+def test_the_chart_has_a_line_for_every_backend_against_the_size_of_swaps(report: Report) -> None:
+    (panel,) = chart_of(report, "replay-run").plot.panels  # type: ignore[union-attr]
+    lines = {line.label: line for line in panel.lines}
+    assert set(lines) == {"sm, 4 SMs", "vllm_batch", "batched"}
+    assert list(lines["sm, 4 SMs"].x) == [16, 32, 64, 128, 256, 512]
+    assert lines["batched"].y[0] == pytest.approx(16 * 4096 / 5.0 / 1e6, rel=0.01)  # ms
+
+
+def test_too_few_visits_name_no_fastest(tmp_path: Path) -> None:
+    made = [visit for backend, gbps in GBPS.items() for visit in synthetic.replayed(cell(backend), gbps, rounds=5)]
+    assert told_of(made_report(tmp_path, made), "replay") == []
+
+
+def test_swaps_of_a_trace_are_in_no_other_section(report: Report) -> None:
+    assert sections_of(report) == ["replay"]
