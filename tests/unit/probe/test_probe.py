@@ -44,7 +44,7 @@ FOUND = {
     "capture": ("legacy-stream=64", "legacy stream: allowed"),
     "registration": ("split=4096", "64 MiB in one call: registers; a copy across two registrations: batched refused"),
     "peers": (
-        "unaligned=300",
+        "unaligned=100",
         "against 16-byte alignment: 4-byte same path, slower (16 KiB h2d, 16 KiB d2h, 64 KiB h2d",
     ),
     "confidential": (
