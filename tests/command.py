@@ -69,6 +69,13 @@ def kvbench(
     )
 
 
+def swept(folder: Path, *arguments: str) -> Path:
+    """Run a sweep that has to succeed in `folder`, and return its run directory."""
+    done = kvbench("sweep", *arguments, "--out", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
 def kvbench_here(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Done:
     """Run `kvbench ARGUMENTS…` in `cwd` and in this process: a start of the command can take longer than what it does.
 

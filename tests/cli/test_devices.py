@@ -14,10 +14,10 @@ from tests.command import (
     error_line,
     events,
     failures,
-    kvbench,
     kvbench_here,
     kvbench_started,
     records,
+    swept,
     tiny,
 )
 
@@ -30,10 +30,7 @@ def two(**axes: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("devices")
-    done = kvbench("sweep", *two(), "--out", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
+    return swept(tmp_path_factory.mktemp("devices"), *two())
 
 
 def test_each_device_has_a_run_of_every_cell_alone_and_at_once(run: Path) -> None:

@@ -6,18 +6,15 @@ import pandas as pd
 import pytest
 
 from kvbench.results import Visit
-from tests.command import cell_of, error_line, failures, kvbench, kvbench_here, records, tiny
+from tests.command import cell_of, error_line, failures, kvbench, kvbench_here, records, swept, tiny
 
 BESIDE = ("--rounds=1", "--warmups=0", "--cell-seconds=0.3")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("neighbour")
     cells = tiny(backend="batched", blocks="64", neighbour="none,idle,memory,swap,gemm", launch_bytes="whole,16KiB")
-    done = kvbench("sweep", *cells, *BESIDE, "--out", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
+    return swept(tmp_path_factory.mktemp("neighbour"), *cells, *BESIDE)
 
 
 def test_a_visit_keeps_both_sides(run: Path) -> None:
@@ -56,6 +53,11 @@ def test_the_death_of_a_neighbour_costs_its_cell(tmp_path: Path) -> None:
         ("rate_cap=fast", "axis rate_cap=fast: not a whole number from 1 to 10000 or none"),
         ("launch_bytes=0", "axis launch_bytes=0: not a size from 1B to 16GiB"),
         ("priority=urgent", "axis priority=urgent: not one of normal, low, high"),
+        (
+            "sequence=layers-1",
+            "axis sequence=layers-1: not whole, layers-L or at-once-L with L from 2 to 1024; "
+            "with --model also layers or at-once",
+        ),
     ],
 )
 def test_a_wrong_value_is_one_line(tmp_path: Path, axis: str, message: str) -> None:

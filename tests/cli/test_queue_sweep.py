@@ -7,7 +7,7 @@ import pytest
 
 from kvbench.results import load_run
 from kvbench.results.frame import visits_that_count
-from tests.command import cell_of, failures, kvbench, kvbench_here, records, tiny
+from tests.command import cell_of, failures, kvbench_here, records, swept, tiny
 
 ONE_SAMPLE = ("--rounds=1", "--warmups=0", "--min-samples=1", "--max-samples=1")
 # A delay that a thread which has to wait for its core does not outlast.
@@ -17,10 +17,7 @@ QUEUED = (*tiny(blocks="1", stream_state="busy", queued="0,3", streams="1,2"), *
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("queue")
-    done = kvbench("sweep", *QUEUED, "--out", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
+    return swept(tmp_path_factory.mktemp("queue"), *QUEUED)
 
 
 def test_a_sample_says_whether_the_whole_queue_was_waiting(run: Path) -> None:

@@ -34,6 +34,7 @@ from tests.command import (
     kvbench_started,
     records,
     skips,
+    swept,
     tiny,
     visit_counts,
     watched,
@@ -54,10 +55,7 @@ BULKY = ("sweep", *tiny(), "--rounds=4", "--min-samples=300", "--max-samples=300
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two cells in two rounds that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("whole")
-    done = kvbench("sweep", *tiny(), *BRIEF, "--rounds=2", "--out", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
+    return swept(tmp_path_factory.mktemp("whole"), *tiny(), *BRIEF, "--rounds=2")
 
 
 @pytest.fixture
@@ -136,9 +134,8 @@ def test_without_out_a_run_lands_in_runs_under_its_config_s_name(tmp_path: Path)
 
 
 def test_a_device_without_batch_is_measured_and_says_so(tmp_path: Path) -> None:
-    done = kvbench("sweep", *tiny(), *BRIEF, "--fault=no-batch", "--out", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    table = pd.read_csv(tmp_path / "run" / "summary.csv").set_index("backend")
+    run = swept(tmp_path, *tiny(), *BRIEF, "--fault=no-batch")
+    table = pd.read_csv(run / "summary.csv").set_index("backend")
     assert table["path"].to_dict() == {"batched": "per-copy fallback", "per_block": "host thread"}
 
 
