@@ -98,7 +98,8 @@ def measure(bench: Bench, ready: SetUp, request: MeasureCell, sample: TakeAll) -
     take = alone(bench, ready, StreamState.IDLE)
     verified_bytes = 0
     if request.round == 0:  # with any attempt: a device may have lost the others
-        verified_bytes = _check_first(bench, prepared, workload, take, verify=in_turn.verify)
+        verified_bytes = _check_one(workload, take) if in_turn.verify else 0
+        _check_order(bench, prepared, workload)
     sampled = _sample(bench, ready, in_turn.cpu, sample)
     if in_turn.verify:
         verified_bytes += workload.verify() + _check_one(workload, take)
@@ -181,13 +182,6 @@ def columns_of(samples: Sequence[AnySample], cell: Cell) -> Samples:
         first_layer_us=column("first_layer_us") if cell.layers else None,
         slowest_gap_us=column("slowest_gap_us") if cell.layers else None,
     )
-
-
-def _check_first(bench: Bench, prepared: PreparedSwap, workload: Workload, take: TakeOne, *, verify: bool) -> int:
-    """Check one swap, if wanted, and the order in its stream; return the number of compared bytes."""
-    verified_bytes = _check_one(workload, take) if verify else 0
-    _check_order(bench, prepared, workload)
-    return verified_bytes
 
 
 def _check_one(workload: Workload, take: TakeOne) -> int:

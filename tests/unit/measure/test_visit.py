@@ -317,7 +317,7 @@ def test_every_attempt_in_the_first_round_is_compared_first(
 ) -> None:
     """After a resumed sweep, the first visit on one of several devices may be a repeated one."""
     check = mock.Mock(return_value=0)
-    monkeypatch.setattr(visit, "_check_first", check)
+    monkeypatch.setattr(visit, "_check_order", check)
     cell = CELLS[0]
     request = MeasureCell(cell=cell.as_strings(), round=number, attempt=attempt, seed=1, sampling=SAMPLING)
     made = visit.visit(bench, set_up(bench, Recorded(honest), cell, SAMPLING, 1), request, None)
