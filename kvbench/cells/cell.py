@@ -135,7 +135,8 @@ class Cell:
         "none,64MiB/50ms", arrival, role=Role.BESIDE, unused="none")] = "none"
     sequence: Annotated[str, Axis(
         "whole: one swap; layers-L: a swap for each of L layers, back to back; at-once-L: one swap, for which "
-        "all L layers of a step wait; L is the model's own if left out", "whole,layers-32,at-once-32", by_layers,
+        "all L layers of a step wait; L is the model's own if left out; trace: set by --trace",
+        "whole,layers-32,at-once-32", by_layers,
         role=Role.BESIDE, unused="whole")] = "whole"
     devices: Annotated[int, Axis(
         "devices of one host that swap at once, each its own blocks (set by --device cuda:all)", "1,2", whole(1, 64),

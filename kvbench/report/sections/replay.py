@@ -117,9 +117,9 @@ def _table(view: View, way: str, cells: pd.DataFrame, ways: Sequence[Replayed]) 
     body = [_row(one) for one in sorted(ways, key=lambda one: one.swaps["wall_us"].sum())]
     quantiles = ("p50", "p90", "p99", "Worst")
     header = ("Way", "Swaps", *(f"{name}, us" for name in quantiles), "GB/s", "Caller, us", "Copies left")
-    title = (
-        f"{_SIDES[way]}: {count(ways[0].swaps['number'].nunique())} of {count(_total(view, way))} swaps of the trace"
-    )
+    made, total = ways[0].swaps["number"].nunique(), _total(view, way)
+    of = f"of {count(total)} " if total else ""
+    title = f"{_SIDES[way]}: {count(made)} {of}swaps of the trace"
     return measured_table(view, cells, title, header, body, includes_of(view, "idle"), notes=[_NOTE])
 
 
