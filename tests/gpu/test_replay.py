@@ -1,0 +1,42 @@
+"""Swaps of a trace on a GPU: every backend makes them with their own ids, and all bytes are compared."""
+
+from pathlib import Path
+
+import pytest
+
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.engine.device import Device, Stream, TimedRegion
+from kvbench.measure.bench import Bench
+from kvbench.measure.disturbance import GpuClocks
+from kvbench.measure.replay import replay
+from kvbench.measure.steady_cpu import SteadyCpu
+from kvbench.measure.workload import Pools
+from kvbench.run.protocol import MeasureCell
+from kvbench.sweep.spec import Sampling
+from kvbench.traces.file import Header, Swap, write_trace
+from kvbench.traces.selection import choose, selected
+from tests.visits import load_backends
+
+pytestmark = pytest.mark.gpu
+
+TENSORS = 8
+
+
+@pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "staged", "sm", "triton"])
+@pytest.mark.parametrize("direction", Direction)
+def test_swaps_of_a_trace_arrive(gpu: Device, backend: str, direction: Direction, tmp_path: Path) -> None:
+    sizes = (1, 40, 300)
+    swaps = [Swap(0.0, direction.value, size, [*range(size)], [*range(size + 9, 9, -1)]) for size in sizes]
+    write_trace(tmp_path / "trace.gz", Header(block_bytes=TENSORS * 4096, descriptors=TENSORS), swaps, {})
+    trace = choose(tmp_path / "trace.gz", 10, 0)
+    stream = Stream(gpu.driver)
+    region = TimedRegion(gpu.driver, stream.handle, 300_000)
+    bench = Bench(gpu, stream, region, Pools(gpu, stream, 64 << 20), SteadyCpu(), GpuClocks(gpu.name, None))
+    pattern = Pattern.parse(f"tensors-{TENSORS}")
+    cell = Cell(backend, direction, TENSORS * 40, 4096, pattern=pattern, sms=4, sequence="trace")
+    request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())
+    made = replay(bench, load_backends()[backend], request, trace, selected(trace)[direction.value], None)
+    assert made.samples.swap_blocks == [TENSORS * size for size in sizes]
+    assert made.verified_bytes >= 2 * sum(sizes) * TENSORS * 4096
