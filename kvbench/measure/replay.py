@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -72,8 +71,8 @@ def replay(
     cell = Cell.from_strings(request.cell)
     room = capacity(bench.pools.pool_bytes, trace)
     samples: list[AnySample] = []
-    made: list[tuple[SetUp, Numbered]] = []
-    moved = verified_bytes = 0
+    found: dict[str, list[int]] = {"swap_blocks": [], "pieces": [], "swap_numbers": []}
+    moved, verified_bytes, verify_ms = 0, 0, 0.0
     bench.pools.rest()
     with bench.device.injecting(fault), bench.cpu.held(None) as cpu:
         probes_us = [bench.cpu.probe_us()]
@@ -89,21 +88,18 @@ def replay(
             verified_bytes += ready.workload.verify()
             samples.append(take())
             verified_bytes += ready.workload.verify()
-            made.append((ready, one))
+            verify_ms += ready.workload.verify_ms
+            last = ready.swaps[0]
+            pieces = getattr(last.swap, "descriptors", ready.cell.blocks)
+            for name, value in zip(found, (ready.cell.blocks, pieces, one.number), strict=True):
+                found[name].append(value)
         probes_us.append(bench.cpu.probe_us())
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
         clocks = bench.clocks.read()
-        ready, _ = made[-1]
         busy = alone(bench, ready, StreamState.BUSY)
         busy_cpu_us = busy().cpu_us
         ready.workload.verify()
-    last = ready.swaps[0]
-    found: dict[str, list[Any]] = {
-        "swap_blocks": [ready.cell.blocks for ready, _ in made],
-        "pieces": [getattr(ready.swaps[0].swap, "descriptors", ready.cell.blocks) for ready, _ in made],
-        "swap_numbers": [one.number for _, one in made],
-    }
-    closer = f"swaps of the trace that were placed closer together, as the pool is smaller: {moved} of {len(made)}"
+    closer = f"swaps of the trace that were placed closer together, as the pool is smaller: {moved} of {len(swaps)}"
     return Visit(
         cell_text=request.cell,
         round=request.round,
@@ -113,7 +109,7 @@ def replay(
         path=effective_path(last.mechanism, [samples[-1].cpu_us], busy_cpu_us),
         calls=last.swap.calls,
         verified_bytes=verified_bytes,
-        verify_ms=sum(ready.workload.verify_ms for ready, _ in made),
+        verify_ms=verify_ms,
         busy_cpu_us=busy_cpu_us,
         cpu=cpu,
         probe_us=max(probes_us),
