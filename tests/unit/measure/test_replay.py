@@ -1,12 +1,13 @@
 """A replay makes the swaps of a trace with their own ids, and finds bytes that are wrong."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvbench.backends.base import Backend
+from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.backends.batched import Merged
 from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction
@@ -42,22 +43,28 @@ def bench() -> Iterator[Bench]:
     stream.synchronize()
 
 
-def trace_of(folder: Path, descriptors: int) -> Replay:
-    write_trace(folder / "trace.gz", Header(block_bytes=4 * 4096, descriptors=descriptors), SWAPS, {})
+def trace_of(folder: Path, descriptors: int, direction: Direction = Direction.H2D) -> Replay:
+    swaps = [swap._replace(direction=direction.value) for swap in SWAPS]
+    write_trace(folder / "trace.gz", Header(block_bytes=4 * 4096, descriptors=descriptors), swaps, {})
     return choose(folder / "trace.gz", 10, 0)
 
 
-def replayed(bench: Bench, backend: Backend, trace: Replay, fault: str | None = None) -> Visit:
+def replayed(
+    bench: Bench, backend: Backend, trace: Replay, fault: str | None = None, direction: Direction = Direction.H2D
+) -> Visit:
     blocks, pattern = 3 * trace.descriptors, Pattern.parse(f"tensors-{trace.descriptors}")
-    cell = Cell(backend.name, Direction.H2D, blocks, trace.row_bytes, pattern=pattern, sequence="trace")
+    cell = Cell(backend.name, direction, blocks, trace.row_bytes, pattern=pattern, sequence="trace")
     request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())
     plan = parse_faults(fault)
-    return replay(bench, backend, request, trace, selected(trace)["h2d"], plan.for_cell(cell))
+    return replay(bench, backend, request, trace, selected(trace)[direction.value], plan.for_cell(cell))
 
 
+@pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("descriptors", [1, 4])
-def test_every_swap_is_made_and_all_its_bytes_are_compared(bench: Bench, descriptors: int, tmp_path: Path) -> None:
-    made = replayed(bench, PerBlock(), trace_of(tmp_path, descriptors))
+def test_every_swap_is_made_and_all_its_bytes_are_compared(
+    bench: Bench, descriptors: int, direction: Direction, tmp_path: Path
+) -> None:
+    made = replayed(bench, PerBlock(), trace_of(tmp_path, descriptors, direction), direction=direction)
     assert made.samples.swap_blocks == [3 * descriptors, 2 * descriptors, 3 * descriptors]
     assert made.samples.swap_numbers == [0, 1, 2]
     assert made.verified_bytes >= 2 * sum(len(swap.gpu) for swap in SWAPS) * 4 * 4096
@@ -92,3 +99,29 @@ def test_a_smaller_pool_keeps_runs_and_keeps_ids_apart() -> None:
     assert len(set(found.tolist())) == 5
     assert np.diff(found[:3]).tolist() == [1, 1]
     assert found.max() < 10
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_the_ids_of_either_side_are_those_of_the_trace(bench: Bench, direction: Direction, tmp_path: Path) -> None:
+    seen: list[tuple[list[int], list[int]]] = []
+
+    class Watched(PerBlock):
+        def create(self, request: SwapRequest) -> PreparedSwap:
+            prepared = super().create(request)
+            submit = prepared.swap.submit
+
+            class Noted:
+                calls = 1
+
+                def submit(self, stream: int) -> None:
+                    seen.append((request.memory.sources.tolist(), request.memory.destinations.tolist()))
+                    submit(stream)
+
+            return replace(prepared, swap=Noted())
+
+    trace = trace_of(tmp_path, 1, direction)
+    replayed(bench, Watched(), trace, direction=direction)
+    of_first = seen[1]  # behind its warm-up
+    apart = [[(address - side[0]) // (4 * 4096) for address in side] for side in of_first]
+    host, gpu = ([0, 1, 2], [0, -1, -2])
+    assert apart == ([host, gpu] if direction is Direction.H2D else [gpu, host])
