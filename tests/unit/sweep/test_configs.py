@@ -212,6 +212,7 @@ def test_every_key_of_a_config(tmp_path: Path) -> None:
         "limits": SweepSpec(name="x", limits=Limits(2**33, 1024)).to_plain()["limits"],
         "seed": 7,
         "fault": None,
+        "trace": None,
         "policy": None,
         "models": [],
     }
