@@ -23,7 +23,7 @@ from kvbench.policy import AUTO, Policy, load_policy
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
 from kvbench.text import convert
-from kvbench.traces.selection import MOST_SWAPS, choose
+from kvbench.traces.choice import MOST_SWAPS
 
 if TYPE_CHECKING:
     from kvbench.run.execution import Observer, Outcome
@@ -152,6 +152,8 @@ def sweep(
             spec = SweepSpec("trace", "Which backend makes the swaps of this trace fastest?")
         spec = spec.with_axes(parse_assignments(axis or [])).with_options(**where)
         if trace is not None:
+            from kvbench.traces.selection import choose  # imports numpy
+
             spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed))
         return _with_policy(spec.with_filters(filters or []).with_sampling(sampling), policy)
 

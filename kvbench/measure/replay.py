@@ -23,8 +23,9 @@ from kvbench.measure.visit import columns_of
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Visit
 from kvbench.run.protocol import MeasureCell
+from kvbench.traces.choice import Replay
 from kvbench.traces.file import Swap
-from kvbench.traces.selection import Numbered, Replay
+from kvbench.traces.selection import Numbered
 
 _Ids = npt.NDArray[np.int64]
 

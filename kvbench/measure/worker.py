@@ -38,7 +38,8 @@ from kvbench.measure.what_runs import hash_of_what_runs
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
 from kvbench.run import protocol
-from kvbench.traces.selection import Numbered, Replay, chunk, selected
+from kvbench.traces.choice import Replay
+from kvbench.traces.selection import Numbered, chunk, selected
 from kvbench.units import rough_size
 
 # Delays measured when a device is opened: none, the one of `primed`, and a long one.

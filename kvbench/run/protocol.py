@@ -9,7 +9,7 @@ from kvbench.cells.facts import BackendFacts, DeviceFacts
 from kvbench.policy import Policy
 from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Sampling
-from kvbench.traces.selection import Replay
+from kvbench.traces.choice import Replay
 
 # The version of this protocol. If two builds are measured in turn, one parent speaks to the workers of both.
 VERSION: Final = 6

@@ -17,7 +17,7 @@ from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
 from kvbench.policy import Policy
 from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
-from kvbench.traces.selection import Replay
+from kvbench.traces.choice import Replay
 from kvbench.units import parse_size
 
 Group = Mapping[str, tuple[AxisValue, ...]]

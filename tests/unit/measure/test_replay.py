@@ -23,8 +23,9 @@ from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCell
 from kvbench.sweep.spec import Sampling
+from kvbench.traces.choice import Replay
 from kvbench.traces.file import Header, Swap, write_trace
-from kvbench.traces.selection import Numbered, Replay, choose, selected
+from kvbench.traces.selection import Numbered, choose, selected
 
 POOL_BYTES = 1 << 20
 SWAPS = [

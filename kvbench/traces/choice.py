@@ -1,0 +1,38 @@
+"""What a sweep replays of a trace, as its spec keeps it. Needs no numpy, so that the command line starts fast."""
+
+from typing import Annotated, Final
+
+import msgspec
+
+MOST_SWAPS: Final = 10_000
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+
+class SwapsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The swaps of a trace in one direction: how many there are, their median number of blocks, and which are replayed:
+    number `first` (from 0) and every `step`-th from there.
+    """
+
+    total: _Count
+    blocks: _Count
+    first: _Count
+    step: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+
+
+class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A trace that a sweep replays: the file, its SHA-256, the geometry of its blocks, and what is replayed of it."""
+
+    path: Annotated[str, msgspec.Meta(max_length=4096)]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
+    block_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)]
+    descriptors: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    h2d: SwapsOf
+    d2h: SwapsOf
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a descriptor; all descriptors of a block have equal parts of it."""
+        return self.block_bytes // self.descriptors
+
+    def of(self, direction: str) -> SwapsOf:
+        return self.h2d if direction == "h2d" else self.d2h
