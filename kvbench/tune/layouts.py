@@ -60,9 +60,11 @@ def _by_length(runs: Sequence[Run], direction: Direction) -> dict[int, list[_Con
     """Return the contests on an idle stream by the length of runs."""
     found: dict[tuple[int, int, int, int], _Contest] = {}
     for number, run in enumerate(runs):
-        frame, visits = unqueued(run.frame()), run.visit_times()
-        cells = frame[(frame["status"] == "ok") & (frame["direction"] == direction) & (frame["stream_state"] == "idle")]
+        frame = run.frame()
+        frame = unqueued(frame[frame["pattern"].str.startswith("runs-") & (frame["status"] == "ok")])
+        cells = frame[(frame["direction"] == direction) & (frame["stream_state"] == "idle")]
         alike = cells[["host_pattern", "device_pattern", "sizes"]].isna().all(axis="columns")
+        visits = {} if cells.empty else run.visit_times()
         for row in cells[alike].to_dict("records"):
             match = _IN_RUNS.fullmatch(str(row["pattern"]))
             if match is None or row["cell_id"] not in visits:
