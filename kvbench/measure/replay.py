@@ -1,7 +1,8 @@
 """Replays swaps of a trace one after the other, with their own block ids and sizes; every byte is verified."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,12 +20,11 @@ from kvbench.measure.effective_path import effective_path
 from kvbench.measure.layers import create_swap
 from kvbench.measure.layout import Layout, TensorRows, rows_of
 from kvbench.measure.samples import AnySample, alone
-from kvbench.measure.visit import columns_of
+from kvbench.measure.visit import Sampled, record_of
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Visit
 from kvbench.run.protocol import MeasureCell
 from kvbench.traces.choice import Replay
-from kvbench.traces.file import Swap
 from kvbench.traces.selection import Numbered
 
 _Ids = npt.NDArray[np.int64]
@@ -49,77 +49,73 @@ def places(ids: _Ids, room: int) -> _Ids | None:
     return packed[back] if packed[-1] < room else None
 
 
-def that_fit(swaps: Mapping[str, list[Numbered]], trace: Replay, pool_bytes: int) -> dict[str, list[Numbered]]:
+class Placed(NamedTuple):
+    """A swap of a trace in a pool: its number, and the ids of both sides; `moved` where they are not the trace's."""
+
+    number: int
+    source: _Ids
+    destination: _Ids
+    moved: bool
+
+
+def place(swaps: Iterable[Numbered], trace: Replay, pool_bytes: int) -> list[Placed]:
     """Return the swaps that fit into pools of this size."""
     room = capacity(pool_bytes, trace)
-
-    def fits(swap: Swap) -> bool:
-        return all(places(np.asarray(side), room) is not None for side in (swap.host, swap.gpu))
-
-    return {direction: [one for one in own if fits(one.swap)] for direction, own in swaps.items()}
+    found = []
+    for number, swap in swaps:
+        own = (swap.host, swap.gpu) if swap.direction == "h2d" else (swap.gpu, swap.host)
+        source, destination = (places(np.asarray(side), room) for side in own)
+        if source is not None and destination is not None:
+            moved = not all(map(np.array_equal, (source, destination), own))
+            found.append(Placed(number, source, destination, moved))
+    return found
 
 
 def replay(
-    bench: Bench, backend: Backend, request: MeasureCell, trace: Replay, swaps: Sequence[Numbered], fault: Fault | None
+    bench: Bench, backend: Backend, request: MeasureCell, trace: Replay, swaps: Sequence[Placed], fault: Fault | None
 ) -> Visit:
     """Make the swaps of one visit and return its record, without its duration.
 
-    Each swap, of those `that_fit`, is made twice: first on blocks half a pool away, then on its own; both are compared
-    byte for byte. Raises EngineError, VerificationError, KvbenchError without a swap, and any error of a backend.
+    Each swap is made twice: first on blocks half a pool away, then on its own; both are compared byte for byte. Raises
+    EngineError, VerificationError, KvbenchError without a swap, and any error of a backend.
     """
     if not swaps:
         raise KvbenchError("no selected swap of the trace fits into the pool; name a larger -a pool")
     cell = Cell.from_strings(request.cell)
-    room = capacity(bench.pools.pool_bytes, trace)
     samples: list[AnySample] = []
     found: dict[str, list[int]] = {"swap_blocks": [], "pieces": [], "swap_numbers": []}
-    moved, verified_bytes, verify_ms = 0, 0, 0.0
+    verified_bytes, verify_ms = 0, 0.0
     bench.pools.rest()
     with bench.device.injecting(fault), bench.cpu.held(None) as cpu:
         probes_us = [bench.cpu.probe_us()]
-        for one in swaps:
-            host, gpu = (places(np.asarray(side), room) for side in (one.swap.host, one.swap.gpu))
-            assert host is not None
-            assert gpu is not None
-            moved += not (np.array_equal(host, one.swap.host) and np.array_equal(gpu, one.swap.gpu))
-            sides = (host, gpu) if one.swap.direction == "h2d" else (gpu, host)
-            ready = _set_up(bench, backend, _cell_of(cell, len(gpu), trace), sides, trace, room)
+        for swap in swaps:
+            ready = _set_up(bench, backend, cell, swap, trace)
             take = alone(bench, ready, StreamState.IDLE)
             take()
             verified_bytes += ready.workload.verify()
             samples.append(take())
             verified_bytes += ready.workload.verify()
             verify_ms += ready.workload.verify_ms
-            last = ready.swaps[0]
-            pieces = getattr(last.swap, "descriptors", ready.cell.blocks)
-            for name, value in zip(found, (ready.cell.blocks, pieces, one.number), strict=True):
+            pieces = getattr(ready.swaps[0].swap, "descriptors", ready.cell.blocks)
+            for name, value in zip(found, (ready.cell.blocks, pieces, swap.number), strict=True):
                 found[name].append(value)
         probes_us.append(bench.cpu.probe_us())
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
         clocks = bench.clocks.read()
-        busy = alone(bench, ready, StreamState.BUSY)
-        busy_cpu_us = busy().cpu_us
+        busy_cpu_us = alone(bench, ready, StreamState.BUSY)().cpu_us
         ready.workload.verify()
+    sampled = Sampled(samples, "max_samples", None, busy_cpu_us, None, cpu, max(probes_us), slowdowns, clocks)
+    made = record_of(request, replace(ready, cell=cell), sampled, verified_bytes)
+    moved = sum(swap.moved for swap in swaps)
     closer = f"swaps of the trace that were placed closer together, as the pool is smaller: {moved} of {len(swaps)}"
-    return Visit(
-        cell_text=request.cell,
-        round=request.round,
-        attempt=request.attempt,
-        samples=msgspec.structs.replace(columns_of(samples, cell), **found),
-        stopped_by="max_samples",
-        path=effective_path(last.mechanism, [samples[-1].cpu_us], busy_cpu_us),
-        calls=last.swap.calls,
-        verified_bytes=verified_bytes,
-        verify_ms=verify_ms,
-        busy_cpu_us=busy_cpu_us,
-        cpu=cpu,
-        probe_us=max(probes_us),
-        slowdown=max(slowdowns),
-        sm_clock_mhz=clocks.sm_mhz,
-        clock_limits=list(clocks.limits),
+    return msgspec.structs.replace(
+        made,
+        samples=msgspec.structs.replace(made.samples, **found),
+        # swaps of several sizes: only the last has its twin on a busy stream, and slow ones are not disturbed ones
+        path=effective_path(ready.swaps[0].mechanism, [samples[-1].cpu_us], busy_cpu_us),
         disturbed=disturbances(slowdowns, clocks, []),
-        chosen=last.chosen,
-        warnings=[closer] if moved else [],
+        verify_ms=verify_ms,
+        warnings=[*made.warnings, *([closer] if moved else [])],
     )
 
 
@@ -129,13 +125,13 @@ def _cell_of(cell: Cell, ids: int, trace: Replay) -> Cell:
     return replace(cell, blocks=ids * trace.descriptors, pattern=pattern, sequence="whole")
 
 
-def _set_up(bench: Bench, backend: Backend, cell: Cell, sides: tuple[_Ids, _Ids], trace: Replay, room: int) -> SetUp:
-    shifts = (room // 2, 0)
-    source, destination = sides
-    layouts = [_layout((source + by) % room, (destination + by) % room, trace, room) for by in shifts]
-    workload = Workload(bench.pools, cell, layouts, np.random.default_rng(0))
-    request = SwapRequest(bench.device, cell, workload.memories[0], bench.policy)
-    return SetUp(cell, backend, workload, [create_swap(backend, request)])
+def _set_up(bench: Bench, backend: Backend, cell: Cell, swap: Placed, trace: Replay) -> SetUp:
+    room, own = capacity(bench.pools.pool_bytes, trace), _cell_of(cell, len(swap.source), trace)
+    shifted = (((swap.source + by) % room, (swap.destination + by) % room) for by in (room // 2, 0))
+    layouts = [_layout(source, destination, trace, room) for source, destination in shifted]
+    workload = Workload(bench.pools, own, layouts, np.random.default_rng(0))
+    request = SwapRequest(bench.device, own, workload.memories[0], bench.policy)
+    return SetUp(own, backend, workload, [create_swap(backend, request)])
 
 
 def _layout(source: _Ids, destination: _Ids, trace: Replay, room: int) -> Layout:

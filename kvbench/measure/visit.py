@@ -107,7 +107,7 @@ def measure(bench: Bench, ready: SetUp, request: MeasureCell, sample: TakeAll) -
     else:
         workload.leave()
     _check_speed(bench, cell, _full_times_us(sampled.samples, cell))
-    return _record(request, ready, sampled, verified_bytes)
+    return record_of(request, ready, sampled, verified_bytes)
 
 
 def _sample(bench: Bench, ready: SetUp, on_cpu: int | None, sample: TakeAll) -> Sampled:
@@ -134,14 +134,15 @@ def _full_times_us(samples: Sequence[AnySample], cell: Cell) -> list[float]:
     return [getattr(sample, clock) for sample in samples]
 
 
-def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
+def record_of(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
+    """Return the record of a visit, without its duration."""
     cell, prepared, samples = ready.cell, ready.swaps[0], sampled.samples
     times_us = [getattr(sample, cell.stream_state.swap_clock) for sample in samples]
     return Visit(
         cell_text=request.cell,
         round=request.round,
         attempt=request.attempt,
-        samples=columns_of(samples, cell),
+        samples=_columns(samples, cell),
         stopped_by=sampled.stopped_by,
         path=effective_path(prepared.mechanism, [sample.cpu_us for sample in samples], sampled.busy_cpu_us),
         calls=prepared.swap.calls,
@@ -162,9 +163,7 @@ def _record(request: MeasureCell, ready: SetUp, sampled: Sampled, verified_bytes
     )
 
 
-def columns_of(samples: Sequence[AnySample], cell: Cell) -> Samples:
-    """Return the samples of a visit as the lists of its record."""
-
+def _columns(samples: Sequence[AnySample], cell: Cell) -> Samples:
     def column(name: str) -> list[Any]:
         return [getattr(sample, name) for sample in samples]
 

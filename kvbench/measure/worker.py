@@ -30,7 +30,7 @@ from kvbench.machine.numa import far_pages, stay_near
 from kvbench.measure.bench import Bench, SetUp, measure_ceiling, set_up
 from kvbench.measure.control import ControlCopies, open_control, time_copies
 from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.replay import replay, that_fit
+from kvbench.measure.replay import Placed, place, replay
 from kvbench.measure.roof import measure_roof
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import visit
@@ -39,7 +39,7 @@ from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
 from kvbench.run import protocol
 from kvbench.traces.choice import Replay
-from kvbench.traces.selection import Numbered, chunk, selected
+from kvbench.traces.selection import chunk, selected
 from kvbench.units import rough_size
 
 # Delays measured when a device is opened: none, the one of `primed`, and a long one.
@@ -60,7 +60,7 @@ class Worker:
         self._faults = FaultPlan()
         self._control: ControlCopies | None = None
         self._kept: dict[Cell, SetUp] = {}
-        self._trace: tuple[Replay, dict[str, list[Numbered]]] | None = None
+        self._trace: tuple[Replay, dict[str, list[Placed]]] | None = None
         self._node = -1  # the NUMA node of the GPU, -1 if unknown or without a GPU
 
     def answer(self, request: protocol.Request) -> protocol.Answer:
@@ -126,14 +126,13 @@ class Worker:
         if trace is None:
             return []
         chosen = selected(trace)
-        fitting = that_fit(chosen, trace, request.pool_bytes)
-        self._trace = trace, fitting
-        counts = {way: len(own) for way, own in chosen.items()}
+        placed = {way: place(own, trace, request.pool_bytes) for way, own in chosen.items()}
+        self._trace = trace, placed
         return [
-            f"trace, {way}: {left} of {counts[way]} selected swaps do not fit into a pool of "
+            f"trace, {way}: {left} of {len(own)} selected swaps do not fit into a pool of "
             f"{rough_size(request.pool_bytes)} and are left out"
-            for way, own in fitting.items()
-            if (left := counts[way] - len(own))
+            for way, own in chosen.items()
+            if (left := len(own) - len(placed[way]))
         ]
 
     def _measure_control(self, request: protocol.MeasureControl) -> Control:

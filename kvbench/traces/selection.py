@@ -3,15 +3,16 @@
 import hashlib
 from pathlib import Path
 from statistics import median_low
-from typing import Final, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError
 from kvbench.traces.choice import MOST_SWAPS, Replay, SwapsOf
 from kvbench.traces.file import Header, Swap, TraceReader
 
-DIRECTIONS: Final = ("h2d", "d2h")
+Swaps = TypeVar("Swaps")
 
 
 class Numbered(NamedTuple):
@@ -31,7 +32,7 @@ def choose(path: Path, swaps: int, seed: int) -> Replay:
     if header.block_bytes % header.descriptors:
         parts = f"{header.descriptors} equal parts"
         raise UsageError(f"--trace {path}: its blocks of {header.block_bytes} bytes cannot be divided into {parts}")
-    blocks: dict[str, list[int]] = {direction: [] for direction in DIRECTIONS}
+    blocks: dict[str, list[int]] = {str(direction): [] for direction in Direction}
     for swap in reader:
         blocks[swap.direction].append(len(swap.gpu))
     if not any(blocks.values()):
@@ -49,8 +50,8 @@ def selected(replay: Replay) -> dict[str, list[Numbered]]:
     path = Path(replay.path)
     if not path.is_file() or _sha256(path) != replay.sha256:
         raise UsageError(f"--trace {path}: the file is not the one that the run began with")
-    numbers = dict.fromkeys(DIRECTIONS, 0)
-    found: dict[str, list[Numbered]] = {direction: [] for direction in DIRECTIONS}
+    numbers = dict.fromkeys(map(str, Direction), 0)
+    found: dict[str, list[Numbered]] = {str(direction): [] for direction in Direction}
     for swap in TraceReader(path):
         number, of = numbers[swap.direction], replay.of(swap.direction)
         numbers[swap.direction] += 1
@@ -59,7 +60,7 @@ def selected(replay: Replay) -> dict[str, list[Numbered]]:
     return found
 
 
-def chunk(swaps: list[Numbered], number: int, rounds: int) -> list[Numbered]:
+def chunk(swaps: list[Swaps], number: int, rounds: int) -> list[Swaps]:
     """Return the swaps of visit `number` of `rounds`: the trace in as many blocks of time, of equally many swaps.
 
     Fewer swaps than visits come again.

@@ -10,7 +10,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device, Stream, TimedRegion
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.replay import replay
+from kvbench.measure.replay import place, replay
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools
 from kvbench.run.protocol import MeasureCell
@@ -37,6 +37,7 @@ def test_swaps_of_a_trace_arrive(gpu: Device, backend: str, direction: Direction
     pattern = Pattern.parse(f"tensors-{TENSORS}")
     cell = Cell(backend, direction, TENSORS * 40, 4096, pattern=pattern, sms=4, sequence="trace")
     request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())
-    made = replay(bench, load_backends()[backend], request, trace, selected(trace)[direction.value], None)
+    placed = place(selected(trace)[direction.value], trace, bench.pools.pool_bytes)
+    made = replay(bench, load_backends()[backend], request, trace, placed, None)
     assert made.samples.swap_blocks == [TENSORS * size for size in sizes]
     assert made.verified_bytes >= 2 * sum(sizes) * TENSORS * 4096

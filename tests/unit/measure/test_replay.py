@@ -17,7 +17,7 @@ from kvbench.engine.device import Stream, TimedRegion, open_device
 from kvbench.engine.faults import parse_faults
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.replay import capacity, places, replay, that_fit
+from kvbench.measure.replay import capacity, place, places, replay
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.workload import Pools, VerificationError
 from kvbench.results import Visit
@@ -57,7 +57,8 @@ def replayed(
     cell = Cell(backend.name, direction, blocks, trace.row_bytes, pattern=pattern, sequence="trace")
     request = MeasureCell(cell=cell.as_strings(), round=0, seed=0, sampling=Sampling())
     plan = parse_faults(fault)
-    return replay(bench, backend, request, trace, selected(trace)[direction.value], plan.for_cell(cell))
+    swaps = place(selected(trace)[direction.value], trace, POOL_BYTES)
+    return replay(bench, backend, request, trace, swaps, plan.for_cell(cell))
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -91,7 +92,7 @@ def test_a_swap_larger_than_the_pool_is_left_out(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, 4)
     ids = list(range(capacity(POOL_BYTES, trace) + 1))
     swaps = [Numbered(number, Swap(0.0, "h2d", 1, own, own)) for number, own in enumerate((ids, ids[1:]))]
-    assert [one.number for one in that_fit({"h2d": swaps}, trace, POOL_BYTES)["h2d"]] == [1]
+    assert [one.number for one in place(swaps, trace, POOL_BYTES)] == [1]
 
 
 def test_a_smaller_pool_keeps_runs_and_keeps_ids_apart() -> None:
