@@ -112,10 +112,11 @@ def _gate(answers: Sequence[Answer]) -> Iterator[str]:
 
 def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
     """Yield what would change if the blocks lay in runs, for an answer about shuffled blocks."""
-    if workload_axes(runs)["pattern"] == str(SHUFFLED):
-        idle = {kind[0]: lines for kind, lines in rule.lines.items() if kind[1] is StreamState.IDLE}
-        other = [way for way, lines in idle.items() if any(line.choice.backend != MERGED for line in lines)]
-        yield from runs_line(runs, other)
+    idle = {kind[0]: lines for kind, lines in rule.lines.items() if kind[1] is StreamState.IDLE}
+    other = [way for way, lines in idle.items() if any(line.choice.backend != MERGED for line in lines)]
+    found = [*runs_line(runs, other)]
+    if found and workload_axes(runs)["pattern"] == str(SHUFFLED):
+        yield from found
 
 
 def _rivals(rule: SmallestRule) -> Iterator[str]:

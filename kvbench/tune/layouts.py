@@ -44,8 +44,9 @@ def runs_line(runs: Sequence[Run], directions: Iterable[Direction]) -> Iterator[
     There, they are the fastest beyond doubt in two thirds of the measured shapes on an idle stream.
     """
     shortest: dict[Direction, tuple[int, list[float]]] = {}
+    every = _by_length(runs)
     for direction in directions:
-        lengths = _by_length(runs, direction)
+        lengths = every.get(direction, {})
         won = {length: [one for one in contests if one.won] for length, contests in sorted(lengths.items())}
         enough = [length for length, ours in won.items() if len(ours) >= _ENOUGH * len(lengths[length])]
         if enough:
@@ -56,27 +57,27 @@ def runs_line(runs: Sequence[Run], directions: Iterable[Direction]) -> Iterator[
         yield f"In runs of blocks, from {where}: merged, {gbps} GB/s, no SMs"
 
 
-def _by_length(runs: Sequence[Run], direction: Direction) -> dict[int, list[_Contest]]:
-    """Return the contests on an idle stream by the length of runs."""
-    found: dict[tuple[int, int, int, int], _Contest] = {}
+def _by_length(runs: Sequence[Run]) -> dict[str, dict[int, list[_Contest]]]:
+    """Return the contests on an idle stream by direction, then by the length of runs."""
+    found: dict[tuple[str, int, int, int, int], _Contest] = {}
     for number, run in enumerate(runs):
         frame = run.frame()
         frame = unqueued(frame[frame["pattern"].str.startswith("runs-") & (frame["status"] == "ok")])
-        cells = frame[(frame["direction"] == direction) & (frame["stream_state"] == "idle")]
+        cells = frame[frame["stream_state"] == "idle"]
         alike = cells[["host_pattern", "device_pattern", "sizes"]].isna().all(axis="columns")
         visits = {} if cells.empty else run.visit_times()
         for row in cells[alike].to_dict("records"):
             match = _IN_RUNS.fullmatch(str(row["pattern"]))
             if match is None or row["cell_id"] not in visits:
                 continue
-            key = int(match[1]), int(row["block_bytes"]), int(row["blocks"]), number
-            contest = found.setdefault(key, _Contest(key[1] * key[2]))
+            key = str(row["direction"]), int(match[1]), int(row["block_bytes"]), int(row["blocks"]), number
+            contest = found.setdefault(key, _Contest(int(row["swap_bytes"])))
             if row["backend"] == MERGED:
                 contest.merged = visits[row["cell_id"]]
             else:
                 contest.others.append(visits[row["cell_id"]])
-    lengths: dict[int, list[_Contest]] = {}
-    for (length, *_), contest in found.items():
+    lengths: dict[str, dict[int, list[_Contest]]] = {}
+    for (direction, length, *_), contest in found.items():
         if contest.merged and contest.others:
-            lengths.setdefault(length, []).append(contest)
+            lengths.setdefault(direction, {}).setdefault(length, []).append(contest)
     return lengths
