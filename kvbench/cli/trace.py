@@ -11,6 +11,7 @@ from kvbench.cli.options import Command, FromStruct, Group, with_struct_options
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.text import printable
+from kvbench.traces.choice import SIDES
 from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
 from kvbench.units import parse_size
 
@@ -21,7 +22,6 @@ trace = typer.Typer(
     name="trace", cls=Group, help="Turn request traces into swaps, and describe the swaps. Needs no GPU."
 )
 
-_SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
 _Requests = Annotated[Path, typer.Argument(help="Requests: JSON lines in the format of Mooncake or Bailian.")]
 _Model = Annotated[str, typer.Option(help="Model: a name (kvbench list models) or a config.json.")]
 _GpuPool = Annotated[str, typer.Option(metavar="SIZE", help="GPU memory for the KV cache: 40GiB.")]
@@ -87,7 +87,7 @@ def show(
         return
     end = "" if reader.end else "; the file has no end line: its writer was interrupted, or is a recorder"
     typer.echo(f"{summary['span_s']:.1f} s, up to {summary['most_swaps_in_a_second']} swaps in a second{end}")
-    for name, title in _SIDES.items():
+    for name, title in SIDES.items():
         _print_side(title, summary[name])
 
 
@@ -119,7 +119,7 @@ def compare(
         return
     for allocator_name, summary in found.items():
         typer.echo(allocator_name)
-        for name, title in _SIDES.items():
+        for name, title in SIDES.items():
             _print_side(title, summary[name])
 
 

@@ -196,11 +196,12 @@ def with_ways(cells: pd.DataFrame, *skipped: str) -> pd.DataFrame:
     values = cells.groupby(["neighbour", "direction", "backend"])[names].nunique(dropna=False).max()
     apart = [name for name in names if values[name] > 1]
     rows = rows_of(cells)
-    ways = [_listed(str(row["backend"]), *(axis_words(name, row[name]) for name in apart)) for row in rows]
-    return cells.assign(way=ways, label=[_listed(way, sms_words(row)) for way, row in zip(ways, rows, strict=True)])
+    ways = [listed(str(row["backend"]), *(axis_words(name, row[name]) for name in apart)) for row in rows]
+    return cells.assign(way=ways, label=[listed(way, sms_words(row)) for way, row in zip(ways, rows, strict=True)])
 
 
-def _listed(*words: str) -> str:
+def listed(*words: str) -> str:
+    """Return words with commas, without those that are empty."""
     return ", ".join(filter(None, words))
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 import msgspec
 
 MOST_SWAPS: Final = 10_000
+SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 

@@ -13,7 +13,17 @@ from kvbench.models.geometry import swaps_from_plain
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.tables import Row, chart_words, grouped, includes_of, line_of, measured_table, rows_of, sms_words
+from kvbench.report.tables import (
+    Row,
+    chart_words,
+    grouped,
+    includes_of,
+    line_of,
+    listed,
+    measured_table,
+    rows_of,
+    sms_words,
+)
 from kvbench.report.view import View
 from kvbench.results.frame import by_layers
 
@@ -105,7 +115,7 @@ def _what(row: Row, model: str) -> str:
 
 def _way(row: Row) -> str:
     at_once = "at once" if str(row["sequence"]).startswith(AT_ONCE) else ""
-    return ", ".join(filter(None, (str(row["backend"]), sms_words(row), at_once)))
+    return listed(str(row["backend"]), sms_words(row), at_once)
 
 
 def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:

@@ -5,7 +5,7 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import winners
+from kvbench.analysis.compare import Visits, winners
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
@@ -57,10 +57,10 @@ def _swaps(cells: pd.DataFrame) -> dict[tuple[str, int, int], list[Row]]:
 def _finding(view: View, way: str, cells: pd.DataFrame) -> str:
     """Return which backend is the fastest most often, and what staged swaps reach of the fastest."""
     swaps = list(_swaps(cells).values())
-    arms: dict[str, dict[int, dict[int, float]]] = {}
+    arms: dict[str, dict[int, Visits]] = {}
     for number, own in enumerate(swaps):
         for row in own:
-            arms.setdefault(str(row["backend"]), {})[number] = dict(view.visits.get(row["cell_id"], {}))
+            arms.setdefault(str(row["backend"]), {})[number] = view.visits.get(row["cell_id"], {})
     first = Counter(name for name in winners(arms, IN_TURN).values() if name is not None)
     if not first:
         return ""

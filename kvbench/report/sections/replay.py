@@ -6,23 +6,23 @@ from typing import Final, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import Visits, winners
-from kvbench.analysis.intervals import Floats, median_interval
+from kvbench.analysis.compare import winners
+from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.layers import TRACE
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.tables import chart_words, includes_of, measured_table, rows_of, sms_words
+from kvbench.report.tables import Row, chart_words, includes_of, listed, measured_table, rows_of, sms_words
 from kvbench.report.view import View
 from kvbench.results import Visit
 from kvbench.results.frame import visits_that_count
+from kvbench.traces.choice import SIDES
 from kvbench.tune.answer import speed_words
 from kvbench.tune.exports import ENGINE_BACKENDS
 
 _WEIGHT: Final = 1.2
-_SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
 _NOTE: Final = (
     "A replay makes every k-th swap of the trace, with its own block ids and size, one after the other on an idle "
     "stream; a visit is a block of time. p50 to worst: latency of the swaps. GB/s: all bytes over all time, with the "
@@ -48,10 +48,7 @@ def make(view: View) -> Part | str:
     for visit in visits_that_count(view.run.records):
         visits.setdefault(visit.cell.id, []).append(visit)
     found = {
-        way: [
-            Replayed(_way(row), str(row["backend"]), row["cell_id"], _swaps(visits[row["cell_id"]], row["block_bytes"]))
-            for row in rows_of(own)
-        ]
+        way: [_replayed(row, visits[row["cell_id"]]) for row in rows_of(own)]
         for way in DIRECTIONS
         if not (own := where(cells, direction=way)).empty
     }
@@ -63,8 +60,9 @@ def make(view: View) -> Part | str:
 SECTION = Section("replay", "Replay: the swaps of a trace", make)
 
 
-def _way(row: Mapping[str, object]) -> str:
-    return ", ".join(filter(None, (str(row["backend"]), sms_words(dict(row)))))
+def _replayed(row: Row, visits: Sequence[Visit]) -> Replayed:
+    backend = str(row["backend"])
+    return Replayed(listed(backend, sms_words(row)), backend, row["cell_id"], _swaps(visits, row["block_bytes"]))
 
 
 def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
@@ -84,23 +82,17 @@ def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
     return found.assign(swap_bytes=found["blocks"] * block_bytes)
 
 
-def _by_round(swaps: pd.DataFrame, name: str) -> dict[int, float]:
-    sums = swaps.groupby("round")[name].sum()
-    return {int(str(number)): float(total) for number, total in sums.items()}
-
-
 def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
     """Return GB/s of all swaps, and the ends of the interval of the visits; nan where they are too few."""
-    rates: Floats = np.array([*_by_round(swaps, "swap_bytes").values()]) / np.array(
-        [*_by_round(swaps, "wall_us").values()]
-    )
-    low, high = median_interval(rates / 1e3)
+    sums = swaps.groupby("round")[["swap_bytes", "wall_us"]].sum()
+    low, high = median_interval((sums["swap_bytes"] / sums["wall_us"] / 1e3).to_numpy())
     return float(swaps["swap_bytes"].sum() / swaps["wall_us"].sum() / 1e3), low, high
 
 
 def _finding(way: str, ways: Sequence[Replayed]) -> str:
     """Return which way makes the swaps of the trace in the least time, and by how much against an engine's own code."""
-    times: dict[str, dict[int, Visits]] = {one.way: {0: _by_round(one.swaps, "wall_us")} for one in ways}
+    sums = {one.way: one.swaps.groupby("round")["wall_us"].sum() for one in ways}
+    times = {name: {0: dict(zip(map(int, own.index), own.tolist(), strict=True))} for name, own in sums.items()}
     (first,) = winners(times, IN_TURN).values() if len(times) > 1 else (None,)
     if first is None:
         return ""
@@ -109,7 +101,7 @@ def _finding(way: str, ways: Sequence[Replayed]) -> str:
     rivals = [one for one in ways if one.backend in ("batched", *ENGINE_BACKENDS) and one is not own]
     gains = ", ".join(speed_words(rates[first] / rates[one.way], one.way) for one in rivals)
     p99 = figure(float(own.swaps["wall_us"].quantile(0.99)))
-    text = f"{_SIDES[way]} of this trace: {first} is the fastest, {figure(rates[first])} GB/s, p99 {p99} us"
+    text = f"{SIDES[way]} of this trace: {first} is the fastest, {figure(rates[first])} GB/s, p99 {p99} us"
     return f"{text}; {gains}." if gains else f"{text}."
 
 
@@ -119,7 +111,7 @@ def _table(view: View, way: str, cells: pd.DataFrame, ways: Sequence[Replayed]) 
     header = ("Way", "Swaps", *(f"{name}, us" for name in quantiles), "GB/s", "Caller, us", "Copies left")
     made, total = ways[0].swaps["number"].nunique(), _total(view, way)
     of = f"of {count(total)} " if total else ""
-    title = f"{_SIDES[way]}: {count(made)} {of}swaps of the trace"
+    title = f"{SIDES[way]}: {count(made)} {of}swaps of the trace"
     return measured_table(view, cells, title, header, body, includes_of(view, "idle"), notes=[_NOTE])
 
 
@@ -144,7 +136,7 @@ def _row(one: Replayed) -> list[Text]:
 
 
 def _chart(view: View, cells: pd.DataFrame, found: Mapping[str, Sequence[Replayed]]) -> Chart:
-    panels = [PlotPanel(_SIDES[way], [_line(view, one) for one in ways]) for way, ways in found.items()]
+    panels = [PlotPanel(SIDES[way], [_line(view, one) for one in ways]) for way, ways in found.items()]
     x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
     drawn = "medians of swaps of about this size · band: quartiles"
     points = pd.concat([one.swaps.assign(way=one.way, direction=way) for way, ways in found.items() for one in ways])
