@@ -220,11 +220,11 @@ class Workload:
         layout, stride = self._layouts[self._place], np.uint64(self._cell.block_bytes)
         return layout.source_rows * stride, layout.destination_rows * stride
 
-    def verify(self) -> int:
+    def verify(self, most: int | None = None) -> int:
         """Compare the result of the swaps since the last call, restore it, and return the number of compared bytes.
 
-        Compares every byte of every copied block, the rows next to each block, and a sample of the rest. Raises
-        VerificationError, after everything is restored.
+        Compares every byte of every copied block, or of up to `most` blocks at random, the rows next to these, and a
+        sample of the rest. Raises VerificationError, after everything is restored.
         """
         began_s = time.perf_counter()
         used, stride = [self._layouts[place] for place in sorted(self._used)], np.uint64(self._cell.block_bytes)
@@ -233,12 +233,14 @@ class Workload:
         destinations = np.concatenate([layout.destination_rows for layout in used])
         sizes = np.tile(self._sizes, len(used))
         offsets = destinations * stride
-        copied = self._pools.audit_arrived(self._cell, offsets, sizes, sources * stride)
-        around = self._pools.audit_at_rest(self._cell, 1, *self._beside(destinations, sizes))
+        some = self._some(len(sources), most)
+        copied = self._pools.audit_arrived(self._cell, offsets[some], sizes[some], sources[some] * stride)
+        around = self._pools.audit_at_rest(self._cell, 1, *self._beside(destinations, sizes, some))
         spoiled = self._pools.audit_at_rest(self._cell, 0, *self._spots(sources))
         if copied.wrong_bytes or around.wrong_bytes or spoiled.wrong_bytes:
             self._pools.refill()
-            raise VerificationError(_told(copied, around, spoiled, self._cell.blocks))
+            block = None if copied.first_wrong_range is None else some[copied.first_wrong_range] % self._cell.blocks
+            raise VerificationError(_told(copied, around, spoiled, block))
         self._pools.put_back(self._cell.direction, self._cell.memory, offsets, sizes)
         self.verify_ms += (time.perf_counter() - began_s) * 1e3
         return copied.checked_bytes + around.checked_bytes + spoiled.checked_bytes
@@ -255,15 +257,24 @@ class Workload:
         sizes = np.full(len(some), np.uint64(self._cell.block_bytes))
         return self._pools.audit_at_rest(self._cell, 1, some, sizes).wrong_bytes > 0
 
-    def _beside(self, rows: NDArray[np.uint64], sizes: Addresses) -> tuple[Addresses, Addresses]:
-        """Return (offsets, sizes) of the bytes next to `rows`, of what blocks of these sizes leave of them, and of a
-        sample of all rows, without `rows`.
+    def _some(self, blocks: int, most: int | None) -> NDArray[np.int64]:
+        """Return the indices of all blocks, or of up to `most` that are chosen at random."""
+        if most is None or blocks <= most:
+            return np.arange(blocks)
+        return self._rng.choice(blocks, most, replace=False)
+
+    def _beside(
+        self, rows: NDArray[np.uint64], sizes: Addresses, some: NDArray[np.int64]
+    ) -> tuple[Addresses, Addresses]:
+        """Return (offsets, sizes) of the bytes next to `some` of `rows`, of what blocks of these sizes leave of them,
+        and of a sample of all rows, without `rows`.
         """
         stride = self._cell.block_bytes
         edge = min(stride, EDGE_BYTES)
         end = int(rows.max()) + 2
         copied = np.zeros(end, dtype=bool)
         copied[rows] = True
+        rows, sizes = rows[some], sizes[some]
         before, behind = rows[~copied[rows - np.uint64(1)]], rows[~copied[rows + np.uint64(1)]]
         spots = self._rng.integers(0, end, SPOT_CHECKS, dtype=np.uint64)
         spots = spots[~copied[spots]]
@@ -326,14 +337,13 @@ def _words(value: int) -> Addresses:
     return np.array([value], dtype=np.uint64)
 
 
-def _told(copied: Audit, around: Audit, spoiled: Audit, blocks: int) -> str:
+def _told(copied: Audit, around: Audit, spoiled: Audit, block: int | None) -> str:
     if not copied.wrong_bytes and not around.wrong_bytes:
         return f"the swap wrote into its own source, first at offset {spoiled.first_wrong_offset}"
     wrong_bytes = copied.wrong_bytes + around.wrong_bytes
     checked_bytes = copied.checked_bytes + around.checked_bytes
-    if copied.first_wrong_range is None:
+    if block is None:
         offset, where = around.first_wrong_offset, "outside of every copied block"
     else:
-        offset = copied.first_wrong_offset
-        where = f"in the block of descriptor {copied.first_wrong_range % blocks}"
+        offset, where = copied.first_wrong_offset, f"in the block of descriptor {block}"
     return f"{wrong_bytes} of {checked_bytes} bytes are wrong, the first at offset {offset}, {where}"

@@ -88,6 +88,38 @@ def test_a_wrong_byte_in_a_timed_swap_is_found(bench: Bench, fault: str, tmp_pat
     assert replayed(bench, PerBlock(), trace).verified_bytes
 
 
+@pytest.fixture
+def large_swaps(tmp_path: Path) -> Replay:
+    """Three equal swaps of more blocks than a sample has."""
+    swaps = [Swap(0.0, "h2d", number, [*range(900)], [*range(899, -1, -1)]) for number in range(3)]
+    write_trace(tmp_path / "large.gz", Header(block_bytes=512, descriptors=1), swaps, {})
+    return choose(tmp_path / "large.gz", 10, 0)
+
+
+def test_large_swaps_behind_the_first_are_compared_by_a_sample(bench: Bench, large_swaps: Replay) -> None:
+    compared = replayed(bench, PerBlock(), large_swaps).verified_bytes
+    assert 2 * (900 + 256 + 256) * 512 <= compared < 2 * 3 * 900 * 512
+
+
+@pytest.mark.parametrize("left_out", [range(0, 900, 50), range(450, 900)])
+def test_a_large_swap_that_leaves_blocks_out_is_found(bench: Bench, large_swaps: Replay, left_out: range) -> None:
+    class Lazy(PerBlock):
+        """Copies one entry twice in place of some others, from the second swap of a visit on."""
+
+        made = 0
+
+        def create(self, request: SwapRequest) -> PreparedSwap:
+            Lazy.made += 1
+            if Lazy.made > 1:
+                for array in (request.memory.sources, request.memory.destinations):
+                    array[list(left_out)] = array[1]
+            return super().create(request)
+
+    with pytest.raises(VerificationError):
+        replayed(bench, Lazy(), large_swaps)
+    assert replayed(bench, PerBlock(), large_swaps).verified_bytes
+
+
 def test_a_swap_larger_than_the_pool_is_left_out(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, 4)
     ids = list(range(capacity(POOL_BYTES, trace) + 1))
