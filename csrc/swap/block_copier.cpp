@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -15,17 +16,22 @@ std::size_t range_of(std::span<const double> limits, double value) {
   return static_cast<std::size_t>(std::ranges::lower_bound(limits, value) - limits.begin());
 }
 
-/// What decides how a list is copied, in one pass over it.
+/// What decides how a list is copied. Most lists have blocks of one size: one pass with few operations an entry.
 struct Survey {
   explicit Survey(const Descriptors& descriptors) {
-    const std::size_t* bytes = descriptors.bytes.data();
-    const Address* source = descriptors.sources.data();
-    const Address* destination = descriptors.destinations.data();
-    for (std::size_t i = 0; i < descriptors.size(); ++i) {
-      bits |= source[i] | destination[i] | bytes[i];
-      total_bytes += bytes[i];
-      empty += static_cast<std::size_t>(bytes[i] == 0);
+    const std::size_t count = descriptors.size();
+    const std::size_t first = count == 0 ? 0 : descriptors.bytes.front();
+    std::size_t differing = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      bits |= descriptors.sources[i] | descriptors.destinations[i];
+      differing |= descriptors.bytes[i] ^ first;
     }
+    bits |= first | differing;
+    total_bytes = count * first;
+    empty = first == 0 ? count : 0;
+    if (differing == 0) return;
+    total_bytes = std::accumulate(descriptors.bytes.begin(), descriptors.bytes.end(), std::size_t{0});
+    empty = static_cast<std::size_t>(std::ranges::count(descriptors.bytes, std::size_t{0}));
   }
 
   Address bits = 0;  ///< of all addresses and sizes
