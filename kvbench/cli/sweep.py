@@ -102,6 +102,10 @@ _TraceSwaps = Annotated[
         metavar="N", min=1, max=MOST_SWAPS, help=f"With --trace: swaps of each direction (default: {TRACE_SWAPS})."
     ),
 ]
+_Speed = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="With --trace: keep the times of the trace, X times as fast (default: no gaps)."),
+]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to create (default: runs/CONFIG-TIME).")]
 _Resume = Annotated[
     Path | None, typer.Option(help="Measure the missing cells of this run directory.", autocompletion=complete_run)
@@ -123,6 +127,7 @@ def sweep(
     geometry: Annotated[Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models",))] = NO_OPTIONS,
     trace: _Trace = None,
     trace_swaps: _TraceSwaps = None,
+    speed: _Speed = None,
     where: Annotated[Mapping[str, Any], FromStruct(_OfSeveralDevices)] = NO_OPTIONS,
     out: _Out = None,
     resume: _Resume = None,
@@ -154,11 +159,14 @@ def sweep(
         if trace is not None:
             from kvbench.traces.selection import choose  # imports numpy
 
-            spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed))
+            spec = spec.with_trace(choose(trace, trace_swaps or TRACE_SWAPS, spec.seed, speed))
         return _with_policy(spec.with_filters(filters or []).with_sampling(sampling), policy)
 
-    if trace_swaps is not None and trace is None:
-        raise UsageError(f"--trace-swaps {trace_swaps}: requires --trace FILE")
+    for option, value in (("--trace-swaps", trace_swaps), ("--speed", speed)):
+        if value is not None and trace is None:
+            raise UsageError(f"{option} {value:g}: requires --trace FILE")
+    if speed is not None and not 0 < speed <= 1e9:
+        raise UsageError(f"--speed {speed:g}: must be above 0 and at most 1e9; 1 keeps the times of the trace")
     if resume is not None:
         if dry_run or out is not None:
             raise UsageError("--resume continues an existing run: leave out --dry-run and --out")

@@ -1,5 +1,6 @@
-"""Replays swaps of a trace one after the other, with their own block ids and sizes; each is verified."""
+"""Replays swaps of a trace with their own block ids and sizes, one after the other; each is verified."""
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -55,9 +56,10 @@ def places(ids: _Ids, room: int) -> _Ids | None:
 
 
 class Placed(NamedTuple):
-    """A swap of a trace in a pool: its number, and the ids of both sides; `moved` where they are not the trace's."""
+    """A swap of a trace in a pool: number, time, and the ids of both sides; `moved` where they are not the trace's."""
 
     number: int
+    at_s: float
     source: _Ids
     destination: _Ids
     moved: bool
@@ -72,8 +74,36 @@ def place(swaps: Iterable[Numbered], trace: Replay, pool_bytes: int) -> list[Pla
         source, destination = (places(np.asarray(side), room) for side in own)
         if source is not None and destination is not None:
             moved = not all(map(np.array_equal, (source, destination), own))
-            found.append(Placed(number, source, destination, moved))
+            found.append(Placed(number, swap.at_s, source, destination, moved))
     return found
+
+
+class Pace:
+    """The times of a trace, `speed` times as fast; without a speed, none.
+
+    What kvbench does between swaps takes from the pauses. Where it takes longer, the time of the replay stands still:
+    only swaps make others late.
+    """
+
+    def __init__(self, speed: float | None, begin_s: float) -> None:
+        self._speed, self._begin_s = speed, begin_s
+        self._due_s = self._free_s = 0.0  # of this swap, and when the last one completed, in time of the replay
+        self._freed_s = time.monotonic()
+
+    def wait(self, at_s: float) -> float:
+        """Wait until the swap of this time of the trace may begin; return by how many microseconds it is late."""
+        if self._speed is None:
+            return 0.0
+        self._due_s = (at_s - self._begin_s) / self._speed
+        pause_s = self._due_s - self._free_s
+        time.sleep(max(0.0, pause_s - (time.monotonic() - self._freed_s)))
+        return max(0.0, -pause_s) * 1e6
+
+    def note(self, wall_us: float) -> None:
+        """Note that the swap that was waited for has completed, after this time."""
+        if self._speed is not None:
+            self._free_s = max(self._free_s, self._due_s) + wall_us / 1e6
+            self._freed_s = time.monotonic()
 
 
 def replay(
@@ -90,6 +120,8 @@ def replay(
     cell = Cell.from_strings(request.cell)
     samples: list[AnySample] = []
     found: dict[str, list[int]] = {"swap_blocks": [], "pieces": [], "swap_numbers": []}
+    late_us: list[float] = []
+    pace = Pace(trace.speed, swaps[0].at_s)
     verified_bytes, verify_ms = 0, 0.0
     rng = np.random.default_rng((request.seed, request.round))
     bench.pools.rest()
@@ -101,7 +133,9 @@ def replay(
             take = alone(bench, ready, StreamState.IDLE)
             take()
             verified_bytes += ready.workload.verify(most)
+            late_us.append(pace.wait(swap.at_s))
             samples.append(take())
+            pace.note(samples[-1].wall_us)
             verified_bytes += ready.workload.verify(most)
             verify_ms += ready.workload.verify_ms
             pieces = getattr(ready.swaps[0].swap, "descriptors", ready.cell.blocks)
@@ -118,7 +152,7 @@ def replay(
     closer = f"swaps of the trace that were placed closer together, as the pool is smaller: {moved} of {len(swaps)}"
     return msgspec.structs.replace(
         made,
-        samples=msgspec.structs.replace(made.samples, **found),
+        samples=msgspec.structs.replace(made.samples, **found, late_us=late_us if trace.speed else None),
         # swaps of several sizes: only the last has its twin on a busy stream, and slow ones are not disturbed ones
         path=effective_path(ready.swaps[0].mechanism, [samples[-1].cpu_us], busy_cpu_us),
         disturbed=disturbances(slowdowns, clocks, []),

@@ -80,9 +80,10 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     """The raw samples of one visit: lists of equal length, times in microseconds; `SAMPLE_COLUMNS` describes them.
 
     `gpu_us` is None on an idle stream, where no event is timed, `depth_held` if no swap was queued, and the times of
-    layers if the swap has none. Swaps of a trace have a size and a number each, and the copies that merging left of
-    them (`pieces`). Beside a step whose layers wait for the swaps, samples are without the step. Samples of clock 1
-    have `prepare_us` and `submit_us`, which become `caller_us`, and two more times, which are dropped.
+    layers if the swap has none. Swaps of a trace have a size and a number each, the copies that merging left of them
+    (`pieces`), and, at the times of the trace, how much later than it they began. Beside a step whose layers wait for
+    the swaps, samples are without the step. Samples of clock 1 have `prepare_us` and `submit_us`, which become
+    `caller_us`, and two more times, which are dropped.
     """
 
     caller_us: list[_TimeUs] = []
@@ -97,6 +98,7 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
     swap_blocks: list[_Count] | None = None
     pieces: list[_Count] | None = None
     swap_numbers: list[_Count] | None = None
+    late_us: list[_TimeUs] | None = None
     prepare_us: list[_TimeUs] | None = None
     submit_us: list[_TimeUs] | None = None
     coalesce_us: list[_TimeUs] | None = None
@@ -119,6 +121,7 @@ class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, fr
             and (self.swap_blocks is None or len(self.swap_blocks) == count)
             and (self.pieces is None or len(self.pieces) == count)
             and (self.swap_numbers is None or len(self.swap_numbers) == count)
+            and (self.late_us is None or len(self.late_us) == count)
         ):
             raise ValueError("the lists of a visit's samples differ in length")
 

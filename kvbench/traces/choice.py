@@ -5,23 +5,29 @@ from typing import Annotated, Final
 import msgspec
 
 MOST_SWAPS: Final = 10_000
+# The longest time that the swaps of one direction may be apart in a replay at the times of the trace.
+MOST_SPAN_S: Final = 120.0
 SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 
 class SwapsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The swaps of a trace in one direction: how many there are, their median number of blocks, and which are replayed:
-    number `first` (from 0) and every `step`-th from there.
+    number `first` (from 0) and every `step`-th from there, up to `most`.
     """
 
     total: _Count
     blocks: _Count
     first: _Count
     step: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+    most: _Count = MOST_SWAPS
 
 
 class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A trace that a sweep replays: the file, its SHA-256, the geometry of its blocks, and what is replayed of it."""
+    """A trace that a sweep replays: the file, its SHA-256, the geometry of its blocks, and what is replayed of it.
+
+    With `speed`, swaps have the distances in time of the trace, divided by it; otherwise none.
+    """
 
     path: Annotated[str, msgspec.Meta(max_length=4096)]
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
@@ -29,6 +35,7 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     descriptors: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
     h2d: SwapsOf
     d2h: SwapsOf
+    speed: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
 
     @property
     def row_bytes(self) -> int:

@@ -1,6 +1,7 @@
-"""Which swaps of a trace are replayed: every k-th of each direction, in order."""
+"""Which swaps of a trace are replayed, in order: every k-th of each direction, or some that follow each other."""
 
 import hashlib
+import math
 from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple, TypeVar
@@ -9,7 +10,7 @@ import numpy as np
 
 from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError
-from kvbench.traces.choice import MOST_SWAPS, Replay, SwapsOf
+from kvbench.traces.choice import MOST_SPAN_S, SIDES, Replay, SwapsOf
 from kvbench.traces.file import Header, Swap, TraceReader
 
 Swaps = TypeVar("Swaps")
@@ -22,10 +23,11 @@ class Numbered(NamedTuple):
     swap: Swap
 
 
-def choose(path: Path, swaps: int, seed: int) -> Replay:
+def choose(path: Path, swaps: int, seed: int, speed: float | None = None) -> Replay:
     """Return what to replay of a trace: at most about `swaps` of each direction; `seed` chooses the first.
 
-    Raises UsageError for a file that is not a trace, or that has no swap.
+    With `speed` they follow each other, to be replayed at their times. Raises UsageError for a file that is not a
+    trace, or that has no swap, and for swaps too far apart in time.
     """
     reader = TraceReader(path)
     header: Header = reader.header
@@ -33,16 +35,35 @@ def choose(path: Path, swaps: int, seed: int) -> Replay:
         parts = f"{header.descriptors} equal parts"
         raise UsageError(f"--trace {path}: its blocks of {header.block_bytes} bytes cannot be divided into {parts}")
     blocks: dict[str, list[int]] = {str(direction): [] for direction in Direction}
+    times_s: dict[str, list[float]] = {str(direction): [] for direction in Direction}
     for swap in reader:
         blocks[swap.direction].append(len(swap.gpu))
+        times_s[swap.direction].append(swap.at_s)
     if not any(blocks.values()):
         raise UsageError(f"--trace {path}: it has no swaps")
-    found = {}
+    rng, found = np.random.default_rng(seed), {}
     for direction, counts in blocks.items():
-        step = max(1, -(-len(counts) // swaps))
-        first = int(np.random.default_rng(seed).integers(min(step, max(1, len(counts)))))
-        found[direction] = SwapsOf(len(counts), median_low(counts) if counts else 0, first, step)
-    return Replay(str(path.absolute()), _sha256(path), header.block_bytes, header.descriptors, **found)
+        total, median = len(counts), median_low(counts) if counts else 0
+        if speed is None:
+            step = max(1, -(-total // swaps))
+            found[direction] = SwapsOf(total, median, int(rng.integers(min(step, max(1, total)))), step)
+            continue
+        first = int(rng.integers(max(1, total - swaps + 1)))
+        found[direction] = SwapsOf(total, median, first, 1, swaps)
+        _check_span(direction, times_s[direction][first : first + swaps], speed)
+    return Replay(str(path.absolute()), _sha256(path), header.block_bytes, header.descriptors, **found, speed=speed)
+
+
+def _check_span(direction: str, times_s: list[float], speed: float) -> None:
+    """Raise UsageError if swaps at these times would take too long."""
+    span_s = times_s[-1] - times_s[0] if times_s else 0.0
+    if span_s / speed <= MOST_SPAN_S:
+        return
+    swaps = f"{len(times_s)} {SIDES[direction].lower()} of the trace span {span_s:.0f} s"
+    enough = f"--speed {math.ceil(span_s / MOST_SPAN_S)}"
+    raise UsageError(
+        f"--speed {speed:g}: {swaps}; at most {MOST_SPAN_S:g} s are replayed: {enough}, or fewer --trace-swaps"
+    )
 
 
 def selected(replay: Replay) -> dict[str, list[Numbered]]:
@@ -55,7 +76,7 @@ def selected(replay: Replay) -> dict[str, list[Numbered]]:
     for swap in TraceReader(path):
         number, of = numbers[swap.direction], replay.of(swap.direction)
         numbers[swap.direction] += 1
-        if number >= of.first and (number - of.first) % of.step == 0 and len(found[swap.direction]) < MOST_SWAPS:
+        if number >= of.first and (number - of.first) % of.step == 0 and len(found[swap.direction]) < of.most:
             found[swap.direction].append(Numbered(number, swap))
     return found
 

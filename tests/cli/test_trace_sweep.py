@@ -56,6 +56,19 @@ def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
     assert "blocks=" not in line
 
 
+def test_a_replay_at_the_times_of_the_trace_counts_what_is_late(folder: Path) -> None:
+    options = ("--speed", "100", *ON_CPU, "-a", "direction=h2d")
+    done = kvbench_here("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "timed", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    samples = [visit.samples for visit in visits(folder / "timed")]
+    assert [number for one in samples for number in one.swap_numbers or []] == list(range(10))
+    assert all(one.late_us is not None and len(one.late_us) == len(one) for one in samples)
+    assert kvbench_here("report", "timed", cwd=folder).returncode == 0
+    page = (folder / "timed" / "report" / "report.md").read_text()
+    assert "| Way | Swaps | Late | p50, us |" in page
+    assert "at their times divided by 100" in page
+
+
 def test_a_replay_is_resumed_with_its_own_file_alone(folder: Path) -> None:
     copy = folder / "copy.gz"
     copy.write_bytes((folder / "trace.gz").read_bytes())
@@ -83,6 +96,10 @@ def test_a_replay_is_resumed_with_its_own_file_alone(folder: Path) -> None:
         (["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
         (["--trace", "trace.gz", "-a", "stream_state=busy"], "-a stream_state: the trace sets it; leave it out"),
         (["--trace-swaps", "4"], "--trace-swaps 4: requires --trace FILE"),
+        (["--speed", "4"], "--speed 4: requires --trace FILE"),
+        (["--trace", "trace.gz", "--speed", "-1"], "--speed -1: must be above 0 and at most 1e9"),
+        (["--trace", "trace.gz", "--speed", "nan"], "--speed nan: must be above 0"),
+        (["--trace", "trace.gz", "--speed", "0.01"], "--speed 0.01: 10 loads (h2d) of the trace span 9 s"),
     ],
 )
 def test_what_cannot_be_replayed_is_one_clear_line(folder: Path, options: list[str], said: str) -> None:

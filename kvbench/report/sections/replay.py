@@ -1,7 +1,7 @@
 """Replay: the swaps of a trace, one after the other, by every backend: latency, GB/s and time of the thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,10 +24,15 @@ from kvbench.tune.exports import ENGINE_BACKENDS
 
 _WEIGHT: Final = 1.2
 _NOTE: Final = (
-    "A replay makes every k-th swap of the trace, with its own block ids and size, one after the other on an idle "
-    "stream; a visit is a block of time. p50 to worst: latency of the swaps. GB/s: all bytes over all time, with the "
-    "interval of the visits. Caller: time of the thread that submits, p50. Copies left: the share of the descriptors "
-    "that are copied after merging"
+    "A replay makes swaps of the trace, with their own block ids and sizes, one after the other on an idle stream; a "
+    "visit is a block of time. {which} GB/s: all bytes over all time of swaps, with the interval of the visits. "
+    "Caller: time of the thread that submits, p50. Copies left: the share of the descriptors that are copied after "
+    "merging"
+)
+_EVERY_KTH: Final = "It makes every k-th swap. p50 to worst: latency."
+_AT_TIMES: Final = (
+    "It makes swaps that follow each other, at their times divided by {speed:g}. p50 to worst: latency from the time "
+    "at which a swap was due. Late: swaps that had to wait for those before them."
 )
 
 
@@ -76,10 +81,11 @@ def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
             "blocks": samples.swap_blocks or [],
             "pieces": samples.pieces or [],
             "number": samples.swap_numbers or [],
+            "late_us": samples.late_us or [0.0] * len(samples),
         }
         parts.append(pd.DataFrame(fields).assign(round=visit.round))
     found = pd.concat(parts, ignore_index=True)
-    return found.assign(swap_bytes=found["blocks"] * block_bytes)
+    return found.assign(swap_bytes=found["blocks"] * block_bytes, latency_us=found["wall_us"] + found["late_us"])
 
 
 def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
@@ -100,35 +106,50 @@ def _finding(way: str, ways: Sequence[Replayed]) -> str:
     rates = {one.way: _gbps(one.swaps)[0] for one in ways}
     rivals = [one for one in ways if one.backend in ("batched", *ENGINE_BACKENDS) and one is not own]
     gains = ", ".join(speed_words(rates[first] / rates[one.way], one.way) for one in rivals)
-    p99 = figure(float(own.swaps["wall_us"].quantile(0.99)))
+    p99 = figure(float(own.swaps["latency_us"].quantile(0.99)))
     text = f"{SIDES[way]} of this trace: {first} is the fastest, {figure(rates[first])} GB/s, p99 {p99} us"
     return f"{text}; {gains}." if gains else f"{text}."
 
 
 def _table(view: View, way: str, cells: pd.DataFrame, ways: Sequence[Replayed]) -> DataTable:
-    body = [_row(one) for one in sorted(ways, key=lambda one: one.swaps["wall_us"].sum())]
-    quantiles = ("p50", "p90", "p99", "Worst")
-    header = ("Way", "Swaps", *(f"{name}, us" for name in quantiles), "GB/s", "Caller, us", "Copies left")
+    body = [_row(one, late=bool(_speed(view))) for one in sorted(ways, key=lambda one: one.swaps["wall_us"].sum())]
+    quantiles = (f"{name}, us" for name in ("p50", "p90", "p99", "Worst"))
+    late = ("Late",) if _speed(view) else ()
+    header = ("Way", "Swaps", *late, *quantiles, "GB/s", "Caller, us", "Copies left")
     made, total = ways[0].swaps["number"].nunique(), _total(view, way)
     of = f"of {count(total)} " if total else ""
     title = f"{SIDES[way]}: {count(made)} {of}swaps of the trace"
-    return measured_table(view, cells, title, header, body, includes_of(view, "idle"), notes=[_NOTE])
+    return measured_table(view, cells, title, header, body, includes_of(view, "idle"), notes=[_note(view)])
+
+
+def _note(view: View) -> str:
+    speed = _speed(view)
+    return _NOTE.format(which=_AT_TIMES.format(speed=speed) if speed else _EVERY_KTH)
+
+
+def _trace(view: View) -> Mapping[str, Any]:
+    trace = view.run.info.spec.get("trace")
+    return trace if isinstance(trace, dict) else {}
+
+
+def _speed(view: View) -> float | None:
+    return _trace(view).get("speed")
 
 
 def _total(view: View, way: str) -> int:
-    trace = view.run.info.spec.get("trace")
-    of = trace.get(way) if isinstance(trace, dict) else None
+    of = _trace(view).get(way)
     return int(of["total"]) if isinstance(of, dict) else 0
 
 
-def _row(one: Replayed) -> list[Text]:
-    walls = one.swaps["wall_us"]
+def _row(one: Replayed, *, late: bool) -> list[Text]:
+    latencies = one.swaps["latency_us"]
     gbps, low, high = _gbps(one.swaps)
     interval = f" ({figure(low)} to {figure(high)})" if np.isfinite(low) else ""
     return [
         one.way,
-        count(len(walls)),
-        *(figure(float(walls.quantile(share))) for share in (0.5, 0.9, 0.99, 1.0)),
+        count(len(latencies)),
+        *([count(int((one.swaps["late_us"] > 0).sum()))] if late else []),
+        *(figure(float(latencies.quantile(share))) for share in (0.5, 0.9, 0.99, 1.0)),
         f"{figure(gbps)}{interval}",
         figure(float(one.swaps["caller_us"].median())),
         f"{one.swaps['pieces'].sum() / one.swaps['blocks'].sum():.0%}",
@@ -140,7 +161,7 @@ def _chart(view: View, cells: pd.DataFrame, found: Mapping[str, Sequence[Replaye
     x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
     drawn = "medians of swaps of about this size · band: quartiles"
     points = pd.concat([one.swaps.assign(way=one.way, direction=way) for way, ways in found.items() for one in ways])
-    words = chart_words(view, "Latency against the size of the swaps of a trace", cells, drawn, [_NOTE])
+    words = chart_words(view, "Latency against the size of the swaps of a trace", cells, drawn, [_note(view)])
     return Chart(f"replay-{view.label}", words, LinePlot(x, y, told_apart([panels]), "quartiles"), points)
 
 
@@ -154,5 +175,5 @@ def _line(view: View, one: Replayed) -> PlotLine:
 def _binned(swaps: pd.DataFrame) -> Iterator[tuple[float, float, float, float]]:
     bins = np.log2(swaps["blocks"]).round()
     for _, own in swaps.groupby(bins):
-        middle, low, high = (own["wall_us"].quantile([0.5, 0.25, 0.75]) / 1e3).tolist()
+        middle, low, high = (own["latency_us"].quantile([0.5, 0.25, 0.75]) / 1e3).tolist()
         yield float(own["blocks"].median()), middle, low, high
