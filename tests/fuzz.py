@@ -360,17 +360,30 @@ def run_case(bench: Bench, chance: random.Random) -> list[str]:
 def trace_case(bench: Bench, chance: random.Random) -> list[str]:
     request = {"timestamp": 1, "input_length": 1000, "output_length": 3, "hash_ids": [1, 2]}
     swap = {"t": 1, "d": "h2d", "job": 1, "host": [5, 3, 1, -2], "gpu": [0, 5]}
-    shown = chance.random() < 0.5
-    lines = [{"kvbench_trace": 1, "block_bytes": 4096}, swap, swap] if shown else [request] * 3
+    verb = chance.choice(("show", "make", "compare", "sweep"))
+    of_requests = verb in ("make", "compare")
+    lines = [request] * 3 if of_requests else [{"kvbench_trace": 1, "block_bytes": 4096}, swap, swap]
     lines[chance.randrange(3)] = mutated(lines[-1], chance)
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
     data = damaged(data, chance) if chance.random() < 0.3 else data
     data = chance.choice((data, gzip.compress(data), gzip.compress(data)[:-9], gzip.compress(b"0" * (9 << 20))))
     file = bench.folder / "trace"
     file.write_bytes(data)
+    if verb == "sweep":
+        options = (f"--trace-swaps={word(chance, '3')}", f"--speed={word(chance, '2')}")
+        return [
+            "sweep",
+            "--trace",
+            str(file),
+            *chance.sample(options, chance.randrange(3)),
+            "--device=cpu",
+            "--dry-run",
+        ]
+    if verb == "show":
+        return ["trace", "show", str(file)]
     pools = (f"--gpu-pool={word(chance, '1GiB')}", f"--host-pool={word(chance, '4GiB')}")
-    out = f"-o{bench.folder / 'swaps.gz'}"
-    return ["trace", *(("show", str(file)) if shown else ("make", str(file), "--model=llama-3-8b", *pools, out))]
+    out = (f"-o{bench.folder / 'swaps.gz'}",) if verb == "make" else ()
+    return ["trace", verb, str(file), "--model=llama-3-8b", *pools, *out]
 
 
 def drawn(*_: object) -> dict[str, bytes]:
