@@ -16,6 +16,7 @@ from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
 from kvbench.units import parse_size
 
 if TYPE_CHECKING:
+    from kvbench.results.replays import SwapCost
     from kvbench.traces.file import Header
 
 trace = typer.Typer(
@@ -102,6 +103,9 @@ def compare(
     prefill_s: _Prefill = 0.2,
     token_ms: _Token = 20.0,
     geometry: _Geometry = _NO_OPTIONS,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Finished replay whose times say what is saved.")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Compare the descriptors left after merging the same requests under each order of allocation."""
@@ -110,17 +114,43 @@ def compare(
     from kvbench.traces.statistics import TraceStatistics
 
     cache = _cache(requests, model, gpu_pool, host_pool, geometry)
-    found = {}
+    header, _ = cache(Allocator.VLLM, policy, prefill_s, token_ms)
+    costs = {} if run is None else _costs(run, header)
+    found: dict[str, dict[str, Any]] = {}
     for allocator in Allocator:
-        header, settings = cache(allocator, policy, prefill_s, token_ms)
-        found[str(allocator)] = TraceStatistics(CacheRun(RequestReader(requests), settings)).summary(header.block_bytes)
+        _, settings = cache(allocator, policy, prefill_s, token_ms)
+        summary = TraceStatistics(CacheRun(RequestReader(requests), settings)).summary(header.block_bytes)
+        found[str(allocator)] = dict(summary)
+        for way, cost in costs.items():
+            found[str(allocator)][way] = _with_times(summary[way], cost, header)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
     for allocator_name, summary in found.items():
         typer.echo(allocator_name)
         for name, title in SIDES.items():
-            _print_side(title, summary[name])
+            _print_side(title, summary[name], found[str(Allocator.VLLM)][name])
+
+
+_TIMES: Final = {"wall_us": "merged_s", "caller_us": "merged_caller_s"}
+_MERGED: Final = {"merged_s": "", "merged_caller_s": " of the thread"}
+
+
+def _costs(path: Path, header: "Header") -> dict[str, dict[str, "SwapCost"]]:
+    """Return what merged copies of such swaps cost in a run, by direction and time."""
+    from kvbench.results import load_run
+    from kvbench.results.replays import SwapCost, replayed_by
+
+    swaps = replayed_by(load_run(path), "merged", header.block_bytes // header.descriptors)
+    return {way: {name: SwapCost(own, time) for time, name in _TIMES.items()} for way, own in swaps.items()}
+
+
+def _with_times(side: Mapping[str, Any], costs: Mapping[str, "SwapCost"], header: "Header") -> Mapping[str, Any]:
+    """Return the side with the seconds that its swaps take as merged copies, and that they take from the thread."""
+    copies = header.descriptors * side["blocks"] * (side["share_left_by_merging"] or 0.0)
+    swap_bytes = side["blocks"] * header.block_bytes
+    times = {name: cost.total_s(side["swaps"], copies, swap_bytes) for name, cost in costs.items()}
+    return {**side, **times, "fit_error": max(cost.error for cost in costs.values())}
 
 
 def _cache(
@@ -169,7 +199,7 @@ def _blocks(option: str, text: str, block_bytes: int) -> int:
     return blocks
 
 
-def _print_side(title: str, side: Mapping[str, Any]) -> None:
+def _print_side(title: str, side: Mapping[str, Any], usual: Mapping[str, Any] | None = None) -> None:
     if not side["swaps"]:
         typer.echo(f"{title}: none")
         return
@@ -177,10 +207,20 @@ def _print_side(title: str, side: Mapping[str, Any]) -> None:
         f"{title}: {side['swaps']} swaps, {side['swaps_per_second']:.2f} a second, {side['gbps']:.3f} GB/s; merging "
         f"leaves {side['share_left_by_merging']:.1%} of the descriptors"
     )
+    if usual is not None and "merged_s" in side:
+        times = (f"{side[name]:.1f} s{what}{_less(side[name], usual[name])}" for name, what in _MERGED.items())
+        typer.echo(
+            f"  as merged copies: {', '.join(times)} (fit to the run: {side['fit_error']:.0%} off at the median)"
+        )
     typer.echo(f"  blocks per swap           {_quantiles(side['blocks_per_swap'])}")
     for name, where in (("host", "host ids"), ("gpu", "GPU ids"), ("both", "both sides")):
         for by, noun in (("by_run", "run"), ("by_block", "block")):
             typer.echo(f"  {f'run length by {noun}':<18} {where:<10} {_quantiles(side['runs'][name][by])}")
+
+
+def _less(value: float, usual: float) -> str:
+    """Return how much less than `usual` it is, if it is another value."""
+    return f" ({1 - value / usual:+.1%} saved)" if usual and value != usual else ""
 
 
 def _quantiles(values: Mapping[str, int]) -> str:

@@ -10,6 +10,7 @@ from kvbench.results.frame import visits_that_count
 from kvbench.traces.file import Header, Swap, write_trace
 from tests.command import error_line, kvbench, kvbench_here
 
+COMMITTED = Path(__file__).parents[2] / "reports/nvidia-h200-2026-11-22/runs/quick"
 ON_CPU = ("--device=cpu", "-a", "pool=8MiB", "--rounds=2")
 
 
@@ -67,6 +68,43 @@ def test_a_replay_at_the_times_of_the_trace_counts_what_is_late(folder: Path) ->
     page = (folder / "timed" / "report" / "report.md").read_text()
     assert "| Way | Swaps | Late | p50, us |" in page
     assert "at their times divided by 100" in page
+
+
+def test_orders_of_allocation_are_compared_by_the_times_of_a_replay(folder: Path) -> None:
+    """A replay of one order tells what the others would take; the model's rows decide which replays serve."""
+    lines = [
+        {
+            "timestamp": 900 * place,
+            "input_length": 4096,
+            "output_length": 1,
+            "hash_ids": [*range(place % 6 * 8, place % 6 * 8 + 8)],
+        }
+        for place in range(24)
+    ]
+    (folder / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cache = ("requests.jsonl", "--gpu-pool=200MiB", "--host-pool=2GiB", "--model")
+    made = kvbench_here("trace", "make", *cache, "deepseek-v2-lite", "-o", "mla.gz", cwd=folder)
+    assert made.returncode == 0, made.stderr
+    options = ("--trace-swaps=6", "--device=cpu", "-a", "pool=256MiB", "--rounds=1")
+    done = kvbench_here("sweep", "--trace", "mla.gz", "-a", "backend=merged", *options, "-o", "mla", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    compared = kvbench_here("trace", "compare", *cache, "deepseek-v2-lite", "--run", "mla", "--json", cwd=folder)
+    assert compared.returncode == 0, compared.stderr
+    orders = json.loads(compared.stdout)
+    for side in (orders[order][way] for order in orders for way in ("h2d", "d2h")):
+        assert side["merged_s"] > 0
+        assert side["merged_caller_s"] > 0
+        assert side["fit_error"] >= 0
+    text = kvbench_here("trace", "compare", *cache, "deepseek-v2-lite", "--run", "mla", cwd=folder).stdout
+    assert text.count("as merged copies: ") == 2 * len(orders)
+    for model, run, said in (
+        ("llama-3-8b", "mla", "--run mla: its descriptors have 18432 bytes, those of this trace 32768;"),
+        ("deepseek-v2-lite", str(COMMITTED), "has no swaps of a trace by merged; measure them with"),
+        ("deepseek-v2-lite", "none", "none is not a run directory"),
+    ):
+        refused = kvbench_here("trace", "compare", *cache, model, "--run", run, cwd=folder)
+        assert refused.returncode == 2
+        assert said in error_line(refused)
 
 
 def test_a_replay_is_resumed_with_its_own_file_alone(folder: Path) -> None:

@@ -18,6 +18,7 @@ from kvbench.report.tables import Row, chart_words, includes_of, listed, measure
 from kvbench.report.view import View
 from kvbench.results import Visit
 from kvbench.results.frame import visits_that_count
+from kvbench.results.replays import replayed_swaps
 from kvbench.traces.choice import SIDES
 from kvbench.tune.answer import speed_words
 from kvbench.tune.exports import ENGINE_BACKENDS
@@ -67,25 +68,9 @@ SECTION = Section("replay", "Replay: the swaps of a trace", make)
 
 def _replayed(row: Row, visits: Sequence[Visit]) -> Replayed:
     backend = str(row["backend"])
-    return Replayed(listed(backend, sms_words(row)), backend, row["cell_id"], _swaps(visits, row["block_bytes"]))
-
-
-def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
-    """Return a row for each swap: its round, number in the trace, times, descriptors, and the copies left of them."""
-    parts = []
-    for visit in visits:
-        samples = visit.samples
-        fields = {
-            "wall_us": samples.wall_us,
-            "caller_us": samples.caller_us,
-            "blocks": samples.swap_blocks or [],
-            "pieces": samples.pieces or [],
-            "number": samples.swap_numbers or [],
-            "late_us": samples.late_us or [0.0] * len(samples),
-        }
-        parts.append(pd.DataFrame(fields).assign(round=visit.round))
-    found = pd.concat(parts, ignore_index=True)
-    return found.assign(swap_bytes=found["blocks"] * block_bytes, latency_us=found["wall_us"] + found["late_us"])
+    return Replayed(
+        listed(backend, sms_words(row)), backend, row["cell_id"], replayed_swaps(visits, row["block_bytes"])
+    )
 
 
 def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
