@@ -88,6 +88,10 @@ _Models = Annotated[
     list[str] | None,
     typer.Option(metavar="MODEL", help="Tune for the swaps of a model: a name or a config.json. Repeatable."),
 ]
+_Trace = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Tune for the swaps of a trace (kvbench trace make), with their ids."),
+]
 _Neighbour = Annotated[
     str | None,
     typer.Option(
@@ -129,6 +133,7 @@ def tune(
     policy: _Policy = None,
     export: _Export = None,
     engine: _Engine = None,
+    trace: _Trace = None,
     neighbour: _Neighbour = None,
     max_slowdown: _MaxSlowdown = None,
     stream: _Stream = None,
@@ -160,13 +165,18 @@ def tune(
         raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
     if runs and (out or axis or where):
         raise UsageError("RUN: nothing is measured; leave out --out, --axis and the options of a measurement")
+    if trace and (runs or models.models or engine or neighbour or stream):
+        raise UsageError(f"--trace {trace}: leave out RUN, --model, --engine, --neighbour and --stream")
     code = ExitCode.DONE
     if not runs:
-        from kvbench.tune.sweeps import engine_sweep, search_among, tuning_sweep
+        from kvbench.tune.sweeps import engine_sweep, search_among, trace_sweep, tuning_sweep
 
-        spec = engine_sweep(engine, axes) if engine else tuning_sweep(models, axes, neighbour, may.names)
+        if trace:
+            spec = trace_sweep(trace, axes, may.names, int(where.get("seed") or 0))
+        else:
+            spec = engine_sweep(engine, axes) if engine else tuning_sweep(models, axes, neighbour, may.names)
         spec = spec.with_options(**where)
-        searching = None if neighbour or engine else search_among(may.keeps, spec)
+        searching = None if neighbour or engine or trace else search_among(may.keeps, spec)
         outcome = _swept(spec, out or default_folder("tune"), sys.stderr if is_quiet else None, searching)
         runs, code = [outcome.path], outcome.exit_code
     loaded = [load_run(own) for path in runs for own in runs_in(path)]

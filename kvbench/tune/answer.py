@@ -23,10 +23,12 @@ from kvbench.tune.fit import (
     candidates,
     decide_all,
     kind_words,
+    machine_of,
     sms_of,
     typical,
     workload_axes,
 )
+from kvbench.tune.traced import trace_of, trace_parts, trace_words
 from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digits
 
 
@@ -133,6 +135,8 @@ def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str |
     The answers are sorted by direction, stream state, block size and number of blocks. Raises UsageError without
     any.
     """
+    if all(map(trace_of, runs)):
+        return _of_trace(runs, keep, state)
     answers = []
     to_choose, fresh, caller_us = candidates(runs)
     for kind, times in to_choose.items():
@@ -149,11 +153,28 @@ def answers_of(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str |
     return answers
 
 
+def _of_trace(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None) -> list[Answer]:
+    """Return an answer for every part of the swaps of a trace."""
+    machine_of(runs)
+    answers = []
+    for kind, parts in trace_parts(runs).items():
+        kept = {point: {one: own for one, own in times.items() if keep(one)} for point, (times, _) in parts.items()}
+        allowed = {point: arms for point, arms in kept.items() if len({one.backend for one in arms}) > 1}
+        for point, decision in decide_all(allowed).items():
+            times, caller_us = parts[point]
+            answers.append(Answer(*kind, *point, allowed[point], decision, times, {}, caller_us))
+    if not answers or state not in (None, StreamState.IDLE.value):
+        raise UsageError("nothing to choose from: a replay answers for an idle stream, from two backends or more")
+    return answers
+
+
 def workload_of(runs: Sequence[Run]) -> str:
     """Return which blocks most of the swaps behind answers move; "hot" means the same adjacent blocks every time.
 
     Blocks are shuffled unless a layout is named.
     """
+    if all(map(trace_of, runs)):
+        return trace_words(runs)
     axes = workload_axes(runs)
     pool, reuse = axes["pool"], axes["reuse"]
     place = "from a dense pool" if pool == "dense" else f"from a pool of {size_words(parse_size(pool))}"

@@ -238,7 +238,9 @@ def tried(frame: pd.DataFrame) -> pd.DataFrame:
 
 def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
     """Return the pool, the reuse and the patterns of most of the swaps that a policy is based on."""
-    cells = tried(pd.concat(run.frame() for run in runs))
+    every = pd.concat(run.frame() for run in runs)
+    cells = tried(every)
+    cells = every if cells.empty else cells  # swaps of a trace
     return {axis: str(cells[axis].fillna(_USUAL.get(axis)).mode().iloc[0]) for axis in WORKLOAD_AXES}
 
 

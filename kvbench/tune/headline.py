@@ -7,13 +7,16 @@ from typing import Final
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.pattern import SHUFFLED
+from kvbench.errors import UsageError
+from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.text import ends
 from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
-from kvbench.tune.fit import Kind, kind_words, workload_axes
+from kvbench.tune.fit import Kind, Point, candidates, decide_all, kind_words, workload_axes
 from kvbench.tune.layouts import MERGED, runs_line
 from kvbench.tune.rule import Line, Range, SmallestRule, rule_of
+from kvbench.tune.traced import losses_by, trace_of, trace_parts
 from kvbench.units import size_words, two_digits
 
 # A line for each direction and stream state has one line of a terminal; with many of them, others are left out.
@@ -45,7 +48,7 @@ def headline(rule: SmallestRule, runs: Sequence[Run]) -> list[str]:
     uses = [*map(_use, rule.lines, rule.lines.values())]
     if len(uses) > (most := _MOST - 2 * len(gate) - len(in_runs)):
         uses[most - 1 :] = [f"{len(uses) - most + 1} more directions and stream states: kvbench tune --stream STATE"]
-    return [*uses, loss, *_gains(rule), *gate, *in_runs, *rival, _open(rule.answers)]
+    return [*uses, loss, *_gains(rule), *gate, *in_runs, *_as_shuffled(runs), *rival, _open(rule.answers)]
 
 
 def _use(kind: Kind, lines: Sequence[Line]) -> str:
@@ -110,8 +113,26 @@ def _gate(answers: Sequence[Answer]) -> Iterator[str]:
         yield f"batched from the opening of a gate takes {', '.join(parts)} of its time behind an open one"
 
 
+def _as_shuffled(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield what the swaps of a trace would take by the choices for shuffled blocks, where these were measured."""
+    if not all(map(trace_of, runs)):
+        return
+    chosen: dict[Direction, dict[Point, Choice]] = {}
+    try:
+        contests = candidates(runs).to_choose
+    except UsageError:
+        return
+    for (direction, _), points in contests.items():
+        chosen[direction] = {point: decision.choice for point, decision in decide_all(points).items()}
+    parts = [f"{loss:.1%} for {direction}" for direction, loss in losses_by(chosen, trace_parts(runs))]
+    if parts:
+        yield f"By the choices for shuffled blocks, these swaps take {', '.join(parts)} longer"
+
+
 def _in_runs(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
     """Yield what would change if the blocks lay in runs, for an answer about shuffled blocks."""
+    if all(map(trace_of, runs)):
+        return
     idle = {kind[0]: lines for kind, lines in rule.lines.items() if kind[1] is StreamState.IDLE}
     other = [way for way, lines in idle.items() if any(line.choice.backend != MERGED for line in lines)]
     found = [*runs_line(runs, other)]

@@ -3,17 +3,23 @@
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.policy import Choice
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import SweepSpec, parse_assignments
+from kvbench.traces.selection import Numbered, choose, selected
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
 from kvbench.tune.fit import choice_at
 from kvbench.tune.search import Search
+from kvbench.tune.traced import label_of, parts_of
 from kvbench.units import KIB
 
 _SHAPES: Final = {
@@ -26,6 +32,10 @@ _ENGINE_SHAPES: Final = {"blocks": "16,64,256,1024", "block_size": "4KiB,16KiB,3
 _IN_RUNS: Final = {
     "blocks": "1024", "block_size": "4KiB,16KiB,64KiB", "backend": "merged,sm", "pattern": "runs-8,runs-32",
 }  # fmt: skip
+# Swaps of a trace in each direction.
+_TRACE_SWAPS: Final = 60
+# Swaps of shuffled blocks beside those of a trace are no larger: their choice no longer depends on the number.
+_SHUFFLED_BYTES: Final = 200_000_000
 _LAYOUTS: Final = {"pattern", "device_pattern", "host_pattern", "sizes"}
 _FIRST_SIZES: Final = tuple(kib * KIB for kib in (1, 4, 16, 64, 256))
 _SUSTAINED_COUNTS: Final = (128, 1024)
@@ -59,6 +69,31 @@ def _every_way(models: ModelChoice, axes: Sequence[str], neighbour: str | None) 
     if "neighbour" in settings:
         raise UsageError("-a neighbour=...: --neighbour names it; leave it out")
     return load_config(find_config("neighbour")).with_axes({**settings, "neighbour": neighbour})
+
+
+def trace_sweep(path: Path, axes: Sequence[str], backends: Collection[str], seed: int) -> SweepSpec:
+    """Return what to measure for the swaps of a trace: every way, with their own ids and on shuffled blocks.
+
+    Raises UsageError for a file that cannot be replayed.
+    """
+    ways = _of_backends(load_config(find_config("trace")), backends).with_axes(parse_assignments(axes))
+    trace = choose(path, _TRACE_SWAPS, seed)
+    replayed = ways.with_trace(trace)
+    groups = [*replayed.groups]
+    tensors = f"tensors-{trace.descriptors}" if trace.descriptors > 1 else str(SHUFFLED)
+    for direction, own in selected(trace).items():
+        ids = [min(label, max(1, _SHUFFLED_BYTES // trace.block_bytes)) for label in labels_of(own)]
+        if ids:
+            blocks = ",".join(str(count * trace.descriptors) for count in sorted(set(ids)))
+            shape = {"blocks": blocks, "block_size": str(trace.row_bytes), "pattern": tensors, "stream_state": "idle"}
+            groups += ways.with_axes({**shape, "direction": direction}).groups
+    return replace(replayed, groups=tuple(groups))
+
+
+def labels_of(swaps: Sequence[Numbered]) -> list[int]:
+    """Return the number of ids of the swap that stands for each part of these swaps."""
+    sizes = np.array([len(one.swap.gpu) for one in swaps], dtype=np.int64)
+    return [label_of(sizes[part]) for part in parts_of(sizes)]
 
 
 def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:

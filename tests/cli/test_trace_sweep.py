@@ -107,6 +107,37 @@ def test_orders_of_allocation_are_compared_by_the_times_of_a_replay(folder: Path
         assert said in error_line(refused)
 
 
+def test_tuning_for_a_trace_measures_its_swaps_and_shuffled_blocks(folder: Path) -> None:
+    options = ("--trace", "trace.gz", "--device=cpu", "-a", "pool=8MiB")
+    done = kvbench_here("tune", *options, "-o", "tuned", "-p", "policy.toml", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)["answers"]
+    assert {(answer["direction"], answer["stream_state"]) for answer in answers} == {("h2d", "idle"), ("d2h", "idle")}
+    sequences = {(visit.cell.sequence, visit.cell.direction.value) for visit in visits(folder / "tuned")}
+    assert sequences == {(kind, way) for kind in ("trace", "whole") for way in ("h2d", "d2h")}
+    again = kvbench_here("tune", "tuned", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert "the swaps of trace.gz: 10 loads and 20 stores" in " ".join(again.stdout.split())
+    assert (folder / "policy.toml").read_text().count("[[tables]]") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--trace", "trace.gz", "--model", "llama-3-8b"], "--trace trace.gz: leave out RUN, --model"),
+        (["--trace", "trace.gz", "--stream", "idle"], "--trace trace.gz: leave out RUN, --model"),
+        (["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
+        (["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
+        (["--trace", "trace.gz", "--backends", "zzz"], "--backends zzz: kvbench tune measures only"),
+    ],
+)
+def test_what_cannot_be_tuned_for_is_one_clear_line(folder: Path, options: list[str], said: str) -> None:
+    (folder / "bad.gz").write_text(json.dumps({"requests": 3}))
+    done = kvbench_here("tune", *options, "--device=cpu", cwd=folder)
+    assert done.returncode == 2
+    assert said in error_line(done)
+
+
 def test_a_replay_is_resumed_with_its_own_file_alone(folder: Path) -> None:
     copy = folder / "copy.gz"
     copy.write_bytes((folder / "trace.gz").read_bytes())

@@ -17,6 +17,7 @@ from kvbench.results.frame import unqueued
 from kvbench.text import counted, ends
 from kvbench.tune.answer import Answer, answers_of, by_kind
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES, Engine, shipped_choice
+from kvbench.tune.traced import trace_of
 from kvbench.units import format_size
 
 _WEIGHT: Final = 0.3  # that two calls of one function agree is a check, not an effect
@@ -31,6 +32,8 @@ _HEADER: Final = ("Blocks", "Block size", "As shipped", "us", "Its best", "us", 
 def make(view: View) -> Part | str:
     if view.measured.empty or not view.measured["backend"].isin(ENGINE_BACKENDS).any():
         return "it needs cells of an engine's own code, such as backend=vllm_batch"
+    if trace_of(view.run):
+        return "it needs swaps of equal blocks; the section on the replay has those of a trace"
     try:
         answers = answers_of([view.run], lambda _: True)
     except UsageError as error:

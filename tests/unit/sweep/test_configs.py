@@ -31,6 +31,7 @@ NAMES = (
     "staged",
     "streams",
     "threshold",
+    "trace",
     "tune",
 )
 

@@ -1,0 +1,139 @@
+"""The choices for the swaps of a trace, and what the choices for shuffled blocks would lose with them.
+
+The swaps of a direction are divided by size into parts with equal shares of the bytes, so that each part counts for
+about its share of the time. A part is answered for like a shape.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from kvbench.analysis.compare import MIN_PAIRS
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.layers import TRACE
+from kvbench.policy import AUTO, Choice
+from kvbench.results import Run, Visit
+from kvbench.results.frame import visits_that_count
+from kvbench.results.replays import replayed_swaps
+from kvbench.text import printable
+from kvbench.traces.choice import SIDES
+from kvbench.tune.fit import Kind, Point, choice_of
+
+PARTS: Final = 4
+_Blocks = npt.NDArray[np.int64]
+
+
+def trace_of(run: Run) -> dict[str, Any] | None:
+    """Return the trace that a run replays, as its spec has it, or None."""
+    trace = run.info.spec.get("trace")
+    return trace if isinstance(trace, dict) else None
+
+
+def parts_of(blocks: _Blocks) -> list[_Blocks]:
+    """Return the indices of the swaps of each part, of swaps with these numbers of blocks, the smallest first.
+
+    A part without the swaps that a verdict needs joins the one below it, or the first the one above.
+    """
+    order = np.argsort(blocks, kind="stable")
+    before = np.cumsum(blocks[order]) - blocks[order]
+    part = before * PARTS // max(1, int(blocks.sum()))
+    found: list[_Blocks] = []
+    for own in (order[part == number] for number in range(PARTS)):
+        if found and min(len(own), len(found[-1])) < MIN_PAIRS:
+            found[-1] = np.concatenate([found[-1], own])
+        elif len(own):
+            found.append(own)
+    return found
+
+
+def label_of(blocks: _Blocks) -> int:
+    """Return the number of blocks that stands for a part: that of its middle swap."""
+    return int(np.sort(blocks)[len(blocks) // 2])
+
+
+def trace_words(runs: Sequence[Run]) -> str:
+    """Return which swaps the answers of replays are for."""
+    trace = trace_of(runs[0]) or {}
+    sides = {title.split()[0].lower(): trace.get(way) for way, title in SIDES.items()}
+    swaps = " and ".join(f"{of.get('total')} {name}" for name, of in sides.items() if isinstance(of, dict))
+    return printable(f"the swaps of {Path(str(trace.get('path'))).name}: {swaps}")
+
+
+Part = tuple[dict[Choice, dict[int, float]], dict[Choice, float]]  # times by swap, and of the thread that submits
+
+
+def trace_parts(runs: Sequence[Run]) -> dict[Kind, dict[Point, Part]]:
+    """Return what the parts of replays take by each choice, a time for each swap.
+
+    It is what a swap of the size that stands for the part would take at the rate of the swap. Swaps are paired by their
+    number in the trace, as visits of a cell are.
+    """
+    found: dict[Kind, dict[Point, Part]] = {}
+    for direction in Direction:
+        swaps = _swaps(runs, direction)
+        if not swaps:
+            continue
+        numbers = reduce(np.intersect1d, (own["number"].to_numpy() for own in swaps.values()))
+        same = {choice: own[own["number"].isin(numbers)] for choice, own in swaps.items()}
+        once = next(iter(same.values())).drop_duplicates("number")
+        row_bytes = int(once["swap_bytes"].iloc[0] // once["blocks"].iloc[0])
+        for part in parts_of(once["blocks"].to_numpy()):
+            own = once.iloc[part]
+            blocks = label_of(own["blocks"].to_numpy())
+            inside = {choice: every[every["number"].isin(own["number"])] for choice, every in same.items()}
+            times = {choice: _times(each, blocks, "wall_us") for choice, each in inside.items()}
+            caller_us = {
+                choice: float(np.median([*_times(each, blocks, "caller_us").values()]))
+                for choice, each in inside.items()
+            }
+            found.setdefault((direction, StreamState.IDLE), {})[row_bytes, blocks] = times, caller_us
+    return found
+
+
+def _times(swaps: pd.DataFrame, blocks: int, column: str) -> dict[int, float]:
+    sums = swaps.groupby("number")[[column, "blocks"]].sum()
+    times = (sums[column] / sums["blocks"] * blocks).to_numpy(dtype=float)
+    return dict(zip(sums.index.tolist(), times.tolist(), strict=True))
+
+
+def _swaps(runs: Sequence[Run], direction: Direction) -> dict[Choice, pd.DataFrame]:
+    """Return the replayed swaps of each choice."""
+    parts: dict[Choice, list[pd.DataFrame]] = {}
+    for run in runs:
+        visits: dict[str, list[Visit]] = {}
+        for visit in visits_that_count(run.records):
+            visits.setdefault(visit.cell.id, []).append(visit)
+        frame = run.frame()
+        cells = frame[(frame["sequence"].astype(object) == TRACE) & (frame["direction"] == direction.value)]
+        for row in cells.to_dict("records"):
+            if row["backend"] != AUTO and (own := visits.get(row["cell_id"])):
+                parts.setdefault(choice_of(row), []).append(replayed_swaps(own, int(row["block_bytes"])))
+    return {choice: pd.concat(own, ignore_index=True) for choice, own in parts.items()}
+
+
+def losses_by(
+    chosen: dict[Direction, dict[Point, Choice]], parts: dict[Kind, dict[Point, Part]]
+) -> Iterator[tuple[Direction, float]]:
+    """Yield by direction how much longer all swaps take if each is made by the choice of the nearest shape in `chosen`.
+
+    0.04 is 4% longer than by the fastest choice of each part.
+    """
+    for (direction, _), points in parts.items():
+        own = chosen.get(direction, {})
+        ratios = []
+        for (_, blocks), (times, _) in points.items():
+            if own:
+                nearest = min(own, key=lambda point: abs(np.log(point[1] / blocks)))
+                ratios += [_longer(times, own[nearest])] if own[nearest] in times else []
+        if ratios:
+            yield direction, float(np.mean(ratios))
+
+
+def _longer(times: dict[Choice, dict[int, float]], choice: Choice) -> float:
+    middle = {one: float(np.median([*visits.values()])) for one, visits in times.items()}
+    return middle[choice] / min(middle.values()) - 1

@@ -1,0 +1,113 @@
+"""The choices for the swaps of a trace, from replays whose times come from formulas."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvbench.analysis.compare import MIN_PAIRS
+from kvbench.cells.axes import Direction, Order, Reuse, StreamState
+from kvbench.cells.cell import Cell
+from kvbench.policy import Choice
+from kvbench.results import Run, load_run
+from kvbench.tune.answer import answers_of, workload_of
+from kvbench.tune.headline import summary
+from kvbench.tune.traced import PARTS, losses_by, parts_of, trace_parts
+from tests import synthetic
+
+SPEC = {"trace": {"path": "/somewhere/hour.gz", "h2d": {"total": 400}, "d2h": {"total": 900}}}
+KIB = 1024
+
+
+def replayed(backend: str, gbps: float) -> list[synthetic.Visit]:
+    cell = Cell(backend, Direction.H2D, 128, 4 * KIB, sms=4 if backend == "sm" else None, sequence="trace")
+    return synthetic.replayed(cell, gbps)
+
+
+def shuffled(backend: str, gbps: float) -> list[synthetic.Record]:
+    order = Order.ANY if backend == "batched" else None
+    sms = 4 if backend == "sm" else None
+    cells = [
+        Cell(backend, Direction.H2D, blocks, 4 * KIB, order=order, sms=sms, reuse=Reuse.FRESH, pool_bytes=1 << 30)
+        for blocks in (32, 512)
+    ]
+    return [*synthetic.rounds(cells, lambda _: gbps, noise=0.001)]
+
+
+def run_of(folder: Path, *records: synthetic.Record) -> Run:
+    return load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *records], synthetic.info(spec=SPEC)))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Merged copies are the fastest for the trace, the kernel for shuffled blocks."""
+    traced = [*replayed("merged", 52.0), *replayed("sm", 40.0), *replayed("batched", 5.0)]
+    apart = [*shuffled("merged", 20.0), *shuffled("sm", 48.0), *shuffled("batched", 4.0)]
+    return run_of(tmp_path, *traced, *apart)
+
+
+def test_parts_hold_about_equal_shares_of_the_bytes() -> None:
+    blocks = np.random.default_rng(0).integers(1, 5000, 400)
+    parts = parts_of(blocks)
+    assert len(parts) == PARTS
+    assert sorted(np.concatenate(parts).tolist()) == list(range(400))
+    assert [blocks[part].sum() / blocks.sum() for part in parts] == pytest.approx([1 / PARTS] * PARTS, abs=0.02)
+    assert all(blocks[low].max() <= blocks[high].min() for low, high in pairwise(parts))
+
+
+@pytest.mark.parametrize("large", [1, 2, 5])
+def test_a_part_has_the_swaps_that_a_verdict_needs(large: int) -> None:
+    blocks = np.array([10] * 40 + [100_000] * large)
+    assert all(len(part) >= MIN_PAIRS for part in parts_of(blocks))
+    assert [part.tolist() for part in parts_of(np.array([7]))] == [[0]]
+    assert parts_of(np.array([], dtype=np.int64)) == []
+
+
+def test_the_choice_for_a_trace_is_the_fastest_of_its_own_swaps(run: Run) -> None:
+    answers = answers_of([run], lambda _: True)
+    assert {(answer.direction, answer.state) for answer in answers} == {(Direction.H2D, StreamState.IDLE)}
+    assert len(answers) > 1
+    for answer in answers:
+        assert answer.choice.backend == "merged"
+        assert answer.decided
+        assert answer.gbps == pytest.approx(52.0, rel=0.01)
+        assert answer.gain_over("batched") == pytest.approx(10.4, rel=0.01)
+    assert answers[0].blocks < answers[-1].blocks
+    assert workload_of([run]) == "the swaps of hour.gz: 400 loads and 900 stores"
+
+
+def test_what_is_not_allowed_is_not_chosen(run: Run) -> None:
+    allowed = answers_of([run], lambda choice: choice.backend != "merged")
+    assert {answer.choice.backend for answer in allowed} == {"sm"}
+
+
+def test_the_answer_says_what_the_choices_for_shuffled_blocks_would_lose(run: Run) -> None:
+    lines = summary([run])
+    assert "By the choices for shuffled blocks, these swaps take 30.0% for h2d longer" in lines
+    assert "h2d idle: merged" in lines
+
+
+def test_losses_are_of_the_nearest_shape() -> None:
+    small, large = (Choice.of(name, {}) for name in ("merged", "batched"))
+    parts = {
+        (Direction.H2D, StreamState.IDLE): {
+            (4096, blocks): ({small: dict.fromkeys(range(6), 10.0), large: dict.fromkeys(range(6), 12.0)}, {})
+            for blocks in (10, 1000)
+        }
+    }
+    by = {Direction.H2D: {(4096, 20): small, (4096, 900): large}}
+    assert list(losses_by(by, parts)) == [(Direction.H2D, pytest.approx(0.1))]
+    assert list(losses_by({}, parts)) == []
+
+
+def test_only_swaps_that_every_choice_made_count(tmp_path: Path) -> None:
+    found = run_of(tmp_path, *replayed("merged", 52.0), *replayed("sm", 40.0)[:4])
+    ((points),) = trace_parts([found]).values()
+    swaps = {frozenset(times) for times, _ in points.values() for times in times.values()}
+    assert sum(map(len, swaps)) == 4 * 6
+
+
+def test_a_replay_by_one_backend_leaves_nothing_to_choose(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="nothing to choose from"):
+        answers_of([run_of(tmp_path, *replayed("merged", 52.0))], lambda _: True)
