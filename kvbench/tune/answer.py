@@ -28,7 +28,7 @@ from kvbench.tune.fit import (
     typical,
     workload_axes,
 )
-from kvbench.tune.traced import trace_of, trace_parts, trace_words
+from kvbench.tune.traced import in_contention, trace_of, trace_parts, trace_words
 from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digits
 
 
@@ -159,7 +159,7 @@ def _of_trace(runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | 
     answers = []
     for kind, parts in trace_parts(runs).items():
         kept = {point: {one: own for one, own in times.items() if keep(one)} for point, (times, _) in parts.items()}
-        allowed = {point: arms for point, arms in kept.items() if len({one.backend for one in arms}) > 1}
+        allowed = {point: in_contention(arms) for point, arms in kept.items() if len({one.backend for one in arms}) > 1}
         for point, decision in decide_all(allowed).items():
             times, caller_us = parts[point]
             answers.append(Answer(*kind, *point, allowed[point], decision, times, {}, caller_us))

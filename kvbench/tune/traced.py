@@ -7,6 +7,7 @@ about its share of the time. A part is answered for like a shape.
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -22,9 +23,11 @@ from kvbench.results.frame import visits_that_count
 from kvbench.results.replays import replayed_swaps
 from kvbench.text import printable
 from kvbench.traces.choice import SIDES
-from kvbench.tune.fit import Kind, Point, choice_of
+from kvbench.tune.fit import Arms, Kind, Point, choice_of
 
 PARTS: Final = 4
+# A choice with more than this multiple of the fastest one's time does not win in another run.
+_IN_CONTENTION: Final = 1.5
 _Blocks = npt.NDArray[np.int64]
 
 
@@ -95,6 +98,15 @@ def trace_parts(runs: Sequence[Run]) -> dict[Kind, dict[Point, Part]]:
     return found
 
 
+def in_contention(arms: Arms) -> Arms:
+    """Return the candidates that could be chosen in another run.
+
+    The scatter of all is pooled to say what is open, and that of swaps that the CPU copies is many times larger.
+    """
+    middle = {choice: median(visits.values()) for choice, visits in arms.items()}
+    return {choice: arms[choice] for choice in arms if middle[choice] <= _IN_CONTENTION * min(middle.values())}
+
+
 def _times(swaps: pd.DataFrame, blocks: int, column: str) -> dict[int, float]:
     sums = swaps.groupby("number")[[column, "blocks"]].sum()
     times = (sums[column] / sums["blocks"] * blocks).to_numpy(dtype=float)
@@ -135,5 +147,5 @@ def losses_by(
 
 
 def _longer(times: dict[Choice, dict[int, float]], choice: Choice) -> float:
-    middle = {one: float(np.median([*visits.values()])) for one, visits in times.items()}
+    middle = {one: median(visits.values()) for one, visits in times.items()}
     return middle[choice] / min(middle.values()) - 1
