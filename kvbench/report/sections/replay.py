@@ -1,6 +1,7 @@
 """Replay: the swaps of a trace, one after the other, by every backend: latency, GB/s and time of the thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -47,9 +48,26 @@ class Replayed(NamedTuple):
 
 
 def make(view: View) -> Part | str:
-    cells = view.measured[view.measured["sequence"].astype(object) == TRACE]
-    if cells.empty:
+    if _cells_of(view).empty:
         return "it needs swaps of a trace (kvbench sweep --trace FILE)"
+    machine = (view.title, view.driver, view.run.info.clock)
+    runs = [run for run in (*view.earlier, view) if (run.title, run.driver, run.run.info.clock) == machine]
+    parts = [_part(run) for run in runs if not _cells_of(run).empty]
+    told = [finding for part in parts for finding in part.told]
+    charts, tables = ([one for part in parts for one in getattr(part, name)] for name in ("charts", "tables"))
+    return Part([finding.text for finding in told], charts, tables, told)
+
+
+SECTION = Section("replay", "Replay: the swaps of a trace", make, of_all=True)
+
+
+def _cells_of(view: View) -> pd.DataFrame:
+    return view.measured[view.measured["sequence"].astype(object) == TRACE]
+
+
+def _part(view: View) -> Part:
+    """Return what one run adds."""
+    cells = _cells_of(view)
     visits: dict[str, list[Visit]] = {}
     for visit in visits_that_count(view.run.records):
         visits.setdefault(visit.cell.id, []).append(visit)
@@ -58,12 +76,9 @@ def make(view: View) -> Part | str:
         for way in DIRECTIONS
         if not (own := where(cells, direction=way)).empty
     }
-    told = [Finding(text, _WEIGHT) for way, ways in found.items() if (text := _finding(way, ways))]
+    told = [Finding(text, _WEIGHT) for way, ways in found.items() if (text := _finding(view, way, ways))]
     tables = [_table(view, way, where(cells, direction=way), ways) for way, ways in found.items()]
     return Part([one.text for one in told], [_chart(view, cells, found)], tables, told)
-
-
-SECTION = Section("replay", "Replay: the swaps of a trace", make)
 
 
 def _replayed(row: Row, visits: Sequence[Visit]) -> Replayed:
@@ -80,7 +95,7 @@ def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
     return float(swaps["swap_bytes"].sum() / swaps["wall_us"].sum() / 1e3), low, high
 
 
-def _finding(way: str, ways: Sequence[Replayed]) -> str:
+def _finding(view: View, way: str, ways: Sequence[Replayed]) -> str:
     """Return which way makes the swaps of the trace in the least time, and by how much against an engine's own code."""
     sums = {one.way: one.swaps.groupby("round")["wall_us"].sum() for one in ways}
     times = {name: {0: dict(zip(map(int, own.index), own.tolist(), strict=True))} for name, own in sums.items()}
@@ -92,7 +107,7 @@ def _finding(way: str, ways: Sequence[Replayed]) -> str:
     rivals = [one for one in ways if one.backend in ("batched", *ENGINE_BACKENDS) and one is not own]
     gains = ", ".join(speed_words(rates[first] / rates[one.way], one.way) for one in rivals)
     p99 = figure(float(own.swaps["latency_us"].quantile(0.99)))
-    text = f"{SIDES[way]} of this trace: {first} is the fastest, {figure(rates[first])} GB/s, p99 {p99} us"
+    text = f"{SIDES[way]} of {_name(view)}: {first} is the fastest, {figure(rates[first])} GB/s, p99 {p99} us"
     return f"{text}; {gains}." if gains else f"{text}."
 
 
@@ -103,7 +118,7 @@ def _table(view: View, way: str, cells: pd.DataFrame, ways: Sequence[Replayed]) 
     header = ("Way", "Swaps", *late, *quantiles, "GB/s", "Caller, us", "Copies left")
     made, total = ways[0].swaps["number"].nunique(), _total(view, way)
     of = f"of {count(total)} " if total else ""
-    title = f"{SIDES[way]}: {count(made)} {of}swaps of the trace"
+    title = f"{SIDES[way]}: {count(made)} {of}swaps of {_name(view)}"
     return measured_table(view, cells, title, header, body, includes_of(view, "idle"), notes=[_note(view)])
 
 
@@ -115,6 +130,11 @@ def _note(view: View) -> str:
 def _trace(view: View) -> Mapping[str, Any]:
     trace = view.run.info.spec.get("trace")
     return trace if isinstance(trace, dict) else {}
+
+
+def _name(view: View) -> str:
+    """Return the file of the trace."""
+    return Path(str(_trace(view).get("path", ""))).name or "the trace"
 
 
 def _speed(view: View) -> float | None:
@@ -146,7 +166,7 @@ def _chart(view: View, cells: pd.DataFrame, found: Mapping[str, Sequence[Replaye
     x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
     drawn = "medians of swaps of about this size · band: quartiles"
     points = pd.concat([one.swaps.assign(way=one.way, direction=way) for way, ways in found.items() for one in ways])
-    words = chart_words(view, "Latency against the size of the swaps of a trace", cells, drawn, [_note(view)])
+    words = chart_words(view, f"Latency against the size of the swaps of {_name(view)}", cells, drawn, [_note(view)])
     return Chart(f"replay-{view.label}", words, LinePlot(x, y, told_apart([panels]), "quartiles"), points)
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
+from kvbench.report.contents import report_of
 from kvbench.report.model import Report
 from tests import synthetic
-from tests.reports import chart_of, made_report, part_of, rows_of, said, sections_of, table_of, told_of
+from tests.reports import chart_of, made_report, made_run, part_of, rows_of, said, sections_of, table_of, told_of
 
 GBPS = {"sm": 48.0, "batched": 5.0, "vllm_batch": 6.0}
 
@@ -41,7 +42,7 @@ def test_the_table_has_the_latencies_of_all_swaps(report: Report) -> None:
 
 def test_the_first_page_names_the_fastest_and_its_gain_over_batched_copies_and_an_engine(report: Report) -> None:
     (told,) = told_of(report, "replay")
-    assert told.startswith("Loads (h2d) of this trace: sm, 4 SMs is the fastest, 47.9 GB/s, p99 ")
+    assert told.startswith("Loads (h2d) of the trace: sm, 4 SMs is the fastest, 47.9 GB/s, p99 ")
     assert told.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
 
 
@@ -60,3 +61,16 @@ def test_too_few_visits_name_no_fastest(tmp_path: Path) -> None:
 
 def test_swaps_of_a_trace_are_in_no_other_section(report: Report) -> None:
     assert sections_of(report) == ["replay"]
+
+
+def test_a_report_of_two_traces_shows_both(tmp_path: Path) -> None:
+    runs = []
+    for name, rate in (("hour", 1.0), ("day", 0.5)):
+        made = [visit for backend, gbps in GBPS.items() for visit in synthetic.replayed(cell(backend), gbps * rate)]
+        spec = {"trace": {"path": f"/x/{name}.gz", "h2d": {"total": 400}}}
+        runs.append(made_run(tmp_path, made, synthetic.info(spec=spec), name))
+    both = report_of(runs)
+    part = part_of(both, "replay")
+    assert [said(table.title).rpartition(" ")[2] for table in part.tables] == ["hour.gz", "day.gz"]
+    assert ["of hour.gz" in part_told for part_told in told_of(both, "replay")] == [True, False]
+    assert len(part.charts) == 2
