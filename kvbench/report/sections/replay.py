@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import winners
+from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.layers import TRACE
@@ -20,6 +20,7 @@ from kvbench.report.view import View
 from kvbench.results import Visit
 from kvbench.results.frame import visits_that_count
 from kvbench.results.replays import replayed_swaps
+from kvbench.text import ends
 from kvbench.traces.choice import SIDES
 from kvbench.tune.answer import speed_words
 from kvbench.tune.exports import ENGINE_BACKENDS
@@ -96,18 +97,23 @@ def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
 
 
 def _finding(view: View, way: str, ways: Sequence[Replayed]) -> str:
-    """Return which way makes the swaps of the trace in the least time, and by how much against an engine's own code."""
+    """Return which way makes the swaps of the trace in the least time, and by how much against an engine's own code.
+
+    Two ways that cannot be told apart are both named.
+    """
     sums = {one.way: one.swaps.groupby("round")["wall_us"].sum() for one in ways}
-    times = {name: {0: dict(zip(map(int, own.index), own.tolist(), strict=True))} for name, own in sums.items()}
-    (first,) = winners(times, IN_TURN).values() if len(times) > 1 else (None,)
-    if first is None:
+    times = {name: dict(zip(map(int, own.index), own.tolist(), strict=True)) for name, own in sums.items()}
+    fastest = [*leaders(times, IN_TURN)]
+    if len(ways) < 2 or len(fastest) > min(2, len(ways) - 1) or min(map(len, times.values())) < MIN_PAIRS:
         return ""
-    own = next(one for one in ways if one.way == first)
+    first = next(one for one in ways if one.way == fastest[0])
     rates = {one.way: _gbps(one.swaps)[0] for one in ways}
-    rivals = [one for one in ways if one.backend in ("batched", *ENGINE_BACKENDS) and one is not own]
-    gains = ", ".join(speed_words(rates[first] / rates[one.way], one.way) for one in rivals)
-    p99 = figure(float(own.swaps["latency_us"].quantile(0.99)))
-    text = f"{SIDES[way]} of {_name(view)}: {first} is the fastest, {figure(rates[first])} GB/s, p99 {p99} us"
+    rivals = [one.way for one in ways if one.backend in ("batched", *ENGINE_BACKENDS) and one.way not in fastest]
+    gains = ", ".join(speed_words(rates[first.way] / rates[name], name) for name in rivals)
+    p99 = figure(float(first.swaps["latency_us"].quantile(0.99)))
+    are = "is" if len(fastest) == 1 else "are"
+    gbps = ends([rates[name] for name in fastest], figure)
+    text = f"{SIDES[way]} of {_name(view)}: {' and '.join(fastest)} {are} the fastest, {gbps} GB/s, p99 {p99} us"
     return f"{text}; {gains}." if gains else f"{text}."
 
 

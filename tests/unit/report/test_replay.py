@@ -46,6 +46,13 @@ def test_the_first_page_names_the_fastest_and_its_gain_over_batched_copies_and_a
     assert told.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
 
 
+def test_two_ways_that_cannot_be_told_apart_are_both_named(tmp_path: Path) -> None:
+    made = [visit for name, gbps in (GBPS | {"merged": 48.0}).items() for visit in synthetic.replayed(cell(name), gbps)]
+    (told,) = told_of(made_report(tmp_path, made), "replay")
+    assert told.startswith("Loads (h2d) of the trace: merged and sm, 4 SMs are the fastest, 47.9 GB/s, p99 ")
+    assert told.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
+
+
 def test_the_chart_has_a_line_for_every_backend_against_the_size_of_swaps(report: Report) -> None:
     (panel,) = chart_of(report, "replay-run").plot.panels  # type: ignore[union-attr]
     lines = {line.label: line for line in panel.lines}
