@@ -1,5 +1,6 @@
 """The recorders of docs/how-to/record.md write traces, behind stubs of the engines' classes and on the classes."""
 
+import ast
 import re
 import sys
 from importlib.util import find_spec
@@ -35,8 +36,8 @@ class Handler:
         self.gpu_to_cpu = gpu_to_cpu
         self.transfers: list[int] = []
 
-    def transfer_async(self, job_id: int, transfer_spec: Any) -> bool:
-        assert len(transfer_spec) == 2
+    def transfer_async(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        assert len(src_spec.block_ids) == len(dst_spec.block_ids)
         self.transfers.append(job_id)
         return True
 
@@ -90,8 +91,8 @@ def test_vllm(page: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: P
     kind = sys.modules[VLLM].SingleDirectionOffloadingHandler
     store, load = kind(True), kind(False)
     specs = [SimpleNamespace(block_ids=np.array(ids)) for ids in ([9, 8, 7, 1], [0, 1, 2, 3])]
-    assert store.transfer_async(5, specs)
-    assert load.transfer_async(6, specs[::-1])
+    assert store.transfer_async(5, *specs)
+    assert load.transfer_async(6, *specs[::-1])
     assert swaps_of(tmp_path / "vllm.jsonl") == []
     assert [result.job_id for result in load.get_finished()] == [6]
     assert swaps_of(tmp_path / "vllm.jsonl") == [], "not before the swap ahead of it"
@@ -140,18 +141,27 @@ def test_swaps_that_are_not_done_are_written_at_the_end(page: dict[str, Any], tm
 
 
 @pytest.mark.parametrize(
-    ("path", "name", "attributes"),
+    ("path", "name", "methods"),
     [
-        (VLLM, "SingleDirectionOffloadingHandler", ("transfer_async", "get_finished")),
-        (SGLANG, "HiCacheController", ("start_writing", "start_loading")),
+        (
+            VLLM,
+            "SingleDirectionOffloadingHandler",
+            {"transfer_async": ["self", "job_id", "src_spec", "dst_spec"], "get_finished": ["self"]},
+        ),
+        (SGLANG, "HiCacheController", {"start_writing": ["self"], "start_loading": ["self"]}),
     ],
 )
-def test_installed_engines_have_what_the_recorders_wrap(path: str, name: str, attributes: tuple[str, ...]) -> None:
+def test_installed_engines_have_what_the_recorders_wrap(path: str, name: str, methods: dict[str, list[str]]) -> None:
     package = path.split(".")[0]
     found = find_spec(package)
     if found is None or not found.submodule_search_locations:
-        pytest.skip(f"{package} is not installed")
+        pytest.skip(f"{package} is not installed: its class was not compared")
     file = Path(found.submodule_search_locations[0], *path.split(".")[1:]).with_suffix(".py")
-    text = file.read_text()
-    assert f"class {name}" in text
-    assert all(f"def {attribute}(self" in text for attribute in attributes)
+    classes = [
+        node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    (own,) = classes
+    arguments = {
+        node.name: [arg.arg for arg in node.args.args] for node in own.body if isinstance(node, ast.FunctionDef)
+    }
+    assert {method: arguments.get(method) for method in methods} == methods
