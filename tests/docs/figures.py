@@ -98,7 +98,7 @@ def _trace() -> str:
     usual, ordered = ({name: _replayed(run, name) for name in ("merged", "sm")} for run in ("mla", "mla-sorted"))
     vllm = _replayed("mla", "vllm_batch")
     return (
-        "**Real swaps are scattered on both sides, and need not be.** In the loads of an hour of requests "
+        "**Real swaps are scattered by the order of allocation.** In the loads of an hour of requests "
         "([Mooncake](docs/how-to/trace.md)'s public trace, `deepseek-v3`, the allocation order of vLLM), each side "
         f"lies in runs, but in other orders: merging leaves {usual['merged'].left:.0%} of the copies. vLLM's batched "
         f"copies load at {figure(vllm.gbps)} GB/s, `sm` at {figure(usual['sm'].gbps)}. With a free list that is kept "
