@@ -76,13 +76,20 @@ def make(
 def show(
     file: Annotated[Path, typer.Argument(help="Trace, made by kvbench trace make or written by a recorder.")],
     as_json: _Json = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for a page with charts: trace.md.")] = None,
 ) -> None:
     """Show sizes, rates and run lengths of the swaps of a trace, and the descriptors left after merging."""
     from kvbench.traces.file import TraceReader
     from kvbench.traces.statistics import TraceStatistics
 
     reader = TraceReader(file)
-    summary = TraceStatistics(reader).summary(reader.header.block_bytes)
+    statistics = TraceStatistics(reader)
+    summary = statistics.summary(reader.header.block_bytes)
+    if out is not None:
+        from kvbench.report.build import write_files
+        from kvbench.report.trace_page import trace_files
+
+        write_files(trace_files(f"The swaps of {file.name}", statistics, reader.header.block_bytes), out)
     if as_json:
         typer.echo(json.dumps({"made_from": reader.header.made_from, "end": reader.end, **summary}, indent=2))
         return

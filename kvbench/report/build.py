@@ -1,6 +1,6 @@
 """From runs to a report in a folder: report.md, report.html, the charts, and the CSV behind every chart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,11 @@ def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = (), tel
     does not hold is named in the report, not an error. Raises UsageError when `out` cannot be written, StorageError
     when there is no room.
     """
-    files = report_files(runs, unread, tell)
+    return write_files(report_files(runs, unread, tell), out)
+
+
+def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
+    """Write files into the folder `out` and return them; raises UsageError and StorageError as write_report does."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():

@@ -107,6 +107,17 @@ def test_orders_of_allocation_are_compared_by_the_times_of_a_replay(folder: Path
         assert said in error_line(refused)
 
 
+def test_show_writes_a_page_of_a_trace(folder: Path) -> None:
+    done = kvbench_here("trace", "show", "trace.gz", "-o", "page", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "page" / "trace.md").read_text().startswith("# The swaps of trace.gz")
+    assert (folder / "page" / "trace-runs.png").read_bytes().startswith(b"\x89PNG")
+    (folder / "taken").write_text("")
+    refused = kvbench_here("trace", "show", "trace.gz", "-o", "taken/page", cwd=folder)
+    assert refused.returncode == 2
+    assert "cannot write the report to taken/page" in error_line(refused)
+
+
 def test_tuning_for_a_trace_measures_its_swaps_and_shuffled_blocks(folder: Path) -> None:
     options = ("--trace", "trace.gz", "--device=cpu", "-a", "pool=8MiB")
     done = kvbench_here("tune", *options, "-o", "tuned", "-p", "policy.toml", "--json", cwd=folder)

@@ -1,0 +1,122 @@
+"""The page of a trace: what its swaps look like, in Markdown, with charts and the numbers behind them."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from kvbench.report import markdown
+from kvbench.report.charts.lines import draw_lines
+from kvbench.report.charts.palette import inks
+from kvbench.report.charts.plot import ChartWords, LinePlot, PlotAxis, PlotLine, PlotPanel
+from kvbench.report.numbers import count, figure
+from kvbench.results.frame import as_csv
+from kvbench.traces.choice import SIDES
+from kvbench.traces.statistics import TraceStatistics
+
+_PAGE: Final = "trace.md"
+_WHERE: Final = {"host": "host ids", "gpu": "GPU ids", "both": "both sides"}
+_RUNS: Final = ("trace-runs", "Share of the blocks in runs of at least this length", "blocks in a run")
+_SIZES: Final = ("trace-sizes", "Share of the swaps and of their bytes, by size", "blocks in a swap, at most")
+
+
+def trace_files(title: str, statistics: TraceStatistics, block_bytes: int) -> dict[str, bytes]:
+    """Return the page of a trace as file name -> content: trace.md, and each chart as PNG, SVG and CSV."""
+    summary = statistics.summary(block_bytes)
+    runs = {
+        way: {_WHERE[where]: _at_least(lengths) for where, lengths in one.runs.items()}
+        for way, one in statistics.by_direction.items()
+        if one.sizes
+    }
+    sizes = {
+        way: {"swaps": _at_most(one.sizes, by_size=False), "bytes": _at_most(one.sizes, by_size=True)}
+        for way, one in statistics.by_direction.items()
+        if one.sizes
+    }
+    files: dict[str, bytes] = {}
+    parts = [f"# {markdown.inline(title)}", _span(summary), _table(summary)]
+    for (stem, heading, axis), panels in ((_RUNS, runs), (_SIZES, sizes)):
+        if panels:
+            files |= _chart(stem, heading, axis, title, panels)
+            parts += [f"![{heading}]({stem}.png)", f"[SVG]({stem}.svg), [data]({stem}.csv)"]
+    return {_PAGE: ("\n\n".join(parts) + "\n").encode(), **files}
+
+
+def _span(summary: Mapping[str, Any]) -> str:
+    again, flight = summary["host_blocks_again"], summary["mean_in_flight"]
+    said = [f"{summary['span_s']:.1f} s, up to {count(summary['most_swaps_in_a_second'])} swaps in a second"]
+    said += [f"{flight:.2f} swaps in flight on average"] if flight is not None else []
+    if again["share_of_blocks"]:
+        middle = again["bytes_between"]["p50"]
+        share = f"{again['share_of_blocks']:.0%} of the blocks were swapped before"
+        said.append(f"{share}, with {figure(middle / 1e9)} GB between at the median")
+    return markdown.escape("; ".join(said))
+
+
+def _table(summary: Mapping[str, Any]) -> str:
+    rows: dict[str, list[str]] = {}
+    for way in SIDES:
+        side = summary[way]
+        left = side["share_left_by_merging"]
+        values = {
+            "Swaps": count(side["swaps"]),
+            "Swaps a second": figure(side["swaps_per_second"]),
+            "GB/s": figure(side["gbps"]),
+            "Blocks a swap, p10, p50, p90, p99": _quantiles(side["blocks_per_swap"]),
+            "Descriptors that merging leaves": "-" if left is None else f"{left:.1%}",
+            **{
+                f"Run length of {_WHERE[where]}, by {noun}, p10, p50, p90, p99": _quantiles(lengths[by])
+                for where, lengths in side["runs"].items()
+                for by, noun in (("by_run", "run"), ("by_block", "block"))
+            },
+        }
+        for name, value in values.items():
+            rows.setdefault(name, [name]).append(value)
+    return markdown.table(["", *SIDES.values()], rows.values())
+
+
+def _quantiles(values: Mapping[str, int]) -> str:
+    return ", ".join(map(count, values.values())) or "-"
+
+
+def _at_least(lengths: Counter[int]) -> dict[int, float]:
+    """Return the share of blocks in runs of at least each power of two of blocks, in percent."""
+    total = sum(length * times for length, times in lengths.items())
+    steps = _powers(max(lengths))
+    return {at: 100 * sum(x * times for x, times in lengths.items() if x >= at) / total for at in steps}
+
+
+def _at_most(sizes: Counter[int], *, by_size: bool) -> dict[int, float]:
+    """Return the share of swaps, or of their blocks, of up to each power of two of blocks, in percent."""
+    weights = {size: times * (size if by_size else 1) for size, times in sizes.items()}
+    total = sum(weights.values())
+    return {
+        at: 100 * sum(weight for size, weight in weights.items() if size <= at) / total
+        for at in _powers(2 * max(sizes) - 1)
+    }
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << power for power in range(int(np.log2(most)) + 1)]
+
+
+def _chart(
+    stem: str, heading: str, axis: str, title: str, shares: Mapping[str, Mapping[str, Mapping[int, float]]]
+) -> dict[str, bytes]:
+    panels = [PlotPanel(SIDES[way], [_line(name, own) for name, own in lines.items()]) for way, lines in shares.items()]
+    plot = LinePlot(PlotAxis(axis, "count", "log2"), PlotAxis("share, %", "figure", "linear"), [panels])
+    drawn = draw_lines(plot, ChartWords(heading, title, (), ""), inks(line.backend for line in plot.lines))
+    points = [
+        {"direction": way, "line": name, "blocks": at, "share_percent": share}
+        for way, lines in shares.items()
+        for name, own in lines.items()
+        for at, share in own.items()
+    ]
+    return {f"{stem}.{kind}": data for kind, data in drawn.items()} | {f"{stem}.csv": as_csv(pd.DataFrame(points))}
+
+
+def _line(name: str, shares: Mapping[int, float]) -> PlotLine:
+    x, y = list(map(float, shares)), list(shares.values())
+    return PlotLine("", name, name, x, y, y, y, [""] * len(x))

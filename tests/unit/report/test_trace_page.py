@@ -1,0 +1,61 @@
+"""The page of a trace: its table, its charts and the numbers behind them."""
+
+from io import BytesIO
+
+import pandas as pd
+import pytest
+
+from kvbench.report.trace_page import trace_files
+from kvbench.traces.file import Swap
+from kvbench.traces.statistics import TraceStatistics
+
+# Two loads: 4 blocks in one run on both sides, and 12 in the same order on the host alone.
+LOADS = [
+    Swap(0.0, "h2d", 0, [*range(4)], [*range(10, 14)]),
+    Swap(2.0, "h2d", 1, [*range(20, 32)], [*range(100, 124, 2)]),
+]
+
+
+def made(title: str = "one") -> dict[str, bytes]:
+    return trace_files(title, TraceStatistics(LOADS), 1_000_000)
+
+
+def shares(name: str) -> dict[tuple[str, int], float]:
+    points = pd.read_csv(BytesIO(made()[name]))
+    return {(row.line, row.blocks): row.share_percent for row in points.itertuples()}
+
+
+def test_a_page_has_its_charts_and_their_numbers() -> None:
+    charts = [f"trace-{name}.{kind}" for name in ("runs", "sizes") for kind in ("png", "svg", "csv")]
+    assert list(made()) == ["trace.md", *charts]
+    page = made()["trace.md"].decode()
+    assert all(f"({chart})" in page for chart in charts)
+
+
+def test_the_chart_of_runs_has_the_share_of_blocks_in_runs_of_at_least_a_length() -> None:
+    found = shares("trace-runs.csv")
+    assert found["host ids", 8] == 75.0
+    assert found["both sides", 4] == 25.0
+    assert found["GPU ids", 1] == 100.0
+
+
+def test_the_chart_of_sizes_has_the_shares_up_to_a_size() -> None:
+    found = shares("trace-sizes.csv")
+    assert (found["swaps", 2], found["swaps", 4], found["swaps", 16]) == (0.0, 50.0, 100.0)
+    assert (found["bytes", 4], found["bytes", 16]) == (25.0, 100.0)
+
+
+def test_the_table_has_both_directions() -> None:
+    (row,) = [line for line in made()["trace.md"].decode().splitlines() if line.startswith("| Swaps |")]
+    assert row == "| Swaps | 2 | 0 |"
+
+
+@pytest.mark.parametrize("title", ["<script>", "a | b", "[x](y)", "# head"])
+def test_a_title_is_text(title: str) -> None:
+    first = made(title)["trace.md"].decode().splitlines()[0]
+    assert first.startswith("# ")
+    assert first != f"# {title}"
+
+
+def test_a_trace_without_swaps_has_no_chart() -> None:
+    assert list(trace_files("none", TraceStatistics([]), 4096)) == ["trace.md"]
