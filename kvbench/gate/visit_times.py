@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbench.analysis.intervals import Floats, middle_of
-from kvbench.analysis.margins import SLOW_CPU
 from kvbench.results import Visit
 from kvbench.results.cost import cost_of
+from kvbench.results.schema import Disturbance
 
 # Between two sides with the same code, on a busy host, the lower tenths of visits differ by a third to a half of the
 # difference of their medians (H200, driver 580.159.04, 114 cells).
@@ -86,4 +86,5 @@ def _disturbances(visit: Visit) -> int:
 
     A CPU that was slow is none, because the CPUs of both sides are compared; a host that stalled is one.
     """
-    return len(visit.disturbed) - (1 + SLOW_CPU.fraction < (visit.slowdown or 0) <= STALLED)
+    none = {Disturbance.SLOW_CPU} if (visit.slowdown or 0) <= STALLED else set()
+    return len(set(visit.disturbed) - none)

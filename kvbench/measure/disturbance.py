@@ -10,6 +10,7 @@ from typing import Final
 from kvbench.analysis.margins import SLOW_CPU
 from kvbench.machine.probes import clock_limits, sm_clock_mhz
 from kvbench.machine.sources import Sources, open_machine
+from kvbench.results.schema import Disturbance
 
 # Ratio between the halves of a visit; on a quiet machine the samples of one visit differ by less.
 STEP: Final = 1.3
@@ -43,16 +44,16 @@ class GpuClocks:
         return Clocks(sm_mhz, limits)
 
 
-def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[float]) -> list[str]:
-    """Return what disturbed a visit as text; empty for an undisturbed visit.
+def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[float]) -> list[Disturbance]:
+    """Return what disturbed a visit.
 
     `slowdowns` are those of the CPU before and after the samples; `times_us` are the samples in their order.
     """
     found = []
-    if (slowest := max(slowdowns)) > 1 + SLOW_CPU.fraction:
-        found.append(f"the CPU took {slowest:.1f} times as long as at its best")
-    if limits := sorted(_LIMITS.intersection(clocks.limits)):
-        found.append(f"the GPU's clocks were limited: {', '.join(limits)}")
+    if max(slowdowns) > 1 + SLOW_CPU.fraction:
+        found.append(Disturbance.SLOW_CPU)
+    if _LIMITS.intersection(clocks.limits):
+        found.append(Disturbance.LIMITED_CLOCKS)
     half = len(times_us) // 2
     if len(times_us) >= _MIN_STEPPING:
         first, second = times_us[:half], times_us[-half:]
@@ -60,5 +61,5 @@ def disturbances(slowdowns: Sequence[float], clocks: Clocks, times_us: Sequence[
         before = median(first)
         step = median(second) / before if before else math.inf
         if apart and not 1 / STEP <= step <= STEP:
-            found.append(f"its second half took {step:.2f} times as long as its first")
+            found.append(Disturbance.STEP)
     return found

@@ -55,6 +55,7 @@ class SwapCost:
     """
 
     def __init__(self, swaps: pd.DataFrame, time: str) -> None:
+        swaps = swaps[swaps[time] > 0]
         measured_us = swaps[time].to_numpy(dtype=float)
         terms = np.stack([np.ones(len(swaps)), swaps["pieces"], swaps["swap_bytes"]], axis=1).astype(float)
         best = np.inf

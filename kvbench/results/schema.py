@@ -76,6 +76,26 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     # fmt: on
 
 
+class Disturbance(StrEnum):
+    """What disturbed a visit."""
+
+    SLOW_CPU = "slow CPU"
+    LIMITED_CLOCKS = "limited GPU clocks"
+    STEP = "step in the times"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Disturbance | None":
+        """Read the sentences of runs from before there were names."""
+        return next((cause for begin, cause in _SENTENCES.items() if str(value).startswith(begin)), None)
+
+
+_SENTENCES: Final = {
+    "the CPU took": Disturbance.SLOW_CPU,
+    "the GPU's clocks": Disturbance.LIMITED_CLOCKS,
+    "its second half": Disturbance.STEP,
+}
+
+
 class Samples(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True):
     """The raw samples of one visit: lists of equal length, times in microseconds; `SAMPLE_COLUMNS` describes them.
 
@@ -224,7 +244,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     `verify_ms` is the part of the visit's duration spent on comparing and restoring bytes. `span_ns` is its begin and
     end on the host's monotonic clock. `probe_us` is the longest time of a fixed piece of work on that CPU, `slowdown`
     its ratio to the best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists
-    what disturbed the visit, as text; a disturbed visit is repeated up to twice, and the last `attempt` counts.
+    what disturbed the visit; a disturbed visit is repeated up to twice, and the last `attempt` counts.
     `process` is the number of the worker process of this run that made it, in the order of their starts. If the swaps
     had a neighbour, `samples` are those beside it, and `beside` has the rest. `staging_bytes` and `sm_us` are of swaps
     through a buffer on the device: its size, and the time of their kernels times the SM count.
@@ -249,7 +269,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     sm_clock_mhz: _Count | None = None
     clock_limits: list[str] = []
     attempt: _Count = 0
-    disturbed: list[str] = []
+    disturbed: list[Disturbance] = []
     process: _Count | None = None
     beside: Beside | None = None
     staging_bytes: _Count | None = None

@@ -40,14 +40,16 @@ def trace_of(run: Run) -> dict[str, Any] | None:
 def parts_of(blocks: _Blocks) -> list[_Blocks]:
     """Return the indices of the swaps of each part, of swaps with these numbers of blocks, the smallest first.
 
-    A part without the swaps that a verdict needs joins the one below it, or the first the one above.
+    A part without the swaps that a verdict needs joins the one below it, or the first the one above; so does one whose
+    middle swap is as large.
     """
     order = np.argsort(blocks, kind="stable")
     before = np.cumsum(blocks[order]) - blocks[order]
     part = before * PARTS // max(1, int(blocks.sum()))
     found: list[_Blocks] = []
     for own in (order[part == number] for number in range(PARTS)):
-        if found and min(len(own), len(found[-1])) < MIN_PAIRS:
+        few = bool(found) and min(len(own), len(found[-1])) < MIN_PAIRS
+        if few or (found and label_of(blocks[own]) == label_of(blocks[found[-1]])):
             found[-1] = np.concatenate([found[-1], own])
         elif len(own):
             found.append(own)

@@ -6,6 +6,7 @@ import pytest
 
 from kvbench.machine.sources import Sources
 from kvbench.measure.disturbance import Clocks, GpuClocks, disturbances
+from kvbench.results.schema import Disturbance
 
 QUIET = [10.0, 10.2, 9.9, 10.1, 10.0, 10.3]
 
@@ -15,18 +16,20 @@ def test_a_quiet_visit_is_not_marked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slowdowns", "clocks", "times_us"),
+    ("slowdowns", "clocks", "times_us", "cause"),
     [
-        ([1.0, 1.9], Clocks(), QUIET),
-        ([1.7, 1.0], Clocks(), QUIET),
-        ([1.0], Clocks(1200, ["hw_thermal_slowdown"]), QUIET),
-        ([1.0], Clocks(), [10.0, 10.1, 10.2, 15.0, 15.1, 15.2]),
-        ([1.0], Clocks(), [0.0, 0.0, 0.0, 10.0, 10.1, 10.2]),
-        ([1.0], Clocks(), [15.0, 15.1, 15.2, 10.0, 10.1, 10.2]),
+        ([1.0, 1.9], Clocks(), QUIET, Disturbance.SLOW_CPU),
+        ([1.7, 1.0], Clocks(), QUIET, Disturbance.SLOW_CPU),
+        ([1.0], Clocks(1200, ["hw_thermal_slowdown"]), QUIET, Disturbance.LIMITED_CLOCKS),
+        ([1.0], Clocks(), [10.0, 10.1, 10.2, 15.0, 15.1, 15.2], Disturbance.STEP),
+        ([1.0], Clocks(), [0.0, 0.0, 0.0, 10.0, 10.1, 10.2], Disturbance.STEP),
+        ([1.0], Clocks(), [15.0, 15.1, 15.2, 10.0, 10.1, 10.2], Disturbance.STEP),
     ],
 )
-def test_what_the_machine_did_is_told_once(slowdowns: list[float], clocks: Clocks, times_us: list[float]) -> None:
-    assert len(disturbances(slowdowns, clocks, times_us)) == 1
+def test_what_the_machine_did_is_named(
+    slowdowns: list[float], clocks: Clocks, times_us: list[float], cause: Disturbance
+) -> None:
+    assert disturbances(slowdowns, clocks, times_us) == [cause]
 
 
 def test_scatter_is_not_a_step() -> None:

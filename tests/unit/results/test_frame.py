@@ -8,7 +8,7 @@ from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import RunDirectoryError
 from kvbench.results import load_run
-from kvbench.results.schema import Record, Roof
+from kvbench.results.schema import Disturbance, Record, Roof
 from tests.synthetic import ceilings, visit, write_run
 
 FAR = Cell("sm", Direction.H2D, 1000, 1024, sms=4, pool_bytes=16 << 30, reuse=Reuse.FRESH)
@@ -33,7 +33,7 @@ def roof(scattered_us: float, dense_us: float) -> Roof:
 
 
 def test_the_last_attempt_of_a_disturbed_visit_counts_and_all_are_kept(tmp_path: Path) -> None:
-    slow = msgspec.structs.replace(visit(FAR, 100.0), disturbed=["the CPU took 2.0 times as long as at its best"])
+    slow = msgspec.structs.replace(visit(FAR, 100.0), disturbed=[Disturbance.SLOW_CPU])
     again = msgspec.structs.replace(visit(FAR, 50.0), attempt=1)
     other = visit(FAR, 60.0, round_=1)
     path = write_run(tmp_path / "run", [slow, again, other])
@@ -46,7 +46,7 @@ def test_the_last_attempt_of_a_disturbed_visit_counts_and_all_are_kept(tmp_path:
 
 
 def test_a_visit_that_stays_disturbed_is_told(tmp_path: Path) -> None:
-    disturbed = ["its second half took 2.00 times as long as its first"]
+    disturbed = [Disturbance.STEP]
     attempts = [msgspec.structs.replace(visit(FAR, 50.0), attempt=n, disturbed=disturbed) for n in range(3)]
     row = frame_of(tmp_path, *attempts).loc[FAR.id]
     assert (row["repeated"], row["disturbed"]) == (2, 1)

@@ -11,7 +11,7 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.cli.progress import PlainReporter
 from kvbench.results import RunWriter, load_run
 from kvbench.results.frame import visits_that_count
-from kvbench.results.schema import Ceiling, Failure, Note, Retry, Visit
+from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Retry, Visit
 from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Outcome
 from kvbench.run.progress import Progress
 from kvbench.run.protocol import MeasureCell, Opened
@@ -54,7 +54,7 @@ class Slot:
             path="host thread",
             calls=1,
             verified_bytes=1,
-            disturbed=["slow"] if cell in self.cells and request.attempt < self.disturbed else [],
+            disturbed=[Disturbance.STEP] if cell in self.cells and request.attempt < self.disturbed else [],
         )
 
 

@@ -61,6 +61,7 @@ def test_a_part_has_the_swaps_that_a_verdict_needs(large: int) -> None:
     blocks = np.array([10] * 40 + [100_000] * large)
     assert all(len(part) >= MIN_PAIRS for part in parts_of(blocks))
     assert [part.tolist() for part in parts_of(np.array([7]))] == [[0]]
+    assert [len(part) for part in parts_of(np.array([64] * 100))] == [100], "all of one size"
     assert parts_of(np.array([], dtype=np.int64)) == []
 
 
