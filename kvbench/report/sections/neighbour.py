@@ -25,11 +25,13 @@ from kvbench.units import two_digits
 RATES: Final = (10, 20, 40)
 # Findings do not tell smaller slowdowns apart.
 _LEAST: Final = 0.01
+_WIDE_US_PER_GB: Final = 1000.0
 _INCLUDES: Final = (
     "Slowdown: mean time of an iteration of the neighbour beside swaps over the mean without, by visits that measured "
     "both in turn; median, p99 and worst: of the iterations, us without → beside swaps. GB/s: bytes swapped over the "
-    "whole time, gaps included. Lost: time that the neighbour lost per GB swapped (95% interval). Start: how much "
-    "later a swap starts because of the neighbour, by swaps of one block; End: how much later it completes"
+    "whole time, gaps included. Lost: time that the neighbour lost per GB swapped (95% interval), left out where "
+    "its interval is wider than itself. Start: how much later a swap starts because of the neighbour, by swaps of one "
+    "block; End: how much later it completes"
 )
 _EDGE: Final = (
     Strong("Bold"),
@@ -135,8 +137,13 @@ def _later(us: float) -> str:
 
 
 def _exposure(row: Row) -> str:
-    """Return the time lost per GB with its interval; marked where there is none, or it holds 0."""
+    """Return the time lost per GB with its interval; marked where there is none, or it holds 0.
+
+    It is left out where its interval has four digits and is wider than itself.
+    """
     low, high = row["exposure_us_per_gb_low"], row["exposure_us_per_gb_high"]
+    if high - low >= max(abs(row["exposure_us_per_gb"]), _WIDE_US_PER_GB):
+        return ""
     text = _lost(row["exposure_us_per_gb"])
     if not math.isfinite(low):
         return f"≈ {text}"
