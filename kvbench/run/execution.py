@@ -310,7 +310,7 @@ class Execution:
         if self.spec.trace is None:
             return f"{cell.command()} {shlex.join(options)}"
         texts = {name: text for name, text in cell.as_strings().items() if name not in OF_TRACE}
-        return f"{command_of(texts)} {shlex.join(['--trace', self.spec.trace.path, *options])}"
+        return f"{command_of(texts)} {shlex.join([*self.spec.trace.options, *options])}"
 
     def _record(self, record: Record) -> None:
         self.writer.append(record)

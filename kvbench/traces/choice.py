@@ -26,6 +26,7 @@ class SwapsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A trace that a sweep replays: the file, its SHA-256, the geometry of its blocks, and what is replayed of it.
 
+    `swaps` is the number of swaps of each direction that was asked for, 0 in runs from before it was kept.
     With `speed`, swaps have the distances in time of the trace, divided by it; otherwise none.
     """
 
@@ -36,6 +37,7 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     h2d: SwapsOf
     d2h: SwapsOf
     speed: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None
+    swaps: _Count = 0
 
     @property
     def row_bytes(self) -> int:
@@ -44,3 +46,9 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     def of(self, direction: str) -> SwapsOf:
         return self.h2d if direction == "h2d" else self.d2h
+
+    @property
+    def options(self) -> list[str]:
+        """The options of a sweep that replays the same swaps."""
+        chosen = {"--trace": self.path, "--trace-swaps": self.swaps or None, "--speed": self.speed}
+        return [word for name, value in chosen.items() if value is not None for word in (name, f"{value}")]

@@ -51,7 +51,9 @@ def choose(path: Path, swaps: int, seed: int, speed: float | None = None) -> Rep
         first = int(rng.integers(max(1, total - swaps + 1)))
         found[direction] = SwapsOf(total, median, first, 1, swaps)
         _check_span(direction, times_s[direction][first : first + swaps], speed)
-    return Replay(str(path.absolute()), _sha256(path), header.block_bytes, header.descriptors, **found, speed=speed)
+    return Replay(
+        str(path.absolute()), _sha256(path), header.block_bytes, header.descriptors, **found, speed=speed, swaps=swaps
+    )
 
 
 def _check_span(direction: str, times_s: list[float], speed: float) -> None:

@@ -53,7 +53,7 @@ def test_the_swaps_of_a_trace_are_measured_and_reported(folder: Path) -> None:
                           "--fault=corrupt@descriptor=3 when direction=h2d", cwd=folder)  # fmt: skip
     assert failed.returncode == 5
     (line,) = [line for line in failed.stdout.splitlines() if "to measure it again" in line]
-    assert f"--trace {folder / 'trace.gz'}" in line
+    assert f"--trace {folder / 'trace.gz'} --trace-swaps 120 --device" in line
     assert "blocks=" not in line
 
 
