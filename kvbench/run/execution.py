@@ -292,7 +292,8 @@ class Execution:
         self._revive()
         try:
             deadline_s = visit_deadline_s(visit.cell, self.spec.sampling, self.opened.device.kind)
-            answer = self.slot.visit(request, deadline_s)
+            pauses_s = self.spec.trace.most_pauses_s if self.spec.trace else 0.0
+            answer = self.slot.visit(request, deadline_s + pauses_s)
         except WorkerLostError as lost:
             return self._failure(visit, lost.kind, str(lost))
         return self._failure(visit, answer.kind, answer.message) if isinstance(answer, Failure) else answer

@@ -48,6 +48,11 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return self.h2d if direction == "h2d" else self.d2h
 
     @property
+    def most_pauses_s(self) -> float:
+        """The most seconds for which a visit can pause."""
+        return 0.0 if self.speed is None else MOST_SPAN_S
+
+    @property
     def options(self) -> list[str]:
         """The options of a sweep that replays the same swaps."""
         chosen = {"--trace": self.path, "--trace-swaps": self.swaps or None, "--speed": self.speed}
