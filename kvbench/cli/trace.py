@@ -1,8 +1,9 @@
 """`kvbench trace`: turn the requests that an engine served into its swaps, and describe the swaps."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -111,7 +112,8 @@ def compare(
     token_ms: _Token = 20.0,
     geometry: _Geometry = _NO_OPTIONS,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Finished replay whose times say what is saved.")
+        list[Path] | None,
+        typer.Option(metavar="RUN", help="Finished replay whose times say what is saved. Repeatable."),
     ] = None,
     as_json: _Json = False,
 ) -> None:
@@ -122,7 +124,7 @@ def compare(
 
     cache = _cache(requests, model, gpu_pool, host_pool, geometry)
     header, _ = cache(Allocator.VLLM, policy, prefill_s, token_ms)
-    costs = {} if run is None else _costs(run, header)
+    costs = _costs(run, header) if run else {}
     found: dict[str, dict[str, Any]] = {}
     for allocator in Allocator:
         _, settings = cache(allocator, policy, prefill_s, token_ms)
@@ -143,13 +145,23 @@ _TIMES: Final = {"wall_us": "merged_s", "caller_us": "merged_caller_s"}
 _MERGED: Final = {"merged_s": "", "merged_caller_s": " of the thread"}
 
 
-def _costs(path: Path, header: "Header") -> dict[str, dict[str, "SwapCost"]]:
-    """Return what merged copies of such swaps cost in a run, by direction and time."""
+def _costs(paths: Sequence[Path], header: "Header") -> dict[str, dict[str, "SwapCost"]]:
+    """Return what merged copies of such swaps cost in some runs, by direction and time."""
+    import pandas as pd
+
     from kvbench.results import load_run
     from kvbench.results.replays import SwapCost, replayed_by
 
-    swaps = replayed_by(load_run(path), "merged", header.block_bytes // header.descriptors)
-    return {way: {name: SwapCost(own, time) for time, name in _TIMES.items()} for way, own in swaps.items()}
+    runs = [load_run(path) for path in paths]
+    replays = [replayed_by(run, "merged", header.block_bytes // header.descriptors) for run in runs]
+    costs = {}
+    for way in SIDES:
+        if swaps := [own[way] for own in replays if way in own]:
+            rates = [rate for run in runs for rate in run.ceilings().get(way, [])]
+            least = {"wall_us": 1e-3 / median(rates)} if rates else {}
+            every = pd.concat(swaps)
+            costs[way] = {name: SwapCost(every, time, least.get(time, 0.0)) for time, name in _TIMES.items()}
+    return costs
 
 
 def _with_times(side: Mapping[str, Any], costs: Mapping[str, "SwapCost"], header: "Header") -> Mapping[str, Any]:

@@ -51,10 +51,12 @@ def replayed_by(run: Run, backend: str, descriptor_bytes: int) -> dict[str, pd.D
 class SwapCost:
     """What swaps of one direction cost: so much a swap, a copy and a byte, fitted to a time of measured swaps.
 
-    `error` is the median of the relative errors of the swaps that it was fitted to.
+    `error` is the median of the relative errors of the swaps that it was fitted to. No byte takes less than
+    `least_us_per_byte`: where all swaps leave about the same share of copies, the fit cannot tell copies from bytes.
     """
 
-    def __init__(self, swaps: pd.DataFrame, time: str) -> None:
+    def __init__(self, swaps: pd.DataFrame, time: str, least_us_per_byte: float = 0.0) -> None:
+        self._least_us_per_byte = least_us_per_byte
         swaps = swaps[swaps[time] > 0]
         measured_us = swaps[time].to_numpy(dtype=float)
         terms = np.stack([np.ones(len(swaps)), swaps["pieces"], swaps["swap_bytes"]], axis=1).astype(float)
@@ -71,4 +73,4 @@ class SwapCost:
 
     def total_s(self, swaps: int, copies: float, swap_bytes: int) -> float:
         """Return the seconds that `swaps` take in all."""
-        return float(self.each_us @ (swaps, copies, swap_bytes)) / 1e6
+        return max(float(self.each_us @ (swaps, copies, swap_bytes)), self._least_us_per_byte * swap_bytes) / 1e6

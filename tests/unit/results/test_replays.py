@@ -34,3 +34,9 @@ def test_the_error_is_that_of_the_measured_swaps() -> None:
 def test_no_cost_is_negative() -> None:
     fewer_are_slower = swaps(900.0, 0.0, 1e-5).assign(pieces=lambda own: own["pieces"].max() + 1 - own["pieces"])
     assert (SwapCost(fewer_are_slower, "wall_us").each_us >= 0).all()
+
+
+def test_no_swap_is_faster_than_the_ceiling() -> None:
+    cost = SwapCost(swaps(20.0, 0.5, 1e-5), "wall_us", least_us_per_byte=2e-5)
+    assert cost.total_s(1, 1, 10**9) == pytest.approx(0.02)
+    assert cost.total_s(1, 10**6, 10**6) == pytest.approx((20 + 0.5e6 + 10) / 1e6)
