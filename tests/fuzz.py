@@ -2,8 +2,8 @@
 floors and traces.
 
 Every case is a command that runs in this process, its worker stood in for. It must end soon, with an exit code that is
-documented and foreseen, and with one line where it fails. `python -m tests.fuzz --cases 5000` runs more than the tests
-do; `--seed S --only N` repeats a case and shows it.
+documented and foreseen, in bounded memory, and with one line where it fails. `python -m tests.fuzz --cases 5000` runs
+more than the tests do; `--seed S --only N` repeats a case and shows it.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import io
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -44,6 +45,8 @@ from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
 CASE_S = 30
 MOST_LINE = 2200
+MOST_GROWTH_MIB = 2560  # the largest pool that `trace make` takes, of 2^24 blocks, is 2.1 GiB
+KNOWN_SHARE = 0.7
 FORESEEN = {int(code) for code in ExitCode if code is not ExitCode.UNFORESEEN}
 TEXTS = (
     "", " ", "x", "x" * 5000, "\x1b[31mred", "\x00", "\u202eabc", "=cmd|'/c calc'!A1", "../../etc/passwd", "nan", "-1",
@@ -231,13 +234,14 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 
 def either(plain: Any, write: Callable[[Any], bytes], chance: random.Random) -> bytes:
-    data = write(mutated(plain, chance)) if chance.random() < 0.7 else write(plain)
-    return damaged(data, chance) if chance.random() < 0.3 else data
+    data = write(mutated(plain, chance)) if chance.random() < 0.8 else write(plain)
+    return damaged(data, chance) if chance.random() < 0.15 else data
 
 
 def word(chance: random.Random, *known: str) -> str:
     """Return a known word, a part of one, two together, or something else, as an argument takes it."""
-    text = chance.choice((*known, *known, *TEXTS, *(str(number)[:40] for number in NUMBERS)))
+    others = (*TEXTS, *(str(number)[:40] for number in NUMBERS))
+    text = chance.choice(known if chance.random() < KNOWN_SHARE else others)
     match chance.randrange(8):
         case 0:
             text = text[: chance.randrange(len(text) + 1)]
@@ -248,7 +252,8 @@ def word(chance: random.Random, *known: str) -> str:
 
 def axis_words(chance: random.Random) -> str:
     axis = chance.choice(list(AXES))
-    return f"{word(chance, axis)}={word(chance, AXES[axis].example, *AXES[axis].example.split(','))}"
+    named = axis if chance.random() < 0.8 else word(chance, axis)
+    return f"{named}={word(chance, AXES[axis].example, *AXES[axis].example.split(','))}"
 
 
 # What each option takes; a case has one or two of them, and every second value is hostile.
@@ -265,6 +270,24 @@ RULES = [
     {"cells": "backend=batched,stream_state=idle", "at_most": "1000 backend=per_block"},
     {"cells": "direction=d2h", "no_cliff_above": 50.0},
 ]
+TRACE_HEADER = {"kvbench_trace": 1, "block_bytes": 4096}
+SWAP = {"t": 1, "d": "h2d", "job": 1, "host": [5, 3, 1, -2], "gpu": [0, 5]}
+# What is wrong with a line: times, ids that are missing, repeat, go below 0 or differ in number, and huge counts.
+HOSTILE_SWAPS: tuple[dict[str, Any], ...] = (
+    {"t": -1}, {"t": 0}, {"t": 1e300}, {"done": 0}, {"d": "up"}, {"job": -1}, {"job": 2**64},
+    {"host": [], "gpu": []}, {"host": [5, 3, 1]}, {"host": [5, 4]}, {"host": [5, 3, 4, 2]}, {"gpu": [0, 5, 0, 5]},
+    {"host": [1, -5]}, {"gpu": [0, 0]}, {"gpu": [2**63, 5]}, {"host": [2**40, 5]},
+    {"host": [0, 2**22], "gpu": [0, 2**22]}, {"host": [0, 2**22 + 1], "gpu": [0, 2**22 + 1]},
+    {"host": [0, 2**22] * 5000, "gpu": [0, 2**22] * 5000}, {"host": [0, 1] * 300_000, "gpu": [0, 1] * 300_000},
+)  # fmt: skip
+REQUEST = {"timestamp": 1, "input_length": 1000, "output_length": 3, "hash_ids": [1, 2]}
+HOSTILE_REQUESTS: tuple[dict[str, Any], ...] = (
+    {"timestamp": -1}, {"timestamp": 0}, {"timestamp": 1e300}, {"hash_ids": []}, {"hash_ids": [1, 1]},
+    {"hash_ids": [1]}, {"hash_ids": [2**64, 1]}, {"hash_ids": [-1, 1]}, {"input_length": 0}, {"input_length": 2**40},
+    {"output_length": -1}, {"output_length": 10**7}, {"chat_id": 1}, {"chat_id": {}},
+    {"input_length": 10**7, "hash_ids": [*range(19_532)]}, {"hash_ids": [*range(500_000)]},
+)  # fmt: skip
+POOLS = {"gpu": "1GiB", "host": "4GiB"}
 DRY = ("--dry-run", "--device=cpu")
 SMALL = ("-ablocks=4", "-ablock_size=4KiB", "-abackend=batched")
 
@@ -275,9 +298,10 @@ def axes_case(_: Bench, chance: random.Random) -> list[str]:
 
 def filter_case(_: Bench, chance: random.Random) -> list[str]:
     axis = chance.choice((*AXES, "swap_bytes", "cell_id"))
-    sign = chance.choice(("=", "!=", "<", "<=", ">", ">=", "==", "", "=="))
+    named = axis if chance.random() < 0.8 else word(chance, axis)
+    sign = chance.choice(("=", "!=", "<", "<=", ">", ">=") * 3 + ("==", ""))
     example = AXES[axis].example.split(",") if axis in AXES else ["4KiB", "0123456789ab"]
-    return ["sweep", *DRY, *SMALL, f"-f{word(chance, axis)}{sign}{word(chance, *example)}"]
+    return ["sweep", *DRY, *SMALL, f"-f{named}{sign}{word(chance, *example)}"]
 
 
 def option_case(_: Bench, chance: random.Random) -> list[str]:
@@ -299,7 +323,7 @@ def policy_case(bench: Bench, chance: random.Random) -> list[str]:
 
 def model_case(bench: Bench, chance: random.Random) -> list[str]:
     model = bench.write("config.json", either(bench.model, as_json, chance))
-    return ["sweep", *DRY, f"--model={model}{chance.choice(('', '', '@tp2', '@tp0', '@tp999999'))}"]
+    return ["sweep", *DRY, f"--model={model}{chance.choice(('', '', '', '', '@tp2', '@tp0', '@tp999999'))}"]
 
 
 def rules_case(bench: Bench, chance: random.Random) -> list[str]:
@@ -319,11 +343,11 @@ def path_case(bench: Bench, chance: random.Random) -> list[str]:
         (
             ["sweep", f"{path}.toml", *DRY],
             ["sweep", *DRY, f"--model={path}/config.json"],
-            ["sweep", *DRY, *SMALL, "-abackend=auto", f"--policy={path}"],
+            ["sweep", *DRY, "-ablocks=4", "-abackend=auto", f"--policy={path}"],
             ["gate", "rules", good, f"--rules={path}"],
             ["gate", "compare", f"--floor={path}", good, "--", str(bench.folder / "b")],
             ["gate", "compare", f"--base=env:{path}", "--cand=here"],
-            ["gate", "compare", "--base=here", "--cand=here", f"--suite={path}.toml", "--minutes=0"],
+            ["gate", "compare", "--base=here", "--cand=here", f"--suite={path}.toml", "--minutes=0.01"],
             ["report", f"-o{bench.folder / 'out'}", "--", path],
             ["tune", "--json", "--", path],
             ["show", "--", path],
@@ -358,32 +382,28 @@ def run_case(bench: Bench, chance: random.Random) -> list[str]:
 
 
 def trace_case(bench: Bench, chance: random.Random) -> list[str]:
-    request = {"timestamp": 1, "input_length": 1000, "output_length": 3, "hash_ids": [1, 2]}
-    swap = {"t": 1, "d": "h2d", "job": 1, "host": [5, 3, 1, -2], "gpu": [0, 5]}
     verb = chance.choice(("show", "make", "compare", "sweep"))
     of_requests = verb in ("make", "compare")
-    lines = [request] * 3 if of_requests else [{"kvbench_trace": 1, "block_bytes": 4096}, swap, swap]
-    lines[chance.randrange(3)] = mutated(lines[-1], chance)
-    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    data = damaged(data, chance) if chance.random() < 0.3 else data
-    data = chance.choice((data, gzip.compress(data), gzip.compress(data)[:-9], gzip.compress(b"0" * (9 << 20))))
-    file = bench.folder / "trace"
-    file.write_bytes(data)
+    good, hostile = (REQUEST, HOSTILE_REQUESTS) if of_requests else (SWAP, HOSTILE_SWAPS)
+    lines: list[Any] = [good] * 4 if of_requests else [TRACE_HEADER, *[good] * 3]
+    if chance.random() < 0.6:
+        lines[chance.randrange(1, 4)] = good | chance.choice(hostile)
+    if chance.random() < 0.4:
+        at = chance.randrange(4)
+        lines[at] = mutated(lines[at], chance)
+    data = b"".join(as_json(line) + b"\n" for line in lines)
+    data = damaged(data, chance) if chance.random() < 0.2 else data
+    packed = gzip.compress(data)
+    bombs = [gzip.compress(data + filler * (9 << 20)) for filler in (b"0", b"\n")] if chance.random() < 0.2 else []
+    file = bench.write("trace", chance.choice((data, data, packed, packed, packed[:-9], *bombs)))
     if verb == "sweep":
         options = (f"--trace-swaps={word(chance, '3')}", f"--speed={word(chance, '2')}")
-        return [
-            "sweep",
-            "--trace",
-            str(file),
-            *chance.sample(options, chance.randrange(3)),
-            "--device=cpu",
-            "--dry-run",
-        ]
+        return ["sweep", "--trace", file, *chance.sample(options, chance.randrange(3)), *DRY]
     if verb == "show":
-        return ["trace", "show", str(file)]
-    pools = (f"--gpu-pool={word(chance, '1GiB')}", f"--host-pool={word(chance, '4GiB')}")
+        return ["trace", "show", file]
+    pools = [f"--{name}-pool={word(chance, size) if chance.random() < 0.3 else size}" for name, size in POOLS.items()]
     out = (f"-o{bench.folder / 'swaps.gz'}",) if verb == "make" else ()
-    return ["trace", verb, str(file), "--model=llama-3-8b", *pools, *out]
+    return ["trace", verb, file, "--model=llama-3-8b", *pools, *out]
 
 
 def drawn(*_: object) -> dict[str, bytes]:
@@ -410,11 +430,20 @@ def fuzz(cases: int, seed: int, only: int | None = None) -> tuple[list[Finding],
                     if number % 50:  # a chart takes half a second to draw
                         for name_of_drawer in ("draw_lines", "draw_map"):
                             stack.enter_context(mock.patch.object(build, name_of_drawer, drawn))
+                    before_mib = peak_mib()
                     code, what = outcome(arguments, show=only is not None)
+                    grown_mib = peak_mib() - before_mib
+                    if grown_mib > MOST_GROWTH_MIB:
+                        what = what or f"it took {grown_mib} MiB more than all before it"
                 codes[code] += 1
                 if what:
                     findings.append(Finding(number, arguments, what))
     return findings, codes
+
+
+def peak_mib() -> int:
+    """Return the most memory that this process has held so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
 def outcome(arguments: list[str], *, show: bool = False) -> tuple[int, str]:

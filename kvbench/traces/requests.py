@@ -16,8 +16,9 @@ from kvbench.errors import UsageError
 from kvbench.text import printable, short
 from kvbench.traces.lines import lines_of
 
-# A file whose first lines are all bad has another format.
+# From this line on, a file of which fewer than one line in GOOD_LINE_IN is a request has another format, or is a bomb.
 LINES_TO_DECIDE: Final = 100
+GOOD_LINE_IN: Final = 100
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 
 
@@ -46,7 +47,8 @@ class Request(msgspec.Struct, frozen=True):
         full = self.input_tokens // block_tokens
         if self.hash_tokens % block_tokens == 0:
             per = self.hash_tokens // block_tokens
-            return [first * per + at for first in self.hash_ids for at in range(per)][:full]
+            needed = self.hash_ids[: -(-full // per)]
+            return [first * per + at for first in needed for at in range(per)][:full]
         if block_tokens % self.hash_tokens == 0:
             step = block_tokens // self.hash_tokens
             return self.hash_ids[step - 1 :: step][:full]
@@ -80,7 +82,7 @@ class RequestReader:
             latest_s = request.arrival_s
             self.read += 1
             yield request
-        self._refuse_if_none()
+        self._refuse_if_fewer(1)
 
     def _skip(self, number: int, reason: str) -> None:
         # Reasons name a position of an id; a hostile file must not make millions of them.
@@ -88,14 +90,16 @@ class RequestReader:
         self.skipped[reason] += 1
         self.first_skipped.setdefault(reason, number)
         if number >= LINES_TO_DECIDE:
-            self._refuse_if_none()
+            self._refuse_if_fewer(number // GOOD_LINE_IN)
 
-    def _refuse_if_none(self) -> None:
-        if not self.read:
+    def _refuse_if_fewer(self, requests: int) -> None:
+        if self.read < requests:
             first = next(iter(self.skipped), "the file is empty")
+            lines = self.read + self.skipped.total()
             raise UsageError(
-                f"{self.path}: not a request trace ({first}); a line must be a JSON object with timestamp, "
-                "input_length, output_length and hash_ids, as in the traces of Mooncake and Bailian"
+                f"{self.path}: not a request trace: {self.read} of {lines} lines are requests ({first}); a line must "
+                "be a JSON object with timestamp, input_length, output_length and hash_ids, as in the traces of "
+                "Mooncake and Bailian"
             )
 
 

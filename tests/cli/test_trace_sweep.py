@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 
+from kvbench.report.numbers import figure
 from kvbench.results import Visit, load_run
 from kvbench.results.frame import visits_that_count
 from kvbench.traces.file import Header, Swap, write_trace
@@ -69,6 +71,18 @@ def test_a_replay_at_the_times_of_the_trace_counts_what_is_late(folder: Path) ->
     page = (folder / "timed" / "report" / "report.md").read_text()
     assert "| Way | Swaps | Late | p50, us |" in page
     assert "at their times divided by 2" in page
+
+
+def test_swaps_that_come_faster_than_they_are_made_are_late_by_what_the_report_says(folder: Path) -> None:
+    options = ("--speed", "1e9", *ON_CPU, "-a", "direction=h2d")
+    done = kvbench_here("sweep", "--trace", "trace.gz", "-a", "backend=batched", *options, "-o", "crowded", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    of_visits = [visit.samples.late_us or [] for visit in visits(folder / "crowded")]
+    late_us = [one for own in of_visits for one in own if one > 0]
+    assert len(late_us) == 10 - len(of_visits), "all but the first of a visit"
+    assert kvbench_here("report", "crowded", cwd=folder).returncode == 0
+    page = (folder / "crowded" / "report" / "report.md").read_text()
+    assert f"| {len(late_us)} ({figure(median(late_us))} to {figure(max(late_us))} us) |" in page
 
 
 def test_orders_of_allocation_are_compared_by_the_times_of_a_replay(folder: Path) -> None:

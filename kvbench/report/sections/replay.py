@@ -35,7 +35,7 @@ _NOTE: Final = (
 _EVERY_KTH: Final = "It makes every k-th swap. p50 to worst: latency."
 _AT_TIMES: Final = (
     "It makes swaps that follow each other, at their times divided by {speed:g}. p50 to worst: latency from the time "
-    "at which a swap was due. Late: swaps that had to wait for those before them."
+    "at which a swap was due. Late: swaps that had to wait for those before them, and by how much (median to worst)."
 )
 
 
@@ -159,12 +159,19 @@ def _row(one: Replayed, *, late: bool) -> list[Text]:
     return [
         one.way,
         count(len(latencies)),
-        *([count(int((one.swaps["late_us"] > 0).sum()))] if late else []),
+        *([_lateness(one.swaps["late_us"])] if late else []),
         *(figure(float(latencies.quantile(share))) for share in (0.5, 0.9, 0.99, 1.0)),
         f"{figure(gbps)}{interval}",
         figure(float(one.swaps["caller_us"].median())),
         f"{one.swaps['pieces'].sum() / one.swaps['blocks'].sum():.0%}",
     ]
+
+
+def _lateness(late_us: "pd.Series[float]") -> str:
+    """Return how many swaps were late, and by how many microseconds."""
+    late_us = late_us[late_us > 0]
+    by = f" ({figure(late_us.median())} to {figure(late_us.max())} us)" if len(late_us) else ""
+    return f"{count(len(late_us))}{by}"
 
 
 def _chart(view: View, cells: pd.DataFrame, found: Mapping[str, Sequence[Replayed]]) -> Chart:

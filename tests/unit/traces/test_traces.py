@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -83,6 +84,25 @@ def test_bad_lines_are_counted_and_named_and_the_rest_is_read(tmp_path: Path) ->
     assert [one.arrival_s for one in reader] == [0.005, 0.005]
     assert reader.skipped.total() == 6
     assert min(reader.first_skipped.values()) == 2
+
+
+def test_a_request_before_endless_bad_lines_does_not_make_a_trace(tmp_path: Path) -> None:
+    good = {"timestamp": 5, "input_length": 700, "output_length": 1, "hash_ids": [1, 2]}
+    file = tmp_path / "requests.jsonl.gz"
+    file.write_bytes(gzip.compress(json.dumps(good).encode() + b"\n" * 1_000_000))
+    reader = RequestReader(file)
+    with pytest.raises(UsageError, match="1 of 200 lines"):
+        list(reader)
+
+
+def test_ids_beyond_the_input_of_a_request_make_no_keys() -> None:
+    assert Request(0.0, 40, 1, [7, 8, 9], 16).keys(8) == [14, 15, 16, 17, 18]
+    tracemalloc.start()
+    try:
+        assert Request(0.0, 600, 1, [*range(100_000)], 512).keys(16) == [*range(37)]
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_line_with_chat_ids_is_of_bailian_in_seconds_and_16_tokens(tmp_path: Path) -> None:
