@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -147,28 +146,17 @@ _MERGED: Final = {"merged_s": "", "merged_caller_s": " of the thread"}
 
 def _costs(paths: Sequence[Path], header: "Header") -> dict[str, dict[str, "SwapCost"]]:
     """Return what merged copies of such swaps cost in some runs, by direction and time."""
-    import pandas as pd
-
     from kvbench.results import load_run
-    from kvbench.results.replays import SwapCost, replayed_by
+    from kvbench.results.replays import costs_by
 
-    runs = [load_run(path) for path in paths]
-    replays = [replayed_by(run, "merged", header.block_bytes // header.descriptors) for run in runs]
-    costs = {}
-    for way in SIDES:
-        if swaps := [own[way] for own in replays if way in own]:
-            rates = [rate for run in runs for rate in run.ceilings().get(way, [])]
-            least = {"wall_us": 1e-3 / median(rates)} if rates else {}
-            every = pd.concat(swaps)
-            costs[way] = {name: SwapCost(every, time, least.get(time, 0.0)) for time, name in _TIMES.items()}
-    return costs
+    return costs_by([load_run(path) for path in paths], "merged", header.row_bytes, _TIMES)
 
 
 def _with_times(side: Mapping[str, Any], costs: Mapping[str, "SwapCost"], header: "Header") -> Mapping[str, Any]:
     """Return the side with the seconds that its swaps take as merged copies, and that they take from the thread."""
     copies = header.descriptors * side["blocks"] * (side["share_left_by_merging"] or 0.0)
     swap_bytes = side["blocks"] * header.block_bytes
-    times = {name: cost.total_s(side["swaps"], copies, swap_bytes) for name, cost in costs.items()}
+    times = {_TIMES[time]: cost.total_s(side["swaps"], copies, swap_bytes) for time, cost in costs.items()}
     return {**side, **times, "fit_error": max(cost.error for cost in costs.values())}
 
 

@@ -100,7 +100,12 @@ def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
 
 def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
     """Return which cells have swaps of one size whose layers nothing waits for."""
-    return ~by_layers(frame) & (frame["sequence"].astype(object) != TRACE)
+    return ~by_layers(frame) & ~of_trace(frame)
+
+
+def of_trace(frame: pd.DataFrame) -> "pd.Series[bool]":
+    """Return which cells replay the swaps of a trace."""
+    return frame["sequence"].astype(object) == TRACE
 
 
 def by_layers(frame: pd.DataFrame) -> "pd.Series[bool]":

@@ -1,19 +1,46 @@
-"""The swaps of a trace that a run replayed, one row each."""
+"""The swaps of a trace that a run replayed: a row each, and what such swaps cost."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
 from kvbench.cells.layers import TRACE
 from kvbench.errors import UsageError
 from kvbench.results.frame import visits_that_count
 from kvbench.results.rundir import Run
 from kvbench.results.schema import Visit
+from kvbench.units import gigabytes_per_second
 
 
-def replayed_swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
-    """Return a row for each swap: its round, number in the trace, times, descriptors, and the copies left of them."""
+def trace_of(run: Run) -> Mapping[str, Any] | None:
+    """Return the trace that a run replays, as its spec has it, or None."""
+    trace = run.info.spec.get("trace")
+    return trace if isinstance(trace, dict) else None
+
+
+def trace_name(run: Run) -> str:
+    """Return the file name of the trace that a run replays."""
+    return Path(str((trace_of(run) or {}).get("path", ""))).name or "the trace"
+
+
+def replays_of(run: Run) -> dict[Cell, pd.DataFrame]:
+    """Return a table for each cell that replays a trace, with a row for each swap: its round, number in the trace,
+    times, descriptors, and the copies left of them.
+    """
+    visits: dict[Cell, list[Visit]] = {}
+    for visit in visits_that_count(run.records):
+        if visit.cell.sequence == TRACE:
+            visits.setdefault(visit.cell, []).append(visit)
+    return {cell: _swaps(own, cell.block_bytes) for cell, own in visits.items()}
+
+
+def _swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
     parts = []
     for visit in visits:
         samples = visit.samples
@@ -30,22 +57,45 @@ def replayed_swaps(visits: Sequence[Visit], block_bytes: int) -> pd.DataFrame:
     return found.assign(swap_bytes=found["blocks"] * block_bytes, latency_us=found["wall_us"] + found["late_us"])
 
 
+def rate_of(swaps: pd.DataFrame) -> float:
+    """Return the GB/s of some swaps: all bytes over all time of swaps."""
+    return gigabytes_per_second(float(swaps["swap_bytes"].sum()), float(swaps["wall_us"].sum()))
+
+
 def replayed_by(run: Run, backend: str, descriptor_bytes: int) -> dict[str, pd.DataFrame]:
     """Return the swaps that `backend` replayed, by direction.
 
     Raises UsageError for a run without such swaps, or with descriptors of another size.
     """
-    visits: dict[str, list[Visit]] = {}
-    for visit in visits_that_count(run.records):
-        if visit.cell.sequence == TRACE and visit.cell.backend == backend:
-            if visit.cell.block_bytes != descriptor_bytes:
-                sizes = f"{visit.cell.block_bytes} bytes, those of this trace {descriptor_bytes}"
+    found: dict[str, list[pd.DataFrame]] = {}
+    for cell, swaps in replays_of(run).items():
+        if cell.backend == backend:
+            if cell.block_bytes != descriptor_bytes:
+                sizes = f"{cell.block_bytes} bytes, those of this trace {descriptor_bytes}"
                 raise UsageError(f"--run {run.path}: its descriptors have {sizes}; replay a trace of this model")
-            visits.setdefault(visit.cell.direction.value, []).append(visit)
-    if not visits:
+            found.setdefault(cell.direction.value, []).append(swaps)
+    if not found:
         wanted = f"kvbench sweep --trace FILE -a backend={backend}"
         raise UsageError(f"--run {run.path}: has no swaps of a trace by {backend}; measure them with {wanted}")
-    return {way: replayed_swaps(own, descriptor_bytes) for way, own in visits.items()}
+    return {way: pd.concat(own, ignore_index=True) for way, own in found.items()}
+
+
+def costs_by(
+    runs: Sequence[Run], backend: str, descriptor_bytes: int, times: Iterable[str]
+) -> dict[str, dict[str, "SwapCost"]]:
+    """Return what swaps by `backend` cost in replays, by direction and time; the latency is held to the ceilings.
+
+    Raises UsageError as replayed_by does.
+    """
+    replays = [replayed_by(run, backend, descriptor_bytes) for run in runs]
+    costs: dict[str, dict[str, SwapCost]] = {}
+    for way in map(str, Direction):
+        if own := [swaps[way] for swaps in replays if way in swaps]:
+            rates = [rate for run in runs for rate in run.ceilings().get(way, [])]
+            least = {"wall_us": 1e-3 / median(rates)} if rates else {}
+            every = pd.concat(own)
+            costs[way] = {time: SwapCost(every, time, least.get(time, 0.0)) for time in times}
+    return costs
 
 
 class SwapCost:

@@ -14,6 +14,7 @@ from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
+from kvbench.results.replays import trace_of
 from kvbench.text import a_stream, counted, ends, printable, short
 from kvbench.tune.fit import (
     Arms,
@@ -28,7 +29,7 @@ from kvbench.tune.fit import (
     typical,
     workload_axes,
 )
-from kvbench.tune.traced import in_contention, trace_of, trace_parts, trace_words
+from kvbench.tune.traced import in_contention, trace_parts, trace_words
 from kvbench.units import gigabytes_per_second, parse_size, size_words, two_digits
 
 

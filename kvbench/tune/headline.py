@@ -10,13 +10,14 @@ from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
+from kvbench.results.replays import trace_of
 from kvbench.text import ends
 from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
 from kvbench.tune.fit import Kind, Point, candidates, decide_all, kind_words, workload_axes
 from kvbench.tune.layouts import MERGED, runs_line
 from kvbench.tune.rule import Line, Range, SmallestRule, rule_of
-from kvbench.tune.traced import losses_by, trace_of, trace_parts
+from kvbench.tune.traced import losses_by, trace_parts
 from kvbench.units import size_words, two_digits
 
 # A line for each direction and stream state has one line of a terminal; with many of them, others are left out.

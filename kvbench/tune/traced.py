@@ -6,9 +6,8 @@ about its share of the time. A part is answered for like a shape.
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +15,17 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.layers import TRACE
 from kvbench.policy import AUTO, Choice
-from kvbench.results import Run, Visit
-from kvbench.results.frame import visits_that_count
-from kvbench.results.replays import replayed_swaps
+from kvbench.results import Run
+from kvbench.results.replays import replays_of, trace_name, trace_of
 from kvbench.text import printable
 from kvbench.traces.choice import SIDES
-from kvbench.tune.fit import Arms, Kind, Point, choice_of
+from kvbench.tune.fit import Arms, Kind, Point, choice_at
 
 PARTS: Final = 4
 # A choice with more than this multiple of the fastest one's time does not win in another run.
 _IN_CONTENTION: Final = 1.5
 _Blocks = npt.NDArray[np.int64]
-
-
-def trace_of(run: Run) -> dict[str, Any] | None:
-    """Return the trace that a run replays, as its spec has it, or None."""
-    trace = run.info.spec.get("trace")
-    return trace if isinstance(trace, dict) else None
 
 
 def parts_of(blocks: _Blocks) -> list[_Blocks]:
@@ -66,7 +57,7 @@ def trace_words(runs: Sequence[Run]) -> str:
     trace = trace_of(runs[0]) or {}
     sides = {title.split()[0].lower(): trace.get(way) for way, title in SIDES.items()}
     swaps = " and ".join(f"{of.get('total')} {name}" for name, of in sides.items() if isinstance(of, dict))
-    return printable(f"the swaps of {Path(str(trace.get('path'))).name}: {swaps}")
+    return printable(f"the swaps of {trace_name(runs[0])}: {swaps}")
 
 
 Part = tuple[dict[Choice, dict[int, float]], dict[Choice, float]]  # times by swap, and of the thread that submits
@@ -119,14 +110,9 @@ def _swaps(runs: Sequence[Run], direction: Direction) -> dict[Choice, pd.DataFra
     """Return the replayed swaps of each choice."""
     parts: dict[Choice, list[pd.DataFrame]] = {}
     for run in runs:
-        visits: dict[str, list[Visit]] = {}
-        for visit in visits_that_count(run.records):
-            visits.setdefault(visit.cell.id, []).append(visit)
-        frame = run.frame()
-        cells = frame[(frame["sequence"].astype(object) == TRACE) & (frame["direction"] == direction.value)]
-        for row in cells.to_dict("records"):
-            if row["backend"] != AUTO and (own := visits.get(row["cell_id"])):
-                parts.setdefault(choice_of(row), []).append(replayed_swaps(own, int(row["block_bytes"])))
+        for cell, swaps in replays_of(run).items():
+            if cell.backend != AUTO and cell.direction is direction:
+                parts.setdefault(choice_at(cell), []).append(swaps)
     return {choice: pd.concat(own, ignore_index=True) for choice, own in parts.items()}
 
 

@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple
 import pandas as pd
 
 from kvbench.analysis.margins import KNEE
+from kvbench.cells.axes import Direction
 from kvbench.report.numbers import figure, size
 from kvbench.results import Run, load_run
-from kvbench.results.replays import replayed_by
+from kvbench.results.replays import rate_of, replays_of
 from tests.docs.markup import code, table
 
 ROOT: Final = Path(__file__).parents[2]
@@ -118,11 +119,12 @@ class _Loads(NamedTuple):
 
 
 def _replayed(name: str, backend: str) -> _Loads:
-    run = committed(name)
-    swaps = replayed_by(run, backend, run.info.spec["trace"]["block_bytes"] // run.info.spec["trace"]["descriptors"])
-    loads = swaps["h2d"]
-    gbps = loads["swap_bytes"].sum() / loads["wall_us"].sum() / 1e3
-    return _Loads(gbps, loads["pieces"].sum() / loads["blocks"].sum(), loads["caller_us"].median())
+    (loads,) = (
+        swaps
+        for cell, swaps in replays_of(committed(name)).items()
+        if (cell.backend, cell.direction) == (backend, Direction.H2D)
+    )
+    return _Loads(rate_of(loads), loads["pieces"].sum() / loads["blocks"].sum(), loads["caller_us"].median())
 
 
 def _few_sms() -> str:

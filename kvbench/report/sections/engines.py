@@ -14,10 +14,10 @@ from kvbench.report.select import where
 from kvbench.report.tables import UNCLEAR, measured_table, unsure
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
+from kvbench.results.replays import trace_of
 from kvbench.text import counted, ends
 from kvbench.tune.answer import Answer, answers_of, by_kind
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES, Engine, shipped_choice
-from kvbench.tune.traced import trace_of
 from kvbench.units import format_size
 
 _WEIGHT: Final = 0.3  # that two calls of one function agree is a check, not an effect

@@ -1,8 +1,7 @@
 """Replay: the swaps of a trace, one after the other, by every backend: latency, GB/s and time of the thread."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -10,16 +9,14 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.layers import TRACE
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.tables import Row, chart_words, includes_of, listed, measured_table, rows_of, sms_words
 from kvbench.report.view import View
-from kvbench.results import Visit
-from kvbench.results.frame import visits_that_count
-from kvbench.results.replays import replayed_swaps
+from kvbench.results.frame import of_trace
+from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
 from kvbench.text import ends
 from kvbench.traces.choice import SIDES
 from kvbench.tune.answer import speed_words
@@ -63,17 +60,15 @@ SECTION = Section("replay", "Replay: the swaps of a trace", make, of_all=True)
 
 
 def _cells_of(view: View) -> pd.DataFrame:
-    return view.measured[view.measured["sequence"].astype(object) == TRACE]
+    return view.measured[of_trace(view.measured)]
 
 
 def _part(view: View) -> Part:
     """Return what one run adds."""
     cells = _cells_of(view)
-    visits: dict[str, list[Visit]] = {}
-    for visit in visits_that_count(view.run.records):
-        visits.setdefault(visit.cell.id, []).append(visit)
+    swaps = {cell.id: own for cell, own in replays_of(view.run).items()}
     found = {
-        way: [_replayed(row, visits[row["cell_id"]]) for row in rows_of(own)]
+        way: [_replayed(row, swaps[row["cell_id"]]) for row in rows_of(own)]
         for way in DIRECTIONS
         if not (own := where(cells, direction=way)).empty
     }
@@ -82,18 +77,15 @@ def _part(view: View) -> Part:
     return Part([one.text for one in told], [_chart(view, cells, found)], tables, told)
 
 
-def _replayed(row: Row, visits: Sequence[Visit]) -> Replayed:
+def _replayed(row: Row, swaps: pd.DataFrame) -> Replayed:
     backend = str(row["backend"])
-    return Replayed(
-        listed(backend, sms_words(row)), backend, row["cell_id"], replayed_swaps(visits, row["block_bytes"])
-    )
+    return Replayed(listed(backend, sms_words(row)), backend, row["cell_id"], swaps)
 
 
 def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
     """Return GB/s of all swaps, and the ends of the interval of the visits; nan where they are too few."""
-    sums = swaps.groupby("round")[["swap_bytes", "wall_us"]].sum()
-    low, high = median_interval((sums["swap_bytes"] / sums["wall_us"] / 1e3).to_numpy())
-    return float(swaps["swap_bytes"].sum() / swaps["wall_us"].sum() / 1e3), low, high
+    low, high = median_interval(np.array([rate_of(own) for _, own in swaps.groupby("round")]))
+    return rate_of(swaps), low, high
 
 
 def _finding(view: View, way: str, ways: Sequence[Replayed]) -> str:
@@ -107,13 +99,15 @@ def _finding(view: View, way: str, ways: Sequence[Replayed]) -> str:
     if len(ways) < 2 or len(fastest) > min(2, len(ways) - 1) or min(map(len, times.values())) < MIN_PAIRS:
         return ""
     first = next(one for one in ways if one.way == fastest[0])
-    rates = {one.way: _gbps(one.swaps)[0] for one in ways}
+    rates = {one.way: rate_of(one.swaps) for one in ways}
     rivals = [one.way for one in ways if one.backend in ("batched", *ENGINE_BACKENDS) and one.way not in fastest]
     gains = ", ".join(speed_words(rates[first.way] / rates[name], name) for name in rivals)
     p99 = figure(float(first.swaps["latency_us"].quantile(0.99)))
     are = "is" if len(fastest) == 1 else "are"
     gbps = ends([rates[name] for name in fastest], figure)
-    text = f"{SIDES[way]} of {_name(view)}: {' and '.join(fastest)} {are} the fastest, {gbps} GB/s, p99 {p99} us"
+    text = (
+        f"{SIDES[way]} of {trace_name(view.run)}: {' and '.join(fastest)} {are} the fastest, {gbps} GB/s, p99 {p99} us"
+    )
     return f"{text}; {gains}." if gains else f"{text}."
 
 
@@ -124,7 +118,7 @@ def _table(view: View, way: str, cells: pd.DataFrame, ways: Sequence[Replayed]) 
     header = ("Way", "Swaps", *late, *quantiles, "GB/s", "Caller, us", "Copies left")
     made, total = ways[0].swaps["number"].nunique(), _total(view, way)
     of = f"of {count(total)} " if total else ""
-    title = f"{SIDES[way]}: {count(made)} {of}swaps of {_name(view)}"
+    title = f"{SIDES[way]}: {count(made)} {of}swaps of {trace_name(view.run)}"
     return measured_table(view, cells, title, header, body, includes_of(view, "idle"), notes=[_note(view)])
 
 
@@ -133,22 +127,12 @@ def _note(view: View) -> str:
     return _NOTE.format(which=_AT_TIMES.format(speed=speed) if speed else _EVERY_KTH)
 
 
-def _trace(view: View) -> Mapping[str, Any]:
-    trace = view.run.info.spec.get("trace")
-    return trace if isinstance(trace, dict) else {}
-
-
-def _name(view: View) -> str:
-    """Return the file of the trace."""
-    return Path(str(_trace(view).get("path", ""))).name or "the trace"
-
-
 def _speed(view: View) -> float | None:
-    return _trace(view).get("speed")
+    return (trace_of(view.run) or {}).get("speed")
 
 
 def _total(view: View, way: str) -> int:
-    of = _trace(view).get(way)
+    of = (trace_of(view.run) or {}).get(way)
     return int(of["total"]) if isinstance(of, dict) else 0
 
 
@@ -179,7 +163,9 @@ def _chart(view: View, cells: pd.DataFrame, found: Mapping[str, Sequence[Replaye
     x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
     drawn = "medians of swaps of about this size · band: quartiles"
     points = pd.concat([one.swaps.assign(way=one.way, direction=way) for way, ways in found.items() for one in ways])
-    words = chart_words(view, f"Latency against the size of the swaps of {_name(view)}", cells, drawn, [_note(view)])
+    words = chart_words(
+        view, f"Latency against the size of the swaps of {trace_name(view.run)}", cells, drawn, [_note(view)]
+    )
     return Chart(f"replay-{view.label}", words, LinePlot(x, y, told_apart([panels]), "quartiles"), points)
 
 
