@@ -12,7 +12,6 @@ import numpy.typing as npt
 from kvbench.backends.base import Backend, SwapRequest
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.pattern import SHUFFLED, Pattern, Tensors
 from kvbench.engine.faults import Fault
 from kvbench.errors import KvbenchError
 from kvbench.measure.bench import Bench, SetUp
@@ -163,8 +162,7 @@ def replay(
 
 def _cell_of(cell: Cell, ids: int, trace: Replay) -> Cell:
     """Return the cell of one swap, whose sequence is whole."""
-    pattern = Pattern.of_tensors(Tensors(trace.descriptors, ids)) if trace.descriptors > 1 else SHUFFLED
-    return replace(cell, blocks=ids * trace.descriptors, pattern=pattern, sequence="whole")
+    return replace(cell, blocks=ids * trace.descriptors, pattern=trace.pattern, sequence="whole")
 
 
 def _set_up(bench: Bench, backend: Backend, cell: Cell, swap: Placed, trace: Replay, rng: np.random.Generator) -> SetUp:

@@ -12,7 +12,6 @@ from kvbench.cells.cell import AXES, axis_named
 from kvbench.cells.facts import plain_device
 from kvbench.cells.filter import Filter, parse_filters
 from kvbench.cells.layers import TRACE
-from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError, brief
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
 from kvbench.policy import Policy
@@ -150,8 +149,12 @@ class SweepSpec:
         asked = {name: values for group in self.groups for name, values in group.items()}
         if decided := next((name for name in asked if name in OF_TRACE), None):
             raise UsageError(f"-a {decided}: the trace sets it; leave it out")
-        tensors = f"tensors-{trace.descriptors}" if trace.descriptors > 1 else str(SHUFFLED)
-        texts = {"block_size": str(trace.row_bytes), "pattern": tensors, "sequence": TRACE, "reuse": "same"}
+        texts = {
+            "block_size": str(trace.row_bytes),
+            "pattern": str(trace.pattern),
+            "sequence": TRACE,
+            "reuse": "same",
+        }
         groups = []
         for group in self.groups:
             for direction in group.get("direction", tuple(Direction)):

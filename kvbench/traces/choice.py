@@ -4,6 +4,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from kvbench.cells.pattern import SHUFFLED, Pattern, Tensors
+
 MOST_SWAPS: Final = 10_000
 # The longest time that the swaps of one direction may be apart in a replay at the times of the trace.
 MOST_SPAN_S: Final = 120.0
@@ -43,6 +45,11 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def row_bytes(self) -> int:
         """The bytes of a descriptor; all descriptors of a block have equal parts of it."""
         return self.block_bytes // self.descriptors
+
+    @property
+    def pattern(self) -> Pattern:
+        """The layout of the blocks on both sides: in a tensor for each descriptor."""
+        return Pattern.of_tensors(Tensors(self.descriptors, 0)) if self.descriptors > 1 else SHUFFLED
 
     def of(self, direction: str) -> SwapsOf:
         return self.h2d if direction == "h2d" else self.d2h

@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 
 from kvbench.cells.cell import Cell
-from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.policy import Choice
@@ -80,13 +79,13 @@ def trace_sweep(path: Path, axes: Sequence[str], backends: Collection[str], seed
     trace = choose(path, _TRACE_SWAPS, seed)
     replayed = ways.with_trace(trace)
     groups = [*replayed.groups]
-    tensors = f"tensors-{trace.descriptors}" if trace.descriptors > 1 else str(SHUFFLED)
     for direction, own in selected(trace).items():
         ids = [min(label, max(1, _SHUFFLED_BYTES // trace.block_bytes)) for label in labels_of(own)]
         if ids:
             blocks = ",".join(str(count * trace.descriptors) for count in sorted(set(ids)))
-            shape = {"blocks": blocks, "block_size": str(trace.row_bytes), "pattern": tensors, "stream_state": "idle"}
-            groups += ways.with_axes({**shape, "direction": direction}).groups
+            size, pattern = str(trace.row_bytes), str(trace.pattern)
+            shape = {"direction": direction, "blocks": blocks, "block_size": size, "pattern": pattern}
+            groups += ways.with_axes({**shape, "stream_state": "idle"}).groups
     return replace(replayed, groups=tuple(groups))
 
 
