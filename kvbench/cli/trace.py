@@ -11,7 +11,7 @@ from kvbench.cli.options import Command, FromStruct, Group, with_struct_options
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.text import printable
-from kvbench.traces.choice import SIDES
+from kvbench.traces.choice import RUNS_BY, RUNS_OF, SIDES
 from kvbench.traces.simulate import Allocator, CacheSettings, StorePolicy
 from kvbench.units import parse_size
 
@@ -220,8 +220,8 @@ def _print_side(title: str, side: Mapping[str, Any], usual: Mapping[str, Any] | 
             f"  as merged copies: {', '.join(times)} (fit to the run: {side['fit_error']:.0%} off at the median)"
         )
     typer.echo(f"  blocks per swap           {_quantiles(side['blocks_per_swap'])}")
-    for name, where in (("host", "host ids"), ("gpu", "GPU ids"), ("both", "both sides")):
-        for by, noun in (("by_run", "run"), ("by_block", "block")):
+    for name, where in RUNS_OF.items():
+        for by, noun in RUNS_BY.items():
             typer.echo(f"  {f'run length by {noun}':<18} {where:<10} {_quantiles(side['runs'][name][by])}")
 
 

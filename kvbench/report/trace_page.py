@@ -13,11 +13,10 @@ from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import ChartWords, LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.numbers import count, figure
 from kvbench.results.frame import as_csv
-from kvbench.traces.choice import SIDES
+from kvbench.traces.choice import RUNS_BY, RUNS_OF, SIDES
 from kvbench.traces.statistics import TraceStatistics
 
 _PAGE: Final = "trace.md"
-_WHERE: Final = {"host": "host ids", "gpu": "GPU ids", "both": "both sides"}
 _RUNS: Final = ("trace-runs", "Share of the blocks in runs of at least this length", "blocks in a run")
 _SIZES: Final = ("trace-sizes", "Share of the swaps and of their bytes, by size", "blocks in a swap, at most")
 
@@ -26,7 +25,7 @@ def trace_files(title: str, statistics: TraceStatistics, block_bytes: int) -> di
     """Return the page of a trace as file name -> content: trace.md, and each chart as PNG, SVG and CSV."""
     summary = statistics.summary(block_bytes)
     runs = {
-        way: {_WHERE[where]: _at_least(lengths) for where, lengths in one.runs.items()}
+        way: {RUNS_OF[where]: _at_least(lengths) for where, lengths in one.runs.items()}
         for way, one in statistics.by_direction.items()
         if one.sizes
     }
@@ -67,9 +66,9 @@ def _table(summary: Mapping[str, Any]) -> str:
             "Blocks a swap, p10, p50, p90, p99": _quantiles(side["blocks_per_swap"]),
             "Descriptors that merging leaves": "-" if left is None else f"{left:.1%}",
             **{
-                f"Run length of {_WHERE[where]}, by {noun}, p10, p50, p90, p99": _quantiles(lengths[by])
+                f"Run length of {RUNS_OF[where]}, by {noun}, p10, p50, p90, p99": _quantiles(lengths[by])
                 for where, lengths in side["runs"].items()
-                for by, noun in (("by_run", "run"), ("by_block", "block"))
+                for by, noun in RUNS_BY.items()
             },
         }
         for name, value in values.items():

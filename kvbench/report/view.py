@@ -110,6 +110,12 @@ class View:
         return f"driver {short(str(version), 40)}"
 
     @property
+    def of_machine(self) -> "list[View]":
+        """The runs of this machine and clock, up to this one."""
+        machine = (self.title, self.driver, self.run.info.clock)
+        return [view for view in (*self.earlier, self) if (view.title, view.driver, view.run.info.clock) == machine]
+
+    @property
     def date(self) -> str:
         return self.run.info.created[:10]
 

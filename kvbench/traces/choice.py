@@ -10,6 +10,9 @@ MOST_SWAPS: Final = 10_000
 # The longest time that the swaps of one direction may be apart in a replay at the times of the trace.
 MOST_SPAN_S: Final = 120.0
 SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}
+# Where ids lie in runs, and what a run length is a quantile by.
+RUNS_OF: Final = {"host": "host ids", "gpu": "GPU ids", "both": "both sides"}
+RUNS_BY: Final = {"by_run": "run", "by_block": "block"}
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 

@@ -56,11 +56,10 @@ def make(view: View) -> Part | str:
     if _layers_of(view).empty:
         return "it needs swaps by layers (sequence=layers-L)"
     unit = _named(view)[1]
-    machine = (view.title, view.driver, view.run.info.clock)
     named = [
         (run, cells)
-        for run in (*view.earlier, view)
-        if (run.title, run.driver, run.run.info.clock) == machine and not _layers_of(run).empty
+        for run in view.of_machine
+        if not _layers_of(run).empty
         for cells, of in [_named(run)]
         if of == unit
     ]

@@ -48,9 +48,7 @@ class Replayed(NamedTuple):
 def make(view: View) -> Part | str:
     if _cells_of(view).empty:
         return "it needs swaps of a trace (kvbench sweep --trace FILE)"
-    machine = (view.title, view.driver, view.run.info.clock)
-    runs = [run for run in (*view.earlier, view) if (run.title, run.driver, run.run.info.clock) == machine]
-    parts = [_part(run) for run in runs if not _cells_of(run).empty]
+    parts = [_part(run) for run in view.of_machine if not _cells_of(run).empty]
     told = [finding for part in parts for finding in part.told]
     charts, tables = ([one for part in parts for one in getattr(part, name)] for name in ("charts", "tables"))
     return Part([finding.text for finding in told], charts, tables, told)
