@@ -12,12 +12,12 @@ from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.replays import trace_of
 from kvbench.text import ends
-from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
+from kvbench.tune.answer import Answer, answers_of, by_kind, machine_words, speed_words, words_of, workload_of
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
 from kvbench.tune.fit import Kind, Point, candidates, decide_all, kind_words, workload_axes
 from kvbench.tune.layouts import MERGED, runs_line
 from kvbench.tune.rule import Line, Range, SmallestRule, rule_of
-from kvbench.tune.traced import losses_by, trace_parts
+from kvbench.tune.traced import losses_by
 from kvbench.units import size_words, two_digits
 
 # A line for each direction and stream state has one line of a terminal; with many of them, others are left out.
@@ -49,7 +49,7 @@ def headline(rule: SmallestRule, runs: Sequence[Run]) -> list[str]:
     uses = [*map(_use, rule.lines, rule.lines.values())]
     if len(uses) > (most := _MOST - 2 * len(gate) - len(in_runs)):
         uses[most - 1 :] = [f"{len(uses) - most + 1} more directions and stream states: kvbench tune --stream STATE"]
-    return [*uses, loss, *_gains(rule), *gate, *in_runs, *_as_shuffled(runs), *rival, _open(rule.answers)]
+    return [*uses, loss, *_gains(rule), *gate, *in_runs, *_as_shuffled(rule, runs), *rival, _open(rule.answers)]
 
 
 def _use(kind: Kind, lines: Sequence[Line]) -> str:
@@ -114,7 +114,7 @@ def _gate(answers: Sequence[Answer]) -> Iterator[str]:
         yield f"batched from the opening of a gate takes {', '.join(parts)} of its time behind an open one"
 
 
-def _as_shuffled(runs: Sequence[Run]) -> Iterator[str]:
+def _as_shuffled(rule: SmallestRule, runs: Sequence[Run]) -> Iterator[str]:
     """Yield what the swaps of a trace would take by the choices for shuffled blocks, where these were measured."""
     if not all(map(trace_of, runs)):
         return
@@ -125,7 +125,10 @@ def _as_shuffled(runs: Sequence[Run]) -> Iterator[str]:
         return
     for (direction, _), points in contests.items():
         chosen[direction] = {point: decision.choice for point, decision in decide_all(points).items()}
-    parts = [f"{loss:.1%} for {direction}" for direction, loss in losses_by(chosen, trace_parts(runs))]
+    measured = {
+        kind[0]: {own.point: own.measured for own in answers} for kind, answers in by_kind(rule.answers).items()
+    }
+    parts = [f"{loss:.1%} for {direction}" for direction, loss in losses_by(chosen, measured)]
     if parts:
         yield f"By the choices for shuffled blocks, these swaps take {', '.join(parts)} longer"
 

@@ -4,7 +4,7 @@ The swaps of a direction are divided by size into parts with equal shares of the
 about its share of the time. A part is answered for like a shape.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from statistics import median
 from typing import Final
@@ -96,8 +96,8 @@ def in_contention(arms: Arms) -> Arms:
 
     The scatter of all is pooled to say what is open, and that of swaps that the CPU copies is many times larger.
     """
-    middle = {choice: median(visits.values()) for choice, visits in arms.items()}
-    return {choice: arms[choice] for choice in arms if middle[choice] <= _IN_CONTENTION * min(middle.values())}
+    slower = _over_fastest(arms)
+    return {choice: visits for choice, visits in arms.items() if slower[choice] <= _IN_CONTENTION}
 
 
 def _times(swaps: pd.DataFrame, blocks: int, column: str) -> dict[int, float]:
@@ -117,23 +117,24 @@ def _swaps(runs: Sequence[Run], direction: Direction) -> dict[Choice, pd.DataFra
 
 
 def losses_by(
-    chosen: dict[Direction, dict[Point, Choice]], parts: dict[Kind, dict[Point, Part]]
+    chosen: Mapping[Direction, Mapping[Point, Choice]], parts: Mapping[Direction, Mapping[Point, Arms]]
 ) -> Iterator[tuple[Direction, float]]:
     """Yield by direction how much longer all swaps take if each is made by the choice of the nearest shape in `chosen`.
 
     0.04 is 4% longer than by the fastest choice of each part.
     """
-    for (direction, _), points in parts.items():
-        own = chosen.get(direction, {})
+    for direction, own in chosen.items():
         ratios = []
-        for (_, blocks), (times, _) in points.items():
-            if own:
-                nearest = min(own, key=lambda point: abs(np.log(point[1] / blocks)))
-                ratios += [_longer(times, own[nearest])] if own[nearest] in times else []
+        for (_, blocks), times in parts.get(direction, {}).items():
+            nearest = min(own, key=lambda point: abs(np.log(point[1] / blocks)))
+            slower = _over_fastest(times)
+            ratios += [slower[own[nearest]] - 1] if own[nearest] in slower else []
         if ratios:
             yield direction, float(np.mean(ratios))
 
 
-def _longer(times: dict[Choice, dict[int, float]], choice: Choice) -> float:
-    middle = {one: median(visits.values()) for one, visits in times.items()}
-    return middle[choice] / min(middle.values()) - 1
+def _over_fastest(arms: Arms) -> dict[Choice, float]:
+    """Return the time of each candidate divided by that of the fastest."""
+    middle = {choice: median(visits.values()) for choice, visits in arms.items()}
+    fastest = min(middle.values())
+    return {choice: us / fastest for choice, us in middle.items()}

@@ -92,8 +92,8 @@ def test_the_answer_says_what_the_choices_for_shuffled_blocks_would_lose(run: Ru
 def test_losses_are_of_the_nearest_shape() -> None:
     small, large = (Choice.of(name, {}) for name in ("merged", "batched"))
     parts = {
-        (Direction.H2D, StreamState.IDLE): {
-            (4096, blocks): ({small: dict.fromkeys(range(6), 10.0), large: dict.fromkeys(range(6), 12.0)}, {})
+        Direction.H2D: {
+            (4096, blocks): {small: dict.fromkeys(range(6), 10.0), large: dict.fromkeys(range(6), 12.0)}
             for blocks in (10, 1000)
         }
     }
