@@ -147,23 +147,6 @@ def test_tuning_for_a_trace_measures_its_swaps_and_shuffled_blocks(folder: Path)
     assert (folder / "policy.toml").read_text().count("[[tables]]") == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--trace", "trace.gz", "--model", "llama-3-8b"], "--trace trace.gz: leave out RUN, --model"),
-        (["--trace", "trace.gz", "--stream", "idle"], "--trace trace.gz: leave out RUN, --model"),
-        (["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
-        (["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
-        (["--trace", "trace.gz", "--backends", "zzz"], "--backends zzz: kvbench tune measures only"),
-    ],
-)
-def test_what_cannot_be_tuned_for_is_one_clear_line(folder: Path, options: list[str], said: str) -> None:
-    (folder / "bad.gz").write_text(json.dumps({"requests": 3}))
-    done = kvbench_here("tune", *options, "--device=cpu", cwd=folder)
-    assert done.returncode == 2
-    assert said in error_line(done)
-
-
 def test_a_replay_is_resumed_with_its_own_file_alone(folder: Path) -> None:
     copy = folder / "copy.gz"
     copy.write_bytes((folder / "trace.gz").read_bytes())
@@ -183,22 +166,37 @@ def test_a_replay_is_resumed_with_its_own_file_alone(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("command", "options", "said"),
     [
-        (["--trace", "none.gz"], "none.gz cannot be read"),
-        (["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
-        (["quick", "--trace", "trace.gz"], "--trace trace.gz: a trace has its own geometry; leave out the config"),
-        (["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
-        (["--trace", "trace.gz", "-a", "stream_state=busy"], "-a stream_state: the trace sets it; leave it out"),
-        (["--trace-swaps", "4"], "--trace-swaps 4: requires --trace FILE"),
-        (["--speed", "4"], "--speed 4: requires --trace FILE"),
-        (["--trace", "trace.gz", "--speed", "-1"], "--speed -1: must be above 0 and at most 1e9"),
-        (["--trace", "trace.gz", "--speed", "nan"], "--speed nan: must be above 0"),
-        (["--trace", "trace.gz", "--speed", "0.01"], "--speed 0.01: 10 loads (h2d) of the trace span 9 s"),
+        ("sweep", ["--trace", "none.gz"], "none.gz cannot be read"),
+        ("sweep", ["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
+        (
+            "sweep",
+            ["quick", "--trace", "trace.gz"],
+            "--trace trace.gz: a trace has its own geometry; leave out the config",
+        ),
+        ("sweep", ["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
+        (
+            "sweep",
+            ["--trace", "trace.gz", "-a", "stream_state=busy"],
+            "-a stream_state: the trace sets it; leave it out",
+        ),
+        ("sweep", ["--trace-swaps", "4"], "--trace-swaps 4: requires --trace FILE"),
+        ("sweep", ["--speed", "4"], "--speed 4: requires --trace FILE"),
+        ("sweep", ["--trace", "trace.gz", "--speed", "-1"], "--speed -1: must be above 0 and at most 1e9"),
+        ("sweep", ["--trace", "trace.gz", "--speed", "nan"], "--speed nan: must be above 0"),
+        ("sweep", ["--trace", "trace.gz", "--speed", "0.01"], "--speed 0.01: 10 loads (h2d) of the trace span 9 s"),
+        ("tune", ["--trace", "trace.gz", "--model", "llama-3-8b"], "--trace trace.gz: leave out RUN, --model"),
+        ("tune", ["--trace", "trace.gz", "--stream", "idle"], "--trace trace.gz: leave out RUN, --model"),
+        ("tune", ["--trace", "trace.gz", "-a", "blocks=4"], "-a blocks: the trace sets it; leave it out"),
+        ("tune", ["--trace", "bad.gz"], "bad.gz: not a trace of kvbench"),
+        ("tune", ["--trace", "trace.gz", "--backends", "zzz"], "--backends zzz: kvbench tune measures only"),
     ],
 )
-def test_what_cannot_be_replayed_is_one_clear_line(folder: Path, options: list[str], said: str) -> None:
+def test_what_cannot_be_replayed_or_tuned_for_is_one_clear_line(
+    folder: Path, command: str, options: list[str], said: str
+) -> None:
     (folder / "bad.gz").write_text(json.dumps({"requests": 3}))
-    done = kvbench("sweep", *options, "--device=cpu", cwd=folder)
+    done = kvbench(command, *options, "--device=cpu", cwd=folder)
     assert done.returncode == 2
     assert said in error_line(done)
