@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from statistics import mean
+from time import perf_counter
 
 import pytest
 
@@ -177,11 +178,14 @@ def test_of_very_many_swaps_an_even_share_is_kept(bench: Bench, monkeypatch: pyt
 
 
 def test_small_copies_start_no_sooner_than_every_100_us_alone_and_beside_swaps(bench: Bench) -> None:
+    began_s = perf_counter()
     beside = measure(bench, Batched(), replace(CELL, neighbour=Neighbour.SMALLCOPY), SAMPLING, 1, None).beside
+    took_us = (perf_counter() - began_s) * 1e6
     assert beside is not None
-    for times_us in (beside.neighbour_alone_us, beside.neighbour_beside_us):
-        assert 10 < len(times_us) <= 1100  # two turns of 50 ms; a busy host starts some late, but none early
-        assert min(times_us) > 0
+    alone, with_swaps = beside.neighbour_alone_us, beside.neighbour_beside_us
+    assert min(len(alone), len(with_swaps)) > 10  # a busy host starts some late, but none early
+    assert len(alone) + len(with_swaps) <= took_us / 100
+    assert min(*alone, *with_swaps) > 0
 
 
 def test_the_swaps_of_a_neighbour_are_fresh_and_scattered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
