@@ -5,12 +5,14 @@ import hashlib
 import operator
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
-from typing import Final
+from types import ModuleType
+from typing import Any, ClassVar, Final
 
 from kvbench.cells.facts import DeviceFacts, EngineSetting
 from kvbench.errors import KvbenchError
@@ -20,8 +22,9 @@ _DEADLINE_S: Final = 50.0  # below the deadline of a worker that describes its b
 _TRIAL: Final = """
 import importlib, sys, torch
 kind, name = sys.argv[1:]
+module, _, function = name.partition(":")
 try:
-    torch.ops.load_library(name) if kind == "library" else importlib.import_module(name)
+    torch.ops.load_library(name) if kind == "library" else getattr(importlib.import_module(module), function)()
 except Exception as error:
     sys.exit(str(error.__cause__ or error))
 """
@@ -81,9 +84,9 @@ class EngineCode:
         """Return why torch cannot load `library`, one of the files, or None; tried in a process of its own."""
         return self._explained(library.rpartition("/")[2], _error_of("library", str(self.path(library))))
 
-    def import_error(self, module: str) -> str | None:
-        """Return why `module` cannot be imported, or None; tried in a process of its own."""
-        return self._explained(module, _error_of("module", module))
+    def call_error(self, loader: str) -> str | None:
+        """Return why `loader`, "module:function", cannot load the first file, or None; tried in its own process."""
+        return self._explained(next(iter(self.files)).rpartition("/")[2], _error_of("call", loader))
 
     def _explained(self, name: str, error: str | None) -> str | None:
         if error is None:
@@ -101,13 +104,31 @@ class EngineCode:
         return tuple(EngineSetting(name, known[name][0], f"{file}:{known[name][1]}") for name in names)
 
 
+class OfPackage:
+    """What the backends of engines share; `codes` are forms of the code, of which the first that is there counts."""
+
+    codes: ClassVar[tuple[EngineCode, ...]]
+    default_sms = ()
+
+    @property
+    def code(self) -> EngineCode:
+        return next((code for code in self.codes if code.missing() is None), self.codes[-1])
+
+    @property
+    def package(self) -> str:
+        return self.code.title
+
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
+        return frozenset({"memory", "sms"})
+
+
 def _is_torch(requirement: str) -> bool:
     return requirement.startswith("torch") and not requirement[5:6].isalnum() and "extra" not in requirement
 
 
 @cache
 def _error_of(kind: str, name: str) -> str | None:
-    """Return how a process of its own fails to load a library or a module, or None."""
+    """Return how a process of its own fails to load a library or to call a function, or None."""
     try:
         done = subprocess.run(
             (sys.executable, "-P", "-c", _TRIAL, kind, name), capture_output=True, timeout=_DEADLINE_S, check=False
@@ -120,6 +141,28 @@ def _error_of(kind: str, name: str) -> str | None:
         return f"ends the process that loads it with signal {-done.returncode}"
     last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
     return short(printable(f"does not load: {' '.join(''.join(last).split())}"))
+
+
+@contextmanager
+def stand_ins(modules: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Put modules with these contents, parents first, into sys.modules, and restore it at the end.
+
+    A package whose contents are a `__path__` finds its files, and its own `__init__` does not run.
+    """
+    before = {name: sys.modules[name] for name in modules if name in sys.modules}
+    for name, contents in modules.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+    try:
+        yield
+    finally:
+        for name in modules:
+            del sys.modules[name]
+        sys.modules.update(before)
 
 
 def _constants(text: str) -> dict[str, tuple[int, int]]:

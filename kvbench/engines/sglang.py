@@ -1,10 +1,13 @@
 """SGLang: the copy kernels of HiCache, compiled by SGLang at run time and compiled in sglang-kernel.
 
-Both take a table of base addresses and ids of rows. An address is `base + id * block_bytes` with `base` below
-`block_bytes`, so that any swap of equal blocks that lie on one grid can be given to them.
+Both take a table of base addresses and ids of rows. A block is one row, or the fewest equal rows that the kernel takes.
+An address is `base + id * row_bytes` with `base` below `row_bytes`, so that any swap of equal blocks that lie on one
+grid can be given to them.
 """
 
 from functools import cache
+from importlib import import_module
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
@@ -12,8 +15,8 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.facts import DeviceFacts, EngineSetting
 from kvbench.engine.device import Addresses
-from kvbench.engines.code import EngineCode
-from kvbench.engines.torch_call import PinnedLists, TorchStream
+from kvbench.engines.code import EngineCode, OfPackage, stand_ins
+from kvbench.engines.torch_call import PinnedLists, TorchStream, load_op
 from kvbench.errors import KvbenchError
 
 _AOT: Final = "sgl_kernel/{}/common_ops.abi3.so"
@@ -23,42 +26,41 @@ _AOT_QUOTA: Final = 2  # the default of SGLANG_HICACHE_BLOCK_QUOTA and of sgl_ke
 _AOT_WARPS: Final = 32
 _JIT: Final = "sglang/kernels/ops/kvcache/hicache.py"
 _JIT_KERNELS: Final = tuple(f"sglang/kernels/jit/csrc/kvcacheio/{name}.cuh" for name in ("hicache", "hicache_tma"))
-_JIT_NAMES: Final = ("TMA_BLOCK_QUOTA", "transfer_hicache_all_layer_mla")
+_JIT_NAMES: Final = (
+    "TMA_BLOCK_QUOTA", "TMA_STAGE_BYTES", "can_use_hicache_jit_kernel", "use_hicache_tma_kernel",
+    "transfer_hicache_all_layer_mla",
+)  # fmt: skip
 _JIT_CODE: Final = EngineCode("sglang", {_JIT: _JIT_NAMES, **dict.fromkeys(_JIT_KERNELS, ("run_all_mla",))})
 CODES: Final = (*_AOT_CODES.values(), _JIT_CODE)
-_JIT_MODULE: Final = "sglang.kernels.ops.kvcache.hicache"
+# Their __init__ imports what SGLang depends on; hicache.py needs them as folders only.
+_JIT_FOLDERS: Final = ("sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.kvcache", "sglang.srt")
 
 
-class SglangAot:
+class SglangAot(OfPackage):
     """`transfer_kv_all_layer_mla` of sglang-kernel with one layer; `sms` is its block quota, as shipped 2."""
 
     name = "sglang_aot"
     summary = "SGLang's copy kernel of sglang-kernel: as shipped, or with a chosen SM count"
-    default_sms = ()
-
-    @property
-    def package(self) -> str:
-        return next((code.title for code in _AOT_CODES.values() if code.missing() is None), "")
-
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory", "sms"})
+    codes = tuple(_AOT_CODES.values())
 
     def unavailable(self, device: DeviceFacts) -> str | None:
-        code = next((one for one in _AOT_CODES.values() if one.missing() is None), _AOT_CODES["sm90"])
-        return code.unavailable(device) or code.load_error(*code.files)
+        return self.code.unavailable(device) or self.code.load_error(*self.code.files)
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         info = request.device.driver.info
-        op = _load_op("sm90" if (info.compute_major, info.compute_minor) == (9, 0) else "sm100")
+        code = _AOT_CODES["sm90" if (info.compute_major, info.compute_minor) == (9, 0) else "sm100"]
+        op = load_op(code.path(*code.files), "sgl_kernel", _AOT_OP)
         sms = request.cell.sms or _AOT_QUOTA
 
-        def launch(source: Any, destination: Any, from_ids: Any, to_ids: Any, block_bytes: int) -> None:
-            op(source, destination, from_ids, to_ids, block_bytes, 1, sms, _AOT_WARPS)
+        row_bytes = request.cell.block_bytes
 
-        return PreparedSwap(IdsSwap(request, launch), Mechanism.SM_KERNEL)
+        def launch(source: Any, destination: Any, from_ids: Any, to_ids: Any) -> None:
+            op(source, destination, from_ids, to_ids, row_bytes, 1, sms, _AOT_WARPS)
+
+        return PreparedSwap(IdsSwap(request, row_bytes, launch), Mechanism.SM_KERNEL)
 
 
-class SglangJit:
+class SglangJit(OfPackage):
     """`transfer_hicache_all_layer_mla` of SGLang with one layer: its TMA kernel where that fits, else its other one.
 
     `sms` is the block quota; without it, SGLang decides.
@@ -66,82 +68,88 @@ class SglangJit:
 
     name = "sglang_jit"
     summary = "SGLang's copy kernels, compiled by SGLang: as shipped, or with a chosen SM count"
-    default_sms = ()
-
-    @property
-    def package(self) -> str:
-        return _JIT_CODE.title
+    codes = (_JIT_CODE,)
 
     @property
     def settings(self) -> tuple[EngineSetting, ...]:
         return () if _JIT_CODE.missing() else _JIT_CODE.settings(_JIT)
 
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory", "sms"})
-
     def unavailable(self, device: DeviceFacts) -> str | None:
-        return _JIT_CODE.unavailable(device, ("torch", "tvm_ffi")) or _JIT_CODE.import_error(_JIT_MODULE)
+        return self.code.unavailable(device, ("torch", "tvm_ffi")) or self.code.call_error(f"{__name__}:load_jit")
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        module, sms = _load_jit(), request.cell.sms
+        module, sms = load_jit(), request.cell.sms
+        row_bytes = row_of(request.cell.block_bytes, module.TMA_STAGE_BYTES)
+        # SGLang asks this, which compiles the kernel, when it allocates its pool.
+        if not module.can_use_hicache_jit_kernel(element_size=row_bytes, block_quota=sms):
+            raise KvbenchError(f"SGLang's kernels do not take rows of {row_bytes} bytes, or do not compile")
 
-        def launch(source: Any, destination: Any, from_ids: Any, to_ids: Any, block_bytes: int) -> None:
+        def launch(source: Any, destination: Any, from_ids: Any, to_ids: Any) -> None:
             module.transfer_hicache_all_layer_mla(
                 ptr_dst=destination,
                 indices_dst=to_ids,
                 ptr_src=source,
                 indices_src=from_ids,
-                cache_src_stride_bytes=block_bytes,
-                cache_dst_stride_bytes=block_bytes,
+                cache_src_stride_bytes=row_bytes,
+                cache_dst_stride_bytes=row_bytes,
                 block_quota=sms,
             )
 
-        return PreparedSwap(IdsSwap(request, launch), Mechanism.SM_KERNEL)
+        tma = module.use_hicache_tma_kernel(element_size=row_bytes, block_quota=sms or module.TMA_BLOCK_QUOTA)
+        warnings = () if tma else ("SGLang takes its register kernel, which needs no TMA",)
+        return PreparedSwap(IdsSwap(request, row_bytes, launch), Mechanism.SM_KERNEL, warnings=warnings)
 
 
 class IdsSwap:
-    """Uploads the ids of both sides, as SGLang does, and calls `launch` with base addresses, ids and block size."""
+    """Uploads the ids of both sides, as SGLang does, and calls `launch` with base addresses and ids of rows."""
 
     calls = 3
 
-    def __init__(self, request: SwapRequest, launch: Any) -> None:
+    def __init__(self, request: SwapRequest, row_bytes: int, launch: Any) -> None:
         self._stream, self._launch, memory = TorchStream(request.device), launch, request.memory
-        self._block_bytes = int(memory.sizes[0])
-        if (memory.sizes != self._block_bytes).any():
+        if (memory.sizes != request.cell.block_bytes).any():
             raise KvbenchError("SGLang's kernels copy blocks of one size")
-        self._sides = (memory.kernel_sources, memory.kernel_destinations)
-        self._pinned = PinnedLists(self._stream, 2, len(memory.sizes))
+        self._sides, self._row_bytes = (memory.kernel_sources, memory.kernel_destinations), row_bytes
+        self._rows = request.cell.block_bytes // row_bytes
+        self._pinned = PinnedLists(self._stream, 2, len(memory.sizes) * self._rows)
         torch, device = self._stream.torch, self._stream.device
-        bases = [self._base(side) for side in self._sides]
+        bases = [base_of(side, row_bytes) for side in self._sides]
         self._bases = [torch.tensor([base], dtype=torch.uint64, device=device) for base in bases]
-
-    def _base(self, side: Addresses) -> int:
-        rests = side % self._block_bytes
-        if (rests != rests[0]).any():
-            raise KvbenchError("SGLang's kernels copy rows of one tensor: every address must be a row of block_size")
-        return int(rests[0])
 
     def submit(self, stream: int) -> None:
         with self._stream(stream):
-            self._pinned.submit([side // np.uint64(self._block_bytes) for side in self._sides], self._upload)
+            self._pinned.submit([ids_of(side, self._row_bytes, self._rows) for side in self._sides], self._upload)
 
     def _upload(self, *ids: Any) -> None:
-        uploaded = [one.to(self._stream.device, non_blocking=True) for one in ids]
-        self._launch(*self._bases, *uploaded, self._block_bytes)
+        self._launch(*self._bases, *(one.to(self._stream.device, non_blocking=True) for one in ids))
+
+
+def row_of(block_bytes: int, limit: int) -> int:
+    """Return the size of the fewest equal rows of at most `limit` bytes that make a block."""
+    return next(block_bytes // n for n in count(-(-block_bytes // limit)) if block_bytes % n == 0)
+
+
+def base_of(side: Addresses, row_bytes: int) -> int:
+    """Return the address of row 0; raises KvbenchError where addresses differ by other than whole rows."""
+    rests = side % row_bytes
+    if (rests != rests[0]).any():
+        raise KvbenchError("SGLang's kernels copy rows of one tensor: every address must be a row of block_size")
+    return int(rests[0])
+
+
+def ids_of(side: Addresses, row_bytes: int, rows: int) -> Addresses:
+    """Return the ids of the rows of blocks at these addresses, `rows` a block, in their order."""
+    first: Addresses = side // np.uint64(row_bytes)
+    return first if rows == 1 else np.add.outer(first, np.arange(rows, dtype=np.uint64)).ravel()
 
 
 @cache
-def _load_op(folder: str) -> Any:
-    from torch import ops
+def load_jit() -> Any:
+    """Return SGLang's module hicache, loaded without sglang itself and what that imports.
 
-    library: Any = ops  # its functions have no types
-    (file,) = _AOT_CODES[folder].files
-    library.load_library(str(_AOT_CODES[folder].path(file)))
-    return getattr(library.sgl_kernel, _AOT_OP)
-
-
-@cache
-def _load_jit() -> Any:
-    import importlib
-
-    return importlib.import_module(_JIT_MODULE)
+    What it imports of sglang stays in sys.modules, as the JIT's records look for their module there.
+    """
+    folders = {name: {"__path__": [str(_JIT_CODE.path(name.replace(".", "/")))]} for name in _JIT_FOLDERS}
+    checks = {"sglang.srt.utils": {}, "sglang.srt.utils.common": {"is_cuda": lambda: True}}
+    with stand_ins({**folders, **checks}):
+        return import_module("sglang.kernels.ops.kvcache.hicache")

@@ -1,6 +1,8 @@
-"""What calls into torch share: the measured stream as torch's current one, and lists in pinned memory."""
+"""What calls into torch share: ops of a library, the measured stream as the current one, lists in pinned memory."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +12,16 @@ from kvbench.engine.device import Device
 
 # Engines keep a pinned set of lists for each transfer in flight; more than this many are never in flight here.
 _SETS: Final = 4
+
+
+@cache
+def load_op(library: Path, namespace: str, name: str) -> Any:
+    """Return an op of a library, which torch loads."""
+    from torch import ops
+
+    loaded: Any = ops  # its functions have no types
+    loaded.load_library(str(library))
+    return getattr(getattr(loaded, namespace), name)
 
 
 class TorchStream:

@@ -1,11 +1,7 @@
 """vLLM: the batched copy of its compiled library and its Triton path, as gpu_worker.py of vLLM calls them."""
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import cache
 from importlib import util
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -14,8 +10,8 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.facts import DeviceFacts, EngineSetting
 from kvbench.engine.memory import SwapMemory
-from kvbench.engines.code import EngineCode
-from kvbench.engines.torch_call import PinnedLists, TorchStream
+from kvbench.engines.code import EngineCode, OfPackage, stand_ins
+from kvbench.engines.torch_call import PinnedLists, TorchStream, load_op
 from kvbench.errors import KvbenchError
 
 _LIBRARY: Final = "vllm/_C_stable_libtorch.abi3.so"
@@ -27,16 +23,12 @@ _WORD_BYTES: Final = 8
 _MAX_CHUNK_BYTES: Final = 8192
 
 
-class VllmBatch:
+class VllmBatch(OfPackage):
     """`swap_blocks_batch` of vLLM's library: addresses and sizes in CPU tensors, one batched copy of the driver."""
 
     name = "vllm_batch"
     summary = "vLLM's batched copy, from its installed package"
-    default_sms = ()
-
-    @property
-    def package(self) -> str:
-        return _BATCH_CODE.title
+    codes = (_BATCH_CODE,)
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
         return frozenset({"memory", "order"})
@@ -66,7 +58,7 @@ class VllmBatchSwap:
             self._op(*self._lists, self._any_order)
 
 
-class VllmTriton:
+class VllmTriton(OfPackage):
     """`swap_blocks_batch` of swap_blocks_triton.py.
 
     Without `sms` as shipped: vLLM's NUM_SMS and, for fewer than MIN_N blocks, its fallback to the batched copy. With
@@ -75,18 +67,11 @@ class VllmTriton:
 
     name = "vllm_triton"
     summary = "vLLM's Triton path, from its installed package: as shipped, or with a chosen SM count"
-    default_sms = ()
-
-    @property
-    def package(self) -> str:
-        return _TRITON_CODE.title
+    codes = (_TRITON_CODE,)
 
     @property
     def settings(self) -> tuple[EngineSetting, ...]:
         return () if _TRITON_CODE.missing() else _TRITON_CODE.settings(_TRITON)
-
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory", "sms"})
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         return _TRITON_CODE.unavailable(device, ("torch", "triton"))
@@ -127,13 +112,8 @@ def _lists(memory: SwapMemory) -> tuple[Any, Any, Any]:
     return memory.kernel_sources, memory.kernel_destinations, memory.sizes
 
 
-@cache
 def _load_op() -> Any:
-    from torch import ops
-
-    library: Any = ops  # its functions have no types
-    library.load_library(str(_BATCH_CODE.path(_LIBRARY)))
-    return library._C_cache_ops.swap_blocks_batch
+    return load_op(_BATCH_CODE.path(_LIBRARY), "_C_cache_ops", "swap_blocks_batch")
 
 
 @cache
@@ -154,30 +134,9 @@ def load_wrapper(constants: tuple[tuple[str, int], ...]) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module: Any = util.module_from_spec(spec)
-    with _modules(stubs):
+    with stand_ins(stubs):
         spec.loader.exec_module(module)
     if lost := [name for name in _TRITON_CODE.files[_TRITON] if not hasattr(module, name)]:
         raise KvbenchError(f"vllm {_TRITON_CODE.version}: {_TRITON} has no {' and no '.join(lost)}")
     vars(module).update(constants)
     return module
-
-
-@contextmanager
-def _modules(stubs: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-    """Put modules with these contents into sys.modules, and restore it at the end."""
-    before = {name: sys.modules.get(name) for name in stubs}
-    for name, contents in stubs.items():
-        module = ModuleType(name)
-        vars(module).update(contents)
-        sys.modules[name] = module
-        parent, _, child = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], child, module)
-    try:
-        yield
-    finally:
-        for name, module_before in before.items():
-            if module_before is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module_before

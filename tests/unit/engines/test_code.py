@@ -30,6 +30,15 @@ def swap_blocks_batch(src, dst, sizes, any_order, *, bytes_per_chunk):
     return NUM_SMS, MIN_N, bytes_per_chunk, ops.swap_blocks_batch, triton.__name__
 """
 
+HICACHE = """import torch
+from sglang.srt.environ import envs
+from sglang.srt.utils.common import is_cuda
+
+assert is_cuda()
+TMA_BLOCK_QUOTA = 4
+TMA_STAGE_BYTES = 32 * 1024
+"""
+
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -47,6 +56,30 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def put(site: Path, file: str, content: bytes | str) -> None:
     (site / file).parent.mkdir(parents=True, exist_ok=True)
     (site / file).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def put_sglang(site: Path, hicache: str) -> None:
+    """Install an sglang 0.99.0 whose packages cannot be imported, as where its dependencies are missing."""
+    text = (site / "vllm-0.99.0.dist-info/METADATA").read_text()
+    put(site, "sglang-0.99.0.dist-info/METADATA", text.replace("vllm", "sglang"))
+    for package in ("sglang", "sglang/kernels/ops/kvcache"):
+        put(site, f"{package}/__init__.py", "import a_dependency_that_is_not_there")
+    put(site, "sglang/srt/environ.py", "envs = 1")
+    put(site, "sglang/kernels/ops/kvcache/hicache.py", hicache)
+    for kernel in ("hicache", "hicache_tma"):
+        put(site, f"sglang/kernels/jit/csrc/kvcacheio/{kernel}.cuh", "")
+    put(site, "tvm_ffi.py", "")
+
+
+def doctor(site: Path) -> dict[str, str]:
+    """Return what `doctor --engines` prints with the packages in `site`: name -> line."""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-m", "kvbench", "doctor", "--engines"],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return {line.split()[1]: line for line in done.stdout.splitlines() if line.strip()}
 
 
 def why_not(name: str, device: DeviceFacts = GPU) -> str:
@@ -114,16 +147,22 @@ def test_the_wrapper_loads_without_its_engine_and_with_other_constants(site: Pat
 
 def test_doctor_lists_every_engine_and_what_keeps_it_from_running(site: Path) -> None:
     put(site, LIBRARY, "no library")
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-m", "kvbench", "doctor", "--engines"],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
-    lines = {line.split()[1]: line for line in done.stdout.splitlines() if line.strip()}
+    lines = doctor(site)
     assert "vllm 0.99.0 needs torch==9.9" in lines["vllm_batch"]
     assert "sglang-kernel is not installed" in lines["sglang_aot"]
     assert "lmcache is not installed" in lines["lmcache"]
-    assert done.returncode == 0, done.stderr
+
+
+def test_sglang_loads_without_its_package_being_imported(site: Path) -> None:
+    put_sglang(site, HICACHE)
+    assert "loads" in doctor(site)["sglang_jit"]
+
+
+def test_sglang_that_does_not_load_is_one_line_with_the_file_and_the_cause(site: Path) -> None:
+    put_sglang(site, f"{HICACHE}\nfrom sglang.srt.environ import gone")
+    line = doctor(site)["sglang_jit"]
+    assert "sglang 0.99.0 needs torch==9.9, this is torch " in line
+    assert "hicache.py does not load: cannot import name 'gone'" in line
 
 
 def test_an_engine_is_measured_on_request_only(tmp_path: Path) -> None:
