@@ -131,8 +131,8 @@ def definitions() -> list[Text]:
         (rate, Code("swap_us"), "; bands are the quartiles of all samples, which decide no comparison"),
         "Ceiling: median GB/s of large plain copies in the same run and direction",
         (
-            "Roof: what a cell can reach: the ceiling (for a kernel the GB/s of large SM copies), and no more than the "
-            "translation limit, ",
+            "Roof: the highest rate that was reached: the ceiling (for a kernel the GB/s of large SM copies), and no "
+            "more than the translation limit, ",
             Code("limit_blocks_per_s"),
             ", for blocks scattered over 1 GiB or more",
         ),

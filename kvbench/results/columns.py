@@ -110,8 +110,11 @@ COLUMNS: Final[dict[str, str]] = {
     "ceiling_share": "gbps / ceiling_gbps",
     "limit_blocks_per_s": "the translation limit: the highest rate of scattered small blocks that SM copies reached "
     "in this direction of the same run; empty if no limit is in reach, or if the run did not measure it",
-    "roof_gbps": "the roof of this cell: GB/s of large SM copies (for a kernel) or ceiling_gbps, limited to "
-    "limit_blocks_per_s blocks per second if the blocks are scattered over 1 GiB or more",
+    "roof_gbps": "the roof of this cell, the highest throughput that was reached: GB/s of large SM copies (for a "
+    "kernel) or ceiling_gbps, limited to limit_blocks_per_s blocks per second if the blocks are scattered over 1 GiB "
+    "or more; median of the rounds",
+    "roof_gbps_low": "lower end of its 95% interval, from the rounds; empty with fewer than six, and for a ceiling",
+    "roof_gbps_high": "upper end of that interval",
     "roof_share": "gbps / roof_gbps",
     "path": "effective path: the mechanism that moved the bytes; if visits differ, the most frequent one comes first",
     "staging_bytes": "device memory that a staged swap takes beside its blocks; empty for others",

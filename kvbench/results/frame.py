@@ -20,7 +20,7 @@ from kvbench.cells.layers import TRACE
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.results.columns import NO_FIGURE, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.cost import layer_figures, median_or_nan, neighbour_figures
-from kvbench.results.reach import Reach
+from kvbench.results.reach import Rate, Reach
 from kvbench.results.schema import (
     CellRecord,
     Failure,
@@ -175,13 +175,19 @@ def _status(story: Sequence[CellRecord]) -> str:
 def _limits(cell: Cell, ceilings: Mapping[str, float], roofs: Mapping[str, Reach]) -> dict[str, float]:
     """Return the ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
     ceiling, reach = ceilings.get(cell.direction, math.nan), roofs.get(cell.direction)
-    if reach is None:
-        return {"ceiling_gbps": ceiling, "limit_blocks_per_s": math.nan, "roof_gbps": math.nan}
-    limit = reach.limit_blocks_per_s or math.nan
-    roof = ceiling if cell.sms is None else reach.sm_gbps
-    if cell.pool_bytes >= SCATTERED_FROM_BYTES and math.isfinite(limit):
-        roof = min(roof, limit * cell.block_bytes / 1e9)
-    return {"ceiling_gbps": ceiling, "limit_blocks_per_s": limit, "roof_gbps": roof}
+    limit, roof = Rate(math.nan), Rate(math.nan)
+    if reach is not None:
+        limit = reach.limit_blocks_per_s or limit
+        roof = Rate(ceiling) if cell.sms is None else reach.sm_gbps
+        if cell.pool_bytes >= SCATTERED_FROM_BYTES and math.isfinite(limit.rate):
+            roof = min(roof, limit.times(cell.block_bytes / 1e9), key=lambda one: one.rate)
+    return {
+        "ceiling_gbps": ceiling,
+        "limit_blocks_per_s": limit.rate,
+        "roof_gbps": roof.rate,
+        "roof_gbps_low": roof.low,
+        "roof_gbps_high": roof.high,
+    }
 
 
 def _words(cell: Cell, story: Sequence[CellRecord]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from kvbench.sweep.plan import Plan, PlannedVisit, visits
 from kvbench.sweep.spec import OF_TRACE, SweepSpec
 
 CEILING_SAMPLES: Final = 4
+ROOF_SAMPLES: Final = 1
 # From this pool size on, scattered throughput is nearly constant.
 ROOF_POOL_BYTES: Final = 4 << 30
 # The maximum repeats of a disturbed visit, and the limit per round (one visit in this many) on a host that is never
@@ -175,8 +176,7 @@ class Execution:
             return
         pool_bytes = self.reserve(visit.cell for visit in missing)
         for number, planned in groupby(missing, key=lambda visit: visit.round):
-            first = number == missing[0].round
-            self._measure_round(number, planned, pool_bytes if first else None)
+            self._measure_round(number, planned, pool_bytes, first=number == missing[0].round)
 
     def _follow(self, schedule: Schedule) -> None:
         """Measure what the schedule requests, until it requests nothing."""
@@ -187,16 +187,17 @@ class Execution:
         for place, stage in enumerate(schedule.stages()):
             number = stage[0][0]
             planned = (PlannedVisit(number, cell) for _, cell in stage)
-            self._measure_round(number, planned, None if place else pool_bytes)
+            # A search has many short rounds: its roofs are measured once.
+            self._measure_round(number, planned, 0 if place else pool_bytes, first=place == 0)
 
-    def _measure_round(self, number: int, planned: Iterable[PlannedVisit], roofs_in_bytes: int | None) -> None:
-        """Measure a round; the first round begins with the roofs, in a pool of `roofs_in_bytes` bytes."""
+    def _measure_round(self, number: int, planned: Iterable[PlannedVisit], pool_bytes: int, *, first: bool) -> None:
+        """Measure a round, which begins with large copies, and with the roofs where `pool_bytes` is large enough."""
         self.measure_ceilings(number)
         self.measure_controls(number)
-        if roofs_in_bytes is not None:
+        if first:
             # Right after the large copies: an idle GPU lowers the speed of its link.
             self.observe("start")
-            self._measure_roofs(number, roofs_in_bytes)
+        self._measure_roofs(number, pool_bytes)
         waiting = deque(planned)
         repeats = max(1, len(waiting) // VISITS_A_REPEAT)
         while waiting:
@@ -246,11 +247,11 @@ class Execution:
             self.replace_worker("the worker process had ended between two requests and was replaced")
 
     def _measure_roofs(self, number: int, pool_bytes: int) -> None:
-        """Measure the roofs once per run, if the device has SM copies and the pool is large enough."""
+        """Measure the missing roofs of a round, if the device has SM copies and the pool is large enough."""
         has_kernels = any(backend.name == "sm" and not backend.unavailable for backend in self.opened.backends)
         for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
             if has_kernels and pool_bytes >= ROOF_POOL_BYTES:
-                self._copies(MeasureRoof(direction=direction.value, round=number, samples=CEILING_SAMPLES), Roof)
+                self._copies(MeasureRoof(direction=direction.value, round=number, samples=ROOF_SAMPLES), Roof)
 
     def visit(self, visit: PlannedVisit, in_turn: InTurn | None = None) -> Visit | Failure:
         """Make a visit and record it; raises KvbenchError if a failed worker cannot be replaced."""

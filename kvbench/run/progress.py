@@ -38,9 +38,8 @@ class Progress:
         return not made and cell_id not in self.failed and cell_id not in self.skipped
 
     def has_copies(self, kind: type[Record], direction: str, number: int) -> bool:
-        """Whether large copies of this kind were measured: in round `number`, but roofs in any."""
-        rounds = [made for *what, made in self.copies if what == [kind, direction]]
-        return bool(rounds) if kind is Roof else number in rounds
+        """Whether large copies of this kind were measured in round `number`."""
+        return (kind, direction, number) in self.copies
 
     @property
     def measured(self) -> int:

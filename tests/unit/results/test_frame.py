@@ -75,6 +75,15 @@ def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: P
     assert (frame["roof_share"] == frame["gbps"] / frame["roof_gbps"]).all()
 
 
+def test_a_roof_of_six_rounds_has_an_interval(tmp_path: Path) -> None:
+    rounds = [msgspec.structs.replace(roof(1000.0 + 10 * n, 300.0), round=n) for n in range(6)]
+    row = frame_of(tmp_path, *rounds, visit(FAR, 40.0)).loc[FAR.id]
+    rates = [28_000 * 1024 / (1000.0 + us) / 1e3 for us in (25, 50, 0)]
+    assert row[["roof_gbps", "roof_gbps_low", "roof_gbps_high"]].tolist() == pytest.approx(rates)
+    row = frame_of(tmp_path / "five", *rounds[:5], visit(FAR, 40.0)).loc[FAR.id]
+    assert row[["roof_gbps_low", "roof_gbps_high"]].isna().all()
+
+
 def test_a_device_without_a_translation_limit_in_reach_has_none(tmp_path: Path) -> None:
     row = frame_of(tmp_path, roof(scattered_us=305.0, dense_us=300.0), visit(FAR, 40.0)).loc[FAR.id]
     assert row["roof_gbps"] == pytest.approx(50)
