@@ -180,7 +180,7 @@ def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFa
         }
         # Another package can return anything.
         facts: BackendFacts = msgspec.convert(msgspec.to_builtins(told), BackendFacts)
-        if facts.default_sms and not facts.default_sms[-1].fits(Direction.H2D, 0, 1 << 34):
+        if facts.default_sms and not facts.default_sms[-1].fits(Direction.H2D, 0, 1 << 34, 1 << 62):
             raise ValueError("the last row of default_sms must apply to every swap")
         return facts
     except Exception as error:  # as in _load

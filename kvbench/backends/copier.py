@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from math import sqrt
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvbench.backends.base import facts_of
 from kvbench.backends.batched import CPU_INLINE_UP_TO_BYTES, PRIME_NS
 from kvbench.backends.sm import INLINE_UP_TO_BYTES, Sm, shape_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.kernel_shape import KernelShape
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.engine.device import DIRECTIONS, BlockCopier, CopyTable, CopyWay, Device
 from kvbench.policy import Choice, Policy, Table
@@ -20,7 +21,9 @@ from kvbench.units import KIB
 _STATES: Final = {StreamState.IDLE: False, StreamState.GATED: True}
 COPIES: Final = ("batched", "primed", "merged")
 _UNALIGNED: Final = 1
+# Block sizes and numbers of blocks between which the rule of the copy kernel changes.
 _RULE_SIZES: Final = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 32, 64))
+_RULE_COUNTS: Final = (256, 1024)
 
 
 def copier_for(device: Device, policies: Sequence[Policy]) -> BlockCopier:
@@ -34,9 +37,9 @@ def copier_for(device: Device, policies: Sequence[Policy]) -> BlockCopier:
         CopyTable(
             direction=DIRECTIONS[direction],
             pending=pending,
-            size_limits=_limits(sizes := _sizes(table)),
-            count_limits=_limits(table.blocks),
-            ways=[ways.place(table, size, count) for size in sizes for count in table.blocks],
+            size_limits=_limits(sizes := sorted({*table.block_bytes, *_RULE_SIZES})),
+            count_limits=_limits(counts := sorted({*table.blocks, *_RULE_COUNTS})),
+            ways=[ways.place(table, size, count) for size in sizes for count in counts],
         )
         for direction in Direction
         for state, pending in _STATES.items()
@@ -45,14 +48,17 @@ def copier_for(device: Device, policies: Sequence[Policy]) -> BlockCopier:
     return BlockCopier(device.driver, ways.made, tables)
 
 
-def _sizes(table: Table) -> list[int]:
-    """Return the block sizes of a table, and those between which the rule of the copy kernel changes."""
-    return sorted({*table.block_bytes, *_RULE_SIZES})
-
-
 def _limits(values: Sequence[int]) -> list[float]:
     """Return up to which value each of `values`, which ascend, is the nearest in ratio, without the last."""
     return [sqrt(low * high) for low, high in pairwise(values)]
+
+
+class _Kernels(NamedTuple):
+    """An SM count with the shapes of the copy kernel for aligned and for all other lists."""
+
+    sms: int | None
+    aligned: KernelShape
+    unaligned: KernelShape
 
 
 class _Ways:
@@ -61,18 +67,18 @@ class _Ways:
     def __init__(self, device: Device) -> None:
         self._device, self._sm = device, Sm()
         self._here = device.facts()
-        self._places: dict[tuple[Choice, Direction, int], int] = {}
+        self._places: dict[Choice | _Kernels, int] = {}
         self.made: list[CopyWay] = []
 
     def place(self, table: Table, block_bytes: int, blocks: int) -> int:
         """Return the index in `made` of what a table chooses at a point."""
         choice = self._own(table.choose(blocks, block_bytes))
         by_copies = choice.backend in COPIES
-        key = choice, table.direction, 0 if by_copies else block_bytes
-        if key not in self._places:
-            self._places[key] = len(self.made)
-            self.made.append(self._by_copies(choice) if by_copies else self._by_kernel(*key, blocks))
-        return self._places[key]
+        way = choice if by_copies else self._kernels(choice, table.direction, block_bytes, blocks)
+        if way not in self._places:
+            self._places[way] = len(self.made)
+            self.made.append(self._by_kernel(way) if isinstance(way, _Kernels) else self._by_copies(way))
+        return self._places[way]
 
     def _own(self, choice: Choice) -> Choice:
         if choice.backend in COPIES:
@@ -91,15 +97,20 @@ class _Ways:
             prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if sliced and self._device.is_cuda else 0,
         )
 
-    def _by_kernel(self, choice: Choice, direction: Direction, block_bytes: int, blocks: int) -> CopyWay:
+    def _kernels(self, choice: Choice, direction: Direction, block_bytes: int, blocks: int) -> _Kernels:
         plain = Cell(Sm.name, direction, blocks, block_bytes, pool_bytes=SCATTERED_FROM_BYTES)
         cell = with_usual(choice.apply(plain), facts_of(Sm.name, self._here), self._here)
         info = self._device.driver.info
         compute = 10 * info.compute_major + info.compute_minor
-        bulk, lanes = (shape_for(cell, block_bytes, bits, compute, info.shared_bytes) for bits in (0, _UNALIGNED))
+        aligned, unaligned = (
+            shape_for(cell, block_bytes, bits, compute, info.shared_bytes) for bits in (0, _UNALIGNED)
+        )
+        return _Kernels(cell.sms, aligned, unaligned)
+
+    def _by_kernel(self, way: _Kernels) -> CopyWay:
         return CopyWay(
-            sms=cell.sms or 0,
-            bulk=self._sm.kernel(self._device, bulk) if bulk.method == "bulk" else None,
-            lanes=self._sm.kernel(self._device, lanes),
+            sms=way.sms or 0,
+            bulk=self._sm.kernel(self._device, way.aligned) if way.aligned.method == "bulk" else None,
+            lanes=self._sm.kernel(self._device, way.unaligned),
             inline_up_to=INLINE_UP_TO_BYTES,
         )

@@ -32,18 +32,18 @@ _BULK: Final = (
 )
 
 
-# The smallest SM count within 3% of the best, on an H200 and an H100, for fresh blocks in 16 GiB and for dense blocks;
-# and the kernel shape, where None means bulk copies with a shape by block size. Scattered blocks mostly miss the GPU's
-# address translations, and each SM has few misses in flight: small blocks need more SMs, and d2h needs the lanes, which
-# have more misses in flight than bulk stores.
-_RULE: Final[tuple[tuple[SmsRow, KernelShape | None], ...]] = (
-    (SmsRow(8, Direction.D2H, SCATTERED_FROM_BYTES, 2 * KIB), _MANY_LANES),
-    (SmsRow(4, Direction.D2H, SCATTERED_FROM_BYTES, 8 * KIB), _LANES),
-    (SmsRow(2, Direction.D2H, SCATTERED_FROM_BYTES, 32 * KIB), _MANY_LANES),
-    (SmsRow(4, Direction.H2D, SCATTERED_FROM_BYTES, 8 * KIB), None),
-    (SmsRow(2), None),
+# The smallest SM count within 3% of the best, for fresh blocks in 16 GiB and for dense blocks, on an H200 and an H100
+# (for few blocks, on an H200). Scattered blocks mostly miss the GPU's address translations, and each SM has few misses
+# in flight: small blocks need more SMs. So do few blocks d2h, whose first bytes are then requested at once.
+DEFAULT_SMS: Final[SmsRule] = (
+    SmsRow(8, Direction.D2H, SCATTERED_FROM_BYTES, 2 * KIB),
+    SmsRow(8, Direction.D2H, SCATTERED_FROM_BYTES, most_blocks=256),
+    SmsRow(4, Direction.D2H, SCATTERED_FROM_BYTES, 8 * KIB),
+    SmsRow(4, Direction.H2D, SCATTERED_FROM_BYTES, 8 * KIB),
+    SmsRow(2),
 )
-DEFAULT_SMS: Final[SmsRule] = tuple(swaps for swaps, _ in _RULE)
+# (maximum block size in bytes, shape) for scattered blocks d2h: lanes have more misses in flight than bulk stores.
+_SCATTERED_STORES: Final = ((2 * KIB, _MANY_LANES), (8 * KIB, _LANES), (32 * KIB, _MANY_LANES))
 
 
 def shape_for(
@@ -63,11 +63,10 @@ def shape_for(
                 f"axis kernel={cell.kernel}: bulk copies need sm_90 or newer and multiples of {_BULK_ALIGNMENT} bytes"
             )
         return shape
-    chosen = next(shape for swaps, shape in _RULE if swaps.fits(cell.direction, cell.spread_bytes, largest_bytes))
-    if chosen is not None or not takes_bulk:
-        return chosen or _LANES
-    bulk = next(shape for most_bytes, shape in _BULK if largest_bytes <= most_bytes)
-    return bulk.fitted(shared_bytes) or _LANES
+    scattered_stores = cell.direction is Direction.D2H and cell.spread_bytes >= SCATTERED_FROM_BYTES
+    shapes = (*(_SCATTERED_STORES if scattered_stores else ()), *(_BULK if takes_bulk else ()))
+    shape = next((shape for most_bytes, shape in shapes if largest_bytes <= most_bytes), _LANES)
+    return shape.fitted(shared_bytes) or _LANES
 
 
 class Sm:

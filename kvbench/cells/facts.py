@@ -15,20 +15,22 @@ HARDWARE_QUEUES: Final = 32
 @dataclass(frozen=True, slots=True)
 class SmsRow:
     """The default SM count of a kernel for swaps in one direction (None: both), with a pool of `least_pool_bytes` or
-    more and blocks of `most_block_bytes` or less.
+    more, blocks of `most_block_bytes` or less, and `most_blocks` blocks or fewer.
     """
 
     sms: int
     direction: Direction | None = None
     least_pool_bytes: int = 0
     most_block_bytes: int = 1 << 34
+    most_blocks: int = 1 << 62
 
-    def fits(self, direction: Direction, pool_bytes: int, block_bytes: int) -> bool:
-        """Whether the row applies to swaps in this direction, spread over `pool_bytes`, in blocks of `block_bytes`."""
+    def fits(self, direction: Direction, pool_bytes: int, block_bytes: int, blocks: int) -> bool:
+        """Whether the row applies to swaps of `blocks` blocks of `block_bytes`, spread over `pool_bytes`."""
         return (
             self.direction in (None, direction)
             and pool_bytes >= self.least_pool_bytes
             and block_bytes <= self.most_block_bytes
+            and blocks <= self.most_blocks
         )
 
 
@@ -69,12 +71,13 @@ class BackendFacts:
     settings: tuple[EngineSetting, ...] = ()
     on_request: bool = False
 
-    def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int) -> int | None:
+    def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int, blocks: int) -> int | None:
         """Return the default SM count of a swap, or None if the backend decides.
 
         `pool_bytes` is the memory that the blocks of the swap are spread over.
         """
-        return next((row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes)), None)
+        rows = (row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes, blocks))
+        return next(rows, None)
 
 
 def plain_device(name: str) -> str:

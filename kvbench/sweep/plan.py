@@ -177,7 +177,7 @@ def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
     if cell.order is None and "order" in backend.axes:
         cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
     if cell.sms is None and "sms" in backend.axes:
-        usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes)
+        usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes, cell.blocks)
         cell = replace(cell, sms=None if usual is None else min(usual, device.sm_count or usual))
     return cell
 

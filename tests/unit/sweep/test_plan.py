@@ -272,6 +272,12 @@ def test_the_default_sms_follow_the_rule_for_direction_pool_and_block_size() -> 
     assert (found[Direction.D2H, GIB, 1024], found[Direction.D2H, GIB, 4096]) == (8, 4)
 
 
+def test_the_default_sms_follow_the_rule_for_the_number_of_blocks() -> None:
+    rule = BackendFacts("sm", "a kernel", frozenset({"sms"}), default_sms=(SmsRow(8, most_blocks=256), SmsRow(2)))
+    plan = plan_of(backends=(rule,), backend="sm", direction="h2d", blocks="16,256,257")
+    assert {cell.blocks: cell.sms for cell in plan.cells} == {16: 8, 256: 8, 257: 2}
+
+
 def test_a_kernel_that_does_not_fit_the_device_is_skipped_with_the_reason() -> None:
     card = replace(H200, shared_bytes=99 * 1024)
     sm = replace(next(one for one in H200_BACKENDS if one.name == "sm"), kernels=("bulk", "lanes"))
