@@ -164,7 +164,7 @@ class Workload:
         return first
 
     def arrays(self, slot: int = 0) -> list[Addresses]:
-        """Return the arrays of the list of `slot` that differ from set to set."""
+        """Return the arrays of the list of `slot`, which differ from set to set."""
         return _arrays(self.memories[slot])
 
     def contents(self) -> list[Addresses]:
@@ -297,9 +297,9 @@ class Workload:
 
 
 def _arrays(memory: SwapMemory) -> list[Addresses]:
-    """Return the arrays that differ from set to set."""
+    """Return the arrays that a caller writes for every swap."""
     grids = ((g.source_bases, g.destination_bases, g.source_ids, g.destination_ids) for g in memory.grids)
-    lists = memory.sources, memory.destinations, memory.kernel_sources, memory.kernel_destinations
+    lists = memory.sources, memory.destinations, memory.kernel_sources, memory.kernel_destinations, memory.sizes
     return [*lists, *chain.from_iterable(grids)]
 
 
@@ -312,7 +312,7 @@ def _memory_of(pools: Pools, cell: Cell, layout: Layout, sizes: Addresses) -> Sw
         destinations=destination_offsets + np.uint64(destination.address),
         kernel_sources=source_offsets + np.uint64(source.device_address),
         kernel_destinations=destination_offsets + np.uint64(destination.device_address),
-        sizes=sizes,
+        sizes=sizes.copy(),
         grids=()
         if cell.sizes != EQUAL
         else tuple(
