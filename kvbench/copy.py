@@ -17,8 +17,8 @@ class BlockCopier:
     serve. The way depends on the direction, on whether work is pending on the stream, on the mean block size and on the
     number of blocks. Raises UsageError for a device or policy that is not valid, EngineError where the driver fails.
 
-    One instance serves one thread at a time; instances are independent. The GPU's primary context is used, which is
-    also PyTorch's.
+    One instance serves one thread at a time; instances are independent. An instance remembers where pools lie: make
+    another one when a pool was freed. The GPU's primary context is used, which is also PyTorch's.
     """
 
     copy: Callable[..., None]

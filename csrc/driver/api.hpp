@@ -23,6 +23,8 @@ inline constexpr Result kErrorNotReady = 600;
 inline constexpr int kFuncMaxDynamicSharedSizeBytes = 8;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr int kPointerMemoryType = 2;
+inline constexpr int kPointerRangeStart = 11;
+inline constexpr int kPointerRangeSize = 12;
 inline constexpr unsigned kMemoryTypeHost = 1;
 inline constexpr unsigned kEventDefault = 0;
 inline constexpr unsigned kEventDisableTiming = 2;
@@ -79,7 +81,7 @@ struct Api {
   Result (*mem_host_register)(void*, std::size_t, unsigned) = nullptr;
   Result (*mem_host_unregister)(void*) = nullptr;
   Result (*mem_host_get_device_pointer)(DevicePointer*, void*, unsigned) = nullptr;
-  Result (*pointer_get_attribute)(void* data, int attribute, DevicePointer) = nullptr;
+  Result (*pointer_get_attributes)(unsigned count, int* attributes, void** data, DevicePointer) = nullptr;
   Result (*stream_create_with_priority)(StreamHandle*, unsigned, int priority) = nullptr;
   Result (*stream_destroy)(StreamHandle) = nullptr;
   Result (*stream_synchronize)(StreamHandle) = nullptr;

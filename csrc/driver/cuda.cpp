@@ -16,6 +16,12 @@ namespace {
 using cuda::Api;
 using cuda::Result;
 
+std::string name_of(Result result, const Api& api) {
+  const char* text = nullptr;
+  if (api.get_error_name(result, &text) == cuda::kSuccess && text != nullptr) return text;
+  return "CUresult " + std::to_string(result);
+}
+
 class CudaDriver final : public Driver {
  public:
   CudaDriver(int ordinal, const std::string& library) : api_(cuda::load_api(library)) {
@@ -89,12 +95,16 @@ class CudaDriver final : public Driver {
     }
   }
 
-  Place place_of(Address address) override {
-    unsigned type = 0;
-    const Result result = api_.pointer_get_attribute(&type, cuda::kPointerMemoryType, address);
-    if (result == cuda::kErrorInvalidValue) return Place::pageable;
-    check(result, "cuPointerGetAttribute");
-    return type == cuda::kMemoryTypeHost ? Place::pinned : Place::device;
+  Region region_of(Address address) override {
+    unsigned type = 0;  // stays 0 for memory that the driver does not know
+    cuda::DevicePointer begin = 0;
+    std::size_t bytes = 0;
+    std::array attributes{cuda::kPointerMemoryType, cuda::kPointerRangeStart, cuda::kPointerRangeSize};
+    std::array<void*, 3> values{&type, &begin, &bytes};
+    check(api_.pointer_get_attributes(attributes.size(), attributes.data(), values.data(), address),
+          "cuPointerGetAttributes");
+    if (type == 0) return {};
+    return {type == cuda::kMemoryTypeHost ? Place::pinned : Place::device, begin, bytes};
   }
 
   Stream create_stream(Priority priority) override {
@@ -188,7 +198,7 @@ class CudaDriver final : public Driver {
     const Result result = api_.batch_async_12_8(to, from, sizes, arrays.count, attributes, firsts,
                                                 arrays.attribute_count, &failed, handle(stream));
     if (result != cuda::kSuccess) {
-      const DriverError error("cuMemcpyBatchAsync", name(result));
+      const DriverError error("cuMemcpyBatchAsync", name_of(result, api_));
       throw failed < arrays.count ? error.at(failed) : error;
     }
   }
@@ -270,14 +280,8 @@ class CudaDriver final : public Driver {
 
   static void* handle(std::uintptr_t value) { return reinterpret_cast<void*>(value); }
 
-  std::string name(Result result) const {
-    const char* text = nullptr;
-    if (api_.get_error_name(result, &text) == cuda::kSuccess && text != nullptr) return text;
-    return "CUresult " + std::to_string(result);
-  }
-
   void check(Result result, const char* call) const {
-    if (result != cuda::kSuccess) throw DriverError(call, name(result));
+    if (result != cuda::kSuccess) throw DriverError(call, name_of(result, api_));
   }
 
   void* allocate_pinned(std::size_t bytes) {
@@ -337,11 +341,7 @@ std::shared_ptr<Driver> open_cuda(int ordinal, const std::string& library) {
 int count_cuda_devices(const std::string& library) {
   const Api api = cuda::load_api(library);
   const Result started = api.init(0);
-  if (started != cuda::kSuccess) {
-    const char* text = nullptr;
-    api.get_error_name(started, &text);
-    throw DriverError("cuInit", text != nullptr ? text : "CUresult " + std::to_string(started));
-  }
+  if (started != cuda::kSuccess) throw DriverError("cuInit", name_of(started, api));
   int count = 0;
   api.device_get_count(&count);
   return count;

@@ -28,6 +28,15 @@ enum class AccessOrder : std::uint8_t { stream = 1, during_api_call = 2, any = 3
 /// Where an address points to; pageable: neither device memory nor pinned.
 enum class Place : std::uint8_t { device, pinned, pageable };
 
+/// Memory that was allocated or registered in one piece. A pageable region has no bytes.
+struct Region {
+  Place place = Place::pageable;
+  Address begin = 0;
+  std::size_t bytes = 0;
+
+  [[nodiscard]] bool holds(Address address) const { return address - begin < bytes; }
+};
+
 /// Whether an event has a time stamp, or only marks completion.
 enum class EventKind : std::uint8_t { timed, mark };
 
@@ -101,7 +110,8 @@ class Driver {
   virtual Memory allocate(MemoryKind kind, std::size_t bytes) = 0;
   virtual void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept = 0;
 
-  [[nodiscard]] virtual Place place_of(Address address) = 0;
+  /// The region that holds an address.
+  [[nodiscard]] virtual Region region_of(Address address) = 0;
 
   virtual Stream create_stream(Priority priority) = 0;
   virtual void destroy_stream(Stream stream) noexcept = 0;

@@ -117,13 +117,13 @@ class PlainHostDriver final : public HostDriver {
     munmap(reinterpret_cast<void*>(memory.address), bytes);
   }
 
-  Place place_of(Address address) override {
+  Region region_of(Address address) override {
     const std::lock_guard lock(places_);
     const auto after = allocated_.upper_bound(address);
-    if (after == allocated_.begin()) return Place::pageable;
+    if (after == allocated_.begin()) return {};
     const auto& [start, memory] = *std::prev(after);
-    if (address >= start + memory.bytes) return Place::pageable;
-    return memory.kind == MemoryKind::device ? Place::device : Place::pinned;
+    const Region region{memory.kind == MemoryKind::device ? Place::device : Place::pinned, start, memory.bytes};
+    return region.holds(address) ? region : Region{};
   }
 
   Stream create_stream(Priority) override { return reinterpret_cast<Stream>(new HostStream); }

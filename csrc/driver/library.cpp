@@ -75,7 +75,7 @@ Api load_api(const std::string& path) {
   library.require("cuMemHostGetDevicePointer", api.mem_host_get_device_pointer);
   library.require("cuStreamCreateWithPriority", api.stream_create_with_priority);
   library.require("cuStreamDestroy", api.stream_destroy);
-  library.require("cuPointerGetAttribute", api.pointer_get_attribute);
+  library.require("cuPointerGetAttributes", api.pointer_get_attributes);
   library.require("cuStreamSynchronize", api.stream_synchronize);
   library.require("cuStreamWaitEvent", api.stream_wait_event);
   library.require("cuStreamQuery", api.stream_query);

@@ -10,34 +10,12 @@
 namespace kvbench {
 namespace {
 
-constexpr Address kBulkAlignment = 16;
+// To ask whether a stream is idle takes 1.3 to 1.9 us (H200, driver 580), 3% of the time of a swap of this size.
+constexpr std::size_t kAskFromBytes = std::size_t{2} << 20;
 
 std::size_t range_of(std::span<const double> limits, double value) {
   return static_cast<std::size_t>(std::ranges::lower_bound(limits, value) - limits.begin());
 }
-
-/// What decides how a list is copied. Most lists have blocks of one size: one pass with few operations an entry.
-struct Survey {
-  explicit Survey(const Descriptors& descriptors) {
-    const std::size_t count = descriptors.size();
-    const std::size_t first = count == 0 ? 0 : descriptors.bytes.front();
-    std::size_t differing = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-      bits |= descriptors.sources[i] | descriptors.destinations[i];
-      differing |= descriptors.bytes[i] ^ first;
-    }
-    bits |= first | differing;
-    total_bytes = count * first;
-    empty = first == 0 ? count : 0;
-    if (differing == 0) return;
-    total_bytes = std::accumulate(descriptors.bytes.begin(), descriptors.bytes.end(), std::size_t{0});
-    empty = static_cast<std::size_t>(std::ranges::count(descriptors.bytes, std::size_t{0}));
-  }
-
-  Address bits = 0;  ///< of all addresses and sizes
-  std::size_t total_bytes = 0;
-  std::size_t empty = 0;
-};
 
 void check(const CopyTable& table, std::size_t ways) {
   const std::size_t cells = (table.size_limits.size() + 1) * (table.count_limits.size() + 1);
@@ -61,23 +39,36 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
 void BlockCopier::copy(Descriptors descriptors, bool source_order_any, Stream stream) {
   refuse_legacy_stream(stream);
   driver_->bind_thread();
-  const Survey survey(descriptors);
-  if (survey.empty > 0) descriptors = without_empty(descriptors);
-  if (descriptors.size() == 0) return;
+  const BlockSizes sizes(descriptors.bytes);
+  if (sizes.equal() && sizes.first == 0) return;
+  descriptors.sizes = sizes;
+  std::size_t total_bytes = descriptors.size() * sizes.first;
+  if (!sizes.equal()) {
+    descriptors = without_empty(descriptors);
+    total_bytes = std::accumulate(descriptors.bytes.begin(), descriptors.bytes.end(), std::size_t{0});
+  }
   const Direction direction = direction_of(descriptors);
-  const std::size_t way = way_of(descriptors.size(), survey.total_bytes, direction, stream);
-  const bool bulk = ways_[way].bulk && survey.bits % kBulkAlignment == 0;
-  ListCopier& chosen = copier({way, direction, source_order_any, bulk});
+  const std::size_t way = way_of(descriptors.size(), total_bytes, direction, stream);
+  ListCopier& chosen = copier({way, direction, source_order_any});
   last_ = &chosen;
   chosen.copy(descriptors, stream);
 }
 
-Direction BlockCopier::direction_of(const Descriptors& descriptors) const {
-  const Place from = driver_->place_of(descriptors.sources.front());
-  const Place to = driver_->place_of(descriptors.destinations.front());
+Direction BlockCopier::direction_of(const Descriptors& descriptors) {
+  const Place from = place_of(descriptors.sources.front());
+  const Place to = place_of(descriptors.destinations.front());
   if (from == Place::pinned && to == Place::device) return Direction::h2d;
   if (from == Place::device && to == Place::pinned) return Direction::d2h;
   throw std::invalid_argument("blocks must go from pinned host memory to device memory, or from device to pinned");
+}
+
+Place BlockCopier::place_of(Address address) {
+  for (const Region& region : regions_) {
+    if (region.holds(address)) return region.place;
+  }
+  const Region region = driver_->region_of(address);
+  if (region.place != Place::pageable) regions_[region.place == Place::device ? 0 : 1] = region;
+  return region.place;
 }
 
 std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, Stream stream) {
@@ -91,8 +82,7 @@ std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Dire
   }
   const std::size_t free = found[0] ? *found[0] : *found[1];
   const std::size_t held = found[1] ? *found[1] : free;
-  // To ask the driver takes about a microsecond.
-  return free == held || driver_->idle(stream) ? free : held;
+  return free == held || total_bytes < kAskFromBytes || driver_->idle(stream) ? free : held;
 }
 
 ListCopier& BlockCopier::copier(const Key& key) {
@@ -100,7 +90,7 @@ ListCopier& BlockCopier::copier(const Key& key) {
   if (found) return *found;
   const CopyWay& way = ways_[key.way];
   if (way.sms > 0) {
-    found = make_sm_copier(key.bulk ? way.bulk : way.lanes, {way.sms, key.direction, way.inline_up_to});
+    found = make_sm_copier({way.bulk, way.lanes}, {way.sms, key.direction, way.inline_up_to});
   } else {
     BatchOptions options = way.batch;
     options.attributes.order = key.any ? AccessOrder::any : AccessOrder::stream;
@@ -111,6 +101,7 @@ ListCopier& BlockCopier::copier(const Key& key) {
 }
 
 Descriptors BlockCopier::without_empty(const Descriptors& descriptors) {
+  if (std::ranges::find(descriptors.bytes, std::size_t{0}) == descriptors.bytes.end()) return descriptors;
   filled_.sources.clear();
   filled_.destinations.clear();
   filled_.bytes.clear();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -22,9 +23,10 @@ struct CopyWay {
   BatchOptions batch;
 };
 
-/// Which way serves which lists in one direction, on an idle stream or behind pending work: `ways` has a row of
-/// count_limits.size() + 1 ways for each of size_limits.size() + 1 ranges of block sizes. A limit is the largest mean
-/// block size, or number of blocks, of its range; limits ascend.
+/// Which way serves which lists in one direction, on an idle stream or behind pending work (of small lists, the former
+/// serves both, as to ask the stream takes longer than it gains): `ways` has a row of count_limits.size() + 1 ways for
+/// each of size_limits.size() + 1 ranges of block sizes. A limit is the largest mean block size, or number of blocks,
+/// of its range; limits ascend.
 struct CopyTable {
   Direction direction = Direction::h2d;
   bool pending = false;
@@ -34,7 +36,8 @@ struct CopyTable {
 };
 
 /// Copies lists of blocks between pinned host memory and its device, each in the way that a table names. For one thread
-/// at a time; lists on different streams are ordered by their streams alone.
+/// at a time; lists on different streams are ordered by their streams alone. Remembers where the first blocks of its
+/// lists lie: it must not be used any more when this memory was freed.
 class BlockCopier {
  public:
   /// Throws std::invalid_argument for tables that name ways which are not there, or that have no row for a direction.
@@ -55,11 +58,11 @@ class BlockCopier {
     std::size_t way;
     Direction direction;
     bool any;
-    bool bulk;
     auto operator<=>(const Key&) const = default;
   };
 
-  [[nodiscard]] Direction direction_of(const Descriptors& descriptors) const;
+  [[nodiscard]] Direction direction_of(const Descriptors& descriptors);
+  [[nodiscard]] Place place_of(Address address);
   [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, Stream stream);
   [[nodiscard]] ListCopier& copier(const Key& key);
   Descriptors without_empty(const Descriptors& descriptors);
@@ -69,6 +72,7 @@ class BlockCopier {
   std::vector<CopyTable> tables_;
   std::map<Key, std::unique_ptr<ListCopier>> copiers_;
   DescriptorList filled_;
+  std::array<Region, 2> regions_;  ///< the last on the device and the last pinned
   const ListCopier* last_ = nullptr;
 };
 

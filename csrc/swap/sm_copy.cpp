@@ -31,67 +31,72 @@ class Listing {
   Listing(const Listing&) = delete;
   Listing& operator=(const Listing&) = delete;
   virtual ~Listing() = default;
-  [[nodiscard]] const List& head() const { return head_; }
+  /// The head for a kernel with pieces of this size.
+  [[nodiscard]] virtual List head(std::size_t piece_bytes) const = 0;
   [[nodiscard]] virtual std::size_t table_bytes() const = 0;
   /// Descriptors or rows of blocks that the caller's arrays name.
   [[nodiscard]] virtual std::size_t descriptors() const = 0;
-  /// Writes the current list of the caller.
-  virtual void write(void* table) const = 0;
+  /// Writes the current list of the caller and returns the bitwise or of its addresses and sizes.
+  virtual Address write(void* table) const = 0;
 
  protected:
   List head_{};
 };
 
-/// One row per block if all have the same size, else one row and one length per piece.
+/// One row per block if all have the same size, else one row and one length per piece of `piece_bytes`.
 class DescriptorListing final : public Listing {
  public:
   DescriptorListing(Descriptors descriptors, std::size_t piece_bytes, Direction direction)
-      : Listing(direction), descriptors_(descriptors), piece_bytes_(piece_bytes) {
-    const auto sizes = descriptors_.bytes;
-    if (sizes.empty()) return;
-    const std::size_t first = sizes.front();
-    std::size_t differing = 0;
-    for (const std::size_t bytes : sizes) differing |= bytes ^ first;
-    uniform_ = differing == 0;
-    std::size_t pieces = 0;
-    if (uniform_) {
-      pieces = sizes.size() * pieces_of(first, piece_bytes_);
-    } else {
-      for (const std::size_t bytes : sizes) pieces += pieces_of(bytes, piece_bytes_);
+      : Listing(direction),
+        descriptors_(descriptors),
+        piece_bytes_(piece_bytes),
+        sizes_(descriptors.sizes ? *descriptors.sizes : BlockSizes(descriptors.bytes)) {
+    if (sizes_.equal()) {
+      head_.block_bytes = sizes_.first;
+      rows_ = sizes_.first == 0 ? 0 : descriptors_.size();
+      return;
     }
-    head_.pieces = checked_pieces(pieces);
-    if (pieces == 0) return;
-    rows_ = uniform_ ? sizes.size() : pieces;
-    if (uniform_) {
-      head_.block_bytes = first;
-      head_.pieces_a_block = static_cast<u32>(pieces_of(first, piece_bytes_));
-    } else {
-      head_.lengths_at = rows_ * sizeof(Row);
-    }
+    for (const std::size_t bytes : descriptors_.bytes) rows_ += pieces_of(bytes, piece_bytes_);
+    head_.pieces = checked_pieces(rows_);
+    head_.lengths_at = rows_ * sizeof(Row);
   }
 
-  std::size_t table_bytes() const override { return rows_ * (sizeof(Row) + (uniform_ ? 0 : sizeof(u32))); }
+  List head(std::size_t piece_bytes) const override {
+    List head = head_;
+    if (!sizes_.equal()) return head;
+    const std::size_t pieces_a_block = pieces_of(sizes_.first, piece_bytes);
+    head.pieces = checked_pieces(rows_ * pieces_a_block);
+    head.pieces_a_block = static_cast<u32>(pieces_a_block);
+    return head;
+  }
+  std::size_t table_bytes() const override { return rows_ * (sizeof(Row) + (sizes_.equal() ? 0 : sizeof(u32))); }
   std::size_t descriptors() const override { return descriptors_.size(); }
 
-  void write(void* table) const override {
+  Address write(void* table) const override {
     auto* row = static_cast<Row*>(table);
-    if (uniform_) {
-      for (std::size_t i = 0; i < rows_; ++i) row[i] = {descriptors_.sources[i], descriptors_.destinations[i]};
-      return;
+    Address bits = sizes_.first | sizes_.differing;
+    if (sizes_.equal()) {
+      for (std::size_t i = 0; i < rows_; ++i) {
+        bits |= descriptors_.sources[i] | descriptors_.destinations[i];
+        row[i] = {descriptors_.sources[i], descriptors_.destinations[i]};
+      }
+      return bits;
     }
     auto* length = reinterpret_cast<u32*>(row + rows_);
     for (std::size_t i = 0; i < descriptors_.size(); ++i) {
+      bits |= descriptors_.sources[i] | descriptors_.destinations[i];
       for (std::size_t at = 0; at < descriptors_.bytes[i]; at += piece_bytes_) {
         *row++ = {descriptors_.sources[i] + at, descriptors_.destinations[i] + at};
         *length++ = static_cast<u32>(std::min(piece_bytes_, descriptors_.bytes[i] - at));
       }
     }
+    return bits;
   }
 
  private:
   Descriptors descriptors_;
   std::size_t piece_bytes_;
-  bool uniform_ = true;
+  BlockSizes sizes_;
   std::size_t rows_ = 0;
 };
 
@@ -109,18 +114,22 @@ class TensorListing final : public Listing {
     head_.pieces = checked_pieces(blocks_.source_bases.size() * blocks_.source_ids.size() * pieces_a_block);
   }
 
+  List head(std::size_t) const override { return head_; }
   std::size_t table_bytes() const override { return head_.ids_at + head_.ids * sizeof(Ids); }
   std::size_t descriptors() const override { return blocks_.source_bases.size() * blocks_.source_ids.size(); }
 
-  void write(void* table) const override {
+  Address write(void* table) const override {
+    Address bits = blocks_.stride | blocks_.block_bytes;
     auto* row = static_cast<Row*>(table);
     for (std::size_t i = 0; i < blocks_.source_bases.size(); ++i) {
+      bits |= blocks_.source_bases[i] | blocks_.destination_bases[i];
       *row++ = {blocks_.source_bases[i], blocks_.destination_bases[i]};
     }
     auto* ids = reinterpret_cast<Ids*>(row);
     for (std::size_t i = 0; i < head_.ids; ++i) {
       ids[i] = {static_cast<u32>(blocks_.source_ids[i]), static_cast<u32>(blocks_.destination_ids[i])};
     }
+    return bits;
   }
 
  private:
@@ -136,12 +145,12 @@ struct Slot {
   OwnedEvent done;
 };
 
-/// Launches the kernel over lists. A short list is passed with the launch, which copies it. A longer one is written
-/// into a slot of pinned memory, from which the kernel reads it.
+/// Launches a kernel over lists. A short list is passed with the launch, which copies it. A longer one is written into
+/// a slot of pinned memory, from which the kernel reads it.
 class SmQueue {
  public:
-  SmQueue(std::shared_ptr<const SmKernel> kernel, SmOptions options)
-      : kernel_(std::move(kernel)),
+  SmQueue(SmKernels kernels, SmOptions options)
+      : kernels_(std::move(kernels)),
         sms_(options.sms),
         inline_up_to_(std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)),
         slots_(options.lists) {
@@ -154,22 +163,22 @@ class SmQueue {
     for (auto& slot : slots_) {
       if (slot && slot->pinned.bytes() >= table_bytes) continue;
       if (slot) slot->done.wait();
-      slot = std::make_unique<Slot>(kernel_->driver(), std::bit_ceil(table_bytes));
+      slot = std::make_unique<Slot>(kernels_.any->driver(), std::bit_ceil(table_bytes));
     }
   }
 
   void launch(const Listing& listing, Stream stream) {
     refuse_legacy_stream(stream);
-    if (listing.head().pieces == 0) return;
+    if (listing.table_bytes() == 0) return;
     listing.table_bytes() <= inline_up_to_ ? launch_inline(listing, stream) : launch_listed(listing, stream);
   }
 
  private:
   void launch_inline(const Listing& listing, Stream stream) {
-    inline_.list = listing.head();
-    listing.write(inline_.table);
+    const SmKernel& kernel = kernels_.serving(listing.write(inline_.table));
+    inline_.list = listing.head(kernel.shape().piece_bytes);
     std::array<void*, 1> arguments{&inline_};
-    kernel_->launch(true, grid(listing), arguments.data(), stream);
+    kernel.launch(true, grid(inline_.list), arguments.data(), stream);
   }
 
   /// The list goes into the least recently used slot, after the launch that read it has completed.
@@ -177,18 +186,18 @@ class SmQueue {
     next_ = (next_ + 1) % slots_.size();
     Slot& slot = *slots_[next_];
     slot.done.wait();
-    listing.write(reinterpret_cast<void*>(slot.pinned.address()));
-    List list = listing.head();
+    const SmKernel& kernel = kernels_.serving(listing.write(reinterpret_cast<void*>(slot.pinned.address())));
+    List list = listing.head(kernel.shape().piece_bytes);
     list.table = slot.pinned.device_address();
     std::array<void*, 1> arguments{&list};
-    kernel_->launch(false, grid(listing), arguments.data(), stream);
+    kernel.launch(false, grid(list), arguments.data(), stream);
     slot.done.record(stream);
   }
 
   /// Additional thread blocks without pieces would only start and end.
-  [[nodiscard]] unsigned grid(const Listing& listing) const { return std::min(listing.head().pieces, sms_); }
+  [[nodiscard]] unsigned grid(const List& list) const { return std::min(list.pieces, sms_); }
 
-  std::shared_ptr<const SmKernel> kernel_;
+  SmKernels kernels_;
   unsigned sms_;
   std::size_t inline_up_to_;
   InlineList inline_{};
@@ -199,7 +208,7 @@ class SmQueue {
 class SmSwap final : public Swap {
  public:
   SmSwap(std::shared_ptr<const SmKernel> kernel, std::unique_ptr<Listing> listing, SmOptions options)
-      : listing_(std::move(listing)), queue_(std::move(kernel), options) {
+      : listing_(std::move(listing)), queue_({.aligned = nullptr, .any = std::move(kernel)}, options) {
     queue_.reserve(listing_->table_bytes());
   }
 
@@ -214,8 +223,8 @@ class SmSwap final : public Swap {
 
 class SmCopier final : public ListCopier {
  public:
-  SmCopier(std::shared_ptr<const SmKernel> kernel, SmOptions options)
-      : piece_bytes_(kernel->shape().piece_bytes), direction_(options.direction), queue_(std::move(kernel), options) {}
+  SmCopier(SmKernels kernels, SmOptions options)
+      : piece_bytes_(kernels.piece_bytes()), direction_(options.direction), queue_(std::move(kernels), options) {}
 
   void copy(const Descriptors& descriptors, Stream stream) override {
     const DescriptorListing listing(descriptors, piece_bytes_, direction_);
@@ -234,6 +243,13 @@ class SmCopier final : public ListCopier {
 };
 
 }  // namespace
+
+const SmKernel& SmKernels::serving(Address bits) const { return aligned && bits % kAlignment == 0 ? *aligned : *any; }
+
+std::size_t SmKernels::piece_bytes() const {
+  const std::size_t of_any = any->shape().piece_bytes;
+  return aligned ? std::min<std::size_t>(of_any, aligned->shape().piece_bytes) : of_any;
+}
 
 SmKernel::SmKernel(std::shared_ptr<Driver> driver, std::span<const std::byte> cubin, SmShape shape)
     : driver_(std::move(driver)),
@@ -260,8 +276,8 @@ std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Tenso
   return std::make_unique<SmSwap>(std::move(kernel), std::move(listing), options);
 }
 
-std::unique_ptr<ListCopier> make_sm_copier(std::shared_ptr<const SmKernel> kernel, SmOptions options) {
-  return std::make_unique<SmCopier>(std::move(kernel), options);
+std::unique_ptr<ListCopier> make_sm_copier(SmKernels kernels, SmOptions options) {
+  return std::make_unique<SmCopier>(std::move(kernels), options);
 }
 
 }  // namespace kvbench

@@ -40,6 +40,20 @@ class SmKernel {
   Kernel inline_;
 };
 
+/// The kernels of a copier: `aligned` serves lists whose addresses and sizes are multiples of 16, and may be null;
+/// `any` serves every other list.
+struct SmKernels {
+  static constexpr Address kAlignment = 16;
+
+  /// The kernel for a list, by the bitwise or of its addresses and sizes.
+  [[nodiscard]] const SmKernel& serving(Address bits) const;
+  /// The size of pieces that both kernels take.
+  [[nodiscard]] std::size_t piece_bytes() const;
+
+  std::shared_ptr<const SmKernel> aligned;
+  std::shared_ptr<const SmKernel> any;
+};
+
 /// The blocks of T tensors at once: block i of every tensor goes from `source_ids[i]` to `destination_ids[i]`, counted
 /// in rows of `stride` bytes from the tensor's bases. The arrays are the caller's, who may change the ids between
 /// submissions; an id must be below 2^32.
@@ -64,7 +78,7 @@ struct SmOptions {
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, Descriptors descriptors, SmOptions options);
 
 /// The same for lists that differ. Its slots of pinned memory grow with the longest list.
-std::unique_ptr<ListCopier> make_sm_copier(std::shared_ptr<const SmKernel> kernel, SmOptions options);
+std::unique_ptr<ListCopier> make_sm_copier(SmKernels kernels, SmOptions options);
 
 /// The same for blocks of tensors, whose list is shorter by a factor of the number of tensors.
 std::unique_ptr<Swap> make_sm_copy(std::shared_ptr<const SmKernel> kernel, TensorBlocks blocks, SmOptions options);

@@ -54,7 +54,7 @@ StagedSwap::StagedSwap(std::shared_ptr<Driver> driver, std::shared_ptr<const SmK
   // Two swaps can be in flight, as with the kernel alone.
   options.lists = 2 * most_chunks(sizes, total_bytes, slot_bytes_);
   options.list_bytes = list_bytes_for(sizes, slot_bytes_, kernel->shape().piece_bytes);
-  kernel_ = make_sm_copier(std::move(kernel), options);
+  kernel_ = make_sm_copier({.aligned = nullptr, .any = std::move(kernel)}, options);
 }
 
 StagedSwap::~StagedSwap() {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -10,12 +11,24 @@
 
 namespace kvbench {
 
+/// Whether blocks have one size: found in one pass with an operation an entry.
+struct BlockSizes {
+  explicit BlockSizes(std::span<const std::size_t> bytes) : first(bytes.empty() ? 0 : bytes.front()) {
+    for (const std::size_t size : bytes) differing |= size ^ first;
+  }
+  [[nodiscard]] bool equal() const { return differing == 0; }
+
+  std::size_t first;
+  std::size_t differing = 0;  ///< bits in which some size differs from the first
+};
+
 /// The descriptors of one swap: three parallel arrays of the caller, who may change the addresses between submissions.
 /// Entry i moves bytes[i] from sources[i] to destinations[i].
 struct Descriptors {
   std::span<const Address> sources;
   std::span<const Address> destinations;
   std::span<const std::size_t> bytes;
+  std::optional<BlockSizes> sizes = std::nullopt;  ///< of `bytes`, where they were read already
 
   [[nodiscard]] std::size_t size() const { return bytes.size(); }
 };

@@ -15,7 +15,7 @@ class ForwardingDriver : public Driver {
   void release(MemoryKind kind, const Memory& memory, std::size_t bytes) noexcept override {
     host_->release(kind, memory, bytes);
   }
-  Place place_of(Address address) override { return host_->place_of(address); }
+  Region region_of(Address address) override { return host_->region_of(address); }
   Stream create_stream(Priority priority) override { return host_->create_stream(priority); }
   void destroy_stream(Stream stream) noexcept override { host_->destroy_stream(stream); }
   void synchronize(Stream stream) override { host_->synchronize(stream); }

@@ -32,6 +32,10 @@ class AskedDriver final : public ForwardingDriver {
     ForwardingDriver::copy_batch(destinations, sources, bytes, attributes, direction, stream);
   }
   void delay(std::uint64_t, Stream) override { noted.emplace_back("delay"); }
+  Region region_of(Address address) override {
+    ++regions;
+    return ForwardingDriver::region_of(address);
+  }
   bool idle(Stream) override {
     ++questions;
     return !pending;
@@ -43,16 +47,19 @@ class AskedDriver final : public ForwardingDriver {
   std::vector<std::string> names;
   std::vector<std::string> noted;
   int questions = 0;
+  int regions = 0;
   bool pending = false;
 };
 
 using Noted = std::vector<std::string>;
 
+constexpr std::size_t kPoolBytes = std::size_t{4} << 20;
+
 struct CopierBench {
   CopierBench()
       : stream(driver),
-        host(driver, MemoryKind::allocated, kBlock * kBlocks),
-        device(driver, MemoryKind::device, kBlock * kBlocks) {}
+        host(driver, MemoryKind::allocated, kPoolBytes),
+        device(driver, MemoryKind::device, kPoolBytes) {}
 
   std::shared_ptr<const SmKernel> kernel(SmMethod method) {
     return std::make_shared<SmKernel>(driver, std::span<const std::byte>{}, SmShape{.method = method});
@@ -118,12 +125,15 @@ void the_stream_is_asked_only_where_its_answer_matters() {
   CopierBench bench;
   const auto copier = bench.copier({always(2, Direction::h2d), always(0, Direction::h2d, true),
                                     always(0, Direction::d2h), always(0, Direction::d2h, true)});
-  check::that(bench.copied(*copier, bench.list(4, 64)) == Noted{"kvbench_sm_bulk 3"}, "an idle stream");
+  constexpr std::size_t kLarge = kPoolBytes / 8;
+  check::that(bench.copied(*copier, bench.list(4, kLarge)) == Noted{"kvbench_sm_bulk 3"}, "an idle stream");
   bench.driver->pending = true;
-  check::that(bench.copied(*copier, bench.list(4, 64)) == Noted{"batch 4 stream"}, "a stream with pending work");
+  check::that(bench.copied(*copier, bench.list(4, kLarge)) == Noted{"batch 4 stream"}, "a stream with pending work");
   check::equal(bench.driver->questions, 2, "questions");
-  bench.copied(*copier, bench.list(4, 64, Direction::d2h));
+  bench.copied(*copier, bench.list(4, kLarge, Direction::d2h));
   check::equal(bench.driver->questions, 2, "questions, where both tables name one way");
+  check::that(bench.copied(*copier, bench.list(4, 64)) == Noted{"kvbench_sm_bulk 3"}, "a small list");
+  check::equal(bench.driver->questions, 2, "questions, where a swap is about as short as one");
 }
 
 void what_is_not_aligned_takes_the_other_kernel() {
@@ -131,6 +141,29 @@ void what_is_not_aligned_takes_the_other_kernel() {
   const auto copier = bench.copier(both_ways(2));
   check::that(bench.copied(*copier, bench.list(4, 64)) == Noted{"kvbench_sm_bulk 3"}, "multiples of 16");
   check::that(bench.copied(*copier, bench.list(4, 65)) == Noted{"kvbench_sm_lanes 3"}, "another size");
+  bench.list(4, 64);
+  bench.lists.back().bytes.back() = 16;
+  check::that(bench.copied(*copier, bench.lists.back().view()) == Noted{"kvbench_sm_bulk 3"}, "sizes that differ");
+  bench.lists.back().bytes.back() = 15;
+  check::that(bench.copied(*copier, bench.lists.back().view()) == Noted{"kvbench_sm_lanes 3"}, "one odd size");
+  bench.list(4, 64);
+  ++bench.lists.back().sources[2];
+  check::that(bench.copied(*copier, bench.lists.back().view()) == Noted{"kvbench_sm_lanes 3"}, "one odd address");
+}
+
+void the_driver_is_asked_once_for_each_pool() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(0));
+  for (int i = 0; i < 3; ++i) {
+    bench.copied(*copier, bench.list(4, 64));
+    bench.copied(*copier, bench.list(4, 64, Direction::d2h));
+  }
+  check::equal(bench.driver->regions, 2, "questions for two pools");
+  const Buffer another(bench.driver, MemoryKind::allocated, kBlock);
+  bench.list(1, 64);
+  bench.lists.back().sources[0] = another.address();
+  bench.copied(*copier, bench.lists.back().view());
+  check::equal(bench.driver->regions, 3, "questions for three");
 }
 
 void each_list_has_its_access_order() {
@@ -180,6 +213,7 @@ int main() {
       {"the table decides by size and count", the_table_decides_by_size_and_count},
       {"the stream is asked only where its answer matters", the_stream_is_asked_only_where_its_answer_matters},
       {"what is not aligned takes the other kernel", what_is_not_aligned_takes_the_other_kernel},
+      {"the driver is asked once for each pool", the_driver_is_asked_once_for_each_pool},
       {"each list has its access order", each_list_has_its_access_order},
       {"only loads are primed", only_loads_are_primed},
       {"entries of no bytes are left out", entries_of_no_bytes_are_left_out},
