@@ -33,6 +33,7 @@ class Listing {
   virtual ~Listing() = default;
   /// The head for a kernel with pieces of this size.
   [[nodiscard]] virtual List head(std::size_t piece_bytes) const = 0;
+  /// 0 if nothing is to be copied.
   [[nodiscard]] virtual std::size_t table_bytes() const = 0;
   /// Descriptors or rows of blocks that the caller's arrays name.
   [[nodiscard]] virtual std::size_t descriptors() const = 0;
@@ -115,7 +116,7 @@ class TensorListing final : public Listing {
   }
 
   List head(std::size_t) const override { return head_; }
-  std::size_t table_bytes() const override { return head_.ids_at + head_.ids * sizeof(Ids); }
+  std::size_t table_bytes() const override { return head_.pieces == 0 ? 0 : head_.ids_at + head_.ids * sizeof(Ids); }
   std::size_t descriptors() const override { return blocks_.source_bases.size() * blocks_.source_ids.size(); }
 
   Address write(void* table) const override {

@@ -255,6 +255,9 @@ void nothing_to_copy_is_nothing_to_launch() {
   const Descriptors empty{addresses, addresses, bytes};
   bench.run(*make_sm_copy(bench.kernel, empty, {2, Direction::h2d, kInlineTableBytes}));
   check::equal(bench.driver->launched, std::string(), "launched for an entry of no bytes");
+  const TensorBlocks no_ids{addresses, addresses, {}, {}, 512, 512};
+  bench.run(*make_sm_copy(bench.kernel, no_ids, {2, Direction::h2d, kInlineTableBytes}));
+  check::equal(bench.driver->launched, std::string(), "launched for tensors without blocks");
 }
 
 }  // namespace
