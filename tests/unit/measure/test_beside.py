@@ -18,7 +18,7 @@ from kvbench.engine.device import Stream, TimedRegion, open_device
 from kvbench.engine.faults import FaultPlan
 from kvbench.measure.bench import Bench, set_up
 from kvbench.measure.disturbance import GpuClocks
-from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour, SwapsBack
+from kvbench.measure.neighbour import IDLE_US, IdleWork, NeighbourError, RunningNeighbour, SmallCopies, SwapsBack
 from kvbench.measure.steady_cpu import SteadyCpu
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools, VerificationError
@@ -186,6 +186,14 @@ def test_small_copies_start_no_sooner_than_every_100_us_alone_and_beside_swaps(b
     assert min(len(alone), len(with_swaps)) > 10  # a busy host starts some late, but none early
     assert len(alone) + len(with_swaps) <= took_us / 100
     assert min(*alone, *with_swaps) > 0
+
+
+def test_a_small_copy_follows_another_after_100_us_or_later(bench: Bench) -> None:
+    copies = SmallCopies(bench.device, bench.stream)
+    for _ in range(20):
+        before, began_s = len(copies.times_us), perf_counter()
+        copies.submit()
+        assert 1 <= len(copies.times_us) - before <= 1 + (perf_counter() - began_s) * 1e6 / 100
 
 
 def test_the_swaps_of_a_neighbour_are_fresh_and_scattered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
