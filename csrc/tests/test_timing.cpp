@@ -2,6 +2,7 @@
 #include <chrono>
 #include <deque>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "bench.hpp"
@@ -198,6 +199,21 @@ void a_sustained_swap_costs_what_one_more_costs() {
   check::that(taken.chain_us > taken.wall_us, "the long chain, with its first swap, for each of its swaps");
 }
 
+void a_chain_that_always_waits_behind_the_longer_one_is_measured() {
+  Bench bench;
+  TimedRegion region(bench.driver, bench.stream.handle(), 1000);
+  const auto nap = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+  std::vector<TimedRegion::Submit> swaps(8, [&](Stream) { nap(3); });
+  bool behind_longer = true;
+  const auto begins = [&](bool longer) {
+    return [&, longer](Stream) { nap(std::exchange(behind_longer, longer) ? 60 : 3); };
+  };
+  swaps[0] = begins(false);
+  swaps[2] = begins(true);
+  const Sample taken = region.sustained(swaps, 2);
+  check::that(taken.wall_us > 0, "four swaps more take longer");
+}
+
 void chains_that_never_grow_longer_are_refused() {
   Bench bench;
   TimedRegion region(bench.driver, bench.stream.handle(), 1000);
@@ -320,6 +336,8 @@ int main() {
       {"CPU time leaves out what a submission slept", cpu_time_leaves_out_what_a_submission_slept},
       {"sustained swaps run behind each other", sustained_swaps_run_behind_each_other_and_ask_only_for_their_end},
       {"a sustained swap costs what one more costs", a_sustained_swap_costs_what_one_more_costs},
+      {"a chain that always waits behind the longer one is measured",
+       a_chain_that_always_waits_behind_the_longer_one_is_measured},
       {"chains that never grow longer are refused", chains_that_never_grow_longer_are_refused},
       {"sustained swaps that fail leave nothing in flight", sustained_swaps_that_fail_leave_nothing_in_flight},
       {"a delay is measured by itself", a_delay_is_measured_by_itself},

@@ -193,8 +193,12 @@ Sample TimedRegion::sustained(std::span<const Submit> swaps, std::size_t few) {
   const auto more = static_cast<double>(many - few);
   try {
     for (int attempt = 0; attempt < kChainAttempts; ++attempt) {
-      const Sample shorter = chain(swaps.first(few), used.front());
-      const Sample longer = chain(swaps.subspan(few), used.front());
+      // A scheduler can make every chain wait that comes after the longer one: the order changes.
+      Sample shorter, longer;
+      const auto take_shorter = [&] { shorter = chain(swaps.first(few), used.front()); };
+      if (attempt % 2 == 0) take_shorter();
+      longer = chain(swaps.subspan(few), used.front());
+      if (attempt % 2 != 0) take_shorter();
       const auto slope = [&](double Sample::* time) { return std::max(0.0, (longer.*time - shorter.*time) / more); };
       Sample sample;
       sample.wall_us = slope(&Sample::wall_us);
