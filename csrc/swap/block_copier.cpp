@@ -40,6 +40,7 @@ void BlockCopier::copy(Descriptors descriptors, bool source_order_any, Stream st
   refuse_legacy_stream(stream);
   driver_->bind_thread();
   const BlockSizes sizes(descriptors.bytes);
+  if ((sizes.first | sizes.differing) >> 63) throw std::invalid_argument("sizes must not be negative");
   if (sizes.equal() && sizes.first == 0) return;
   descriptors.sizes = sizes;
   std::size_t total_bytes = descriptors.size() * sizes.first;

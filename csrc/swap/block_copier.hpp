@@ -47,8 +47,8 @@ class BlockCopier {
   ~BlockCopier() = default;
 
   /// Submits one list to `stream` and returns without waiting; its arrays may change as soon as it returns. Entries of
-  /// 0 bytes copy nothing. Throws DriverError, and std::invalid_argument for a list whose first entry does not have
-  /// exactly one side on the device and one in pinned memory.
+  /// 0 bytes copy nothing. Throws DriverError, and std::invalid_argument for a list with a negative size or whose first
+  /// entry does not have exactly one side on the device and one in pinned memory.
   void copy(Descriptors descriptors, bool source_order_any, Stream stream);
   /// What copied the last list; null before the first.
   [[nodiscard]] const ListCopier* last() const { return last_; }

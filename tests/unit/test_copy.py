@@ -138,6 +138,7 @@ def test_an_entry_of_no_bytes_copies_nothing_and_an_empty_list_is_one(device: De
     [
         (lambda s, d, n: (s, d, n[:-1]), ValueError, "the same length"),
         (lambda s, d, n: (s, d, -n), ValueError, "must not be negative"),
+        (lambda s, d, n: (s, d, np.append(n[:-1], -n[-1:])), ValueError, "must not be negative"),
         (lambda _, d, n: (d, d, n), ValueError, "pinned host memory"),
         (lambda _, d, n: (n, d, n), ValueError, "pinned host memory"),
         (lambda s, d, n: (s.astype(np.int32), d, n), TypeError, "sources must be"),
@@ -146,7 +147,7 @@ def test_an_entry_of_no_bytes_copies_nothing_and_an_empty_list_is_one(device: De
         (lambda s, d, n: (s, d, n.reshape(-1, 1)), TypeError, "sizes must be"),
         (lambda s, d, n: (s, d, np.repeat(n, 2)[::2]), TypeError, "sizes must be"),
     ],
-    ids=["lengths", "negative", "one side", "pageable", "int32", "float", "none", "two dimensions", "strided"],
+    ids=["lengths", "all negative", "a negative", "one side", "pageable", "int32", "float", "none", "2D", "strided"],
 )  # fmt: skip
 def test_a_list_that_is_not_one_is_refused(
     device: Device, change: Callable[[Words, Words, Words], tuple[object, ...]], error: type[Exception], message: str
