@@ -61,7 +61,7 @@ def _option(option: msgspec.inspect.Field) -> inspect.Parameter:
     kind = _CLICK_TYPES.get(type(plain_type(option.type)), str)
     completion = complete_device if option.name == "device" else None
     told = typer.Option(help=words[0].upper() + words[1:] + ".", autocompletion=completion)
-    annotation = Annotated[kind | None, told]  # type: ignore[valid-type]
+    annotation = Annotated[kind | None, told]  # type: ignore[valid-type]  # known at run time only
     return inspect.Parameter(option.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
 
@@ -69,7 +69,7 @@ class _PlainFlags:
     """Shows no type of flags in help, where typer 0.29 writes <bool>."""
 
     def get_params(self, context: Any) -> list[Any]:
-        params: list[Any] = super().get_params(context)  # type: ignore[misc]
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]  # of typer's classes
         for param in params:
             if getattr(param, "is_flag", False):
                 param.display_type_rich = _no_type

@@ -38,7 +38,7 @@ def html_page(report: Report, inks: Mapping[str, Ink], pictures: Mapping[str, by
         title=TITLE,
         policy=_policy(script, style),
         style=Markup(style),  # noqa: S704, our own files
-        script=Markup(script),  # noqa: S704
+        script=Markup(script),  # noqa: S704, our own files
         charts=chart_json(report.charts, inks),
         pictures={stem: base64.b64encode(png).decode() for stem, png in pictures.items()},
         runs=[(figures_json(view), samples_json(view)) for view in report.views],
