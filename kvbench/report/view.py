@@ -159,8 +159,7 @@ def faults_of(run: Run) -> list[str]:
     }
     found = list(run.warnings)
     if info.status in ended:
-        said, reason = ended[info.status], short(info.status_reason or "")
-        found.append(reason if reason.startswith(said) else ": ".join(filter(None, (said, reason))))
+        found.append(": ".join(filter(None, (ended[info.status], short(info.status_reason or "")))))
     if failed := {record.cell for record in run.records if isinstance(record, Failure)}:
         found.append(f"{noun(len(failed), 'failed cell')}, without figures")
     if not any(isinstance(record, Visit) for record in run.records):

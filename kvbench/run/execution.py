@@ -97,7 +97,7 @@ def ended_by(why: KeyboardInterrupt | KvbenchError) -> tuple[RunStatus, str]:
     """Return the status of a run that an interrupt or an error ended, and the reason."""
     if isinstance(why, KvbenchError):
         return "stopped", str(why)
-    return "interrupted", f"interrupted ({str(why) or 'Ctrl-C'})"
+    return "interrupted", str(why) or "Ctrl-C"
 
 
 @dataclass(frozen=True)
