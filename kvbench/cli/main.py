@@ -26,7 +26,13 @@ TRACEBACK_VARIABLE: Final = "KVBENCH_TRACEBACK"
 _BAD_PATH: Final = frozenset({errno.ENAMETOOLONG, errno.EACCES})
 
 # pydantic's names of errors, and what would be right.
-_NUMBERS: Final = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
+_EXPECTED: Final = {
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "greater_than_equal": "{ge:g} or more",
+    "less_than_equal": "{le:g} or less",
+}
 
 # The base class of the parser's errors: typer exports only a subclass, and since 0.26 the base is not click's own.
 _BAD_USAGE: Final[type[typer.BadParameter]] = typer.BadParameter.__bases__[0]
@@ -133,8 +139,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _check_text(arguments: list[str]) -> None:
-    """Raise UsageError for an argument that is not UTF-8: run.json and messages between processes cannot hold it."""
+    """Raise UsageError for an argument that is not UTF-8, which run.json and messages between processes cannot hold, or
+    that has control characters, which no name of a file or axis needs.
+    """
     for argument in arguments:
+        if any(ord(char) < 32 or ord(char) == 127 for char in argument):
+            raise UsageError(f"argument {brief(argument)}: not one line of printable text")
         try:
             argument.encode()
         except UnicodeEncodeError:
@@ -181,7 +191,7 @@ def _plain(error: Exception, message: str) -> str:
         return message
     found = details()[0]
     option, value = message.partition(": ")[0], brief(repr(found["input"]))
-    if kind := _NUMBERS.get(found["type"]):
-        return f"{option}: {value} is not {kind}"
+    if expected := _EXPECTED.get(found["type"]):
+        return f"{option}: {value} is not {expected.format(**found.get('ctx', {}))}"
     plain = message.replace("Value error, ", "")
     return plain if value in plain else f"{plain} (given: {value})"

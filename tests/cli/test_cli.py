@@ -78,7 +78,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "-a", "backend=a b"], ["backend=a b", "not a backend's name"]),
     (["sweep", "-a", "backend=per-block"], ["unknown backend per-block", "did you mean per_block?"]),
     (["sweep", "-a", "blocks=1:9000:+1", "-a", "block_size=1:200:+1"], ["combinations", "maximum is 200000"]),
-    (["sweep", "-a", "blocks=4\n5"], [r"blocks='4\n5'", "a whole number from 1"]),
+    (["sweep", "-a", "blocks=4\n5"], [r"argument 'blocks=4\n5'", "one line of printable text"]),
     # filters
     (["sweep", "-f", "blocks~3"], ["filter 'blocks~3'", "axis OP value", "block_size<=24KiB"]),
     (["sweep", "-f", "blokcs=3"], ["filter 'blokcs=3'", "unknown axis 'blokcs'", "did you mean blocks?"]),
@@ -114,9 +114,12 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--resume=bad.toml"], ["bad.toml is not a run directory"]),
     (["sweep", "--resume=nowhere", "--out=there"], ["--resume", "leave out --dry-run and --out"]),
     (["sweep", "--resume=nowhere", "--dry-run"], ["--resume", "leave out --dry-run and --out"]),
-    (["sweep", "--resume=no\nwhere"], ["is not a run directory"]),
     (["sweep", "--out=bad.toml/a"], ["bad.toml/a", "cannot be written: not a directory"]),
-    (["sweep", "--out=a\nb"], ["'a\\nb'", "one line of printable text"]),
+    (["sweep", "--out=a\nb"], [r"'--out=a\nb'", "one line of printable text"]),
+    (["report", "nowhere", "-o", "a\nb"], [r"'a\nb'", "one line of printable text"]),
+    (["probe", "--out", "a\x7fb"], [r"'a\x7fb'", "one line of printable text"]),
+    (["sweep", "--trace-swaps=0"], ["--trace-swaps", "'0' is not 1 or more"]),
+    (["trace", "make", "--prefill-s=1e9"], ["--prefill-s", "'1e9' is not 3600 or less"]),
     (["report", "nowhere", "-o", "there"], ["nowhere is not a run directory: folder not found"]),
 ]
 
