@@ -46,8 +46,8 @@ class Search:
         seed: int,
         in_time: Callable[[], bool],
     ) -> None:
-        """Start with the block sizes `first_sizes`, the smallest and the largest, or, if the plan has none of
-        `first_sizes`, with all sizes.
+        """Start with the block sizes `first_sizes` and, for each number of blocks, the smallest and the largest; if the
+        plan has none of `first_sizes`, with all sizes.
 
         Sustained swaps are measured at the numbers of blocks `sustained_counts`, or at all numbers if the plan has none
         of them: a chain of swaps depends little on the length of each. `in_time` returns whether there is time for more
@@ -65,9 +65,10 @@ class Search:
                 place = cell.direction, cell.stream_state, cell.blocks, cell.block_bytes
                 self._cells.setdefault(place, {})[choice_at(cell)] = cell
         sizes = {place[-1] for place in self._cells}
-        if sizes & set(first_sizes):
-            sizes &= {*first_sizes, min(sizes), max(sizes)}
-        self._first = {place: own for place, own in self._cells.items() if place[-1] in sizes}
+        first = set(first_sizes) & sizes or sizes
+        rows = [list(row) for _, row in groupby(sorted(self._cells), key=lambda place: place[:-1])]
+        ends = {place for row in rows for place in (row[0], row[-1])}
+        self._first = {place: own for place, own in self._cells.items() if place in ends or place[-1] in first}
         self._times: dict[Cell, dict[int, float]] = {}
         self._seed = seed
         self._in_time = in_time

@@ -181,6 +181,14 @@ def test_it_begins_with_some_sizes_and_always_with_the_ends(first: tuple[int, ..
     assert {cell.block_bytes for _, cell in stage} == wanted
 
 
+def test_the_largest_size_of_each_number_of_blocks_comes_first() -> None:
+    """A filter of swap_bytes leaves many blocks fewer sizes, and above the last of `first_sizes` nothing is between."""
+    small = [cell for cell in cells() if cell.swap_bytes <= 128 << 20]
+    stage = next(Search(small, FIRST, COUNTS, 0, lambda: True).stages())
+    largest = {n: max(cell.block_bytes for _, cell in stage if cell.blocks == n) for n in COUNTS}
+    assert largest == {16: 256 * KIB, 1024: 128 * KIB}
+
+
 def test_it_looks_between_the_sizes_where_the_choice_changes() -> None:
     chosen, _, _ = searched(0)
     extra = {size for size, _ in chosen} - set(FIRST)
