@@ -67,10 +67,10 @@ def report_s(runs: Sequence[Path], out: Path) -> float:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        small = [write(folder / f"small-{number}", 8, 6, 7) for number in range(100)]
+        small = [write(folder / f"small-{number}", 8, 6, 7) for number in range(1000)]
         subjects = {
             f"{len(COMMITTED)} committed runs": COMMITTED,
-            "100 runs of 8 cells": small,
+            "1 000 runs of 8 cells": small,
             "a run of 10 000 cells": [write(folder / "large", 10_000, 4, 7)],
         }
         for subject, runs in subjects.items():

@@ -1,7 +1,7 @@
 """What a report holds: the sections of runs, and what stands around them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import Final
 
 from kvbench.errors import UsageError
 from kvbench.report import front
@@ -10,6 +10,9 @@ from kvbench.report.sections import sections_of
 from kvbench.report.view import View, views_of
 from kvbench.results import Run
 from kvbench.tune.answer import machine_words
+
+# In a report of more runs, a section does not name the others that could fill it: to know takes as long as its tables.
+_MOST_NAMED: Final = 20
 
 # Is called with what is made next, its number, and the number of all.
 Tell = Callable[[str, int, int], None]
@@ -50,26 +53,36 @@ def _box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
 def _chapters(views: Sequence[View], tell: Tell) -> tuple[list[Chapter], list[Text]]:
     """Return the chapters of the sections that a run can fill, and why no run fills the others."""
     sections = sections_of(views)
-    found: dict[str, Chapter] = {}
-    reasons: dict[str, dict[str, None]] = {}
-    for number, view in enumerate(views, start=1):
-        tell("tables of run", number, len(views))
-        for section in sections:
-            made = section.make(view)
-            if isinstance(made, Part):
-                found[section.name] = _chapter(section, view, made, found.get(section.name))
-            elif made:
-                reasons.setdefault(section.name, {})[f"{section.short_title}: {made}"] = None
-    absent = [section.name for section in sections if section.name not in found]
-    missing: list[Text] = [reason for name in absent for reason in reasons.get(name, {})]
-    return [found[section.name] for section in sections if section.name in found], missing
+    chapters: list[Chapter] = []
+    missing: list[Text] = []
+    for number, section in enumerate(sections, start=1):
+        tell("section", number, len(sections))
+        chapter, reasons = _chapter(section, views)
+        chapters += [chapter] if chapter else []
+        missing += [] if chapter else [f"{section.short_title}: {reason}" for reason in reasons]
+    return chapters, missing
 
 
-def _chapter(section: Section, view: View, part: Part, before: Chapter | None) -> Chapter:
-    """Return the chapter of a section once a run more has filled it."""
-    if before is None or section.of_all:
-        return Chapter(section, view, part)
-    if (part.weight, view.weight) > (before.part.weight, before.view.weight):
-        others = sorted([before.view, *before.others], key=lambda other: len(other.earlier))
-        return Chapter(section, view, part, others)
-    return replace(before, others=[*before.others, view])
+def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:
+    """Return the chapter of the run with most to say in a section, or why no run fills it."""
+
+    def weight(view: View) -> tuple[float, ...]:
+        return (len(view.earlier),) if section.of_all else (section.weight(view), *view.weight)
+
+    best: tuple[View, Part] | None = None
+    others: list[View] = []
+    reasons: dict[int, str] = {}  # by the number of earlier runs, as all orders here
+    for view in sorted(views, key=weight, reverse=True):
+        made = section.make(view)
+        if isinstance(made, str):
+            reasons[len(view.earlier)] = made
+        elif best is not None:
+            others.append(view)
+        else:
+            best = view, made
+        if best and (section.of_all or len(views) > _MOST_NAMED):
+            break
+    if best is None:
+        return None, dict.fromkeys(reasons[number] for number in sorted(reasons) if reasons[number])
+    searched = section.of_all or len(views) <= _MOST_NAMED
+    return Chapter(section, *best, sorted(others, key=lambda view: len(view.earlier)) if searched else None), {}

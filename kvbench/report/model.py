@@ -81,8 +81,7 @@ class Finding:
 class Part:
     """What one run adds to a section.
 
-    `told` are findings that belong on the first page; `files` stand beside the report and are linked. Of the parts of
-    several runs a report shows that of the largest `weight`.
+    `told` are findings that belong on the first page; `files` stand beside the report and are linked.
     """
 
     findings: Sequence[Text] = ()
@@ -90,20 +89,21 @@ class Part:
     tables: Sequence[DataTable] = ()
     told: Sequence[Finding] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
-    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
     """A kind of finding; `make` returns what a run adds, or why it adds nothing ("" where that goes without saying).
 
-    With `of_all`, what a run adds tells of the runs before it too.
+    Of several runs, a report shows the one with most `weight`, then the one with most visits. With `of_all`, what a run
+    adds covers the runs before it too, and the last one is shown.
     """
 
     name: str
     title: str
     make: Callable[[View], Part | str]
     of_all: bool = False
+    weight: Callable[[View], int] = lambda _: 0
 
     @property
     def short_title(self) -> str:
@@ -112,20 +112,18 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """A section, what one run adds to it, and the other runs that could fill it.
-
-    That run is the one whose part has most `weight`, of several the one with most visits; of a section `of_all` it is
-    the last.
-    """
+    """A section, what one run adds to it, and the other runs that could fill it; None where that is not known."""
 
     section: Section
     view: View
     part: Part
-    others: Sequence[View] = ()
+    others: Sequence[View] | None = ()
 
     @property
     def origin(self) -> str:
         """Which run is shown, and which others could be; "" where there is one alone."""
+        if self.others is None:
+            return f"From run {self.view.label}. With this many runs, others that could be shown are not named."
         others = ", ".join(view.label for view in self.others)
         return f"From run {self.view.label}. Also measured in {others}." if others else ""
 

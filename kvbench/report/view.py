@@ -55,6 +55,13 @@ class View:
         return self.frame[self.frame["status"] == "ok"]
 
     @cached_property
+    def base(self) -> "View | None":
+        """The earlier run that shares most measured cells with this one, None where none of its clock shares any."""
+        alike = [base for base in self.earlier if base.run.info.clock == self.run.info.clock]
+        shared = [len(self.measured_ids & base.measured_ids) for base in alike]
+        return alike[shared.index(max(shared))] if any(shared) else None
+
+    @cached_property
     def pinned(self) -> Pinned:
         """The cells of a table that shows no side axis."""
         return pin(self.frame, shown=())

@@ -100,7 +100,8 @@ def unqueued(frame: pd.DataFrame) -> pd.DataFrame:
 
 def whole(frame: pd.DataFrame) -> "pd.Series[bool]":
     """Return which cells have swaps of one size whose layers nothing waits for."""
-    return ~by_layers(frame) & ~of_trace(frame)
+    sequences = frame["sequence"].tolist()
+    return pd.Series([one != TRACE and not _is_layers(one) for one in sequences], frame.index, dtype=bool)
 
 
 def of_trace(frame: pd.DataFrame) -> "pd.Series[bool]":
@@ -110,7 +111,11 @@ def of_trace(frame: pd.DataFrame) -> "pd.Series[bool]":
 
 def by_layers(frame: pd.DataFrame) -> "pd.Series[bool]":
     """Return which cells have swaps of layers, or a step whose layers wait for them."""
-    return frame["sequence"].astype(object).fillna("").str[-1:].str.isdigit().astype(bool)
+    return pd.Series([_is_layers(one) for one in frame["sequence"].tolist()], frame.index, dtype=bool)
+
+
+def _is_layers(sequence: object) -> bool:
+    return isinstance(sequence, str) and sequence[-1:].isdigit()
 
 
 def visit_times(frame: pd.DataFrame, samples: pd.DataFrame, time: str = "swap_us") -> dict[str, dict[int, float]]:

@@ -342,7 +342,7 @@ def test_an_interrupted_sweep_keeps_its_data_and_is_finished_later(tmp_path: Pat
         assert process.stdout is not None
         finished = json.loads(process.stdout.read().splitlines()[-1])
     assert (finished["event"], finished["status"]) == ("finished", "interrupted")
-    assert finished["reason"] == 'SIGTERM' if number == signal.SIGTERM else 'Ctrl-C'
+    assert finished["reason"] == "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
     assert status(run) == "interrupted"
     kept = visit_counts(run)
     assert 2 <= kept.total() < SLOW_VISITS

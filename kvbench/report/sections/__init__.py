@@ -55,7 +55,7 @@ def sections_of(views: Sequence[View]) -> Sequence[Section]:
 
     The comparison comes first where it has all runs and machine, driver or build differ, otherwise last.
     """
-    pairs = [(view, base) for view in views if (base := comparison.base_of(view))]
+    pairs = [(view, base) for view in views if (base := view.base)]
     apart = any(view.run.info.identity_hash != base.run.info.identity_hash for view, base in pairs)
     has_all = len({view.run.path for pair in pairs for view in pair}) == len(views)
     return (comparison.SECTION, *SECTIONS) if apart and has_all else (*SECTIONS, comparison.SECTION)

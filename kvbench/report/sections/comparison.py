@@ -52,7 +52,7 @@ Pair = tuple[View, View]  # the earlier run, and the one that is held against it
 
 
 def make(view: View) -> Part | str:
-    base = base_of(view)
+    base = view.base
     if base is None:
         return ""
     pair = (base, view)
@@ -67,17 +67,15 @@ def make(view: View) -> Part | str:
         tables.append(_beside_table(pair, beside, origin))
         files[f"comparison-neighbours-{base.label}-{view.label}.csv"] = as_csv(beside)
     told = [Finding(sentence, _weight(own)) for sentence, own in found if (own["verdict"] != Verdict.UNDECIDED).any()]
-    return Part([sentence for sentence, _ in found], _charts(pair, cells), tables, told, files, weight=len(cells))
+    return Part([sentence for sentence, _ in found], _charts(pair, cells), tables, told, files)
 
 
-SECTION = Section("comparison", "Comparison: runs against each other", make)
+def _shared(view: View) -> int:
+    """Return the number of measured cells that a run shares with its base."""
+    return len(view.measured_ids & view.base.measured_ids) if view.base else 0
 
 
-def base_of(view: View) -> View | None:
-    """Return the earlier run that shares most measured cells with `view`, None where none of its clock shares any."""
-    alike = [base for base in view.earlier if base.run.info.clock == view.run.info.clock]
-    shared = [len(view.measured_ids & base.measured_ids) for base in alike]
-    return alike[shared.index(max(shared))] if any(shared) else None
+SECTION = Section("comparison", "Comparison: runs against each other", make, weight=_shared)
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:

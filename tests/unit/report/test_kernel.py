@@ -20,7 +20,6 @@ from kvbench.report.build import report_files
 from kvbench.report.contents import report_of
 from kvbench.report.html.data import figures_json
 from kvbench.report.model import Report
-from kvbench.report.sections.comparison import base_of
 from kvbench.report.select import QUEUE, SERIES, SIDE_AXES, pin
 from kvbench.report.view import View, views_of
 from kvbench.results import Record, Run, RunInfo
@@ -196,7 +195,7 @@ def test_two_runs_are_compared_shape_by_shape(tmp_path: Path) -> None:
 
 def test_runs_of_different_shapes_have_no_cell_in_common(tmp_path: Path) -> None:
     runs = [make(tmp_path, measured(*sm_cells(kernel)), kernel) for kernel in (RULE, BULK)]
-    assert [base_of(view) for view in views_of(runs)] == [None, None]
+    assert [view.base for view in views_of(runs)] == [None, None]
 
 
 def test_merging_is_compared_within_a_shape_and_a_number_of_sms(tmp_path: Path) -> None:

@@ -477,6 +477,18 @@ def test_several_runs_share_a_report(cliff_run: Run, tmp_path: Path) -> None:
     assert not any(line.startswith("SM ladder") for line in lines_of(report.missing))
 
 
+def test_a_section_shows_the_run_with_most_visits_and_names_the_others(tmp_path: Path) -> None:
+    cells = synthetic.order_cells()
+    once = [load_run(synthetic.write_run(tmp_path / name, synthetic.visits(cells))) for name in ("a", "b", "c")]
+    most = load_run(synthetic.write_run(tmp_path / "most", synthetic.rounds(cells)))
+    runs = [*once[:2], most, *once[2:]]
+    chapter = next(one for one in report_of(runs).chapters if one.section.name == "access-order")
+    assert chapter.view.label == "most"
+    assert [view.label for view in chapter.others or ()] == ["a", "b", "c"]
+    many = next(one for one in report_of([*runs, *once * 6]).chapters if one.section.name == "access-order")
+    assert (many.view.label, many.others) == ("most", None)
+
+
 def test_side_axes_that_vary_are_pinned_and_said(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
     few = [coalesced(cell) for cell in cells[:4]]
