@@ -31,6 +31,17 @@ UPPER_HALF: Final = Margin(
     0.2, "beyond the margin of a cell: bursts of other work move the upper half of a visit more than its lower tenth"
 )
 TIED: Final = Margin(0.03, "a smaller gain does not justify taking SMs from a model")
+# A smaller difference of two times is no more than an interrupt takes.
+ABSOLUTE_US: Final = 1.0
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")
 KNEE: Final = Margin(0.05, "beyond it, more SMs cost the neighbour more than they gain")
 QUEUE_KNEE: Final = Margin(1.0, "on some drivers, a submission after a few swaps takes up to twice as long")
+
+
+def between_runs(base_us: float, *, inline: bool) -> Margin:
+    """Return the margin of two runs that were not made in turn, for a cell that took `base_us` in the first.
+
+    `inline` cells are copied by the CPU in both.
+    """
+    usual = INLINE if inline else BETWEEN_RUNS
+    return max(usual, Margin(ABSOLUTE_US / base_us, "it is a microsecond"), key=lambda margin: margin.fraction)

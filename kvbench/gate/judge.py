@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.compare import MIN_PAIRS, paired_interval
+from kvbench.analysis.compare import compare_apart, paired_interval
 from kvbench.analysis.intervals import Floats, middle_of
-from kvbench.analysis.margins import BETWEEN_RUNS, CONTROL_CPU, INLINE, UPPER_HALF
+from kvbench.analysis.margins import CONTROL_CPU, INLINE, UPPER_HALF, Margin, between_runs
 from kvbench.cells.cell import Cell
 from kvbench.gate.disturbance import CPU
 from kvbench.gate.floors import FloorFile, check_floors
@@ -25,6 +25,10 @@ from kvbench.gate.pairs import Pairs, pair
 from kvbench.gate.partners import check_identity
 from kvbench.results import Run
 
+_APART: Final = (
+    "not made in turn: the medians of visits are compared as in kvbench report, with margins that allow for what else "
+    "changed on the machine"
+)
 _UNITS: Final[Mapping[Kind, str]] = {"cell": "us", "caller_us": "us", "neighbour": "x"}
 
 
@@ -55,8 +59,7 @@ class Judge:
     def assess(self, pairs: Pairs, earlier: Judgement | None = None, warnings: Sequence[str] = ()) -> Judgement:
         """Judge paired times; see `judge`."""
         controls = [self._control(name, logs, pairs.order) for name, logs in pairs.controls.items()]
-        late = _always_late(pairs.order)
-        drift = math.log1p(BETWEEN_RUNS.fraction) if late else 0.0
+        apart = _made_apart(pairs)
         unsure = max((math.log1p(control.unsure) for control in controls), default=0.0)
         logs, bias = without_slot_bias(_logs(pairs.visits["fast_us"]), pairs.order)
         looks = self.looks or (PLAN if pairs.in_turn else ONCE)
@@ -65,7 +68,7 @@ class Judge:
         settled = {(row.kind, row.name): row for row in before if row.settled}
         rows = [
             row if row.verdict is GateVerdict.FAILED else settled.get((row.kind, row.name), row)
-            for row in self._rows(pairs, logs, drift, look)
+            for row in self._rows(pairs, logs, look)
         ]
         if not all(control.steady for control in controls):
             rows = [
@@ -78,12 +81,13 @@ class Judge:
             rows=sorted(rows, key=_badness),
             controls=controls,
             faults=pairs.faults,
-            warnings=[*warnings, *late],
+            warnings=[*warnings, *([_APART] if apart else [])],
             rounds=len(pairs.order),
             geometric_mean=_ratio(float(np.mean(known))) if known else math.nan,
             slot_bias=_ratio(bias),
             disturbed=pairs.disturbed,
             margins=self.margins,
+            statistic="median" if apart else "lower tenth",
         )
 
     def _control(self, name: str, logs: Floats, order: Floats) -> ControlEffect:
@@ -98,46 +102,58 @@ class Judge:
         unsure = _ratio(max(0.0, high - margin, -margin - low)) - 1 if steady else 0.0
         return ControlEffect(name, _ratio(centre), _ratio(low), _ratio(high), values.size, steady, unsure)
 
-    def _rows(self, pairs: Pairs, logs: Floats, drift: float, look: Callable[[Floats, float], Estimate]) -> list[Row]:
+    def _rows(self, pairs: Pairs, logs: Floats, look: Callable[[Floats, float], Estimate]) -> list[Row]:
         """Return a row for every cell, for the time of its caller, and for its neighbour.
 
         A slowdown is of iterations alone and beside swaps in one visit, so that what the machine does between the
         visits of the two sides is in neither.
         """
+
+        def estimate(values: Floats, margin: float) -> Estimate:
+            return _estimate_apart(values, margin) if apart else look(_logs(values), margin)
+
         rows = []
-        for place, (cell, margin) in enumerate(zip(pairs.cells, self._cell_margins(pairs) + drift, strict=True)):
+        apart = _made_apart(pairs)
+        relative = math.log1p(self.margins.margin)
+        for place, (cell, margin) in enumerate(zip(pairs.cells, self._cell_margins(pairs, apart=apart), strict=True)):
             visits = pairs.visits[:, place]
             if cell in pairs.failed:
                 failed = Estimate(settled=cell not in pairs.lacking)
                 rows.append(Row("cell", cell.label, GateVerdict.FAILED, [cell], failed, reason=pairs.failed[cell]))
                 continue
-            upper = look(_logs(visits["upper_us"]), margin + math.log1p(UPPER_HALF.fraction))
-            row = _row("cell", cell, visits["fast_us"], margin, look(logs[place], margin), upper)
+            if apart:
+                row = _row("cell", cell, visits["middle_us"], margin, estimate(visits["middle_us"], margin))
+            else:
+                upper = estimate(visits["upper_us"], margin + math.log1p(UPPER_HALF.fraction))
+                row = _row("cell", cell, visits["fast_us"], margin, look(logs[place], margin), upper)
             path = pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else "")
             rows.append(replace(row, reason="; ".join(filter(None, (row.reason, path)))))
-            relative = math.log1p(self.margins.margin)
             others: tuple[tuple[Kind, Floats, float], ...] = (
                 ("caller_us", visits["caller_us"], margin),
                 ("neighbour", visits["slowdown"], relative),
             )
             rows += [
-                _row(kind, cell, values, allowed, look(_logs(values), allowed))
+                _row(kind, cell, values, allowed, estimate(values, allowed))
                 for kind, values, allowed in others
                 if np.isfinite(values).any()
             ]
         return rows
 
-    def _cell_margins(self, pairs: Pairs) -> Floats:
+    def _cell_margins(self, pairs: Pairs, *, apart: bool) -> Floats:
         """Return the margin of every cell as a log ratio.
 
         It is the largest of the relative margin, the margin of copies by the CPU if the CPU copies the cell on both
-        sides, the cell's A/A floor (a fraction), and the absolute margin divided by the base's median.
+        sides, the cell's A/A floor (a fraction), the absolute margin divided by the base's median, and for runs made
+        `apart` the margin of two runs.
         """
         floors = self.floors.floors if self.floors is not None else {}
-        inline = np.where([cell in pairs.inline for cell in pairs.cells], INLINE.fraction, 0.0)
-        own = np.maximum(inline, [floors.get(cell.id, 0.0) for cell in pairs.cells])
-        absolute = [self.margins.absolute_us / middle_of(times_us) for times_us in pairs.visits["fast_us"][0]]
-        return np.asarray(np.log1p(np.fmax(np.maximum(self.margins.margin, own), absolute)))
+        margins = []
+        for cell, times_us in zip(pairs.cells, pairs.visits["middle_us" if apart else "fast_us"][0], strict=True):
+            base_us, inline = middle_of(times_us), cell in pairs.inline
+            usual = between_runs(base_us, inline=inline).fraction if apart else INLINE.fraction if inline else 0.0
+            known = (self.margins.margin, usual, floors.get(cell.id, 0.0), self.margins.absolute_us / base_us)
+            margins.append(max(margin for margin in known if not math.isnan(margin)))
+        return np.log1p(margins)
 
 
 def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]:
@@ -170,15 +186,19 @@ def _logs(sides: Floats) -> Floats:
     return np.asarray(np.log(sides[1]) - np.log(sides[0]))
 
 
-def _always_late(order: Floats) -> list[str]:
-    """Return a warning if one side ran second in every round of a sufficient number."""
-    if len(order) < MIN_PAIRS or abs(order.sum()) != len(order):
-        return []
-    late = "candidate" if order[0] > 0 else "base"
-    return [
-        f"not interleaved: the {late} ran last in every round, so only this side has the cost of running second; "
-        f"margins are wider by {BETWEEN_RUNS.fraction:.0%}, because {BETWEEN_RUNS.reason}"
-    ]
+def _made_apart(pairs: Pairs) -> bool:
+    """Return whether one side was measured after the other in every round."""
+    return not pairs.in_turn and abs(pairs.order.sum()) == len(pairs.order)
+
+
+def _estimate_apart(values: Floats, margin: float) -> Estimate:
+    """Return the estimate of `values` of two runs, of shape (2, rounds), as `kvbench report` compares them."""
+    base, cand = (own[np.isfinite(own)] for own in values)
+    if not (base.size and cand.size):
+        return Estimate()
+    found = compare_apart(base, cand, Margin(math.expm1(margin), ""))
+    centre, low, high = np.log([found.ratio, found.low, found.high]).tolist()
+    return Estimate(centre, low, high, found.verdict, True, min(base.size, cand.size), high <= margin)
 
 
 def _ratio(log_ratio: float) -> float:

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from kvbench.analysis.compare import Verdict
-from kvbench.analysis.margins import CONTROL, GATE
+from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, GATE
 from kvbench.cells.cell import AXES, Cell, command_of
 from kvbench.errors import ExitCode
 from kvbench.gate.looks import Estimate
@@ -78,8 +78,11 @@ class Margins(msgspec.Struct, frozen=True, kw_only=True):
         float, msgspec.Meta(ge=0, le=10, description=f"ignore changes below this fraction (default: {GATE.fraction})")
     ] = GATE.fraction
     absolute_us: Annotated[
-        float, msgspec.Meta(ge=0, le=1e9, description="ignore changes below this many microseconds (default: 1)")
-    ] = 1.0
+        float,
+        msgspec.Meta(
+            ge=0, le=1e9, description=f"ignore changes below this many microseconds (default: {ABSOLUTE_US:g})"
+        ),
+    ] = ABSOLUTE_US
     control_margin: Annotated[
         float,
         msgspec.Meta(
@@ -163,7 +166,7 @@ class Judgement:
 
     `faults` are failures of whole runs. `geometric_mean` is that of the ratios of all judged cells (shown, not gated).
     `slot_bias` is the cost of running second in a pair (a ratio; 1 if unknown). `disturbed` is the number of pairs that
-    each cause spoiled; they are kept but do not count.
+    each cause spoiled; they are kept but do not count. `statistic` is the one that stands for the time of a visit.
     """
 
     verdict: GateVerdict
@@ -176,6 +179,7 @@ class Judgement:
     slot_bias: float
     disturbed: Mapping[str, int] = field(default_factory=dict)
     margins: Margins = field(default_factory=Margins)
+    statistic: Literal["lower tenth", "median"] = "lower tenth"
 
     def exit_code(self, *, inconclusive_passes: bool = False) -> ExitCode:
         """Return the exit code of the command; `inconclusive_passes` lets UNDECIDED and CONTAMINATED pass."""

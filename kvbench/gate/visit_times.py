@@ -25,13 +25,14 @@ CALLER_BOUND: Final = 1 / 2
 # CPUs at half their speed 1 to 3% (H100 on a busy host, driver 580.159.04).
 STALLED: Final = 3.0
 
-# One visit; what is unknown, zero or negative is NaN. `fast_us` and `upper_us` are times of the swap, `caller_us` is
-# the time that it takes from its thread, `slowdown` that of a neighbour, `disturbed` the number of disturbances.
+# One visit; what is unknown, zero or negative is NaN. `fast_us`, `middle_us` and `upper_us` are times of the swap,
+# `caller_us` is the time that it takes from its thread, `slowdown` that of a neighbour, `disturbed` the number of
+# disturbances.
 VISIT: Final = np.dtype(
     [
         (name, np.float64)
         for name in (
-            "fast_us", "upper_us", "caller_us", "unevenness", "slowdown",
+            "fast_us", "middle_us", "upper_us", "caller_us", "unevenness", "slowdown",
             "disturbed", "probe_us", "clock_mhz", "began_ns", "ended_ns", "began_s", "process",
         )
     ]
@@ -48,17 +49,17 @@ def unknown(*shape: int) -> VisitValues:
 def values_of(visit: Visit) -> tuple[float, ...]:
     """Return the fields of `VISIT`; the times are NaN for a visit without a figure."""
     state, samples = visit.cell.stream_state, visit.samples
-    fast, upper, caller, uneven = (math.nan,) * 4
+    fast, middle, upper, caller, uneven = (math.nan,) * 5
     if has_figure(visit):
         times_us = getattr(samples, state.swap_clock)
-        fast, upper = fast_us(times_us), float(np.quantile(times_us, UPPER_SHARE))
+        fast, middle, upper = map(float, np.quantile(times_us, (FAST_SHARE, 0.5, UPPER_SHARE)))
         if not state.pending:  # there the time of the swap does not hold that of the caller
             caller = fast_us(samples.caller_us)
             uneven = float(np.median(samples.caller_us) / caller) if caller > 0 else math.nan
     cost = cost_of(visit.beside)
     began_ns, ended_ns = visit.span_ns or (math.nan, math.nan)
     values = (
-        *(fast, upper, caller, uneven, math.nan if cost is None else cost.slowdown),
+        *(fast, middle, upper, caller, uneven, math.nan if cost is None else cost.slowdown),
         *(_disturbances(visit), visit.probe_us, visit.sm_clock_mhz),
         *(began_ns, ended_ns, visit.began, visit.process),
     )

@@ -16,9 +16,7 @@ from kvbench.gate.rule_check import RulesReport
 
 # From this ratio on, a factor is easier to read than a percentage.
 _MANY_TIMES = 3.0
-_HEADINGS: Final = (
-    "base, lower tenth", "candidate, lower tenth", "effect", "interval of the effect", "margin", "effect, upper half",
-)  # fmt: skip
+_HEADINGS: Final = ("effect", "interval of the effect", "margin", "effect, upper half")
 _NONE: Final = Estimate()
 
 
@@ -75,7 +73,7 @@ def sheet_of_judgement(judgement: Judgement, repeat: str = "") -> Sheet:
     return Sheet(
         title="kvbench gate compare",
         verdict=judgement.verdict,
-        headings=_HEADINGS,
+        headings=(f"base, {judgement.statistic}", f"candidate, {judgement.statistic}", *_HEADINGS),
         rows=judgement.rows,
         summary=[*_first(judgement, repeat), *_summary(judgement)],
         faults=judgement.faults,

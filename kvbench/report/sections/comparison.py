@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import repeat
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -9,7 +11,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import Verdict, compare_apart
 from kvbench.analysis.intervals import Samples
-from kvbench.analysis.margins import BETWEEN_RUNS, GATE, Margin
+from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Margin, between_runs
 from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.machine.identity import differing
@@ -22,7 +24,8 @@ from kvbench.report.tables import Row, axis_words, family, host_mark, includes, 
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
-from kvbench.results.frame import as_csv, visits_that_count
+from kvbench.results.frame import BETWEEN, as_csv, visits_that_count
+from kvbench.results.schema import EffectivePath
 from kvbench.text import short
 from kvbench.units import two_digits
 
@@ -37,10 +40,13 @@ _MOST_ROWS: Final = 40
 _BAND: Final = ("ratio", "ratio_low", "ratio_high")
 _RATIO: Final = PlotAxis("ratio of times", "figure", "linear", zero=False)
 _ORDER: Final = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.UNDECIDED)
+_MARGIN: Final = (
+    f"{BETWEEN_RUNS.fraction:.0%} ({INLINE.fraction:.0%} where the CPU copies in both), at least {ABSOLUTE_US:g} us"
+)
 _VERDICT: Final = (
-    f"Slower, faster: the whole 95% interval of the ratio, from the medians of the visits, lies beyond "
-    f"{BETWEEN_RUNS.fraction:.0%}. Same: the whole interval lies within, because {BETWEEN_RUNS.reason}; kvbench gate "
-    "compare, which measures in turn, finds smaller differences. Undecided: neither, or fewer than four visits in a run"
+    f"Slower, faster: the whole 95% interval of the ratio, from the medians of the visits, lies beyond the margin, "
+    f"{_MARGIN}. Same: the whole interval lies within, because {BETWEEN_RUNS.reason}; kvbench gate compare, which "
+    "measures in turn, finds smaller differences. Undecided: neither, or fewer than four visits in a run"
 )
 _BESIDE_VERDICT: Final = (
     f"Slower, faster: the whole 95% interval of the ratio of slowdowns, by visit, lies beyond {GATE.fraction:.0%}. A "
@@ -59,11 +65,11 @@ def make(view: View) -> Part | str:
     cells, beside = _cells(*pair), _beside(*pair)
     origin = _origin(pair, cells)
     between = f"{view.label} against {base.label}"
-    found = [(f"{between}, {noun(len(cells), 'cell')} in common: {_counted(cells, BETWEEN_RUNS)}.", cells)]
+    found = [(f"{between}, {noun(len(cells), 'cell')} in common: {_counted(cells)}.", cells)]
     tables = [_differences(pair, origin), _by_backend(pair, cells, origin), _cell_table(pair, cells, origin)]
     files = {f"comparison-{base.label}-{view.label}.csv": as_csv(cells)}
     if not beside.empty:
-        found.append((f"{between}, neighbours of {noun(len(beside), 'cell')}: {_counted(beside, GATE)}.", beside))
+        found.append((f"{between}, neighbours of {noun(len(beside), 'cell')}: {_counted(beside)}.", beside))
         tables.append(_beside_table(pair, beside, origin))
         files[f"comparison-neighbours-{base.label}-{view.label}.csv"] = as_csv(beside)
     told = [Finding(sentence, _weight(own)) for sentence, own in found if (own["verdict"] != Verdict.UNDECIDED).any()]
@@ -90,7 +96,10 @@ def _cells(base: View, other: View) -> pd.DataFrame:
     )
     both = both[both["cell_id"].isin(base.visits) & both["cell_id"].isin(other.visits)]
     times = [[list(view.visits[cell].values()) for view in (base, other)] for cell in both["cell_id"]]
-    both = _compared(both, times, BETWEEN_RUNS)
+    paths = zip(both["path_base"], both["path_other"], strict=True)
+    inline = [all(str(path).partition(BETWEEN)[0] == EffectivePath.CPU_INLINE for path in pair) for pair in paths]
+    margins = [between_runs(median(before), inline=one) for (before, _), one in zip(times, inline, strict=True)]
+    both = _compared(both, times, margins)
     return both.iloc[np.lexsort((-both["change"], both["verdict"] != Verdict.SLOWER))]
 
 
@@ -108,16 +117,16 @@ def _beside(base: View, other: View) -> pd.DataFrame:
     both = with_ways(both).rename(columns={"label": "swaps"})
     slowdowns = [[[cost.slowdown for cost in own[cell].values()] for own in (ours, theirs)] for cell in both["cell_id"]]
     figures = [f"{name}_{side}" for name in _BESIDE_FIGURES for side in _SIDES]
-    made = _compared(both[["cell_id", *_BESIDE_NAMES, *figures]], slowdowns, GATE)
+    made = _compared(both[["cell_id", *_BESIDE_NAMES, *figures]], slowdowns, repeat(GATE))
     return made.sort_values("change", ascending=False, ignore_index=True)
 
 
-def _compared(cells: pd.DataFrame, values: Iterable[Sequence[Samples]], margin: Margin) -> pd.DataFrame:
+def _compared(cells: pd.DataFrame, values: Iterable[Sequence[Samples]], margins: Iterable[Margin]) -> pd.DataFrame:
     """Return cells with what became of their values from one run to the other.
 
     More columns: `change` (other over base, less 1) with its interval in `change_low` and `change_high`, `verdict`.
     """
-    found = [compare_apart(before, after, margin) for before, after in values]
+    found = [compare_apart(before, after, margin) for (before, after), margin in zip(values, margins, strict=False)]
     return cells.assign(
         change=[one.ratio - 1 for one in found],
         change_low=[one.low - 1 for one in found],
@@ -141,13 +150,13 @@ def _identity(view: View) -> dict[str, Scalar]:
     return dict(info.identity) | own
 
 
-def _counted(cells: pd.DataFrame, margin: Margin) -> str:
+def _counted(cells: pd.DataFrame) -> str:
     parts = []
     for verdict, ends in ((Verdict.SLOWER, "max"), (Verdict.FASTER, "min")):
         changes = where(cells, verdict=verdict)["change"]
         most = "" if changes.empty else f" (by up to {two_digits(100 * abs(getattr(changes, ends)()))}%)"
         parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
-    parts.append(f"{count(len(where(cells, verdict=Verdict.SAME)))} the same within {margin.fraction:.0%}")
+    parts.append(f"{count(len(where(cells, verdict=Verdict.SAME)))} the same")
     parts.append(f"{count(len(where(cells, verdict=Verdict.UNDECIDED)))} undecided")
     return ", ".join(parts)
 
