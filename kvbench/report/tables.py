@@ -162,9 +162,8 @@ def few_visits(cells: pd.DataFrame) -> list[Text]:
 
 def family(comparisons: int) -> list[Text]:
     """Return the note of a table with as many comparisons: how many differences chance alone would show."""
-    wrong = noun(by_chance(comparisons), "difference")
-    said = f"Chance alone can show up to {wrong} in {count(comparisons)} comparisons of equal things"
-    return [said] if comparisons > 1 else []
+    wrong = noun(by_chance(comparisons), "false positive")
+    return [f"Expect up to {wrong} in {count(comparisons)} comparisons"] if comparisons > 1 else []
 
 
 def with_sms(backend: str, sms: "pd.Series[int]") -> str:
