@@ -93,8 +93,8 @@ class PlainReporter(Observer):
             how = f"to continue: kvbench sweep --resume {path}"
             if outcome.folder is not None:
                 how = f"to use what was measured: kvbench report {shlex.quote(str(outcome.folder))}"
-            elif outcome.searched:
-                how = f"to use what was measured: kvbench tune {path}"
+            elif outcome.searched_by:
+                how = f"to use what was measured: {outcome.searched_by} {path}"
             self._say(f"everything measured is kept; {how}")
 
     def _advance(self, record: Visit | Failure) -> None:
@@ -217,7 +217,7 @@ class JsonReporter(Observer):
 
     def finished(self, outcome: Outcome) -> None:
         fields = asdict(outcome)
-        del fields["folder"], fields["searched"]
+        del fields["folder"], fields["searched_by"]
         self._say("finished", run=str(fields.pop("path")), **fields)
 
     def _say(self, event: str, **fields: object) -> None:

@@ -70,6 +70,8 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
     backends: Annotated[list[BackendFacts], msgspec.Meta(
         description="the requested backends at the start of the run: package and version, axes, why one was "
         "unavailable; `--resume` continues with these")] = []
+    searched_by: Annotated[str | None, msgspec.Meta(
+        description="the command that chose the visits as it went: `--resume` does not continue such a run")] = None
     status: Annotated[RunStatus, msgspec.Meta(
         description="`running`, `complete`, `interrupted` or `stopped`")] = "running"
     status_reason: Annotated[str | None, msgspec.Meta(description="why the run did not complete")] = None

@@ -54,6 +54,8 @@ class Observer:
 class Schedule(Protocol):
     """Decides from the results so far which cells of a plan are visited next."""
 
+    command: str
+    """The command that makes the schedule, and that can use its run."""
     visit_time: float
     """The mean time of a visit, as a share of that of the plan."""
 
@@ -72,7 +74,7 @@ class Schedule(Protocol):
 class Outcome:
     """The outcome of a sweep: its status, the reason if it is not complete, the number of cells measured, failed and
     skipped, and how often the large copies of a round (ceilings, controls) failed. `folder` holds the runs of several
-    devices. A sweep with a schedule of its own (`searched`) cannot be resumed: that is not kept.
+    devices. A run that a command searched (`searched_by`) cannot be resumed.
     """
 
     path: Path
@@ -83,7 +85,7 @@ class Outcome:
     skipped: int
     copies_failed: int = 0
     folder: Path | None = None
-    searched: bool = False
+    searched_by: str | None = None
 
     @property
     def exit_code(self) -> ExitCode:
@@ -151,7 +153,7 @@ class Execution:
                 status, reason = "stopped", str(error)
         done = self.progress
         counts = done.measured, len(done.failed), len(done.skipped), done.copies_failed
-        return Outcome(self.writer.path, status, reason, *counts, searched=self.schedule is not None)
+        return Outcome(self.writer.path, status, reason, *counts, searched_by=self.writer.info.searched_by)
 
     def _attempt(self) -> tuple[RunStatus, str | None]:
         try:

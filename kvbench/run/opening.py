@@ -72,7 +72,7 @@ def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
     return msgspec.structs.replace(found, notes=notes)
 
 
-def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo:
+def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str], searched_by: str | None = None) -> RunInfo:
     fields = identity_of(opened)
     return RunInfo(
         clock=CLOCK,
@@ -84,6 +84,7 @@ def run_info(spec: SweepSpec, opened: Opened, command: Sequence[str]) -> RunInfo
         backends=opened.backends,
         identity=fields,
         identity_hash=identity_hash(fields),
+        searched_by=searched_by,
     )
 
 

@@ -56,8 +56,9 @@ def start_sweep(
     """
     with opened_for(spec, rank) as (slot, opened):
         plan = planned(spec, opened)
-        with RunWriter.create(path, run_info(spec, opened, command)) as writer:
-            schedule = None if scheduling is None else scheduling(plan.cells)
+        schedule = None if scheduling is None else scheduling(plan.cells)
+        info = run_info(spec, opened, command, None if schedule is None else schedule.command)
+        with RunWriter.create(path, info) as writer:
             return Execution(spec, plan, opened, writer, slot, observer, Progress(), schedule).run()
 
 
@@ -74,10 +75,10 @@ def resume_sweep(path: Path, asked: SweepSpec | None, observer: Observer, *, ret
         )
     run = load_run(path)
     spec = SweepSpec.from_plain(run.info.spec)
-    if run.info.command[1:2] == ["tune"] and spec.name == "tune":
+    if command := run.info.searched_by:
         raise UsageError(
-            f"--resume {path}: kvbench tune cannot continue a search; to use what was measured: "
-            f"kvbench tune {shlex.quote(str(path))}"
+            f"--resume {path}: {command} cannot continue a search; to use what was measured: "
+            f"{command} {shlex.quote(str(path))}"
         )
     if asked is not None and asked.to_plain() != spec.to_plain():
         raise MismatchError(

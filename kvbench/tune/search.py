@@ -36,6 +36,7 @@ Place = tuple[Direction, StreamState, int, int]  # with blocks and block bytes
 class Search:
     """A search among the cells of a plan; `note` takes the results, `stages` yields the next visits."""
 
+    command = "kvbench tune"
     visit_time = 0.7  # as a share of that of the plan: most visits are of the fastest candidates
 
     def __init__(
