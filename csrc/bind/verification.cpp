@@ -14,36 +14,19 @@ void verification(nb::module_& m) {
   m.def(
       "write_words",
       [](Buffer& buffer, const Words& offsets, const Words& sizes, const Words& source_offsets, std::uint64_t seed,
-         Stream stream) {
-        buffer.write({view(offsets), view(sizes), view(source_offsets)}, words_of_seed(seed), stream);
-      },
+         Stream stream) { buffer.write({view(offsets), view(sizes), view(source_offsets)}, seed, stream); },
       "buffer"_a, "offsets"_a, "sizes"_a, "source_offsets"_a, "seed"_a, "stream"_a,
       nb::call_guard<nb::gil_scoped_release>(),
       "Write into every range the bytes of a pool with `seed` from the range's source offset on; offsets and sizes in "
       "bytes. Ranges must not overlap. ValueError for a range outside of the buffer.");
   m.def(
-      "write_value",
-      [](Buffer& buffer, const Words& offsets, const Words& sizes, std::uint8_t value, Stream stream) {
-        buffer.write({view(offsets), view(sizes), {}}, value_everywhere(value), stream);
-      },
-      "buffer"_a, "offsets"_a, "sizes"_a, "value"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Write one byte value into every range; otherwise as write_words.");
-  m.def(
       "audit_words",
       [](const Buffer& buffer, const Words& offsets, const Words& sizes, const Words& source_offsets,
-         std::uint64_t seed, Stream stream) {
-        return buffer.audit({view(offsets), view(sizes), view(source_offsets)}, words_of_seed(seed), stream);
-      },
+         std::uint64_t seed,
+         Stream stream) { return buffer.audit({view(offsets), view(sizes), view(source_offsets)}, seed, stream); },
       "buffer"_a, "offsets"_a, "sizes"_a, "source_offsets"_a, "seed"_a, "stream"_a,
       nb::call_guard<nb::gil_scoped_release>(),
       "Compare every range with the bytes of a pool with `seed` from the range's source offset on.");
-  m.def(
-      "audit_value",
-      [](const Buffer& buffer, const Words& offsets, const Words& sizes, std::uint8_t value, Stream stream) {
-        return buffer.audit({view(offsets), view(sizes), {}}, value_everywhere(value), stream);
-      },
-      "buffer"_a, "offsets"_a, "sizes"_a, "value"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "Compare every byte of every range with one value.");
 }
 
 }  // namespace kvbench::bind

@@ -31,13 +31,13 @@ ContentKernels::ContentKernels(Driver& driver, std::span<const std::byte> cubin)
       write_(driver.load_kernel(cubin, "kvbench_write_content", 0)),
       audit_(driver.load_kernel(cubin, "kvbench_audit_content", 0)) {}
 
-void ContentKernels::write(std::span<const Stretch> stretches, const Content& content, Stream stream) {
+void ContentKernels::write(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) {
   if (stretches.empty()) return;
-  launch(write_, stretches, 0, content, stream);
+  launch(write_, stretches, 0, seed, stream);
   driver_.synchronize(stream);
 }
 
-AuditCount ContentKernels::audit(std::span<const Stretch> stretches, const Content& content, Stream stream) {
+AuditCount ContentKernels::audit(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) {
   AuditCount found{0, kNowhere};
   if (stretches.empty()) return found;
   const Memory& counted = counted_.of(sizeof(found));
@@ -45,18 +45,18 @@ AuditCount ContentKernels::audit(std::span<const Stretch> stretches, const Conte
   auto* host = reinterpret_cast<void*>(staged.address);
   std::memcpy(host, &found, sizeof(found));
   driver_.transfer(counted.address, staged.address, sizeof(found), Direction::h2d, stream);
-  launch(audit_, stretches, counted.address, content, stream);
+  launch(audit_, stretches, counted.address, seed, stream);
   driver_.transfer(staged.address, counted.address, sizeof(found), Direction::d2h, stream);
   driver_.synchronize(stream);
   std::memcpy(&found, host, sizeof(found));
   return found;
 }
 
-void ContentKernels::launch(Kernel kernel, std::span<const Stretch> stretches, Address found, const Content& content,
+void ContentKernels::launch(Kernel kernel, std::span<const Stretch> stretches, Address found, std::uint64_t seed,
                             Stream stream) {
   const Memory& table = table_.of(stretches.size_bytes());
   std::memcpy(reinterpret_cast<void*>(table.address), stretches.data(), stretches.size_bytes());
-  PoolWork work{table.device_address, stretches.size(), found, content};
+  PoolWork work{table.device_address, stretches.size(), found, seed};
   std::array<void*, 1> arguments{&work};
   const Grid grid{static_cast<unsigned>(std::min(stretches.size(), kMostBlocks)), kThreads, 0};
   driver_.launch(kernel, grid, arguments.data(), stream);

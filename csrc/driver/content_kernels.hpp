@@ -34,12 +34,12 @@ class ContentKernels {
   ContentKernels(Driver& driver, std::span<const std::byte> cubin);
 
   /// Writes the stretches, which must not overlap, after the work on `stream`, and returns when they are written.
-  void write(std::span<const Stretch> stretches, const Content& content, Stream stream);
+  void write(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream);
   /// Compares the stretches after the work on `stream`.
-  AuditCount audit(std::span<const Stretch> stretches, const Content& content, Stream stream);
+  AuditCount audit(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream);
 
  private:
-  void launch(Kernel kernel, std::span<const Stretch> stretches, Address found, const Content& content, Stream stream);
+  void launch(Kernel kernel, std::span<const Stretch> stretches, Address found, std::uint64_t seed, Stream stream);
 
   Driver& driver_;
   Kernel write_;

@@ -230,16 +230,16 @@ class CudaDriver final : public Driver {
     check(api_.memset_d8_async(device_memory, value, bytes, handle(stream)), "cuMemsetD8Async");
   }
 
-  void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+  void write_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
     if (!content_kernels_) throw DriverError("write_content", "its kernel was not loaded");
     bind();
-    content_kernels_->write(stretches, content, stream);
+    content_kernels_->write(stretches, seed, stream);
   }
 
-  AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+  AuditCount audit_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
     if (!content_kernels_) throw DriverError("audit_content", "its kernel was not loaded");
     bind();
-    return content_kernels_->audit(stretches, content, stream);
+    return content_kernels_->audit(stretches, seed, stream);
   }
 
   void load_content_kernels(std::span<const std::byte> cubin) override { content_kernels_.emplace(*this, cubin); }

@@ -146,9 +146,9 @@ class Driver {
   virtual void fill(Address device_memory, std::uint8_t value, std::size_t bytes, Stream stream) = 0;
   /// Writes stretches of device memory, which must not overlap, after the work on `stream`; returns when they are
   /// written.
-  virtual void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) = 0;
+  virtual void write_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) = 0;
   /// Compares stretches of device memory after the work on `stream`.
-  virtual AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) = 0;
+  virtual AuditCount audit_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) = 0;
   /// Loads the kernels of write_content and audit_content; the host device needs none.
   virtual void load_content_kernels(std::span<const std::byte> cubin) = 0;
   /// Keeps the stream busy for a bounded time.

@@ -231,13 +231,13 @@ class PlainHostDriver final : public HostDriver {
     at(stream)->submit([=] { std::memset(reinterpret_cast<void*>(device_memory), value, bytes); });
   }
 
-  void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+  void write_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
     synchronize(stream);
-    write_stretches(stretches, content);
+    write_stretches(stretches, seed);
   }
-  AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
+  AuditCount audit_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
     synchronize(stream);
-    return audit_stretches(stretches, content);
+    return audit_stretches(stretches, seed);
   }
   void load_content_kernels(std::span<const std::byte>) override {}
 

@@ -33,19 +33,19 @@ class Buffer {
 
   /// Writes `content` into ranges, which must not overlap, after the work on `stream`; returns when it is written.
   /// Throws std::invalid_argument for a range outside of the buffer.
-  void write(const Ranges& ranges, const Content& content, Stream stream) {
+  void write(const Ranges& ranges, std::uint64_t seed, Stream stream) {
     // The device also writes pinned memory: over the link it is faster than the CPUs.
-    driver_->write_content(stretches_of(device_address(), bytes_, ranges), content, stream);
+    driver_->write_content(stretches_of(device_address(), bytes_, ranges), seed, stream);
   }
 
   /// Compares ranges with `content` after the work on `stream`, on the side of the buffer; throws as write().
-  [[nodiscard]] Audit audit(const Ranges& ranges, const Content& content, Stream stream) const {
+  [[nodiscard]] Audit audit(const Ranges& ranges, std::uint64_t seed, Stream stream) const {
     const auto stretches = stretches_of(address(), bytes_, ranges);
     if (kind_ == MemoryKind::device) {
-      return audit_of(driver_->audit_content(stretches, content, stream), address(), ranges);
+      return audit_of(driver_->audit_content(stretches, seed, stream), address(), ranges);
     }
     driver_->synchronize(stream);
-    return audit_of(audit_stretches(stretches, content), address(), ranges);
+    return audit_of(audit_stretches(stretches, seed), address(), ranges);
   }
 
  private:

@@ -10,7 +10,7 @@ extern "C" __global__ void kvbench_write_content(const PoolWork work) {
   for (u64 i = blockIdx.x; i < work.count; i += gridDim.x) {
     const Stretch stretch = stretches[i];
     const u64 words = words_of(stretch);
-    for (u64 word = threadIdx.x; word < words; word += blockDim.x) write_word(stretch, word, work.content);
+    for (u64 word = threadIdx.x; word < words; word += blockDim.x) write_word(stretch, word, work.seed);
   }
 }
 
@@ -20,7 +20,7 @@ extern "C" __global__ void kvbench_audit_content(const PoolWork work) {
   for (u64 i = blockIdx.x; i < work.count; i += gridDim.x) {
     const Stretch stretch = stretches[i];
     const u64 words = words_of(stretch);
-    for (u64 word = threadIdx.x; word < words; word += blockDim.x) audit_word(stretch, word, work.content, found);
+    for (u64 word = threadIdx.x; word < words; word += blockDim.x) audit_word(stretch, word, work.seed, found);
   }
   if (found.wrong_bytes == 0) return;
   AuditCount* total = reinterpret_cast<AuditCount*>(work.found);

@@ -26,18 +26,7 @@ KVBENCH_BOTH u64 pool_bytes(u64 seed, u64 offset) {
   return shift == 0 ? low : low | pool_word(seed, index + 1) << (64 - shift);
 }
 
-/// The content of memory: the words of a pool with `seed`, or, if `repeats`, the byte `value`.
-struct Content {
-  u64 seed;
-  u32 repeats;
-  u32 value;
-};
-
-KVBENCH_BOTH u64 content_bytes(const Content& content, u64 offset) {
-  return content.repeats != 0 ? content.value * 0x0101010101010101ull : pool_bytes(content.seed, offset);
-}
-
-/// `bytes` of memory from `address` on, with any alignment; they hold the content from `source` on.
+/// `bytes` of memory from `address` on, with any alignment; they hold the bytes of a pool from `source` on.
 struct Stretch {
   u64 address;
   u64 bytes;
@@ -49,7 +38,7 @@ struct PoolWork {
   u64 stretches;
   u64 count;
   u64 found;
-  Content content;
+  u64 seed;
 };
 
 /// The result of an audit; `first` is an address, or kNowhere if nothing is wrong.
@@ -79,9 +68,9 @@ KVBENCH_BOTH WordPart part_of(const Stretch& stretch, u64 word) {
   return {first, stretch.source + (first - stretch.address), static_cast<u32>(last - first)};
 }
 
-KVBENCH_BOTH void write_word(const Stretch& stretch, u64 word, const Content& content) {
+KVBENCH_BOTH void write_word(const Stretch& stretch, u64 word, u64 seed) {
   const WordPart part = part_of(stretch, word);
-  const u64 wanted = content_bytes(content, part.source);
+  const u64 wanted = pool_bytes(seed, part.source);
   if (part.bytes == 8) {
     *reinterpret_cast<u64*>(part.address) = wanted;
     return;
@@ -90,9 +79,9 @@ KVBENCH_BOTH void write_word(const Stretch& stretch, u64 word, const Content& co
   for (u32 i = 0; i < part.bytes; ++i) to[i] = static_cast<u8>(wanted >> (8 * i));
 }
 
-KVBENCH_BOTH void audit_word(const Stretch& stretch, u64 word, const Content& content, AuditCount& found) {
+KVBENCH_BOTH void audit_word(const Stretch& stretch, u64 word, u64 seed, AuditCount& found) {
   const WordPart part = part_of(stretch, word);
-  const u64 wanted = content_bytes(content, part.source);
+  const u64 wanted = pool_bytes(seed, part.source);
   if (part.bytes == 8 && *reinterpret_cast<const u64*>(part.address) == wanted) return;
   const u8* have = reinterpret_cast<const u8*>(part.address);
   for (u32 i = 0; i < part.bytes; ++i) {

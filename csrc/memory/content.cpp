@@ -20,17 +20,15 @@ std::size_t grain_of(std::span<const Stretch> stretches) {
 }
 
 /// Whether a stretch and its content are whole words: nearly all are, and their loops are much faster.
-bool is_of_words(const Stretch& stretch, const Content& content) {
-  return content.repeats == 0 && (stretch.address | stretch.bytes | stretch.source) % 8 == 0;
-}
+bool is_of_words(const Stretch& stretch) { return (stretch.address | stretch.bytes | stretch.source) % 8 == 0; }
 
-void write_stretch(const Stretch& stretch, const Content& content) {
-  if (!is_of_words(stretch, content)) {
-    for (u64 word = 0; word < words_of(stretch); ++word) write_word(stretch, word, content);
+void write_stretch(const Stretch& stretch, std::uint64_t seed) {
+  if (!is_of_words(stretch)) {
+    for (u64 word = 0; word < words_of(stretch); ++word) write_word(stretch, word, seed);
     return;
   }
   u64* to = reinterpret_cast<u64*>(stretch.address);
-  const u64 start = pool_start(content.seed) + stretch.source / 8;
+  const u64 start = pool_start(seed) + stretch.source / 8;
   for (u64 word = 0; word < stretch.bytes / 8; ++word) to[word] = splitmix64(start + word);
 }
 
@@ -56,19 +54,19 @@ bool is_right(const u64* have, u64 start, u64 words) {
   return difference(have, start, words) == 0;
 }
 
-void audit_stretch(const Stretch& stretch, const Content& content, AuditCount& found) {
-  if (is_of_words(stretch, content)) {
-    const u64 start = pool_start(content.seed) + stretch.source / 8;
+void audit_stretch(const Stretch& stretch, std::uint64_t seed, AuditCount& found) {
+  if (is_of_words(stretch)) {
+    const u64 start = pool_start(seed) + stretch.source / 8;
     if (is_right(reinterpret_cast<const u64*>(stretch.address), start, stretch.bytes / 8)) return;
   }
-  for (u64 word = 0; word < words_of(stretch); ++word) audit_word(stretch, word, content, found);
+  for (u64 word = 0; word < words_of(stretch); ++word) audit_word(stretch, word, seed, found);
 }
 
 }  // namespace
 
 std::vector<Stretch> stretches_of(std::uint64_t base, std::size_t memory_bytes, const Ranges& ranges) {
   const std::size_t count = ranges.bytes.size();
-  if (ranges.offsets.size() != count || (ranges.sources.size() != count && !ranges.sources.empty())) {
+  if (ranges.offsets.size() != count || ranges.sources.size() != count) {
     throw std::invalid_argument("ranges: the arrays have different lengths");
   }
   std::vector<Stretch> stretches;
@@ -79,9 +77,8 @@ std::vector<Stretch> stretches_of(std::uint64_t base, std::size_t memory_bytes, 
     if (bytes > memory_bytes || offset > memory_bytes - bytes) {
       throw std::invalid_argument("ranges: a range exceeds its memory");
     }
-    const std::uint64_t source = ranges.sources.empty() ? 0 : ranges.sources[i];
     for (std::uint64_t at = 0; at < bytes; at += kStretchBytes) {
-      stretches.push_back({base + offset + at, std::min(kStretchBytes, bytes - at), source + at});
+      stretches.push_back({base + offset + at, std::min(kStretchBytes, bytes - at), ranges.sources[i] + at});
     }
   }
   return stretches;
@@ -100,18 +97,18 @@ Audit audit_of(const AuditCount& found, std::uint64_t base, const Ranges& ranges
   return audit;
 }
 
-void write_stretches(std::span<const Stretch> stretches, const Content& content) {
+void write_stretches(std::span<const Stretch> stretches, std::uint64_t seed) {
   in_parallel(stretches.size(), grain_of(stretches), [&](std::size_t begin, std::size_t end) {
-    for (const Stretch& stretch : stretches.subspan(begin, end - begin)) write_stretch(stretch, content);
+    for (const Stretch& stretch : stretches.subspan(begin, end - begin)) write_stretch(stretch, seed);
   });
 }
 
-AuditCount audit_stretches(std::span<const Stretch> stretches, const Content& content) {
+AuditCount audit_stretches(std::span<const Stretch> stretches, std::uint64_t seed) {
   AuditCount total{0, kNowhere};
   std::mutex merging;
   in_parallel(stretches.size(), grain_of(stretches), [&](std::size_t begin, std::size_t end) {
     AuditCount found{0, kNowhere};
-    for (const Stretch& stretch : stretches.subspan(begin, end - begin)) audit_stretch(stretch, content, found);
+    for (const Stretch& stretch : stretches.subspan(begin, end - begin)) audit_stretch(stretch, seed, found);
     const std::lock_guard lock(merging);
     total.wrong_bytes += found.wrong_bytes;
     total.first = std::min(total.first, found.first);

@@ -12,13 +12,8 @@
 /// access to the rest of the pool.
 namespace kvbench {
 
-/// The words of a pool with `seed`.
-inline Content words_of_seed(std::uint64_t seed) { return {seed, 0, 0}; }
-/// One byte value, such as poison.
-inline Content value_everywhere(std::uint8_t value) { return {0, 1, value}; }
-
-/// Range i has bytes[i] bytes at offsets[i] of its memory; it holds the content from sources[i] on. `sources` can be
-/// empty for a content that is the same everywhere. Ranges can have any size and alignment.
+/// Range i has bytes[i] bytes at offsets[i] of its memory; it holds the bytes of a pool from sources[i] on. Ranges can
+/// have any size and alignment.
 struct Ranges {
   std::span<const std::uint64_t> offsets;
   std::span<const std::uint64_t> bytes;
@@ -40,8 +35,8 @@ std::vector<Stretch> stretches_of(std::uint64_t base, std::size_t memory_bytes, 
 Audit audit_of(const AuditCount& found, std::uint64_t base, const Ranges& ranges);
 
 /// Writes stretches of host memory, which must not overlap, on several threads.
-void write_stretches(std::span<const Stretch> stretches, const Content& content);
+void write_stretches(std::span<const Stretch> stretches, std::uint64_t seed);
 /// Compares stretches of host memory on several threads.
-AuditCount audit_stretches(std::span<const Stretch> stretches, const Content& content);
+AuditCount audit_stretches(std::span<const Stretch> stretches, std::uint64_t seed);
 
 }  // namespace kvbench

@@ -44,11 +44,11 @@ class ForwardingDriver : public Driver {
   void fill(Address memory, std::uint8_t value, std::size_t bytes, Stream stream) override {
     host_->fill(memory, value, bytes, stream);
   }
-  void write_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
-    host_->write_content(stretches, content, stream);
+  void write_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
+    host_->write_content(stretches, seed, stream);
   }
-  AuditCount audit_content(std::span<const Stretch> stretches, const Content& content, Stream stream) override {
-    return host_->audit_content(stretches, content, stream);
+  AuditCount audit_content(std::span<const Stretch> stretches, std::uint64_t seed, Stream stream) override {
+    return host_->audit_content(stretches, seed, stream);
   }
   void load_content_kernels(std::span<const std::byte>) override {}
   void delay(std::uint64_t delay_ns, Stream stream) override { host_->delay(delay_ns, stream); }

@@ -29,7 +29,6 @@ from kvbench._engine import Stream as Stream
 from kvbench._engine import Swap as Swap
 from kvbench._engine import SwapLoop as SwapLoop
 from kvbench._engine import TimedRegion as TimedRegion
-from kvbench._engine import audit_value as audit_value
 from kvbench._engine import audit_words as audit_words
 from kvbench._engine import batched as batched
 from kvbench._engine import begin_capture as begin_capture
@@ -44,7 +43,6 @@ from kvbench._engine import register_pages as register_pages
 from kvbench._engine import sm_copy as sm_copy
 from kvbench._engine import sm_copy_tensors as sm_copy_tensors
 from kvbench._engine import unregister_pages as unregister_pages
-from kvbench._engine import write_value as write_value
 from kvbench._engine import write_words as write_words
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.facts import DeviceFacts

@@ -12,12 +12,9 @@ from kvbench.engine.device import (
     MemoryKind,
     Stream,
     TimedRegion,
-    audit_value,
     audit_words,
-    write_value,
     write_words,
 )
-from tests.swaps import POISON
 
 pytestmark = pytest.mark.gpu
 
@@ -61,11 +58,15 @@ def test_kernels_write_what_the_host_writes_and_find_what_it_finds(gpu: Device) 
 def test_a_wrong_byte_on_the_gpu_is_named(gpu: Device) -> None:
     stream = Stream(gpu.driver)
     pool = Buffer(gpu.driver, MemoryKind.device, POOL_BYTES)
-    offsets, sizes, _ = any_ranges(4000)
-    write_value(pool, offsets, sizes, POISON, stream.handle)
+    offsets, sizes, sources = any_ranges(4000)
+    sources[1234] = 7
+    write_words(pool, offsets, sizes, sources, OWN, stream.handle)
+    host = Buffer(gpu.driver, MemoryKind.allocated, POOL_BYTES)
+    write_words(host, *WHOLE, OWN, stream.handle)
     at = int(offsets[1234]) + int(sizes[1234]) - 1
-    gpu.driver.fill(pool.address + at, POISON ^ 1, 1, stream.handle)
-    found = audit_value(pool, offsets, sizes, POISON, stream.handle)
+    wrong = int(host.array()[7 + int(sizes[1234]) - 1]) ^ 1
+    gpu.driver.fill(pool.address + at, wrong, 1, stream.handle)
+    found = audit_words(pool, offsets, sizes, sources, OWN, stream.handle)
     assert (found.wrong_bytes, found.first_wrong_offset, found.first_wrong_range) == (1, at, 1234)
     assert found.checked_bytes == int(sizes.sum())
 
