@@ -20,7 +20,7 @@ import numpy as np
 from kvbench.analysis.intervals import CONFIDENCE, Floats, Samples, checked, ends_at, interval_rank, rank_of
 from kvbench.analysis.margins import Margin
 
-# Fewer pairs have no 95% interval; unpaired visits need four on each side.
+# Fewer pairs have no 95% interval; so few visits of one of two runs decide nothing either.
 MIN_PAIRS: Final = 6
 # The number of pairwise averages grows quadratically; beyond this limit the interval of the median is narrow enough.
 _AVERAGED_UP_TO: Final = 200
@@ -83,7 +83,8 @@ def compare_apart(base: Samples, other: Samples, margin: Margin) -> Comparison:
     """Compare medians of visits of two runs, in any order and number; raises ValueError as `compare_pairs` does."""
     first, second = _logs(base), _logs(other)
     differences = np.sort(np.subtract.outer(second, first), axis=None)
-    rank = rank_of(_rank_sums(len(first), len(second)), CONFIDENCE)
+    few = min(len(first), len(second)) < MIN_PAIRS
+    rank = None if few else rank_of(_rank_sums(len(first), len(second)), CONFIDENCE)
     return _judged(float(np.median(differences)), *ends_at(differences, rank), margin)
 
 

@@ -4,11 +4,10 @@ from typing import Final
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
+from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES as CPU_INLINE_UP_TO_BYTES
 from kvbench.cells.facts import QUEUE_AXES, DeviceFacts
 from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, batched
 
-# Up to this block size the driver copies on the CPU: observed with driver 580 on an H200, see the cliff in reports/.
-CPU_INLINE_UP_TO_BYTES: Final = 24 * 1024
 PRIME_NS: Final = 2000
 
 

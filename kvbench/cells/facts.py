@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.axes import Direction
+from kvbench.units import KIB
 
 # Size of the plain copy that measures a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
 # Maximum of the CUDA driver; streams that share a queue block each other.
 HARDWARE_QUEUES: Final = 32
+# Up to this block size the driver copies on the CPU: observed with driver 580 on an H200, see the cliff in reports/.
+CPU_INLINE_UP_TO_BYTES: Final = 24 * KIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from kvbench.errors import UsageError, brief
 from kvbench.results import SCHEMA
 from kvbench.run.protocol import VERSION, Opened
 from kvbench.run.worker_process import Interpreter
+from kvbench.sweep.plan import usable_bytes
 from kvbench.sweep.spec import Limits
 from kvbench.text import printable
 
@@ -72,12 +73,9 @@ def parse_side(option: str, text: str, fault: str | None = None) -> Side:
 
 def half_of_memory(limits: Limits, found: Opened) -> Limits:
     """Return limits that give half of the memory to each side."""
-
-    def half(limit: int | None, free_bytes: int) -> int:
-        return max(1, (free_bytes if limit is None else min(limit, free_bytes)) * 9 // 20)
-
     device = found.device
-    return Limits(half(limits.host_bytes, device.host_free_bytes), half(limits.device_bytes, device.device_free_bytes))
+    free = ((limits.host_bytes, device.host_free_bytes), (limits.device_bytes, device.device_free_bytes))
+    return Limits(*(max(1, usable_bytes(limit, free_bytes) // 2) for limit, free_bytes in free))
 
 
 def _check(where: str, interpreter: Interpreter) -> None:

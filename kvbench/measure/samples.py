@@ -18,14 +18,13 @@ from kvbench.measure.layers import LayeredStep, LayeredSwap
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.workload import Workload
 from kvbench.results.schema import Beside, StopReason
-from kvbench.sweep.estimate import LEAST_BESIDE_S, SHORT_CHAIN, WATCHED_SHARE
+from kvbench.sweep.estimate import BUSY_TWINS, LEAST_BESIDE_S, SHORT_CHAIN, WATCHED_SHARE
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
 
 AnySample = Sample | FlowSample
 TakeOne = Callable[[], AnySample]
 
-BUSY_TWINS: Final = 3
 # Each side alone before and after both together, so that drift cancels.
 STEP_TURNS: Final = ("step", "swap", "both", "both", "swap", "step")
 # The delay before a busy sample relative to the expected time of the caller, and its maximum: a full channel blocks the

@@ -20,7 +20,6 @@ from kvbench.measure.layers import LayeredStep
 from kvbench.measure.layout import lay_out
 from kvbench.measure.neighbour import RunningNeighbour
 from kvbench.measure.samples import (
-    BUSY_TWINS,
     AnySample,
     TakeOne,
     alone,
@@ -32,6 +31,7 @@ from kvbench.measure.samples import (
 from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import Beside, Samples, StopReason, Visit
 from kvbench.run.protocol import InTurn, MeasureCell
+from kvbench.sweep.estimate import BUSY_TWINS
 from kvbench.sweep.spec import Sampling
 from kvbench.units import gigabytes_per_second
 

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Final
 
 from kvbench.cells.axes import Direction, Order
+from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.machine.observation import identity
 from kvbench.probe.bench import Arrays, Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding
@@ -15,8 +16,8 @@ _STEP: Final = 512
 _LARGEST: Final = 256 * KIB
 # Where to look for a size that is copied inside the call, before the limit is bisected.
 _TRIED: Final = (16 * KIB, 8 * KIB, 4 * KIB)
-# Measured with driver 580 on an H200; the host device does not copy inside the call.
-_EXPECTED: Final = {"cuda": 24 * KIB, "cpu": 0}
+# The host device does not copy inside the call.
+_EXPECTED: Final = {"cuda": CPU_INLINE_UP_TO_BYTES, "cpu": 0}
 
 
 def probe(bench: ProbeBench) -> ProbeFinding:

@@ -153,6 +153,11 @@ def primed_inline(cells: pd.DataFrame) -> list[Finding]:
     return [Finding(text, math.log1p(inline / len(primed)))] if inline else []
 
 
+def any_decidable(cells: pd.DataFrame) -> bool:
+    """Return whether any cell has the visits of a verdict."""
+    return bool((cells["rounds"] >= MIN_PAIRS).any())
+
+
 def few_visits(cells: pd.DataFrame) -> list[Text]:
     """Return the note of a table in which some cells have too few visits for any verdict."""
     fewest = int(cells["rounds"].min())

@@ -5,11 +5,14 @@ from typing import Final
 
 from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.cells.locality import sets_of
 from kvbench.sweep.spec import Sampling
 
-# The verified first swap, the audit after the last sample, the check of the stream's order, and twins.
-UNTIMED_SWAPS: Final = 6
+# The verified first swap, the audit after the last sample, and the check of the stream's order.
+CHECKED_SWAPS: Final = 3
+# Swaps on a busy stream: they tell what the CPU copies of a swap on an idle one, or how long its delay must be.
+BUSY_TWINS: Final = 3
 # Watched swaps for each sample: of a cell of six visits with 30 samples, one in ten thousand has none.
 WATCHED_SHARE: Final = 0.05
 # Minimum duration of a visit beside a neighbour: each turn needs iterations of the neighbour.
@@ -24,9 +27,8 @@ _EST_VISIT_S: Final = 0.007
 # The first visit of a cell also checks, with a delay, that its swaps are ordered in their stream.
 _EST_FIRST_VISIT_S: Final = 0.025
 _EST_SWAP_BYTES_PER_S: Final = {"cuda": 45e9, "cpu": 5e9}
-# Copies that the driver makes on the CPU: blocks of up to 24 KiB on an idle stream.
+# Copies that the driver makes on the CPU.
 _EST_INLINE_BYTES_PER_S: Final = 5e9
-_EST_INLINE_BLOCK_BYTES: Final = 24 << 10
 _EST_BLOCK_S: Final = {"kernel": 0.04e-6, "copies": 0.5e-6}
 # Around a sample: the descriptors of the next blocks are written.
 _EST_SAMPLE_S: Final = 50e-6
@@ -48,7 +50,7 @@ def submissions(sampling: Sampling, state: StreamState) -> int:
     """
     a_sample = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1
     watched = 1 + round(2 * WATCHED_SHARE * sampling.max_samples)
-    return UNTIMED_SWAPS + (sampling.warmups + sampling.max_samples + watched) * a_sample
+    return CHECKED_SWAPS + BUSY_TWINS + (sampling.warmups + sampling.max_samples + watched) * a_sample
 
 
 def estimate_seconds(cells: Sequence[Cell], sampling: Sampling, device_kind: str) -> float:
@@ -69,9 +71,7 @@ def _visit_seconds(cell: Cell, sampling: Sampling, device_kind: str) -> float:
     state = cell.stream_state
     block_s = _EST_BLOCK_S["copies" if cell.sms is None else "kernel"]
     swap_s = cell.swap_bytes / _EST_SWAP_BYTES_PER_S[device_kind] + cell.blocks * block_s
-    inline = (
-        cell.order is not None and state.ungated is StreamState.IDLE and cell.block_bytes <= _EST_INLINE_BLOCK_BYTES
-    )
+    inline = cell.order is not None and state.ungated is StreamState.IDLE and cell.block_bytes <= CPU_INLINE_UP_TO_BYTES
     if inline and device_kind == "cuda":
         swap_s = max(swap_s, cell.swap_bytes / _EST_INLINE_BYTES_PER_S)
     named_s = _EST_SAMPLE_S + cell.blocks * _EST_NAMED_BLOCK_S

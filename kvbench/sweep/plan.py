@@ -260,7 +260,7 @@ def _does_not_fit(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> str | Non
     shared = f"--host-memory, shared by {count} devices" if count > 1 else "--host-memory"
     for (needed, what), usable, option in (
         (of_host, _usable_of_host(device, spec), shared),
-        (of_device, _usable(limits.device_bytes, device.device_free_bytes), "--device-memory"),
+        (of_device, usable_bytes(limits.device_bytes, device.device_free_bytes), "--device-memory"),
     ):
         if needed > usable:
             return f"needs {rough_size(needed)} of {what}; the limit is {rough_size(usable)} ({option})"
@@ -279,16 +279,17 @@ def _free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:
     if device.kind == "cpu":  # both sides
         usable //= 2
     else:
-        usable = min(usable, _usable(spec.limits.device_bytes, device.device_free_bytes))
+        usable = min(usable, usable_bytes(spec.limits.device_bytes, device.device_free_bytes))
     return usable - usable // 16
 
 
 def _usable_of_host(device: DeviceFacts, spec: SweepSpec) -> int:
     """Return the bytes of host memory for one device: all devices of a sweep take theirs from one host."""
-    return _usable(spec.limits.host_bytes, device.host_free_bytes) // len(spec.devices)
+    return usable_bytes(spec.limits.host_bytes, device.host_free_bytes) // len(spec.devices)
 
 
-def _usable(limit_bytes: int | None, free_bytes: int) -> int:
+def usable_bytes(limit_bytes: int | None, free_bytes: int) -> int:
+    """Return how much of the free memory a sweep may use, with a limit or without."""
     return int(free_bytes * FREE_SHARE) if limit_bytes is None else min(limit_bytes, free_bytes)
 
 

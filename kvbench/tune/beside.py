@@ -1,17 +1,17 @@
 """The fastest way to swap that slows a neighbour by no more than so much, from runs of swaps beside it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from statistics import median
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import Verdict, paired_interval
+from kvbench.analysis.compare import Verdict, Visits, compare_visits, paired_interval
 from kvbench.analysis.intervals import median_interval
-from kvbench.analysis.margins import BETWEEN_RUNS, TIED
+from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction
 from kvbench.errors import UsageError
 from kvbench.policy import AUTO, CHOSEN_AXES, Choice
@@ -43,7 +43,8 @@ class Shape(NamedTuple):
 class Way:
     """One way to swap beside the neighbour, with 95% intervals, None with too few visits for one.
 
-    `slowdown` (of the mean iteration) and `slowdown_p99` (of the 99th percentile) are ratios.
+    `slowdown` (of the mean iteration) and `slowdown_p99` (of the 99th percentile) are ratios. `us_per_gb` is what the
+    swaps take, by visit.
     """
 
     choice: Choice
@@ -53,14 +54,18 @@ class Way:
     slowdown_interval: tuple[float, float] | None
     slowdown_p99: float
     exposure_us_per_gb: float
+    us_per_gb: Visits
 
     @classmethod
-    def of(cls, choice: Choice, costs: Sequence[Cost], slowdown_p99: float) -> Self:
-        rates = [cost.gbps for cost in costs]
-        slowdown, *ends = np.exp(paired_interval(np.log([cost.slowdown for cost in costs]))).tolist()
-        exposure, _, _ = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs]))
+    def of(cls, choice: Choice, costs: Mapping[int, Cost], slowdown_p99: float) -> Self:
+        rates = [cost.gbps for cost in costs.values()]
+        slowdown, *ends = np.exp(paired_interval(np.log([cost.slowdown for cost in costs.values()]))).tolist()
+        exposure, _, _ = paired_interval(np.array([cost.exposure_us_per_gb for cost in costs.values()]))
         rates_interval, slowdown_interval = _known(median_interval(rates)), _known(ends)
-        return cls(choice, median(rates), rates_interval, slowdown, slowdown_interval, slowdown_p99, exposure)
+        us_per_gb = {number: 1e6 / cost.gbps for number, cost in costs.items()}
+        return cls(
+            choice, median(rates), rates_interval, slowdown, slowdown_interval, slowdown_p99, exposure, us_per_gb
+        )
 
     def to_plain(self) -> dict[str, Any]:
         intervals = {"gbps_interval": self.gbps_interval, "slowdown_interval": self.slowdown_interval}
@@ -74,12 +79,8 @@ class Way:
         }
 
     def verdict(self, limit: float) -> Verdict:
-        """Return whether the whole interval of the slowdown lies above `limit` (SLOWER), or none of it does (SAME).
-
-        With too few visits for an interval, another run may find as much more or less as runs differ by.
-        """
-        apart = 1 + BETWEEN_RUNS.fraction
-        low, high = self.slowdown_interval or (self.slowdown / apart, self.slowdown * apart)
+        """Return whether the whole interval of the slowdown lies above `limit` (SLOWER), or none of it does (SAME)."""
+        low, high = self.slowdown_interval or (0.0, inf)
         within = Verdict.SAME if high <= limit else Verdict.UNDECIDED
         return Verdict.SLOWER if low > limit else within
 
@@ -106,15 +107,18 @@ class BesideAnswer:
     chosen: Way | None
 
     def sentence(self) -> str:
-        said, limit = f"{self.neighbour} beside {self.shape.words()}", percent(1 + self.max_slowdown)
+        said, limit = f"{self.neighbour} beside {self.shape.words()}", 1 + self.max_slowdown
+        way = self.chosen or min(self.ways, key=lambda way: (way.slowdown, -way.gbps))
+        words = f"{way.words()}{' (open)' if way.verdict(limit) is Verdict.UNDECIDED else ''}"
         if self.chosen is None:
-            least = min(self.ways, key=lambda way: (way.slowdown, -way.gbps))
-            return f"{said}: no way that was measured costs at most {limit}; the least is {least.words()}"
+            return f"{said}: no way that was measured costs at most {percent(limit)}; the least is {words}"
         gain = ""
-        batched = max((way.gbps for way in self.ways if way.choice.backend == "batched"), default=0.0)
-        if batched and self.chosen.choice.backend != "batched":
-            gain = f", {speed_words(self.chosen.gbps / batched, 'batched')}"
-        return f"{said}: {self.chosen.words()}, p99 {percent(self.chosen.slowdown_p99)} slower{gain}"
+        batched = [way for way in self.ways if way.choice.backend == "batched"]
+        if batched and way.choice.backend != "batched":
+            found = compare_visits(way.us_per_gb, max(batched, key=lambda one: one.gbps).us_per_gb, IN_TURN)
+            said_of = speed_words(found.ratio, "batched") if found.told_apart else "no clear difference from batched"
+            gain = f", {said_of}"
+        return f"{said}: {words}, p99 {percent(way.slowdown_p99)} slower{gain}"
 
     def open_points(self) -> list[str]:
         """Return what another run could choose otherwise."""
@@ -138,6 +142,7 @@ class BesideAnswer:
             "max_slowdown": self.max_slowdown,
             **self.shape._asdict(),
             "choice": None if self.chosen is None else str(self.chosen.choice),
+            "decided": not self.open_points(),
             "ways": [way.to_plain() for way in self.ways],
             "open": self.open_points(),
         }
@@ -156,11 +161,12 @@ def answers_beside(
     UsageError where that leaves none, and for runs of several devices.
     """
     machine_of(runs)
-    found: dict[Shape, dict[Choice, tuple[list[Cost], list[float]]]] = {}
+    found: dict[Shape, dict[Choice, tuple[dict[int, Cost], list[float]]]] = {}
     frames = [_measured(run.frame()) for run in runs]
     every = pd.concat(frames)
     seen = set(every["neighbour"])
     kept = set(one_workload(every[every["neighbour"] == neighbour])["cell_id"])
+    first = 0  # the rounds of several runs are numbered consecutively
     for run, frame in zip(runs, frames, strict=True):
         costs = costs_of(visits_that_count(run.records))
         for row in frame[frame["cell_id"].isin(kept)].to_dict("records"):
@@ -168,9 +174,10 @@ def answers_beside(
             shape = Shape(Direction(row["direction"]), int(row["block_bytes"]), int(row["blocks"]), burst)
             choice = choice_of(row, _CHOSEN)
             if keep(choice) and (points is None or (shape.block_bytes, shape.blocks) in points):
-                own, tails = found.setdefault(shape, {}).setdefault(choice, ([], []))
-                own += costs[row["cell_id"]].values()
+                own, tails = found.setdefault(shape, {}).setdefault(choice, ({}, []))
+                own |= {first + number: cost for number, cost in costs[row["cell_id"]].items()}
                 tails.append(float(row["neighbour_slowdown_p99"]))
+        first += 1 + max((number for own in costs.values() for number in own), default=0)
     if neighbour not in seen:
         beside = f"beside {', '.join(sorted(seen))}" if seen else "without a neighbour"
         raise UsageError(

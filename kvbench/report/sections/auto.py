@@ -23,7 +23,7 @@ _INCLUDES: Final = (
     "Time of the fastest other backend over that of auto: 1 where auto is as fast, below 1 where it is slower. The "
     "fastest is the lowest of several medians, which noise alone makes lower than that of auto"
 )
-_MARKS: Final = (Strong("Bold"), f": below {CLOSE}. {UNCLEAR}")
+_MARKS: Final = (Strong("Bold"), f": below {CLOSE}, interval included. {UNCLEAR}")
 _KNOWN: Final = (
     "In parentheses: shapes that the policy was measured at. They show that its choice repeats, not how well it serves "
     "other shapes, and do not count"
@@ -40,9 +40,9 @@ def make(view: View) -> Part | str:
     found = found.assign(known=_known(found, policy))
     tables = [_ratios(view, kind) for _, kind in found.groupby(["direction", "stream_state"], sort=False)]
     new = found[~found["known"]]
-    missed = new[new["ratio"] < CLOSE].sort_values("ratio", kind="stable")
-    told = [] if new.empty else [Finding(_verdict(new, policy), abs(math.log(new["ratio"].min())))]
-    lines = [*(finding.text for finding in told), *_noise(missed), _policy_words(policy, found)]
+    missed = new[new["below"]].sort_values("ratio", kind="stable")
+    told = _verdict(new, missed, policy)
+    lines = [*(finding.text for finding in told), *_repeated(missed), _policy_words(policy, found)]
     return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], told=told)
 
 
@@ -53,7 +53,7 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of auto's cells with what was fastest of the others, of which there must be one.
 
     More columns: best, best_us, fastest (its choice in words), best over auto in `ratio`, that with its interval in
-    `compared`.
+    `compared`; whether the whole interval lies from CLOSE on (`close`) or `below`.
     """
     found = []
     for _, here in cells.groupby(_POINT):
@@ -64,24 +64,27 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
             compared = view.compare(auto["cell_id"], best["cell_id"])
             auto["chosen"] = short(auto["chosen"]) if isinstance(auto["chosen"], str) else ""
             fastest = {"best": best["cell_id"], "best_us": best["swap_us_median"], "fastest": str(choice_of(best))}
-            found.append(auto | fastest | {"ratio": compared.ratio, "compared": compared})
+            sides = {"close": compared.low >= CLOSE, "below": compared.high < CLOSE}
+            found.append(auto | fastest | sides | {"ratio": compared.ratio, "compared": compared})
     order = [False, False, True, True]
     return pd.DataFrame(found).sort_values(_POINT, ascending=order) if found else pd.DataFrame()
 
 
-def _verdict(new: pd.DataFrame, policy: Policy | str) -> str:
+def _verdict(new: pd.DataFrame, missed: pd.DataFrame, policy: Policy | str) -> list[Finding]:
     """Return how close auto came to the fastest at shapes that its policy was not measured at, and where it did not."""
-    close = int((new["ratio"] >= CLOSE).sum())
+    decided = new[new["close"] | new["below"]]
+    if decided.empty:
+        return []
     cells = noun(len(new), "cell") + ("" if isinstance(policy, str) else " new to its policy")
-    text = f"auto is within {1 - CLOSE:.0%} of the fastest in {count(close)} of {cells}"
-    worst = rows_of(new.sort_values("ratio", kind="stable").head(1))[0]
-    if worst["ratio"] >= CLOSE:
-        return f"{text}."
-    return (
-        f"{text}; at worst {slower_words(1 / worst['ratio'])} ({worst['direction']}, {worst['stream_state']}, "
-        f"{count(worst['blocks'])} {TIMES} {bytes_size(worst['block_bytes'])}: "
-        f"{_in_words(worst['chosen'])} instead of {_in_words(worst['fastest'])})."
-    )
+    text = f"auto is within {1 - CLOSE:.0%} of the fastest in {count(new['close'].sum())} of {cells}"
+    text += f", undecided in {count(len(new) - len(decided))}" if len(decided) < len(new) else ""
+    for worst in rows_of(missed.head(1)):
+        text += (
+            f"; at worst {slower_words(1 / worst['ratio'])} ({worst['direction']}, {worst['stream_state']}, "
+            f"{count(worst['blocks'])} {TIMES} {bytes_size(worst['block_bytes'])}: "
+            f"{_in_words(worst['chosen'])} instead of {_in_words(worst['fastest'])})"
+        )
+    return [Finding(f"{text}.", abs(math.log(decided["ratio"].min())))]
 
 
 def _in_words(choice: str) -> str:
@@ -91,12 +94,10 @@ def _in_words(choice: str) -> str:
         return choice or "an unknown choice"
 
 
-def _noise(missed: pd.DataFrame) -> list[str]:
+def _repeated(missed: pd.DataFrame) -> list[str]:
     """Return how many of the cells where auto was slower say nothing against its choice."""
     same = int((missed["chosen"] == missed["fastest"]).sum())
-    noisy = sum(not found.told_apart for found in missed["compared"])
-    said = f"{noun(len(missed), 'slower cell')}: {count(same)} with the fastest choice itself"
-    return [f"{said}, {count(noisy)} without a clear difference"] if same or noisy else []
+    return [f"{noun(len(missed), 'slower cell')}: {count(same)} with the fastest choice itself"] if same else []
 
 
 def _policy_of(view: View) -> Policy | str:
@@ -126,7 +127,7 @@ def _policy_words(policy: Policy | str, found: pd.DataFrame) -> str:
         return policy
     line = f"auto used a policy measured on {policy.made[:10] or 'an unknown day'}"
     own = found[found["known"]]
-    close = count((own["ratio"] >= CLOSE).sum())
+    close = count(own["close"].sum())
     repeated = f". At {noun(len(own), 'shape')} of the policy itself, auto was as close in {close}"
     return line if own.empty else f"{line}{repeated}"
 
@@ -143,7 +144,7 @@ def _ratio(row: Row) -> Text:
     text = f"{unsure(row['compared'])}{row['ratio']:.2f}"
     if row["known"]:
         return f"({text})"
-    return Strong(text) if row["ratio"] < CLOSE else text
+    return Strong(text) if row["below"] else text
 
 
 def _misses(view: View, missed: pd.DataFrame) -> DataTable:
@@ -155,7 +156,10 @@ def _misses(view: View, missed: pd.DataFrame) -> DataTable:
         rows.append([*words, count(row["blocks"]), bytes_size(row["block_bytes"]), *times])
     more = len(missed) - _MOST_SHOWN
     notes = [f"{count(more)} more; report.html looks up every cell"] if more > 0 else []
-    title, origin = f"Where auto is below {CLOSE} of the fastest", caption(view, _compared(view, missed), _INCLUDES)
+    title, origin = (
+        f"Where auto is below {CLOSE} of the fastest, interval included",
+        caption(view, _compared(view, missed), _INCLUDES),
+    )
     return DataTable(title, header, rows, notes, origin, left=4)
 
 

@@ -23,7 +23,16 @@ from kvbench.report.curves import (
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
-from kvbench.report.tables import Row, grid_table, grouped, includes_of, measured_table, primed_inline, rate
+from kvbench.report.tables import (
+    Row,
+    any_decidable,
+    grid_table,
+    grouped,
+    includes_of,
+    measured_table,
+    primed_inline,
+    rate,
+)
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
 from kvbench.text import a_stream, ends, short
@@ -47,7 +56,8 @@ def make(view: View) -> Part | str:
     told = [*_told(curves.curves), *_falls(curves.cells), *primed_inline(curves.cells)]
     groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))
     tables = [_table(view, curves, group) for group in groups.values()]
-    return Part(findings or [_NO_CLIFF], _charts(view, curves), tables, told)
+    none = [_NO_CLIFF] if any_decidable(curves.cells) else []
+    return Part(findings or none, _charts(view, curves), tables, told)
 
 
 SECTION = Section("cliff", "Cliff: throughput against block size", make)
@@ -118,7 +128,8 @@ def _told(curves: Sequence[RateCurve]) -> list[Finding]:
             continue
         heights, excess = [cliff.height for _, cliff in same], [cliff.excess for _, cliff in same]
         other = [c for c in long if (c.backend, c.direction) == (backend, direction) and c.state != state]
-        none = f"; no cliff on {a_stream(other[0].state)}" if other and not any(c.cliff for c in other) else ""
+        flat = any(any_decidable(curve.points) for curve in other) and not any(curve.cliff for curve in other)
+        none = f"; no cliff on {a_stream(other[0].state)}" if flat else ""
         if rises:
             ratio = f"{ends(heights, two_digits)} times the GB/s of"
             beyond = f", {ends(excess, two_digits)} times more than the size explains"

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import Verdict, compare_apart
+from kvbench.analysis.compare import MIN_PAIRS, Verdict, compare_apart
 from kvbench.analysis.intervals import Samples
 from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, GATE, INLINE, Margin, between_runs
 from kvbench.cells.axis import Role
@@ -46,7 +46,7 @@ _MARGIN: Final = (
 _VERDICT: Final = (
     f"Slower, faster: the whole 95% interval of the ratio, from the medians of the visits, lies beyond the margin, "
     f"{_MARGIN}. Same: the whole interval lies within, because {BETWEEN_RUNS.reason}; kvbench gate compare, which "
-    "measures in turn, finds smaller differences. Undecided: neither, or fewer than four visits in a run"
+    f"measures in turn, finds smaller differences. Undecided: neither, or fewer than {MIN_PAIRS} visits in a run"
 )
 _BESIDE_VERDICT: Final = (
     f"Slower, faster: the whole 95% interval of the ratio of slowdowns, by visit, lies beyond {GATE.fraction:.0%}. A "

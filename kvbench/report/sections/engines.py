@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from kvbench.analysis.compare import compare_visits
+from kvbench.analysis.compare import Verdict, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
@@ -79,15 +79,19 @@ def _row(view: View, engine: Engine, answer: Answer) -> list[str]:
 def _same_api(engine: Engine, answers: Sequence[Answer]) -> str:
     """Return how the engine's call of the driver compares with kvbench's call of the same function."""
     found = [(answer, answer.best_of("batched"), answer.best_of(engine.same_as)) for answer in answers]
-    pairs = [(answer, usual, own) for answer, usual, own in found if usual and own]
-    if not pairs:
+    pairs = [
+        (compare_visits(answer.visits_of(usual), answer.visits_of(own), BETWEEN_RUNS), answer, usual, own)
+        for answer, usual, own in found
+        if usual and own
+    ]
+    decided = [pair for pair in pairs if pair[0].verdict is not Verdict.UNDECIDED]
+    if not decided:
         return ""
-    ratios = [answer.time_of(own) / answer.time_of(usual) for answer, usual, own in pairs]
-    longer_us = median(answer.caller_us[own] - answer.caller_us[usual] for answer, usual, own in pairs)
-    limit = 1 + BETWEEN_RUNS.fraction
-    close = sum(1 / limit <= ratio <= limit for ratio in ratios)
+    close = sum(compared.verdict is Verdict.SAME for compared, *_ in decided)
+    longer_us = median(answer.caller_us[own] - answer.caller_us[usual] for _, answer, usual, own in decided)
+    unclear = f" ({len(pairs) - len(decided)} undecided)" if len(decided) < len(pairs) else ""
     return (
-        f"{engine.same_as} takes {ends(ratios, figure)} times as long as batched, within {BETWEEN_RUNS.fraction:.0%} "
-        f"of it in {close} of {counted(len(ratios), 'cell')}. Its call, through torch, changes the time of the calling "
-        f"thread by {longer_us:+.0f} us in the median."
+        f"{engine.same_as} takes {ends([pair[0].ratio for pair in decided], figure)} times as long as batched, within "
+        f"{BETWEEN_RUNS.fraction:.0%} of it in {close} of {counted(len(decided), 'cell')}{unclear}. Its call, through "
+        f"torch, changes the time of the calling thread by {longer_us:+.0f} us in the median."
     )

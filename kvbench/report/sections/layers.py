@@ -71,7 +71,8 @@ def make(view: View) -> Part | str:
     loads = pd.concat(cells for _, cells in named)
     if (waited := loads[loads["hidden_share"].notna()]).empty:
         return Part(tables=tables)
-    told = [_finding(str(what), unit, rows_of(own)) for what, own in waited.groupby("what", sort=False)]
+    decided = waited[waited["hidden_share_low"].notna()]
+    told = [_finding(str(what), unit, rows_of(own)) for what, own in decided.groupby("what", sort=False)]
     return Part([one.text for one in told], [_chart(named[0][0], unit, waited)], tables, told)
 
 

@@ -118,17 +118,18 @@ def _rate(row: Row) -> str:
 
 def _finding(way: str, costs: Mapping[Shape, Comparison]) -> Finding | None:
     """Return which backend pays most for scattered blocks, and which pay nothing; None if nothing can be told."""
-    worst = max(costs, key=lambda shape: costs[shape].ratio)
-    slower = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.SLOWER}
+    dearer = {shape: cost.ratio for shape, cost in costs.items() if cost.verdict is Verdict.SLOWER}
+    slower = {shape[1] for shape in dearer}
     unsure = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.UNDECIDED}
     unharmed = sorted({shape[1] for shape in costs} - slower - unsure)
     text = f"{way} of fresh, scattered blocks against hot, dense ones: "
-    if worst[1] in slower:
-        text += f"{_name(worst)} is {slower_words(costs[worst].ratio)}"
+    if dearer:
+        worst = max(dearer, key=lambda shape: dearer[shape])
+        text += f"{_name(worst)} is {slower_words(dearer[worst])}"
     rest = f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower" if unharmed else ""
     if not slower and not rest:
         return None
-    return Finding(f"{text}{'; ' if slower and rest else ''}{rest}.", math.log(costs[worst].ratio))
+    return Finding(f"{text}{'; ' if slower and rest else ''}{rest}.", math.log(max(dearer.values(), default=1.0)))
 
 
 def _name(shape: Shape) -> str:

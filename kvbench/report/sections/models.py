@@ -166,15 +166,19 @@ def _tables(rows: ModelRows) -> list[DataTable]:
 
 
 def _findings(rows: ModelRows, state: str) -> list[Finding]:
-    """Return how much faster batched copies are on streams of one state, over the models; none without both."""
-    ratios = {_name(swap): found.ratio for swap in rows.swaps if (found := rows.speed_up(swap, state))}
+    """Return how much faster batched copies are on streams of one state, over the models where that is decided."""
+    found = {_name(swap): one for swap in rows.swaps if (one := rows.speed_up(swap, state))}
+    ratios = {name: one.ratio for name, one in found.items() if one.told_apart}
     if not ratios:
         return []
     ordered = sorted(ratios.items(), key=lambda item: item[1])
     (slowest, least), (fastest, most) = ordered[0], ordered[-1]
     first, last = faster_words(least), faster_words(most)
     ends = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
-    text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {SINGLE}."
+    unclear = (
+        f"; no clear difference for {len(found) - len(ratios)} of {len(found)}" if len(ratios) < len(found) else ""
+    )
+    text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {SINGLE}{unclear}."
     return [Finding(text, math.log(most))]
 
 

@@ -7,17 +7,17 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.analysis.compare import Verdict, verdict_of
+from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Neighbour
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import figure, slower_words
+from kvbench.report.numbers import figure, noun, slower_words
 from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.tables import Row, caption, chart_words, footnoted, line_of, rows_of, shown, sms_words, with_ways
 from kvbench.report.view import View
-from kvbench.results.cost import AtRate, at_rate, costs_of
+from kvbench.results.cost import AtRate, Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count, whole
 from kvbench.units import two_digits
 
@@ -71,13 +71,17 @@ def make(view: View) -> Part | str:
         return "it needs swaps that were measured beside a neighbour"
     cells = with_ways(cells)
     points = cells[cells["neighbour_slowdown"] > 0]
-    tables, told = [], []
+    costs = costs_of(visits_that_count(view.run.records))
+    slowdowns = {cell: {number: one.slowdown for number, one in own.items()} for cell, own in costs.items()}
+    tables: list[DataTable] = []
+    told: list[Finding] = []
     for name, way in product(cells["neighbour"].unique(), DIRECTIONS):
         own, measured = (where(rows, neighbour=name, direction=way) for rows in (cells, points))
         tables += [_table(view, f"{name}, {way}", own, _edge(measured))] if len(own) else []
-        told += [_finding(f"{name} beside {way} swaps", rows_of(measured))] if len(measured) else []
+        decided = rows_of(measured[measured["neighbour_slowdown_high"].notna()])
+        told += [_finding(f"{name} beside {way} swaps", decided, slowdowns)] if decided else []
     files = {}
-    if not (equal := _equal_rates(view, points)).empty:
+    if not (equal := _equal_rates(costs, points)).empty:
         tables.append(_equal_table(view, points, equal))
         files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
     charts = [_chart(view, name, where(points, neighbour=name)) for name in points["neighbour"].unique()]
@@ -88,7 +92,8 @@ SECTION = Section("neighbour", "Neighbours: what swaps cost the work beside them
 
 
 def _edge(points: pd.DataFrame) -> set[str]:
-    """Return the ids of the cells on the Pareto edge."""
+    """Return the ids of the cells on the Pareto edge, of those with the visits of a verdict."""
+    points = points[points["neighbour_slowdown_high"].notna()]
     kept = pareto_edge(points["swaps_beside_gbps"].tolist(), points["neighbour_slowdown"].tolist())
     return set(points["cell_id"][kept])
 
@@ -119,11 +124,15 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
 
 def _slowdown(row: Row) -> str:
     """Return the slowdown, marked where the visits do not settle on which side of the margin it lies."""
+    text = f"{row['neighbour_slowdown']:.2f}"
+    return text if _is_decided(row) else f"≈ {text}"
+
+
+def _is_decided(row: Row) -> bool:
     low, high = row["neighbour_slowdown_low"], row["neighbour_slowdown_high"]
     known = low > 0 and math.isfinite(high)
-    verdict = verdict_of(math.log(low), math.log(high), math.log1p(IN_TURN.fraction)) if known else Verdict.UNDECIDED
-    text = f"{row['neighbour_slowdown']:.2f}"
-    return f"≈ {text}" if verdict is Verdict.UNDECIDED else text
+    margin = math.log1p(IN_TURN.fraction)
+    return known and verdict_of(math.log(low), math.log(high), margin) is not Verdict.UNDECIDED
 
 
 def _from_to(row: Row, part: str) -> str:
@@ -155,26 +164,41 @@ def _lost(us_per_gb: float) -> str:
     return figure(float(f"{round(us_per_gb, 3) + 0.0:.2e}"))  # no -0
 
 
-def _finding(what: str, measured: Sequence[Row]) -> Finding:
-    """Return what the highest of `RATES` that was reached costs at least, and what the cheapest way moves."""
+def _finding(what: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Finding:
+    """Return what the highest of `RATES` that was reached costs at least, and what the cheapest way moves.
+
+    `slowdowns` are those of the visits, by cell.
+    """
     reached = [rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in measured)]
-    cheapest = min(measured, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
+    cheapest, rivals = _cheapest(measured, slowdowns)
     least = (
-        f"{cheapest['label']} costs least: {_slower(cheapest['neighbour_slowdown'])} at "
+        f"{cheapest['label']} costs least{rivals}: {_slower_than_alone(cheapest)} at "
         f"{two_digits(cheapest['swaps_beside_gbps'])} GB/s"
     )
     if not reached:
         return Finding(f"{what}: {least}.", math.log(cheapest["neighbour_slowdown"]))
-    fast = [row for row in measured if row["swaps_beside_gbps"] >= reached[-1]]
-    best = min(fast, key=lambda row: row["neighbour_slowdown"])
+    best, rivals = _cheapest([row for row in measured if row["swaps_beside_gbps"] >= reached[-1]], slowdowns)
     text = (
-        f"{what} at {reached[-1]} GB/s or more is {_slower(best['neighbour_slowdown'])} at "
+        f"{what} at {reached[-1]} GB/s or more is {_slower_than_alone(best)} at "
         f"best, p99 {_slower(best['neighbour_slowdown_p99'])} ({best['label']}, "
-        f"{two_digits(best['swaps_beside_gbps'])} GB/s)"
+        f"{two_digits(best['swaps_beside_gbps'])} GB/s{rivals})"
     )
     if best is not cheapest:
         text += f"; {least}"
     return Finding(f"{text}.", math.log(best["neighbour_slowdown"]))
+
+
+def _cheapest(rows: Sequence[Row], slowdowns: Mapping[str, Visits]) -> tuple[Row, str]:
+    """Return the row with the smallest slowdown, and of how many others it is not clearly smaller, in words."""
+    least = min(rows, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
+    against = (slowdowns[row["cell_id"]] for row in rows if row is not least)
+    visits = slowdowns[least["cell_id"]]
+    unclear = sum(compare_visits(visits, other, IN_TURN).verdict is not Verdict.SLOWER for other in against)
+    return least, f", no clear difference from {noun(unclear, 'other')}" if unclear else ""
+
+
+def _slower_than_alone(row: Row) -> str:
+    return f"{_slower(row['neighbour_slowdown'])}{'' if _is_decided(row) else ' (undecided)'}"
 
 
 def _slower(slowdown: float) -> str:
@@ -205,12 +229,11 @@ def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLi
     return line_of(view.label, label, x, ordered, columns, marks)
 
 
-def _equal_rates(view: View, cells: pd.DataFrame) -> pd.DataFrame:
+def _equal_rates(costs: Mapping[str, Mapping[int, Cost]], cells: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each way to swap and each of `RATES` that it reaches, the cheapest first.
 
     `cells` are those with a slowdown.
     """
-    costs = costs_of(visits_that_count(view.run.records))
     found = []
     for way, members in with_ways(cells, "rate_cap").groupby(["neighbour", "direction", "way"], sort=False):
         by_id = {str(row["cell_id"]): row for row in rows_of(members)}
@@ -237,7 +260,7 @@ def _equal_row(row: Row, *, least: bool) -> list[Text]:
     if not known or row["from"].startswith("no swaps"):
         slowdown = f"≈ {slowdown}"
     words = (row["neighbour"], row["direction"], row["swaps"], row["from"], f"{row['gbps']:.0f}")
-    return [*words, Strong(slowdown) if least else slowdown]
+    return [*words, Strong(slowdown) if least and known else slowdown]
 
 
 def _from(at: AtRate, rows: Mapping[str, Row]) -> str:

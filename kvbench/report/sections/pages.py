@@ -61,13 +61,15 @@ def _finding(view: View, way: str, cells: pd.DataFrame) -> str:
     for number, own in enumerate(swaps):
         for row in own:
             arms.setdefault(str(row["backend"]), {})[number] = view.visits.get(row["cell_id"], {})
-    first = Counter(name for name in winners(arms, IN_TURN).values() if name is not None)
+    fastest = winners(arms, IN_TURN)
+    first = Counter(name for name in fastest.values() if name is not None)
     if not first:
         return ""
     ((best, times),) = first.most_common(1)
     text = f"{way}, pages on the host: {best} is the fastest in {times} of {count(len(swaps))} swaps"
-    rates = [{str(row["backend"]): row["gbps"] for row in own} for own in swaps]
-    if best != STAGED and (shares := [one[STAGED] / one[best] for one in rates if one.keys() >= {STAGED, best}]):
+    won = [own for number, own in enumerate(swaps) if fastest.get(number) == best]
+    rates = [{str(row["backend"]): row["gbps"] for row in own} for own in won]
+    if best != STAGED and (shares := [one[STAGED] / one[best] for one in rates if STAGED in one]):
         text += f"; staged reaches {ends(shares, lambda share: f'{share:.0%}')} of its throughput"
     return f"{text}."
 

@@ -14,7 +14,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.tables import Row, chart_words, grouped, line_of, measured_table, rows_of, shown
+from kvbench.report.tables import Row, any_decidable, chart_words, grouped, line_of, measured_table, rows_of, shown
 from kvbench.report.view import View
 from kvbench.units import two_digits
 
@@ -70,7 +70,8 @@ def make(view: View) -> Part | str:
     told = [_finding(line, knee) for line in lines if (knee := line.knee)]
     panels = grouped(lines, lambda line: line.panel)
     tables = [_table(view, title, panel, pinned) for title, panel in panels.items()]
-    return Part([finding.text for finding in told] or [_NO_KNEE], [_chart(view, panels, pinned)], tables, told)
+    none = [_NO_KNEE] if any(any_decidable(line.cells) for line in lines) else []
+    return Part([finding.text for finding in told] or none, [_chart(view, panels, pinned)], tables, told)
 
 
 SECTION = Section("queue-depth", "Queue depth: submission time against queued swaps", make)

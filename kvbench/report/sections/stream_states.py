@@ -41,8 +41,9 @@ def make(view: View) -> Part | str:
         own = [key for key in both if key[1] == way]
         if own:
             tables.append(_table(view, pinned, way, [(both[key], gates[key]) for key in own]))
-        backends = dict.fromkeys(key[0] for key in own)
-        told += [_finding([(both[key], gates[key]) for key in own if key[0] == backend]) for backend in backends]
+        known = [key for key in own if math.isfinite(gates[key].high)]
+        backends = dict.fromkeys(key[0] for key in known)
+        told += [_finding([(both[key], gates[key]) for key in known if key[0] == backend]) for backend in backends]
     return Part(charts=_charts(view, pinned), tables=tables, told=told)
 
 

@@ -19,11 +19,13 @@ from kvbench.gate.judge import Judge
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.pairs import pair
 from kvbench.gate.partners import check_two, partners
-from kvbench.gate.sides import parse_side
+from kvbench.gate.sides import half_of_memory, parse_side
 from kvbench.gate.visit_times import VISIT, values_of
 from kvbench.results import SCHEMA, Note, Record, Run, Visit, load_run
 from kvbench.results.schema import Samples
 from kvbench.run.protocol import VERSION
+from kvbench.sweep.plan import usable_bytes
+from kvbench.sweep.spec import Limits
 from tests import synthetic
 from tests.unit.gate.gated import judge
 
@@ -341,3 +343,10 @@ def test_looking_for_a_run_on_both_sides_takes_time_in_proportion_to_the_runs(
     twin = Run(tmp_path / "twin", synthetic.info(), list(both[0][30].records), [])
     with pytest.raises(UsageError, match=r"a-30 and .*twin"):
         check_two(both[0], [*both[1], twin])
+
+
+def test_two_sides_share_what_one_sweep_may_use() -> None:
+    found = mock.Mock()
+    found.device.host_free_bytes, found.device.device_free_bytes = 1000, 600
+    assert half_of_memory(Limits(), found) == Limits(usable_bytes(None, 1000) // 2, usable_bytes(None, 600) // 2)
+    assert half_of_memory(Limits(200, 10_000), found) == Limits(100, 300)

@@ -48,6 +48,7 @@ class Recorded:
     copy: Callable[[SwapRequest, int, int], None]
     name: str = "cheat"
     summary: str = "a backend for tests"
+    mechanism: Mechanism = Mechanism.HOST_THREAD
     calls: int = 1
     submissions: int = 0
     destinations: list[tuple[int, ...]] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Recorded:
         return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        return PreparedSwap(RecordedSwap(self, request), Mechanism.HOST_THREAD)
+        return PreparedSwap(RecordedSwap(self, request), self.mechanism)
 
 
 @dataclass
@@ -346,6 +347,22 @@ def test_every_backend_takes_the_same_warm_ups_and_samples(bench: Bench, state: 
             assert more >= 0
         # the same swaps are watched
         assert slow.submissions == quick.submissions or state is StreamState.SUSTAINED
+
+
+@pytest.mark.parametrize("state", StreamState)
+def test_a_visit_makes_as_many_swaps_as_the_plan_has_sets_of_blocks_for(
+    bench: Bench, state: StreamState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In round 0, by a backend whose twins on a busy stream tell what the CPU copies; without watched swaps."""
+    monkeypatch.setattr("kvbench.measure.samples.WATCHED_SHARE", 0.0)
+    monkeypatch.setattr("kvbench.sweep.estimate.WATCHED_SHARE", 0.0)
+    cell = Cell("cheat", Direction.H2D, 2, 512, state, reuse=Reuse.FRESH, pool_bytes=4 << 20)
+    ready = set_up(bench, Recorded(honest, mechanism=Mechanism.BATCHED_COPY), cell, SAMPLING, 1)
+    advance = mock.Mock(side_effect=ready.workload.advance)
+    monkeypatch.setattr(ready.workload, "advance", advance)
+    visit.visit(bench, ready, MeasureCell(cell=cell.as_strings(), round=0, seed=1, sampling=SAMPLING), None)
+    spare = CHAIN + SHORT_CHAIN if state is StreamState.SUSTAINED else 1  # the plan has one watched swap at least
+    assert advance.call_count == submissions(SAMPLING, state) - spare
 
 
 def test_backends_swap_the_same_blocks_with_the_same_seed_and_fresh_ones_every_time(bench: Bench) -> None:

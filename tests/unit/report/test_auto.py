@@ -9,6 +9,7 @@ import pytest
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.report.model import Part
+from kvbench.results import Visit
 from tests import synthetic
 from tests.reports import is_bold, lines_of, made_report, part_of, said, told_of
 
@@ -63,6 +64,20 @@ def test_without_a_policy_every_shape_counts(tmp_path: Path) -> None:
         "auto is within 3% of the fastest in 1 of 2 cells; at worst 2 times slower (h2d, idle, 256"
     )
     assert "auto had no policy and used built-in defaults" in rest
+
+
+def test_a_cell_whose_visits_contradict_each_other_is_not_at_worst(tmp_path: Path) -> None:
+    batched = [Cell("batched", Direction.H2D, 256, size) for size in (KNOWN, NEW)]
+
+    def records(number: int) -> list[Visit]:
+        def rate(cell: Cell) -> float:
+            return 20.0 * (0.5 if cell.backend == "auto" and cell.block_bytes == NEW and number % 2 else 1.0)
+
+        cells = [*batched, *(replace(cell, backend="auto") for cell in batched)]
+        return synthetic.visits(cells, rate, count=5, noise=0.001, round_=number)
+
+    report = made_report(tmp_path, [one for number in range(6) for one in records(number)])
+    assert told_of(report, "auto") == ["auto is within 3% of the fastest in 1 of 2 cells, undecided in 1."]
 
 
 def test_a_fall_of_auto_is_left_to_its_own_section(tmp_path: Path) -> None:

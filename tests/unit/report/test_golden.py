@@ -89,26 +89,28 @@ def slower(cell: Cell) -> float:
     return synthetic.gbps_of(cell) * (0.8 if cell.block_bytes <= 16 * 1024 else 1.0)
 
 
-def everything(folder: Path) -> Run:
+def everything(folder: Path, visits: int = 6) -> Run:
     gone, left_out, *measured = cells()
     records: list[Record] = [*synthetic.ceilings(), Note(text="the worker was replaced once")]
-    records += [visit for number in range(6) for visit in synthetic.visits(measured, rate, count=7, round_=number)]
+    records += [visit for number in range(visits) for visit in synthetic.visits(measured, rate, count=7, round_=number)]
     several = [
         replace(cell, devices=2)
         for cell in measured
         if (cell.backend, cell.blocks, cell.block_bytes) == ("triton", 256, 4096)
     ]
-    records += [visit for number in range(6) for visit in synthetic.visits(several, slower, count=7, round_=number)]
+    records += [
+        visit for number in range(visits) for visit in synthetic.visits(several, slower, count=7, round_=number)
+    ]
     for sms, (slowdown, gbps) in {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}.items():
         cell = Cell("sm", Direction.D2H, 4096, 16384, sms=sms, neighbour=Neighbour.GEMM)
-        records += synthetic.beside(cell, slowdown, gbps)
+        records += synthetic.beside(cell, slowdown, gbps, visits)
     loads = next(cell for cell in measured if cell.backend == "batched" and cell.blocks == SWAPS[0].blocks)
     loads = replace(loads, stream_state=StreamState.IDLE, neighbour=Neighbour.DECODE, sequence="layers-32")
-    records += synthetic.beside_step(loads, 2000.0, [0.8, 0.81, 0.82] * 2)
-    records += synthetic.beside_step(replace(loads, sequence="at-once-32"), 1900.0, [0.0, 0.01, 0.02] * 2)
+    records += synthetic.beside_step(loads, 2000.0, ([0.8, 0.81, 0.82] * 2)[:visits])
+    records += synthetic.beside_step(replace(loads, sequence="at-once-32"), 1900.0, ([0.0, 0.01, 0.02] * 2)[:visits])
     for backend, gbps in (("batched", 5.0), ("sm", 48.0)):
         cell = Cell(backend, Direction.H2D, 256, 4096, sms=4 if backend == "sm" else None, sequence="trace")
-        records += synthetic.replayed(cell, gbps)
+        records += synthetic.replayed(cell, gbps, visits)
     records += [synthetic.failure(gone, "error 719"), synthetic.skip(left_out, "needs 9 GB")]
     info = synthetic.info(
         spec={"models": msgspec.to_builtins(SWAPS), "filters": ["swap_bytes<=1GB"]}, status="interrupted"
@@ -116,15 +118,17 @@ def everything(folder: Path) -> Run:
     return made_run(folder, records, info, "everything")
 
 
-def again(folder: Path) -> Run:
+def again(folder: Path, visits: int = 6) -> Run:
     measured = [
         cell for cell in cells()[2:] if cell.backend in ("batched", "per_block") and cell.pattern.kind != "runs"
     ]
-    visits: list[Visit] = [
-        visit for number in range(6) for visit in synthetic.visits(measured[:40], slower, count=7, round_=100 + number)
+    made: list[Visit] = [
+        visit
+        for number in range(visits)
+        for visit in synthetic.visits(measured[:40], slower, count=7, round_=100 + number)
     ]
     info = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"}, identity_hash="f")
-    return made_run(folder, [*synthetic.ceilings(), *visits], info, "again")
+    return made_run(folder, [*synthetic.ceilings(), *made], info, "again")
 
 
 @pytest.fixture(scope="module")

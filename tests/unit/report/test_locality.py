@@ -9,6 +9,7 @@ from kvbench.cells.axes import Direction, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Part
+from kvbench.report.numbers import TIMES
 from kvbench.report.sections.locality import make
 from kvbench.report.view import views_of
 from kvbench.results import load_run
@@ -51,6 +52,24 @@ def test_a_swap_that_scattering_does_not_slow_is_not_told_apart(tmp_path: Path) 
     part = part_of(tmp_path, {SWAP: 100.0, FAR: 100.5})
     assert isinstance(part, Part)
     assert str(part.tables[0].rows[0][-1]).startswith("≈")
+
+
+def test_the_swap_that_scattering_slows_most_is_one_that_visits_agree_on(tmp_path: Path) -> None:
+    few, many = (replace(SWAP, blocks=blocks) for blocks in (64, 4096))
+    records = [
+        visit(cell, us, count=5, noise=0.001, round_=number)
+        for number in range(6)
+        for cell, us in (
+            (few, 10.0),
+            (replace(FAR, blocks=64), 90.0 if number % 2 else 5.0),
+            (many, 400.0),
+            (replace(FAR, blocks=4096), 800.0),
+        )
+    ]
+    part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *records]))])[0])
+    assert isinstance(part, Part)
+    (told,) = part.told
+    assert f"4 096 {TIMES} 4 KiB is 2 times slower" in said(told.text)
 
 
 def test_an_arm_that_failed_has_no_samples_to_speak_of(tmp_path: Path) -> None:

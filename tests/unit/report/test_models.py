@@ -16,7 +16,7 @@ from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import document
 from kvbench.report.model import DataTable, Report
 from kvbench.report.numbers import ABSENT, TIMES
-from kvbench.results import Record
+from kvbench.results import Record, Visit
 from tests import synthetic
 from tests.markdown import tokens
 from tests.reports import chart_of, is_bold, lines_of, made_report, part_of, rows_of, said, table_of, told_of
@@ -101,6 +101,21 @@ def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> 
         assert (ratio, ratio_busy) == (f"{TIMES}2.00", f"{TIMES}4.00")
     words = "By model, batched h2d on an idle stream is 2 times faster than per_block."
     assert any(text.startswith(words) for text in told_of(made, "models"))
+
+
+def test_a_model_whose_visits_contradict_each_other_is_no_end_of_the_range(tmp_path: Path) -> None:
+    swaps = swaps_of("llama-3-8b", "gpt-oss-20b")
+
+    def records(number: int) -> list[Visit]:
+        def unsteady(cell: Cell) -> float:
+            open_ = cell.blocks == swaps[1].blocks and cell.backend == "batched" and number % 2
+            return rate(cell) * (0.2 if open_ else 1.0)
+
+        return synthetic.visits(cells_of(swaps), unsteady, count=5, noise=0.001, round_=number)
+
+    made = report(tmp_path, [one for number in range(6) for one in records(number)], msgspec.to_builtins(swaps))
+    (idle,) = [text for text in told_of(made, "models") if "idle" in text]
+    assert idle.endswith("is 2 times faster than per_block; no clear difference for 1 of 2.")
 
 
 def test_the_chart_has_every_model_with_the_rate_of_its_own_cell(tmp_path: Path) -> None:

@@ -150,6 +150,20 @@ def test_what_a_rate_costs_at_least_is_said_in_words(report: Report) -> None:
     assert line.endswith("; sm, 1 SM costs least: 10% slower at 20 GB/s.")
 
 
+def test_ways_that_visits_do_not_order_are_said_to_be_open(tmp_path: Path) -> None:
+    """Four SMs cost less than two in every other visit, and as much as nothing."""
+    records = [
+        replace_round(
+            synthetic.beside(replace(SM, sms=sms), 1.2 if (number + sms // 4) % 2 else 0.9, 41.0, 1)[0], number
+        )
+        for number in range(6)
+        for sms in (2, 4)
+    ]
+    (line,) = told_of(made_report(tmp_path, records), "neighbour")
+    assert "slower (undecided) at best" in line
+    assert "41 GB/s, no clear difference from 1 other)" in line
+
+
 def test_fewer_than_six_visits_settle_nothing(tmp_path: Path) -> None:
     table = table_of(part_of(made_report(tmp_path, ladder(rounds=5)), "neighbour"), "gemm, d2h")
     assert all(row[2].startswith("≈") for row in rows_of(table).values())

@@ -96,9 +96,13 @@ def test_an_interval_that_reaches_beyond_the_limit_is_open(tmp_path: Path) -> No
     assert "sm with 4 SMs, 35 GB/s, 7% slower (3% to 10%) may cost no more than 5%" in second
 
 
-def test_with_few_visits_only_what_is_near_the_limit_is_open(tmp_path: Path) -> None:
-    (line,) = only([run_of(tmp_path, ladder(rounds=2))]).open_points()
-    assert "sm with 1 SM, 30 GB/s, 4% slower (too few visits for an interval) may cost more than 5%" in line
+def test_with_few_visits_everything_is_open(tmp_path: Path) -> None:
+    answer = only([run_of(tmp_path, ladder(rounds=5))])
+    first, second = answer.open_points()
+    assert "sm with 1 SM, 30 GB/s, 4% slower (too few visits for an interval) may cost more than 5%" in first
+    assert "sm with 2 SMs, 40 GB/s, 20% slower (too few visits for an interval) may cost no more than 5%" in second
+    assert "4% slower (open), p99" in answer.sentence()
+    assert answer.sentence().endswith("no clear difference from batched")
 
 
 def test_directions_sizes_and_bursts_have_answers_of_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Fewer visits than a verdict needs decide nothing: not in a report, in the terminal, or in the answers of a tuning."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kvbench.analysis.compare import MIN_PAIRS, Verdict
+from kvbench.cli.main import app
+from kvbench.report.contents import report_of
+from kvbench.report.model import Report
+from kvbench.report.sections import SECTIONS, comparison
+from kvbench.results import Run
+from tests.reports import is_bold, lines_of, part_of, sections_of
+from tests.unit.report.test_golden import again, everything
+
+
+@pytest.fixture(scope="module", params=[1, MIN_PAIRS - 1])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    folder = tmp_path_factory.mktemp("few")
+    return [everything(folder, request.param), again(folder, request.param)]
+
+
+@pytest.fixture(scope="module")
+def report(runs: list[Run]) -> Report:
+    return report_of(runs)
+
+
+def output(*arguments: str) -> str:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_every_section_is_there_and_none_has_a_finding(report: Report) -> None:
+    assert set(sections_of(report)) == {section.name for section in (*SECTIONS, comparison.SECTION)}
+    assert report.summary == {}
+    assert not [finding for part in report.parts for finding in part.told]
+    sentences = {chapter.section.name: lines_of(chapter.part.findings) for chapter in report.chapters}
+    assert sentences.pop("comparison")[0].endswith("0 slower, 0 faster, 0 the same within 5%, 40 undecided.")
+    assert all("at no long run clearly the fastest" in line for line in sentences.pop("runs"))
+    assert sentences.pop("auto") == ["auto had no policy and used built-in defaults"]
+    assert not any(sentences.values())
+
+
+def test_no_table_marks_a_winner(report: Report) -> None:
+    assert not [
+        cell for part in report.parts for table in part.tables for row in table.rows for cell in row if is_bold(cell)
+    ]
+    compared = part_of(report, "comparison").files["comparison-everything-again.csv"].decode()
+    assert not any(verdict.value in compared for verdict in Verdict if verdict is not Verdict.UNDECIDED)
+
+
+def test_the_answer_is_open_and_gains_nothing(report: Report, runs: list[Run]) -> None:
+    for lines in (lines_of(report.box), output("show", str(runs[0].path)).splitlines()):
+        assert any(line.startswith("Open for 42 of 42 sizes and counts") for line in lines)
+        assert not any("Gain" in line for line in lines)
+
+
+def test_tune_decides_nothing(runs: list[Run]) -> None:
+    answers = json.loads(output("tune", str(runs[0].path), "--json"))["answers"]
+    assert len(answers) == 42
+    assert not any(answer["decided"] or answer["times_as_fast_as"] or answer["interval_us"] for answer in answers)
+
+
+def test_tune_beside_a_neighbour_decides_nothing(runs: list[Run]) -> None:
+    command = ("tune", str(runs[0].path), "--neighbour", "gemm", "--max-slowdown")
+    for limit, choice in (("300%", "sm sms=2"), ("15%", "sm sms=1"), ("5%", None)):
+        (answer,) = json.loads(output(*command, limit, "--json"))["answers"]
+        assert (answer["choice"], answer["decided"]) == (choice, False)
+        assert answer["open"]
+        assert "slower (open)" in output(*command, limit)
