@@ -10,11 +10,12 @@ import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
+from kvbench.report.captions import chart_words, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, noun
 from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin, where
-from kvbench.report.tables import chart_words, includes, line_of, rows_of, with_sms
+from kvbench.report.tables import line_of, rows_of, with_sms
 from kvbench.report.view import View, ceiling_of
 from kvbench.units import two_digits
 

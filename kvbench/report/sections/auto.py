@@ -7,10 +7,11 @@ import pandas as pd
 
 from kvbench.errors import UsageError
 from kvbench.policy import AUTO, Choice, Policy
+from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_words
 from kvbench.report.select import where
-from kvbench.report.tables import UNCLEAR, Row, caption, grid_table, measured_table, rows_of, unsure
+from kvbench.report.tables import UNCLEAR, Row, grid_table, measured_table, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.text import convert, short
 from kvbench.tune.answer import words_of

@@ -9,6 +9,7 @@ import pandas as pd
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.policy import AUTO
+from kvbench.report.captions import includes_of
 from kvbench.report.curves import (
     MIN_SIZES,
     RateCurve,
@@ -23,16 +24,7 @@ from kvbench.report.curves import (
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
-from kvbench.report.tables import (
-    Row,
-    any_decidable,
-    grid_table,
-    grouped,
-    includes_of,
-    measured_table,
-    primed_inline,
-    rate,
-)
+from kvbench.report.tables import Row, any_decidable, grid_table, grouped, measured_table, primed_inline, rate
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
 from kvbench.text import a_stream, ends, short

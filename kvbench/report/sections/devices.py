@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import pandas as pd
 
 from kvbench.cells.cell import AXES
+from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Part, Section, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
-from kvbench.report.tables import Row, caption, rows_of, sms_words
+from kvbench.report.tables import Row, rows_of, sms_words
 from kvbench.report.view import View
 
 _INCLUDES = (

@@ -8,6 +8,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import Comparison, Verdict
 from kvbench.cells.axes import Reuse
+from kvbench.report.captions import includes_of
 from kvbench.report.curves import RateCurves, curve_chart, curves_over
 from kvbench.report.model import Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, slower_words
@@ -16,7 +17,6 @@ from kvbench.report.tables import (
     UNCLEAR,
     Row,
     family,
-    includes_of,
     measured_table,
     primed_inline,
     rate,

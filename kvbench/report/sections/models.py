@@ -12,6 +12,7 @@ from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
+from kvbench.report.captions import chart_words, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
@@ -21,9 +22,7 @@ from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
     Row,
-    chart_words,
     fastest_marked,
-    includes,
     line_of,
     measured_table,
     milliseconds,

@@ -11,11 +11,12 @@ from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Neighbour
+from kvbench.report.captions import caption, chart_words
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import figure, noun, slower_words
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.tables import Row, caption, chart_words, footnoted, line_of, rows_of, shown, sms_words, with_ways
+from kvbench.report.tables import Row, footnoted, line_of, rows_of, shown, sms_words, with_ways
 from kvbench.report.view import View
 from kvbench.results.cost import AtRate, Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count, whole

@@ -10,11 +10,12 @@ import pandas as pd
 from kvbench.analysis.compare import Visits
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
+from kvbench.report.captions import chart_words
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.tables import Row, any_decidable, chart_words, grouped, line_of, measured_table, rows_of, shown
+from kvbench.report.tables import Row, any_decidable, grouped, line_of, measured_table, rows_of, shown
 from kvbench.report.view import View
 from kvbench.units import two_digits
 

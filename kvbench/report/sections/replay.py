@@ -9,11 +9,12 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
+from kvbench.report.captions import chart_words, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.tables import Row, chart_words, includes_of, listed, measured_table, rows_of, sms_words
+from kvbench.report.tables import Row, listed, measured_table, rows_of, sms_words
 from kvbench.report.view import View
 from kvbench.results.frame import of_trace
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
