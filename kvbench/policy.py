@@ -16,12 +16,12 @@ import msgspec
 import tomli_w
 
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.backend_facts import AUTO
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
 from kvbench.files import read_toml
 from kvbench.text import Line, convert, located
 
-AUTO: Final = "auto"
 NO_POLICY: Final = "auto had no policy and used its built-in defaults; build a policy with kvbench tune -p FILE"
 FORMAT: Final = 1
 # The axes that a choice can set: all that the caller does not decide.

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Priority, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
+from kvbench.cells.backend_facts import QUEUE_AXES, BackendFacts, SmsRow
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts, SmsRow
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors
 
 GIB = 2**30

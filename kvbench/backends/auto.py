@@ -7,9 +7,10 @@ from kvbench.backends.base import PreparedSwap, SwapRequest, backend_named, fact
 from kvbench.backends.copier import COPIES, copier_for
 from kvbench.backends.sm import Sm
 from kvbench.cells.axes import DEFAULT_ORDER, Direction, Order, StreamState
-from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import BlockCopier, Device, Swap, copier_swap
-from kvbench.policy import AUTO, NO_POLICY, Choice, Policy, Table
+from kvbench.policy import NO_POLICY, Choice, Policy, Table
 from kvbench.sweep.plan import with_usual
 from kvbench.units import KIB
 

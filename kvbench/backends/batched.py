@@ -4,8 +4,9 @@ from typing import Final
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
-from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES as CPU_INLINE_UP_TO_BYTES
-from kvbench.cells.facts import QUEUE_AXES, DeviceFacts
+from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED, QUEUE_AXES
+from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES as CPU_INLINE_UP_TO_BYTES
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, batched
 
 PRIME_NS: Final = 2000
@@ -14,7 +15,7 @@ PRIME_NS: Final = 2000
 class Batched:
     """cuMemcpyBatchAsync; if the driver does not have it, single copies, which the results report."""
 
-    name = "batched"
+    name = BATCHED
     summary = "cuMemcpyBatchAsync: many descriptors per call"
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
@@ -38,7 +39,7 @@ class Primed(Batched):
     slices, the copy engine copies the first blocks while the last are submitted.
     """
 
-    name = "primed"
+    name = PRIMED
     summary = "batched, in slices, after a short kernel where the driver would copy on the CPU"
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:
@@ -60,7 +61,7 @@ class Merged(Primed):
     copies as `primed` does. On the device cpu there is nothing to prime.
     """
 
-    name = "merged"
+    name = MERGED
     summary = "primed, after blocks that adjoin on both sides are merged into one descriptor"
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:

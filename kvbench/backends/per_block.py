@@ -1,14 +1,15 @@
 """One asynchronous copy per block, as engines did before the batched call existed."""
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.facts import QUEUE_AXES, DeviceFacts
+from kvbench.cells.backend_facts import PER_BLOCK, QUEUE_AXES
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, per_block
 
 
 class PerBlock:
     """cuMemcpyHtoDAsync or cuMemcpyDtoHAsync for each descriptor."""
 
-    name = "per_block"
+    name = PER_BLOCK
     summary = "one asynchronous copy per descriptor"
 
     def axes(self, device: DeviceFacts) -> frozenset[str]:

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction
+from kvbench.cells.backend_facts import SM, SmsRow, SmsRule
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import DeviceFacts, SmsRow, SmsRule
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.kernel_shape import MAX_SHARED_BYTES, RULE, KernelShape
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.engine.device import DIRECTIONS, Device, SmKernel, SmMethod, sm_copy, sm_copy_tensors
@@ -72,7 +73,7 @@ def shape_for(
 class Sm:
     """csrc/kernels/sm_copy.cu, compiled by NVRTC for this GPU."""
 
-    name = "sm"
+    name = SM
     summary = "kvbench's copy kernel, with a chosen SM count"
     kernels = ("bulk", "lanes")
     default_sms = DEFAULT_SMS

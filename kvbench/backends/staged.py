@@ -8,7 +8,8 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.sm import INLINE_UP_TO_BYTES, Sm, shape_for
 from kvbench.cells.axes import Direction
-from kvbench.cells.facts import DeviceFacts, SmsRow, SmsRule
+from kvbench.cells.backend_facts import STAGED, SmsRow, SmsRule
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, SmKernel, StagedSwap
 
 # The first gathering and the last scattering are hidden by nothing: more SMs make them shorter, and what the kernels
@@ -22,7 +23,7 @@ class Staged:
     Serves every list. It is made for lists whose host side lies in long pieces: each piece is one copy.
     """
 
-    name = "staged"
+    name = STAGED
     summary = "gathered on the GPU, one large copy for each piece of host memory; and back"
     kernels = Sm.kernels
     default_sms = DEFAULT_SMS

@@ -8,7 +8,8 @@ import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction
-from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.backend_facts import TRITON
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Addresses, Buffer, Device, Event, MemoryKind
 
 WARPS: Final = 8
@@ -19,7 +20,7 @@ SLOTS: Final = 2
 class Triton:
     """Launched through torch, on the measured stream."""
 
-    name = "triton"
+    name = TRITON
     summary = "Triton copy kernel, with a chosen SM count"
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:

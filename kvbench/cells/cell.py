@@ -28,7 +28,7 @@ from kvbench.cells.axis import (
     word,
     zero_as,
 )
-from kvbench.cells.facts import HARDWARE_QUEUES
+from kvbench.cells.device_facts import HARDWARE_QUEUES
 from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.pattern import AS_PATTERN, CONTIGUOUS, DESCENDING, SHUFFLED, Pattern
 from kvbench.errors import UsageError, brief

@@ -44,7 +44,7 @@ def doctor(
 def engine_checks() -> list[Check]:
     """Return for every engine's code whether it would load on a machine with a GPU, that of backends first."""
     from kvbench.backends.base import facts_of
-    from kvbench.cells.facts import DeviceFacts
+    from kvbench.cells.device_facts import DeviceFacts
     from kvbench.engines import native
     from kvbench.sweep.installed import installed
 

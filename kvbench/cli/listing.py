@@ -36,7 +36,7 @@ def _axes() -> list[dict[str, str]]:
 def _configs() -> list[dict[str, str]]:
     """Describe the configs, each with its estimated time on a typical GPU with all engines; starts no worker."""
     from kvbench.backends.base import facts_of
-    from kvbench.cells.facts import DeviceFacts
+    from kvbench.cells.device_facts import DeviceFacts
     from kvbench.sweep.config import load_config, shipped_configs
     from kvbench.sweep.installed import installed
     from kvbench.sweep.plan import expand

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
+from kvbench.cells.backend_facts import AUTO
 from kvbench.cli.completion import complete_axis, complete_run
 from kvbench.cli.options import FromStruct, with_struct_options
 from kvbench.cli.show import show
 from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice, presets
-from kvbench.policy import AUTO, Policy, load_policy
+from kvbench.policy import Policy, load_policy
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import Sampling, SweepSpec, parse_assignments
 from kvbench.text import convert

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Final
 
-from kvbench.cells.facts import DeviceFacts, EngineSetting
+from kvbench.cells.backend_facts import EngineSetting
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.errors import KvbenchError
 from kvbench.text import printable, short
 

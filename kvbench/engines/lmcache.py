@@ -14,7 +14,7 @@ import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction
-from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import Addresses
 from kvbench.engines.code import EngineCode, OfPackage, stand_ins
 from kvbench.engines.torch_call import PinnedLists, TorchStream

@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.cells.facts import DeviceFacts, EngineSetting
+from kvbench.cells.backend_facts import EngineSetting
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import Addresses
 from kvbench.engines.code import EngineCode, OfPackage, stand_ins
 from kvbench.engines.torch_call import PinnedLists, TorchStream, load_op

@@ -8,7 +8,8 @@ import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
-from kvbench.cells.facts import DeviceFacts, EngineSetting
+from kvbench.cells.backend_facts import EngineSetting
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.memory import SwapMemory
 from kvbench.engines.code import EngineCode, OfPackage, stand_ins
 from kvbench.engines.torch_call import PinnedLists, TorchStream, load_op

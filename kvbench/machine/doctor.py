@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from kvbench.cells.facts import DeviceFacts, plain_device
+from kvbench.cells.device_facts import DeviceFacts, plain_device
 from kvbench.errors import UsageError
 from kvbench.units import MIB, format_size
 

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import PurePosixPath
 from typing import Final
 
-from kvbench.cells.facts import HARDWARE_QUEUES
+from kvbench.cells.device_facts import HARDWARE_QUEUES
 from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError
 from kvbench.units import KIB
 

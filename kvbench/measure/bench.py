@@ -10,7 +10,7 @@ import numpy as np
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import CEILING_BYTES
+from kvbench.cells.device_facts import CEILING_BYTES
 from kvbench.cells.locality import MOST_SETS
 from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Stream, TimedRegion, per_block
 from kvbench.measure.disturbance import GpuClocks

@@ -14,6 +14,7 @@ import numpy as np
 from kvbench.backends.base import SwapRequest, backend_named
 from kvbench.backends.sm import BULK_FROM_COMPUTE
 from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.backend_facts import SM
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import STREAM_STATES, Queue, Swap
 from kvbench.measure.bench import Bench
@@ -34,7 +35,7 @@ _DELAY: Final = Queue(delay_ns=200_000)
 def measure_roof(bench: Bench, direction: Direction, samples: int, number: int) -> Roof:
     """Time SM copies in one direction, verified like any swap; raises EngineError, VerificationError."""
     pool_bytes, all_sms = bench.pools.pool_bytes, bench.device.driver.info.sm_count
-    cell = Cell("sm", direction, 1, 1, StreamState.BUSY, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
+    cell = Cell(SM, direction, 1, 1, StreamState.BUSY, pool_bytes=pool_bytes, reuse=Reuse.FRESH)
     (few, many), large_bytes = _LARGE
     large = replace(cell, sms=_LARGE_SMS, block_bytes=large_bytes)
     copy_us = _slope(bench, large, (few, many), _LARGE_KERNELS, samples)

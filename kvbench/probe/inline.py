@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from kvbench.cells.axes import Direction, Order
-from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES
+from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.machine.observation import identity
 from kvbench.probe.bench import Arrays, Blocks, ProbeBench
 from kvbench.probe.common import ProbeFinding

@@ -17,7 +17,6 @@ from kvbench.results.frame import unqueued
 SERIES: Final = axes_of(Role.SERIES)
 STATES: Final = tuple(state.value for state in StreamState)
 DIRECTIONS: Final = ("h2d", "d2h")
-BATCHED: Final = "batched"
 _SHAPE: Final = ("stream_state", "blocks", "block_bytes")
 QUEUE: Final = axes_of(Role.QUEUE)
 SIDE_AXES: Final = axes_of(Role.SIDE)

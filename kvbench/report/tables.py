@@ -9,6 +9,7 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, by_chance, leaders
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axis import Role
+from kvbench.cells.backend_facts import PRIMED
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.report.captions import caption
 from kvbench.report.charts.plot import PlotLine, PlotMark
@@ -120,7 +121,7 @@ def unsure(found: Comparison) -> str:
 
 def primed_inline(cells: pd.DataFrame) -> list[Finding]:
     """Return in how many cells priming did not keep the CPU from copying, which is what it is for."""
-    primed = where(cells, status="ok", backend="primed")
+    primed = where(cells, status="ok", backend=PRIMED)
     inline = int(primed["path"].fillna("").str.contains(EffectivePath.CPU_INLINE, regex=False).sum())
     cells_of = f"{count(inline)} of {noun(len(primed), 'cell')}"
     text = f"primed took the path {EffectivePath.CPU_INLINE}, in some visits or all, in {cells_of}."

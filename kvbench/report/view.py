@@ -14,8 +14,9 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visits
 from kvbench.analysis.margins import CONTROL, IN_TURN
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.numbers import noun
-from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, spelled_out, where
+from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, spelled_out, where
 from kvbench.results import CLOCK, Ceiling, Failure, Run, Visit
 from kvbench.text import short
 

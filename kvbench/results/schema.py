@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import AxisTexts, Cell
-from kvbench.cells.facts import BackendFacts
 
 SCHEMA: Final = 1
 # What a swap's time holds. 1: a swap began when its list was prepared; what the preparation took was kept apart. 2: it

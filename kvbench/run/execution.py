@@ -12,12 +12,12 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.backend_facts import AUTO, SM
 from kvbench.cells.cell import Cell, command_of
-from kvbench.cells.facts import CEILING_BYTES
+from kvbench.cells.device_facts import CEILING_BYTES
 from kvbench.cells.locality import region_bytes
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.observation import observe
-from kvbench.policy import AUTO
 from kvbench.results import RunWriter, load_run
 from kvbench.results.schema import Ceiling, Control, Failure, FailureKind, Note, Record, Roof, RunStatus, Skip, Visit
 from kvbench.run.progress import Progress
@@ -250,7 +250,7 @@ class Execution:
 
     def _measure_roofs(self, number: int, pool_bytes: int) -> None:
         """Measure the missing roofs of a round, if the device has SM copies and the pool is large enough."""
-        has_kernels = any(backend.name == "sm" and not backend.unavailable for backend in self.opened.backends)
+        has_kernels = any(backend.name == SM and not backend.unavailable for backend in self.opened.backends)
         for direction in dict.fromkeys(cell.direction for cell in self.plan.cells):
             if has_kernels and pool_bytes >= ROOF_POOL_BYTES:
                 self._copies(MeasureRoof(direction=direction.value, round=number, samples=ROOF_SAMPLES), Roof)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbench.cells.facts import CEILING_BYTES
+from kvbench.cells.device_facts import CEILING_BYTES
 from kvbench.machine.doctor import EngineReport
 from kvbench.machine.observation import observe
 from kvbench.results import Ceiling

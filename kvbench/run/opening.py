@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 import msgspec
 
 from kvbench._version import __version__
+from kvbench.cells.backend_facts import AUTO
 from kvbench.cells.cell import AXES
 from kvbench.errors import UsageError, brief
 from kvbench.machine.identity import PLUG_INS, identity_hash
 from kvbench.machine.observation import identity
-from kvbench.policy import AUTO, NO_POLICY
+from kvbench.policy import NO_POLICY
 from kvbench.results import CLOCK, RunInfo, Scalar
 from kvbench.run.protocol import Opened
 from kvbench.run.ranks import Rank, RankSlot

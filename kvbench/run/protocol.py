@@ -4,8 +4,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from kvbench.cells.backend_facts import BackendFacts
 from kvbench.cells.cell import AxisTexts
-from kvbench.cells.facts import BackendFacts, DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.policy import Policy
 from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Sampling

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.errors import MismatchError, UsageError, brief
 from kvbench.machine.identity import PLUG_INS, differences, identity_hash
 from kvbench.results import Run, RunWriter, load_run

@@ -16,7 +16,8 @@ from typing import IO, Final, TypeVar
 
 import msgspec
 
-from kvbench.cells.facts import HARDWARE_QUEUES, BackendFacts
+from kvbench.cells.backend_facts import BackendFacts
+from kvbench.cells.device_facts import HARDWARE_QUEUES
 from kvbench.errors import ExitCode, KvbenchError, UsageError
 from kvbench.files import open_log
 from kvbench.results.schema import Failure, FailureKind, Visit

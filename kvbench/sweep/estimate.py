@@ -5,7 +5,7 @@ from typing import Final
 
 from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES
+from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.cells.locality import sets_of
 from kvbench.sweep.spec import Sampling
 

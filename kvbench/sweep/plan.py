@@ -9,13 +9,13 @@ from typing import Final
 
 from kvbench.cells.axes import DEFAULT_ORDER, Memory, Neighbour, Priority, StreamState
 from kvbench.cells.axis import AxisValue
+from kvbench.cells.backend_facts import AUTO, BackendFacts
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
+from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
 from kvbench.cells.kernel_shape import RULE, KernelShape
 from kvbench.cells.layers import LAYERS_OF_8B, LAYERS_OF_70B, unfit
 from kvbench.cells.locality import default_pool_bytes, misfit, opposite, region_bytes
 from kvbench.errors import UsageError
-from kvbench.policy import AUTO
 from kvbench.sweep.estimate import estimate_seconds, submissions
 from kvbench.sweep.installed import unknown_backend
 from kvbench.sweep.spec import Group, Sampling, SweepSpec

@@ -9,7 +9,7 @@ import msgspec
 from kvbench.cells.axes import Direction
 from kvbench.cells.axis import AxisValue
 from kvbench.cells.cell import AXES, axis_named
-from kvbench.cells.facts import plain_device
+from kvbench.cells.device_facts import plain_device
 from kvbench.cells.filter import Filter, parse_filters
 from kvbench.cells.layers import TRACE
 from kvbench.errors import UsageError, brief

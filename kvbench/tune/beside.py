@@ -13,8 +13,9 @@ from kvbench.analysis.compare import Verdict, Visits, compare_visits, paired_int
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction
+from kvbench.cells.backend_facts import AUTO
 from kvbench.errors import UsageError
-from kvbench.policy import AUTO, CHOSEN_AXES, Choice
+from kvbench.policy import CHOSEN_AXES, Choice
 from kvbench.results import Run
 from kvbench.results.cost import Cost, costs_of
 from kvbench.results.frame import visits_that_count, whole

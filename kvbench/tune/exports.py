@@ -9,7 +9,7 @@ from typing import Final
 
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.facts import EngineSetting
+from kvbench.cells.backend_facts import EngineSetting
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run

@@ -14,10 +14,11 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.backend_facts import AUTO
 from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
-from kvbench.policy import AUTO, CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice, Policy, Table
+from kvbench.policy import CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice, Policy, Table
 from kvbench.results import Run, check_one_clock
 from kvbench.results.frame import unqueued
 from kvbench.text import MAX_LINE

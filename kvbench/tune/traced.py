@@ -15,7 +15,8 @@ import pandas as pd
 
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.policy import AUTO, Choice
+from kvbench.cells.backend_facts import AUTO
+from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.replays import replays_of, trace_name, trace_of
 from kvbench.text import printable

@@ -10,7 +10,7 @@ import typer.main
 
 from kvbench.backends.base import backend_named
 from kvbench.cells.cell import AXES
-from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cli.main import app
 from kvbench.cli.sweep import WhereOptions
 from kvbench.engine.faults import KINDS

@@ -10,7 +10,7 @@ import pytest
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Device, Stream, TimedRegion, per_block
 from kvbench.measure.bench import Bench, measure_ceiling, set_up
 from kvbench.measure.disturbance import GpuClocks

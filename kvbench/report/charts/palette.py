@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, STAGED, TRITON
+
 
 @dataclass(frozen=True, slots=True)
 class Ink:
@@ -55,14 +57,14 @@ def _luminance(colour: Rgb) -> float:
 
 
 _OWN: Final = {
-    "per_block": Ink("#B05426", "^"),
-    "batched": Ink("#2C60DD", "o"),
-    "triton": Ink("#00825B", "s"),
-    "sm": Ink("#A553AB", "D"),
-    "primed": Ink("#0A9AED", "P"),
-    "merged": Ink("#FF196B", "d"),
-    "staged": Ink("#A884A8", "p"),
-    "auto": Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
+    PER_BLOCK: Ink("#B05426", "^"),
+    BATCHED: Ink("#2C60DD", "o"),
+    TRITON: Ink("#00825B", "s"),
+    SM: Ink("#A553AB", "D"),
+    PRIMED: Ink("#0A9AED", "P"),
+    MERGED: Ink("#FF196B", "d"),
+    STAGED: Ink("#A884A8", "p"),
+    AUTO: Ink("#B68C0C", "v", wide=True),  # it is one of the others, and as fast
 }
 _FREE: Final = (Ink("#000000", "X"), Ink("#7F7F7F", "<"), Ink("#008B9A", "h"), Ink("#D0406A", ">"))
 

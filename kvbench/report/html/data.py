@@ -13,8 +13,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from kvbench.analysis.intervals import Floats
+from kvbench.cells.backend_facts import AUTO
 from kvbench.cells.cell import AXES
-from kvbench.policy import AUTO
 from kvbench.report.charts.palette import Ink
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Chart

@@ -5,8 +5,9 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.cells.backend_facts import AUTO
 from kvbench.errors import UsageError
-from kvbench.policy import AUTO, Choice, Policy
+from kvbench.policy import Choice, Policy
 from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_words

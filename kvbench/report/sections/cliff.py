@@ -8,7 +8,7 @@ import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
-from kvbench.policy import AUTO
+from kvbench.cells.backend_facts import AUTO
 from kvbench.report.captions import includes_of
 from kvbench.report.curves import (
     MIN_SIZES,

@@ -4,12 +4,13 @@ from typing import Final
 
 import pandas as pd
 
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.captions import chart_words, includes
 from kvbench.report.charts.palette import UNDECIDED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure
-from kvbench.report.select import BATCHED, DIRECTIONS, where
+from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.tables import Row, family, few_visits, rows_of, with_sms
 from kvbench.report.view import View
 from kvbench.text import short

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pandas as pd
 
 from kvbench.analysis.compare import Comparison
+from kvbench.cells.backend_facts import BATCHED, PER_BLOCK
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, swaps_from_plain
@@ -17,7 +18,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import bytes_size, count, faster_words
-from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, where
+from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
     MARKS,
     UNCLEAR,
@@ -35,13 +36,12 @@ from kvbench.report.tables import (
 from kvbench.report.view import View, ceiling_of
 from kvbench.text import a_stream, short
 
-SINGLE: Final = "per_block"
 _WORDS: Final = (
     "KV heads and tensors are those of one rank. Tensors: K and V of each layer, one per layer for MLA, one in all for "
     "the cross-layer layout. Block: bytes of one descriptor. Ids: blocks swapped in each tensor. N: descriptors of the "
     "swap, tensors times ids. Models with equal numbers share one measurement"
 )
-_RATIO: Final = f"Speed-up: time of {SINGLE} over that of {BATCHED}. {UNCLEAR}"
+_RATIO: Final = f"Speed-up: time of {PER_BLOCK} over that of {BATCHED}. {UNCLEAR}"
 _KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern", "host_pattern")
 
 
@@ -68,7 +68,7 @@ class ModelRows:
 
     def speed_up(self, swap: ModelSwap, state: str) -> Comparison | None:
         """Return the time of single copies over that of batched ones; None without both."""
-        single, batched = (self.row(swap, backend, state) for backend in (SINGLE, BATCHED))
+        single, batched = (self.row(swap, backend, state) for backend in (PER_BLOCK, BATCHED))
         if single and batched and single["status"] == batched["status"] == "ok":
             return self.view.compare(batched["cell_id"], single["cell_id"])
         return None
@@ -160,8 +160,8 @@ def _tables(rows: ModelRows) -> list[DataTable]:
     """Return single against batched copies, then all backends for each stream state in which there are others."""
     measured = {state: rows.measured(state) for state in STATES}
     pairs = {state: found for state, found in measured.items() if BATCHED in found}
-    first = [_pairs(rows, pairs)] if any(SINGLE in found for found in pairs.values()) else []
-    return first + [_all(rows, state) for state, found in measured.items() if found - {SINGLE, BATCHED}]
+    first = [_pairs(rows, pairs)] if any(PER_BLOCK in found for found in pairs.values()) else []
+    return first + [_all(rows, state) for state, found in measured.items() if found - {PER_BLOCK, BATCHED}]
 
 
 def _findings(rows: ModelRows, state: str) -> list[Finding]:
@@ -177,7 +177,7 @@ def _findings(rows: ModelRows, state: str) -> list[Finding]:
     unclear = (
         f"; no clear difference for {len(found) - len(ratios)} of {len(found)}" if len(ratios) < len(found) else ""
     )
-    text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {SINGLE}{unclear}."
+    text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {PER_BLOCK}{unclear}."
     return [Finding(text, math.log(most))]
 
 
@@ -190,20 +190,20 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     for swap in rows.swaps:
         line = _geometry(swap)
         for state, measured in states.items():
-            single, batched = (rows.row(swap, backend, state) for backend in (SINGLE, BATCHED))
-            if SINGLE in measured:
-                line[f"{SINGLE} ms, {state}"] = shown(single, milliseconds)
+            single, batched = (rows.row(swap, backend, state) for backend in (PER_BLOCK, BATCHED))
+            if PER_BLOCK in measured:
+                line[f"{PER_BLOCK} ms, {state}"] = shown(single, milliseconds)
             line[f"{BATCHED} ms, {state}"] = shown(batched, milliseconds)
-            if SINGLE in measured:
+            if PER_BLOCK in measured:
                 faster = rows.speed_up(swap, state)
                 line[f"Speed-up, {state}"] = ratio_words(faster) if faster else ""
             line[f"{BATCHED} GB/s, {state}"] = shown(batched, rate)
         body.append(line)
-    title = f"{rows.direction}: {SINGLE} against {BATCHED}, by model, {_lengths(rows.swaps)}"
-    cells = rows.measured_cells((SINGLE, BATCHED), states)
+    title = f"{rows.direction}: {PER_BLOCK} against {BATCHED}, by model, {_lengths(rows.swaps)}"
+    cells = rows.measured_cells((PER_BLOCK, BATCHED), states)
     header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_WORDS, _RATIO]
     said = ". ".join(includes(rows.view, cells["stream_state"], "ms and GB/s"))
-    compared = len(where(cells, backend=SINGLE))
+    compared = len(where(cells, backend=PER_BLOCK))
     return measured_table(rows.view, cells, title, header, lines, said, rows.pinned, notes, compared)
 
 

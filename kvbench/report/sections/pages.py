@@ -7,6 +7,7 @@ import pandas as pd
 
 from kvbench.analysis.compare import Visits, winners
 from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.backend_facts import STAGED
 from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
@@ -16,7 +17,6 @@ from kvbench.report.view import View
 from kvbench.text import ends
 from kvbench.units import MIB
 
-STAGED: Final = "staged"
 _WEIGHT: Final = 0.5
 _NOTE: Final = (
     "staged: a kernel gathers blocks in a buffer on the device and the copy engine copies the buffer, or the reverse. "

@@ -10,6 +10,7 @@ import pandas as pd
 from kvbench.analysis.compare import Visits
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
+from kvbench.cells.backend_facts import PER_BLOCK
 from kvbench.report.captions import chart_words
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
@@ -63,7 +64,7 @@ def make(view: View) -> Part | str:
     pinned = pin(view.frame, shown=QUEUE)
     caller_us = view.visits_of("caller_us")
     busy = where(pinned.cells, stream_state="busy").sort_values("queued")
-    cells = busy.assign(rank=(busy["backend"] != "per_block"), way=busy["direction"] != DIRECTIONS[0])
+    cells = busy.assign(rank=(busy["backend"] != PER_BLOCK), way=busy["direction"] != DIRECTIONS[0])
     groups = cells.groupby(["block_bytes", "way", "rank", "backend", "blocks", "streams"])
     lines = [_line(own, caller_us) for _, own in groups if where(own, status="ok")["queued"].nunique() >= MIN_DEPTHS]
     if not lines:

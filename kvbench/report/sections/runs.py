@@ -9,6 +9,7 @@ import pandas as pd
 from kvbench.analysis.compare import Visits, winners
 from kvbench.analysis.curves import Crossover, crossovers
 from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.backend_facts import MERGED
 from kvbench.report.captions import includes_of
 from kvbench.report.curves import RateCurves, curve_chart, curves_over
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
@@ -18,7 +19,6 @@ from kvbench.report.tables import MARKS, fastest_marked, grouped, measured_table
 from kvbench.report.view import View
 from kvbench.text import ends
 
-MERGED: Final = "merged"
 MIN_LENGTHS: Final = 3
 _SHAPE: Final = ["blocks", "block_bytes"]
 _WEIGHT: Final = 1.0  # whether copies without an SM win decides which backend to use

@@ -7,11 +7,12 @@ from typing import Final
 
 from kvbench.analysis.compare import Comparison
 from kvbench.cells.axes import StreamState
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.captions import includes_of
 from kvbench.report.curves import cliff_curves, curve_chart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
-from kvbench.report.select import BATCHED, DIRECTIONS, Pinned, pin, where
+from kvbench.report.select import DIRECTIONS, Pinned, pin, where
 from kvbench.report.tables import UNCLEAR, Row, measured_table, ratio_words, rows_of, sms_words
 from kvbench.report.view import View
 from kvbench.results.frame import BETWEEN

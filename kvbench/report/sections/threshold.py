@@ -8,10 +8,11 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, Visits, winners
 from kvbench.analysis.curves import crossovers
 from kvbench.analysis.margins import IN_TURN
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
-from kvbench.report.select import BATCHED, where
+from kvbench.report.select import where
 from kvbench.report.tables import MARKS, fastest_marked, measured_table, rate, rows_of, with_sms
 from kvbench.report.view import View
 from kvbench.text import a_stream

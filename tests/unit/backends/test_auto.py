@@ -16,7 +16,7 @@ from kvbench.backends.auto import DEFAULTS
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.policy import Policy, Table, load_policy
 from kvbench.report.build import report_files
 from kvbench.results import Note, Visit, load_run

@@ -18,7 +18,7 @@ from kvbench.backends.batched import Batched
 from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import CEILING_BYTES, DeviceFacts
+from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Stream, TimedRegion, open_device, per_block
 from kvbench.engine.faults import FaultPlan
 from kvbench.engine.memory import SwapMemory

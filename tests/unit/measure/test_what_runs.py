@@ -20,7 +20,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("file", "shapes"),
     [
         ("backends/sm.py", True),
-        ("cells/facts.py", True),  # connections
+        ("cells/device_facts.py", True),  # connections
         ("measure/visit.py", True),
         ("sweep/estimate.py", True),  # lengths of chains
         ("sweep/spec.py", True),  # defaults of sampling

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from kvbench.cells.axes import Direction, Order, Reuse
+from kvbench.cells.backend_facts import BackendFacts, EngineSetting
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.results import Visit
 from tests import synthetic
 from tests.reports import lines_of, made_report, part_of

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.backend_facts import BackendFacts, SmsRow
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import BackendFacts, SmsRow
 from kvbench.errors import UsageError
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.plan import Plan, expand

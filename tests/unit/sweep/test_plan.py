@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Memory, Order, Reuse, StreamState
 from kvbench.cells.axis import AxisValue
+from kvbench.cells.backend_facts import AUTO, BackendFacts, SmsRow
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import BackendFacts, DeviceFacts, SmsRow
+from kvbench.cells.device_facts import DeviceFacts
 from kvbench.cells.filter import Filter
 from kvbench.cells.pattern import Pattern, pool_rows
 from kvbench.errors import UsageError
-from kvbench.policy import AUTO, Policy, Table
+from kvbench.policy import Policy, Table
 from kvbench.sweep.estimate import estimate_seconds
 from kvbench.sweep.plan import Plan, expand, footprint, visits
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec

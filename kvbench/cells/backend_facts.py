@@ -1,18 +1,19 @@
-"""Facts about the device and the backends that the worker reports, so that the parent can plan without loading them."""
+"""Facts about a backend that its worker reports, so that the parent can plan without loading it; kvbench's names."""
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.axes import Direction
-from kvbench.units import KIB
 
-# Size of the plain copy that measures a device's ceiling.
-CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 26}
-# Maximum of the CUDA driver; streams that share a queue block each other.
-HARDWARE_QUEUES: Final = 32
-# Up to this block size the driver copies on the CPU: observed with driver 580 on an H200, see the cliff in reports/.
-CPU_INLINE_UP_TO_BYTES: Final = 24 * KIB
+# The backends that some code treats in a way of their own.
+AUTO: Final = "auto"
+BATCHED: Final = "batched"
+MERGED: Final = "merged"
+PER_BLOCK: Final = "per_block"
+PRIMED: Final = "primed"
+SM: Final = "sm"
+STAGED: Final = "staged"
+TRITON: Final = "triton"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +82,3 @@ class BackendFacts:
         """
         rows = (row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes, blocks))
         return next(rows, None)
-
-
-def plain_device(name: str) -> str:
-    """Return the one name of a device: "cuda:0" for "cuda:00"."""
-    return re.sub(r":0+(?=\d)", ":", name)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
-    """A device as the plan sees it: `name` is "cpu" or "cuda:N", `kind` "cpu" or "cuda".
-
-    `shared_bytes` is the maximum shared memory of a thread block, None on the cpu device.
-    """
-
-    name: str
-    kind: str
-    title: str
-    sm_count: int | None
-    device_free_bytes: int
-    host_free_bytes: int
-    batch_entry: str | None
-    shared_bytes: int | None = None
-    has_torch: bool = True
