@@ -15,7 +15,7 @@ from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
 from kvbench.tune.answer import answers_of
-from kvbench.tune.exports import ENGINES, Export, break_even, export
+from kvbench.tune.exports import EXPORTS, Export, break_even, export
 from tests import synthetic
 
 KIB = 1024
@@ -183,8 +183,8 @@ def test_the_answer_for_one_engine_is_its_export_and_other_answers_leave_its_cod
     assert "vllm_" not in plain
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", EXPORTS)
 def test_an_engines_settings_choose_among_its_own_backends(name: str, tmp_path: Path) -> None:
     answer = answers_of([run_of(tmp_path, cells())], lambda _: True)[0]
     defaults = {"vllm": (12, 28 * KIB, 16), "sglang": (4,)}[name]
-    assert ENGINES[name].choose(answer, defaults).backend in ENGINES[name].backends
+    assert EXPORTS[name].choose(answer, defaults).backend in EXPORTS[name].backends
