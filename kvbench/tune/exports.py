@@ -181,19 +181,15 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
         for place, (setting, value) in enumerate(zip(settings, values, strict=True))
         if value != setting.default
     ]
-    notes = [
-        f"{state} stream; {way}: {line}"
-        for way, line in (
-            ("SM counts compared", ", ".join(map(str, shapes.counts))),
-            ("against the free choice", _loss(shapes, values)),
-        )
-    ]
+    notes = []
     if values[0] == max(shapes.counts):
-        notes.insert(0, f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
+        notes.append(f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
+    notes.append(f"{state} stream; SM counts compared: {', '.join(map(str, shapes.counts))}")
     for other, found in others:
         notes.append(_other_state(other, found, settings, defaults))
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
             notes.append(_share_words(shapes, found, values, _fit(found, defaults)))
+    notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
     about = [f"{engine.title}: {package}", f"{workload_of(runs)}; {_extent(shapes.answers)}, {state} stream"]
     return Export(about, changes, engine.how, notes)
 

@@ -150,6 +150,9 @@ def test_an_export_for_loads_behind_a_gate_says_when_the_open_gate_would_decide(
     made = vllm(run_of(tmp_path, [cell for state in states for cell in cells(state=state)], by_gate))
     assert changed(made)["NUM_SMS"] == 8
     assert any("gated stream" in line for line in made.about)
+    assert [note for note in made.notes if "against the free choice" in note] == [
+        made.text("a card").splitlines()[-1][2:]
+    ]
     shares = [re.search(r"more than (\d+)% of the loads find the gate closed", note) for note in made.notes]
     assert [int(found[1]) for found in shares if found] == [50]
     alike = vllm(run_of(tmp_path / "alike", [cell for state in states for cell in cells(state=state)]))
