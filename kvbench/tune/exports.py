@@ -29,12 +29,14 @@ Values = tuple[int, ...]
 class Engine:
     """An engine whose code was measured.
 
-    `same_as` is the backend that calls the function of the driver that kvbench's `batched` calls. An engine of `pages`
-    copies blocks that lie in pages on the host, and no others.
+    `same_as` is the backend that calls the function of the driver that kvbench's `batched` calls, `prefers` the one
+    that the engine takes wherever it runs. An engine of `pages` copies blocks that lie in pages on the host, and no
+    others.
     """
 
     name: str
     same_as: str = ""
+    prefers: str = ""
     pages: bool = False
 
     @property
@@ -78,7 +80,7 @@ def _vllm_values(answers: Sequence[Answer], defaults: Values) -> tuple[Sequence[
 
 _EDIT: Final = "a constant: nobody can set it without editing the file"
 _KNOWN: Final = (
-    Engine("lmcache", pages=True),
+    Engine("lmcache", prefers="lmcache_direct", pages=True),
     Settable(
         "vllm",
         same_as="vllm_batch",
@@ -197,7 +199,7 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
 def shipped_choice(engine: Engine, answer: Answer, run: Run) -> Choice | None:
     """Return what the engine takes with the settings that `run` recorded, or None if it was not measured."""
     recorded = {one.name: one.default for facts in run.info.backends for one in facts.settings}
-    as_shipped = [Choice(name) for name in engine.backends]
+    as_shipped = [Choice(name) for name in (engine.prefers, *engine.backends)]
     if isinstance(engine, Settable) and recorded.keys() >= set(engine.settings):
         wanted = engine.choose(answer, tuple(recorded[name] for name in engine.settings))
         as_shipped = [Choice(wanted.backend), wanted] if wanted.backend == engine.kernel else [wanted]
