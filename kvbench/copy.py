@@ -1,13 +1,15 @@
 """Copy lists of KV blocks from an engine, each list in the way that is the fastest for it."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from kvbench.backends.auto import DEFAULTS
 from kvbench.backends.copier import copier_for
-from kvbench.engine.device import open_device, resolve_device
+from kvbench.engine.device import Device, open_device, resolve_device
 from kvbench.engine.faults import FaultPlan
-from kvbench.policy import load_policy
+from kvbench.machine.observation import identity
+from kvbench.policy import Policy, load_policy
 
 
 class BlockCopier:
@@ -15,7 +17,8 @@ class BlockCopier:
 
     `device` is "cuda:N", "cpu" or "auto"; `policy` a file that `kvbench tune -p` wrote, without which built-in defaults
     serve. The way depends on the direction, on whether work is pending on the stream, on the mean block size and on the
-    number of blocks. Raises UsageError for a device or policy that is not valid, EngineError where the driver fails.
+    number of blocks. Raises UsageError for a device or policy that is not valid and for a policy of another device,
+    EngineError where the driver fails; warns of a policy of another driver.
 
     One instance serves one thread at a time; instances are independent. An instance remembers where pools lie: make
     another one when a pool was freed. The GPU's primary context is used, which is also PyTorch's.
@@ -34,6 +37,15 @@ class BlockCopier:
 
     def __init__(self, device: str = "auto", policy: Path | str | None = None) -> None:
         opened = open_device(resolve_device(device), FaultPlan())
-        policies = (DEFAULTS,) if policy is None else (load_policy(Path(policy)), DEFAULTS)
+        policies = (DEFAULTS,) if policy is None else (_policy_for(opened, Path(policy)), DEFAULTS)
         # The engine's own method: no Python code runs in a call.
         self.copy = copier_for(opened, policies).copy
+
+
+def _policy_for(device: Device, path: Path) -> Policy:
+    """Return the policy of a file as a sweep takes it; raises UsageError for one of another device."""
+    policy = load_policy(path)
+    driver = identity(device.name, "")["driver_version"] or ""
+    if doubt := policy.check_machine(device.driver.info.title, str(driver)):
+        warnings.warn(doubt, stacklevel=3)
+    return policy

@@ -141,6 +141,21 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         if other := sorted(self.workload.keys() - set(WORKLOAD_AXES)):
             raise ValueError(f"workload: {brief(other[0])!r} is not one of {', '.join(WORKLOAD_AXES)}")
 
+    def check_machine(self, device: str, driver: str) -> str | None:
+        """Return a warning for another version of the driver, or None; "" is none.
+
+        Raises UsageError for a device with another title: the fastest choices differ between devices, so such a policy
+        is no better than none.
+        """
+        if self.device != device:
+            raise UsageError(
+                f"policy: it was measured on {brief(self.device)!r}, this is {device!r}; build one here with kvbench "
+                "tune RUN -p FILE"
+            )
+        was, now = self.driver or "none", driver or "none"
+        same = self.driver == driver
+        return None if same else f"the policy was measured with driver {was}, this is {now}: build a new one"
+
     def table(self, direction: Direction, state: StreamState) -> Table | None:
         """Return the table for a stream state, else for one that is alike (something pending, or nothing), else any.
 

@@ -14,7 +14,7 @@ from kvbench.sweep.spec import Sampling
 
 
 def load_backends() -> Mapping[str, Backend]:
-    every = ((name, backend_named(name)) for name, found in installed()[0].items() if not found.of_engine)
+    every = ((name, backend_named(name)) for name, found in installed()[0].items() if not found.engine)
     return {name: backend for name, backend in every if backend is not None}
 
 

@@ -178,7 +178,7 @@ def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFa
             "kernels": getattr(backend, "kernels", ()),
             "package": getattr(backend, "package", None) or found.package,
             "settings": getattr(backend, "settings", ()),
-            "on_request": found.of_engine or getattr(backend, "on_request", False),
+            "on_request": bool(found.engine) or getattr(backend, "on_request", False),
         }
         # Another package can return anything.
         facts: BackendFacts = msgspec.convert(msgspec.to_builtins(told), BackendFacts)

@@ -49,7 +49,7 @@ def engine_checks() -> list[Check]:
     from kvbench.sweep.installed import installed
 
     gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)
-    backends = [facts_of(name, gpu) for name, found in installed()[0].items() if found.of_engine]
+    backends = [facts_of(name, gpu) for name, found in installed()[0].items() if found.engine]
     found = [
         *((facts.name, facts.package, facts.unavailable) for facts in backends),
         *((name, code.title, code.missing() or code.load_error(*code.files)) for name, code in native.CODES.items()),

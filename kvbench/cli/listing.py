@@ -44,7 +44,7 @@ def _configs() -> list[dict[str, str]]:
 
     usual = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
     known = installed()[0].items()
-    backends = [facts_of(name, usual, tried=found.own) for name, found in known if found.own or found.of_engine]
+    backends = [facts_of(name, usual, tried=found.own) for name, found in known if found.own or found.engine]
     rows = []
     for name, path in shipped_configs().items():
         spec = load_config(path)

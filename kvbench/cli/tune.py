@@ -278,14 +278,14 @@ def _stream_axis(stream: str | None, axes: Sequence[str]) -> list[str]:
 
 def _target(text: str, option: str = "--export") -> tuple[str, Path | None]:
     """Return the name of an export and its file, or None for standard output."""
-    from kvbench.tune.exports import ENGINES
+    from kvbench.tune.exports import EXPORTS
 
     name, equals, file = text.partition("=")
-    if option == "--engine" and text not in ENGINES:
-        raise UsageError(f"--engine {brief(text)}: not an engine; write {' or '.join(ENGINES)}")
-    if name not in (*ENGINES, "json") or (equals and not file):
+    if option == "--engine" and text not in EXPORTS:
+        raise UsageError(f"--engine {brief(text)}: not an engine with settings; write {' or '.join(EXPORTS)}")
+    if name not in (*EXPORTS, "json") or (equals and not file):
         raise UsageError(
-            f"--export {brief(text)}: not an export; write {', '.join(ENGINES)} or json, with =FILE for a file"
+            f"--export {brief(text)}: not an export; write {', '.join(EXPORTS)} or json, with =FILE for a file"
         )
     return name, Path(file) if equals else None
 

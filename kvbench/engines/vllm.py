@@ -75,7 +75,8 @@ class VllmTriton(OfPackage):
         return () if _TRITON_CODE.missing() else _TRITON_CODE.settings(_TRITON)
 
     def unavailable(self, device: DeviceFacts) -> str | None:
-        return _TRITON_CODE.unavailable(device, ("torch", "triton"))
+        needs = _TRITON_CODE.unavailable(device, ("torch", "triton"))
+        return needs or _TRITON_CODE.call_error(f"{__name__}:load_wrapper")
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         swap = VllmTritonSwap(request)
@@ -118,7 +119,7 @@ def _load_op() -> Any:
 
 
 @cache
-def load_wrapper(constants: tuple[tuple[str, int], ...]) -> Any:
+def load_wrapper(constants: tuple[tuple[str, int], ...] = ()) -> Any:
     """Return vLLM's module swap_blocks_triton, loaded without vllm itself, with `constants` in place of its own."""
     import triton
     import triton.language

@@ -10,7 +10,7 @@ import msgspec
 from kvbench._version import __version__
 from kvbench.cells.backend_facts import AUTO
 from kvbench.cells.cell import AXES
-from kvbench.errors import UsageError, brief
+from kvbench.errors import UsageError
 from kvbench.machine.identity import PLUG_INS, identity_hash
 from kvbench.machine.observation import identity
 from kvbench.policy import NO_POLICY
@@ -48,20 +48,12 @@ def nothing_to_measure(plan: Plan) -> UsageError:
 def fitting(spec: SweepSpec, found: Opened, clashes: Sequence[str]) -> Opened:
     """Return `found` with a note for every plug-in whose name clashes, and for a policy of another driver or none.
 
-    Raises UsageError for a policy of another device: the fastest choices differ between devices, so such a policy is no
-    better than none.
+    Raises UsageError for a policy of another device.
     """
     notes, policy = [*found.notes, *clashes], spec.policy
     if policy is not None:
-        if policy.device != found.device.title:
-            raise UsageError(
-                f"policy: it was measured on {brief(policy.device)!r}, this is {found.device.title!r}; build one "
-                "here with kvbench tune RUN -p FILE"
-            )
         driver = identity_of(found).get("driver_version") or ""
-        if policy.driver != driver:
-            was, now = policy.driver or "none", driver or "none"
-            notes.append(f"the policy was measured with driver {was}, this is {now}: build a new one")
+        notes += filter(None, [policy.check_machine(found.device.title, str(driver))])
         for name, value in policy.workload.items():
             groups = [group for group in spec.groups if AUTO in group.get("backend", (AUTO,))]
             others = {str(AXES[name].show(one)) for group in groups for one in group.get(name, ())} - {value}

@@ -10,6 +10,7 @@ from kvbench.sweep.spec import SweepSpec
 from kvbench.text import hint, printable
 
 GROUP: Final = "kvbench.backends"
+_ENGINES: Final = "kvbench.engines."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,10 @@ class Installed:
         return self.entry is not None and _is_own(self.entry)
 
     @property
-    def of_engine(self) -> bool:
-        """Whether kvbench provides the backend out of an engine's package; it is measured on request only."""
-        return self.entry is not None and self.entry.value.startswith("kvbench.engines.")
+    def engine(self) -> str:
+        """The engine whose installed code kvbench runs in this backend, on request only; "" for other backends."""
+        module = "" if self.entry is None else self.entry.module
+        return module.removeprefix(_ENGINES) if module.startswith(_ENGINES) else ""
 
 
 def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
@@ -57,7 +59,7 @@ def asked_for(spec: SweepSpec, known: Mapping[str, Installed]) -> list[Installed
     """Return kvbench's own backends and those that `spec` names, by name; raises UsageError for an unknown name."""
     names = {name for name, backend in known.items() if backend.own}
     for group in spec.groups:
-        names.update(map(str, group.get("backend", [name for name, found in known.items() if not found.of_engine])))
+        names.update(map(str, group.get("backend", [name for name, found in known.items() if not found.engine])))
     for name in sorted(names - known.keys()):
         raise unknown_backend(name, known)
     return [known[name] for name in sorted(names)]

@@ -1,7 +1,7 @@
 """Settings of serving engines, from cells of each engine's own code, as a difference to its defaults."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import geometric_mean
@@ -13,6 +13,7 @@ from kvbench.cells.backend_facts import EngineSetting
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
+from kvbench.sweep.installed import installed
 from kvbench.text import counted, ends
 from kvbench.tune.answer import Answer, workload_of
 from kvbench.tune.fit import sms_of
@@ -26,25 +27,42 @@ Values = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine's own ways to swap, and which of them its settings choose.
+    """An engine whose code was measured.
 
-    `kernel` is the backend that takes an SM count, by the first of `settings`; `backends` are all of its backends.
-    `choose` returns what the engine takes for a swap with some values of its settings, `values` the values to try for
-    the settings after the first, from the shapes and the defaults. `how` says how the settings are set. `same_as` is
-    the backend that calls the function of the driver that kvbench's `batched` calls. `states` are those in which the
-    engine's swaps begin, the one that decides first.
+    `same_as` is the backend that calls the function of the driver that kvbench's `batched` calls, `prefers` the one
+    that the engine takes wherever it runs. An engine of `pages` copies blocks that lie in pages on the host, and no
+    others.
+    """
+
+    name: str
+    same_as: str = ""
+    prefers: str = ""
+    pages: bool = False
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends that run its code."""
+        return tuple(backend for backend, engine in _ENGINE_OF.items() if engine == self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settable(Engine):
+    """An engine with settings, and which of its backends they choose.
+
+    `kernel` is the backend that takes an SM count, by the first of `settings`. `choose` returns what the engine takes
+    for a swap with some values of its settings, `values` the values to try for the settings after the first, from the
+    shapes and the defaults. `how` says how the settings are set. `states` are those in which the engine's swaps begin,
+    the one that decides first.
     """
 
     title: str
     kernel: str
-    backends: tuple[str, ...]
     settings: tuple[str, ...]
     how: str
-    directions: tuple[Direction, ...]
-    states: tuple[StreamState, ...]
+    directions: tuple[Direction, ...] = tuple(Direction)
+    states: tuple[StreamState, ...] = (StreamState.IDLE,)
     choose: Callable[[Answer, Values], Choice]
     values: Callable[[Sequence[Answer], Values], tuple[Sequence[int], ...]] = lambda _answers, _defaults: ()
-    same_as: str = ""
 
 
 def _vllm_choice(answer: Answer, values: Values) -> Choice:
@@ -61,32 +79,37 @@ def _vllm_values(answers: Sequence[Answer], defaults: Values) -> tuple[Sequence[
 
 
 _EDIT: Final = "a constant: nobody can set it without editing the file"
-ENGINES: Final[Mapping[str, Engine]] = {
-    "vllm": Engine(
-        "vLLM",
-        "vllm_triton",
-        ("vllm_batch", "vllm_triton"),
-        ("NUM_SMS", "THRESHOLD_BYTES", "MIN_N"),
-        f"{_EDIT}. THRESHOLD_BYTES acts on the largest page of all groups",
-        (Direction.H2D,),
-        # Loads wait for an event of the compute stream from version 0.28 on.
-        (StreamState.GATED, StreamState.OPENED),
-        _vllm_choice,
-        _vllm_values,
+_KNOWN: Final = (
+    Engine("lmcache", prefers="lmcache_direct", pages=True),
+    Settable(
+        "vllm",
         same_as="vllm_batch",
+        title="vLLM",
+        kernel="vllm_triton",
+        settings=("NUM_SMS", "THRESHOLD_BYTES", "MIN_N"),
+        how=f"{_EDIT}. THRESHOLD_BYTES acts on the largest page of all groups",
+        directions=(Direction.H2D,),
+        # Loads wait for an event of the compute stream from version 0.28 on.
+        states=(StreamState.GATED, StreamState.OPENED),
+        choose=_vllm_choice,
+        values=_vllm_values,
     ),
-    "sglang": Engine(
-        "SGLang",
-        "sglang_jit",
-        ("sglang_jit", "sglang_aot"),
-        ("TMA_BLOCK_QUOTA",),
-        f"{_EDIT}. SGLANG_HICACHE_TMA_TRANSFER=0 takes the other kernel, which was not measured",
-        tuple(Direction),
-        (StreamState.IDLE,),
-        lambda _, values: Choice("sglang_jit", (("sms", str(values[0])),)),
+    Settable(
+        "sglang",
+        title="SGLang",
+        kernel="sglang_jit",
+        settings=("TMA_BLOCK_QUOTA",),
+        how=f"{_EDIT}. SGLANG_HICACHE_TMA_TRANSFER=0 takes the other kernel, which was not measured",
+        choose=lambda _, values: Choice("sglang_jit", (("sms", str(values[0])),)),
     ),
-}
-ENGINE_BACKENDS: Final = frozenset(name for engine in ENGINES.values() for name in engine.backends)
+)
+_BY_NAME: Final = {engine.name: engine for engine in _KNOWN}
+EXPORTS: Final = {engine.name: engine for engine in _KNOWN if isinstance(engine, Settable)}
+_ENGINE_OF: Final = {name: found.engine for name, found in installed()[0].items() if found.engine}
+ENGINE_BACKENDS: Final = frozenset(_ENGINE_OF)
+MEASURED: Final = tuple(_BY_NAME.get(name) or Engine(name) for name in sorted({*_ENGINE_OF.values()}))
+# Those that an answer about any blocks can be compared with.
+ENGINES: Final = {engine.name: engine for engine in MEASURED if not engine.pages}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +166,7 @@ class Export:
 
 def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
     """Return the settings of the engine `name`; raises UsageError without enough cells of its own code."""
-    engine = ENGINES[name]
+    engine = EXPORTS[name]
     package, settings = _recorded(name, engine, runs)
     defaults = tuple(setting.default for setting in settings)
     by_state = {
@@ -160,19 +183,15 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
         for place, (setting, value) in enumerate(zip(settings, values, strict=True))
         if value != setting.default
     ]
-    notes = [
-        f"{state} stream; {way}: {line}"
-        for way, line in (
-            ("SM counts compared", ", ".join(map(str, shapes.counts))),
-            ("against the free choice", _loss(shapes, values)),
-        )
-    ]
+    notes = []
     if values[0] == max(shapes.counts):
-        notes.insert(0, f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
+        notes.append(f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
+    notes.append(f"{state} stream; SM counts compared: {', '.join(map(str, shapes.counts))}")
     for other, found in others:
         notes.append(_other_state(other, found, settings, defaults))
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
             notes.append(_share_words(shapes, found, values, _fit(found, defaults)))
+    notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
     about = [f"{engine.title}: {package}", f"{workload_of(runs)}; {_extent(shapes.answers)}, {state} stream"]
     return Export(about, changes, engine.how, notes)
 
@@ -180,8 +199,8 @@ def export(name: str, runs: Sequence[Run], answers: Sequence[Answer]) -> Export:
 def shipped_choice(engine: Engine, answer: Answer, run: Run) -> Choice | None:
     """Return what the engine takes with the settings that `run` recorded, or None if it was not measured."""
     recorded = {one.name: one.default for facts in run.info.backends for one in facts.settings}
-    as_shipped = [Choice(name) for name in engine.backends]
-    if recorded.keys() >= set(engine.settings):
+    as_shipped = [Choice(name) for name in (engine.prefers, *engine.backends)]
+    if isinstance(engine, Settable) and recorded.keys() >= set(engine.settings):
         wanted = engine.choose(answer, tuple(recorded[name] for name in engine.settings))
         as_shipped = [Choice(wanted.backend), wanted] if wanted.backend == engine.kernel else [wanted]
     return next((choice for choice in as_shipped if choice in answer.arms), None)
@@ -191,7 +210,7 @@ def shipped_choice(engine: Engine, answer: Answer, run: Run) -> Choice | None:
 class _Shapes:
     """The shapes at which every candidate was measured, and the SM counts that are compared."""
 
-    engine: Engine
+    engine: Settable
     answers: Sequence[Answer]
     counts: Sequence[int]
 
@@ -199,11 +218,11 @@ class _Shapes:
         return answer.time_of(self.engine.choose(answer, values))
 
 
-def _rank(engine: Engine, state: StreamState) -> tuple[int, str]:
+def _rank(engine: Settable, state: StreamState) -> tuple[int, str]:
     return (engine.states.index(state) if state in engine.states else len(engine.states)), state
 
 
-def _recorded(name: str, engine: Engine, runs: Sequence[Run]) -> tuple[str, Sequence[EngineSetting]]:
+def _recorded(name: str, engine: Settable, runs: Sequence[Run]) -> tuple[str, Sequence[EngineSetting]]:
     """Return the engine's package and its settings as the runs recorded them; raises UsageError."""
     facts = {one.package: one for run in runs for one in run.info.backends if one.name == engine.kernel}
     known = {title: {setting.name: setting for setting in one.settings} for title, one in facts.items() if one.settings}
@@ -215,7 +234,7 @@ def _recorded(name: str, engine: Engine, runs: Sequence[Run]) -> tuple[str, Sequ
     raise _needs(name, engine, "and what its package says")
 
 
-def _needs(name: str, engine: Engine, what: str) -> UsageError:
+def _needs(name: str, engine: Settable, what: str) -> UsageError:
     backends = " and ".join(engine.backends)
     return UsageError(
         f"--export {name}: requires cells of {engine.title}'s own code ({backends}) {what}; "
@@ -223,7 +242,7 @@ def _needs(name: str, engine: Engine, what: str) -> UsageError:
     )
 
 
-def _shapes(engine: Engine, answers: Sequence[Answer], defaults: Values) -> _Shapes | None:
+def _shapes(engine: Settable, answers: Sequence[Answer], defaults: Values) -> _Shapes | None:
     """Return the shapes with all candidates, or None if there are none."""
     counts = {
         answer: {sms_of(choice) for choice in answer.arms if choice.backend == engine.kernel} - {0}

@@ -15,7 +15,7 @@ from kvbench.policy import Choice
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.spec import SweepSpec, parse_assignments
 from kvbench.traces.selection import Numbered, choose, selected
-from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
+from kvbench.tune.exports import ENGINE_BACKENDS, EXPORTS
 from kvbench.tune.fit import choice_at
 from kvbench.tune.search import Search
 from kvbench.tune.traced import label_of, parts_of
@@ -97,7 +97,7 @@ def labels_of(swaps: Sequence[Numbered]) -> list[int]:
 
 def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
     """Return what to measure for an engine: its own ways, in the directions that its settings act on, and others."""
-    engine, spec = ENGINES[name], load_config(find_config("engines"))
+    engine, spec = EXPORTS[name], load_config(find_config("engines"))
     left_out = ENGINE_BACKENDS - {*engine.backends}
     groups = tuple(group for group in spec.groups if not left_out & {*map(str, group["backend"])})
     own = {"direction": ",".join(engine.directions), "stream_state": ",".join(engine.states)}

@@ -26,7 +26,7 @@ from kvbench.sweep.installed import installed
 from kvbench.sweep.plan import FREE_SHARE
 from kvbench.sweep.spec import LIMITS, Sampling
 from kvbench.text import meaning
-from kvbench.tune.exports import ENGINES
+from kvbench.tune.exports import EXPORTS
 from tests.docs.markup import code, table
 
 A_GPU: Final = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
@@ -128,7 +128,7 @@ def backends() -> str:
 def exports() -> str:
     rows = [
         (code(name), ", ".join(map(code, engine.backends)), ", ".join(map(code, engine.settings)), engine.how)
-        for name, engine in ENGINES.items()
+        for name, engine in EXPORTS.items()
     ]
     return table(("export", "the engine's own code", "settings", "how to set them"), rows)
 
@@ -137,7 +137,7 @@ def engines() -> str:
     rows = []
     for name, found in installed()[0].items():
         backend = backend_named(name)
-        if found.of_engine and backend is not None:
+        if found.engine and backend is not None:
             rows.append((code(name), backend.summary, ", ".join(map(code, sorted(backend.axes(A_GPU))))))
     return table(("backend", "what it runs", "optional axes"), rows)
 

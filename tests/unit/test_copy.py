@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from kvbench.backends.auto import DEFAULTS
@@ -76,7 +77,8 @@ def test_a_list_of_mixed_sizes_arrives_though_its_arrays_change_right_after_the_
 
 def test_the_front_door_takes_a_device_a_policy_and_streams_of_torch(device: Device, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
-    policy.write_text(DEFAULTS.to_toml())
+    here = structs.replace(DEFAULTS, device=device.driver.info.title)
+    policy.write_text(here.to_toml())
     stream = Stream(device.driver)
     for copier in (BlockCopier("cpu"), BlockCopier("cpu", policy)):
         with pytest.raises(ValueError, match="pinned"):  # of another device's driver
@@ -88,6 +90,12 @@ def test_the_front_door_takes_a_device_a_policy_and_streams_of_torch(device: Dev
         BlockCopier("cuda:99")
     with pytest.raises(UsageError, match=r"missing\.toml"):
         BlockCopier("cpu", tmp_path / "missing.toml")
+    policy.write_text(structs.replace(here, driver="1.2").to_toml())
+    with pytest.warns(UserWarning, match=r"measured with driver 1\.2, this is none"):
+        BlockCopier("cpu", policy)
+    policy.write_text(structs.replace(here, device="NVIDIA Other").to_toml())
+    with pytest.raises(UsageError, match="measured on 'NVIDIA Other', this is "):
+        BlockCopier("cpu", policy)
 
 
 def test_a_tensor_is_read_in_place(device: Device) -> None:

@@ -1,4 +1,4 @@
-"""Engines: each engine's own code, as shipped and at its best, beside the best backend of the same run."""
+"""Engines: every method of each engine's own code, beside the best backend of the same run."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -9,71 +9,92 @@ from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.report.model import DataTable, Finding, Part, Section
-from kvbench.report.numbers import count, figure, size
+from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.select import where
-from kvbench.report.tables import UNCLEAR, measured_table, unsure
+from kvbench.report.tables import UNCLEAR, listed, measured_table, unsure
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
 from kvbench.text import counted, ends
 from kvbench.tune.answer import Answer, answers_of, by_kind
-from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES, Engine, shipped_choice
-from kvbench.units import format_size
+from kvbench.tune.exports import ENGINE_BACKENDS, MEASURED, Engine, shipped_choice
+from kvbench.tune.fit import sms_of, workload_axes
 
 _WEIGHT: Final = 0.3  # that two calls of one function agree is a check, not an effect
 _INCLUDES: Final = (
-    "Medians in us per swap: wall_us on an idle stream, gpu_us on a busy one. As shipped: what the engine takes with "
-    "its own thresholds and SM count. Its best: the fastest of its own ways. Best: the fastest backend of no engine. "
-    f"x: time as shipped / time of the best. {UNCLEAR}"
+    "Medians in us per swap: wall_us on an idle stream, gpu_us on a busy one; in parentheses caller_us, the time of "
+    "the thread that makes the swap. A column for each method of the engine: as shipped, or its kernel alone with a "
+    "chosen SM count (sms). Takes: what the engine takes with its own thresholds and SM count. Best: the fastest "
+    f"backend of no engine. x: time of what the engine takes / time of the best. {UNCLEAR}"
 )
-_HEADER: Final = ("Blocks", "Block size", "As shipped", "us", "Its best", "us", "Best", "us", "x")
 
 
 def make(view: View) -> Part | str:
+    if isinstance(reason := _answers(view), str):
+        return reason
+    runs = [(run, found) for run in view.of_machine if not isinstance(found := _answers(run), str)]
+    tables = [
+        _table(run, f"{run.label}: " if len(runs) > 1 else "", engine, own)
+        for run, answers in runs
+        for engine in MEASURED
+        if not engine.pages or str(workload_axes([run.run])["host_pattern"]).startswith("page-first")
+        for every in by_kind(answers).values()
+        if (own := [answer for answer in every if answer.best_of(*engine.backends)])
+    ]
+    if not tables:
+        return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
+    every = [answer for _, answers in runs for answer in answers]
+    told = [Finding(text, _WEIGHT) for engine in MEASURED if (text := _same_api(engine, every))]
+    return Part(tables=tables, told=told)
+
+
+SECTION = Section("engines", "Engines: their own code, and the best backend of the run", make, of_all=True)
+
+
+def _answers(view: View) -> list[Answer] | str:
+    """Return the answers of a run with an engine's own code, or what it needs."""
     if view.measured.empty or not view.measured["backend"].isin(ENGINE_BACKENDS).any():
         return "it needs cells of an engine's own code, such as backend=vllm_batch"
     if trace_of(view.run):
         return "it needs swaps of equal blocks; the section on the replay has those of a trace"
     try:
-        answers = answers_of([view.run], lambda _: True)
+        return answers_of([view.run], lambda _: True)
     except UsageError as error:
         return str(error)
-    tables = [
-        _table(view, engine, own)
-        for engine in ENGINES.values()
-        for every in by_kind(answers).values()
-        if (own := [answer for answer in every if _ways(answer, engine.backends)])
-    ]
-    told = [Finding(text, _WEIGHT) for engine in ENGINES.values() if (text := _same_api(engine, answers))]
-    return Part(tables=tables, told=told)
 
 
-SECTION = Section("engines", "Engines: their own code, and the best backend of the run", make)
-
-
-def _ways(answer: Answer, backends: Sequence[str]) -> list[Choice]:
-    """Return the candidates of these backends, the fastest first."""
-    return sorted((choice for choice in answer.arms if choice.backend in backends), key=answer.time_of)
-
-
-def _table(view: View, engine: Engine, answers: Sequence[Answer]) -> DataTable:
+def _table(view: View, before: str, engine: Engine, answers: Sequence[Answer]) -> DataTable:
     one = answers[0]
-    rows = [_row(view, engine, answer) for answer in answers]
+    methods = {choice for answer in answers for choice in answer.arms if choice.backend in engine.backends}
+    ordered = sorted(methods, key=lambda choice: (choice.backend, sms_of(choice), str(choice)))
+    rows = [_row(view, engine, ordered, answer) for answer in answers]
     cells = where(unqueued(view.measured), direction=one.direction.value, stream_state=one.state.value)
-    title = f"{engine.title}, {one.direction}, {one.state} stream"
-    return measured_table(view, cells, title, _HEADER, rows, _INCLUDES, compared=len(rows))
+    used = {choice.backend for choice in methods}
+    packages = [facts.package.partition(" ")[0] for facts in view.run.info.backends if facts.name in used]
+    title = f"{before}{listed(*dict.fromkeys(packages)) or engine.name}, {one.direction}, {one.state} stream"
+    header = ("Blocks", "Block size", *map(str, ordered), "Takes", "Best", "us", "x")
+    return measured_table(view, cells, title, header, rows, _INCLUDES, compared=len(rows))
 
 
-def _row(view: View, engine: Engine, answer: Answer) -> list[str]:
+def _row(view: View, engine: Engine, methods: Sequence[Choice], answer: Answer) -> list[str]:
     shipped = shipped_choice(engine, answer, view.run)
-    best = next(iter(_ways(answer, [one.backend for one in answer.arms if one.backend not in ENGINE_BACKENDS])), None)
-    ratio = "-"
+    best = answer.best_of(*{choice.backend for choice in answer.arms} - ENGINE_BACKENDS)
+    ratio = ABSENT
     if shipped and best:
         found = compare_visits(answer.arms[best], answer.arms[shipped], IN_TURN)
         ratio = f"{unsure(found)}{figure(found.ratio)}"
-    ways = (shipped, _ways(answer, engine.backends)[0], best)
-    texts = [text for way in ways for text in (("-", "-") if way is None else (str(way), figure(answer.time_of(way))))]
-    return [count(answer.blocks), size(format_size(answer.block_bytes)), *texts, ratio]
+    times = [_times(answer, choice) for choice in (*methods, best)]
+    named = [ABSENT if choice is None else str(choice) for choice in (shipped, best)]
+    return [count(answer.blocks), bytes_size(answer.block_bytes), *times[:-1], *named, times[-1], ratio]
+
+
+def _times(answer: Answer, choice: Choice | None) -> str:
+    """Return the time of a swap and, in parentheses, of its caller; "" where it was not measured."""
+    return (
+        f"{figure(answer.time_of(choice))} ({figure(answer.caller_us[choice])})"
+        if choice and choice in answer.arms
+        else ""
+    )
 
 
 def _same_api(engine: Engine, answers: Sequence[Answer]) -> str:

@@ -111,7 +111,7 @@ def test_an_installed_package_is_measured_beside_the_others(installed: Path, tmp
 def test_without_the_package_its_backend_is_unknown(tmp_path: Path) -> None:
     done = kvbench("sweep", *tiny(backend="memmove"), "--out", tmp_path / "run", cwd=tmp_path)
     assert done.returncode == 2
-    assert error_line(done).startswith("unknown backend memmove; use one of auto, batched, lmcache, merged, ")
+    assert error_line(done).startswith("unknown backend memmove; use one of auto, batched, lmcache, lmcache_direct, ")
     assert not (tmp_path / "run").exists()
 
 

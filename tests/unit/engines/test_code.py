@@ -165,6 +165,13 @@ def test_sglang_that_does_not_load_is_one_line_with_the_file_and_the_cause(site:
     assert "hicache.py does not load: cannot import name 'gone'" in line
 
 
+def test_a_wrapper_of_vllm_that_does_not_load_is_one_line_with_the_file_and_the_cause(site: Path) -> None:
+    put(site, WRAPPER, TEXT)
+    assert "loads" in doctor(site)["vllm_triton"]
+    put(site, WRAPPER, f"from vllm.utils import gone\n{TEXT}")
+    assert "swap_blocks_triton.py does not load: No module named 'vllm.utils'" in doctor(site)["vllm_triton"]
+
+
 def test_an_engine_is_measured_on_request_only(tmp_path: Path) -> None:
     usual = ["sweep", "--device", "cpu", "-a", "blocks=4", "-a", "block_size=4KiB", "--dry-run"]
     assert "vllm" not in CliRunner().invoke(app, usual).output

@@ -1,9 +1,22 @@
-"""What LMCache's kernel takes for the blocks of a swap, and what it cannot take."""
+"""What LMCache's library is given for the blocks of a swap, and what it cannot take."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from kvbench.engines.lmcache import check
+from kvbench.backends.base import Backend, SwapRequest
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.engine.device import Addresses
+from kvbench.engine.memory import SwapMemory
+from kvbench.engines import lmcache
+from kvbench.engines.lmcache import LmCache, LmCacheDirect, check
 from kvbench.errors import KvbenchError
 
 # Rows of 2 tensors: 3 chunks of 4 blocks on the host, the same ids in both tensors on the GPU.
@@ -35,3 +48,97 @@ def test_sizes_that_the_kernel_cannot_copy_are_refused(size: int, last: int) -> 
     sizes = np.array([size] * 23 + [last], np.uint64)
     with pytest.raises(KvbenchError, match="one size, a multiple of 32"):
         check(CHUNKS * sizes[0], BLOCKS * sizes[0], sizes)
+
+
+Copies = set[tuple[int, int, int]]
+
+
+class Library:
+    """LMCache's two libraries as far as a swap needs them; `copies` are the (source, destination, bytes) asked for."""
+
+    TransferDirection = Direction
+    EngineKVFormat = SimpleNamespace(NL_X_NB_BS_HS=3)
+    PageBufferShapeDesc = SimpleNamespace
+    DirectCopyGroupSpec = DirectCopyObject = staticmethod(lambda *fields: fields)
+
+    def __init__(self) -> None:
+        self.copies: Copies = set()
+
+    def multi_layer_block_kv_transfer(
+        self, bases: Any, chunks: Sequence[int], ids: Any, _device: object, direction: Direction, *how: Any
+    ) -> None:
+        assert len(chunks) <= 4
+        for number, chunk in enumerate(chunks):
+            own = ids.tolist()[number * len(ids) // len(chunks) :][: len(ids) // len(chunks)]
+            self._copy(direction, bases.view(torch.int64).tolist(), chunk, own, *how)
+
+    def execute_direct_copy_transfer(
+        self, direction: Direction, _device: object, pinned: int, groups: Any, objects: Any
+    ) -> None:
+        ((bases, shape, kind, tokens, offset, ids),) = groups
+        assert pinned & (pinned - 1) == 0
+        assert all(0 <= one < shape.nb < 1 << 31 for one in ids)
+        for chunk, _, size, number, skipped in objects:
+            per = tokens // shape.bs
+            assert size == shape.nl * per * self._block_bytes(shape)
+            self._copy(direction, bases, chunk + offset, ids[number * per :][:per], shape, tokens, kind, *skipped)
+
+    def _block_bytes(self, shape: Any) -> int:
+        return int(shape.kv_size * shape.bs * shape.nh * shape.hs * shape.element_size)
+
+    def _copy(
+        self, direction: Direction, bases: Any, chunk: int, ids: Any, shape: Any, tokens: int, kind: int, skipped: int
+    ) -> None:
+        assert (kind, skipped, len(bases), len(ids)) == (3, 0, shape.nl, tokens // shape.bs)
+        size = self._block_bytes(shape)
+        for tensor, base in enumerate(bases):
+            for number, one in enumerate(ids):
+                ends = chunk + (tensor * len(ids) + number) * size, base + one * size
+                self.copies.add((*(ends if direction is Direction.H2D else ends[::-1]), size))
+
+
+class Stream:
+    torch, device = torch, "cpu"
+
+    def __init__(self, _device: object) -> None: ...
+
+    def __call__(self, _handle: int) -> Any:
+        return nullcontext()
+
+
+class Lists:
+    def __init__(self, *_: object) -> None: ...
+
+    def submit(self, values: Sequence[Addresses], launch: Callable[..., None]) -> None:
+        launch(*(torch.from_numpy(one.view(np.int64)) for one in values))
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    """The library, whose types are not in the module of its functions, as from LMCache 0.5.4 on."""
+    made = Library()
+    types = ("TransferDirection", "EngineKVFormat", "PageBufferShapeDesc")
+    functions = {name: getattr(made, name) for name in dir(made) if not name.startswith("_") and name not in types}
+    monkeypatch.setattr(lmcache, "load_ops", lambda: (SimpleNamespace(**functions), made))
+    monkeypatch.setattr(lmcache, "TorchStream", Stream)
+    monkeypatch.setattr(lmcache, "PinnedLists", Lists)
+    return made
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("backend", [LmCache(), LmCacheDirect()])
+def test_the_library_is_asked_for_the_copies_of_every_list(
+    library: Library, backend: Backend, direction: Direction
+) -> None:
+    ends = [CHUNKS.ravel() * SIZES[0] + np.uint64(1 << 46), BLOCKS.ravel() * SIZES[0] + np.uint64((1 << 45) + 512)]
+    sources, destinations = ends if direction is Direction.H2D else ends[::-1]
+    patterns = {"pattern": Pattern.parse("tensors-2"), "host_pattern": Pattern.parse("page-first-2x4")}
+    cell = Cell(backend.name, direction, len(sources), int(SIZES[0]), **patterns)
+    memory = SwapMemory(sources, destinations, sources, destinations, SIZES)
+    swap: Any = backend.create(SwapRequest(SimpleNamespace(), cell, memory)).swap  # type: ignore[arg-type]
+    for moved in (0, -5 * 4096, 1 << 33):  # lists are rewritten in place
+        for side in (sources, destinations):
+            side += np.uint64(moved % (1 << 64))
+        library.copies.clear()
+        swap.submit(0)
+        assert library.copies == set(zip(sources.tolist(), destinations.tolist(), SIZES.tolist(), strict=True))

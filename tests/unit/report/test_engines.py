@@ -1,43 +1,70 @@
-"""The section on engines: their own code beside the best backend of the same run."""
+"""The section on engines: every method of their own code beside the best backend of the same run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.cells.axes import Direction, Order, Reuse
 from kvbench.cells.backend_facts import BackendFacts, EngineSetting
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import AS_PATTERN, SHUFFLED, Pattern
+from kvbench.report.contents import report_of
+from kvbench.report.model import DataTable
 from kvbench.results import Visit
+from kvbench.tune.headline import summary
 from tests import synthetic
-from tests.reports import lines_of, made_report, part_of
+from tests.reports import lines_of, made_report, made_run, part_of, said
 
 SIZE = 16 * 1024
+SETTINGS = tuple(EngineSetting(*one, "") for one in (("NUM_SMS", 12), ("THRESHOLD_BYTES", 28_672), ("MIN_N", 32)))
+VLLM = BackendFacts("vllm_triton", "", frozenset(), package="vllm==0.33.0 (0123)", settings=SETTINGS)
+LMCACHE = BackendFacts("lmcache", "", frozenset(), package="lmcache==0.5.3 (0123)")
+TENSORS, PAGES = Pattern.parse("tensors-4"), Pattern.parse("page-first-4x8")
 
 
-def visits(backend: str, blocks: int, swap_us: float, sms: int | None = None, noise: float = 1e-6) -> list[Visit]:
+def visits(
+    backend: str, blocks: int, swap_us: float, sms: int | None = None, *, paged: bool = False, noise: float = 1e-6
+) -> list[Visit]:
     order = Order.ANY if "batch" in backend else None
-    cell = Cell(backend, Direction.H2D, blocks, SIZE, order=order, sms=sms, reuse=Reuse.FRESH, pool_bytes=1 << 30)
+    pattern, host = (TENSORS, PAGES) if paged else (SHUFFLED, AS_PATTERN)
+    shape = (backend, Direction.H2D, blocks, SIZE)
+    cell = Cell(*shape, order=order, sms=sms, reuse=Reuse.FRESH, pool_bytes=1 << 30, pattern=pattern, host_pattern=host)
     return [synthetic.visit(cell, swap_us * (1 + noise) ** number, noise=1e-6, round_=number) for number in range(6)]
 
 
-def test_an_engines_ways_stand_beside_the_best_of_the_run(tmp_path: Path) -> None:
-    settings = (EngineSetting("NUM_SMS", 12, ""), EngineSetting("THRESHOLD_BYTES", 28_672, ""))
-    facts = BackendFacts("vllm_triton", "", frozenset(), settings=(*settings, EngineSetting("MIN_N", 32, "")))
-    report = made_report(
-        tmp_path,
-        [
-            *synthetic.ceilings(),
-            *visits("batched", 64, 300.0), *visits("sm", 64, 40.0, 2),
-            *visits("vllm_batch", 64, 303.0), *visits("vllm_triton", 64, 80.0), *visits("vllm_triton", 64, 60.0, 24),
-            *visits("batched", 16, 100.0), *visits("vllm_batch", 16, 120.0), *visits("vllm_triton", 16, 90.0, 24),
-        ],
-        synthetic.info(backends=[facts]),
-    )  # fmt: skip
+VLLM_RUN = [
+    *visits("batched", 64, 300.0), *visits("sm", 64, 40.0, 2),
+    *visits("vllm_batch", 64, 303.0), *visits("vllm_triton", 64, 80.0), *visits("vllm_triton", 64, 60.0, 24),
+    *visits("batched", 16, 100.0), *visits("vllm_batch", 16, 120.0), *visits("vllm_triton", 16, 90.0, 24),
+]  # fmt: skip
+
+
+def words(row: Sequence[object]) -> list[str]:
+    return [str(text).replace("\xa0", " ") for text in row]
+
+
+def titles(tables: Sequence[DataTable]) -> list[str]:
+    return [said(table.title) for table in tables]
+
+
+def test_an_engines_methods_stand_side_by_side_with_the_time_of_the_caller(tmp_path: Path) -> None:
+    report = made_report(tmp_path, [*synthetic.ceilings(), *VLLM_RUN], synthetic.info(backends=[VLLM]))
     part = part_of(report, "engines")
     (table,) = part.tables
-    few, many = ([str(text).replace("\xa0", " ") for text in row] for row in table.rows)
-    assert table.title == "vLLM, h2d, idle stream"
-    assert many[2:] == ["vllm_triton", "80.0", "vllm_triton sms=24", "60.0", "sm sms=2", "40.0", "2.00"]
+    few, many = map(words, table.rows)
+    assert table.title == "vllm==0.33.0, h2d, idle stream"
+    assert table.header[2:-4] == ("vllm_batch order=any", "vllm_triton", "vllm_triton sms=24")
+    assert many[2:5] == ["303 (90.9)", "80.0 (24.0)", "60.0 (18.0)"]
+    assert many[5:] == ["vllm_triton", "sm sms=2", "40.0 (12.0)", "2.00"]
     # Below MIN_N vLLM takes its batched copy, although its kernel would be faster.
-    assert few[2:] == ["vllm_batch order=any", "120", "vllm_triton sms=24", "90.0", "batched order=any", "100", "1.20"]
+    assert few[2:] == [
+        "120 (36.0)",
+        "",
+        "90.0 (27.0)",
+        "vllm_batch order=any",
+        "batched order=any",
+        "100 (30.0)",
+        "1.20",
+    ]
     assert "vllm_batch takes 1.01 to 1.20 times as long as batched, within 5% of it in 1 of 2 cells" in str(part.told)
     assert "time of the calling thread by +3 us in the median" in str(part.told)
 
@@ -49,6 +76,30 @@ def test_where_visits_contradict_each_other_an_engines_call_is_not_compared(tmp_
     assert "vllm_batch takes 1.01 times as long as batched, within 5% of it in 1 of 1 cell (1 undecided)" in str(
         part.told
     )
+
+
+def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
+    paged = [*visits("lmcache", 64, 90.0, paged=True), *visits("sm", 64, 60.0, 2, paged=True)]
+    runs = [
+        made_run(tmp_path, [*synthetic.ceilings(), *VLLM_RUN], synthetic.info(backends=[VLLM]), "first"),
+        made_run(tmp_path, [*synthetic.ceilings(), *paged], synthetic.info(backends=[LMCACHE]), "second"),
+        made_run(tmp_path, [*synthetic.ceilings(), *visits("batched", 64, 9.0)], name="third"),
+    ]
+    tables = part_of(report_of(runs), "engines").tables
+    assert titles(tables) == [
+        "first: vllm==0.33.0, h2d, idle stream",
+        "second: lmcache==0.5.3, h2d, idle stream",
+    ]
+    assert words(tables[1].rows[0])[2:] == ["90.0 (27.0)", "lmcache", "sm sms=2", "60.0 (18.0)", "1.50"]
+
+
+def test_code_for_pages_is_not_compared_on_other_swaps_and_is_no_free_choice(tmp_path: Path) -> None:
+    measured = [*VLLM_RUN, *visits("lmcache", 64, 10.0)]
+    run = made_run(tmp_path, [*synthetic.ceilings(), *measured], synthetic.info(backends=[VLLM, LMCACHE]))
+    assert titles(part_of(report_of([run]), "engines").tables) == ["vllm==0.33.0, h2d, idle stream"]
+    answer = "\n".join(summary([run]))
+    assert "the speed of vllm" in answer
+    assert "lmcache" not in answer
 
 
 def test_without_an_engines_own_code_the_report_says_what_it_needs(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_the_command_answers_in_json(tmp_path: Path) -> None:
         (["--export", "nothing"], "--export nothing: not an export; write vllm, sglang or json"),
         (["--backends", "bogus"], "--backends bogus: these runs measured only batched, sm, triton"),
         (["--max-sms", "0", "--backends", "sm"], "nothing to choose from"),
-        (["--engine", "nothing"], "--engine nothing: not an engine; write vllm or sglang"),
+        (["--engine", "nothing"], "--engine nothing: not an engine with settings; write vllm or sglang"),
         (["--json", "--export", "vllm"], "only one can go to standard output"),
         (["--export", "vllm", "--export", "json"], "only one can go to standard output"),
         (["--out", "somewhere"], "RUN: nothing is measured"),

@@ -15,7 +15,7 @@ from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
 from kvbench.tune.answer import answers_of
-from kvbench.tune.exports import ENGINES, Export, break_even, export
+from kvbench.tune.exports import EXPORTS, Export, break_even, export
 from tests import synthetic
 
 KIB = 1024
@@ -150,6 +150,9 @@ def test_an_export_for_loads_behind_a_gate_says_when_the_open_gate_would_decide(
     made = vllm(run_of(tmp_path, [cell for state in states for cell in cells(state=state)], by_gate))
     assert changed(made)["NUM_SMS"] == 8
     assert any("gated stream" in line for line in made.about)
+    assert [note for note in made.notes if "against the free choice" in note] == [
+        made.text("a card").splitlines()[-1][2:]
+    ]
     shares = [re.search(r"more than (\d+)% of the loads find the gate closed", note) for note in made.notes]
     assert [int(found[1]) for found in shares if found] == [50]
     alike = vllm(run_of(tmp_path / "alike", [cell for state in states for cell in cells(state=state)]))
@@ -183,8 +186,8 @@ def test_the_answer_for_one_engine_is_its_export_and_other_answers_leave_its_cod
     assert "vllm_" not in plain
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", EXPORTS)
 def test_an_engines_settings_choose_among_its_own_backends(name: str, tmp_path: Path) -> None:
     answer = answers_of([run_of(tmp_path, cells())], lambda _: True)[0]
     defaults = {"vllm": (12, 28 * KIB, 16), "sglang": (4,)}[name]
-    assert ENGINES[name].choose(answer, defaults).backend in ENGINES[name].backends
+    assert EXPORTS[name].choose(answer, defaults).backend in EXPORTS[name].backends
