@@ -9,7 +9,7 @@ import pandas as pd
 from kvbench.errors import UsageError
 from kvbench.files import write_whole
 from kvbench.report.charts.heatmap import draw_map
-from kvbench.report.charts.lines import draw_lines
+from kvbench.report.charts.line_chart import draw_lines
 from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.contents import Tell, report_of, untold

@@ -9,7 +9,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, count, figure, noun
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.tables import rows_of
+from kvbench.report.table_rows import rows_of
 from kvbench.report.view import HOST_COPIES, MOVED, View, ceiling_of, faults_of, moved_ceilings, warnings_of
 from kvbench.results import COLUMNS, Note, Visit
 from kvbench.results.columns import NO_FIGURE

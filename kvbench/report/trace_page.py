@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kvbench.report import markdown
-from kvbench.report.charts.lines import draw_lines
+from kvbench.report.charts.line_chart import draw_lines
 from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import ChartWords, LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.numbers import count, figure

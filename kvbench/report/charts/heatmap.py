@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
 from matplotlib.patches import Patch, Rectangle
 
+from kvbench.report.charts.figure import drawable, new_figure, render, styled
 from kvbench.report.charts.palette import RATIO_KEYS, UNDECIDED, UNMEASURED, is_dark, ratio_colour
 from kvbench.report.charts.plot import ChartWords, MapPanel, MapPlot, MapTile
-from kvbench.report.charts.sheet import drawable, new_sheet, render, styled
 from kvbench.report.numbers import bytes_size, count, figure
 
 _ROW: Final = 0.21  # inches
@@ -26,11 +26,11 @@ def draw_map(plot: MapPlot, words: ChartWords) -> dict[str, bytes]:
         panels = [panel for row in plot.grid for panel in row]
         sizes = sorted({size for panel in panels for size in panel.sizes})
         counts = sorted({blocks for panel in panels for blocks in panel.counts})
-        sheet, axes = new_sheet(words, _legend(), plot.grid, _ROW * max(len(sizes), 6))
+        fig, axes = new_figure(words, _legend(), plot.grid, _ROW * max(len(sizes), 6))
         for row, line in zip(axes, plot.grid, strict=True):
             for ax, panel in zip(row, line, strict=True):
                 _draw(ax, panel, sizes, counts)
-        return render(sheet)
+        return render(fig)
 
 
 def _draw(ax: Axes, panel: MapPanel, sizes: Sequence[int], counts: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_words
 from kvbench.report.select import where
-from kvbench.report.tables import UNCLEAR, Row, grid_table, measured_table, rows_of, unsure
+from kvbench.report.table_rows import UNCLEAR, Row, grid_table, measured_table, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.text import convert, short
 from kvbench.tune.answer import words_of

@@ -10,7 +10,9 @@ from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.cells.backend_facts import AUTO
 from kvbench.report.captions import includes_of
-from kvbench.report.curves import (
+from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
+from kvbench.report.numbers import bytes_size, count
+from kvbench.report.rate_curves import (
     MIN_SIZES,
     RateCurve,
     RateCurves,
@@ -21,10 +23,8 @@ from kvbench.report.curves import (
     left_out,
     spread,
 )
-from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
-from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
-from kvbench.report.tables import Row, any_decidable, grid_table, grouped, measured_table, primed_inline, rate
+from kvbench.report.table_rows import Row, any_decidable, grid_table, grouped, measured_table, primed_inline, rate
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
 from kvbench.text import a_stream, ends, short

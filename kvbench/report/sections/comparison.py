@@ -17,11 +17,11 @@ from kvbench.cells.cell import AXES, axes_of
 from kvbench.machine.identity import differing
 from kvbench.report.captions import host_mark, includes
 from kvbench.report.charts.plot import ChartWords, PlotAxis
-from kvbench.report.curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, ladder_curves, spread
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
+from kvbench.report.rate_curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, ladder_curves, spread
 from kvbench.report.select import LATER, SIDE_AXES, pin, where
-from kvbench.report.tables import Row, axis_words, family, rows_of, with_ways
+from kvbench.report.table_rows import Row, axis_words, family, rows_of, with_ways
 from kvbench.report.view import HOST_COPIES, View, sample_words
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of

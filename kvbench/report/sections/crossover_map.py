@@ -11,7 +11,7 @@ from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.tables import Row, family, few_visits, rows_of, with_sms
+from kvbench.report.table_rows import Row, family, few_visits, rows_of, with_sms
 from kvbench.report.view import View
 from kvbench.text import short
 

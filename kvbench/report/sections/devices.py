@@ -8,7 +8,7 @@ from kvbench.cells.cell import AXES
 from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Part, Section, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
-from kvbench.report.tables import Row, rows_of, sms_words
+from kvbench.report.table_rows import Row, rows_of, sms_words
 from kvbench.report.view import View
 
 _INCLUDES = (

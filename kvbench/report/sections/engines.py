@@ -11,7 +11,7 @@ from kvbench.policy import Choice
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.select import where
-from kvbench.report.tables import UNCLEAR, listed, measured_table, unsure
+from kvbench.report.table_rows import UNCLEAR, listed, measured_table, unsure
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of

@@ -14,7 +14,7 @@ from kvbench.report.captions import chart_words, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.tables import Row, grouped, line_of, listed, measured_table, rows_of, sms_words
+from kvbench.report.table_rows import Row, grouped, line_of, listed, measured_table, rows_of, sms_words
 from kvbench.report.view import View
 from kvbench.results.frame import by_layers
 

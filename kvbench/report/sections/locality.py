@@ -9,11 +9,11 @@ import pandas as pd
 from kvbench.analysis.compare import Comparison, Verdict
 from kvbench.cells.axes import Reuse
 from kvbench.report.captions import includes_of
-from kvbench.report.curves import RateCurves, curve_chart, curves_over
 from kvbench.report.model import Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, slower_words
+from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
 from kvbench.report.select import pin, where
-from kvbench.report.tables import (
+from kvbench.report.table_rows import (
     UNCLEAR,
     Row,
     family,

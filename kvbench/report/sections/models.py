@@ -15,11 +15,11 @@ from kvbench.models.geometry import ModelSwap, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
 from kvbench.report.captions import chart_words, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
-from kvbench.report.curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import bytes_size, count, faster_words
+from kvbench.report.rate_curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
-from kvbench.report.tables import (
+from kvbench.report.table_rows import (
     MARKS,
     UNCLEAR,
     Row,

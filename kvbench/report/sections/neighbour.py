@@ -16,7 +16,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import figure, noun, slower_words
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.tables import Row, footnoted, line_of, rows_of, shown, sms_words, with_ways
+from kvbench.report.table_rows import Row, footnoted, line_of, rows_of, shown, sms_words, with_ways
 from kvbench.report.view import View
 from kvbench.results.cost import AtRate, Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count, whole

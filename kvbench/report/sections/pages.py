@@ -12,7 +12,7 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import MARKS, Row, fastest_marked, grouped, measured_table, rate, rows_of, with_sms
+from kvbench.report.table_rows import MARKS, Row, fastest_marked, grouped, measured_table, rate, rows_of, with_sms
 from kvbench.report.view import View
 from kvbench.text import ends
 from kvbench.units import MIB

@@ -16,7 +16,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.tables import Row, any_decidable, grouped, line_of, measured_table, rows_of, shown
+from kvbench.report.table_rows import Row, any_decidable, grouped, line_of, measured_table, rows_of, shown
 from kvbench.report.view import View
 from kvbench.units import two_digits
 

@@ -14,7 +14,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, 
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.tables import Row, listed, measured_table, rows_of, sms_words
+from kvbench.report.table_rows import Row, listed, measured_table, rows_of, sms_words
 from kvbench.report.view import View
 from kvbench.results.frame import of_trace
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of

@@ -11,11 +11,11 @@ from kvbench.analysis.curves import Crossover, crossovers
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import MERGED
 from kvbench.report.captions import includes_of
-from kvbench.report.curves import RateCurves, curve_chart, curves_over
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count
+from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import MARKS, fastest_marked, grouped, measured_table, rate, rows_of
+from kvbench.report.table_rows import MARKS, fastest_marked, grouped, measured_table, rate, rows_of
 from kvbench.report.view import View
 from kvbench.text import ends
 

@@ -14,7 +14,7 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, noun, size
 from kvbench.report.select import DIRECTIONS, SERIES, SIDE_AXES, where
-from kvbench.report.tables import UNCLEAR, Row, measured_table, rows_of, unsure
+from kvbench.report.table_rows import UNCLEAR, Row, measured_table, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 from kvbench.text import a_stream, ends

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from kvbench.analysis.margins import KNEE
 from kvbench.report.captions import includes_of
-from kvbench.report.curves import RateCurve, RateCurves, curve_chart, ladder_curves, left_out, spread
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
+from kvbench.report.rate_curves import RateCurve, RateCurves, curve_chart, ladder_curves, left_out, spread
 from kvbench.report.select import where
-from kvbench.report.tables import grouped, measured_table, rate, rows_of, shown
+from kvbench.report.table_rows import grouped, measured_table, rate, rows_of, shown
 from kvbench.report.view import View
 from kvbench.text import a_stream
 

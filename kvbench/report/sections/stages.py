@@ -11,7 +11,7 @@ from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import Row, rows_of, sms_words
+from kvbench.report.table_rows import Row, rows_of, sms_words
 from kvbench.report.view import View
 from kvbench.results import CLOCK
 from kvbench.units import KIB

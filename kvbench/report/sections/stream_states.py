@@ -9,11 +9,11 @@ from kvbench.analysis.compare import Comparison
 from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.captions import includes_of
-from kvbench.report.curves import cliff_curves, curve_chart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
+from kvbench.report.rate_curves import cliff_curves, curve_chart
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.tables import UNCLEAR, Row, measured_table, ratio_words, rows_of, sms_words
+from kvbench.report.table_rows import UNCLEAR, Row, measured_table, ratio_words, rows_of, sms_words
 from kvbench.report.view import View
 from kvbench.results.frame import BETWEEN
 from kvbench.text import short

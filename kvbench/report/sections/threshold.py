@@ -13,7 +13,7 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
-from kvbench.report.tables import MARKS, fastest_marked, measured_table, rate, rows_of, with_sms
+from kvbench.report.table_rows import MARKS, fastest_marked, measured_table, rate, rows_of, with_sms
 from kvbench.report.view import View
 from kvbench.text import a_stream
 

@@ -1,4 +1,4 @@
-"""The sheet that a chart stands on: its words, its panels, its keys, and where everything goes, in inches.
+"""The figure of a chart: its text, panels and legend, and where each of them goes, in inches.
 
 Positions are worked out here because matplotlib's own layouts differ in the last digit from run to run.
 """
@@ -71,14 +71,14 @@ def drawable(text: str) -> str:
     )
 
 
-def new_sheet(
+def new_figure(
     words: ChartWords,
     keys: Sequence[Artist],
     grid: Sequence[Sequence[object]],
     panel_height: float | None = None,
     below: float = _X_LABEL,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """Return a sheet with its head, legend and footnotes, and an empty panel for each of `grid`.
+    """Return a figure with its head, legend and footnotes, and an empty panel for each of `grid`.
 
     The height of a panel and the room `below` the panels for the x axis are in inches.
     """

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kvbench.report.charts.lines import draw_lines
+from kvbench.report.charts.line_chart import draw_lines
 from kvbench.report.charts.palette import inks, rgb_of
 from kvbench.report.charts.plot import ChartWords, LinePlot, PlotAxis, PlotLine, PlotPanel
 

@@ -12,9 +12,9 @@ from matplotlib.path import Path
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Affine2D
 
+from kvbench.report.charts.figure import PANEL_WIDTH, drawable, new_figure, render, styled
 from kvbench.report.charts.palette import STROKES, Ink, is_hollow, spokes_of
 from kvbench.report.charts.plot import ChartWords, LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
-from kvbench.report.charts.sheet import PANEL_WIDTH, drawable, new_sheet, render, styled
 from kvbench.report.numbers import bytes_size, count, figure
 
 Dashes = Literal["-"] | tuple[float, Sequence[float]]
@@ -41,8 +41,8 @@ _NAME_TURN: Final = 35  # degrees
 def draw_lines(plot: LinePlot, words: ChartWords, inks: Mapping[str, Ink]) -> dict[str, bytes]:
     """Return {"png": …, "svg": …}: a row of the plot's grid is a row of panels."""
     with styled():
-        sheet, axes = new_sheet(words, _legend(plot, inks), plot.grid, below=_below(plot.x))
-        panel_points = 72 * axes[0][0].get_position().height * sheet.get_figheight()
+        fig, axes = new_figure(words, _legend(plot, inks), plot.grid, below=_below(plot.x))
+        panel_points = 72 * axes[0][0].get_position().height * fig.get_figheight()
         labels = max(sum(bool(mark.words) for line in panel.lines for mark in line.marks) for panel in plot.panels)
         limits = _limits(plot, labels * _LABEL_POINTS / panel_points)
         for row, line in zip(axes, plot.grid, strict=True):
@@ -51,7 +51,7 @@ def draw_lines(plot: LinePlot, words: ChartWords, inks: Mapping[str, Ink]) -> di
                 _draw(ax, plot, panel, inks)
                 ax.label_outer()
             row[0].set_ylabel(plot.y.label, labelpad=1)
-        return render(sheet)
+        return render(fig)
 
 
 def _draw(ax: Axes, plot: LinePlot, panel: PlotPanel, inks: Mapping[str, Ink]) -> None:

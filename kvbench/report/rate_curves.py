@@ -15,7 +15,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, noun
 from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin, where
-from kvbench.report.tables import line_of, rows_of, with_sms
+from kvbench.report.table_rows import line_of, rows_of, with_sms
 from kvbench.report.view import View, ceiling_of
 from kvbench.units import two_digits
 
