@@ -18,8 +18,8 @@ from kvbench.errors import KvbenchError
 from kvbench.machine.identity import identity_hash
 from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
-from kvbench.report.contents import report_of
-from kvbench.report.document import document
+from kvbench.report.assemble import report_of
+from kvbench.report.document import render_markdown
 from kvbench.results import Run, load_run
 from kvbench.results.rundir import PACKED_JOURNAL_FILE, RUN_FILE, runs_in
 from kvbench.results.schema import Failure, Visit
@@ -126,7 +126,7 @@ def _about_cells(run: Run, visits: int) -> Iterator[str]:
 def _about_report(card: Path, runs: Sequence[Run]) -> Iterator[str]:
     report = report_of(runs)
     path = card / REPORT
-    if not path.is_file() or path.read_bytes() != document(report).encode():
+    if not path.is_file() or path.read_bytes() != render_markdown(report).encode():
         yield f"{path} is not what kvbench report writes from these runs: run make reports"
     drawn = {f"{chart.stem}.png" for chart in report.charts}
     there = {path.name for path in card.glob("*.png")}

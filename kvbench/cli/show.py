@@ -24,8 +24,8 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     """
     # pandas takes a second to import; --help must not wait for it
     from kvbench.cli.tables import print_lines
-    from kvbench.report.front import first_warnings, host_note
     from kvbench.report.model import plain
+    from kvbench.report.preamble import first_warnings, host_note
     from kvbench.report.view import views_of
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
@@ -44,12 +44,12 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
 
 def _answer(views: Sequence["View"]) -> list["Text"]:
     """Return the answer of runs, or what their sections found where there is nothing to choose from."""
-    from kvbench.report.front import answer
+    from kvbench.report.preamble import answer
 
     try:
         return answer(views)
     except UsageError:
-        from kvbench.report.contents import report_of  # the sections take as long to import as pandas
+        from kvbench.report.assemble import report_of  # the sections take as long to import as pandas
 
         report = report_of([view.run for view in views])
-        return [*report.box, *report.summary]
+        return [*report.headline, *report.summary]

@@ -8,12 +8,12 @@ import pandas as pd
 
 from kvbench.errors import UsageError
 from kvbench.files import write_whole
+from kvbench.report.assemble import Progress, report_of, silent
 from kvbench.report.charts.heatmap import draw_map
 from kvbench.report.charts.line_chart import draw_lines
 from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
-from kvbench.report.contents import Tell, report_of, untold
-from kvbench.report.document import PAGE_FILE, document
+from kvbench.report.document import PAGE_FILE, render_markdown
 from kvbench.report.html.page import html_page
 from kvbench.report.model import DataTable, plain
 from kvbench.results import Run
@@ -22,14 +22,14 @@ from kvbench.results.frame import as_csv
 REPORT_FILE: Final = "report.md"
 
 
-def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = (), tell: Tell = untold) -> list[Path]:
+def write_report(runs: Sequence[Run], out: Path, unread: Sequence[str] = (), progress: Progress = silent) -> list[Path]:
     """Write the report of `runs` into the folder `out` and return its files, report.md first.
 
-    `unread` says of other runs why they could not be read; `tell` is called before each run and each chart. What a run
+    `unread` says why other runs could not be read; `progress` is called before each section and each chart. What a run
     does not hold is named in the report, not an error. Raises UsageError when `out` cannot be written, StorageError
     when there is no room.
     """
-    return write_files(report_files(runs, unread, tell), out)
+    return write_files(report_files(runs, unread, progress), out)
 
 
 def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
@@ -43,17 +43,17 @@ def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
     return [out / name for name in files]
 
 
-def report_files(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = untold) -> dict[str, bytes]:
+def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progress = silent) -> dict[str, bytes]:
     """Return the report of `runs` as file name -> content, report.md first; the same runs give the same bytes."""
-    report = report_of(runs, unread, tell)
+    report = report_of(runs, unread, progress)
     colours = inks(backend for view in report.views for backend in view.frame["backend"])
     drawn: dict[str, dict[str, bytes]] = {}
     for number, chart in enumerate(report.charts, start=1):
-        tell("chart", number, len(report.charts))
+        progress("chart", number, len(report.charts))
         plot, words = chart.plot, chart.words
         drawn[chart.stem] = draw_lines(plot, words, colours) if isinstance(plot, LinePlot) else draw_map(plot, words)
     pictures = {stem: formats["png"] for stem, formats in drawn.items()}
-    files = {REPORT_FILE: document(report).encode(), PAGE_FILE: html_page(report, colours, pictures).encode()}
+    files = {REPORT_FILE: render_markdown(report).encode(), PAGE_FILE: html_page(report, colours, pictures).encode()}
     for chart in report.charts:
         files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem].items()}
         files[f"{chart.stem}.csv"] = as_csv(chart.points)

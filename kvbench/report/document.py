@@ -8,15 +8,15 @@ from typing import Final
 
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
-from kvbench.report.front import TITLE
 from kvbench.report.model import Chapter, Code, DataTable, Report, Section, Strong, Text, spans
+from kvbench.report.preamble import TITLE
 from kvbench.report.view import HOST_COPIES
 
 PAGE_FILE: Final = "report.html"
 _FOOTMARKS: Final = re.compile("[\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}\u2070-\u2079\N{DAGGER}]")
 
 
-def document(report: Report) -> str:
+def render_markdown(report: Report) -> str:
     """Return the report in Markdown, its images and files linked by relative path."""
     return "\n\n".join(_parts(report)) + "\n"
 
@@ -44,8 +44,8 @@ def _parts(report: Report) -> Iterator[str]:
     yield f"# {TITLE}"
     if report.host_note:
         yield f"> {_block(report.host_note)}"
-    if report.box:
-        yield _list(report.box)
+    if report.headline:
+        yield _list(report.headline)
     if report.first_warnings:
         every = ["- [All warnings](#warnings)"] if report.warnings else []
         yield "\n".join(f"> {line}" for line in [*_list(report.first_warnings).splitlines(), *every])

@@ -143,14 +143,14 @@ class Chapter:
 class Report:
     """Everything that a report says, in its order; what is empty is left out.
 
-    `host_note` says which runs are of no GPU; `box` is the answer, a line each; `first_warnings` are what was wrong
-    with whole runs, short; `runs` and `commands` are the runs and what made them; `missing` says of sections, and of
-    runs that could not be read, why they are not there.
+    `host_note` says which runs are of no GPU; `headline` is the answer; `first_warnings` say, shortly, what was wrong
+    with whole runs; `runs` and `commands` are the runs and what made them; `missing` says why sections, and runs that
+    could not be read, are not there.
     """
 
     views: Sequence[View]
     host_note: Text
-    box: Sequence[Text]
+    headline: Sequence[Text]
     first_warnings: Sequence[Text]
     runs: DataTable
     commands: Sequence[Text]

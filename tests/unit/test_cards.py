@@ -13,8 +13,8 @@ from kvbench.cells.axes import StreamState
 from kvbench.cli.probe import JSON_FILE, MARKDOWN_FILE, markdown_of
 from kvbench.machine.identity import identity_hash
 from kvbench.probe.common import ProbeFinding, ProbeReport, Result
-from kvbench.report.contents import report_of
-from kvbench.report.document import document
+from kvbench.report.assemble import report_of
+from kvbench.report.document import render_markdown
 from kvbench.results import Record, RunInfo, load_run
 from kvbench.sweep.spec import SweepSpec
 from reports import cards
@@ -41,7 +41,7 @@ def add_run(card: Path, name: str, records: Sequence[Record], info_: RunInfo) ->
 def make_card(folder: Path) -> Path:
     card = add_run(folder / "card", "quick", SEEN, info())
     report = report_of([load_run(path) for path in cards.run_folders(card)])
-    (card / "report.md").write_text(document(report))
+    (card / "report.md").write_text(render_markdown(report))
     for chart in report.charts:
         (card / f"{chart.stem}.png").touch()
     return card

@@ -11,10 +11,10 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kvbench.report.charts.palette import RATIO_KEYS, RATIO_OCTAVES, UNDECIDED, UNMEASURED, Ink, is_dark, ratio_colour
-from kvbench.report.front import TITLE
 from kvbench.report.html.data import chart_json, figures_json, samples_json
 from kvbench.report.model import Code, Report, Strong, Text, spans
 from kvbench.report.numbers import bytes_size, count, figure
+from kvbench.report.preamble import TITLE
 
 _STYLES: Final = ("uplot/uPlot.min.css", "page.css")
 _SCRIPTS: Final = (

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from kvbench.cells.cell import Cell
+from kvbench.report.assemble import report_of
 from kvbench.report.build import report_files
-from kvbench.report.contents import report_of
-from kvbench.report.document import document
+from kvbench.report.document import render_markdown
 from kvbench.report.model import Part
 from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
@@ -134,7 +134,7 @@ def test_few_visits_are_undecided_and_not_told_on_top(tmp_path: Path, cells: lis
 
 def test_runs_without_a_cell_in_common_are_not_compared(tmp_path: Path, cells: list[Cell]) -> None:
     report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", synthetic.ladder_cells()[:13])])
-    assert "Comparison" not in document(report)
+    assert "Comparison" not in render_markdown(report)
 
 
 def test_the_chart_shows_the_ratio_of_the_two_runs(tmp_path: Path, cells: list[Cell]) -> None:
@@ -151,7 +151,7 @@ def test_the_chart_shows_the_ratio_of_the_two_runs(tmp_path: Path, cells: list[C
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_the_identity_of_a_stranger_stays_text(tmp_path: Path, cells: list[Cell], bad: str) -> None:
     info = synthetic.info(bad, kvbench=bad, identity={bad: bad, "gpu_name": bad}, command=[bad], created=bad)
-    text = document(report_of([run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info)]))
+    text = render_markdown(report_of([run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info)]))
     parts = list(tokens(text))
     kinds = {token.type for token in parts}
     assert "## Comparison: runs against each other" in text

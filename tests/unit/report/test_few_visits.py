@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from kvbench.analysis.compare import MIN_PAIRS, Verdict
 from kvbench.cli.main import app
-from kvbench.report.contents import report_of
+from kvbench.report.assemble import report_of
 from kvbench.report.model import Report
 from kvbench.report.sections import SECTIONS, comparison
 from kvbench.results import Run
@@ -52,7 +52,7 @@ def test_no_table_marks_a_winner(report: Report) -> None:
 
 
 def test_the_answer_is_open_and_gains_nothing(report: Report, runs: list[Run]) -> None:
-    for lines in (lines_of(report.box), output("show", str(runs[0].path)).splitlines()):
+    for lines in (lines_of(report.headline), output("show", str(runs[0].path)).splitlines()):
         assert any(line.startswith("Open for 42 of 42 sizes and counts") for line in lines)
         assert not any("Gain" in line for line in lines)
 

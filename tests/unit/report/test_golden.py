@@ -15,10 +15,10 @@ from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
+from kvbench.report.assemble import report_of
 from kvbench.report.charts.palette import STROKES, inks, is_hollow, spokes_of
 from kvbench.report.charts.plot import LinePlot
-from kvbench.report.contents import report_of
-from kvbench.report.document import document
+from kvbench.report.document import render_markdown
 from kvbench.report.html.page import html_page
 from kvbench.report.model import Report
 from kvbench.report.sections import SECTIONS, comparison
@@ -170,7 +170,7 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
 
 
 def test_the_wording_in_markdown(report: Report) -> None:
-    text = document(report)
+    text = render_markdown(report)
     if REMAKE:
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()

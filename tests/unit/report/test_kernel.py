@@ -16,8 +16,8 @@ from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.kernel_shape import RULE
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
+from kvbench.report.assemble import report_of
 from kvbench.report.build import report_files
-from kvbench.report.contents import report_of
 from kvbench.report.html.data import figures_json
 from kvbench.report.model import Report
 from kvbench.report.select import QUEUE, SERIES, SIDE_AXES, pin

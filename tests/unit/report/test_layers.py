@@ -13,7 +13,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cli.main import app
 from kvbench.models.presets import ModelChoice
-from kvbench.report.contents import report_of
+from kvbench.report.assemble import report_of
 from kvbench.report.model import Report
 from kvbench.results import RunInfo, Visit
 from tests import synthetic

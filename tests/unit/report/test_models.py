@@ -13,7 +13,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
 from kvbench.report.charts.plot import LinePlot
-from kvbench.report.document import document
+from kvbench.report.document import render_markdown
 from kvbench.report.model import DataTable, Report
 from kvbench.report.numbers import ABSENT, TIMES
 from kvbench.results import Record, Visit
@@ -191,7 +191,7 @@ def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
 def test_a_run_without_such_a_table_says_why(tmp_path: Path, models: object, reason: str) -> None:
     made = report(tmp_path, synthetic.rounds(cells_of(swaps_of("llama-3-8b")), rate), models)
     assert any(reason in line for line in lines_of(made.missing))
-    text = document(made)
+    text = render_markdown(made)
     assert "<script>" not in text
     assert not any(token.attrGet("href") == "javascript:alert(1)" for token in tokens(text))
 

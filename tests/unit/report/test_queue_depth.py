@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.cells.axes import StreamState
+from kvbench.report.assemble import report_of
 from kvbench.report.build import report_files
-from kvbench.report.contents import report_of
 from kvbench.report.model import DataTable, Report
 from kvbench.report.numbers import ABSENT, TIMES
 from kvbench.results import Record, Run

@@ -25,10 +25,10 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.report import markdown
+from kvbench.report.assemble import report_of
 from kvbench.report.build import report_files, write_report
 from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
-from kvbench.report.contents import report_of
 from kvbench.report.model import Code, Part, Report, spans
 from kvbench.report.numbers import ABSENT, faster_words, figure, slower_words
 from kvbench.report.sections import SECTIONS
@@ -433,7 +433,7 @@ def test_the_answer_has_the_dates_of_the_first_and_the_last_of_its_runs(tmp_path
             )
             for place, day in enumerate(days)
         ]
-        return said(report_of(runs).box[0])
+        return said(report_of(runs).headline[0])
 
     assert "2026-10-09;" in top(9, 9)
     assert "2026-10-07 to 2026-10-11;" in top(9, 11, 7)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kvbench.errors import UsageError
-from kvbench.report import front
+from kvbench.report import preamble
 from kvbench.report.model import Chapter, Code, Part, Report, Section, Text
 from kvbench.report.sections import sections_of
 from kvbench.report.view import View, views_of
@@ -14,49 +14,49 @@ from kvbench.tune.answer import machine_words
 # In a report of more runs, a section does not name the others that could fill it: to know takes as long as its tables.
 _MOST_NAMED: Final = 20
 
-# Is called with what is made next, its number, and the number of all.
-Tell = Callable[[str, int, int], None]
+# Called with what is made next, its number, and the number of all.
+Progress = Callable[[str, int, int], None]
 
 
-def untold(_what: str, _number: int, _total: int) -> None:
-    """Tell nobody."""
+def silent(_what: str, _number: int, _total: int) -> None:
+    """Show no progress."""
 
 
-def report_of(runs: Sequence[Run], unread: Sequence[str] = (), tell: Tell = untold) -> Report:
+def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progress = silent) -> Report:
     """Return the report of `runs` as data; `unread` says of other runs why they could not be read."""
     views = views_of(runs)
-    chapters, missing = _chapters(views, tell)
+    chapters, missing = _chapters(views, progress)
     return Report(
         views=views,
-        host_note=front.host_note(views),
-        box=_box(views, chapters),
-        first_warnings=front.first_warnings(views, len(unread)),
-        runs=front.run_table(views),
+        host_note=preamble.host_note(views),
+        headline=_headline(views, chapters),
+        first_warnings=preamble.first_warnings(views, len(unread)),
+        runs=preamble.run_table(views),
         commands=[(f"{view.label}: ", Code(view.command)) for view in views],
-        warnings=front.warnings(views),
+        warnings=preamble.warnings(views),
         chapters=chapters,
         missing=[*(f"A run: {why}" for why in unread), *missing],
-        skipped=front.skipped(views),
-        failed=front.failed(views),
-        definitions=front.definitions(),
+        skipped=preamble.skipped(views),
+        failed=preamble.failed(views),
+        definitions=preamble.definitions(),
     )
 
 
-def _box(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
+def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
     try:
-        return front.answer(views)
+        return preamble.answer(views)
     except UsageError as none:
         reason = [] if any(chapter.part.told for chapter in chapters) else [str(none)]
         return [machine_words(views[0].run), *reason]
 
 
-def _chapters(views: Sequence[View], tell: Tell) -> tuple[list[Chapter], list[Text]]:
+def _chapters(views: Sequence[View], progress: Progress) -> tuple[list[Chapter], list[Text]]:
     """Return the chapters of the sections that a run can fill, and why no run fills the others."""
     sections = sections_of(views)
     chapters: list[Chapter] = []
     missing: list[Text] = []
     for number, section in enumerate(sections, start=1):
-        tell("section", number, len(sections))
+        progress("section", number, len(sections))
         chapter, reasons = _chapter(section, views)
         chapters += [chapter] if chapter else []
         missing += [] if chapter else [f"{section.short_title}: {reason}" for reason in reasons]
