@@ -52,13 +52,13 @@ def chart_of(report: Report, stem: str) -> Chart:
     return found
 
 
-def told_of(report: Report, section: str) -> list[str]:
+def highlights_of(report: Report, section: str) -> list[str]:
     """Return what a section tells for the first page."""
     return [
         said(finding.text)
         for chapter in report.chapters
         if chapter.section.name == section
-        for finding in chapter.part.told
+        for finding in chapter.part.highlights
     ]
 
 

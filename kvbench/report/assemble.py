@@ -46,7 +46,7 @@ def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
     try:
         return preamble.answer(views)
     except UsageError as none:
-        reason = [] if any(chapter.part.told for chapter in chapters) else [str(none)]
+        reason = [] if any(chapter.part.highlights for chapter in chapters) else [str(none)]
         return [machine_words(views[0].run), *reason]
 
 

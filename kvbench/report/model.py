@@ -81,13 +81,13 @@ class Finding:
 class Part:
     """What one run adds to a section.
 
-    `told` are findings that belong on the first page; `files` stand beside the report and are linked.
+    `highlights` are findings that belong on the first page; `files` stand beside the report and are linked.
     """
 
     findings: Sequence[Text] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[DataTable] = ()
-    told: Sequence[Finding] = ()
+    highlights: Sequence[Finding] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -177,7 +177,7 @@ class Report:
     @property
     def summary(self) -> dict[Text, Section]:
         """The weightiest findings, each once, with the sections that they come from."""
-        told = [(chapter.section, finding) for chapter in self.chapters for finding in chapter.part.told]
-        ordered = sorted(told, key=lambda one: -abs(one[1].weight))
-        found = {one.text: section for section, one in ordered}
-        return dict(list(found.items())[:MOST_FINDINGS])
+        highlights = [(chapter.section, finding) for chapter in self.chapters for finding in chapter.part.highlights]
+        highlights.sort(key=lambda highlight: -abs(highlight[1].weight))
+        sections = {finding.text: section for section, finding in highlights}
+        return dict(list(sections.items())[:MOST_FINDINGS])

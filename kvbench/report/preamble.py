@@ -86,8 +86,8 @@ def warnings(views: Sequence[View]) -> list[Text]:
     for view in views:
         if without := int((view.frame["status"] == "no figure").sum()):
             found.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
-    told = ((view.label, record) for view in views for record in view.run.records if isinstance(record, Note))
-    notes = [f"{label}: {short(record.text)}" for label, record in told]
+    records = ((view.label, record) for view in views for record in view.run.records)
+    notes = [f"{label}: {short(record.text)}" for label, record in records if isinstance(record, Note)]
     more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
     return [*found, *notes[:_MOST_NOTES], *more]
 

@@ -115,9 +115,9 @@ def _usual_sms(texts: Mapping[str, Sequence[str | None]], rows: Sequence[int], k
     for row in alone & sms.keys():
         of_size.setdefault(texts["block_bytes"][row], []).append(sms[row])
     usual = {size: _most_frequent(counts)[-1] for size, counts in of_size.items()}
-    told = alone | {row for row, count in sms.items() if count == usual.get(texts["block_bytes"][row])}
-    decided = {shapes[row] for row in told}
-    return told | {row for row in keep if shapes[row] not in decided}
+    known = alone | {row for row, count in sms.items() if count == usual.get(texts["block_bytes"][row])}
+    decided = {shapes[row] for row in known}
+    return known | {row for row in keep if shapes[row] not in decided}
 
 
 def _usual(axis: str, values: Sequence[str | None]) -> str | None:

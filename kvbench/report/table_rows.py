@@ -51,7 +51,7 @@ def measured_table(
 ) -> DataTable:
     """Return a table of the measured `cells` with the notes and the caption that every such table needs.
 
-    `notes` are its own; more are told of too few visits, of as many comparisons as were `compared`, and of each
+    `notes` are its own; more tell of too few visits, of as many comparisons as were `compared`, and of each
     `Reason` in the body once. `includes` and `pinned` are those of `caption`.
     """
     rows, reasons = footnoted(body)
@@ -102,8 +102,8 @@ def fastest_marked(
     """
     row_of = {str(row["backend"]): row for row in rows if row["backend"] in backends}
     arms = {name: visits[row["cell_id"]] for name, row in row_of.items() if row["cell_id"] in visits}
-    told = len(arms) > 1 and min(map(len, arms.values())) >= MIN_PAIRS
-    first = leaders(arms, IN_TURN) if told else {}
+    decidable = len(arms) > 1 and min(map(len, arms.values())) >= MIN_PAIRS
+    first = leaders(arms, IN_TURN) if decidable else {}
     texts = {name: shown(row_of.get(name), show) for name in backends}
     marked = {name: Strong(texts[name]) if len(first) == 1 else f"≈ {texts[name]}" for name in first}
     return [marked.get(name, text) for name, text in texts.items()]

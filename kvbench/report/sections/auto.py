@@ -43,9 +43,9 @@ def make(view: View) -> Part | str:
     tables = [_ratios(view, kind) for _, kind in found.groupby(["direction", "stream_state"], sort=False)]
     new = found[~found["known"]]
     missed = new[new["below"]].sort_values("ratio", kind="stable")
-    told = _verdict(new, missed, policy)
-    lines = [*(finding.text for finding in told), *_repeated(missed), _policy_words(policy, found)]
-    return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], told=told)
+    highlights = _verdict(new, missed, policy)
+    lines = [*(finding.text for finding in highlights), *_repeated(missed), _policy_words(policy, found)]
+    return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], highlights=highlights)
 
 
 SECTION = Section("auto", "Auto: the backend auto against the fastest other backend", make)

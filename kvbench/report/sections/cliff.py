@@ -45,11 +45,11 @@ def make(view: View) -> Part | str:
     if isinstance(curves, str):
         return curves
     findings = [_finding(curve, cliff) for curve in curves.curves if (cliff := curve.cliff)]
-    told = [*_told(curves.curves), *_falls(curves.cells), *primed_inline(curves.cells)]
+    highlights = [*_highlights(curves.curves), *_falls(curves.cells), *primed_inline(curves.cells)]
     groups = grouped(curves.curves, lambda curve: (curve.direction, curve.backend, curve.state))
     tables = [_table(view, curves, group) for group in groups.values()]
     none = [_NO_CLIFF] if any_decidable(curves.cells) else []
-    return Part(findings or none, _charts(view, curves), tables, told)
+    return Part(findings or none, _charts(view, curves), tables, highlights)
 
 
 SECTION = Section("cliff", "Cliff: throughput against block size", make)
@@ -108,7 +108,7 @@ def _finding(curve: RateCurve, cliff: Cliff) -> str:
     )
 
 
-def _told(curves: Sequence[RateCurve]) -> list[Finding]:
+def _highlights(curves: Sequence[RateCurve]) -> list[Finding]:
     """Return a sentence for every backend, direction and stream state of which most curves jump at the same sizes."""
     long = [curve for curve in curves if len(curve.x) >= MIN_SIZES]
     found = []

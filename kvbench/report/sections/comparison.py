@@ -73,8 +73,10 @@ def make(view: View) -> Part | str:
         found.append((f"{between}, neighbours of {noun(len(beside), 'cell')}: {_counted(beside)}.", beside))
         tables.append(_beside_table(pair, beside, origin))
         files[f"comparison-neighbours-{base.label}-{view.label}.csv"] = as_csv(beside)
-    told = [Finding(sentence, _weight(own)) for sentence, own in found if (own["verdict"] != Verdict.UNDECIDED).any()]
-    return Part([sentence for sentence, _ in found], _charts(pair, cells), tables, told, files)
+    highlights = [
+        Finding(sentence, _weight(own)) for sentence, own in found if (own["verdict"] != Verdict.UNDECIDED).any()
+    ]
+    return Part([sentence for sentence, _ in found], _charts(pair, cells), tables, highlights, files)
 
 
 def _shared(view: View) -> int:
@@ -164,8 +166,8 @@ def _counted(cells: pd.DataFrame) -> str:
 
 def _weight(cells: pd.DataFrame) -> float:
     """Return the largest change that a verdict was reached on."""
-    told = cells[cells["verdict"].isin(_ORDER[:2])]["change"]
-    return float(np.abs(np.log1p(told)).max()) if len(told) else 0.0
+    changes = cells[cells["verdict"].isin((Verdict.SLOWER, Verdict.FASTER))]["change"]
+    return float(np.abs(np.log1p(changes)).max()) if len(changes) else 0.0
 
 
 def _differences(pair: Pair, origin: tuple[Span, ...]) -> DataTable:

@@ -44,8 +44,8 @@ def make(view: View) -> Part | str:
     if not tables:
         return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
     every = [answer for _, answers in runs for answer in answers]
-    told = [Finding(text, _WEIGHT) for engine in MEASURED if (text := _same_api(engine, every))]
-    return Part(tables=tables, told=told)
+    highlights = [Finding(text, _WEIGHT) for engine in MEASURED if (text := _same_api(engine, every))]
+    return Part(tables=tables, highlights=highlights)
 
 
 SECTION = Section("engines", "Engines: their own code, and the best backend of the run", make, of_all=True)

@@ -63,8 +63,8 @@ def make(view: View) -> Part | str:
     if (waited := loads[loads["hidden_share"].notna()]).empty:
         return Part(tables=tables)
     decided = waited[waited["hidden_share_low"].notna()]
-    told = [_finding(str(what), unit, rows_of(own)) for what, own in decided.groupby("what", sort=False)]
-    return Part([one.text for one in told], [_chart(named[0][0], unit, waited)], tables, told)
+    highlights = [_finding(str(what), unit, rows_of(own)) for what, own in decided.groupby("what", sort=False)]
+    return Part([one.text for one in highlights], [_chart(named[0][0], unit, waited)], tables, highlights)
 
 
 SECTION = Section("layers", "Layers: loads that a step waits for, layer by layer", make, of_all=True)

@@ -55,7 +55,7 @@ def make(view: View) -> Part | str:
     costs = {
         shape: view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"])) for shape, arms in compared.items()
     }
-    tables, told = [], []
+    tables, highlights = [], []
     for way in sorted({shape[0] for shape in compared}, reverse=True):
         own = {shape: swap for shape, swap in compared.items() if shape[0] == way}
         title = f"{way}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
@@ -67,14 +67,14 @@ def make(view: View) -> Part | str:
             shape: costs[shape] for shape, arms in own.items() if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
         }
         if measured and (finding := _finding(way, measured)):
-            told.append(finding)
-    told += primed_inline(pinned.cells)
+            highlights.append(finding)
+    highlights += primed_inline(pinned.cells)
     charts = []
     if curves:
         sizes = {curve.panel: f", {bytes_size(curve.panel)} blocks" for curve in curves.curves}
         title = f"GB/s against the size of the pool, N = {count(curves.main)} fresh blocks"
         charts = [curve_chart(view, "locality", curves, sizes, title)]
-    return Part(charts=charts, tables=tables, told=told)
+    return Part(charts=charts, tables=tables, highlights=highlights)
 
 
 SECTION = Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", make)
@@ -117,7 +117,7 @@ def _rate(row: Row) -> str:
 
 
 def _finding(way: str, costs: Mapping[Shape, Comparison]) -> Finding | None:
-    """Return which backend pays most for scattered blocks, and which pay nothing; None if nothing can be told."""
+    """Return which backend pays most for scattered blocks, and which pay nothing; None if that is undecided."""
     dearer = {shape: cost.ratio for shape, cost in costs.items() if cost.verdict is Verdict.SLOWER}
     slower = {shape[1] for shape in dearer}
     unsure = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.UNDECIDED}

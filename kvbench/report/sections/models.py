@@ -79,8 +79,8 @@ def make(view: View) -> Part | str:
     if isinstance(found, str):
         return found
     tables = [table for rows in found for table in _tables(rows)]
-    told = [one for rows in found for state in STATES for one in _findings(rows, state)]
-    return Part(charts=[_chart(view, found)], tables=tables, told=told)
+    highlights = [one for rows in found for state in STATES for one in _findings(rows, state)]
+    return Part(charts=[_chart(view, found)], tables=tables, highlights=highlights)
 
 
 SECTION = Section("models", "Models: copy by copy against batched", make)

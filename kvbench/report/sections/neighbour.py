@@ -75,18 +75,18 @@ def make(view: View) -> Part | str:
     costs = costs_of(visits_that_count(view.run.records))
     slowdowns = {cell: {number: one.slowdown for number, one in own.items()} for cell, own in costs.items()}
     tables: list[DataTable] = []
-    told: list[Finding] = []
+    highlights: list[Finding] = []
     for name, way in product(cells["neighbour"].unique(), DIRECTIONS):
         own, measured = (where(rows, neighbour=name, direction=way) for rows in (cells, points))
         tables += [_table(view, f"{name}, {way}", own, _edge(measured))] if len(own) else []
         decided = rows_of(measured[measured["neighbour_slowdown_high"].notna()])
-        told += [_finding(f"{name} beside {way} swaps", decided, slowdowns)] if decided else []
+        highlights += [_finding(f"{name} beside {way} swaps", decided, slowdowns)] if decided else []
     files = {}
     if not (equal := _equal_rates(costs, points)).empty:
         tables.append(_equal_table(view, points, equal))
         files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
     charts = [_chart(view, name, where(points, neighbour=name)) for name in points["neighbour"].unique()]
-    return Part([finding.text for finding in told], charts, tables, told, files)
+    return Part([finding.text for finding in highlights], charts, tables, highlights, files)
 
 
 SECTION = Section("neighbour", "Neighbours: what swaps cost the work beside them", make)
@@ -119,8 +119,8 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
     title = f"{title}: {figure(alone_us)} us per iteration without swaps" if alone_us > 0 else title
     body, reasons = footnoted(body)
     measured = where(cells, status="ok")
-    told = caption(view, cells if measured.empty else measured, _INCLUDES)
-    return DataTable(title, _HEADER, body, [_EDGE, *reasons], told)
+    origin = caption(view, cells if measured.empty else measured, _INCLUDES)
+    return DataTable(title, _HEADER, body, [_EDGE, *reasons], origin)
 
 
 def _slowdown(row: Row) -> str:

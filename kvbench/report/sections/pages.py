@@ -33,8 +33,10 @@ def make(view: View) -> Part | str:
     if measured["backend"].nunique() < 2:
         return "it needs two backends on pages of the host (host_pattern=page-first-T) when idle"
     ways = {way: own for way in DIRECTIONS if not (own := where(measured, direction=way)).empty}
-    told = [Finding(text, _WEIGHT) for way, own in ways.items() if (text := _finding(view, way, own))]
-    return Part([one.text for one in told], (), [_table(view, pinned, way, own) for way, own in ways.items()], told)
+    highlights = [Finding(text, _WEIGHT) for way, own in ways.items() if (text := _finding(view, way, own))]
+    return Part(
+        [one.text for one in highlights], (), [_table(view, pinned, way, own) for way, own in ways.items()], highlights
+    )
 
 
 SECTION = Section("pages", "Pages: swaps of blocks that lie in pages on the host", make)

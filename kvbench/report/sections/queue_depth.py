@@ -69,11 +69,11 @@ def make(view: View) -> Part | str:
     lines = [_line(own, caller_us) for _, own in groups if where(own, status="ok")["queued"].nunique() >= MIN_DEPTHS]
     if not lines:
         return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
-    told = [_finding(line, knee) for line in lines if (knee := line.knee)]
+    highlights = [_finding(line, knee) for line in lines if (knee := line.knee)]
     panels = grouped(lines, lambda line: line.panel)
     tables = [_table(view, title, panel, pinned) for title, panel in panels.items()]
     none = [_NO_KNEE] if any(any_decidable(line.cells) for line in lines) else []
-    return Part([finding.text for finding in told] or none, [_chart(view, panels, pinned)], tables, told)
+    return Part([finding.text for finding in highlights] or none, [_chart(view, panels, pinned)], tables, highlights)
 
 
 SECTION = Section("queue-depth", "Queue depth: submission time against queued swaps", make)

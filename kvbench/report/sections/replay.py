@@ -50,9 +50,9 @@ def make(view: View) -> Part | str:
     if _cells_of(view).empty:
         return "it needs swaps of a trace (kvbench sweep --trace FILE)"
     parts = [_part(run) for run in view.of_machine if not _cells_of(run).empty]
-    told = [finding for part in parts for finding in part.told]
+    highlights = [finding for part in parts for finding in part.highlights]
     charts, tables = ([one for part in parts for one in getattr(part, name)] for name in ("charts", "tables"))
-    return Part([finding.text for finding in told], charts, tables, told)
+    return Part([finding.text for finding in highlights], charts, tables, highlights)
 
 
 SECTION = Section("replay", "Replay: the swaps of a trace", make, of_all=True)
@@ -71,9 +71,9 @@ def _part(view: View) -> Part:
         for way in DIRECTIONS
         if not (own := where(cells, direction=way)).empty
     }
-    told = [Finding(text, _WEIGHT) for way, ways in found.items() if (text := _finding(view, way, ways))]
+    highlights = [Finding(text, _WEIGHT) for way, ways in found.items() if (text := _finding(view, way, ways))]
     tables = [_table(view, way, where(cells, direction=way), ways) for way, ways in found.items()]
-    return Part([one.text for one in told], [_chart(view, cells, found)], tables, told)
+    return Part([one.text for one in highlights], [_chart(view, cells, found)], tables, highlights)
 
 
 def _replayed(row: Row, swaps: pd.DataFrame) -> Replayed:
@@ -90,7 +90,7 @@ def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
 def _finding(view: View, way: str, ways: Sequence[Replayed]) -> str:
     """Return which way makes the swaps of the trace in the least time, and by how much against an engine's own code.
 
-    Two ways that cannot be told apart are both named.
+    Of two without a clear difference both are named.
     """
     sums = {one.way: one.swaps.groupby("round")["wall_us"].sum() for one in ways}
     times = {name: dict(zip(map(int, own.index), own.tolist(), strict=True)) for name, own in sums.items()}

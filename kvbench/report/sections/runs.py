@@ -39,7 +39,7 @@ def make(view: View) -> Part | str:
         findings=[f"{way}, {line}." for way, found in turns.items() for line in map(_line, found, found.values())],
         charts=[_chart(view, pinned, where(measured, blocks=blocks), blocks) for blocks in counts],
         tables=[_table(view, pinned, way, own) for way, own in ways.items()],
-        told=[finding for way, found in turns.items() for finding in _told(way, list(found.values()))],
+        highlights=[finding for way, found in turns.items() for finding in _highlights(way, list(found.values()))],
     )
 
 
@@ -98,7 +98,7 @@ def _line(shape: tuple[int, int], turn: Crossover | None) -> str:
     )
 
 
-def _told(way: str, turns: Sequence[Crossover | None]) -> list[Finding]:
+def _highlights(way: str, turns: Sequence[Crossover | None]) -> list[Finding]:
     """Return the range of run lengths from which merged copies win."""
     lengths = [turn.above_bytes for turn in turns if turn]
     if not lengths:

@@ -80,13 +80,13 @@ def _make(setting: _Setting, view: View) -> Part | str:
     inside = {*setting.columns.values(), *_SHAPE}
     groups = both.groupby([name for name in setting.equal if name not in inside], sort=False, dropna=False)
     tables = [_table(view, setting, time, rows_of(group)) for _, group in groups for time in setting.times]
-    told = []
+    highlights = []
     for _, group in both.groupby(["backend", "stream_state"], sort=False):
         rows = rows_of(group)
         beyond = [abs(math.log(one.ratio)) for time in setting.times for one in _changes(rows, time) if one.told_apart]
         if any(_rounds(row) >= MIN_PAIRS for row in rows):
-            told.append(Finding(_sentence(setting, rows), max(beyond, default=0.0)))
-    return Part(tables=tables, told=told)
+            highlights.append(Finding(_sentence(setting, rows), max(beyond, default=0.0)))
+    return Part(tables=tables, highlights=highlights)
 
 
 ACCESS_ORDER = Section("access-order", "Access order: STREAM against ANY", partial(_make, _ORDER))

@@ -31,7 +31,7 @@ def make(view: View) -> Part | str:
     return Part(
         charts=[curve_chart(view, "sm-ladder", curves, rows, title)],
         tables=[_table(view, curves, group) for group in groups.values()],
-        told=[Finding(text, _WEIGHT) for group in groups.values() if (text := _sentence(group, curves.main))],
+        highlights=[Finding(text, _WEIGHT) for group in groups.values() if (text := _sentence(group, curves.main))],
     )
 
 

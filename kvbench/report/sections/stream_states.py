@@ -38,15 +38,17 @@ def make(view: View) -> Part | str:
         return "it needs cells measured with stream_state=gated and with stream_state=opened that are otherwise equal"
     gates = {key: _gate(view, swap) for key, swap in both.items()}
     tables: list[DataTable] = []
-    told: list[Finding] = []
+    highlights: list[Finding] = []
     for way in DIRECTIONS:
         own = [key for key in both if key[1] == way]
         if own:
             tables.append(_table(view, pinned, way, [(both[key], gates[key]) for key in own]))
         known = [key for key in own if math.isfinite(gates[key].high)]
         backends = dict.fromkeys(key[0] for key in known)
-        told += [_finding([(both[key], gates[key]) for key in known if key[0] == backend]) for backend in backends]
-    return Part(charts=_charts(view, pinned), tables=tables, told=told)
+        highlights += [
+            _finding([(both[key], gates[key]) for key in known if key[0] == backend]) for backend in backends
+        ]
+    return Part(charts=_charts(view, pinned), tables=tables, highlights=highlights)
 
 
 SECTION = Section("stream-states", "Stream states: idle, opened, gated, busy", make)

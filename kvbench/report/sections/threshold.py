@@ -35,7 +35,7 @@ def make(view: View) -> Part | str:
         return _NEEDED
     measured = pd.concat(cells)
     blocks = common_blocks(measured[measured["cell_id"].isin(view.visits)])
-    tables, told = [], []
+    tables, highlights = [], []
     for (direction, state), arms in view.contests.items():
         own = {backend: where(cells, blocks=blocks) for backend, cells in arms.items()}
         times = {backend: found for backend, cells in own.items() if (found := _times(view, cells))}
@@ -47,8 +47,8 @@ def make(view: View) -> Part | str:
         tables.append(_table(view, title, pd.concat([own[backend] for backend in times]), times, heads, lines))
         if lines:
             text = f"{direction} on {a_stream(state)}, N = {count(blocks)}: {'; '.join(lines)}."
-            told.append(Finding(text, _WEIGHT))
-    return Part(tables=tables, told=told) if tables else _NEEDED
+            highlights.append(Finding(text, _WEIGHT))
+    return Part(tables=tables, highlights=highlights) if tables else _NEEDED
 
 
 SECTION = Section("threshold", "Threshold: batched copies against the other backends", make)
@@ -74,9 +74,9 @@ def _met(times: Times, other: str) -> set[int]:
 
 
 def _duels(times: Times, heads: Mapping[str, str]) -> list[str]:
-    """Return what became of batched against each backend that shares sizes with it, told once for the same winners.
+    """Return how batched compares with each backend that shares sizes with it, once for backends with the same winners.
 
-    Sizes with too few visits for a verdict are named; a backend with fewer than two others is not told. The backends
+    Sizes with too few visits for a verdict are named; a backend with fewer than two others is left out. The backends
     are named as in `heads`.
     """
     alike: dict[tuple[tuple[tuple[int, str | None], ...], tuple[int, ...]], list[str]] = {}

@@ -11,7 +11,7 @@ from kvbench.cells.cell import Cell
 from kvbench.report.model import Part
 from kvbench.results import Visit
 from tests import synthetic
-from tests.reports import is_bold, lines_of, made_report, part_of, said, told_of
+from tests.reports import highlights_of, is_bold, lines_of, made_report, part_of, said
 
 KNOWN, NEW = 4096, 16384
 POLICY: dict[str, Any] = {
@@ -50,7 +50,7 @@ def test_shapes_of_its_policy_do_not_count(tmp_path: Path, slow_bytes: int, clos
     found = part(tmp_path, slow_bytes, POLICY)
     verdict, *rest = lines_of(found.findings)
     assert verdict.startswith(f"auto is within 3% of the fastest in {close} of 1 cell new to its policy")
-    assert [said(finding.text) for finding in found.told] == [verdict]
+    assert [said(finding.text) for finding in found.highlights] == [verdict]
     assert any("At 1 shape of the policy itself, auto was as close in " in line for line in rest)
     known, new = (row[1] for row in found.tables[0].rows)
     assert said(known).startswith("(")
@@ -77,7 +77,7 @@ def test_a_cell_whose_visits_contradict_each_other_is_not_at_worst(tmp_path: Pat
         return synthetic.visits(cells, rate, count=5, noise=0.001, round_=number)
 
     report = made_report(tmp_path, [one for number in range(6) for one in records(number)])
-    assert told_of(report, "auto") == ["auto is within 3% of the fastest in 1 of 2 cells, undecided in 1."]
+    assert highlights_of(report, "auto") == ["auto is within 3% of the fastest in 1 of 2 cells, undecided in 1."]
 
 
 def test_a_fall_of_auto_is_left_to_its_own_section(tmp_path: Path) -> None:
@@ -91,6 +91,8 @@ def test_a_fall_of_auto_is_left_to_its_own_section(tmp_path: Path) -> None:
     def rate(cell: Cell) -> float:
         return 30.0 if cell.blocks > 1000 else 52.0
 
-    told = told_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "cliff")
-    assert [text for text in told if "fall from 52 to 30 GB/s between N = 1 000 and 200 000" in text] == told[:1]
-    assert told[0].startswith("batched d2h on an idle stream: ")
+    highlights = highlights_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "cliff")
+    assert [
+        text for text in highlights if "fall from 52 to 30 GB/s between N = 1 000 and 200 000" in text
+    ] == highlights[:1]
+    assert highlights[0].startswith("batched d2h on an idle stream: ")

@@ -17,7 +17,7 @@ from kvbench.report.model import Part
 from kvbench.results import Record, Run, RunInfo
 from tests import synthetic
 from tests.markdown import tokens
-from tests.reports import chart_of, lines_of, made_run, part_of, rows_of, said, sections_of, table_of, told_of
+from tests.reports import chart_of, highlights_of, lines_of, made_run, part_of, rows_of, said, sections_of, table_of
 
 ROUNDS = 6
 HOSTILE = (
@@ -78,8 +78,8 @@ def test_what_is_slower_beyond_the_noise_comes_first(tmp_path: Path, cells: list
     assert np.allclose(points.loc[slow, "change"], 0.25, atol=0.03)
     assert (points.loc[~slow, "verdict"] == "SAME").mean() > 0.8
     assert points["verdict"].eq("SLOWER").to_numpy()[: slow.sum()].all()
-    (told,) = told_of(report, "comparison")
-    assert re.search(r"afterwards against before, 52 cells in common: 1[2-5] slower \(by up to 2\d%\)", told)
+    (highlight,) = highlights_of(report, "comparison")
+    assert re.search(r"afterwards against before, 52 cells in common: 1[2-5] slower \(by up to 2\d%\)", highlight)
     assert [chart.stem for chart in part.charts] == ["comparison-cliff-before-afterwards"]
 
 
@@ -92,8 +92,8 @@ def test_what_two_runs_of_one_build_may_differ_by_is_no_difference(tmp_path: Pat
     little = points["block_bytes"] <= 4096
     assert set(points.loc[little, "verdict"]) == {"SAME"}
     assert set(points.loc[~little, "verdict"]) == {"SLOWER"}
-    (told,) = lines_of(part.findings)
-    assert f"{little.sum()} the same, 0 undecided." in told
+    (highlight,) = lines_of(part.findings)
+    assert f"{little.sum()} the same, 0 undecided." in highlight
 
 
 def test_rows_of_a_ladder_say_how_many_sms(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_few_visits_are_undecided_and_not_told_on_top(tmp_path: Path, cells: lis
     assert said_of_it.startswith(
         f"bb against a, {len(cells)} cells in common: 0 slower, 0 faster, 0 the same, 52 undecided"
     )
-    assert told_of(report, "comparison") == []
+    assert highlights_of(report, "comparison") == []
 
 
 def test_runs_without_a_cell_in_common_are_not_compared(tmp_path: Path, cells: list[Cell]) -> None:

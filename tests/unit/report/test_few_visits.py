@@ -35,7 +35,7 @@ def output(*arguments: str) -> str:
 def test_every_section_is_there_and_none_has_a_finding(report: Report) -> None:
     assert set(sections_of(report)) == {section.name for section in (*SECTIONS, comparison.SECTION)}
     assert report.summary == {}
-    assert not [finding for part in report.parts for finding in part.told]
+    assert not [finding for part in report.parts for finding in part.highlights]
     sentences = {chapter.section.name: lines_of(chapter.part.findings) for chapter in report.chapters}
     assert sentences.pop("comparison")[0].endswith("0 slower, 0 faster, 0 the same, 40 undecided.")
     assert all("at no long run clearly the fastest" in line for line in sentences.pop("runs"))

@@ -17,7 +17,7 @@ from kvbench.report.assemble import report_of
 from kvbench.report.model import Report
 from kvbench.results import RunInfo, Visit
 from tests import synthetic
-from tests.reports import chart_of, made_report, made_run, part_of, rows_of, said, sections_of, table_of, told_of
+from tests.reports import chart_of, highlights_of, made_report, made_run, part_of, rows_of, said, sections_of, table_of
 
 MODELS = ModelChoice(models=("llama-3-8b@tokens512", "llama-3-8b@tokens2048", "llama-3-8b@tokens4096"))
 TITLE = "llama-3-8b, h2d beside decode"
@@ -63,16 +63,18 @@ def test_the_table_has_the_times_of_layers_and_what_is_hidden(report: Report) ->
 
 
 def test_the_first_page_names_the_way_that_hides_the_loads_of_2048_tokens(report: Report) -> None:
-    (told,) = told_of(report, "layers")
-    assert told.startswith("llama-3-8b, h2d beside decode, 2 048 tokens: sm, 4 SMs hides at least 95% of the loads;")
-    assert "submission alone takes 18.8 us a layer" in told
+    (highlight,) = highlights_of(report, "layers")
+    assert highlight.startswith(
+        "llama-3-8b, h2d beside decode, 2 048 tokens: sm, 4 SMs hides at least 95% of the loads;"
+    )
+    assert "submission alone takes 18.8 us a layer" in highlight
 
 
 def test_the_first_page_says_where_no_way_surely_hides_them(tmp_path: Path) -> None:
     hidden = [0.96, 0.97, 0.94, 0.97, 0.96, 0.97]  # the interval holds less
-    (told,) = told_of(made_report(tmp_path, visits(cell(2048), hidden), info()), "layers")
-    assert "no way surely hides 95% of the loads; most is" in told
-    assert "by batched" in told
+    (highlight,) = highlights_of(made_report(tmp_path, visits(cell(2048), hidden), info()), "layers")
+    assert "no way surely hides 95% of the loads; most is" in highlight
+    assert "by batched" in highlight
 
 
 def test_the_chart_has_a_line_for_every_way_against_tokens(report: Report) -> None:
@@ -93,8 +95,8 @@ def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
     assert [(line.run, line.label) for line in panel.lines] == [("first", "sm, 4 SMs"), ("engine", "vllm_batch")]
     titles = [said(table.title) for table in part_of(report, "layers").tables]
     assert titles == [f"first: {TITLE}", f"engine: {TITLE}"]
-    (told,) = told_of(report, "layers")
-    assert "most is 90%" in told.replace("\N{NO-BREAK SPACE}", " ")
+    (highlight,) = highlights_of(report, "layers")
+    assert "most is 90%" in highlight.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_where_there_is_nothing_to_choose_from_the_terminal_shows_what_was_found(tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_swaps_by_layers_are_in_no_other_section_on_swaps_and_neighbours(report:
 def test_without_a_step_there_are_times_but_no_share(tmp_path: Path) -> None:
     alone = [msgspec.structs.replace(one, beside=None) for one in visits(cell(2048), [0.5] * 6)]
     report = made_report(tmp_path, alone, info())
-    assert told_of(report, "layers") == []
+    assert highlights_of(report, "layers") == []
     assert rows_of(table_of(part_of(report, "layers"), "llama-3-8b"))
     (row,) = made_run(tmp_path, alone, info(), "again").frame().to_dict("records")
     assert row["first_layer_us"] == 60.0
@@ -129,5 +131,5 @@ def test_a_sequence_without_a_number_is_of_no_layers(tmp_path: Path) -> None:
 
 def test_layers_of_no_model_are_named_by_their_blocks(tmp_path: Path) -> None:
     report = made_report(tmp_path, visits(cell(2048), [0.5] * 6), synthetic.info())
-    (told,) = told_of(report, "layers")
-    assert told.startswith("32 layers of 32 KiB blocks, tensors-64, h2d beside decode, 8 192 blocks: ")
+    (highlight,) = highlights_of(report, "layers")
+    assert highlight.startswith("32 layers of 32 KiB blocks, tensors-64, h2d beside decode, 8 192 blocks: ")

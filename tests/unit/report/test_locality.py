@@ -44,7 +44,7 @@ def test_scattered_blocks_stand_beside_hot_ones_with_what_they_cost(tmp_path: Pa
     assert [str(rate).split()[0] for rate in rates] == ["41.9", "38.1", "34.9", "14.0"]
     assert ["(2" in str(rate) for rate in rates] == [True, True, False, False]
     assert str(cost).endswith("3.00")
-    assert len(part.told) == 1
+    assert len(part.highlights) == 1
     assert not part.charts
 
 
@@ -68,8 +68,8 @@ def test_the_swap_that_scattering_slows_most_is_one_that_visits_agree_on(tmp_pat
     ]
     part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *records]))])[0])
     assert isinstance(part, Part)
-    (told,) = part.told
-    assert f"4 096 {TIMES} 4 KiB is 2 times slower" in said(told.text)
+    (highlight,) = part.highlights
+    assert f"4 096 {TIMES} 4 KiB is 2 times slower" in said(highlight.text)
 
 
 def test_an_arm_that_failed_has_no_samples_to_speak_of(tmp_path: Path) -> None:
@@ -100,7 +100,9 @@ def test_priming_that_did_not_keep_the_cpu_from_copying_is_told(tmp_path: Path) 
     ]
     part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *visits]))])[0])
     assert isinstance(part, Part)
-    assert "primed took the path CPU inline, in some visits or all, in 1 of 2 cells." in [one.text for one in part.told]
+    assert "primed took the path CPU inline, in some visits or all, in 1 of 2 cells." in [
+        one.text for one in part.highlights
+    ]
 
 
 def test_a_chart_goes_over_three_sizes_of_the_pool(tmp_path: Path) -> None:

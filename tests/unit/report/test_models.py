@@ -19,7 +19,7 @@ from kvbench.report.numbers import ABSENT, TIMES
 from kvbench.results import Record, Visit
 from tests import synthetic
 from tests.markdown import tokens
-from tests.reports import chart_of, is_bold, lines_of, made_report, part_of, rows_of, said, table_of, told_of
+from tests.reports import chart_of, highlights_of, is_bold, lines_of, made_report, part_of, rows_of, said, table_of
 
 MODELS = ("llama-3-8b", "mistral-7b", "llama-3-70b@tp4", "gpt-oss-20b", "deepseek-v3")
 # GB/s of a device that does not exist
@@ -100,7 +100,7 @@ def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> 
         assert shown == pytest.approx(expected, rel=0.01)
         assert (ratio, ratio_busy) == (f"{TIMES}2.00", f"{TIMES}4.00")
     words = "By model, batched h2d on an idle stream is 2 times faster than per_block."
-    assert any(text.startswith(words) for text in told_of(made, "models"))
+    assert any(text.startswith(words) for text in highlights_of(made, "models"))
 
 
 def test_a_model_whose_visits_contradict_each_other_is_no_end_of_the_range(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_model_whose_visits_contradict_each_other_is_no_end_of_the_range(tmp_p
         return synthetic.visits(cells_of(swaps), unsteady, count=5, noise=0.001, round_=number)
 
     made = report(tmp_path, [one for number in range(6) for one in records(number)], msgspec.to_builtins(swaps))
-    (idle,) = [text for text in told_of(made, "models") if "idle" in text]
+    (idle,) = [text for text in highlights_of(made, "models") if "idle" in text]
     assert idle.endswith("is 2 times faster than per_block; no clear difference for 1 of 2.")
 
 

@@ -19,6 +19,7 @@ from kvbench.results.cost import Cost, at_rate
 from tests import synthetic
 from tests.reports import (
     chart_of,
+    highlights_of,
     is_bold,
     lines_of,
     made_report,
@@ -28,7 +29,6 @@ from tests.reports import (
     said,
     sections_of,
     table_of,
-    told_of,
 )
 
 SM = Cell("sm", Direction.D2H, 4096, 16384, neighbour=Neighbour.GEMM)
@@ -159,7 +159,7 @@ def test_ways_that_visits_do_not_order_are_said_to_be_open(tmp_path: Path) -> No
         for number in range(6)
         for sms in (2, 4)
     ]
-    (line,) = told_of(made_report(tmp_path, records), "neighbour")
+    (line,) = highlights_of(made_report(tmp_path, records), "neighbour")
     assert "slower (undecided) at best" in line
     assert "41 GB/s, no clear difference from 1 other)" in line
 
@@ -223,7 +223,7 @@ def test_a_neighbour_that_is_slower_by_5_percent_in_another_run_is_found(tmp_pat
     assert re.match(
         r"afterwards against before, neighbours of 3 cells: 1 slower \(by up to [45]\S*%\), 0 faster", beside
     )
-    assert beside in told_of(report, "comparison")
+    assert beside in highlights_of(report, "comparison")
     first, *others = table_of(part, "Slowdown of neighbours").rows
     assert [said(text) for text in (*first[:3], first[-1])] == ["gemm", "d2h", "sm, 2 SMs", "slower"]
     assert [said(row[-1]) for row in others] == ["same", "same"]
@@ -241,4 +241,4 @@ def test_with_few_visits_a_slower_neighbour_is_undecided(tmp_path: Path) -> None
     report = report_of(runs)
     (row,) = table_of(part_of(report, "comparison"), "Slowdown of neighbours").rows
     assert said(row[-1]) == "undecided"
-    assert told_of(report, "comparison") == []
+    assert highlights_of(report, "comparison") == []

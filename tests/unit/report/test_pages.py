@@ -11,7 +11,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.units import KIB, MIB
 from tests import synthetic
-from tests.reports import is_bold, made_report, part_of, rows_of, said, sections_of, table_of, told_of
+from tests.reports import highlights_of, is_bold, made_report, part_of, rows_of, said, sections_of, table_of
 
 GBPS = {"sm": 50.0, "staged": 40.0, "batched": 5.0}
 
@@ -30,8 +30,10 @@ def test_the_ways_to_swap_with_pages_are_compared_and_what_staging_costs(tmp_pat
         for one in made
     ]
     report = made_report(tmp_path, [*synthetic.ceilings(), *made])
-    (told,) = told_of(report, "pages")
-    assert told == "h2d, pages on the host: sm is the fastest in 2 of 2 swaps; staged reaches 80% of its throughput."
+    (highlight,) = highlights_of(report, "pages")
+    assert (
+        highlight == "h2d, pages on the host: sm is the fastest in 2 of 2 swaps; staged reaches 80% of its throughput."
+    )
     table = table_of(part_of(report, "pages"), "h2d")
     heads = [said(head) for head in table.header]
     assert heads[2:5] == ["batched", "sm (4 SMs)", "staged"]

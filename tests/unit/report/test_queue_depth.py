@@ -67,7 +67,7 @@ def test_a_knee_is_said_in_words(report: Report) -> None:
         r"\([\d.]+ to 1\d\d us\)\.",
         line,
     )
-    assert [finding.text for finding in part.told] == list(part.findings)
+    assert [finding.text for finding in part.highlights] == list(part.findings)
 
 
 def test_the_chart_has_its_numbers_and_is_the_same_every_time(run: Run, report: Report) -> None:
@@ -85,7 +85,7 @@ def test_queues_without_a_knee_are_said_too(tmp_path: Path) -> None:
     part = part_of(made_report(tmp_path, visits), "queue-depth")
     (line,) = lines_of(part.findings)
     assert line.startswith("At no depth does a submission take more than 2 times as long")
-    assert not part.told
+    assert not part.highlights
 
 
 def test_a_depth_that_failed_is_absent_with_its_reason(tmp_path: Path) -> None:

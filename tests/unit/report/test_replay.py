@@ -9,7 +9,7 @@ from kvbench.cells.cell import Cell
 from kvbench.report.assemble import report_of
 from kvbench.report.model import Report
 from tests import synthetic
-from tests.reports import chart_of, made_report, made_run, part_of, rows_of, said, sections_of, table_of, told_of
+from tests.reports import chart_of, highlights_of, made_report, made_run, part_of, rows_of, said, sections_of, table_of
 
 GBPS = {"sm": 48.0, "batched": 5.0, "vllm_batch": 6.0}
 
@@ -41,16 +41,16 @@ def test_the_table_has_the_latencies_of_all_swaps(report: Report) -> None:
 
 
 def test_the_first_page_names_the_fastest_and_its_gain_over_batched_copies_and_an_engine(report: Report) -> None:
-    (told,) = told_of(report, "replay")
-    assert told.startswith("Loads (h2d) of the trace: sm, 4 SMs is the fastest, 47.9 GB/s, p99 ")
-    assert told.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
+    (highlight,) = highlights_of(report, "replay")
+    assert highlight.startswith("Loads (h2d) of the trace: sm, 4 SMs is the fastest, 47.9 GB/s, p99 ")
+    assert highlight.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
 
 
 def test_two_ways_that_cannot_be_told_apart_are_both_named(tmp_path: Path) -> None:
     made = [visit for name, gbps in (GBPS | {"merged": 48.0}).items() for visit in synthetic.replayed(cell(name), gbps)]
-    (told,) = told_of(made_report(tmp_path, made), "replay")
-    assert told.startswith("Loads (h2d) of the trace: merged and sm, 4 SMs are the fastest, 47.9 GB/s, p99 ")
-    assert told.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
+    (highlight,) = highlights_of(made_report(tmp_path, made), "replay")
+    assert highlight.startswith("Loads (h2d) of the trace: merged and sm, 4 SMs are the fastest, 47.9 GB/s, p99 ")
+    assert highlight.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
 
 
 def test_the_chart_has_a_line_for_every_backend_against_the_size_of_swaps(report: Report) -> None:
@@ -63,7 +63,7 @@ def test_the_chart_has_a_line_for_every_backend_against_the_size_of_swaps(report
 
 def test_too_few_visits_name_no_fastest(tmp_path: Path) -> None:
     made = [visit for backend, gbps in GBPS.items() for visit in synthetic.replayed(cell(backend), gbps, rounds=5)]
-    assert told_of(made_report(tmp_path, made), "replay") == []
+    assert highlights_of(made_report(tmp_path, made), "replay") == []
 
 
 def test_swaps_of_a_trace_are_in_no_other_section(report: Report) -> None:
@@ -79,5 +79,5 @@ def test_a_report_of_two_traces_shows_both(tmp_path: Path) -> None:
     both = report_of(runs)
     part = part_of(both, "replay")
     assert [said(table.title).rpartition(" ")[2] for table in part.tables] == ["hour.gz", "day.gz"]
-    assert ["of hour.gz" in part_told for part_told in told_of(both, "replay")] == [True, False]
+    assert ["of hour.gz" in part_told for part_told in highlights_of(both, "replay")] == [True, False]
     assert len(part.charts) == 2

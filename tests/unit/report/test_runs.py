@@ -10,7 +10,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.report.numbers import TIMES
 from kvbench.report.sections.runs import run_length
 from tests import synthetic
-from tests.reports import chart_of, is_bold, lines_of, made_report, part_of, said, table_of, told_of
+from tests.reports import chart_of, highlights_of, is_bold, lines_of, made_report, part_of, said, table_of
 
 LENGTHS = (1, 2, 8, 32, 128)
 
@@ -41,8 +41,10 @@ def test_the_run_length_from_which_merged_copies_win_has_an_interval(tmp_path: P
         f"h2d, 1 504 {TIMES} 16 KiB: merged copies win from runs of 32 blocks on, sm up to 8.",
         f"d2h, 1 504 {TIMES} 16 KiB: merged copies are at no long run clearly the fastest.",
     ]
-    (told,) = told_of(report, "runs")
-    assert told.startswith("h2d on an idle stream: merged copies are the fastest from runs of 32 blocks on, in 1 of 1")
+    (highlight,) = highlights_of(report, "runs")
+    assert highlight.startswith(
+        "h2d on an idle stream: merged copies are the fastest from runs of 32 blocks on, in 1 of 1"
+    )
     table = table_of(part, "h2d")
     rows = [[said(text) for text in row] for row in table.rows]
     assert [row[1] for row in rows] == [str(run) for run in LENGTHS]
