@@ -5,10 +5,10 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.report.charts.plot import ChartWords
+from kvbench.report.charts.plot import ChartText
 from kvbench.report.model import Code, Span, Strong, Text
 from kvbench.report.select import STATES, Pinned
-from kvbench.report.view import HOST_COPIES, View, sample_words
+from kvbench.report.view import HOST_COPIES, View, sample_text
 from kvbench.results import CLOCK
 from kvbench.text import short
 
@@ -57,10 +57,10 @@ def caption(view: View, cells: pd.DataFrame, includes: str, pinned: Pinned | Non
 
     `pinned` adds what the axes that the table does not show were set to.
     """
-    settings = pinned.words(cells) or "no other axes" if pinned else ""
+    settings = pinned.settings(cells) or "no other axes" if pinned else ""
     return (
         *host_mark(view),
-        f"{view.heading} · {sample_words(cells['samples'])}. ",
+        f"{view.heading} · {sample_text(cells['samples'])}. ",
         f"{includes}. ",
         f"{settings[:1].upper()}{settings[1:]}. " if settings else "",
         f"kvbench {short(view.run.info.kvbench, 80)}, reproduced by ",
@@ -73,7 +73,7 @@ def host_mark(view: View) -> tuple[Span, ...]:
     return (Strong(HOST_COPIES), " ") if view.on_host else ()
 
 
-def chart_words(view: View, title: str, cells: pd.DataFrame, drawn: str, footer: Sequence[str]) -> ChartWords:
+def chart_text(view: View, title: str, cells: pd.DataFrame, drawn: str, footer: Sequence[str]) -> ChartText:
     """Return what stands around a chart of `cells`; `drawn` says what is shown of their samples."""
-    subtitle = f"{view.heading} · {sample_words(cells['samples'])} · {drawn}"
-    return ChartWords(title, subtitle, [line for line in footer if line], HOST_COPIES if view.on_host else "")
+    subtitle = f"{view.heading} · {sample_text(cells['samples'])} · {drawn}"
+    return ChartText(title, subtitle, [line for line in footer if line], HOST_COPIES if view.on_host else "")

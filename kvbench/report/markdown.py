@@ -49,7 +49,7 @@ def bullets(items: Iterable[str]) -> str:
 
 
 def anchor(heading: str) -> str:
-    """Return the anchor that GitHub gives the first heading of these words."""
+    """Return the anchor that GitHub gives the first heading with this text."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import pandas as pd
 
-from kvbench.report.charts.plot import ChartWords, LinePlot, MapPlot
+from kvbench.report.charts.plot import ChartText, LinePlot, MapPlot
 from kvbench.report.view import View
 
 MOST_FINDINGS: Final = 8
@@ -16,7 +16,7 @@ MOST_FINDINGS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Strong:
-    """Words that stand out."""
+    """Text that stands out."""
 
     text: str
 
@@ -37,14 +37,14 @@ def spans(text: Text) -> tuple[Span, ...]:
 
 
 def plain(text: Text) -> str:
-    """Return the words alone, with ordinary spaces."""
-    words = "".join(span if isinstance(span, str) else span.text for span in spans(text))
-    return words.replace("\N{NO-BREAK SPACE}", " ")
+    """Return the text without markup, with ordinary spaces."""
+    unmarked = "".join(span if isinstance(span, str) else span.text for span in spans(text))
+    return unmarked.replace("\N{NO-BREAK SPACE}", " ")
 
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table; the first `left` columns are words, the others numbers. `title` and `caption` may be "".
+    """A table; the first `left` columns are text, the others numbers. `title` and `caption` may be "".
 
     A table with a `stem` is for looking things up, not for pasting: in Markdown it is a CSV file, named after its
     section and the stem, such as "d2h-auto-idle".
@@ -61,10 +61,10 @@ class DataTable:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: the stem of its files, the words around it, what is drawn, and the numbers behind that."""
+    """A chart: the stem of its files, the text around it, what is drawn, and the numbers behind that."""
 
     stem: str
-    words: ChartWords
+    text: ChartText
     plot: LinePlot | MapPlot
     points: pd.DataFrame
 

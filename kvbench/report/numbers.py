@@ -27,17 +27,17 @@ def figure(value: float) -> str:
     return f"{value:.{min(digits, 6)}f}"
 
 
-def faster_words(ratio: float) -> str:
+def faster_text(ratio: float) -> str:
     """Return how much faster something is, from the other's time over its own: "4.2 times faster"."""
-    return _words(ratio, "faster", "slower")
+    return _ratio_text(ratio, "faster", "slower")
 
 
-def slower_words(ratio: float) -> str:
+def slower_text(ratio: float) -> str:
     """Return how much more time something takes, from its time over the other's: "20% slower", "4.2 times slower"."""
-    return _words(ratio, "slower", "faster")
+    return _ratio_text(ratio, "slower", "faster")
 
 
-def _words(ratio: float, word: str, opposite: str) -> str:
+def _ratio_text(ratio: float, word: str, opposite: str) -> str:
     """Return a ratio of two times as text; 0.82 and 1 / 0.82 are the same fact."""
     if ratio < 1:
         ratio, word = 1 / max(ratio, 1e-9), opposite  # times of an untrusted run can have any ratio

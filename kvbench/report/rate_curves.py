@@ -10,7 +10,7 @@ import pandas as pd
 
 from kvbench.analysis.curves import Cliff, find_cliff, knee
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
-from kvbench.report.captions import chart_words, includes
+from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, noun
@@ -106,7 +106,7 @@ def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
     return RateCurves("sms", curves, pinned, where(pinned.cells, blocks=blocks), blocks)
 
 
-def cliff_words(cliff: Cliff) -> str:
+def cliff_text(cliff: Cliff) -> str:
     """Return where a cliff is and how high, in all and beyond the ratio of the sizes.
 
     "24 KiB → 28 KiB: x5.4, x4.6 beyond the size"; for a fall "24 KiB → 28 KiB: 80% less".
@@ -124,13 +124,13 @@ def cliff_parts(cliff: Cliff) -> tuple[str, str, str]:
 
 
 def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, str], title: str) -> Chart:
-    """Return the chart of a run's curves, a row of panels for each of `rows`, which titles their panels in words."""
+    """Return the chart of a run's curves, a row of panels for each of `rows`, which ends their titles."""
     points = pd.concat([curve.points for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)])
-    footer = [*includes(view, points["stream_state"], "GB/s"), curves.pinned.words(points)]
-    words = chart_words(view, title, points, "band: quartiles", footer)
+    footer = [*includes(view, points["stream_state"], "GB/s"), curves.pinned.settings(points)]
+    text = chart_text(view, title, points, "band: quartiles", footer)
     plot = curve_plot(view.label, curves, rows)
     columns = list(dict.fromkeys((*POINT_COLUMNS, curves.over)))
-    return Chart(f"{stem}-{view.label}", words, plot, points[columns])
+    return Chart(f"{stem}-{view.label}", text, plot, points[columns])
 
 
 def curve_plot(
@@ -153,22 +153,22 @@ def curve_plot(
             run, label, curve.x, rows_of(curve.points, "backend", "cell_id", *columns), columns, marks, variant
         )
 
-    def panel(number: int, words: str, way: str) -> PlotPanel:
+    def panel(number: int, label: str, way: str) -> PlotPanel:
         own = curves.at(number, way)
         lines = [line(curve) for curve in own]
         if y is not GBPS:
-            return PlotPanel(f"{way}{words}", lines)
-        return PlotPanel(f"{way}{words}", lines, ceiling_of(where(measured, direction=way)), _roofs(own, curves.over))
+            return PlotPanel(f"{way}{label}", lines)
+        return PlotPanel(f"{way}{label}", lines, ceiling_of(where(measured, direction=way)), _roofs(own, curves.over))
 
     ways = [way for way in DIRECTIONS if way in set(measured["direction"])]
-    grid = [[panel(number, words, way) for way in ways] for number, words in rows.items()]
+    grid = [[panel(number, label, way) for way in ways] for number, label in rows.items()]
     return LinePlot(_AXES[curves.over], y, grid)
 
 
 def _marks(curve: RateCurve, over: str) -> list[PlotMark]:
     """Return the cliff of a curve over block sizes, the knee of one over SM counts."""
     if over == "block_bytes" and (cliff := curve.cliff):
-        return [PlotMark(cliff.below_bytes, cliff.above_bytes, cliff_words(cliff))]
+        return [PlotMark(cliff.below_bytes, cliff.above_bytes, cliff_text(cliff))]
     if over == "sms" and (knee := curve.knee):
         return [PlotMark(knee, knee, f"knee at {noun(knee, 'SM')}")]
     return []
@@ -203,7 +203,7 @@ def spread(values: Sequence[int]) -> list[int]:
 
 
 def left_out(values: Sequence[int]) -> str:
-    """Return words for the title of a chart that shows only what `spread` returns."""
+    """Return the end of the title of a chart that shows only what `spread` returns."""
     return f" ({MOST_ROWS} of {len(values)}, the tables have all)" if len(values) > MOST_ROWS else ""
 
 

@@ -34,9 +34,9 @@ class Pinned:
     cells: pd.DataFrame
     hidden: Mapping[str, Set[str]]
 
-    def words(self, cells: pd.DataFrame) -> str:
+    def settings(self, cells: pd.DataFrame) -> str:
         """Return what the axes that are not shown were set to in `cells`, and what is left out."""
-        return "; ".join(filter(None, (_axis_words(cells, axis, others) for axis, others in self.hidden.items())))
+        return "; ".join(filter(None, (_axis_text(cells, axis, others) for axis, others in self.hidden.items())))
 
 
 def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
@@ -138,7 +138,7 @@ def _most_frequent(values: Sequence[str]) -> list[str]:
     return _in_order({value for value, count in counts.items() if count == most})
 
 
-def _axis_words(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
+def _axis_text(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
     pairs = set(zip(cells["direction"].tolist(), _texts(cells[axis]), strict=True))
     values = [(way, value) for way, value in pairs if value is not None]
     by_way = {way: "/".join(map(size, _in_order({value for of, value in values if of == way}))) for way in DIRECTIONS}

@@ -109,7 +109,7 @@ def fastest_marked(
     return [marked.get(name, text) for name, text in texts.items()]
 
 
-def ratio_words(found: Comparison) -> str:
+def ratio_text(found: Comparison) -> str:
     """Return a ratio of times, with "≈" where there is no clear difference."""
     return f"{unsure(found)}{TIMES}{figure(found.ratio)}"
 
@@ -152,13 +152,13 @@ def with_sms(backend: str, sms: "pd.Series[int]") -> str:
     return f"{backend} ({ends(counts, str)} SM{'s' if max(counts) > 1 else ''})" if counts else backend
 
 
-def sms_words(row: Row) -> str:
+def sms_text(row: Row) -> str:
     """Return the SMs that a cell takes, "4 SMs"; "" where its backend takes none."""
     return noun(row["sms"], "SM") if isinstance(row["sms"], int) else ""
 
 
-def axis_words(name: str, value: object) -> str:
-    """Return the value of a cell on an axis in words, "" where the cell does not use the axis."""
+def axis_text(name: str, value: object) -> str:
+    """Return the value of a cell on an axis as text, "" where the cell does not use the axis."""
     axis = AXES[name]
     text = axis.show(value) if isinstance(value, int) else value
     used = isinstance(text, str) and text != axis.show(axis.unused)
@@ -175,13 +175,15 @@ def with_ways(cells: pd.DataFrame, *skipped: str) -> pd.DataFrame:
     values = cells.groupby(["neighbour", "direction", "backend"])[names].nunique(dropna=False).max()
     apart = [name for name in names if values[name] > 1]
     rows = rows_of(cells)
-    ways = [listed(str(row["backend"]), *(axis_words(name, row[name]) for name in apart)) for row in rows]
-    return cells.assign(way=ways, label=[listed(way, sms_words(row)) for way, row in zip(ways, rows, strict=True)])
+    ways = [comma_separated(str(row["backend"]), *(axis_text(name, row[name]) for name in apart)) for row in rows]
+    return cells.assign(
+        way=ways, label=[comma_separated(way, sms_text(row)) for way, row in zip(ways, rows, strict=True)]
+    )
 
 
-def listed(*words: str) -> str:
-    """Return words with commas, without those that are empty."""
-    return ", ".join(filter(None, words))
+def comma_separated(*texts: str) -> str:
+    """Return the texts that are not empty, with commas between them."""
+    return ", ".join(filter(None, texts))
 
 
 def grid_table(cells: pd.DataFrame, show: Callable[[Row], Text]) -> tuple[list[str], list[list[Text]]]:

@@ -10,7 +10,7 @@ import pandas as pd
 from kvbench.report import markdown
 from kvbench.report.charts.line_chart import draw_lines
 from kvbench.report.charts.palette import inks
-from kvbench.report.charts.plot import ChartWords, LinePlot, PlotAxis, PlotLine, PlotPanel
+from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.numbers import count, figure
 from kvbench.results.frame import as_csv
 from kvbench.traces.choice import RUNS_BY, RUNS_OF, SIDES
@@ -106,7 +106,7 @@ def _chart(
 ) -> dict[str, bytes]:
     panels = [PlotPanel(SIDES[way], [_line(name, own) for name, own in lines.items()]) for way, lines in shares.items()]
     plot = LinePlot(PlotAxis(axis, "count", "log2"), PlotAxis("share, %", "figure", "linear"), [panels])
-    drawn = draw_lines(plot, ChartWords(heading, title, (), ""), inks(line.backend for line in plot.lines))
+    drawn = draw_lines(plot, ChartText(heading, title, (), ""), inks(line.backend for line in plot.lines))
     points = [
         {"direction": way, "line": name, "blocks": at, "share_percent": share}
         for way, lines in shares.items()

@@ -1,4 +1,4 @@
-"""A run as a report looks at it: its table and samples read once, its words short enough to show."""
+"""A run as a report looks at it: its table and samples read once, its text short enough to show."""
 
 import re
 import shlex
@@ -191,7 +191,7 @@ def ceiling_of(cells: pd.DataFrame) -> float | None:
     return None if known.empty else float(known.iloc[0])
 
 
-def sample_words(samples: "pd.Series[int]") -> str:
+def sample_text(samples: "pd.Series[int]") -> str:
     """Return how many samples stand behind each of some cells: "30 samples per cell"."""
     least, most = int(samples.min()), int(samples.max())
     return f"{least} samples per cell" if least == most else f"{least} to {most} samples per cell"

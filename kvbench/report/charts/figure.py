@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from kvbench.report.charts.plot import ChartWords
+from kvbench.report.charts.plot import ChartText
 
 PANEL_WIDTH: Final = 5.6
 _STYLE: Final = {
@@ -72,7 +72,7 @@ def drawable(text: str) -> str:
 
 
 def new_figure(
-    words: ChartWords,
+    text: ChartText,
     keys: Sequence[Artist],
     grid: Sequence[Sequence[object]],
     panel_height: float | None = None,
@@ -87,10 +87,10 @@ def new_figure(
     panel = panel_height or (3.6 if rows == 1 else 2.2)
     head = [
         (part, style)
-        for text, (letters, style) in zip((words.title, words.subtitle, words.warning), _HEAD, strict=True)
-        for part in textwrap.wrap(drawable(text), int(width * letters))
+        for line, (letters, style) in zip((text.title, text.subtitle, text.warning), _HEAD, strict=True)
+        for part in textwrap.wrap(drawable(line), int(width * letters))
     ]
-    foot = [part for line in words.footer for part in textwrap.wrap(drawable(line), int(width * _LETTERS_PER_INCH))]
+    foot = [part for line in text.footer for part in textwrap.wrap(drawable(line), int(width * _LETTERS_PER_INCH))]
     longest = max(len(str(key.get_label())) for key in keys)
     keys_per_row = max(1, int(width / (0.85 + 0.085 * longest)))
     top = 0.42 + 0.24 * len(head)
@@ -100,10 +100,10 @@ def new_figure(
     height = notes + 0.15 * len(foot) + 0.05
     figure = Figure(figsize=(width, height))
     left = 0.15 / width
-    for number, (text, style) in enumerate(head):
-        figure.text(left, 1 - (0.24 + 0.24 * number) / height, text, va="center", **style)
-    for number, text in enumerate(foot):
-        figure.text(left, 1 - (notes + 0.15 * number) / height, text, va="center", **_FOOTNOTE)
+    for number, (line, style) in enumerate(head):
+        figure.text(left, 1 - (0.24 + 0.24 * number) / height, line, va="center", **style)
+    for number, line in enumerate(foot):
+        figure.text(left, 1 - (notes + 0.15 * number) / height, line, va="center", **_FOOTNOTE)
     place = (0.5, 1 - legend / height)
     figure.legend(handles=keys, loc="upper center", bbox_to_anchor=place, ncols=keys_per_row, frameon=False)
     spec = figure.add_gridspec(

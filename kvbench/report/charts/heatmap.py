@@ -9,7 +9,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from kvbench.report.charts.figure import drawable, new_figure, render, styled
 from kvbench.report.charts.palette import RATIO_KEYS, UNDECIDED, UNMEASURED, is_dark, ratio_colour
-from kvbench.report.charts.plot import ChartWords, MapPanel, MapPlot, MapTile
+from kvbench.report.charts.plot import ChartText, MapPanel, MapPlot, MapTile
 from kvbench.report.numbers import bytes_size, count, figure
 
 _ROW: Final = 0.21  # inches
@@ -20,13 +20,13 @@ _BEHIND: Final = (0.66, 0.6)  # of a tile: what keeps the hatching off a figure
 MapPlace = tuple[tuple[int, int], MapTile]
 
 
-def draw_map(plot: MapPlot, words: ChartWords) -> dict[str, bytes]:
+def draw_map(plot: MapPlot, text: ChartText) -> dict[str, bytes]:
     """Return {"png": …, "svg": …}: sizes upward, numbers of blocks to the right, the same in every panel."""
     with styled():
         panels = [panel for row in plot.grid for panel in row]
         sizes = sorted({size for panel in panels for size in panel.sizes})
         counts = sorted({blocks for panel in panels for blocks in panel.counts})
-        fig, axes = new_figure(words, _legend(), plot.grid, _ROW * max(len(sizes), 6))
+        fig, axes = new_figure(text, _legend(), plot.grid, _ROW * max(len(sizes), 6))
         for row, line in zip(axes, plot.grid, strict=True):
             for ax, panel in zip(row, line, strict=True):
                 _draw(ax, panel, sizes, counts)
@@ -62,7 +62,7 @@ def _boxes(ax: Axes, places: Sequence[MapPlace], size: tuple[float, float], **st
 
 
 def _legend() -> list[Patch]:
-    keys = [Patch(facecolor=ratio_colour(r), edgecolor="#999999", label=words) for r, words in RATIO_KEYS.items()]
+    keys = [Patch(facecolor=ratio_colour(r), edgecolor="#999999", label=text) for r, text in RATIO_KEYS.items()]
     undecided = Patch(facecolor=ratio_colour(1.0), edgecolor="#999999", hatch=_HATCH, label=UNDECIDED)
     unmeasured = Patch(facecolor=_GROUND, edgecolor="#999999", label=UNMEASURED)
     return [*keys, undecided, unmeasured]

@@ -14,7 +14,7 @@ from matplotlib.transforms import Affine2D
 
 from kvbench.report.charts.figure import PANEL_WIDTH, drawable, new_figure, render, styled
 from kvbench.report.charts.palette import STROKES, Ink, is_hollow, spokes_of
-from kvbench.report.charts.plot import ChartWords, LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
+from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel
 from kvbench.report.numbers import bytes_size, count, figure
 
 Dashes = Literal["-"] | tuple[float, Sequence[float]]
@@ -38,10 +38,10 @@ _ROOM: Final = 0.06  # of the height, above the lines and below, where the axis 
 _NAME_TURN: Final = 35  # degrees
 
 
-def draw_lines(plot: LinePlot, words: ChartWords, inks: Mapping[str, Ink]) -> dict[str, bytes]:
+def draw_lines(plot: LinePlot, text: ChartText, inks: Mapping[str, Ink]) -> dict[str, bytes]:
     """Return {"png": …, "svg": …}: a row of the plot's grid is a row of panels."""
     with styled():
-        fig, axes = new_figure(words, _legend(plot, inks), plot.grid, below=_below(plot.x))
+        fig, axes = new_figure(text, _legend(plot, inks), plot.grid, below=_below(plot.x))
         panel_points = 72 * axes[0][0].get_position().height * fig.get_figheight()
         labels = max(sum(bool(mark.words) for line in panel.lines for mark in line.marks) for panel in plot.panels)
         limits = _limits(plot, labels * _LABEL_POINTS / panel_points)
@@ -90,10 +90,10 @@ def _mark_point(ax: Axes, at: Mapping[float, float], mark: PlotMark, ink: Ink) -
     ax.plot(*at_point, marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
 
 
-def _label(ax: Axes, words: str, ink: Ink, place: int) -> None:
+def _label(ax: Axes, text: str, ink: Ink, place: int) -> None:
     """Write what is marked into the headroom, where no line runs."""
     ax.annotate(
-        drawable(words),
+        drawable(text),
         (0, 1),
         xycoords="axes fraction",
         xytext=(4, -2 - _LABEL_POINTS * place),

@@ -6,7 +6,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class ChartWords:
+class ChartText:
     """The text around a chart: a title, a line under it, what the numbers include (a line each), a warning or ""."""
 
     title: str
@@ -16,7 +16,7 @@ class ChartWords:
 
     @property
     def alternative(self) -> str:
-        """The words for readers who do not see the chart."""
+        """The text for readers who do not see the chart."""
         return f"{self.title} ({self.warning})" if self.warning else self.title
 
 
@@ -127,11 +127,11 @@ def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
 
 @dataclass(frozen=True, slots=True)
 class MapTile:
-    """A ratio of times, whether they are told apart, and in words what stands behind it."""
+    """A ratio of times, whether they are told apart, and the times behind it as text."""
 
     ratio: float
     decided: bool
-    words: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

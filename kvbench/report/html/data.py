@@ -23,7 +23,7 @@ from kvbench.results.columns import SAMPLE_COLUMNS
 from kvbench.text import short
 
 _DIGITS: Final = 4
-_WORDS: Final = ("status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id")
+_TEXTS: Final = ("status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id")
 _COUNTS: Final = ("block_bytes", "samples", "rounds", "outliers", "verified_bytes")
 _SHARES: Final = (
     "gbps",
@@ -47,7 +47,7 @@ def chart_json(charts: Sequence[Chart], inks: Mapping[str, Ink]) -> Markup:
 
 
 def figures_json(view: View) -> Markup:
-    """Return the cells of a run: columns of words, counts and figures, a value for each cell, null where unknown."""
+    """Return the cells of a run: columns of text, counts and figures, a value for each cell, null where unknown."""
     frame = view.frame
     figures = [str(name) for name in frame if str(name).endswith(("_us_median", "_us_q1", "_us_q3"))]
     return script_json(
@@ -55,7 +55,7 @@ def figures_json(view: View) -> Markup:
             "label": view.label,
             "title": f"{view.title} ({HOST_COPIES})" if view.on_host else view.title,
             "axes": {name: _texts(frame[name]) for name in AXES},
-            "words": {name: _texts(frame[name]) for name in _WORDS} | {"command": _commands(view)},
+            "words": {name: _texts(frame[name]) for name in _TEXTS} | {"command": _commands(view)},
             "counts": {name: [int(value) for value in frame[name].fillna(0)] for name in _COUNTS},
             "figures": {name: rounded(frame[name].to_numpy(np.float64)) for name in (*figures, *_SHARES)},
         }

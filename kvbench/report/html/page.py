@@ -42,7 +42,7 @@ def html_page(report: Report, inks: Mapping[str, Ink], pictures: Mapping[str, by
         charts=chart_json(report.charts, inks),
         pictures={stem: base64.b64encode(png).decode() for stem, png in pictures.items()},
         runs=[(figures_json(view), samples_json(view)) for view in report.views],
-        ratio_keys=[(_step(ratio), words) for ratio, words in RATIO_KEYS.items()],
+        ratio_keys=[(_step(ratio), label) for ratio, label in RATIO_KEYS.items()],
         undecided=UNDECIDED,
         unmeasured=UNMEASURED,
     )

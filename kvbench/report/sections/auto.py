@@ -10,7 +10,7 @@ from kvbench.errors import UsageError
 from kvbench.policy import Choice, Policy
 from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_words
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_text
 from kvbench.report.select import where
 from kvbench.report.table_rows import UNCLEAR, Row, grid_table, measured_table, rows_of, unsure
 from kvbench.report.view import View
@@ -44,7 +44,7 @@ def make(view: View) -> Part | str:
     new = found[~found["known"]]
     missed = new[new["below"]].sort_values("ratio", kind="stable")
     highlights = _verdict(new, missed, policy)
-    lines = [*(finding.text for finding in highlights), *_repeated(missed), _policy_words(policy, found)]
+    lines = [*(finding.text for finding in highlights), *_repeated(missed), _policy_text(policy, found)]
     return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], highlights=highlights)
 
 
@@ -54,7 +54,7 @@ SECTION = Section("auto", "Auto: the backend auto against the fastest other back
 def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of auto's cells with what was fastest of the others, of which there must be one.
 
-    More columns: best, best_us, fastest (its choice in words), best over auto in `ratio`, that with its interval in
+    More columns: best, best_us, fastest (its choice as text), best over auto in `ratio`, that with its interval in
     `compared`; whether the whole interval lies from CLOSE on (`close`) or `below`.
     """
     found = []
@@ -82,14 +82,14 @@ def _verdict(new: pd.DataFrame, missed: pd.DataFrame, policy: Policy | str) -> l
     text += f", undecided in {count(len(new) - len(decided))}" if len(decided) < len(new) else ""
     for worst in rows_of(missed.head(1)):
         text += (
-            f"; at worst {slower_words(1 / worst['ratio'])} ({worst['direction']}, {worst['stream_state']}, "
+            f"; at worst {slower_text(1 / worst['ratio'])} ({worst['direction']}, {worst['stream_state']}, "
             f"{count(worst['blocks'])} {TIMES} {bytes_size(worst['block_bytes'])}: "
-            f"{_in_words(worst['chosen'])} instead of {_in_words(worst['fastest'])})"
+            f"{_choice_text(worst['chosen'])} instead of {_choice_text(worst['fastest'])})"
         )
     return [Finding(f"{text}.", abs(math.log(decided["ratio"].min())))]
 
 
-def _in_words(choice: str) -> str:
+def _choice_text(choice: str) -> str:
     try:
         return size(words_of(Choice.parse(choice)))
     except UsageError:  # a run of another version, or an untrusted one
@@ -123,7 +123,7 @@ def _known(found: pd.DataFrame, policy: Policy | str) -> list[bool]:
     return [tuple(row[name] for name in _POINT) in shapes for row in rows_of(found)]
 
 
-def _policy_words(policy: Policy | str, found: pd.DataFrame) -> str:
+def _policy_text(policy: Policy | str, found: pd.DataFrame) -> str:
     """Return where the choices of auto come from, and how they repeat at the shapes of its policy."""
     if isinstance(policy, str):
         return policy
@@ -153,9 +153,9 @@ def _misses(view: View, missed: pd.DataFrame) -> DataTable:
     header = ("Dir", "Stream", "Choice", "Fastest", "Blocks", "Block size", "auto us", "Fastest us", "Ratio")
     rows = []
     for row in rows_of(missed.head(_MOST_SHOWN)):
-        words = (row["direction"], row["stream_state"], row["chosen"], row["fastest"])
+        cells = (row["direction"], row["stream_state"], row["chosen"], row["fastest"])
         times = (figure(row["swap_us_median"]), figure(row["best_us"]), _ratio(row))
-        rows.append([*words, count(row["blocks"]), bytes_size(row["block_bytes"]), *times])
+        rows.append([*cells, count(row["blocks"]), bytes_size(row["block_bytes"]), *times])
     more = len(missed) - _MOST_SHOWN
     notes = [f"{count(more)} more; report.html looks up every cell"] if more > 0 else []
     title, origin = (

@@ -18,7 +18,7 @@ from kvbench.report.rate_curves import (
     RateCurves,
     cliff_curves,
     cliff_parts,
-    cliff_words,
+    cliff_text,
     curve_chart,
     left_out,
     spread,
@@ -103,8 +103,8 @@ def _rate_and_share(row: Row) -> Text:
 
 def _finding(curve: RateCurve, cliff: Cliff) -> str:
     return (
-        f"{curve.backend} {curve.direction}, {curve.state} stream, N = {count(curve.panel)}: {cliff_words(cliff)} "
-        f"({two_digits(cliff.below_gbps)} to {two_digits(cliff.above_gbps)} GB/s); {_path_words([(curve, cliff)])}."
+        f"{curve.backend} {curve.direction}, {curve.state} stream, N = {count(curve.panel)}: {cliff_text(cliff)} "
+        f"({two_digits(cliff.below_gbps)} to {two_digits(cliff.above_gbps)} GB/s); {_path_text([(curve, cliff)])}."
     )
 
 
@@ -129,7 +129,7 @@ def _highlights(curves: Sequence[RateCurve]) -> list[Finding]:
             ratio, beyond = f"{ends([100 * (1 - 1 / height) for height in heights], two_digits)}% less GB/s than", ""
         text = (
             f"{backend} {direction} on {a_stream(state)}: {bytes_size(above)} blocks reach {ratio} {bytes_size(below)} "
-            f"blocks{beyond} (N = {ends([c.panel for c, _ in same], count)}); {_path_words(same)}{none}."
+            f"blocks{beyond} (N = {ends([c.panel for c, _ in same], count)}); {_path_text(same)}{none}."
         )
         found.append(Finding(text, math.log(max(excess))))
     return found
@@ -158,7 +158,7 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
     return list(found.values())
 
 
-def _path_words(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:
+def _path_text(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:
     """Return what ran in most visits below and above the cliffs of these curves."""
     ends = [(_path(curve, cliff.below_bytes), _path(curve, cliff.above_bytes)) for curve, cliff in cliffs]
     below, above = (" or ".join(sorted(set(paths))) for paths in zip(*ends, strict=True))

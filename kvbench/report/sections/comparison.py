@@ -16,13 +16,13 @@ from kvbench.cells.axis import Role
 from kvbench.cells.cell import AXES, axes_of
 from kvbench.machine.identity import differing
 from kvbench.report.captions import host_mark, includes
-from kvbench.report.charts.plot import ChartWords, PlotAxis
+from kvbench.report.charts.plot import ChartText, PlotAxis
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.rate_curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, ladder_curves, spread
 from kvbench.report.select import LATER, SIDE_AXES, pin, where
-from kvbench.report.table_rows import Row, axis_words, family, rows_of, with_ways
-from kvbench.report.view import HOST_COPIES, View, sample_words
+from kvbench.report.table_rows import Row, axis_text, family, rows_of, with_ways
+from kvbench.report.view import HOST_COPIES, View, sample_text
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
 from kvbench.results.frame import BETWEEN, as_csv, visits_that_count
@@ -171,7 +171,7 @@ def _weight(cells: pd.DataFrame) -> float:
 
 
 def _differences(pair: Pair, origin: tuple[Span, ...]) -> DataTable:
-    rows = [tuple(map(short, words)) for words in differing(*map(_identity, pair))]
+    rows = [tuple(map(short, fields)) for fields in differing(*map(_identity, pair))]
     same = "Everything else in the identity is the same" if rows else "The identities are the same"
     header = ("Field", *(view.label for view in pair))
     return DataTable("What differs in identity", header, rows, [], (f"{same}. ", *origin), left=3)
@@ -203,7 +203,7 @@ def _cell_table(pair: Pair, cells: pd.DataFrame, origin: tuple[Span, ...]) -> Da
 
 def _row(row: Row, varying: Iterable[str]) -> list[str]:
     sides = [f"{axis} {row[axis]}" for axis in varying if isinstance(row[axis], str)]
-    beside = [words for axis in _BESIDE if axis in row and (words := axis_words(axis, row[axis]))]
+    beside = [text for axis in _BESIDE if axis in row and (text := axis_text(axis, row[axis]))]
     times = [figure(row[f"swap_us_median_{side}"]) for side in _SIDES]
     cell = [row["backend"], row["direction"], row["stream_state"], count(row["blocks"]), size(row["block_size"])]
     return [*cell, ", ".join([*sides, *beside]), *times, *_judged(row)]
@@ -229,12 +229,12 @@ def _beside_table(pair: Pair, beside: pd.DataFrame, origin: Text) -> DataTable:
 
 def _origin(pair: Pair, cells: pd.DataFrame) -> tuple[Span, ...]:
     """Return where the figures of both come from."""
-    words: list[Span] = []
+    origin: list[Span] = []
     for view, side in zip(pair, _SIDES, strict=True):
-        samples = sample_words(cells[f"samples_{side}"])
+        samples = sample_text(cells[f"samples_{side}"])
         source = f"{view.heading} · {samples}, reproduced by "
-        words += [f"{view.label}: ", *host_mark(view), source, Code(view.command), "; " if side == "base" else "."]
-    return tuple(words)
+        origin += [f"{view.label}: ", *host_mark(view), source, Code(view.command), "; " if side == "base" else "."]
+    return tuple(origin)
 
 
 def _charts(pair: Pair, cells: pd.DataFrame) -> list[Chart]:
@@ -257,7 +257,7 @@ def _chart(pair: Pair, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
     drawn = [
         replace(curve, points=curve.points.join(ratios, on="cell_id")) for curve in curves.curves if curve.panel in rows
     ]
-    words = ChartWords(
+    text = ChartText(
         title=f"Time of {other} over time of {base}, against {subject}, N = {count(curves.main)} blocks",
         subtitle=f"{'; '.join(f'{view.label}: {view.heading}' for view in pair)} · band: 95% interval",
         footer=includes(pair[0], (curve.state for curve in drawn), "Time"),
@@ -265,4 +265,4 @@ def _chart(pair: Pair, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
     )
     points = pd.concat([curve.points[[*POINT_COLUMNS, *_BAND]] for curve in drawn])
     plot = replace(curve_plot(base, replace(curves, curves=drawn), rows, _RATIO, _BAND), band="95% interval")
-    return Chart(f"comparison-{name}-{base}-{other}", words, plot, points)
+    return Chart(f"comparison-{name}-{base}-{other}", text, plot, points)

@@ -5,7 +5,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.cells.backend_facts import BATCHED
-from kvbench.report.captions import chart_words, includes
+from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.palette import UNDECIDED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Part, Section
@@ -46,14 +46,14 @@ def _chart(view: View, kernel: str) -> Chart | None:
     points, measured = pd.concat(maps), where(pd.concat(shown), status="ok")
     footer = [
         *includes(view, points["stream_state"], "Time"),
-        f"{view.pinned.words(measured)}; reproduced by {short(view.command, 300)}",
+        f"{view.pinned.settings(measured)}; reproduced by {short(view.command, 300)}",
         *map(str, (*few_visits(measured), *family(len(points)))),
     ]
     head = with_sms(kernel, points["sms"])
     title = f"Time of {BATCHED} copies over time of {head}, by block size and number of blocks"
-    words = chart_words(view, title, measured, "medians", footer)
+    text = chart_text(view, title, measured, "medians", footer)
     rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == way] for way in DIRECTIONS]
-    return Chart(f"crossover-map-{kernel}-{view.label}", words, MapPlot([row for row in rows if row]), points)
+    return Chart(f"crossover-map-{kernel}-{view.label}", text, MapPlot([row for row in rows if row]), points)
 
 
 def _ratios(view: View, *arms: pd.DataFrame) -> pd.DataFrame:
@@ -80,5 +80,5 @@ def _tile(row: Row) -> MapTile:
         median, low, high = (figure(row[f"swap_us_{part}{side}"]) for part in ("median", "low", "high"))
         said.append(f"{backend} {median} us ({low} to {high})")
     verdict = "" if row["decided"] else f"; {UNDECIDED}"
-    words = f"{count(row['blocks'])} blocks of {bytes_size(row['block_bytes'])}: {'; '.join(said)}{verdict}"
-    return MapTile(row["ratio"], row["decided"], words)
+    text = f"{count(row['blocks'])} blocks of {bytes_size(row['block_bytes'])}: {'; '.join(said)}{verdict}"
+    return MapTile(row["ratio"], row["decided"], text)

@@ -8,7 +8,7 @@ from kvbench.cells.cell import AXES
 from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Part, Section, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
-from kvbench.report.table_rows import Row, rows_of, sms_words
+from kvbench.report.table_rows import Row, rows_of, sms_text
 from kvbench.report.view import View
 
 _INCLUDES = (
@@ -54,7 +54,7 @@ def _pairs(view: View) -> pd.DataFrame:
 def _row(row: Row) -> list[Text]:
     swap = f"{row['blocks']} {TIMES} {size(row['block_size'])}"
     beside = f"beside {row['neighbour']}" if isinstance(row["neighbour"], str) else ""
-    label = (row["backend"], row["direction"], swap, row["stream_state"], sms_words(row), beside)
+    label = (row["backend"], row["direction"], swap, row["stream_state"], sms_text(row), beside)
     return [
         ", ".join(filter(None, label)),
         *_kept(row["gbps_alone"], row["gbps"]),

@@ -11,7 +11,7 @@ from kvbench.policy import Choice
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.select import where
-from kvbench.report.table_rows import UNCLEAR, listed, measured_table, unsure
+from kvbench.report.table_rows import UNCLEAR, comma_separated, measured_table, unsure
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
@@ -71,7 +71,7 @@ def _table(view: View, before: str, engine: Engine, answers: Sequence[Answer]) -
     cells = where(unqueued(view.measured), direction=one.direction.value, stream_state=one.state.value)
     used = {choice.backend for choice in methods}
     packages = [facts.package.partition(" ")[0] for facts in view.run.info.backends if facts.name in used]
-    title = f"{before}{listed(*dict.fromkeys(packages)) or engine.name}, {one.direction}, {one.state} stream"
+    title = f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {one.direction}, {one.state} stream"
     header = ("Blocks", "Block size", *map(str, ordered), "Takes", "Best", "us", "x")
     return measured_table(view, cells, title, header, rows, _INCLUDES, compared=len(rows))
 

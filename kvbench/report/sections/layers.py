@@ -10,11 +10,11 @@ from kvbench.cells.layers import AT_ONCE
 from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import swaps_from_plain
-from kvbench.report.captions import chart_words, includes_of
+from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.table_rows import Row, grouped, line_of, listed, measured_table, rows_of, sms_words
+from kvbench.report.table_rows import Row, comma_separated, grouped, line_of, measured_table, rows_of, sms_text
 from kvbench.report.view import View
 from kvbench.results.frame import by_layers
 
@@ -106,7 +106,7 @@ def _what(row: Row, model: str) -> str:
 
 def _way(row: Row) -> str:
     at_once = "at once" if str(row["sequence"]).startswith(AT_ONCE) else ""
-    return listed(str(row["backend"]), sms_words(row), at_once)
+    return comma_separated(str(row["backend"]), sms_text(row), at_once)
 
 
 def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
@@ -153,7 +153,7 @@ def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
     title, drawn = f"Hidden share of loads against {unit}", "medians of visits · band: 95% interval"
     x, y = PlotAxis(unit, "count", "log2"), PlotAxis("hidden share", "figure", "linear", zero=False)
     plot = LinePlot(x, y, told_apart([panels]), "95% interval")
-    return Chart(f"layers-{view.label}", chart_words(view, title, cells, drawn, [_NOTE]), plot, cells[list(_POINTS)])
+    return Chart(f"layers-{view.label}", chart_text(view, title, cells, drawn, [_NOTE]), plot, cells[list(_POINTS)])
 
 
 def _panel(title: str, rows: Sequence[Row]) -> PlotPanel:

@@ -10,7 +10,7 @@ from kvbench.analysis.compare import Comparison, Verdict
 from kvbench.cells.axes import Reuse
 from kvbench.report.captions import includes_of
 from kvbench.report.model import Finding, Part, Section, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, slower_words
+from kvbench.report.numbers import TIMES, bytes_size, count, slower_text
 from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
 from kvbench.report.select import pin, where
 from kvbench.report.table_rows import (
@@ -20,10 +20,10 @@ from kvbench.report.table_rows import (
     measured_table,
     primed_inline,
     rate,
-    ratio_words,
+    ratio_text,
     rows_of,
     shown,
-    sms_words,
+    sms_text,
 )
 from kvbench.report.view import View
 
@@ -106,14 +106,14 @@ def _rows(swaps: Mapping[Shape, Mapping[Arm, Row]], costs: Mapping[Shape, Compar
             f"{count(blocks)} {TIMES} {bytes_size(size)}",
             backend,
             *(shown(swaps[way, backend, blocks, size].get(arm), _rate) for arm in _ARMS),
-            ratio_words(costs[way, backend, blocks, size]),
+            ratio_text(costs[way, backend, blocks, size]),
         ]
         for way, backend, blocks, size in ordered
     ]
 
 
 def _rate(row: Row) -> str:
-    return f"{rate(row)} ({sms})" if (sms := sms_words(row)) else rate(row)
+    return f"{rate(row)} ({sms})" if (sms := sms_text(row)) else rate(row)
 
 
 def _finding(way: str, costs: Mapping[Shape, Comparison]) -> Finding | None:
@@ -125,7 +125,7 @@ def _finding(way: str, costs: Mapping[Shape, Comparison]) -> Finding | None:
     text = f"{way} of fresh, scattered blocks against hot, dense ones: "
     if dearer:
         worst = max(dearer, key=lambda shape: dearer[shape])
-        text += f"{_name(worst)} is {slower_words(dearer[worst])}"
+        text += f"{_name(worst)} is {slower_text(dearer[worst])}"
     rest = f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower" if unharmed else ""
     if not slower and not rest:
         return None

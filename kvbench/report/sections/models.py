@@ -13,10 +13,10 @@ from kvbench.cells.pattern import AS_PATTERN
 from kvbench.errors import UsageError
 from kvbench.models.geometry import ModelSwap, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
-from kvbench.report.captions import chart_words, includes
+from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
-from kvbench.report.numbers import bytes_size, count, faster_words
+from kvbench.report.numbers import bytes_size, count, faster_text
 from kvbench.report.rate_curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.table_rows import (
@@ -28,7 +28,7 @@ from kvbench.report.table_rows import (
     measured_table,
     milliseconds,
     rate,
-    ratio_words,
+    ratio_text,
     rows_of,
     shown,
     with_sms,
@@ -36,7 +36,7 @@ from kvbench.report.table_rows import (
 from kvbench.report.view import View, ceiling_of
 from kvbench.text import a_stream, short
 
-_WORDS: Final = (
+_COLUMNS: Final = (
     "KV heads and tensors are those of one rank. Tensors: K and V of each layer, one per layer for MLA, one in all for "
     "the cross-layer layout. Block: bytes of one descriptor. Ids: blocks swapped in each tensor. N: descriptors of the "
     "swap, tensors times ids. Models with equal numbers share one measurement"
@@ -138,11 +138,11 @@ def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
     grid = [[_panel(rows, labels) for rows in found]]
     swaps = found[0].swaps
     x = PlotAxis("model", "name", "linear", [_name(swap) for swap in swaps])
-    footer = [*includes(view, cells["stream_state"], "GB/s"), found[0].pinned.words(cells)]
+    footer = [*includes(view, cells["stream_state"], "GB/s"), found[0].pinned.settings(cells)]
     title = f"GB/s by model, {_lengths(swaps)}"
-    words = chart_words(view, title, cells, "medians · band: quartiles", footer)
+    text = chart_text(view, title, cells, "medians · band: quartiles", footer)
     points = cells[list(POINT_COLUMNS)].drop_duplicates("cell_id")
-    return Chart(f"models-{view.label}", words, LinePlot(x, GBPS, grid), points)
+    return Chart(f"models-{view.label}", text, LinePlot(x, GBPS, grid), points)
 
 
 def _panel(rows: ModelRows, labels: Mapping[tuple[str, str], str]) -> PlotPanel:
@@ -172,7 +172,7 @@ def _findings(rows: ModelRows, state: str) -> list[Finding]:
         return []
     ordered = sorted(ratios.items(), key=lambda item: item[1])
     (slowest, least), (fastest, most) = ordered[0], ordered[-1]
-    first, last = faster_words(least), faster_words(most)
+    first, last = faster_text(least), faster_text(most)
     ends = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
     unclear = (
         f"; no clear difference for {len(found) - len(ratios)} of {len(found)}" if len(ratios) < len(found) else ""
@@ -196,12 +196,12 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
             line[f"{BATCHED} ms, {state}"] = shown(batched, milliseconds)
             if PER_BLOCK in measured:
                 faster = rows.speed_up(swap, state)
-                line[f"Speed-up, {state}"] = ratio_words(faster) if faster else ""
+                line[f"Speed-up, {state}"] = ratio_text(faster) if faster else ""
             line[f"{BATCHED} GB/s, {state}"] = shown(batched, rate)
         body.append(line)
     title = f"{rows.direction}: {PER_BLOCK} against {BATCHED}, by model, {_lengths(rows.swaps)}"
     cells = rows.measured_cells((PER_BLOCK, BATCHED), states)
-    header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_WORDS, _RATIO]
+    header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_COLUMNS, _RATIO]
     said = ". ".join(includes(rows.view, cells["stream_state"], "ms and GB/s"))
     compared = len(where(cells, backend=PER_BLOCK))
     return measured_table(rows.view, cells, title, header, lines, said, rows.pinned, notes, compared)

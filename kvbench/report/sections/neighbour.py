@@ -11,12 +11,12 @@ from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Neighbour
-from kvbench.report.captions import caption, chart_words
+from kvbench.report.captions import caption, chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import figure, noun, slower_words
+from kvbench.report.numbers import figure, noun, slower_text
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.table_rows import Row, footnoted, line_of, rows_of, shown, sms_words, with_ways
+from kvbench.report.table_rows import Row, footnoted, line_of, rows_of, shown, sms_text, with_ways
 from kvbench.report.view import View
 from kvbench.results.cost import AtRate, Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count, whole
@@ -101,7 +101,7 @@ def _edge(points: pd.DataFrame) -> set[str]:
 
 def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataTable:
     body: list[list[Text]] = []
-    for row in sorted(rows_of(cells), key=lambda row: (row["way"], row["sms"] if sms_words(row) else 0)):
+    for row in sorted(rows_of(cells), key=lambda row: (row["way"], row["sms"] if sms_text(row) else 0)):
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
             body.append([row["label"], shown(row, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
             continue
@@ -190,7 +190,7 @@ def _finding(what: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]
 
 
 def _cheapest(rows: Sequence[Row], slowdowns: Mapping[str, Visits]) -> tuple[Row, str]:
-    """Return the row with the smallest slowdown, and of how many others it is not clearly smaller, in words."""
+    """Return the row with the smallest slowdown, and text on how many others it is not clearly smaller than."""
     least = min(rows, key=lambda row: (row["neighbour_slowdown"], -row["swaps_beside_gbps"]))
     against = (slowdowns[row["cell_id"]] for row in rows if row is not least)
     visits = slowdowns[least["cell_id"]]
@@ -203,8 +203,8 @@ def _slower_than_alone(row: Row) -> str:
 
 
 def _slower(slowdown: float) -> str:
-    """Return a slowdown in words; nothing finer than what repeats."""
-    return slower_words(slowdown) if slowdown >= 1 + _LEAST else f"less than {_LEAST:.0%} slower"
+    """Return a slowdown as text; nothing finer than what repeats."""
+    return slower_text(slowdown) if slowdown >= 1 + _LEAST else f"less than {_LEAST:.0%} slower"
 
 
 def _chart(view: View, name: str, points: pd.DataFrame) -> Chart:
@@ -216,10 +216,10 @@ def _chart(view: View, name: str, points: pd.DataFrame) -> Chart:
             panels.append(PlotPanel(direction, lines))
     title = f"Slowdown of {name} against GB/s of the swaps beside it"
     drawn = "medians of visits · band: 95% interval · ring: nothing as fast costs less"
-    words = chart_words(view, title, points, drawn, [_INCLUDES])
+    text = chart_text(view, title, points, drawn, [_INCLUDES])
     x = PlotAxis("GB/s of the swaps", "figure", "linear")
     plot = LinePlot(x, PlotAxis("slowdown", "figure", "linear", zero=False), told_apart([panels]), "95% interval")
-    return Chart(f"neighbour-{name}-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
+    return Chart(f"neighbour-{name}-{view.label}", text, plot, points[list(_POINT_COLUMNS)])
 
 
 def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLine:
@@ -260,8 +260,8 @@ def _equal_row(row: Row, *, least: bool) -> list[Text]:
         slowdown += f" ({row['slowdown_low']:.2f} to {row['slowdown_high']:.2f})"
     if not known or row["from"].startswith("no swaps"):
         slowdown = f"≈ {slowdown}"
-    words = (row["neighbour"], row["direction"], row["swaps"], row["from"], f"{row['gbps']:.0f}")
-    return [*words, Strong(slowdown) if least and known else slowdown]
+    cells = (row["neighbour"], row["direction"], row["swaps"], row["from"], f"{row['gbps']:.0f}")
+    return [*cells, Strong(slowdown) if least and known else slowdown]
 
 
 def _from(at: AtRate, rows: Mapping[str, Row]) -> str:
@@ -271,5 +271,5 @@ def _from(at: AtRate, rows: Mapping[str, Row]) -> str:
 
 def _point(row: Row) -> str:
     cap, gbps = row["rate_cap"], f"{two_digits(row['swaps_beside_gbps'])} GB/s"
-    settings = " ".join(filter(None, (sms_words(row), f"rate_cap {cap}" if isinstance(cap, int) and cap else "")))
+    settings = " ".join(filter(None, (sms_text(row), f"rate_cap {cap}" if isinstance(cap, int) and cap else "")))
     return f"{settings} at {gbps}" if settings else gbps

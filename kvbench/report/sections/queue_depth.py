@@ -11,10 +11,10 @@ from kvbench.analysis.compare import Visits
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.backend_facts import PER_BLOCK
-from kvbench.report.captions import chart_words
+from kvbench.report.captions import chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_words
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
 from kvbench.report.table_rows import Row, any_decidable, grouped, line_of, measured_table, rows_of, shown
 from kvbench.report.view import View
@@ -90,7 +90,7 @@ def _line(cells: pd.DataFrame, caller_us: Mapping[str, Visits]) -> QueueLine:
 def _finding(line: QueueLine, knee: QueueKnee) -> Finding:
     text = (
         f"{line.label}, {line.panel}: a submission behind {count(knee.depth)} queued swaps is "
-        f"{slower_words(knee.height)} ({two_digits(knee.shallow_us)} to {two_digits(knee.submit_us)} us)."
+        f"{slower_text(knee.height)} ({two_digits(knee.shallow_us)} to {two_digits(knee.submit_us)} us)."
     )
     return Finding(text, math.log(knee.height))
 
@@ -103,7 +103,7 @@ def _table(view: View, title: str, lines: Sequence[QueueLine], pinned: Pinned) -
         for depth in sorted({depth for column in columns for depth in column})
     ]
     begun = any(isinstance(text, str) and _BEGUN in text for row in body for text in row)
-    body.append(["knee", *(_knee_words(line.knee) for line in lines)])
+    body.append(["knee", *(_knee_text(line.knee) for line in lines)])
     cells = pd.concat([line.points for line in lines])
     header = ("Queued", *(line.label for line in lines))
     notes = [_KNEE, *([_NOT_HELD] if begun else [])]
@@ -115,24 +115,24 @@ def _time(row: Row) -> str:
     return f"{figure(row['caller_us_median'])}{_BEGUN if row['depth_held'] < 0.5 else ''}"
 
 
-def _knee_words(knee: QueueKnee | None) -> Text:
+def _knee_text(knee: QueueKnee | None) -> Text:
     return "none" if knee is None else (Strong(count(knee.depth)), f" ({TIMES}{figure(knee.height)})")
 
 
 def _chart(view: View, panels: Mapping[str, Sequence[QueueLine]], pinned: Pinned) -> Chart:
     points = pd.concat([line.points for lines in panels.values() for line in lines])
-    title, footer = "Time of one more submission against queued swaps", [_INCLUDES, pinned.words(points)]
-    words = chart_words(view, title, points, "medians · band: quartiles", footer)
+    title, footer = "Time of one more submission against queued swaps", [_INCLUDES, pinned.settings(points)]
+    text = chart_text(view, title, points, "medians · band: quartiles", footer)
     drawn = [PlotPanel(title, [_plot_line(line, view.label) for line in lines]) for title, lines in panels.items()]
     rows = list(grouped(drawn, lambda panel: panel.title.partition(", ")[2]).values())
     y = PlotAxis("us per submission", "figure", "log10")
     plot = LinePlot(PlotAxis("queued swaps", "count", "symlog2"), y, told_apart(rows))
-    return Chart(f"queue-depth-{view.label}", words, plot, points[list(_POINT_COLUMNS)])
+    return Chart(f"queue-depth-{view.label}", text, plot, points[list(_POINT_COLUMNS)])
 
 
 def _plot_line(line: QueueLine, run: str) -> PlotLine:
     points, knee = line.points, line.knee
-    words = f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}" if knee else ""
-    marks = [PlotMark(knee.depth, knee.depth, words)] if knee else []
+    text = f"knee at {count(knee.depth)}, {TIMES}{figure(knee.height)}" if knee else ""
+    marks = [PlotMark(knee.depth, knee.depth, text)] if knee else []
     columns = ("caller_us_median", "caller_us_q1", "caller_us_q3")
     return line_of(run, line.label, points["queued"].tolist(), rows_of(points), columns, marks)

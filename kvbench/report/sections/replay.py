@@ -9,12 +9,12 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, leaders
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
-from kvbench.report.captions import chart_words, includes_of
+from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.table_rows import Row, listed, measured_table, rows_of, sms_words
+from kvbench.report.table_rows import Row, comma_separated, measured_table, rows_of, sms_text
 from kvbench.report.view import View
 from kvbench.results.frame import of_trace
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
@@ -78,7 +78,7 @@ def _part(view: View) -> Part:
 
 def _replayed(row: Row, swaps: pd.DataFrame) -> Replayed:
     backend = str(row["backend"])
-    return Replayed(listed(backend, sms_words(row)), backend, row["cell_id"], swaps)
+    return Replayed(comma_separated(backend, sms_text(row)), backend, row["cell_id"], swaps)
 
 
 def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
@@ -162,10 +162,10 @@ def _chart(view: View, cells: pd.DataFrame, found: Mapping[str, Sequence[Replaye
     x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
     drawn = "medians of swaps of about this size · band: quartiles"
     points = pd.concat([one.swaps.assign(way=one.way, direction=way) for way, ways in found.items() for one in ways])
-    words = chart_words(
+    text = chart_text(
         view, f"Latency against the size of the swaps of {trace_name(view.run)}", cells, drawn, [_note(view)]
     )
-    return Chart(f"replay-{view.label}", words, LinePlot(x, y, told_apart([panels]), "quartiles"), points)
+    return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points)
 
 
 def _line(view: View, one: Replayed) -> PlotLine:

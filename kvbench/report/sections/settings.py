@@ -101,7 +101,7 @@ def _rounds(row: Row) -> int:
     return min(int(row["rounds_base"]), int(row["rounds_other"]))
 
 
-def _change_words(row: Row, found: Comparison) -> str:
+def _change_text(row: Row, found: Comparison) -> str:
     """Return a change in percent, marked "≈" where there is no clear difference."""
     if _rounds(row) < MIN_PAIRS:
         return f"undecided: {noun(_rounds(row), 'round')} of {MIN_PAIRS}"
@@ -118,7 +118,7 @@ def _table(view: View, setting: _Setting, time: str, rows: Sequence[Row]) -> Dat
         mark = "†" if note and row["direction"] == "d2h" else ""
         medians = (figure(row[f"{time}_median_{side}"] * scale) for side in ("base", "other"))
         shape = (count(row[name]) if name == "blocks" else size(row[name]) for name in setting.columns.values())
-        body.append([*shape, *medians, f"{_change_words(row, row[f'{time}_change'])}{mark}"])
+        body.append([*shape, *medians, f"{_change_text(row, row[f'{time}_change'])}{mark}"])
     ids = {row[f"cell_id_{side}"] for row in rows for side in ("base", "other")}
     cells = view.measured[view.measured["cell_id"].isin(ids)]
     way = [] if "direction" in setting.columns.values() else [first["direction"]]

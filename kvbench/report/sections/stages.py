@@ -11,7 +11,7 @@ from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.table_rows import Row, rows_of, sms_words
+from kvbench.report.table_rows import Row, rows_of, sms_text
 from kvbench.report.view import View
 from kvbench.results import CLOCK
 from kvbench.units import KIB
@@ -89,7 +89,7 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
 
 
 def _name(row: Row) -> str:
-    return f"{row['backend']} ({sms})" if (sms := sms_words(row)) else str(row["backend"])
+    return f"{row['backend']} ({sms})" if (sms := sms_text(row)) else str(row["backend"])
 
 
 def _stand_ins(near: Mapping[Swap, Swap]) -> list[str]:

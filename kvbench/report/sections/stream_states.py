@@ -13,7 +13,7 @@ from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.rate_curves import cliff_curves, curve_chart
 from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.table_rows import UNCLEAR, Row, measured_table, ratio_words, rows_of, sms_words
+from kvbench.report.table_rows import UNCLEAR, Row, measured_table, ratio_text, rows_of, sms_text
 from kvbench.report.view import View
 from kvbench.results.frame import BETWEEN
 from kvbench.text import short
@@ -73,11 +73,11 @@ def _table(view: View, pinned: Pinned, way: str, swaps: Sequence[tuple[_Swap, Co
     body = []
     for swap, gate in swaps:
         row = swap[StreamState.GATED]
-        name = " ".join(filter(None, (str(row["backend"]), sms_words(row))))
+        name = " ".join(filter(None, (str(row["backend"]), sms_text(row))))
         times = [figure(swap[state]["swap_us_median"]) if state in swap else "" for state in states]
         callers = [figure(swap[state]["caller_us_median"]) for state in (StreamState.OPENED, StreamState.GATED)]
         paths = f"{_path(swap[StreamState.OPENED])} / {_path(row)}"
-        body.append([name, count(row["blocks"]), size(row["block_size"]), *times, ratio_words(gate), *callers, paths])
+        body.append([name, count(row["blocks"]), size(row["block_size"]), *times, ratio_text(gate), *callers, paths])
     header = (
         *("Backend", "Blocks", "Block size"),
         *(f"{str(state).capitalize()} us" for state in states),

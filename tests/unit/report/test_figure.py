@@ -5,16 +5,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.lines import Line2D
 
 from kvbench.report.charts.figure import new_figure, styled
-from kvbench.report.charts.plot import ChartWords
+from kvbench.report.charts.plot import ChartText
 
 
 @pytest.mark.parametrize("columns", [1, 2])
 def test_long_text_stays_inside_the_figure(columns: int) -> None:
     long = "Slowdown against the GB/s of all WIDE words, " * 8
     with styled():
-        figure, axes = new_figure(
-            ChartWords(long, long, [long], long), [Line2D([], [], label="sm")], [[None] * columns]
-        )
+        figure, axes = new_figure(ChartText(long, long, [long], long), [Line2D([], [], label="sm")], [[None] * columns])
         renderer = FigureCanvasAgg(figure).get_renderer()
         boxes = [text.get_window_extent(renderer) for text in figure.texts]
         top_of_panels = max(ax.get_window_extent(renderer).y1 for ax in axes[0])

@@ -112,7 +112,7 @@ def test_it_is_one_file(page: str) -> None:
 def test_every_chart_of_lines_has_its_picture_for_readers_without_scripts(cliff: Run, page: str) -> None:
     charts = [chart for chart in report_of([cliff]).charts if isinstance(chart.plot, LinePlot)]
     shown = Outline(page).named("img")
-    assert [image["alt"] for image in shown] == [chart.words.alternative for chart in charts]
+    assert [image["alt"] for image in shown] == [chart.text.alternative for chart in charts]
     for chart, image in zip(charts, shown, strict=True):
         assert base64.b64decode(str(image["src"]).partition(",")[2]) == f"picture of {chart.stem}".encode()
     assert page.count("<noscript><img ") == len(charts) > 0

@@ -8,7 +8,7 @@ from PIL import Image
 
 from kvbench.report.charts.line_chart import draw_lines
 from kvbench.report.charts.palette import inks, rgb_of
-from kvbench.report.charts.plot import ChartWords, LinePlot, PlotAxis, PlotLine, PlotPanel
+from kvbench.report.charts.plot import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
 
 X = [1024.0, 4096.0, 16384.0]
 
@@ -20,7 +20,7 @@ def line(backend: str, y: list[float]) -> PlotLine:
 def inked(backend: str, lines: list[PlotLine]) -> int:
     """Return how many pixels of a chart's panel have about the colour of a backend."""
     axes = PlotAxis("block size", "bytes", "log2"), PlotAxis("GB/s", "figure", "linear")
-    drawn = draw_lines(LinePlot(*axes, [[PlotPanel("h2d", lines)]]), ChartWords("title", "", [], ""), inks([]))
+    drawn = draw_lines(LinePlot(*axes, [[PlotPanel("h2d", lines)]]), ChartText("title", "", [], ""), inks([]))
     pixels = np.asarray(Image.open(io.BytesIO(drawn["png"])).convert("RGB")) / 255
     panel = pixels[: int(0.8 * len(pixels))]  # without the legend
     near = np.abs(panel - rgb_of(inks([])[backend].colour)).max(axis=2) < 0.1

@@ -30,7 +30,7 @@ from kvbench.report.build import report_files, write_report
 from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Code, Part, Report, spans
-from kvbench.report.numbers import ABSENT, faster_words, figure, slower_words
+from kvbench.report.numbers import ABSENT, faster_text, figure, slower_text
 from kvbench.report.sections import SECTIONS
 from kvbench.report.sections.stages import nearest
 from kvbench.report.select import pin
@@ -460,7 +460,7 @@ def test_host_copies_are_named_everywhere(tmp_path: Path) -> None:
     assert all(is_bold(table.caption) for table in tables)
     assert said(report.host_note) == note
     assert report.charts
-    assert all(chart.words.warning == note for chart in report.charts)
+    assert all(chart.text.warning == note for chart in report.charts)
     text = files["report.md"].decode()
     assert f"> **{note}**" in text
     assert f"({note})](cliff-run.png)" in text
@@ -686,10 +686,10 @@ def test_ceilings_that_took_no_time_are_none(tmp_path: Path) -> None:
 
 
 def test_slower_and_faster_have_one_meaning() -> None:
-    assert faster_words(0.8) == slower_words(1.25) == "25% slower"
-    assert faster_words(1.25) == slower_words(0.8) == "25% faster"
-    assert faster_words(0.5) == slower_words(2) == "2 times slower"
-    assert faster_words(0.0).endswith("slower")
+    assert faster_text(0.8) == slower_text(1.25) == "25% slower"
+    assert faster_text(1.25) == slower_text(0.8) == "25% faster"
+    assert faster_text(0.5) == slower_text(2) == "2 times slower"
+    assert faster_text(0.0).endswith("slower")
 
 
 def test_the_captions_of_an_older_clock_leave_preparation_out(tmp_path: Path) -> None:
