@@ -71,7 +71,7 @@ def run_table(views: Sequence[View]) -> DataTable:
             view.date,
             view.run.info.status,
             *(count((view.frame["status"] == status).sum()) for status in ("ok", "failed", "skipped")),
-            " / ".join(_ceiling(view.frame, way) for way in DIRECTIONS),
+            " / ".join(_ceiling(view.frame, direction) for direction in DIRECTIONS),
         )
         for view in views
     ]
@@ -146,6 +146,6 @@ def _cells_have(number: int) -> str:
     return f"{noun(number, 'cell')} {'has' if number == 1 else 'have'}"
 
 
-def _ceiling(frame: pd.DataFrame, way: str) -> str:
-    gbps = ceiling_of(where(frame, direction=way))
+def _ceiling(frame: pd.DataFrame, direction: str) -> str:
+    gbps = ceiling_of(where(frame, direction=direction))
     return ABSENT if gbps is None else figure(gbps)

@@ -14,7 +14,7 @@ from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, PlotRoof
 from kvbench.report.model import Chart
 from kvbench.report.numbers import TIMES, bytes_size, noun
-from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, fullest, pin, where
+from kvbench.report.select import DIRECTIONS, SERIES, STATES, Pinned, by_direction, fullest, pin, where
 from kvbench.report.table_rows import line_of, rows_of, with_sms
 from kvbench.report.view import View, ceiling_of
 from kvbench.units import two_digits
@@ -125,7 +125,8 @@ def cliff_parts(cliff: Cliff) -> tuple[str, str, str]:
 
 def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, str], title: str) -> Chart:
     """Return the chart of a run's curves, a row of panels for each of `rows`, which ends their titles."""
-    points = pd.concat([curve.points for panel in rows for way in DIRECTIONS for curve in curves.at(panel, way)])
+    shown = [curve for panel in rows for direction in DIRECTIONS for curve in curves.at(panel, direction)]
+    points = pd.concat([curve.points for curve in shown])
     footer = [*includes(view, points["stream_state"], "GB/s"), curves.pinned.settings(points)]
     text = chart_text(view, title, points, "band: quartiles", footer)
     plot = curve_plot(view.label, curves, rows)
@@ -142,7 +143,6 @@ def curve_plot(
     of its band. Only GB/s have a ceiling, roofs and marks.
     """
     points = pd.concat([curve.points for curve in curves.curves if curve.panel in rows])
-    measured = where(curves.cells, status="ok")
 
     def line(curve: RateCurve) -> PlotLine:
         own = where(points, backend=curve.backend, stream_state=curve.state)
@@ -153,15 +153,15 @@ def curve_plot(
             run, label, curve.x, rows_of(curve.points, "backend", "cell_id", *columns), columns, marks, variant
         )
 
-    def panel(number: int, label: str, way: str) -> PlotPanel:
-        own = curves.at(number, way)
-        lines = [line(curve) for curve in own]
+    def panel(number: int, label: str, direction: str, cells: pd.DataFrame) -> PlotPanel:
+        panel_curves = curves.at(number, direction)
+        lines = [line(curve) for curve in panel_curves]
         if y is not GBPS:
-            return PlotPanel(f"{way}{label}", lines)
-        return PlotPanel(f"{way}{label}", lines, ceiling_of(where(measured, direction=way)), _roofs(own, curves.over))
+            return PlotPanel(f"{direction}{label}", lines)
+        return PlotPanel(f"{direction}{label}", lines, ceiling_of(cells), _roofs(panel_curves, curves.over))
 
-    ways = [way for way in DIRECTIONS if way in set(measured["direction"])]
-    grid = [[panel(number, label, way) for way in ways] for number, label in rows.items()]
+    sides = by_direction(where(curves.cells, status="ok")).items()
+    grid = [[panel(number, label, *side) for side in sides] for number, label in rows.items()]
     return LinePlot(_AXES[curves.over], y, grid)
 
 

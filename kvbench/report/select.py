@@ -88,6 +88,12 @@ def where(cells: pd.DataFrame, **values: str | int) -> pd.DataFrame:
     return cells[np.logical_and.reduce(masks)]
 
 
+def by_direction(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the cells of each direction that has any."""
+    sides = {direction: where(cells, direction=direction) for direction in DIRECTIONS}
+    return {direction: side for direction, side in sides.items() if len(side)}
+
+
 def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
     """Return the value of `axis` for which most different values of `over` exist, the largest of several."""
     numbers = cells.groupby(axis)[over].nunique()
@@ -140,14 +146,19 @@ def _most_frequent(values: Sequence[str]) -> list[str]:
 
 def _axis_text(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
     pairs = set(zip(cells["direction"].tolist(), _texts(cells[axis]), strict=True))
-    values = [(way, value) for way, value in pairs if value is not None]
-    by_way = {way: "/".join(map(size, _in_order({value for of, value in values if of == way}))) for way in DIRECTIONS}
-    texts = {way: text for way, text in by_way.items() if text}
+    values = {
+        direction: {value for of, value in pairs if of == direction and value is not None} for direction in DIRECTIONS
+    }
+    texts = {direction: "/".join(map(size, _in_order(used))) for direction, used in values.items() if used}
     if not texts:
         return ""
     same = len(set(texts.values())) == 1
-    text = next(iter(texts.values())) if same else ", ".join(f"{text} for {way}" for way, text in texts.items())
-    left_out = _in_order(others - {value for _, value in values})
+    text = (
+        next(iter(texts.values()))
+        if same
+        else ", ".join(f"{text} for {direction}" for direction, text in texts.items())
+    )
+    left_out = _in_order(others - set[str]().union(*values.values()))
     more = f" (not shown: {', '.join(map(size, left_out))})" if left_out else ""
     return f"{axis} {text}{more}"
 

@@ -165,19 +165,20 @@ def axis_text(name: str, value: object) -> str:
     return f"{name} {size(str(text))}" if used else ""
 
 
-def with_ways(cells: pd.DataFrame, *skipped: str) -> pd.DataFrame:
-    """Return cells beside a neighbour with the columns `way`, who swaps and how, and `label`, which adds the SM count.
+def with_methods(cells: pd.DataFrame, *skipped: str) -> pd.DataFrame:
+    """Return cells beside a neighbour with the columns `method` of swapping, and `label`, which adds the SM count.
 
-    A way names the axes that tell cells of one backend apart, but for those that are `skipped`.
+    A method is a backend with the axes that tell its cells apart, but for those that are `skipped`.
     """
     unnamed = {"sms", "neighbour", *skipped}
     names = [name for name in axes_of(Role.SHAPE, Role.SIDE, Role.BESIDE) if name not in unnamed]
     values = cells.groupby(["neighbour", "direction", "backend"])[names].nunique(dropna=False).max()
     apart = [name for name in names if values[name] > 1]
     rows = rows_of(cells)
-    ways = [comma_separated(str(row["backend"]), *(axis_text(name, row[name]) for name in apart)) for row in rows]
+    methods = [comma_separated(str(row["backend"]), *(axis_text(name, row[name]) for name in apart)) for row in rows]
     return cells.assign(
-        way=ways, label=[comma_separated(way, sms_text(row)) for way, row in zip(ways, rows, strict=True)]
+        method=methods,
+        label=[comma_separated(method, sms_text(row)) for method, row in zip(methods, rows, strict=True)],
     )
 
 

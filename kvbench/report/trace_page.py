@@ -25,13 +25,13 @@ def trace_files(title: str, statistics: TraceStatistics, block_bytes: int) -> di
     """Return the page of a trace as file name -> content: trace.md, and each chart as PNG, SVG and CSV."""
     summary = statistics.summary(block_bytes)
     runs = {
-        way: {RUNS_OF[where]: _at_least(lengths) for where, lengths in one.runs.items()}
-        for way, one in statistics.by_direction.items()
+        direction: {RUNS_OF[where]: _at_least(lengths) for where, lengths in one.runs.items()}
+        for direction, one in statistics.by_direction.items()
         if one.sizes
     }
     sizes = {
-        way: {"swaps": _at_most(one.sizes, by_size=False), "bytes": _at_most(one.sizes, by_size=True)}
-        for way, one in statistics.by_direction.items()
+        direction: {"swaps": _at_most(one.sizes, by_size=False), "bytes": _at_most(one.sizes, by_size=True)}
+        for direction, one in statistics.by_direction.items()
         if one.sizes
     }
     files: dict[str, bytes] = {}
@@ -56,8 +56,8 @@ def _span(summary: Mapping[str, Any]) -> str:
 
 def _table(summary: Mapping[str, Any]) -> str:
     rows: dict[str, list[str]] = {}
-    for way in SIDES:
-        side = summary[way]
+    for direction in SIDES:
+        side = summary[direction]
         left = side["share_left_by_merging"]
         values = {
             "Swaps": count(side["swaps"]),
@@ -104,12 +104,15 @@ def _powers(most: int) -> list[int]:
 def _chart(
     stem: str, heading: str, axis: str, title: str, shares: Mapping[str, Mapping[str, Mapping[int, float]]]
 ) -> dict[str, bytes]:
-    panels = [PlotPanel(SIDES[way], [_line(name, own) for name, own in lines.items()]) for way, lines in shares.items()]
+    panels = [
+        PlotPanel(SIDES[direction], [_line(name, own) for name, own in lines.items()])
+        for direction, lines in shares.items()
+    ]
     plot = LinePlot(PlotAxis(axis, "count", "log2"), PlotAxis("share, %", "figure", "linear"), [panels])
     drawn = draw_lines(plot, ChartText(heading, title, (), ""), inks(line.backend for line in plot.lines))
     points = [
-        {"direction": way, "line": name, "blocks": at, "share_percent": share}
-        for way, lines in shares.items()
+        {"direction": direction, "line": name, "blocks": at, "share_percent": share}
+        for direction, lines in shares.items()
         for name, own in lines.items()
         for at, share in own.items()
     ]

@@ -87,12 +87,12 @@ class View:
         Cells by backend, batched first; failed and skipped ones too.
         """
         found = {}
-        for way, state in product(DIRECTIONS, STATES):
-            cells = where(self.pinned.cells, direction=way, stream_state=state)
+        for direction, state in product(DIRECTIONS, STATES):
+            cells = where(self.pinned.cells, direction=direction, stream_state=state)
             others = set(cells[cells["cell_id"].isin(self.visits)]["backend"])
             if BATCHED in others and len(others) > 1:
                 ordered = (BATCHED, *sorted(others - {BATCHED}))
-                found[way, state] = {backend: where(cells, backend=backend) for backend in ordered}
+                found[direction, state] = {backend: where(cells, backend=backend) for backend in ordered}
         return found
 
     @cached_property

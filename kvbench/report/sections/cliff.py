@@ -23,7 +23,7 @@ from kvbench.report.rate_curves import (
     left_out,
     spread,
 )
-from kvbench.report.select import where
+from kvbench.report.select import SERIES, where
 from kvbench.report.table_rows import Row, any_decidable, grid_table, grouped, measured_table, primed_inline, rate
 from kvbench.report.view import View, ceiling_of
 from kvbench.results.frame import BETWEEN
@@ -37,7 +37,6 @@ _NO_CLIFF = (
 _HEIGHT = (
     "Height: GB/s of the larger size over those of the smaller; beyond the size: height over the ratio of the sizes"
 )
-_WAY = ["backend", "direction", "stream_state", "block_bytes"]
 
 
 def make(view: View) -> Part | str:
@@ -141,18 +140,18 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
     The falls of auto are those of its choices, which have a section of their own.
     """
     found: dict[tuple[str, ...], Finding] = {}
-    for _, own in where(cells[cells["backend"] != AUTO], status="ok").groupby(_WAY):
+    for _, own in where(cells[cells["backend"] != AUTO], status="ok").groupby([*SERIES, "block_bytes"]):
         rows = own.sort_values("blocks")
-        backend, way, state = (str(rows[axis].iloc[0]) for axis in _WAY[:3])
+        backend, direction, state = (str(rows[axis].iloc[0]) for axis in SERIES)
         size = int(rows["block_bytes"].iloc[0])
         fall = find_cliff(*(rows[name].tolist() for name in ("blocks", "gbps", "gbps_low", "gbps_high")))
         if fall and not fall.rises:
             text = (
-                f"{backend} {way} on {a_stream(state)}: {bytes_size(size)} blocks fall from "
+                f"{backend} {direction} on {a_stream(state)}: {bytes_size(size)} blocks fall from "
                 f"{two_digits(fall.below_gbps)} to {two_digits(fall.above_gbps)} GB/s between N = "
                 f"{count(fall.below_bytes)} and {count(fall.above_bytes)}."
             )
-            key = (backend, way, state)
+            key = (backend, direction, state)
             if key not in found or found[key].weight < math.log(fall.height):
                 found[key] = Finding(text, math.log(fall.height))
     return list(found.values())

@@ -21,7 +21,7 @@ from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section,
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.rate_curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, ladder_curves, spread
 from kvbench.report.select import LATER, SIDE_AXES, pin, where
-from kvbench.report.table_rows import Row, axis_text, family, rows_of, with_ways
+from kvbench.report.table_rows import Row, axis_text, family, rows_of, with_methods
 from kvbench.report.view import HOST_COPIES, View, sample_text
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
@@ -117,7 +117,7 @@ def _beside(base: View, other: View) -> pd.DataFrame:
     both = cells.merge(other.measured[["cell_id", *_BESIDE_FIGURES]], on="cell_id", suffixes=("_base", "_other"))
     if both.empty:
         return both
-    both = with_ways(both).rename(columns={"label": "swaps"})
+    both = with_methods(both).rename(columns={"label": "swaps"})
     slowdowns = [[[cost.slowdown for cost in own[cell].values()] for own in (ours, theirs)] for cell in both["cell_id"]]
     figures = [f"{name}_{side}" for name in _BESIDE_FIGURES for side in _SIDES]
     made = _compared(both[["cell_id", *_BESIDE_NAMES, *figures]], slowdowns, repeat(GATE))
@@ -148,8 +148,8 @@ def _identity(view: View) -> dict[str, Scalar]:
     info = view.run.info
     ceilings = view.measured.groupby("direction")["ceiling_gbps"].first()
     own: dict[str, Scalar] = {"kvbench": info.kvbench, "device": view.title, "date": view.date}
-    for way, rate in ceilings.dropna().items():
-        own[f"ceiling {way} GB/s"] = round(float(rate), 1)
+    for direction, rate in ceilings.dropna().items():
+        own[f"ceiling {direction} GB/s"] = round(float(rate), 1)
     return dict(info.identity) | own
 
 

@@ -52,7 +52,7 @@ def _chart(view: View, kernel: str) -> Chart | None:
     head = with_sms(kernel, points["sms"])
     title = f"Time of {BATCHED} copies over time of {head}, by block size and number of blocks"
     text = chart_text(view, title, measured, "medians", footer)
-    rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == way] for way in DIRECTIONS]
+    rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == direction] for direction in DIRECTIONS]
     return Chart(f"crossover-map-{kernel}-{view.label}", text, MapPlot([row for row in rows if row]), points)
 
 

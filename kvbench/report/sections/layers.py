@@ -75,7 +75,7 @@ def _layers_of(view: View) -> pd.DataFrame:
 
 
 def _named(view: View) -> tuple[pd.DataFrame, str]:
-    """Return the swaps by layers with `what` is loaded, beside what, its `size`, the `way`, `caller_of_layer_us` and
+    """Return the swaps by layers with `what` is loaded, beside what, its `size`, the `method`, `caller_of_layer_us` and
     the `run`; and the unit of sizes, the tokens of a model or blocks.
     """
     cells = _layers_of(view)
@@ -90,7 +90,9 @@ def _named(view: View) -> tuple[pd.DataFrame, str]:
     what = [_what(row, one.title if one and tokens else "") for row, one in zip(rows, found, strict=True)]
     sizes = [one.tokens if one and tokens else int(row["blocks"]) for row, one in zip(rows, found, strict=True)]
     callers = [row["caller_us_median"] / _layers(row) for row in rows]
-    named = cells.assign(what=what, size=sizes, way=list(map(_way, rows)), caller_of_layer_us=callers, run=view.label)
+    named = cells.assign(
+        what=what, size=sizes, method=list(map(_method, rows)), caller_of_layer_us=callers, run=view.label
+    )
     return named, "tokens" if tokens else "blocks"
 
 
@@ -104,15 +106,16 @@ def _what(row: Row, model: str) -> str:
     return f"{loads}, {row['direction']}{beside}"
 
 
-def _way(row: Row) -> str:
+def _method(row: Row) -> str:
     at_once = "at once" if str(row["sequence"]).startswith(AT_ONCE) else ""
     return comma_separated(str(row["backend"]), sms_text(row), at_once)
 
 
 def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
-    rows = sorted(rows_of(cells), key=lambda row: (row["size"], row["way"]))
+    rows = sorted(rows_of(cells), key=lambda row: (row["size"], row["method"]))
     body = [
-        [count(row["size"]), row["way"], *(figure(row[name]) for name in _TIMES.values()), _share(row)] for row in rows
+        [count(row["size"]), row["method"], *(figure(row[name]) for name in _TIMES.values()), _share(row)]
+        for row in rows
     ]
     header = (unit.capitalize(), "Way", *_TIMES, "Hidden")
     return measured_table(view, cells, title, header, body, includes_of(view, "swap_us"), notes=[_NOTE], left=2)
@@ -127,19 +130,19 @@ def _share(row: Row) -> str:
 
 
 def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
-    """Return which ways hide the loads of TOKENS, or of the most that was loaded, and what their submission takes."""
+    """Return which methods hide the loads of TOKENS, or of the most that was loaded, and what submitting them takes."""
     sizes = {row["size"] for row in rows}
     at = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)
     own = sorted((row for row in rows if row["size"] == at), key=lambda row: -row["hidden_share"])
-    hiding = [row["way"] for row in own if row["hidden_share_low"] >= HIDDEN]
+    hiding = [row["method"] for row in own if row["hidden_share_low"] >= HIDDEN]
     callers = sorted(
-        (row["caller_us_median"] / _layers(row), row["way"]) for row in own if AT_ONCE not in row["sequence"]
+        (row["caller_us_median"] / _layers(row), row["method"]) for row in own if AT_ONCE not in row["sequence"]
     )
     text = f"{what}, {count(at)} {unit}: "
     if hiding:
         text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
     else:
-        text += f"no way surely hides {HIDDEN:.0%} of the loads; most is {_share(own[0])} by {own[0]['way']}"
+        text += f"no way surely hides {HIDDEN:.0%} of the loads; most is {_share(own[0])} by {own[0]['method']}"
     if callers:
         (least_us, least), (most_us, most) = callers[0], callers[-1]
         text += f"; submission alone takes {figure(least_us)} us a layer ({least})"
@@ -158,8 +161,8 @@ def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
 
 def _panel(title: str, rows: Sequence[Row]) -> PlotPanel:
     lines = []
-    ways = grouped(sorted(rows, key=lambda row: row["size"]), lambda row: (str(row["run"]), str(row["way"])))
-    for (run, way), own in ways.items():
+    by_method = grouped(sorted(rows, key=lambda row: row["size"]), lambda row: (str(row["run"]), str(row["method"])))
+    for (run, method), own in by_method.items():
         sizes = [float(row["size"]) for row in own]
-        lines.append(line_of(run, way, sizes, own, ("hidden_share", "hidden_share_low", "hidden_share_high")))
+        lines.append(line_of(run, method, sizes, own, ("hidden_share", "hidden_share_low", "hidden_share_high")))
     return PlotPanel(title, lines)

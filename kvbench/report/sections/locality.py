@@ -56,9 +56,9 @@ def make(view: View) -> Part | str:
         shape: view.compare(str(arms[_HOT]["cell_id"]), str(arms[_FAR]["cell_id"])) for shape, arms in compared.items()
     }
     tables, highlights = [], []
-    for way in sorted({shape[0] for shape in compared}, reverse=True):
-        own = {shape: swap for shape, swap in compared.items() if shape[0] == way}
-        title = f"{way}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
+    for direction in sorted({shape[0] for shape in compared}, reverse=True):
+        own = {shape: swap for shape, swap in compared.items() if shape[0] == direction}
+        title = f"{direction}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
         body, notes = _rows(own, costs), [_NOTE, *family(len(own))]
         tables.append(
             measured_table(view, cells, title, _HEADER, body, includes_of(view, "idle"), pinned, notes, left=2)
@@ -66,7 +66,7 @@ def make(view: View) -> Part | str:
         measured = {
             shape: costs[shape] for shape, arms in own.items() if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
         }
-        if measured and (finding := _finding(way, measured)):
+        if measured and (finding := _finding(direction, measured)):
             highlights.append(finding)
     highlights += primed_inline(pinned.cells)
     charts = []
@@ -105,10 +105,10 @@ def _rows(swaps: Mapping[Shape, Mapping[Arm, Row]], costs: Mapping[Shape, Compar
         [
             f"{count(blocks)} {TIMES} {bytes_size(size)}",
             backend,
-            *(shown(swaps[way, backend, blocks, size].get(arm), _rate) for arm in _ARMS),
-            ratio_text(costs[way, backend, blocks, size]),
+            *(shown(swaps[direction, backend, blocks, size].get(arm), _rate) for arm in _ARMS),
+            ratio_text(costs[direction, backend, blocks, size]),
         ]
-        for way, backend, blocks, size in ordered
+        for direction, backend, blocks, size in ordered
     ]
 
 
@@ -116,13 +116,13 @@ def _rate(row: Row) -> str:
     return f"{rate(row)} ({sms})" if (sms := sms_text(row)) else rate(row)
 
 
-def _finding(way: str, costs: Mapping[Shape, Comparison]) -> Finding | None:
+def _finding(direction: str, costs: Mapping[Shape, Comparison]) -> Finding | None:
     """Return which backend pays most for scattered blocks, and which pay nothing; None if that is undecided."""
     dearer = {shape: cost.ratio for shape, cost in costs.items() if cost.verdict is Verdict.SLOWER}
     slower = {shape[1] for shape in dearer}
     unsure = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.UNDECIDED}
     unharmed = sorted({shape[1] for shape in costs} - slower - unsure)
-    text = f"{way} of fresh, scattered blocks against hot, dense ones: "
+    text = f"{direction} of fresh, scattered blocks against hot, dense ones: "
     if dearer:
         worst = max(dearer, key=lambda shape: dearer[shape])
         text += f"{_name(worst)} is {slower_text(dearer[worst])}"

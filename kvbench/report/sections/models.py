@@ -18,7 +18,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import bytes_size, count, faster_text
 from kvbench.report.rate_curves import GBPS, POINT_COLUMNS, RATES
-from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
+from kvbench.report.select import STATES, Pinned, by_direction, pin, where
 from kvbench.report.table_rows import (
     MARKS,
     UNCLEAR,
@@ -96,12 +96,11 @@ def _model_rows(view: View) -> list[ModelRows] | str:
         return "it needs a sweep of models: kvbench sweep models, or --model"
     pinned = _pin_each(view.frame, swaps)
     found = []
-    for way in DIRECTIONS:
-        cells = where(pinned.cells, direction=way)
+    for direction, cells in by_direction(pinned.cells).items():
         if (cells["status"] == "ok").any():
             # reversed: of rows with the same key the first counts
             by_key = {tuple(row[name] for name in _KEY): row for row in reversed(rows_of(cells))}
-            found.append(ModelRows(view, way, swaps, cells, by_key, pinned))
+            found.append(ModelRows(view, direction, swaps, cells, by_key, pinned))
     return found or "none of the run's models has a measured cell"
 
 

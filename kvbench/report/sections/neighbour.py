@@ -15,14 +15,14 @@ from kvbench.report.captions import caption, chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import figure, noun, slower_text
-from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.table_rows import Row, footnoted, line_of, rows_of, shown, sms_text, with_ways
+from kvbench.report.select import DIRECTIONS, by_direction, where
+from kvbench.report.table_rows import Row, footnoted, line_of, rows_of, shown, sms_text, with_methods
 from kvbench.report.view import View
 from kvbench.results.cost import AtRate, Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count, whole
 from kvbench.units import two_digits
 
-# GB/s at which the cheapest ways to swap are held against each other.
+# GB/s at which the methods of swapping are compared.
 RATES: Final = (10, 20, 40)
 # Findings do not tell smaller slowdowns apart.
 _LEAST: Final = 0.01
@@ -70,17 +70,17 @@ def make(view: View) -> Part | str:
     cells = view.frame[view.frame["neighbour"].notna() & (view.frame["status"] != "skipped") & whole(view.frame)]
     if not (cells["neighbour_slowdown"] > 0).any():
         return "it needs swaps that were measured beside a neighbour"
-    cells = with_ways(cells)
+    cells = with_methods(cells)
     points = cells[cells["neighbour_slowdown"] > 0]
     costs = costs_of(visits_that_count(view.run.records))
     slowdowns = {cell: {number: one.slowdown for number, one in own.items()} for cell, own in costs.items()}
     tables: list[DataTable] = []
     highlights: list[Finding] = []
-    for name, way in product(cells["neighbour"].unique(), DIRECTIONS):
-        own, measured = (where(rows, neighbour=name, direction=way) for rows in (cells, points))
-        tables += [_table(view, f"{name}, {way}", own, _edge(measured))] if len(own) else []
+    for name, direction in product(cells["neighbour"].unique(), DIRECTIONS):
+        own, measured = (where(rows, neighbour=name, direction=direction) for rows in (cells, points))
+        tables += [_table(view, f"{name}, {direction}", own, _edge(measured))] if len(own) else []
         decided = rows_of(measured[measured["neighbour_slowdown_high"].notna()])
-        highlights += [_finding(f"{name} beside {way} swaps", decided, slowdowns)] if decided else []
+        highlights += [_finding(f"{name} beside {direction} swaps", decided, slowdowns)] if decided else []
     files = {}
     if not (equal := _equal_rates(costs, points)).empty:
         tables.append(_equal_table(view, points, equal))
@@ -101,7 +101,7 @@ def _edge(points: pd.DataFrame) -> set[str]:
 
 def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataTable:
     body: list[list[Text]] = []
-    for row in sorted(rows_of(cells), key=lambda row: (row["way"], row["sms"] if sms_text(row) else 0)):
+    for row in sorted(rows_of(cells), key=lambda row: (row["method"], row["sms"] if sms_text(row) else 0)):
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
             body.append([row["label"], shown(row, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
             continue
@@ -166,7 +166,7 @@ def _lost(us_per_gb: float) -> str:
 
 
 def _finding(what: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Finding:
-    """Return what the highest of `RATES` that was reached costs at least, and what the cheapest way moves.
+    """Return what the highest of `RATES` that was reached costs at least, and what the cheapest cell moves.
 
     `slowdowns` are those of the visits, by cell.
     """
@@ -209,11 +209,10 @@ def _slower(slowdown: float) -> str:
 
 def _chart(view: View, name: str, points: pd.DataFrame) -> Chart:
     panels = []
-    for direction in DIRECTIONS:
-        if not (own := where(points, direction=direction)).empty:
-            edge = _edge(own)
-            lines = [_line(view, str(way), rows_of(cells), edge) for way, cells in own.groupby("way")]
-            panels.append(PlotPanel(direction, lines))
+    for direction, side in by_direction(points).items():
+        edge = _edge(side)
+        lines = [_line(view, str(method), rows_of(cells), edge) for method, cells in side.groupby("method")]
+        panels.append(PlotPanel(direction, lines))
     title = f"Slowdown of {name} against GB/s of the swaps beside it"
     drawn = "medians of visits · band: 95% interval · ring: nothing as fast costs less"
     text = chart_text(view, title, points, drawn, [_INCLUDES])
@@ -231,16 +230,16 @@ def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLi
 
 
 def _equal_rates(costs: Mapping[str, Mapping[int, Cost]], cells: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each way to swap and each of `RATES` that it reaches, the cheapest first.
+    """Return a row for each method of swapping and each of `RATES` that it reaches, the cheapest first.
 
     `cells` are those with a slowdown.
     """
     found = []
-    for way, members in with_ways(cells, "rate_cap").groupby(["neighbour", "direction", "way"], sort=False):
+    for key, members in with_methods(cells, "rate_cap").groupby(["neighbour", "direction", "method"], sort=False):
         by_id = {str(row["cell_id"]): row for row in rows_of(members)}
         own = {cell: costs[cell] for cell in by_id if cell in costs}
         reached = [(rate, at) for rate in RATES if (at := at_rate(rate, own))]
-        found += [(*way, rate, at.slowdown, at.low, at.high, _from(at, by_id)) for rate, at in reached]
+        found += [(*key, rate, at.slowdown, at.low, at.high, _from(at, by_id)) for rate, at in reached]
     made = pd.DataFrame(found, columns=list(_EQUAL_COLUMNS))
     return made.sort_values(["neighbour", "direction", "gbps", "slowdown"], ignore_index=True, kind="stable")
 

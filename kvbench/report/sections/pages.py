@@ -11,7 +11,7 @@ from kvbench.cells.backend_facts import STAGED
 from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
-from kvbench.report.select import DIRECTIONS, Pinned, pin, where
+from kvbench.report.select import Pinned, by_direction, pin, where
 from kvbench.report.table_rows import MARKS, Row, fastest_marked, grouped, measured_table, rate, rows_of, with_sms
 from kvbench.report.view import View
 from kvbench.text import ends
@@ -32,11 +32,9 @@ def make(view: View) -> Part | str:
     measured = where(pinned.cells, status="ok")
     if measured["backend"].nunique() < 2:
         return "it needs two backends on pages of the host (host_pattern=page-first-T) when idle"
-    ways = {way: own for way in DIRECTIONS if not (own := where(measured, direction=way)).empty}
-    highlights = [Finding(text, _WEIGHT) for way, own in ways.items() if (text := _finding(view, way, own))]
-    return Part(
-        [one.text for one in highlights], (), [_table(view, pinned, way, own) for way, own in ways.items()], highlights
-    )
+    sides = by_direction(measured).items()
+    highlights = [Finding(text, _WEIGHT) for side in sides if (text := _finding(view, *side))]
+    return Part([one.text for one in highlights], (), [_table(view, pinned, *side) for side in sides], highlights)
 
 
 SECTION = Section("pages", "Pages: swaps of blocks that lie in pages on the host", make)
@@ -47,7 +45,7 @@ def _swaps(cells: pd.DataFrame) -> dict[tuple[str, int, int], list[Row]]:
     return grouped(rows, lambda row: (str(row["host_pattern"]), int(row["block_bytes"]), int(row["blocks"])))
 
 
-def _finding(view: View, way: str, cells: pd.DataFrame) -> str:
+def _finding(view: View, direction: str, cells: pd.DataFrame) -> str:
     """Return which backend is the fastest most often, and what staged swaps reach of the fastest."""
     swaps = list(_swaps(cells).values())
     arms: dict[str, dict[int, Visits]] = {}
@@ -59,7 +57,7 @@ def _finding(view: View, way: str, cells: pd.DataFrame) -> str:
     if not first:
         return ""
     ((best, times),) = first.most_common(1)
-    text = f"{way}, pages on the host: {best} is the fastest in {times} of {count(len(swaps))} swaps"
+    text = f"{direction}, pages on the host: {best} is the fastest in {times} of {count(len(swaps))} swaps"
     won = [own for number, own in enumerate(swaps) if fastest.get(number) == best]
     rates = [{str(row["backend"]): row["gbps"] for row in own} for own in won]
     if best != STAGED and (shares := [one[STAGED] / one[best] for one in rates if STAGED in one]):
@@ -67,7 +65,7 @@ def _finding(view: View, way: str, cells: pd.DataFrame) -> str:
     return f"{text}."
 
 
-def _table(view: View, pinned: Pinned, way: str, cells: pd.DataFrame) -> DataTable:
+def _table(view: View, pinned: Pinned, direction: str, cells: pd.DataFrame) -> DataTable:
     backends = sorted({str(name) for name in cells["backend"]})
     costs = _COSTS if STAGED in backends else {}
     body: list[list[Text]] = []
@@ -76,7 +74,7 @@ def _table(view: View, pinned: Pinned, way: str, cells: pd.DataFrame) -> DataTab
         swap = f"{count(blocks)} {TIMES} {bytes_size(size)}"
         spent = ["" if of_staged is None else figure(of_staged[name] / unit) for name, unit in costs.values()]
         body.append([layout, swap, *fastest_marked(own, backends, rate, view.visits), *spent])
-    title = f"{way}, idle stream: GB/s of swaps with pages on the host"
+    title = f"{direction}, idle stream: GB/s of swaps with pages on the host"
     heads = [with_sms(backend, where(cells, backend=backend)["sms"]) for backend in backends]
     header = ("Host", "Swap", *heads, *(f"staged: {name}" for name in costs))
     compared, notes = len(cells) - len(body), [*([_NOTE] if costs else []), MARKS]

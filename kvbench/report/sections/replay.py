@@ -13,7 +13,7 @@ from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import count, figure
-from kvbench.report.select import DIRECTIONS, where
+from kvbench.report.select import by_direction
 from kvbench.report.table_rows import Row, comma_separated, measured_table, rows_of, sms_text
 from kvbench.report.view import View
 from kvbench.results.frame import of_trace
@@ -40,7 +40,7 @@ _AT_TIMES: Final = (
 class Replayed(NamedTuple):
     """The swaps of one cell: a row for each, and what it is called."""
 
-    way: str
+    method: str
     backend: str
     cell_id: str
     swaps: pd.DataFrame
@@ -66,14 +66,13 @@ def _part(view: View) -> Part:
     """Return what one run adds."""
     cells = _cells_of(view)
     swaps = {cell.id: own for cell, own in replays_of(view.run).items()}
-    found = {
-        way: [_replayed(row, swaps[row["cell_id"]]) for row in rows_of(own)]
-        for way in DIRECTIONS
-        if not (own := where(cells, direction=way)).empty
+    sides = by_direction(cells)
+    replays = {
+        direction: [_replayed(row, swaps[row["cell_id"]]) for row in rows_of(side)] for direction, side in sides.items()
     }
-    highlights = [Finding(text, _WEIGHT) for way, ways in found.items() if (text := _finding(view, way, ways))]
-    tables = [_table(view, way, where(cells, direction=way), ways) for way, ways in found.items()]
-    return Part([one.text for one in highlights], [_chart(view, cells, found)], tables, highlights)
+    highlights = [Finding(text, _WEIGHT) for side in replays.items() if (text := _finding(view, *side))]
+    tables = [_table(view, direction, side, replays[direction]) for direction, side in sides.items()]
+    return Part([one.text for one in highlights], [_chart(view, cells, replays)], tables, highlights)
 
 
 def _replayed(row: Row, swaps: pd.DataFrame) -> Replayed:
@@ -87,37 +86,37 @@ def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
     return rate_of(swaps), low, high
 
 
-def _finding(view: View, way: str, ways: Sequence[Replayed]) -> str:
-    """Return which way makes the swaps of the trace in the least time, and by how much against an engine's own code.
+def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
+    """Return which method makes the swaps of the trace in the least time, and by how much against an engine's own code.
 
     Of two without a clear difference both are named.
     """
-    sums = {one.way: one.swaps.groupby("round")["wall_us"].sum() for one in ways}
+    sums = {one.method: one.swaps.groupby("round")["wall_us"].sum() for one in replays}
     times = {name: dict(zip(map(int, own.index), own.tolist(), strict=True)) for name, own in sums.items()}
     fastest = [*leaders(times, IN_TURN)]
-    if len(ways) < 2 or len(fastest) > min(2, len(ways) - 1) or min(map(len, times.values())) < MIN_PAIRS:
+    if len(replays) < 2 or len(fastest) > min(2, len(replays) - 1) or min(map(len, times.values())) < MIN_PAIRS:
         return ""
-    first = next(one for one in ways if one.way == fastest[0])
-    rates = {one.way: rate_of(one.swaps) for one in ways}
-    rivals = [one.way for one in ways if one.backend in ("batched", *ENGINE_BACKENDS) and one.way not in fastest]
-    gains = ", ".join(speed_words(rates[first.way] / rates[name], name) for name in rivals)
+    first = next(one for one in replays if one.method == fastest[0])
+    rates = {one.method: rate_of(one.swaps) for one in replays}
+    rivals = [
+        one.method for one in replays if one.backend in ("batched", *ENGINE_BACKENDS) and one.method not in fastest
+    ]
+    gains = ", ".join(speed_words(rates[first.method] / rates[name], name) for name in rivals)
     p99 = figure(float(first.swaps["latency_us"].quantile(0.99)))
-    are = "is" if len(fastest) == 1 else "are"
+    names = f"{' and '.join(fastest)} {'is' if len(fastest) == 1 else 'are'}"
     gbps = ends([rates[name] for name in fastest], figure)
-    text = (
-        f"{SIDES[way]} of {trace_name(view.run)}: {' and '.join(fastest)} {are} the fastest, {gbps} GB/s, p99 {p99} us"
-    )
+    text = f"{SIDES[direction]} of {trace_name(view.run)}: {names} the fastest, {gbps} GB/s, p99 {p99} us"
     return f"{text}; {gains}." if gains else f"{text}."
 
 
-def _table(view: View, way: str, cells: pd.DataFrame, ways: Sequence[Replayed]) -> DataTable:
-    body = [_row(one, late=bool(_speed(view))) for one in sorted(ways, key=lambda one: one.swaps["wall_us"].sum())]
+def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Replayed]) -> DataTable:
+    body = [_row(one, late=bool(_speed(view))) for one in sorted(replays, key=lambda one: one.swaps["wall_us"].sum())]
     quantiles = (f"{name}, us" for name in ("p50", "p90", "p99", "Worst"))
     late = ("Late",) if _speed(view) else ()
     header = ("Way", "Swaps", *late, *quantiles, "GB/s", "Caller, us", "Copies left")
-    made, total = ways[0].swaps["number"].nunique(), _total(view, way)
+    made, total = replays[0].swaps["number"].nunique(), _total(view, direction)
     of = f"of {count(total)} " if total else ""
-    title = f"{SIDES[way]}: {count(made)} {of}swaps of {trace_name(view.run)}"
+    title = f"{SIDES[direction]}: {count(made)} {of}swaps of {trace_name(view.run)}"
     return measured_table(view, cells, title, header, body, includes_of(view, "idle"), notes=[_note(view)])
 
 
@@ -130,8 +129,8 @@ def _speed(view: View) -> float | None:
     return (trace_of(view.run) or {}).get("speed")
 
 
-def _total(view: View, way: str) -> int:
-    of = (trace_of(view.run) or {}).get(way)
+def _total(view: View, direction: str) -> int:
+    of = (trace_of(view.run) or {}).get(direction)
     return int(of["total"]) if isinstance(of, dict) else 0
 
 
@@ -140,7 +139,7 @@ def _row(one: Replayed, *, late: bool) -> list[Text]:
     gbps, low, high = _gbps(one.swaps)
     interval = f" ({figure(low)} to {figure(high)})" if np.isfinite(low) else ""
     return [
-        one.way,
+        one.method,
         count(len(latencies)),
         *([_lateness(one.swaps["late_us"])] if late else []),
         *(figure(float(latencies.quantile(share))) for share in (0.5, 0.9, 0.99, 1.0)),
@@ -157,11 +156,13 @@ def _lateness(late_us: "pd.Series[float]") -> str:
     return f"{count(len(late_us))}{by}"
 
 
-def _chart(view: View, cells: pd.DataFrame, found: Mapping[str, Sequence[Replayed]]) -> Chart:
-    panels = [PlotPanel(SIDES[way], [_line(view, one) for one in ways]) for way, ways in found.items()]
+def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Replayed]]) -> Chart:
+    panels = [PlotPanel(SIDES[direction], [_line(view, one) for one in side]) for direction, side in replays.items()]
     x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
     drawn = "medians of swaps of about this size · band: quartiles"
-    points = pd.concat([one.swaps.assign(way=one.way, direction=way) for way, ways in found.items() for one in ways])
+    points = pd.concat(
+        [one.swaps.assign(way=one.method, direction=direction) for direction, side in replays.items() for one in side]
+    )
     text = chart_text(
         view, f"Latency against the size of the swaps of {trace_name(view.run)}", cells, drawn, [_note(view)]
     )
@@ -169,10 +170,10 @@ def _chart(view: View, cells: pd.DataFrame, found: Mapping[str, Sequence[Replaye
 
 
 def _line(view: View, one: Replayed) -> PlotLine:
-    """Return the line of a way through the sizes, which are grouped by powers of two."""
+    """Return the line of a method through the sizes, which are grouped by powers of two."""
     columns = list(zip(*_binned(one.swaps), strict=True))
     x, y, low, high = ([float(value) for value in column] for column in columns)
-    return PlotLine(view.label, one.way, one.backend, x, y, low, high, [one.cell_id] * len(x))
+    return PlotLine(view.label, one.method, one.backend, x, y, low, high, [one.cell_id] * len(x))
 
 
 def _binned(swaps: pd.DataFrame) -> Iterator[tuple[float, float, float, float]]:

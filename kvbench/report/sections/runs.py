@@ -14,7 +14,7 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import TIMES, bytes_size, count
 from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
-from kvbench.report.select import DIRECTIONS, Pinned, pin, where
+from kvbench.report.select import Pinned, by_direction, pin, where
 from kvbench.report.table_rows import MARKS, fastest_marked, grouped, measured_table, rate, rows_of
 from kvbench.report.view import View
 from kvbench.text import ends
@@ -32,14 +32,16 @@ def make(view: View) -> Part | str:
     pinned, measured = _cells_in_runs(view.frame)
     if measured.empty:
         return f"it needs a backend measured at {MIN_LENGTHS} run lengths (pattern=shuffled,runs-8,runs-32) when idle"
-    ways = {way: own for way in DIRECTIONS if not (own := where(measured, direction=way)).empty}
-    turns = {way: _turns(view, own) for way, own in ways.items()}
+    sides = by_direction(measured)
+    changes = {direction: _changes(view, cells) for direction, cells in sides.items()}
     counts = sorted({int(blocks) for blocks in measured["blocks"]}, reverse=True)
     return Part(
-        findings=[f"{way}, {line}." for way, found in turns.items() for line in map(_line, found, found.values())],
+        findings=[f"{direction}, {_line(*swap)}." for direction, swaps in changes.items() for swap in swaps.items()],
         charts=[_chart(view, pinned, where(measured, blocks=blocks), blocks) for blocks in counts],
-        tables=[_table(view, pinned, way, own) for way, own in ways.items()],
-        highlights=[finding for way, found in turns.items() for finding in _highlights(way, list(found.values()))],
+        tables=[_table(view, pinned, *side) for side in sides.items()],
+        highlights=[
+            finding for direction, swaps in changes.items() for finding in _highlights(direction, list(swaps.values()))
+        ],
     )
 
 
@@ -62,7 +64,7 @@ def _cells_in_runs(frame: pd.DataFrame) -> tuple[Pinned, pd.DataFrame]:
     return pinned, measured[several >= MIN_LENGTHS]
 
 
-def _turns(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover | None]:
+def _changes(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover | None]:
     """Return, by (blocks, block bytes), the change to merged as the fastest of all, None where it is not the
     fastest at the longest decided length.
 
@@ -84,28 +86,23 @@ def _turns(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover |
     return found
 
 
-def _line(shape: tuple[int, int], turn: Crossover | None) -> str:
+def _line(shape: tuple[int, int], change: Crossover | None) -> str:
     head = f"{count(shape[0])} {TIMES} {bytes_size(shape[1])}"
-    if turn is None:
+    if change is None:
         return f"{head}: merged copies are at no long run clearly the fastest"
-    if turn.before == MERGED:
-        return (
-            f"{head}: merged copies win from runs of {count(turn.above_bytes)} blocks on, the shortest that is decided"
-        )
-    return (
-        f"{head}: merged copies win from runs of {count(turn.above_bytes)} blocks on, {turn.before} up to "
-        f"{count(turn.below_bytes)}"
-    )
+    before = f"{change.before} up to {count(change.below_bytes)}"
+    rest = "the shortest that is decided" if change.before == MERGED else before
+    return f"{head}: merged copies win from runs of {count(change.above_bytes)} blocks on, {rest}"
 
 
-def _highlights(way: str, turns: Sequence[Crossover | None]) -> list[Finding]:
+def _highlights(direction: str, changes: Sequence[Crossover | None]) -> list[Finding]:
     """Return the range of run lengths from which merged copies win."""
-    lengths = [turn.above_bytes for turn in turns if turn]
+    lengths = [change.above_bytes for change in changes if change]
     if not lengths:
         return []
     text = (
-        f"{way} on an idle stream: merged copies are the fastest from runs of {ends(lengths, count)} blocks on, in "
-        f"{len(lengths)} of {len(turns)} swaps."
+        f"{direction} on an idle stream: merged copies are the fastest from runs of {ends(lengths, count)} blocks on, "
+        f"in {len(lengths)} of {len(changes)} swaps."
     )
     return [Finding(text, _WEIGHT)]
 
@@ -117,7 +114,7 @@ def _chart(view: View, pinned: Pinned, cells: pd.DataFrame, blocks: int) -> Char
     return curve_chart(view, f"runs-{blocks}", own, rows, f"GB/s against the run length, N = {count(blocks)} blocks")
 
 
-def _table(view: View, pinned: Pinned, way: str, cells: pd.DataFrame) -> DataTable:
+def _table(view: View, pinned: Pinned, direction: str, cells: pd.DataFrame) -> DataTable:
     backends = sorted({str(name) for name in cells["backend"]})
     body: list[list[Text]] = []
     rows = grouped(rows_of(cells), lambda row: (int(row["block_bytes"]), int(row["blocks"]), int(row["run_blocks"])))
@@ -125,6 +122,6 @@ def _table(view: View, pinned: Pinned, way: str, cells: pd.DataFrame) -> DataTab
         swap = f"{count(blocks)} {TIMES} {bytes_size(size)}"
         body.append([swap, count(length), *fastest_marked(own, backends, rate, view.visits)])
     header = ("Swap", "Run", *backends)
-    title = f"{way}, idle stream: GB/s by the length of runs"
+    title = f"{direction}, idle stream: GB/s by the length of runs"
     compared, notes = len(cells) - len(body), [_NOTE, MARKS]
     return measured_table(view, cells, title, header, body, includes_of(view, "idle"), pinned, notes, compared)

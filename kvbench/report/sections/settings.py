@@ -14,7 +14,7 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, noun, size
 from kvbench.report.select import DIRECTIONS, SERIES, SIDE_AXES, where
-from kvbench.report.table_rows import UNCLEAR, Row, measured_table, rows_of, unsure
+from kvbench.report.table_rows import UNCLEAR, Row, comma_separated, measured_table, rows_of, unsure
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 from kvbench.text import a_stream, ends
@@ -121,8 +121,8 @@ def _table(view: View, setting: _Setting, time: str, rows: Sequence[Row]) -> Dat
         body.append([*shape, *medians, f"{_change_text(row, row[f'{time}_change'])}{mark}"])
     ids = {row[f"cell_id_{side}"] for row in rows for side in ("base", "other")}
     cells = view.measured[view.measured["cell_id"].isin(ids)]
-    way = [] if "direction" in setting.columns.values() else [first["direction"]]
-    title = ", ".join((*way, first["backend"], f"{first['stream_state']} stream"))
+    direction = "" if "direction" in setting.columns.values() else first["direction"]
+    title = comma_separated(direction, first["backend"], f"{first['stream_state']} stream")
     shown = (setting.axis, *setting.columns.values())
     others = (
         f"{name} {size(str(first[name]))}"
@@ -152,10 +152,10 @@ def _sentence(setting: _Setting, rows: Sequence[Row]) -> str:
         named = " and in ".join(setting.times.values())
         return f"{head}: no clear difference in {noun(len(rows), 'cell')}, in {named}."
     parts = []
-    for way in DIRECTIONS:
-        if here := [row for row in rows if row["direction"] == way]:
+    for direction in DIRECTIONS:
+        if here := [row for row in rows if row["direction"] == direction]:
             said = " and ".join(_changed(_changes(here, time), title) for time, title in setting.times.items())
-            parts.append(f"{way} {said}")
+            parts.append(f"{direction} {said}")
     return f"{head}: {'; '.join(parts)}."
 
 

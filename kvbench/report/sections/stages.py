@@ -10,7 +10,7 @@ import pandas as pd
 from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
-from kvbench.report.select import DIRECTIONS, Pinned, pin, where
+from kvbench.report.select import Pinned, by_direction, pin, where
 from kvbench.report.table_rows import Row, rows_of, sms_text
 from kvbench.report.view import View
 from kvbench.results import CLOCK
@@ -43,9 +43,8 @@ def make(view: View) -> Part | str:
         return "it needs cells on an idle stream near N = 16, 256 or 10 000 with blocks of 4, 16 or 32 KiB"
     shapes = pd.DataFrame(sorted(set(near.values())), columns=["blocks", "block_bytes"])
     cells = pinned.cells.merge(shapes, on=["blocks", "block_bytes"])
-    held = set(where(cells, stream_state="idle")["direction"])
-    tables = [_table(view, where(cells, direction=way), near, pinned) for way in DIRECTIONS if way in held]
-    return Part(tables=tables)
+    directions = by_direction(where(cells, stream_state="idle"))
+    return Part(tables=[_table(view, where(cells, direction=direction), near, pinned) for direction in directions])
 
 
 SECTION = Section("stages", "Stages: time of the caller and of the rest", make)

@@ -39,10 +39,10 @@ def make(view: View) -> Part | str:
     gates = {key: _gate(view, swap) for key, swap in both.items()}
     tables: list[DataTable] = []
     highlights: list[Finding] = []
-    for way in DIRECTIONS:
-        own = [key for key in both if key[1] == way]
+    for direction in DIRECTIONS:
+        own = [key for key in both if key[1] == direction]
         if own:
-            tables.append(_table(view, pinned, way, [(both[key], gates[key]) for key in own]))
+            tables.append(_table(view, pinned, direction, [(both[key], gates[key]) for key in own]))
         known = [key for key in own if math.isfinite(gates[key].high)]
         backends = dict.fromkeys(key[0] for key in known)
         highlights += [
@@ -68,7 +68,7 @@ def _gate(view: View, swap: _Swap) -> Comparison:
     return view.compare(str(swap[StreamState.GATED]["cell_id"]), str(swap[StreamState.OPENED]["cell_id"]))
 
 
-def _table(view: View, pinned: Pinned, way: str, swaps: Sequence[tuple[_Swap, Comparison]]) -> DataTable:
+def _table(view: View, pinned: Pinned, direction: str, swaps: Sequence[tuple[_Swap, Comparison]]) -> DataTable:
     states = [state for state in _STATES if any(state in swap for swap, _ in swaps)]
     body = []
     for swap, gate in swaps:
@@ -85,7 +85,7 @@ def _table(view: View, pinned: Pinned, way: str, swaps: Sequence[tuple[_Swap, Co
     )
     ids = {row["cell_id"] for swap, _ in swaps for row in swap.values()}
     cells = pinned.cells[pinned.cells["cell_id"].isin(ids)]
-    title = f"{way}: us per swap by stream state"
+    title = f"{direction}: us per swap by stream state"
     included = includes_of(view, "swap_us")
     return measured_table(view, cells, title, header, body, included, pinned, [_NOTE], compared=len(swaps))
 
