@@ -53,13 +53,13 @@ def _parts(report: Report) -> Iterator[str]:
         yield f"## What was found\n\n{markdown.bullets(starmap(_sentence, summary.items()))}"
     for chapter in report.chapters:
         yield from _chapter(chapter)
-    yield f"## The runs\n\n{table(report.runs)}"
+    yield f"## The runs\n\n{_table(report.runs)}"
     yield f"Commands:\n\n{_list(report.commands)}"
     yield from _listed("Warnings", report.warnings)
     yield from _listed("Not in this report", report.missing)
     yield from _listed("Skipped cells", report.skipped)
     if report.failed:
-        yield f"## Failed cells\n\nThey have no figures.\n\n{table(report.failed)}"
+        yield f"## Failed cells\n\nThey have no figures.\n\n{_table(report.failed)}"
     yield from _listed("Definitions", report.definitions)
     yield f"[{PAGE_FILE}]({PAGE_FILE}) has the same content, charts that zoom, and every cell with its raw samples."
 
@@ -84,28 +84,28 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
     if part.findings:
         yield _list(part.findings)
     before: Text = ""
-    for shown in (one for one in part.tables if not one.stem):
-        yield table(replace(shown, caption=_less_shared_end(shown.caption, before)))
-        before = shown.caption
+    for pasted in (one for one in part.tables if not one.stem):
+        yield _table(replace(pasted, caption=_less_shared_end(pasted.caption, before)))
+        before = pasted.caption
     if files := chapter.files:
-        links = (f"[{markdown.inline(shown.title)}]({name})" for name, shown in files.items())
+        links = (f"[{markdown.inline(linked.title)}]({name})" for name, linked in files.items())
         yield "More tables:\n\n" + markdown.bullets(links)
     yield from (f"All rows: [{name}]({name})" for name in part.files)
 
 
 def _less_shared_end(caption: Text, before: Text) -> Text:
     """Return a caption without what it ends with like that of the table before, if that is more than a full stop."""
-    own = spans(caption)
-    ends = zip(reversed(own), reversed(spans(before)), strict=False)
-    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
-    return own[: len(own) - shared] if shared > 1 else caption
+    sentences = spans(caption)
+    pairs = zip(reversed(sentences), reversed(spans(before)), strict=False)
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    return sentences[: len(sentences) - shared] if shared > 1 else caption
 
 
-def table(shown: DataTable) -> str:
-    header, *rows = ([_inline(text) for text in row] for row in (shown.header, *shown.rows))
-    title = markdown.strong(markdown.inline(shown.title)) if shown.title else ""
-    lines = markdown.table(header, rows, shown.left)
-    return "\n\n".join(filter(None, (title, lines, _list(shown.notes), _block(shown.caption))))
+def _table(table: DataTable) -> str:
+    header, *rows = ([_inline(text) for text in row] for row in (table.header, *table.rows))
+    title = markdown.strong(markdown.inline(table.title)) if table.title else ""
+    lines = markdown.table(header, rows, table.left)
+    return "\n\n".join(filter(None, (title, lines, _list(table.notes), _block(table.caption))))
 
 
 def _list(items: Sequence[Text]) -> str:

@@ -131,12 +131,12 @@ class Chapter:
     def files(self) -> dict[str, DataTable]:
         """The tables that are CSV files, by the names of these; a name that is taken gets a number."""
         taken = {f"{chart.stem}.csv" for chart in self.part.charts} | set(self.part.files)
-        found: dict[str, DataTable] = {}
+        files: dict[str, DataTable] = {}
         for table in (table for table in self.part.tables if table.stem):
             stem = re.sub(r"[^a-z0-9]+", "-", f"{self.section.name}-{table.stem}".lower())[:80]
             names = (f"{stem}{'' if number == 1 else f'-{number}'}.csv" for number in count(1))
-            found[next(name for name in names if name not in taken and name not in found)] = table
-        return found
+            files[next(name for name in names if name not in taken and name not in files)] = table
+        return files
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,13 +47,13 @@ def _ratio_text(ratio: float, word: str, opposite: str) -> str:
 def size(text: str) -> str:
     """Return text with the sizes in it as people read them: "4KiB" is "4 KiB", "25088B" is "24.5 KiB"."""
 
-    def shown(found: re.Match[str]) -> str:
+    def readable(match: re.Match[str]) -> str:
         try:
-            return bytes_size(parse_size(found[0]))
+            return bytes_size(parse_size(match[0]))
         except ValueError:  # of an untrusted run: no whole number of bytes
-            return found[0]
+            return match[0]
 
-    return _SIZE.sub(shown, text)
+    return _SIZE.sub(readable, text)
 
 
 def bytes_size(size_bytes: int) -> str:

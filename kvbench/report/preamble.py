@@ -47,9 +47,9 @@ def answer(views: Sequence[View]) -> list[Text]:
 
 def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
     """Return what was wrong with whole runs, short: at most five lines."""
-    found = [f"{view.label}: {short(text, _MOST_LETTERS)}" for view in views for text in faults_of(view.run)]
-    said = found[:_MOST_FIRST]
-    said += [f"and {len(found) - _MOST_FIRST} more, under Warnings"] if len(found) > _MOST_FIRST else []
+    faults = [f"{view.label}: {short(text, _MOST_LETTERS)}" for view in views for text in faults_of(view.run)]
+    lines = faults[:_MOST_FIRST]
+    lines += [f"and {len(faults) - _MOST_FIRST} more, under Warnings"] if len(faults) > _MOST_FIRST else []
     moved = {
         view.label: max(high / low - 1 for low, high in ends.values())
         for view in views
@@ -57,9 +57,9 @@ def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
     }
     if moved:
         where = f"up to {max(moved.values()):.0%} from round to round ({', '.join(moved)})"
-        said.append(f"the ceiling moved by {where}: {MOVED}")
-    said += [f"{noun(unread, 'run')} could not be read: Not in this report says why"] if unread else []
-    return [(Strong("Warning"), f": {text}") for text in said]
+        lines.append(f"the ceiling moved by {where}: {MOVED}")
+    lines += [f"{noun(unread, 'run')} could not be read: Not in this report says why"] if unread else []
+    return [(Strong("Warning"), f": {text}") for text in lines]
 
 
 def run_table(views: Sequence[View]) -> DataTable:
@@ -81,29 +81,31 @@ def run_table(views: Sequence[View]) -> DataTable:
 
 def warnings(views: Sequence[View]) -> list[Text]:
     """Return what a reader must know about a run or its samples, and its notes."""
-    found: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
-    found += [(f"{view.label}: ", *doubt) for view in views for doubt in _doubts(view.measured)]
+    texts: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
+    texts += [(f"{view.label}: ", *doubt) for view in views for doubt in _doubts(view.measured)]
     for view in views:
         if without := int((view.frame["status"] == "no figure").sum()):
-            found.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
+            texts.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
     records = ((view.label, record) for view in views for record in view.run.records)
     notes = [f"{label}: {short(record.text)}" for label, record in records if isinstance(record, Note)]
     more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
-    return [*found, *notes[:_MOST_NOTES], *more]
+    return [*texts, *notes[:_MOST_NOTES], *more]
 
 
 def _doubts(measured: pd.DataFrame) -> list[tuple[Span, ...]]:
     """Return what the samples themselves say against some cells."""
-    found: list[tuple[Span, ...]] = []
-    if astray := int((measured["state_held"] < 1).sum()):
-        said = "samples whose stream was not in the requested state"
-        found.append((f"{_cells_have(astray)} {said} (", Code("state_held"), ")"))
-    if spread := int((measured["outliers"] > _MANY_OUTLIERS * measured["samples"]).sum()):
-        said = f"outliers among more than {_MANY_OUTLIERS:.0%} of the samples, marked and kept"
-        found.append((f"{_cells_have(spread)} {said} (", Code("outliers"), ")"))
-    for text, cells in measured["warnings"].dropna().value_counts().head(_MOST_NOTES).items():
-        found.append((f"{noun(cells, 'cell')}: {short(str(text))}",))
-    return found
+    outliers = f"outliers among more than {_MANY_OUTLIERS:.0%} of the samples, marked and kept"
+    doubtful = (
+        (measured["state_held"] < 1, "samples whose stream was not in the requested state", "state_held"),
+        (measured["outliers"] > _MANY_OUTLIERS * measured["samples"], outliers, "outliers"),
+    )
+    doubts: list[tuple[Span, ...]] = []
+    for cells, text, column in doubtful:
+        if number := int(cells.sum()):
+            have = "has" if number == 1 else "have"
+            doubts.append((f"{noun(number, 'cell')} {have} {text} (", Code(column), ")"))
+    warnings = measured["warnings"].dropna().value_counts().head(_MOST_NOTES)
+    return doubts + [(f"{noun(number, 'cell')}: {short(str(text))}",) for text, number in warnings.items()]
 
 
 def skipped(views: Sequence[View]) -> list[Text]:
@@ -140,10 +142,6 @@ def definitions() -> list[Text]:
         f"{IN_TURN.reason}, or does not decide",
         "Visit: one turn of a cell; the cells of a round are visited in turn, and comparisons use medians of visits",
     ]
-
-
-def _cells_have(number: int) -> str:
-    return f"{noun(number, 'cell')} {'has' if number == 1 else 'have'}"
 
 
 def _ceiling(frame: pd.DataFrame, direction: str) -> str:

@@ -52,8 +52,8 @@ class RateCurve:
     @cached_property
     def cliff(self) -> Cliff | None:
         """The largest jump beyond noise and beyond what the sizes bring by `CLIFF`, where `x` are block bytes."""
-        found = find_cliff(self.x, *(self.column(name) for name in ("gbps", "gbps_low", "gbps_high")))
-        return found if found and found.excess >= 1 + CLIFF_MARGIN.fraction else None
+        cliff = find_cliff(self.x, *(self.column(name) for name in ("gbps", "gbps_low", "gbps_high")))
+        return cliff if cliff and cliff.excess >= 1 + CLIFF_MARGIN.fraction else None
 
     @cached_property
     def knee(self) -> int | None:
@@ -111,16 +111,16 @@ def cliff_text(cliff: Cliff) -> str:
 
     "24 KiB → 28 KiB: x5.4, x4.6 beyond the size"; for a fall "24 KiB → 28 KiB: 80% less".
     """
-    place, height, excess = cliff_parts(cliff)
-    return f"{place}: {height}, {excess} beyond the size" if excess else f"{place}: {height}"
+    sizes, height, excess = cliff_parts(cliff)
+    return f"{sizes}: {height}, {excess} beyond the size" if excess else f"{sizes}: {height}"
 
 
 def cliff_parts(cliff: Cliff) -> tuple[str, str, str]:
     """Return where a cliff is, how high, and how high beyond the ratio of the sizes, "" for a fall."""
-    place = f"{bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
+    sizes = f"{bytes_size(cliff.below_bytes)} → {bytes_size(cliff.above_bytes)}"
     if not cliff.rises:
-        return place, f"{two_digits(100 * (1 - 1 / cliff.height))}% less", ""
-    return place, f"{TIMES}{two_digits(cliff.height)}", f"{TIMES}{two_digits(cliff.excess)}"
+        return sizes, f"{two_digits(100 * (1 - 1 / cliff.height))}% less", ""
+    return sizes, f"{TIMES}{two_digits(cliff.height)}", f"{TIMES}{two_digits(cliff.excess)}"
 
 
 def curve_chart(view: View, stem: str, curves: RateCurves, rows: Mapping[int, str], title: str) -> Chart:
@@ -145,8 +145,8 @@ def curve_plot(
     points = pd.concat([curve.points for curve in curves.curves if curve.panel in rows])
 
     def line(curve: RateCurve) -> PlotLine:
-        own = where(points, backend=curve.backend, stream_state=curve.state)
-        backend = curve.backend if curves.over == "sms" else with_sms(curve.backend, own["sms"])
+        alike = where(points, backend=curve.backend, stream_state=curve.state)
+        backend = curve.backend if curves.over == "sms" else with_sms(curve.backend, alike["sms"])
         marks = _marks(curve, curves.over) if y is GBPS else ()
         label, variant = f"{backend}, {curve.state} stream", STATES.index(curve.state)
         return line_of(
@@ -181,7 +181,7 @@ def _roofs(curves: Sequence[RateCurve], over: str) -> list[PlotRoof]:
     points = pd.concat([curve.points for curve in curves])
     known = points[points["roof_gbps"].notna()].sort_values(over, kind="stable")
     kinds = {"roof of copies": known[known["sms"].isna()], "roof of SM copies": known[known["sms"].notna()]}
-    return [_roof(label, own.drop_duplicates(over), over) for label, own in kinds.items() if not own.empty]
+    return [_roof(label, cells.drop_duplicates(over), over) for label, cells in kinds.items() if not cells.empty]
 
 
 def _roof(label: str, points: pd.DataFrame, over: str) -> PlotRoof:
@@ -196,25 +196,25 @@ def _roof(label: str, points: pd.DataFrame, over: str) -> PlotRoof:
     return PlotRoof(label, [x for x, _ in corners], [y for _, y in corners])
 
 
-def spread(values: Sequence[int]) -> list[int]:
+def evenly_spaced(values: Sequence[int]) -> list[int]:
     """Return at most `MOST_ROWS` of the values, evenly spread with both ends."""
     count = min(MOST_ROWS, len(values))
-    return [values[round(place * (len(values) - 1) / max(1, count - 1))] for place in range(count)]
+    return [values[round(index * (len(values) - 1) / max(1, count - 1))] for index in range(count)]
 
 
 def left_out(values: Sequence[int]) -> str:
-    """Return the end of the title of a chart that shows only what `spread` returns."""
+    """Return the end of the title of a chart that shows only what `evenly_spaced` returns."""
     return f" ({MOST_ROWS} of {len(values)}, the tables have all)" if len(values) > MOST_ROWS else ""
 
 
 def curves_over(measured: pd.DataFrame, panel: str, x: str) -> list[RateCurve]:
     """Return a curve over the column `x` for every backend, direction, state and value of the column `panel`."""
-    found = []
+    curves = []
     for _, group in measured.groupby([*SERIES, panel]):
         points = group.sort_values(x).reset_index(drop=True)
         backend, direction, state = (str(points[axis].iloc[0]) for axis in SERIES)
         values = [int(value) for value in points[x]]
-        found.append(RateCurve(backend, direction, state, int(points[panel].iloc[0]), values, points))
+        curves.append(RateCurve(backend, direction, state, int(points[panel].iloc[0]), values, points))
     return sorted(
-        found, key=lambda curve: (curve.direction != "h2d", curve.backend, curve.state != "idle", curve.panel)
+        curves, key=lambda curve: (curve.direction != "h2d", curve.backend, curve.state != "idle", curve.panel)
     )

@@ -55,7 +55,7 @@ def measured_table(
     `Reason` in the body once. `includes` and `pinned` are those of `caption`.
     """
     rows, reasons = footnoted(body)
-    more = [*few_visits(cells), *family(compared), *reasons]
+    more = [*few_visits_note(cells), *chance_note(compared), *reasons]
     return DataTable(title, header, rows, [*notes, *more], caption(view, cells, includes, pinned), left, stem)
 
 
@@ -76,7 +76,7 @@ def rows_of(cells: pd.DataFrame, *names: str) -> list[Row]:
     return [dict(zip(names, row, strict=True)) for row in zip(*(cells[name].tolist() for name in names), strict=True)]
 
 
-def shown(row: Row | None, show: Callable[[Row], Shown]) -> Shown | str:
+def format_cell(row: Row | None, show: Callable[[Row], Shown]) -> Shown | str:
     """Return a cell of a table: its figure, a reason where it has none, blank where the run never asked."""
     if row is None:
         return ""
@@ -98,25 +98,25 @@ def fastest_marked(
 ) -> list[Text]:
     """Return a cell of a table for each of `backends`, the fastest in bold, or "≈" before all that may be as fast.
 
-    Where a cell has too few `visits` to tell, nothing is marked; `few_visits` says so.
+    Where a cell has too few `visits` to tell, nothing is marked; `few_visits_note` says so.
     """
     row_of = {str(row["backend"]): row for row in rows if row["backend"] in backends}
     arms = {name: visits[row["cell_id"]] for name, row in row_of.items() if row["cell_id"] in visits}
     decidable = len(arms) > 1 and min(map(len, arms.values())) >= MIN_PAIRS
     first = leaders(arms, IN_TURN) if decidable else {}
-    texts = {name: shown(row_of.get(name), show) for name in backends}
+    texts = {name: format_cell(row_of.get(name), show) for name in backends}
     marked = {name: Strong(texts[name]) if len(first) == 1 else f"≈ {texts[name]}" for name in first}
     return [marked.get(name, text) for name, text in texts.items()]
 
 
-def ratio_text(found: Comparison) -> str:
+def ratio_text(compared: Comparison) -> str:
     """Return a ratio of times, with "≈" where there is no clear difference."""
-    return f"{unsure(found)}{TIMES}{figure(found.ratio)}"
+    return f"{unclear_mark(compared)}{TIMES}{figure(compared.ratio)}"
 
 
-def unsure(found: Comparison) -> str:
+def unclear_mark(compared: Comparison) -> str:
     """Return the mark of a comparison that has an interval and still no verdict of a difference."""
-    return "≈ " if found.high < math.inf and not found.told_apart else ""
+    return "≈ " if compared.high < math.inf and not compared.told_apart else ""
 
 
 def primed_inline(cells: pd.DataFrame) -> list[Finding]:
@@ -133,14 +133,14 @@ def any_decidable(cells: pd.DataFrame) -> bool:
     return bool((cells["rounds"] >= MIN_PAIRS).any())
 
 
-def few_visits(cells: pd.DataFrame) -> list[Text]:
+def few_visits_note(cells: pd.DataFrame) -> list[Text]:
     """Return the note of a table in which some cells have too few visits for any verdict."""
     fewest = int(cells["rounds"].min())
-    said = f"Some cells have {noun(fewest, 'visit')} only: a comparison needs {MIN_PAIRS} of each cell"
-    return [said] if fewest < MIN_PAIRS else []
+    note = f"Some cells have {noun(fewest, 'visit')} only: a comparison needs {MIN_PAIRS} of each cell"
+    return [note] if fewest < MIN_PAIRS else []
 
 
-def family(comparisons: int) -> list[Text]:
+def chance_note(comparisons: int) -> list[Text]:
     """Return the note of a table with as many comparisons: how many differences chance alone would show."""
     wrong = noun(by_chance(comparisons), "false positive")
     return [f"Expect up to {wrong} in {count(comparisons)} comparisons"] if comparisons > 1 else []
@@ -190,8 +190,8 @@ def comma_separated(*texts: str) -> str:
 def grid_table(cells: pd.DataFrame, show: Callable[[Row], Text]) -> tuple[list[str], list[list[Text]]]:
     """Return the header and the rows of a table of `cells`: block sizes down, numbers of blocks to the right."""
     grid = {(int(row["block_bytes"]), int(row["blocks"])): row for row in rows_of(cells)}
-    sizes, counts = (sorted({point[place] for point in grid}) for place in (0, 1))
-    body = [[bytes_size(one), *(shown(grid.get((one, n)), show) for n in counts)] for one in sizes]
+    sizes, counts = (sorted(set(values)) for values in zip(*grid, strict=True))
+    body = [[bytes_size(one), *(format_cell(grid.get((one, n)), show) for n in counts)] for one in sizes]
     return ["Block size", *(f"N = {count(n)}" for n in counts)], body
 
 

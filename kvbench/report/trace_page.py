@@ -45,13 +45,13 @@ def trace_files(title: str, statistics: TraceStatistics, block_bytes: int) -> di
 
 def _span(summary: Mapping[str, Any]) -> str:
     again, flight = summary["host_blocks_again"], summary["mean_in_flight"]
-    said = [f"{summary['span_s']:.1f} s, up to {count(summary['most_swaps_in_a_second'])} swaps in a second"]
-    said += [f"{flight:.2f} swaps in flight on average"] if flight is not None else []
+    texts = [f"{summary['span_s']:.1f} s, up to {count(summary['most_swaps_in_a_second'])} swaps in a second"]
+    texts += [f"{flight:.2f} swaps in flight on average"] if flight is not None else []
     if again["share_of_blocks"]:
         middle = again["bytes_between"]["p50"]
         share = f"{again['share_of_blocks']:.0%} of the blocks were swapped before"
-        said.append(f"{share}, with {figure(middle / 1e9)} GB between at the median")
-    return markdown.escape("; ".join(said))
+        texts.append(f"{share}, with {figure(middle / 1e9)} GB between at the median")
+    return markdown.escape("; ".join(texts))
 
 
 def _table(summary: Mapping[str, Any]) -> str:
@@ -105,7 +105,7 @@ def _chart(
     stem: str, heading: str, axis: str, title: str, shares: Mapping[str, Mapping[str, Mapping[int, float]]]
 ) -> dict[str, bytes]:
     panels = [
-        PlotPanel(SIDES[direction], [_line(name, own) for name, own in lines.items()])
+        PlotPanel(SIDES[direction], [_line(name, share) for name, share in lines.items()])
         for direction, lines in shares.items()
     ]
     plot = LinePlot(PlotAxis(axis, "count", "log2"), PlotAxis("share, %", "figure", "linear"), [panels])
@@ -113,8 +113,8 @@ def _chart(
     points = [
         {"direction": direction, "line": name, "blocks": at, "share_percent": share}
         for direction, lines in shares.items()
-        for name, own in lines.items()
-        for at, share in own.items()
+        for name, steps in lines.items()
+        for at, share in steps.items()
     ]
     return {f"{stem}.{kind}": data for kind, data in drawn.items()} | {f"{stem}.csv": as_csv(pd.DataFrame(points))}
 

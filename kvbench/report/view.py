@@ -86,14 +86,14 @@ class View:
 
         Cells by backend, batched first; failed and skipped ones too.
         """
-        found = {}
+        contests = {}
         for direction, state in product(DIRECTIONS, STATES):
             cells = where(self.pinned.cells, direction=direction, stream_state=state)
             others = set(cells[cells["cell_id"].isin(self.visits)]["backend"])
             if BATCHED in others and len(others) > 1:
                 ordered = (BATCHED, *sorted(others - {BATCHED}))
-                found[direction, state] = {backend: where(cells, backend=backend) for backend in ordered}
-        return found
+                contests[direction, state] = {backend: where(cells, backend=backend) for backend in ordered}
+        return contests
 
     @cached_property
     def weight(self) -> tuple[float, int]:
@@ -165,14 +165,14 @@ def faults_of(run: Run) -> list[str]:
         "interrupted": "interrupted",
         "stopped": "stopped early",
     }
-    found = list(run.warnings)
+    faults = list(run.warnings)
     if info.status in ended:
-        found.append(": ".join(filter(None, (ended[info.status], short(info.status_reason or "")))))
+        faults.append(": ".join(filter(None, (ended[info.status], short(info.status_reason or "")))))
     if failed := {record.cell for record in run.records if isinstance(record, Failure)}:
-        found.append(f"{noun(len(failed), 'failed cell')}, without figures")
+        faults.append(f"{noun(len(failed), 'failed cell')}, without figures")
     if not any(isinstance(record, Visit) for record in run.records):
-        found.append("no measured cell")
-    return found
+        faults.append("no measured cell")
+    return faults
 
 
 def moved_ceilings(run: Run) -> dict[str, tuple[float, float]]:

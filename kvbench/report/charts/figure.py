@@ -104,8 +104,8 @@ def new_figure(
         figure.text(left, 1 - (0.24 + 0.24 * number) / height, line, va="center", **style)
     for number, line in enumerate(foot):
         figure.text(left, 1 - (notes + 0.15 * number) / height, line, va="center", **_FOOTNOTE)
-    place = (0.5, 1 - legend / height)
-    figure.legend(handles=keys, loc="upper center", bbox_to_anchor=place, ncols=keys_per_row, frameon=False)
+    anchor = (0.5, 1 - legend / height)
+    figure.legend(handles=keys, loc="upper center", bbox_to_anchor=anchor, ncols=keys_per_row, frameon=False)
     spec = figure.add_gridspec(
         rows,
         columns,

@@ -17,7 +17,7 @@ _HATCH: Final = "////"
 _GROUND: Final = "#C9C9C9"  # where nothing was measured
 _BEHIND: Final = (0.66, 0.6)  # of a tile: what keeps the hatching off a figure
 
-MapPlace = tuple[tuple[int, int], MapTile]
+PlacedTile = tuple[tuple[int, int], MapTile]
 
 
 def draw_map(plot: MapPlot, text: ChartText) -> dict[str, bytes]:
@@ -37,12 +37,12 @@ def _draw(ax: Axes, panel: MapPanel, sizes: Sequence[int], counts: Sequence[int]
     ax.set_title(drawable(panel.title))
     ax.grid(visible=False)
     ax.set_facecolor(_GROUND)
-    places = [((counts.index(blocks), sizes.index(size)), tile) for (size, blocks), tile in panel.tiles.items()]
-    undecided = [place for place in places if not place[1].decided]
-    _boxes(ax, [place for place in places if place[1].decided], (1, 1), edgecolor="white", linewidth=0.6)
+    tiles = [((counts.index(blocks), sizes.index(size)), tile) for (size, blocks), tile in panel.tiles.items()]
+    undecided = [placed for placed in tiles if not placed[1].decided]
+    _boxes(ax, [placed for placed in tiles if placed[1].decided], (1, 1), edgecolor="white", linewidth=0.6)
     _boxes(ax, undecided, (1, 1), edgecolor="#999999", linewidth=0.6, hatch=_HATCH)
     _boxes(ax, undecided, _BEHIND, edgecolor="none")
-    for (x, y), tile in places:
+    for (x, y), tile in tiles:
         white = tile.decided and is_dark(ratio_colour(tile.ratio))
         ax.text(x, y, figure(tile.ratio), ha="center", va="center", fontsize=7, color="white" if white else "black")
     ax.set_xlim(-0.5, len(counts) - 0.5)
@@ -54,10 +54,10 @@ def _draw(ax: Axes, panel: MapPanel, sizes: Sequence[int], counts: Sequence[int]
     ax.label_outer()
 
 
-def _boxes(ax: Axes, places: Sequence[MapPlace], size: tuple[float, float], **style: Any) -> None:
+def _boxes(ax: Axes, tiles: Sequence[PlacedTile], size: tuple[float, float], **style: Any) -> None:
     width, height = size
-    boxes = [Rectangle((x - width / 2, y - height / 2), width, height) for (x, y), _ in places]
-    colours = [ratio_colour(tile.ratio) for _, tile in places]
+    boxes = [Rectangle((x - width / 2, y - height / 2), width, height) for (x, y), _ in tiles]
+    colours = [ratio_colour(tile.ratio) for _, tile in tiles]
     ax.add_collection(PatchCollection(boxes, facecolor=colours, **style), autolim=False)
 
 

@@ -67,13 +67,14 @@ def _draw(ax: Axes, plot: LinePlot, panel: PlotPanel, inks: Mapping[str, Ink]) -
     for line in panel.lines:
         ax.fill_between(line.x, line.low, line.high, color=inks[line.backend].colour, alpha=0.18, linewidth=0)
         ax.add_line(_line(line, inks[line.backend], line.x, line.y))
-    place = 0
-    for line, mark in [(own, mark) for own in panel.lines for mark in own.marks]:
+    labels = 0
+    marks = [(line, mark) for line in panel.lines for mark in line.marks]
+    for line, mark in marks:
         show = _mark_jump if mark.low < mark.high else _mark_point
         show(ax, dict(zip(line.x, line.y, strict=True)), mark, inks[line.backend])
         if mark.words:
-            _label(ax, f"{line.label}: {mark.words}", inks[line.backend], place)
-            place += 1
+            _label(ax, f"{line.label}: {mark.words}", inks[line.backend], labels)
+            labels += 1
 
 
 def _mark_jump(ax: Axes, at: Mapping[float, float], mark: PlotMark, ink: Ink) -> None:
@@ -90,13 +91,13 @@ def _mark_point(ax: Axes, at: Mapping[float, float], mark: PlotMark, ink: Ink) -
     ax.plot(*at_point, marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
 
 
-def _label(ax: Axes, text: str, ink: Ink, place: int) -> None:
-    """Write what is marked into the headroom, where no line runs."""
+def _label(ax: Axes, text: str, ink: Ink, above: int) -> None:
+    """Write what is marked into the headroom, where no line runs, below the labels `above`."""
     ax.annotate(
         drawable(text),
         (0, 1),
         xycoords="axes fraction",
-        xytext=(4, -2 - _LABEL_POINTS * place),
+        xytext=(4, -2 - _LABEL_POINTS * above),
         textcoords="offset points",
         va="top",
         fontsize=8,
@@ -151,12 +152,12 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
     """Scale a logarithmic x axis: every x that has room is labelled, powers of two first; the others get a tick."""
     show: Callable[[int], str] = bytes_size if axis.unit == "bytes" else count
     whole = [int(value) for value in values]
-    first, last = _place(axis, whole[0]), _place(axis, whole[-1])
+    first, last = _octaves(axis, whole[0]), _octaves(axis, whole[-1])
     letters = max(len(show(value)) for value in whole)
     room = (0.08 + 0.055 * letters) / PANEL_WIDTH * 1.1 * max(1.0, last - first)
     named: list[int] = []
     for value in sorted(whole, key=lambda value: (value & (value - 1) != 0, value)):
-        if all(abs(_place(axis, value) - _place(axis, other)) >= room for other in named):
+        if all(abs(_octaves(axis, value) - _octaves(axis, other)) >= room for other in named):
             named.append(value)
     if axis.scale == "symlog2":
         ax.set_xscale("symlog", base=2, linthresh=1)
@@ -169,17 +170,17 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _place(axis: PlotAxis, value: float) -> float:
+def _octaves(axis: PlotAxis, value: float) -> float:
     """Return where a value stands on the x axis, in octaves; symlog2 is linear up to 1."""
     if axis.scale == "log2":
         return math.log2(value)
     return 1 + math.log2(value) if value > 1 else value
 
 
-def _value(axis: PlotAxis, place: float) -> float:
+def _value(axis: PlotAxis, octaves: float) -> float:
     if axis.scale == "log2":
-        return float(2**place)
-    return float(2 ** (place - 1)) if place > 1 else place
+        return float(2**octaves)
+    return float(2 ** (octaves - 1)) if octaves > 1 else octaves
 
 
 def _line(line: PlotLine, ink: Ink, x: Sequence[float], y: Sequence[float]) -> Line2D:
@@ -210,7 +211,7 @@ def _marker(name: str, spokes: Sequence[int]) -> MarkerStyle:
 
 
 def _legend(plot: LinePlot, inks: Mapping[str, Ink]) -> list[Line2D]:
-    """Return a key for every line of a name of its own, for the ceiling, and for every roof."""
+    """Return a key for each label of a line, for the ceiling, and for each roof."""
     keys = {line.label: _line(line, inks[line.backend], [], []) for line in plot.lines}
     ceiling = Line2D([], [], color=_GREY, linestyle=_CEILING_DASHES, linewidth=1.0, label="ceiling")
     roofs = [

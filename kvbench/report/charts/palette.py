@@ -40,7 +40,7 @@ _BLACK: Final[Rgb] = (0.0, 0.0, 0.0)
 
 def rgb_of(colour: str) -> Rgb:
     """Return red, green and blue of "#RRGGBB", each from 0 to 1."""
-    red, green, blue = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    red, green, blue = (int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5))
     return red, green, blue
 
 
@@ -56,7 +56,7 @@ def _luminance(colour: Rgb) -> float:
     return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-_OWN: Final = {
+_KNOWN: Final = {
     PER_BLOCK: Ink("#B05426", "^"),
     BATCHED: Ink("#2C60DD", "o"),
     TRITON: Ink("#00825B", "s"),
@@ -71,14 +71,14 @@ _FREE: Final = (Ink("#000000", "X"), Ink("#7F7F7F", "<"), Ink("#008B9A", "h"), I
 
 def inks(backends: Iterable[str]) -> dict[str, Ink]:
     """Return an ink for every backend; those of other packages take the free ones in the order of their names."""
-    others = sorted(set(backends) - set(_OWN))
-    return _OWN | {name: _free(number) for number, name in enumerate(others)}
+    others = sorted(set(backends) - set(_KNOWN))
+    return _KNOWN | {name: _free(number) for number, name in enumerate(others)}
 
 
 def _free(number: int) -> Ink:
     """Return a free ink; where the colours come again, they come with other markers."""
-    turn, place = divmod(number, len(_FREE))
-    return Ink(_FREE[place].colour, _FREE[(place + turn) % len(_FREE)].marker)
+    turn, index = divmod(number, len(_FREE))
+    return Ink(_FREE[index].colour, _FREE[(index + turn) % len(_FREE)].marker)
 
 
 def is_hollow(variant: int) -> bool:
@@ -110,9 +110,9 @@ RATIO_KEYS: Final = {
 
 def ratio_colour(ratio: float) -> Rgb:
     """Return red, green and blue, each from 0 to 1, for a ratio of times; beyond 8 and 1/8 they stay the same."""
-    place = max(-1.0, min(1.0, math.log2(ratio) / RATIO_OCTAVES))
+    position = max(-1.0, min(1.0, math.log2(ratio) / RATIO_OCTAVES))
     below, middle, above = _RATIO_COLOURS
-    end, share = (below, -place) if place < 0 else (above, place)
+    end, share = (below, -position) if position < 0 else (above, position)
     red, green, blue = ((m + (e - m) * share) / 255 for m, e in zip(middle, end, strict=True))
     return red, green, blue
 

@@ -22,9 +22,9 @@ class ChartText:
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """What an axis counts: its label, and whether its numbers are bytes, whole numbers, any figure, or places of names.
+    """What an axis counts: its label, and whether its numbers are bytes, whole numbers, any figure or indices of names.
 
-    "symlog2" (of x) is linear up to 1 and logarithmic from there, so that it has a place for 0. An axis of the unit
+    "symlog2" (of x) is linear up to 1 and logarithmic from there, so that it holds 0. An axis of the unit
     "name" has `names`: 0 stands for the first. A linear y axis begins at 0, unless `zero` is false.
     """
 
@@ -38,7 +38,7 @@ class PlotAxis:
 @dataclass(frozen=True, slots=True)
 class PlotMark:
     """What to point out on a line: a jump from the point at `low` to that at `high`, or one point; `words` may be ""
-    where the place says enough.
+    where the point says enough.
     """
 
     low: float
@@ -114,8 +114,8 @@ def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
     """Return the panels with a variant for every label of a backend, counted from 0 in the order of the lines."""
     labels: dict[str, dict[str, int]] = {}
     for line in (line for row in grid for panel in row for line in panel.lines):
-        own = labels.setdefault(line.backend, {})
-        own.setdefault(line.label, len(own))
+        variants = labels.setdefault(line.backend, {})
+        variants.setdefault(line.label, len(variants))
     return [
         [
             replace(panel, lines=[replace(line, variant=labels[line.backend][line.label]) for line in panel.lines])

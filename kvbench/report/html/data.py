@@ -83,9 +83,8 @@ def samples_json(view: View) -> Markup:
         starts = np.flatnonzero((samples["sample"] == 0) | (np.diff(owner, prepend=-1) != 0))
         columns = [_column(samples[name].to_numpy(np.float64, na_value=np.nan), starts) for name in SAMPLE_COLUMNS]
         lengths = np.diff(starts, append=len(samples))
-        for place, at in enumerate(starts):
-            visit = [int(numbers[at]), int(lengths[place]), *(column[place] for column in columns)]
-            cells.setdefault(ids[owner[at]], []).append(visit)
+        for start, length, *values in zip(starts, lengths, *columns, strict=True):
+            cells.setdefault(ids[owner[start]], []).append([int(numbers[start]), int(length), *values])
     return script_json({"columns": list(SAMPLE_COLUMNS), "cells": cells})
 
 
@@ -95,8 +94,8 @@ def script_json(data: Any) -> Markup:
 
 
 def _column(values: Floats, starts: npt.NDArray[np.intp]) -> list[list[float | None] | float | None]:
-    shown = rounded(values)
-    visits = [shown[first:end] for first, end in pairwise([*starts.tolist(), len(shown)])]
+    numbers = rounded(values)
+    visits = [numbers[first:end] for first, end in pairwise([*starts.tolist(), len(numbers)])]
     return [visit[0] if len(set(visit)) == 1 else visit for visit in visits]
 
 
@@ -106,10 +105,10 @@ def rounded(values: Floats) -> list[float | None]:
 
 
 def _rounded(value: float) -> float | None:
-    shown = float(f"{value:.{_DIGITS}g}")  # which can round to infinity
-    if not math.isfinite(shown):
+    number = float(f"{value:.{_DIGITS}g}")  # which can round to infinity
+    if not math.isfinite(number):
         return None
-    return int(shown) if shown.is_integer() else shown
+    return int(number) if number.is_integer() else number
 
 
 def _short_numbers(value: Any) -> Any:

@@ -59,9 +59,11 @@ def rich(text: Text) -> Markup:
 def _environment() -> Environment:
     """Return the templates, which escape every value, unless it is marked as HTML, and take no undefined one."""
     loader = FunctionLoader(lambda name: _asset(f"templates/{name}"))
-    found = Environment(autoescape=True, undefined=StrictUndefined, loader=loader, trim_blocks=True, lstrip_blocks=True)
-    found.filters |= {"rich": rich, "figure": figure, "count": count, "bytes_size": bytes_size, "step": _step}
-    return found
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, loader=loader, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"rich": rich, "figure": figure, "count": count, "bytes_size": bytes_size, "step": _step}
+    return environment
 
 
 def _asset(name: str) -> str:
@@ -85,7 +87,7 @@ def _step(ratio: float) -> str:
 
 def _policy(script: str, style: str) -> str:
     """Return a content policy: only this script, this style sheet and images inside the page; nothing is fetched."""
-    digests = (hashlib.sha256(text.encode()).digest() for text in (script, style))
-    own_script, own_style = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    own = f"script-src {own_script}; style-src {own_style}; img-src data:"
-    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'"
+    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
+    script_hash, style_hash = (f"'sha256-{digest}'" for digest in digests)
+    sources = f"script-src {script_hash}; style-src {style_hash}; img-src data:"
+    return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"

@@ -12,7 +12,7 @@ from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_text
 from kvbench.report.select import where
-from kvbench.report.table_rows import UNCLEAR, Row, grid_table, measured_table, rows_of, unsure
+from kvbench.report.table_rows import UNCLEAR, Row, grid_table, measured_table, rows_of, unclear_mark
 from kvbench.report.view import View
 from kvbench.text import convert, short
 from kvbench.tune.answer import words_of
@@ -143,7 +143,7 @@ def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
 
 
 def _ratio(row: Row) -> Text:
-    text = f"{unsure(row['compared'])}{row['ratio']:.2f}"
+    text = f"{unclear_mark(row['compared'])}{row['ratio']:.2f}"
     if row["known"]:
         return f"({text})"
     return Strong(text) if row["below"] else text

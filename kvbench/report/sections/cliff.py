@@ -20,8 +20,8 @@ from kvbench.report.rate_curves import (
     cliff_parts,
     cliff_text,
     curve_chart,
+    evenly_spaced,
     left_out,
-    spread,
 )
 from kvbench.report.select import SERIES, where
 from kvbench.report.table_rows import Row, any_decidable, grid_table, grouped, measured_table, primed_inline, rate
@@ -61,7 +61,7 @@ def _charts(view: View, curves: RateCurves) -> list[Chart]:
     several = sorted({curve.panel for curve in curves.curves if len(curve.x) >= MIN_SIZES})
     if len(several) > 1:
         title = f"GB/s against block size, by number of blocks{left_out(several)}"
-        rows = {panel: f", N = {count(panel)}" for panel in spread(several)}
+        rows = {panel: f", N = {count(panel)}" for panel in evenly_spaced(several)}
         charts.append(curve_chart(view, "cliff-by-blocks", curves, rows, title))
     return charts
 

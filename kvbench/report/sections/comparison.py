@@ -19,9 +19,9 @@ from kvbench.report.captions import host_mark, includes
 from kvbench.report.charts.plot import ChartText, PlotAxis
 from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
-from kvbench.report.rate_curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, ladder_curves, spread
+from kvbench.report.rate_curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, evenly_spaced, ladder_curves
 from kvbench.report.select import LATER, SIDE_AXES, pin, where
-from kvbench.report.table_rows import Row, axis_text, family, rows_of, with_methods
+from kvbench.report.table_rows import Row, axis_text, chance_note, rows_of, with_methods
 from kvbench.report.view import HOST_COPIES, View, sample_text
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
@@ -186,7 +186,7 @@ def _by_backend(pair: Pair, shared: pd.DataFrame, origin: Text) -> DataTable:
     header = ("Backend", "Dir", "Stream", "Cells", "Median ratio", *(verdict.capitalize() for verdict in _ORDER))
     base, other = pair
     title = f"Time of {other.label} / time of {base.label}, by backend"
-    return DataTable(title, header, rows, [_VERDICT, *family(len(shared))], origin, left=3)
+    return DataTable(title, header, rows, [_VERDICT, *chance_note(len(shared))], origin, left=3)
 
 
 def _cell_table(pair: Pair, cells: pd.DataFrame, origin: tuple[Span, ...]) -> DataTable:
@@ -223,7 +223,7 @@ def _beside_table(pair: Pair, beside: pd.DataFrame, origin: Text) -> DataTable:
         rows.append([*(row[name] for name in _BESIDE_NAMES), *rates, *slowdowns, *_judged(row)])
     labels = [view.label for view in pair]
     header = ("Neighbour", "Dir", "Swaps", *(f"{label} GB/s" for label in labels), *labels, "Ratio (95%)", "Verdict")
-    notes = [_BESIDE_VERDICT, *family(len(beside))]
+    notes = [_BESIDE_VERDICT, *chance_note(len(beside))]
     return DataTable("Slowdown of neighbours, worst first", header, rows, notes, origin, left=3)
 
 
@@ -252,7 +252,7 @@ def _chart(pair: Pair, curves: RateCurves, ratios: pd.DataFrame) -> Chart:
     base, other = (view.label for view in pair)
     name, subject, rows = "cliff", "block size", {curves.main: ""}
     if curves.over == "sms":
-        sizes = spread(sorted({curve.panel for curve in curves.curves}))
+        sizes = evenly_spaced(sorted({curve.panel for curve in curves.curves}))
         name, subject, rows = "sm-ladder", "the SM count", {size: f", {bytes_size(size)} blocks" for size in sizes}
     drawn = [
         replace(curve, points=curve.points.join(ratios, on="cell_id")) for curve in curves.curves if curve.panel in rows

@@ -11,7 +11,7 @@ from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
 from kvbench.report.model import Chart, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.table_rows import Row, family, few_visits, rows_of, with_sms
+from kvbench.report.table_rows import Row, chance_note, few_visits_note, rows_of, with_sms
 from kvbench.report.view import View
 from kvbench.text import short
 
@@ -47,7 +47,7 @@ def _chart(view: View, kernel: str) -> Chart | None:
     footer = [
         *includes(view, points["stream_state"], "Time"),
         f"{view.pinned.settings(measured)}; reproduced by {short(view.command, 300)}",
-        *map(str, (*few_visits(measured), *family(len(points)))),
+        *map(str, (*few_visits_note(measured), *chance_note(len(points)))),
     ]
     head = with_sms(kernel, points["sms"])
     title = f"Time of {BATCHED} copies over time of {head}, by block size and number of blocks"

@@ -11,7 +11,7 @@ from kvbench.policy import Choice
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.select import where
-from kvbench.report.table_rows import UNCLEAR, comma_separated, measured_table, unsure
+from kvbench.report.table_rows import UNCLEAR, comma_separated, measured_table, unclear_mark
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 from kvbench.results.replays import trace_of
@@ -82,7 +82,7 @@ def _row(view: View, engine: Engine, methods: Sequence[Choice], answer: Answer) 
     ratio = ABSENT
     if shipped and best:
         found = compare_visits(answer.arms[best], answer.arms[shipped], IN_TURN)
-        ratio = f"{unsure(found)}{figure(found.ratio)}"
+        ratio = f"{unclear_mark(found)}{figure(found.ratio)}"
     times = [_times(answer, choice) for choice in (*methods, best)]
     named = [ABSENT if choice is None else str(choice) for choice in (shipped, best)]
     return [count(answer.blocks), bytes_size(answer.block_bytes), *times[:-1], *named, times[-1], ratio]

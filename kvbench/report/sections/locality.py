@@ -16,13 +16,13 @@ from kvbench.report.select import pin, where
 from kvbench.report.table_rows import (
     UNCLEAR,
     Row,
-    family,
+    chance_note,
+    format_cell,
     measured_table,
     primed_inline,
     rate,
     ratio_text,
     rows_of,
-    shown,
     sms_text,
 )
 from kvbench.report.view import View
@@ -59,7 +59,7 @@ def make(view: View) -> Part | str:
     for direction in sorted({shape[0] for shape in compared}, reverse=True):
         own = {shape: swap for shape, swap in compared.items() if shape[0] == direction}
         title = f"{direction}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
-        body, notes = _rows(own, costs), [_NOTE, *family(len(own))]
+        body, notes = _rows(own, costs), [_NOTE, *chance_note(len(own))]
         tables.append(
             measured_table(view, cells, title, _HEADER, body, includes_of(view, "idle"), pinned, notes, left=2)
         )
@@ -105,7 +105,7 @@ def _rows(swaps: Mapping[Shape, Mapping[Arm, Row]], costs: Mapping[Shape, Compar
         [
             f"{count(blocks)} {TIMES} {bytes_size(size)}",
             backend,
-            *(shown(swaps[direction, backend, blocks, size].get(arm), _rate) for arm in _ARMS),
+            *(format_cell(swaps[direction, backend, blocks, size].get(arm), _rate) for arm in _ARMS),
             ratio_text(costs[direction, backend, blocks, size]),
         ]
         for direction, backend, blocks, size in ordered
@@ -120,8 +120,8 @@ def _finding(direction: str, costs: Mapping[Shape, Comparison]) -> Finding | Non
     """Return which backend pays most for scattered blocks, and which pay nothing; None if that is undecided."""
     dearer = {shape: cost.ratio for shape, cost in costs.items() if cost.verdict is Verdict.SLOWER}
     slower = {shape[1] for shape in dearer}
-    unsure = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.UNDECIDED}
-    unharmed = sorted({shape[1] for shape in costs} - slower - unsure)
+    undecided = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.UNDECIDED}
+    unharmed = sorted({shape[1] for shape in costs} - slower - undecided)
     text = f"{direction} of fresh, scattered blocks against hot, dense ones: "
     if dearer:
         worst = max(dearer, key=lambda shape: dearer[shape])

@@ -24,13 +24,13 @@ from kvbench.report.table_rows import (
     UNCLEAR,
     Row,
     fastest_marked,
+    format_cell,
     line_of,
     measured_table,
     milliseconds,
     rate,
     ratio_text,
     rows_of,
-    shown,
     with_sms,
 )
 from kvbench.report.view import View, ceiling_of
@@ -191,12 +191,12 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
         for state, measured in states.items():
             single, batched = (rows.row(swap, backend, state) for backend in (PER_BLOCK, BATCHED))
             if PER_BLOCK in measured:
-                line[f"{PER_BLOCK} ms, {state}"] = shown(single, milliseconds)
-            line[f"{BATCHED} ms, {state}"] = shown(batched, milliseconds)
+                line[f"{PER_BLOCK} ms, {state}"] = format_cell(single, milliseconds)
+            line[f"{BATCHED} ms, {state}"] = format_cell(batched, milliseconds)
             if PER_BLOCK in measured:
                 faster = rows.speed_up(swap, state)
                 line[f"Speed-up, {state}"] = ratio_text(faster) if faster else ""
-            line[f"{BATCHED} GB/s, {state}"] = shown(batched, rate)
+            line[f"{BATCHED} GB/s, {state}"] = format_cell(batched, rate)
         body.append(line)
     title = f"{rows.direction}: {PER_BLOCK} against {BATCHED}, by model, {_lengths(rows.swaps)}"
     cells = rows.measured_cells((PER_BLOCK, BATCHED), states)

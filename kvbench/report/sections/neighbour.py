@@ -16,7 +16,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import figure, noun, slower_text
 from kvbench.report.select import DIRECTIONS, by_direction, where
-from kvbench.report.table_rows import Row, footnoted, line_of, rows_of, shown, sms_text, with_methods
+from kvbench.report.table_rows import Row, footnoted, format_cell, line_of, rows_of, sms_text, with_methods
 from kvbench.report.view import View
 from kvbench.results.cost import AtRate, Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count, whole
@@ -103,7 +103,7 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
     body: list[list[Text]] = []
     for row in sorted(rows_of(cells), key=lambda row: (row["method"], row["sms"] if sms_text(row) else 0)):
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
-            body.append([row["label"], shown(row, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
+            body.append([row["label"], format_cell(row, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
             continue
         body.append(
             [

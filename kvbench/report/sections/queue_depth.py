@@ -16,7 +16,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, P
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
-from kvbench.report.table_rows import Row, any_decidable, grouped, line_of, measured_table, rows_of, shown
+from kvbench.report.table_rows import Row, any_decidable, format_cell, grouped, line_of, measured_table, rows_of
 from kvbench.report.view import View
 from kvbench.units import two_digits
 
@@ -99,7 +99,7 @@ def _table(view: View, title: str, lines: Sequence[QueueLine], pinned: Pinned) -
     """Return submission time against queued swaps in one direction and block size, the knees below."""
     columns = [{int(row["queued"]): row for row in rows_of(line.cells)} for line in lines]
     body: list[list[Text]] = [
-        [count(depth), *(shown(column.get(depth), _time) for column in columns)]
+        [count(depth), *(format_cell(column.get(depth), _time) for column in columns)]
         for depth in sorted({depth for column in columns for depth in column})
     ]
     begun = any(isinstance(text, str) and _BEGUN in text for row in body for text in row)

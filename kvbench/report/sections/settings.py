@@ -14,7 +14,7 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Section
 from kvbench.report.numbers import count, figure, noun, size
 from kvbench.report.select import DIRECTIONS, SERIES, SIDE_AXES, where
-from kvbench.report.table_rows import UNCLEAR, Row, comma_separated, measured_table, rows_of, unsure
+from kvbench.report.table_rows import UNCLEAR, Row, comma_separated, measured_table, rows_of, unclear_mark
 from kvbench.report.view import View
 from kvbench.results.frame import unqueued
 from kvbench.text import a_stream, ends
@@ -106,7 +106,7 @@ def _change_text(row: Row, found: Comparison) -> str:
     if _rounds(row) < MIN_PAIRS:
         return f"undecided: {noun(_rounds(row), 'round')} of {MIN_PAIRS}"
     low, value, high = ((end - 1) * 100 for end in (found.low, found.ratio, found.high))
-    return f"{unsure(found)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
+    return f"{unclear_mark(found)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
 
 
 def _table(view: View, setting: _Setting, time: str, rows: Sequence[Row]) -> DataTable:

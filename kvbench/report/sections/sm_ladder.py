@@ -6,9 +6,9 @@ from kvbench.analysis.margins import KNEE
 from kvbench.report.captions import includes_of
 from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
-from kvbench.report.rate_curves import RateCurve, RateCurves, curve_chart, ladder_curves, left_out, spread
+from kvbench.report.rate_curves import RateCurve, RateCurves, curve_chart, evenly_spaced, ladder_curves, left_out
 from kvbench.report.select import where
-from kvbench.report.table_rows import grouped, measured_table, rate, rows_of, shown
+from kvbench.report.table_rows import format_cell, grouped, measured_table, rate, rows_of
 from kvbench.report.view import View
 from kvbench.text import a_stream
 
@@ -25,7 +25,7 @@ def make(view: View) -> Part | str:
     if isinstance(curves, str):
         return curves
     sizes = sorted({curve.panel for curve in curves.curves})
-    rows = {size: f", {bytes_size(size)} blocks" for size in spread(sizes)}
+    rows = {size: f", {bytes_size(size)} blocks" for size in evenly_spaced(sizes)}
     title = f"GB/s against the SM count, N = {count(curves.main)} blocks{left_out(sizes)}"
     groups = grouped(curves.curves, lambda curve: (curve.backend, curve.state))
     return Part(
@@ -46,7 +46,7 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
     grid = {(row["direction"], int(row["block_bytes"]), int(row["sms"])): row for row in rows_of(rows)}
     body: list[list[Text]] = []
     for sms in sorted({int(sms) for sms in rows["sms"]}):
-        texts = [shown(grid.get((curve.direction, curve.panel, sms)), rate) for curve in columns]
+        texts = [format_cell(grid.get((curve.direction, curve.panel, sms)), rate) for curve in columns]
         marked = [Strong(text) if sms == curve.knee else text for curve, text in zip(columns, texts, strict=True)]
         body.append([str(sms), *marked])
     body.append(["knee", *(str(curve.knee or "none") for curve in columns)])
