@@ -35,16 +35,16 @@ _KNOWN: Final = (
 def make(view: View) -> Part | str:
     cells = tried(view.frame)
     cells = cells[cells["cell_id"].isin(view.visits)]
-    found = _against_best(view, cells)
-    if found.empty:
+    compared = _against_best(view, cells)
+    if compared.empty:
         return f"it needs {AUTO} and another backend measured at the same block size and number of blocks"
     policy = _policy_of(view)
-    found = found.assign(known=_known(found, policy))
-    tables = [_ratios(view, kind) for _, kind in found.groupby(["direction", "stream_state"], sort=False)]
-    new = found[~found["known"]]
+    compared = compared.assign(known=_known(compared, policy))
+    tables = [_ratios(view, kind) for _, kind in compared.groupby(["direction", "stream_state"], sort=False)]
+    new = compared[~compared["known"]]
     missed = new[new["below"]].sort_values("ratio", kind="stable")
     highlights = _verdict(new, missed, policy)
-    lines = [*(finding.text for finding in highlights), *_repeated(missed), _policy_text(policy, found)]
+    lines = [*(finding.text for finding in highlights), *_repeated(missed), _policy_text(policy, compared)]
     return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], highlights=highlights)
 
 
@@ -57,19 +57,19 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
     More columns: best, best_us, fastest (its choice as text), best over auto in `ratio`, that with its interval in
     `compared`; whether the whole interval lies from CLOSE on (`close`) or `below`.
     """
-    found = []
-    for _, here in cells.groupby(_POINT):
-        own, others = where(here, backend=AUTO), here[here["backend"] != AUTO]
-        if not own.empty and not others.empty:
-            auto = rows_of(own.head(1))[0]
-            best = rows_of(others.sort_values("swap_us_median", kind="stable").head(1))[0]
+    rows = []
+    for _, point in cells.groupby(_POINT):
+        autos = rows_of(where(point, backend=AUTO))
+        others = rows_of(point[point["backend"] != AUTO].sort_values("swap_us_median", kind="stable"))
+        if autos and others:
+            auto, best = autos[0], others[0]
             compared = view.compare(auto["cell_id"], best["cell_id"])
             auto["chosen"] = short(auto["chosen"]) if isinstance(auto["chosen"], str) else ""
             fastest = {"best": best["cell_id"], "best_us": best["swap_us_median"], "fastest": str(choice_of(best))}
             sides = {"close": compared.low >= CLOSE, "below": compared.high < CLOSE}
-            found.append(auto | fastest | sides | {"ratio": compared.ratio, "compared": compared})
+            rows.append(auto | fastest | sides | {"ratio": compared.ratio, "compared": compared})
     order = [False, False, True, True]
-    return pd.DataFrame(found).sort_values(_POINT, ascending=order) if found else pd.DataFrame()
+    return pd.DataFrame(rows).sort_values(_POINT, ascending=order) if rows else pd.DataFrame()
 
 
 def _verdict(new: pd.DataFrame, missed: pd.DataFrame, policy: Policy | str) -> list[Finding]:
@@ -111,7 +111,7 @@ def _policy_of(view: View) -> Policy | str:
         return "auto used a policy that cannot be read"
 
 
-def _known(found: pd.DataFrame, policy: Policy | str) -> list[bool]:
+def _known(compared: pd.DataFrame, policy: Policy | str) -> list[bool]:
     """Return of each row whether the policy was measured at its shape."""
     shapes = {
         (table.direction.value, table.stream_state.value, size, blocks)
@@ -120,18 +120,18 @@ def _known(found: pd.DataFrame, policy: Policy | str) -> list[bool]:
         for blocks, choice in zip(table.blocks, choices, strict=True)
         if choice
     }
-    return [tuple(row[name] for name in _POINT) in shapes for row in rows_of(found)]
+    return [tuple(row[name] for name in _POINT) in shapes for row in rows_of(compared)]
 
 
-def _policy_text(policy: Policy | str, found: pd.DataFrame) -> str:
+def _policy_text(policy: Policy | str, compared: pd.DataFrame) -> str:
     """Return where the choices of auto come from, and how they repeat at the shapes of its policy."""
     if isinstance(policy, str):
         return policy
     line = f"auto used a policy measured on {policy.made[:10] or 'an unknown day'}"
-    own = found[found["known"]]
-    close = count(own["close"].sum())
-    repeated = f". At {noun(len(own), 'shape')} of the policy itself, auto was as close in {close}"
-    return line if own.empty else f"{line}{repeated}"
+    known = compared[compared["known"]]
+    close = count(known["close"].sum())
+    repeated = f". At {noun(len(known), 'shape')} of the policy itself, auto was as close in {close}"
+    return line if known.empty else f"{line}{repeated}"
 
 
 def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
@@ -139,7 +139,7 @@ def _ratios(view: View, kind: pd.DataFrame) -> DataTable:
     direction, state = kind[["direction", "stream_state"]].iloc[0]
     title = f"{direction}, {state} stream: time of the fastest / time of auto"
     notes: list[Text] = [_MARKS, *([_KNOWN] if kind["known"].any() else [])]
-    return measured_table(view, _compared(view, kind), title, header, rows, _INCLUDES, notes=notes, compared=len(kind))
+    return measured_table(view, _both(view, kind), title, header, rows, _INCLUDES, notes=notes, compared=len(kind))
 
 
 def _ratio(row: Row) -> Text:
@@ -160,11 +160,11 @@ def _misses(view: View, missed: pd.DataFrame) -> DataTable:
     notes = [f"{count(more)} more; report.html looks up every cell"] if more > 0 else []
     title, origin = (
         f"Where auto is below {CLOSE} of the fastest, interval included",
-        caption(view, _compared(view, missed), _INCLUDES),
+        caption(view, _both(view, missed), _INCLUDES),
     )
     return DataTable(title, header, rows, notes, origin, left=4)
 
 
-def _compared(view: View, found: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells of auto in `found` and those that they were compared with."""
-    return view.measured[view.measured["cell_id"].isin({*found["cell_id"], *found["best"]})]
+def _both(view: View, compared: pd.DataFrame) -> pd.DataFrame:
+    """Return the compared cells of auto and those that they were compared with."""
+    return view.measured[view.measured["cell_id"].isin({*compared["cell_id"], *compared["best"]})]

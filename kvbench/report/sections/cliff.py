@@ -110,7 +110,7 @@ def _finding(curve: RateCurve, cliff: Cliff) -> str:
 def _highlights(curves: Sequence[RateCurve]) -> list[Finding]:
     """Return a sentence for every backend, direction and stream state of which most curves jump at the same sizes."""
     long = [curve for curve in curves if len(curve.x) >= MIN_SIZES]
-    found = []
+    highlights = []
     for (backend, direction, state), group in grouped(long, lambda c: (c.backend, c.direction, c.state)).items():
         cliffs = [(curve, cliff) for curve in group if (cliff := curve.cliff)]
         jumps = grouped(cliffs, lambda one: (one[1].below_bytes, one[1].above_bytes, one[1].rises))
@@ -130,8 +130,8 @@ def _highlights(curves: Sequence[RateCurve]) -> list[Finding]:
             f"{backend} {direction} on {a_stream(state)}: {bytes_size(above)} blocks reach {ratio} {bytes_size(below)} "
             f"blocks{beyond} (N = {ends([c.panel for c, _ in same], count)}); {_path_text(same)}{none}."
         )
-        found.append(Finding(text, math.log(max(excess))))
-    return found
+        highlights.append(Finding(text, math.log(max(excess))))
+    return highlights
 
 
 def _falls(cells: pd.DataFrame) -> list[Finding]:
@@ -139,9 +139,9 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
 
     The falls of auto are those of its choices, which have a section of their own.
     """
-    found: dict[tuple[str, ...], Finding] = {}
-    for _, own in where(cells[cells["backend"] != AUTO], status="ok").groupby([*SERIES, "block_bytes"]):
-        rows = own.sort_values("blocks")
+    falls: dict[tuple[str, ...], Finding] = {}
+    for _, group in where(cells[cells["backend"] != AUTO], status="ok").groupby([*SERIES, "block_bytes"]):
+        rows = group.sort_values("blocks")
         backend, direction, state = (str(rows[axis].iloc[0]) for axis in SERIES)
         size = int(rows["block_bytes"].iloc[0])
         fall = find_cliff(*(rows[name].tolist() for name in ("blocks", "gbps", "gbps_low", "gbps_high")))
@@ -152,15 +152,15 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
                 f"{count(fall.below_bytes)} and {count(fall.above_bytes)}."
             )
             key = (backend, direction, state)
-            if key not in found or found[key].weight < math.log(fall.height):
-                found[key] = Finding(text, math.log(fall.height))
-    return list(found.values())
+            if key not in falls or falls[key].weight < math.log(fall.height):
+                falls[key] = Finding(text, math.log(fall.height))
+    return list(falls.values())
 
 
 def _path_text(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:
     """Return what ran in most visits below and above the cliffs of these curves."""
-    ends = [(_path(curve, cliff.below_bytes), _path(curve, cliff.above_bytes)) for curve, cliff in cliffs]
-    below, above = (" or ".join(sorted(set(paths))) for paths in zip(*ends, strict=True))
+    paths = [(_path(curve, cliff.below_bytes), _path(curve, cliff.above_bytes)) for curve, cliff in cliffs]
+    below, above = (" or ".join(sorted(set(side))) for side in zip(*paths, strict=True))
     return f"path: {below}" if below == above else f"path: {below} below, {above} above"
 
 

@@ -66,17 +66,17 @@ def make(view: View) -> Part | str:
     cells, beside = _cells(*pair), _beside(*pair)
     origin = _origin(pair, cells)
     between = f"{view.label} against {base.label}"
-    found = [(f"{between}, {noun(len(cells), 'cell')} in common: {_counted(cells)}.", cells)]
+    sentences = [(f"{between}, {noun(len(cells), 'cell')} in common: {_verdict_counts(cells)}.", cells)]
     tables = [_differences(pair, origin), _by_backend(pair, cells, origin), _cell_table(pair, cells, origin)]
     files = {f"comparison-{base.label}-{view.label}.csv": as_csv(cells)}
     if not beside.empty:
-        found.append((f"{between}, neighbours of {noun(len(beside), 'cell')}: {_counted(beside)}.", beside))
+        sentences.append((f"{between}, neighbours of {noun(len(beside), 'cell')}: {_verdict_counts(beside)}.", beside))
         tables.append(_beside_table(pair, beside, origin))
         files[f"comparison-neighbours-{base.label}-{view.label}.csv"] = as_csv(beside)
     highlights = [
-        Finding(sentence, _weight(own)) for sentence, own in found if (own["verdict"] != Verdict.UNDECIDED).any()
+        Finding(sentence, _weight(rows)) for sentence, rows in sentences if (rows["verdict"] != Verdict.UNDECIDED).any()
     ]
-    return Part([sentence for sentence, _ in found], _charts(pair, cells), tables, highlights, files)
+    return Part([sentence for sentence, _ in sentences], _charts(pair, cells), tables, highlights, files)
 
 
 def _shared(view: View) -> int:
@@ -112,13 +112,13 @@ def _beside(base: View, other: View) -> pd.DataFrame:
     The columns are cell_id, neighbour, direction, swaps, `_base` and `_other` of the figures, and those of `_compared`
     for slowdowns.
     """
-    ours, theirs = (costs_of(visits_that_count(view.run.records)) for view in (base, other))
-    cells = base.measured[base.measured["cell_id"].isin(ours.keys() & theirs.keys())]
+    costs = [costs_of(visits_that_count(view.run.records)) for view in (base, other)]
+    cells = base.measured[base.measured["cell_id"].isin(costs[0].keys() & costs[1].keys())]
     both = cells.merge(other.measured[["cell_id", *_BESIDE_FIGURES]], on="cell_id", suffixes=("_base", "_other"))
     if both.empty:
         return both
     both = with_methods(both).rename(columns={"label": "swaps"})
-    slowdowns = [[[cost.slowdown for cost in own[cell].values()] for own in (ours, theirs)] for cell in both["cell_id"]]
+    slowdowns = [[[cost.slowdown for cost in side[cell].values()] for side in costs] for cell in both["cell_id"]]
     figures = [f"{name}_{side}" for name in _BESIDE_FIGURES for side in _SIDES]
     made = _compared(both[["cell_id", *_BESIDE_NAMES, *figures]], slowdowns, repeat(GATE))
     return made.sort_values("change", ascending=False, ignore_index=True)
@@ -129,12 +129,12 @@ def _compared(cells: pd.DataFrame, values: Iterable[Sequence[Samples]], margins:
 
     More columns: `change` (other over base, less 1) with its interval in `change_low` and `change_high`, `verdict`.
     """
-    found = [compare_apart(before, after, margin) for (before, after), margin in zip(values, margins, strict=False)]
+    compared = [compare_apart(before, after, margin) for (before, after), margin in zip(values, margins, strict=False)]
     return cells.assign(
-        change=[one.ratio - 1 for one in found],
-        change_low=[one.low - 1 for one in found],
-        change_high=[one.high - 1 for one in found],
-        verdict=[one.verdict.value for one in found],
+        change=[one.ratio - 1 for one in compared],
+        change_low=[one.low - 1 for one in compared],
+        change_high=[one.high - 1 for one in compared],
+        verdict=[one.verdict.value for one in compared],
     )
 
 
@@ -147,17 +147,17 @@ def _identity(view: View) -> dict[str, Scalar]:
     """Return a run's identity, and what else may differ: the version of kvbench, the day, the ceilings."""
     info = view.run.info
     ceilings = view.measured.groupby("direction")["ceiling_gbps"].first()
-    own: dict[str, Scalar] = {"kvbench": info.kvbench, "device": view.title, "date": view.date}
+    more: dict[str, Scalar] = {"kvbench": info.kvbench, "device": view.title, "date": view.date}
     for direction, rate in ceilings.dropna().items():
-        own[f"ceiling {direction} GB/s"] = round(float(rate), 1)
-    return dict(info.identity) | own
+        more[f"ceiling {direction} GB/s"] = round(float(rate), 1)
+    return dict(info.identity) | more
 
 
-def _counted(cells: pd.DataFrame) -> str:
+def _verdict_counts(cells: pd.DataFrame) -> str:
     parts = []
-    for verdict, ends in ((Verdict.SLOWER, "max"), (Verdict.FASTER, "min")):
+    for verdict, extreme in ((Verdict.SLOWER, "max"), (Verdict.FASTER, "min")):
         changes = where(cells, verdict=verdict)["change"]
-        most = "" if changes.empty else f" (by up to {two_digits(100 * abs(getattr(changes, ends)()))}%)"
+        most = "" if changes.empty else f" (by up to {two_digits(100 * abs(getattr(changes, extreme)()))}%)"
         parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
     parts.append(f"{count(len(where(cells, verdict=Verdict.SAME)))} the same")
     parts.append(f"{count(len(where(cells, verdict=Verdict.UNDECIDED)))} undecided")

@@ -17,7 +17,7 @@ from kvbench.text import short
 
 MIN_CELLS: Final = 4
 _AXES: Final = ["block_bytes", "blocks"]
-_SHOWN: Final = ["samples", "rounds", "swap_us_median", "swap_us_low", "swap_us_high", "cell_id"]
+_FIGURES: Final = ["samples", "rounds", "swap_us_median", "swap_us_low", "swap_us_high", "cell_id"]
 
 
 def make(view: View) -> Part | str:
@@ -35,15 +35,15 @@ SECTION = Section("crossover-map", "Crossover map: time of batched copies over t
 
 def _chart(view: View, kernel: str) -> Chart | None:
     """Return the maps of a kernel, one per direction and state of batched; None where there are too few cells."""
-    maps, shown = [], []
+    maps, arms_drawn = [], []
     for arms in (arms for arms in view.contests.values() if kernel in arms):
         cells = _ratios(view, arms[BATCHED], arms[kernel])
         if len(cells) >= MIN_CELLS and (cells[_AXES].nunique() > 1).all():
             maps.append(cells)
-            shown += [arms[BATCHED], arms[kernel]]
+            arms_drawn += [arms[BATCHED], arms[kernel]]
     if not maps:
         return None
-    points, measured = pd.concat(maps), where(pd.concat(shown), status="ok")
+    points, measured = pd.concat(maps), where(pd.concat(arms_drawn), status="ok")
     footer = [
         *includes(view, points["stream_state"], "Time"),
         f"{view.pinned.settings(measured)}; reproduced by {short(view.command, 300)}",
@@ -58,13 +58,13 @@ def _chart(view: View, kernel: str) -> Chart | None:
 
 def _ratios(view: View, *arms: pd.DataFrame) -> pd.DataFrame:
     """Return a row per cell that batched and a kernel share, with both times and their ratio."""
-    own, other = (cells[cells["cell_id"].isin(view.visits)] for cells in arms)
-    own = own[["device", "direction", "stream_state", "block_size", *_AXES, *_SHOWN]]
-    cells = own.merge(other[[*_AXES, "sms", *_SHOWN]], on=_AXES, suffixes=("_batched", "_kernel"))
-    cells.insert(1, "kernel", other["backend"].iloc[0])
+    batched, kernel = (cells[cells["cell_id"].isin(view.visits)] for cells in arms)
+    batched = batched[["device", "direction", "stream_state", "block_size", *_AXES, *_FIGURES]]
+    cells = batched.merge(kernel[[*_AXES, "sms", *_FIGURES]], on=_AXES, suffixes=("_batched", "_kernel"))
+    cells.insert(1, "kernel", kernel["backend"].iloc[0])
     ratios = [view.compare(row["cell_id_kernel"], row["cell_id_batched"]) for row in rows_of(cells)]
-    found = cells.assign(ratio=[ratio.ratio for ratio in ratios], decided=[ratio.told_apart for ratio in ratios])
-    return found.sort_values(_AXES)
+    cells = cells.assign(ratio=[ratio.ratio for ratio in ratios], decided=[ratio.told_apart for ratio in ratios])
+    return cells.sort_values(_AXES)
 
 
 def _panel(cells: pd.DataFrame) -> MapPanel:
@@ -75,10 +75,10 @@ def _panel(cells: pd.DataFrame) -> MapPanel:
 
 
 def _tile(row: Row) -> MapTile:
-    said = []
+    times = []
     for backend, side in ((BATCHED, "_batched"), (row["kernel"], "_kernel")):
         median, low, high = (figure(row[f"swap_us_{part}{side}"]) for part in ("median", "low", "high"))
-        said.append(f"{backend} {median} us ({low} to {high})")
+        times.append(f"{backend} {median} us ({low} to {high})")
     verdict = "" if row["decided"] else f"; {UNDECIDED}"
-    text = f"{count(row['blocks'])} blocks of {bytes_size(row['block_bytes'])}: {'; '.join(said)}{verdict}"
+    text = f"{count(row['blocks'])} blocks of {bytes_size(row['block_bytes'])}: {'; '.join(times)}{verdict}"
     return MapTile(row["ratio"], row["decided"], text)

@@ -22,7 +22,7 @@ def make(view: View) -> Part | str:
     if _pairs(view).empty:
         return "it needs cells that several devices swapped at once (--device cuda:all)"
     runs = [run for run in (*view.earlier, view) if not _pairs(run).empty]
-    return Part(tables=[_table(runs[: place + 1], named=len(runs) > 1) for place in range(len(runs))])
+    return Part(tables=[_table(runs[:number], named=len(runs) > 1) for number in range(1, len(runs) + 1)])
 
 
 SECTION = Section("devices", "Devices: swaps on all of them at once", make, of_all=True)
@@ -31,16 +31,16 @@ SECTION = Section("devices", "Devices: swaps on all of them at once", make, of_a
 def _table(runs: Sequence[View], *, named: bool) -> DataTable:
     """Return the table of the last of `runs`, with sums where they are every device's; `named` after its run."""
     view, pairs = runs[-1], [_pairs(run) for run in runs]
-    own = pairs[-1]
-    count = int(own["devices"].max())
+    cells = pairs[-1]
+    count = int(cells["devices"].max())
     rates = pd.concat(pairs).groupby("cell_id")[["gbps_alone", "gbps"]]
     sums = rates.sum()[(rates.size() == count) & (len(pairs) == count)].add_suffix("_all")
-    body: list[list[Text]] = [_row(row) for row in rows_of(own.join(sums, on="cell_id"))]
+    body: list[list[Text]] = [_row(row) for row in rows_of(cells.join(sums, on="cell_id"))]
     header = ("Swaps", "GB/s alone", "GB/s at once", "Share", "All alone", "All at once", "Share of all")
-    cells = view.measured[view.measured["cell_id"].isin(own["cell_id"])]
+    measured = view.measured[view.measured["cell_id"].isin(cells["cell_id"])]
     title = f"{view.run.info.device.get('name')} beside {noun(count - 1, 'other device')}"
     title = f"{view.label}: {title}" if named else title
-    return DataTable(title, header, body, [], caption(view, cells, _INCLUDES))
+    return DataTable(title, header, body, [], caption(view, measured, _INCLUDES))
 
 
 def _pairs(view: View) -> pd.DataFrame:

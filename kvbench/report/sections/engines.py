@@ -32,14 +32,14 @@ _INCLUDES: Final = (
 def make(view: View) -> Part | str:
     if isinstance(reason := _answers(view), str):
         return reason
-    runs = [(run, found) for run in view.of_machine if not isinstance(found := _answers(run), str)]
+    runs = [(run, answers) for run in view.of_machine if not isinstance(answers := _answers(run), str)]
     tables = [
-        _table(run, f"{run.label}: " if len(runs) > 1 else "", engine, own)
+        _table(run, f"{run.label}: " if len(runs) > 1 else "", engine, measured)
         for run, answers in runs
         for engine in MEASURED
         if not engine.pages or str(workload_axes([run.run])["host_pattern"]).startswith("page-first")
-        for every in by_kind(answers).values()
-        if (own := [answer for answer in every if answer.best_of(*engine.backends)])
+        for group in by_kind(answers).values()
+        if (measured := [answer for answer in group if answer.best_of(*engine.backends)])
     ]
     if not tables:
         return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
@@ -81,8 +81,8 @@ def _row(view: View, engine: Engine, methods: Sequence[Choice], answer: Answer) 
     best = answer.best_of(*{choice.backend for choice in answer.arms} - ENGINE_BACKENDS)
     ratio = ABSENT
     if shipped and best:
-        found = compare_visits(answer.arms[best], answer.arms[shipped], IN_TURN)
-        ratio = f"{unclear_mark(found)}{figure(found.ratio)}"
+        compared = compare_visits(answer.arms[best], answer.arms[shipped], IN_TURN)
+        ratio = f"{unclear_mark(compared)}{figure(compared.ratio)}"
     times = [_times(answer, choice) for choice in (*methods, best)]
     named = [ABSENT if choice is None else str(choice) for choice in (shipped, best)]
     return [count(answer.blocks), bytes_size(answer.block_bytes), *times[:-1], *named, times[-1], ratio]
@@ -99,17 +99,16 @@ def _times(answer: Answer, choice: Choice | None) -> str:
 
 def _same_api(engine: Engine, answers: Sequence[Answer]) -> str:
     """Return how the engine's call of the driver compares with kvbench's call of the same function."""
-    found = [(answer, answer.best_of("batched"), answer.best_of(engine.same_as)) for answer in answers]
     pairs = [
-        (compare_visits(answer.visits_of(usual), answer.visits_of(own), BETWEEN_RUNS), answer, usual, own)
-        for answer, usual, own in found
-        if usual and own
+        (compare_visits(answer.visits_of(batched), answer.visits_of(call), BETWEEN_RUNS), answer, batched, call)
+        for answer in answers
+        if (batched := answer.best_of("batched")) and (call := answer.best_of(engine.same_as))
     ]
     decided = [pair for pair in pairs if pair[0].verdict is not Verdict.UNDECIDED]
     if not decided:
         return ""
     close = sum(compared.verdict is Verdict.SAME for compared, *_ in decided)
-    longer_us = median(answer.caller_us[own] - answer.caller_us[usual] for _, answer, usual, own in decided)
+    longer_us = median(answer.caller_us[call] - answer.caller_us[batched] for _, answer, batched, call in decided)
     unclear = f" ({len(pairs) - len(decided)} undecided)" if len(decided) < len(pairs) else ""
     return (
         f"{engine.same_as} takes {ends([pair[0].ratio for pair in decided], figure)} times as long as batched, within "

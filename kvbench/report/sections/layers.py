@@ -55,15 +55,15 @@ def make(view: View) -> Part | str:
         if of == unit
     ]
     tables = [
-        _table(run, f"{run.label}: {title}" if len(named) > 1 else str(title), unit, own)
+        _table(run, f"{run.label}: {title}" if len(named) > 1 else str(title), unit, group)
         for run, cells in named
-        for title, own in cells.groupby("what", sort=False)
+        for title, group in cells.groupby("what", sort=False)
     ]
     loads = pd.concat(cells for _, cells in named)
     if (waited := loads[loads["hidden_share"].notna()]).empty:
         return Part(tables=tables)
     decided = waited[waited["hidden_share_low"].notna()]
-    highlights = [_finding(str(what), unit, rows_of(own)) for what, own in decided.groupby("what", sort=False)]
+    highlights = [_finding(str(what), unit, rows_of(group)) for what, group in decided.groupby("what", sort=False)]
     return Part([one.text for one in highlights], [_chart(named[0][0], unit, waited)], tables, highlights)
 
 
@@ -83,12 +83,12 @@ def _named(view: View) -> tuple[pd.DataFrame, str]:
         models = swaps_from_plain(view.run.info.spec.get("models", []))
     except UsageError:
         models = ()
-    known = {(one.blocks, one.block_bytes, one.pattern, one.host_pattern): one for one in models}
+    swaps = {(swap.blocks, swap.block_bytes, swap.pattern, swap.host_pattern): swap for swap in models}
     rows = rows_of(cells.assign(host_pattern=cells["host_pattern"].fillna(AS_PATTERN.kind)))
-    found = [known.get(tuple(row[name] for name in _KEY)) for row in rows]
-    tokens = all(found)
-    what = [_what(row, one.title if one and tokens else "") for row, one in zip(rows, found, strict=True)]
-    sizes = [one.tokens if one and tokens else int(row["blocks"]) for row, one in zip(rows, found, strict=True)]
+    known = [swaps.get(tuple(row[name] for name in _KEY)) for row in rows]
+    tokens = all(known)
+    what = [_what(row, swap.title if swap and tokens else "") for row, swap in zip(rows, known, strict=True)]
+    sizes = [swap.tokens if swap and tokens else int(row["blocks"]) for row, swap in zip(rows, known, strict=True)]
     callers = [row["caller_us_median"] / _layers(row) for row in rows]
     named = cells.assign(
         what=what, size=sizes, method=list(map(_method, rows)), caller_of_layer_us=callers, run=view.label
@@ -133,26 +133,26 @@ def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
     """Return which methods hide the loads of TOKENS, or of the most that was loaded, and what submitting them takes."""
     sizes = {row["size"] for row in rows}
     at = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)
-    own = sorted((row for row in rows if row["size"] == at), key=lambda row: -row["hidden_share"])
-    hiding = [row["method"] for row in own if row["hidden_share_low"] >= HIDDEN]
+    loads = sorted((row for row in rows if row["size"] == at), key=lambda row: -row["hidden_share"])
+    hiding = [row["method"] for row in loads if row["hidden_share_low"] >= HIDDEN]
     callers = sorted(
-        (row["caller_us_median"] / _layers(row), row["method"]) for row in own if AT_ONCE not in row["sequence"]
+        (row["caller_us_median"] / _layers(row), row["method"]) for row in loads if AT_ONCE not in row["sequence"]
     )
     text = f"{what}, {count(at)} {unit}: "
     if hiding:
         text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
     else:
-        text += f"no way surely hides {HIDDEN:.0%} of the loads; most is {_share(own[0])} by {own[0]['method']}"
+        text += f"no way surely hides {HIDDEN:.0%} of the loads; most is {_share(loads[0])} by {loads[0]['method']}"
     if callers:
         (least_us, least), (most_us, most) = callers[0], callers[-1]
         text += f"; submission alone takes {figure(least_us)} us a layer ({least})"
         text += f" to {figure(most_us)} us ({most})" if most != least else ""
-    return Finding(f"{text}.", math.log1p(max(0.0, own[0]["hidden_share"])))
+    return Finding(f"{text}.", math.log1p(max(0.0, loads[0]["hidden_share"])))
 
 
 def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
     """Return the chart of the cells of runs of a machine, named after `view`, the first of them."""
-    panels = [_panel(str(what), rows_of(own)) for what, own in cells.groupby("what", sort=False)]
+    panels = [_panel(str(what), rows_of(group)) for what, group in cells.groupby("what", sort=False)]
     title, drawn = f"Hidden share of loads against {unit}", "medians of visits · band: 95% interval"
     x, y = PlotAxis(unit, "count", "log2"), PlotAxis("hidden share", "figure", "linear", zero=False)
     plot = LinePlot(x, y, told_apart([panels]), "95% interval")
@@ -162,7 +162,7 @@ def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
 def _panel(title: str, rows: Sequence[Row]) -> PlotPanel:
     lines = []
     by_method = grouped(sorted(rows, key=lambda row: row["size"]), lambda row: (str(row["run"]), str(row["method"])))
-    for (run, method), own in by_method.items():
-        sizes = [float(row["size"]) for row in own]
-        lines.append(line_of(run, method, sizes, own, ("hidden_share", "hidden_share_low", "hidden_share_high")))
+    for (run, method), points in by_method.items():
+        sizes = [float(row["size"]) for row in points]
+        lines.append(line_of(run, method, sizes, points, ("hidden_share", "hidden_share_low", "hidden_share_high")))
     return PlotPanel(title, lines)

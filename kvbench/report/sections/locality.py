@@ -57,14 +57,14 @@ def make(view: View) -> Part | str:
     }
     tables, highlights = [], []
     for direction in sorted({shape[0] for shape in compared}, reverse=True):
-        own = {shape: swap for shape, swap in compared.items() if shape[0] == direction}
+        swaps = {shape: swap for shape, swap in compared.items() if shape[0] == direction}
         title = f"{direction}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
-        body, notes = _rows(own, costs), [_NOTE, *chance_note(len(own))]
+        body, notes = _rows(swaps, costs), [_NOTE, *chance_note(len(swaps))]
         tables.append(
             measured_table(view, cells, title, _HEADER, body, includes_of(view, "idle"), pinned, notes, left=2)
         )
         measured = {
-            shape: costs[shape] for shape, arms in own.items() if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
+            shape: costs[shape] for shape, arms in swaps.items() if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
         }
         if measured and (finding := _finding(direction, measured)):
             highlights.append(finding)
@@ -87,14 +87,14 @@ def _compared(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:
     """
     idle = where(cells, stream_state="idle")
     largest = int(idle["pool_bytes"].max()) if len(idle) else 0
-    found: dict[Shape, dict[Arm, Row]] = {}
+    swaps: dict[Shape, dict[Arm, Row]] = {}
     for row in rows_of(idle[idle["pool_bytes"].isin([0, largest])] if largest else idle.iloc[:0]):
         shape = (str(row["direction"]), str(row["backend"]), int(row["blocks"]), int(row["block_bytes"]))
         arm = ("far" if row["pool_bytes"] else "dense", Reuse(row["reuse"]) if row["reuse"] else Reuse.SAME)
-        found.setdefault(shape, {}).setdefault(arm, row)
+        swaps.setdefault(shape, {}).setdefault(arm, row)
     return {
         shape: arms
-        for shape, arms in found.items()
+        for shape, arms in swaps.items()
         if _HOT in arms and _FAR in arms and any(row["status"] == "ok" for row in arms.values())
     }
 
@@ -143,9 +143,9 @@ def _pool_curves(cells: pd.DataFrame) -> RateCurves | None:
     fresh = where(pinned.cells, status="ok", stream_state="idle")
     fresh = fresh[fresh["pool_bytes"] > 0]
     swaps = [swap for _, swap in fresh.groupby(["blocks", "block_bytes"])]
-    own = max(swaps, key=lambda swap: int(swap["pool_bytes"].nunique()), default=fresh)
-    own = own[own.groupby(["backend", "direction"])["pool_bytes"].transform("nunique") >= MIN_POOLS]
-    if own.empty:
+    widest = max(swaps, key=lambda swap: int(swap["pool_bytes"].nunique()), default=fresh)
+    widest = widest[widest.groupby(["backend", "direction"])["pool_bytes"].transform("nunique") >= MIN_POOLS]
+    if widest.empty:
         return None
-    curves = curves_over(own, "block_bytes", "pool_bytes")
-    return RateCurves("pool_bytes", curves, pinned, own, int(own["blocks"].iloc[0]))
+    curves = curves_over(widest, "block_bytes", "pool_bytes")
+    return RateCurves("pool_bytes", curves, pinned, widest, int(widest["blocks"].iloc[0]))

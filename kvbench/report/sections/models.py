@@ -47,17 +47,17 @@ _KEY: Final = ("backend", "stream_state", "blocks", "block_bytes", "pattern", "h
 
 @dataclass(frozen=True, slots=True)
 class ModelRows:
-    """The cells of a run's models in one direction, failed and skipped ones too; `found` are their rows by `_KEY`."""
+    """The cells of a run's models in one direction, failed and skipped ones too; `by_key` are their rows by `_KEY`."""
 
     view: View
     direction: str
     swaps: Sequence[ModelSwap]
     cells: pd.DataFrame
-    found: Mapping[tuple[Any, ...], Row]
+    by_key: Mapping[tuple[Any, ...], Row]
     pinned: Pinned
 
     def row(self, swap: ModelSwap, backend: str, state: str) -> Row | None:
-        return self.found.get((backend, state, *_shape(swap)))
+        return self.by_key.get((backend, state, *_shape(swap)))
 
     def measured(self, state: str) -> set[str]:
         return set(where(self.cells, status="ok", stream_state=state)["backend"])
@@ -75,12 +75,12 @@ class ModelRows:
 
 
 def make(view: View) -> Part | str:
-    found = _model_rows(view)
-    if isinstance(found, str):
-        return found
-    tables = [table for rows in found for table in _tables(rows)]
-    highlights = [one for rows in found for state in STATES for one in _findings(rows, state)]
-    return Part(charts=[_chart(view, found)], tables=tables, highlights=highlights)
+    sides = _model_rows(view)
+    if isinstance(sides, str):
+        return sides
+    tables = [table for rows in sides for table in _tables(rows)]
+    highlights = [finding for rows in sides for state in STATES for finding in _findings(rows, state)]
+    return Part(charts=[_chart(view, sides)], tables=tables, highlights=highlights)
 
 
 SECTION = Section("models", "Models: copy by copy against batched", make)
@@ -95,13 +95,13 @@ def _model_rows(view: View) -> list[ModelRows] | str:
     if not swaps:
         return "it needs a sweep of models: kvbench sweep models, or --model"
     pinned = _pin_each(view.frame, swaps)
-    found = []
+    sides = []
     for direction, cells in by_direction(pinned.cells).items():
         if (cells["status"] == "ok").any():
             # reversed: of rows with the same key the first counts
             by_key = {tuple(row[name] for name in _KEY): row for row in reversed(rows_of(cells))}
-            found.append(ModelRows(view, direction, swaps, cells, by_key, pinned))
-    return found or "none of the run's models has a measured cell"
+            sides.append(ModelRows(view, direction, swaps, cells, by_key, pinned))
+    return sides or "none of the run's models has a measured cell"
 
 
 def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
@@ -126,18 +126,18 @@ def _shape(swap: ModelSwap) -> tuple[int, int, str, str]:
     return swap.blocks, swap.block_bytes, swap.pattern, swap.host_pattern
 
 
-def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
+def _chart(view: View, sides: Sequence[ModelRows]) -> Chart:
     """Return GB/s of every backend and stream state, model by model."""
-    cells = pd.concat([where(rows.cells, status="ok") for rows in found])
+    cells = pd.concat([where(rows.cells, status="ok") for rows in sides])
     labels = {
-        (str(backend), state): f"{with_sms(str(backend), own['sms'])}, {state} stream"
+        (str(backend), state): f"{with_sms(str(backend), alike['sms'])}, {state} stream"
         for state in STATES
-        for backend, own in where(cells, stream_state=state).groupby("backend")
+        for backend, alike in where(cells, stream_state=state).groupby("backend")
     }
-    grid = [[_panel(rows, labels) for rows in found]]
-    swaps = found[0].swaps
+    grid = [[_panel(rows, labels) for rows in sides]]
+    swaps = sides[0].swaps
     x = PlotAxis("model", "name", "linear", [_name(swap) for swap in swaps])
-    footer = [*includes(view, cells["stream_state"], "GB/s"), found[0].pinned.settings(cells)]
+    footer = [*includes(view, cells["stream_state"], "GB/s"), sides[0].pinned.settings(cells)]
     title = f"GB/s by model, {_lengths(swaps)}"
     text = chart_text(view, title, cells, "medians · band: quartiles", footer)
     points = cells[list(POINT_COLUMNS)].drop_duplicates("cell_id")
@@ -147,26 +147,26 @@ def _chart(view: View, found: Sequence[ModelRows]) -> Chart:
 def _panel(rows: ModelRows, labels: Mapping[tuple[str, str], str]) -> PlotPanel:
     lines = []
     for (backend, state), label in labels.items():
-        found = {place: rows.row(swap, backend, state) for place, swap in enumerate(rows.swaps)}
-        own = {place: row for place, row in found.items() if row and row["status"] == "ok"}
-        if own:
+        cells = enumerate(rows.row(swap, backend, state) for swap in rows.swaps)
+        points = {index: row for index, row in cells if row and row["status"] == "ok"}
+        if points:
             variant = STATES.index(state)
-            lines.append(line_of(rows.view.label, label, list(own), list(own.values()), RATES, variant=variant))
+            lines.append(line_of(rows.view.label, label, list(points), list(points.values()), RATES, variant=variant))
     return PlotPanel(rows.direction, lines, ceiling_of(where(rows.cells, status="ok")))
 
 
 def _tables(rows: ModelRows) -> list[DataTable]:
     """Return single against batched copies, then all backends for each stream state in which there are others."""
     measured = {state: rows.measured(state) for state in STATES}
-    pairs = {state: found for state, found in measured.items() if BATCHED in found}
-    first = [_pairs(rows, pairs)] if any(PER_BLOCK in found for found in pairs.values()) else []
-    return first + [_all(rows, state) for state, found in measured.items() if found - {PER_BLOCK, BATCHED}]
+    pairs = {state: backends for state, backends in measured.items() if BATCHED in backends}
+    first = [_pairs(rows, pairs)] if any(PER_BLOCK in backends for backends in pairs.values()) else []
+    return first + [_all(rows, state) for state, backends in measured.items() if backends - {PER_BLOCK, BATCHED}]
 
 
 def _findings(rows: ModelRows, state: str) -> list[Finding]:
     """Return how much faster batched copies are on streams of one state, over the models where that is decided."""
-    found = {_name(swap): one for swap in rows.swaps if (one := rows.speed_up(swap, state))}
-    ratios = {name: one.ratio for name, one in found.items() if one.told_apart}
+    compared = {_name(swap): speed_up for swap in rows.swaps if (speed_up := rows.speed_up(swap, state))}
+    ratios = {name: speed_up.ratio for name, speed_up in compared.items() if speed_up.told_apart}
     if not ratios:
         return []
     ordered = sorted(ratios.items(), key=lambda item: item[1])
@@ -174,7 +174,9 @@ def _findings(rows: ModelRows, state: str) -> list[Finding]:
     first, last = faster_text(least), faster_text(most)
     ends = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
     unclear = (
-        f"; no clear difference for {len(found) - len(ratios)} of {len(found)}" if len(ratios) < len(found) else ""
+        f"; no clear difference for {len(compared) - len(ratios)} of {len(compared)}"
+        if len(ratios) < len(compared)
+        else ""
     )
     text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {PER_BLOCK}{unclear}."
     return [Finding(text, math.log(most))]
@@ -201,24 +203,24 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
     title = f"{rows.direction}: {PER_BLOCK} against {BATCHED}, by model, {_lengths(rows.swaps)}"
     cells = rows.measured_cells((PER_BLOCK, BATCHED), states)
     header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_COLUMNS, _RATIO]
-    said = ". ".join(includes(rows.view, cells["stream_state"], "ms and GB/s"))
+    included = ". ".join(includes(rows.view, cells["stream_state"], "ms and GB/s"))
     compared = len(where(cells, backend=PER_BLOCK))
-    return measured_table(rows.view, cells, title, header, lines, said, rows.pinned, notes, compared)
+    return measured_table(rows.view, cells, title, header, lines, included, rows.pinned, notes, compared)
 
 
 def _all(rows: ModelRows, state: str) -> DataTable:
     backends = sorted(rows.measured(state))
     body = []
     for swap in rows.swaps:
-        own = filter(None, (rows.row(swap, backend, state) for backend in backends))
-        texts = fastest_marked(own, backends, milliseconds, rows.view.visits)
+        cells_of_swap = filter(None, (rows.row(swap, backend, state) for backend in backends))
+        texts = fastest_marked(cells_of_swap, backends, milliseconds, rows.view.visits)
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts])
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend, {_lengths(rows.swaps)}"
     cells = rows.measured_cells(backends, (state,))
     header = ["Model", "N", "Block", *(with_sms(name, where(cells, backend=name)["sms"]) for name in backends)]
     shapes = cells.drop_duplicates(["blocks", "block_bytes", "pattern"])
-    said, compared = ". ".join(includes(rows.view, [state], "ms")), len(cells) - len(shapes)
-    return measured_table(rows.view, cells, title, header, body, said, rows.pinned, [MARKS], compared)
+    included, compared = ". ".join(includes(rows.view, [state], "ms")), len(cells) - len(shapes)
+    return measured_table(rows.view, cells, title, header, body, included, rows.pinned, [MARKS], compared)
 
 
 def _geometry(swap: ModelSwap) -> dict[str, str]:

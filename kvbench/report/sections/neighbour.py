@@ -73,12 +73,12 @@ def make(view: View) -> Part | str:
     cells = with_methods(cells)
     points = cells[cells["neighbour_slowdown"] > 0]
     costs = costs_of(visits_that_count(view.run.records))
-    slowdowns = {cell: {number: one.slowdown for number, one in own.items()} for cell, own in costs.items()}
+    slowdowns = {cell: {number: cost.slowdown for number, cost in visits.items()} for cell, visits in costs.items()}
     tables: list[DataTable] = []
     highlights: list[Finding] = []
     for name, direction in product(cells["neighbour"].unique(), DIRECTIONS):
-        own, measured = (where(rows, neighbour=name, direction=direction) for rows in (cells, points))
-        tables += [_table(view, f"{name}, {direction}", own, _edge(measured))] if len(own) else []
+        group, measured = (where(rows, neighbour=name, direction=direction) for rows in (cells, points))
+        tables += [_table(view, f"{name}, {direction}", group, _edge(measured))] if len(group) else []
         decided = rows_of(measured[measured["neighbour_slowdown_high"].notna()])
         highlights += [_finding(f"{name} beside {direction} swaps", decided, slowdowns)] if decided else []
     files = {}
@@ -234,14 +234,14 @@ def _equal_rates(costs: Mapping[str, Mapping[int, Cost]], cells: pd.DataFrame) -
 
     `cells` are those with a slowdown.
     """
-    found = []
+    equal = []
     for key, members in with_methods(cells, "rate_cap").groupby(["neighbour", "direction", "method"], sort=False):
         by_id = {str(row["cell_id"]): row for row in rows_of(members)}
-        own = {cell: costs[cell] for cell in by_id if cell in costs}
-        reached = [(rate, at) for rate in RATES if (at := at_rate(rate, own))]
-        found += [(*key, rate, at.slowdown, at.low, at.high, _from(at, by_id)) for rate, at in reached]
-    made = pd.DataFrame(found, columns=list(_EQUAL_COLUMNS))
-    return made.sort_values(["neighbour", "direction", "gbps", "slowdown"], ignore_index=True, kind="stable")
+        known = {cell: costs[cell] for cell in by_id if cell in costs}
+        reached = [(rate, at) for rate in RATES if (at := at_rate(rate, known))]
+        equal += [(*key, rate, at.slowdown, at.low, at.high, _from(at, by_id)) for rate, at in reached]
+    rows = pd.DataFrame(equal, columns=list(_EQUAL_COLUMNS))
+    return rows.sort_values(["neighbour", "direction", "gbps", "slowdown"], ignore_index=True, kind="stable")
 
 
 def _equal_table(view: View, cells: pd.DataFrame, equal: pd.DataFrame) -> DataTable:
@@ -249,8 +249,8 @@ def _equal_table(view: View, cells: pd.DataFrame, equal: pd.DataFrame) -> DataTa
     least = ~equal.duplicated(["neighbour", "direction", "gbps"])
     body = [_equal_row(row, least=first) for row, first in zip(rows_of(equal), least, strict=True)]
     header = ("Neighbour", "Dir", "Swaps", "From", "GB/s", "Slowdown (95%)")
-    said = caption(view, cells, _EQUAL_INCLUDES)
-    return DataTable("Slowdown at equal GB/s", header, body, [_EQUAL_MARKS], said, left=4)
+    origin = caption(view, cells, _EQUAL_INCLUDES)
+    return DataTable("Slowdown at equal GB/s", header, body, [_EQUAL_MARKS], origin, left=4)
 
 
 def _equal_row(row: Row, *, least: bool) -> list[Text]:

@@ -49,8 +49,8 @@ def _finding(view: View, direction: str, cells: pd.DataFrame) -> str:
     """Return which backend is the fastest most often, and what staged swaps reach of the fastest."""
     swaps = list(_swaps(cells).values())
     arms: dict[str, dict[int, Visits]] = {}
-    for number, own in enumerate(swaps):
-        for row in own:
+    for number, rows in enumerate(swaps):
+        for row in rows:
             arms.setdefault(str(row["backend"]), {})[number] = view.visits.get(row["cell_id"], {})
     fastest = winners(arms, IN_TURN)
     first = Counter(name for name in fastest.values() if name is not None)
@@ -58,8 +58,8 @@ def _finding(view: View, direction: str, cells: pd.DataFrame) -> str:
         return ""
     ((best, times),) = first.most_common(1)
     text = f"{direction}, pages on the host: {best} is the fastest in {times} of {count(len(swaps))} swaps"
-    won = [own for number, own in enumerate(swaps) if fastest.get(number) == best]
-    rates = [{str(row["backend"]): row["gbps"] for row in own} for own in won]
+    won = [rows for number, rows in enumerate(swaps) if fastest.get(number) == best]
+    rates = [{str(row["backend"]): row["gbps"] for row in rows} for rows in won]
     if best != STAGED and (shares := [one[STAGED] / one[best] for one in rates if STAGED in one]):
         text += f"; staged reaches {ends(shares, lambda share: f'{share:.0%}')} of its throughput"
     return f"{text}."
@@ -69,11 +69,11 @@ def _table(view: View, pinned: Pinned, direction: str, cells: pd.DataFrame) -> D
     backends = sorted({str(name) for name in cells["backend"]})
     costs = _COSTS if STAGED in backends else {}
     body: list[list[Text]] = []
-    for (layout, size, blocks), own in _swaps(cells).items():
-        of_staged = next((row for row in own if row["backend"] == STAGED), None)
+    for (layout, size, blocks), rows in _swaps(cells).items():
+        of_staged = next((row for row in rows if row["backend"] == STAGED), None)
         swap = f"{count(blocks)} {TIMES} {bytes_size(size)}"
         spent = ["" if of_staged is None else figure(of_staged[name] / unit) for name, unit in costs.values()]
-        body.append([layout, swap, *fastest_marked(own, backends, rate, view.visits), *spent])
+        body.append([layout, swap, *fastest_marked(rows, backends, rate, view.visits), *spent])
     title = f"{direction}, idle stream: GB/s of swaps with pages on the host"
     heads = [with_sms(backend, where(cells, backend=backend)["sms"]) for backend in backends]
     header = ("Host", "Swap", *heads, *(f"staged: {name}" for name in costs))

@@ -66,7 +66,9 @@ def make(view: View) -> Part | str:
     busy = where(pinned.cells, stream_state="busy").sort_values("queued")
     cells = busy.assign(batches=busy["backend"] != PER_BLOCK, is_d2h=busy["direction"] != DIRECTIONS[0])
     groups = cells.groupby(["block_bytes", "is_d2h", "batches", "backend", "blocks", "streams"])
-    lines = [_line(own, caller_us) for _, own in groups if where(own, status="ok")["queued"].nunique() >= MIN_DEPTHS]
+    lines = [
+        _line(group, caller_us) for _, group in groups if where(group, status="ok")["queued"].nunique() >= MIN_DEPTHS
+    ]
     if not lines:
         return f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more"
     highlights = [_finding(line, knee) for line in lines if (knee := line.knee)]

@@ -65,7 +65,7 @@ def _cells_of(view: View) -> pd.DataFrame:
 def _part(view: View) -> Part:
     """Return what one run adds."""
     cells = _cells_of(view)
-    swaps = {cell.id: own for cell, own in replays_of(view.run).items()}
+    swaps = {cell.id: rows for cell, rows in replays_of(view.run).items()}
     sides = by_direction(cells)
     replays = {
         direction: [_replayed(row, swaps[row["cell_id"]]) for row in rows_of(side)] for direction, side in sides.items()
@@ -82,7 +82,7 @@ def _replayed(row: Row, swaps: pd.DataFrame) -> Replayed:
 
 def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
     """Return GB/s of all swaps, and the ends of the interval of the visits; nan where they are too few."""
-    low, high = median_interval(np.array([rate_of(own) for _, own in swaps.groupby("round")]))
+    low, high = median_interval(np.array([rate_of(visit) for _, visit in swaps.groupby("round")]))
     return rate_of(swaps), low, high
 
 
@@ -92,7 +92,7 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     Of two without a clear difference both are named.
     """
     sums = {one.method: one.swaps.groupby("round")["wall_us"].sum() for one in replays}
-    times = {name: dict(zip(map(int, own.index), own.tolist(), strict=True)) for name, own in sums.items()}
+    times = {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
     fastest = [*leaders(times, IN_TURN)]
     if len(replays) < 2 or len(fastest) > min(2, len(replays) - 1) or min(map(len, times.values())) < MIN_PAIRS:
         return ""
@@ -178,6 +178,6 @@ def _line(view: View, one: Replayed) -> PlotLine:
 
 def _binned(swaps: pd.DataFrame) -> Iterator[tuple[float, float, float, float]]:
     bins = np.log2(swaps["blocks"]).round()
-    for _, own in swaps.groupby(bins):
-        middle, low, high = (own["latency_us"].quantile([0.5, 0.25, 0.75]) / 1e3).tolist()
-        yield float(own["blocks"].median()), middle, low, high
+    for _, alike in swaps.groupby(bins):
+        middle, low, high = (alike["latency_us"].quantile([0.5, 0.25, 0.75]) / 1e3).tolist()
+        yield float(alike["blocks"].median()), middle, low, high

@@ -70,11 +70,11 @@ def _changes(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover
 
     Where merged is the fastest at every decided length, the change lies at the shortest of these.
     """
-    found: dict[tuple[int, int], Crossover | None] = {}
+    last: dict[tuple[int, int], Crossover | None] = {}
     rows = rows_of(cells[cells["cell_id"].isin(view.visits)])
-    for shape, own in grouped(rows, lambda row: (int(row["blocks"]), int(row["block_bytes"]))).items():
+    for shape, swap_rows in grouped(rows, lambda row: (int(row["blocks"]), int(row["block_bytes"]))).items():
         arms: dict[str, dict[int, Visits]] = {}
-        for row in own:
+        for row in swap_rows:
             arms.setdefault(str(row["backend"]), {})[int(row["run_blocks"])] = view.visits[row["cell_id"]]
         if MERGED in arms and len(arms) > 1:
             fastest = winners(arms, IN_TURN)
@@ -82,8 +82,8 @@ def _changes(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover
             changes = [Crossover(length, length, MERGED, MERGED) for length, name in decided[:1] if name == MERGED]
             changes += [change for change in crossovers(fastest) if change.after == MERGED]
             lasts = decided and decided[-1][1] == MERGED
-            found[shape] = changes[-1] if lasts else None
-    return found
+            last[shape] = changes[-1] if lasts else None
+    return last
 
 
 def _line(shape: tuple[int, int], change: Crossover | None) -> str:
@@ -109,18 +109,18 @@ def _highlights(direction: str, changes: Sequence[Crossover | None]) -> list[Fin
 
 def _chart(view: View, pinned: Pinned, cells: pd.DataFrame, blocks: int) -> Chart:
     """Return GB/s against the run length at one number of blocks, a row per block size."""
-    own = RateCurves("run_blocks", curves_over(cells, "block_bytes", "run_blocks"), pinned, cells, blocks)
-    rows = {size: f", {bytes_size(size)} blocks" for size in sorted({curve.panel for curve in own.curves})}
-    return curve_chart(view, f"runs-{blocks}", own, rows, f"GB/s against the run length, N = {count(blocks)} blocks")
+    curves = RateCurves("run_blocks", curves_over(cells, "block_bytes", "run_blocks"), pinned, cells, blocks)
+    rows = {size: f", {bytes_size(size)} blocks" for size in sorted({curve.panel for curve in curves.curves})}
+    return curve_chart(view, f"runs-{blocks}", curves, rows, f"GB/s against the run length, N = {count(blocks)} blocks")
 
 
 def _table(view: View, pinned: Pinned, direction: str, cells: pd.DataFrame) -> DataTable:
     backends = sorted({str(name) for name in cells["backend"]})
     body: list[list[Text]] = []
     rows = grouped(rows_of(cells), lambda row: (int(row["block_bytes"]), int(row["blocks"]), int(row["run_blocks"])))
-    for (size, blocks, length), own in sorted(rows.items(), key=lambda group: group[0]):
+    for (size, blocks, length), cell_rows in sorted(rows.items(), key=lambda group: group[0]):
         swap = f"{count(blocks)} {TIMES} {bytes_size(size)}"
-        body.append([swap, count(length), *fastest_marked(own, backends, rate, view.visits)])
+        body.append([swap, count(length), *fastest_marked(cell_rows, backends, rate, view.visits)])
     header = ("Swap", "Run", *backends)
     title = f"{direction}, idle stream: GB/s by the length of runs"
     compared, notes = len(cells) - len(body), [_NOTE, MARKS]

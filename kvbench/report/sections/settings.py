@@ -101,12 +101,12 @@ def _rounds(row: Row) -> int:
     return min(int(row["rounds_base"]), int(row["rounds_other"]))
 
 
-def _change_text(row: Row, found: Comparison) -> str:
+def _change_text(row: Row, change: Comparison) -> str:
     """Return a change in percent, marked "≈" where there is no clear difference."""
     if _rounds(row) < MIN_PAIRS:
         return f"undecided: {noun(_rounds(row), 'round')} of {MIN_PAIRS}"
-    low, value, high = ((end - 1) * 100 for end in (found.low, found.ratio, found.high))
-    return f"{unclear_mark(found)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
+    low, value, high = ((end - 1) * 100 for end in (change.low, change.ratio, change.high))
+    return f"{unclear_mark(change)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
 
 
 def _table(view: View, setting: _Setting, time: str, rows: Sequence[Row]) -> DataTable:
@@ -148,19 +148,19 @@ def _sentence(setting: _Setting, rows: Sequence[Row]) -> str:
     """Return what the other value changes against the base, beyond the noise."""
     base, other = (name if name.isupper() else f"{setting.axis} {name}" for name in setting.names)
     head = f"{other} against {base}, {rows[0]['backend']} on {a_stream(rows[0]['stream_state'])}"
-    if not any(found.told_apart for time in setting.times for found in _changes(rows, time)):
+    if not any(change.told_apart for time in setting.times for change in _changes(rows, time)):
         named = " and in ".join(setting.times.values())
         return f"{head}: no clear difference in {noun(len(rows), 'cell')}, in {named}."
     parts = []
     for direction in DIRECTIONS:
-        if here := [row for row in rows if row["direction"] == direction]:
-            said = " and ".join(_changed(_changes(here, time), title) for time, title in setting.times.items())
-            parts.append(f"{direction} {said}")
+        if side := [row for row in rows if row["direction"] == direction]:
+            changed = " and ".join(_changed(_changes(side, time), title) for time, title in setting.times.items())
+            parts.append(f"{direction} {changed}")
     return f"{head}: {'; '.join(parts)}."
 
 
 def _changed(changes: Sequence[Comparison], title: str) -> str:
-    beyond = [found.ratio - 1 for found in changes if found.told_apart]
+    beyond = [change.ratio - 1 for change in changes if change.told_apart]
     if not beyond:
         return f"{title}: no clear difference"
     return f"{title} differs in {len(beyond)} of {len(changes)} cells ({ends(beyond, lambda share: f'{share:+.1%}')})"

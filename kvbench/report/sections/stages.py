@@ -52,14 +52,14 @@ SECTION = Section("stages", "Stages: time of the caller and of the rest", make)
 
 def nearest(shapes: Collection[Swap]) -> dict[Swap, Swap]:
     """Return for every wanted (N, block bytes) the nearest that there is, by ratios; those without a near one fail."""
-    found = {}
+    stand_ins = {}
     for wanted in WANTED:
         distances = {shape: [abs(math.log(a / b)) for a, b in zip(shape, wanted, strict=True)] for shape in shapes}
         near = {shape: sum(by) for shape, by in distances.items() if max(by) <= math.log(NEAR) + 1e-9}
         if near:
             # of equally near ones the larger
-            found[wanted] = min(near, key=lambda shape: (round(near[shape], 9), -shape[0], -shape[1]))
-    return found
+            stand_ins[wanted] = min(near, key=lambda shape: (round(near[shape], 9), -shape[0], -shape[1]))
+    return stand_ins
 
 
 def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: Pinned) -> DataTable:
@@ -73,8 +73,8 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
         times = (row["caller_us_median"], float(rest_us[row["cell_id"]]), row["wall_us_median"])
         line = [_name(row), count(row["blocks"]), size(row["block_size"]), *map(figure, times)]
         if busy:
-            found = busy.get(tuple(row[name] for name in _KEY))
-            line.append(figure(found["gpu_us_median"]) if found else "")
+            same = busy.get(tuple(row[name] for name in _KEY))
+            line.append(figure(same["gpu_us_median"]) if same else "")
         rows.append(line)
     header = ("Backend", "Blocks", "Block size", "Caller us", "Rest us", "Wall us")
     includes = f"{_INCLUDES}. {_BUSY}" if busy else _INCLUDES

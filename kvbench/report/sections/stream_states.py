@@ -40,10 +40,10 @@ def make(view: View) -> Part | str:
     tables: list[DataTable] = []
     highlights: list[Finding] = []
     for direction in DIRECTIONS:
-        own = [key for key in both if key[1] == direction]
-        if own:
-            tables.append(_table(view, pinned, direction, [(both[key], gates[key]) for key in own]))
-        known = [key for key in own if math.isfinite(gates[key].high)]
+        keys = [key for key in both if key[1] == direction]
+        if keys:
+            tables.append(_table(view, pinned, direction, [(both[key], gates[key]) for key in keys]))
+        known = [key for key in keys if math.isfinite(gates[key].high)]
         backends = dict.fromkeys(key[0] for key in known)
         highlights += [
             _finding([(both[key], gates[key]) for key in known if key[0] == backend]) for backend in backends

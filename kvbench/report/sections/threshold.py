@@ -30,21 +30,21 @@ Winners = Mapping[int, str | None]  # by block bytes
 
 
 def make(view: View) -> Part | str:
-    cells = [own for arms in view.contests.values() for own in arms.values()]
+    cells = [arm for arms in view.contests.values() for arm in arms.values()]
     if not cells:
         return _NEEDED
     measured = pd.concat(cells)
     blocks = common_blocks(measured[measured["cell_id"].isin(view.visits)])
     tables, highlights = [], []
     for (direction, state), arms in view.contests.items():
-        own = {backend: where(cells, blocks=blocks) for backend, cells in arms.items()}
-        times = {backend: found for backend, cells in own.items() if (found := _times(view, cells))}
+        rows = {backend: where(cells, blocks=blocks) for backend, cells in arms.items()}
+        times = {backend: visits for backend, cells in rows.items() if (visits := _times(view, cells))}
         if max((len(_met(times, other)) for other in times), default=0) < _MIN_SIZES:
             continue
-        heads = {backend: with_sms(backend, own[backend]["sms"]) for backend in times}
+        heads = {backend: with_sms(backend, rows[backend]["sms"]) for backend in times}
         lines = _duels(times, heads)
         title = f"{direction}, {state} stream, N = {count(blocks)}: GB/s"
-        tables.append(_table(view, title, pd.concat([own[backend] for backend in times]), times, heads, lines))
+        tables.append(_table(view, title, pd.concat([rows[backend] for backend in times]), times, heads, lines))
         if lines:
             text = f"{direction} on {a_stream(state)}, N = {count(blocks)}: {'; '.join(lines)}."
             highlights.append(Finding(text, _WEIGHT))
@@ -122,8 +122,8 @@ def _table(
     measured = where(cells, status="ok")
     body: list[list[Text]] = []
     for size in sorted({int(size) for size in cells["block_bytes"]}):
-        own = rows_of(where(cells, block_bytes=size))
-        body.append([bytes_size(size), *fastest_marked(own, times, rate, view.visits)])
-    header, said = ("Block size", *heads.values()), includes_of(view, str(cells["stream_state"].iloc[0]))
+        rows = rows_of(where(cells, block_bytes=size))
+        body.append([bytes_size(size), *fastest_marked(rows, times, rate, view.visits)])
+    header, included = ("Block size", *heads.values()), includes_of(view, str(cells["stream_state"].iloc[0]))
     compared = len(measured) - len(body)
-    return measured_table(view, measured, title, header, body, said, view.pinned, [*duels, MARKS], compared)
+    return measured_table(view, measured, title, header, body, included, view.pinned, [*duels, MARKS], compared)
