@@ -22,13 +22,7 @@ POLICY: dict[str, Any] = {
     "made": "2026-11-19T10:00:00Z",
     "runs": ["kvbench sweep quick"],
     "tables": [
-        {
-            "direction": "h2d",
-            "stream_state": "idle",
-            "block_bytes": [KNOWN],
-            "blocks": [256],
-            "choices": [["batched"]],
-        }
+        {"direction": "h2d", "stream_state": "idle", "block_bytes": [KNOWN], "blocks": [256], "choices": [["batched"]]}
     ],
 }
 

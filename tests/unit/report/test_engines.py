@@ -88,10 +88,7 @@ def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
         made_run(tmp_path, [*synthetic.ceilings(), *visits("batched", 64, 9.0)], name="third"),
     ]
     tables = part_of(report_of(runs), "engines").tables
-    assert titles(tables) == [
-        "first: vllm==0.33.0, h2d, idle stream",
-        "second: lmcache==0.5.3, h2d, idle stream",
-    ]
+    assert titles(tables) == ["first: vllm==0.33.0, h2d, idle stream", "second: lmcache==0.5.3, h2d, idle stream"]
     assert words(tables[1].rows[0])[2:] == ["90.0 (27.0)", "lmcache", "sm sms=2", "60.0 (18.0)", "1.50"]
 
 

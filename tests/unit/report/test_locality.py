@@ -30,12 +30,7 @@ def part_of(tmp_path: Path, times_us: dict[Cell, float]) -> Part | str:
 
 
 def test_scattered_blocks_stand_beside_hot_ones_with_what_they_cost(tmp_path: Path) -> None:
-    arms = {
-        SWAP: 100.0,
-        replace(SWAP, reuse=Reuse.FRESH): 110.0,
-        replace(FAR, reuse=Reuse.SAME): 120.0,
-        FAR: 300.0,
-    }
+    arms = {SWAP: 100.0, replace(SWAP, reuse=Reuse.FRESH): 110.0, replace(FAR, reuse=Reuse.SAME): 120.0, FAR: 300.0}
     part = part_of(tmp_path, arms)
     assert isinstance(part, Part)
     (table,) = part.tables

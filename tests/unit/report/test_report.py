@@ -40,17 +40,7 @@ from kvbench.results.schema import Roof
 from kvbench.run.execution import ended_by
 from tests import synthetic
 from tests.markdown import anchors, tokens
-from tests.reports import (
-    chart_of,
-    is_bold,
-    lines_of,
-    made_report,
-    made_run,
-    part_of,
-    rows_of,
-    said,
-    table_of,
-)
+from tests.reports import chart_of, is_bold, lines_of, made_report, made_run, part_of, rows_of, said, table_of
 
 HOSTILE = (
     "a|b`c``d",
@@ -638,17 +628,7 @@ def test_a_report_needs_neither_torch_nor_the_engine(tmp_path: Path) -> None:
         assert not {"pandas", "matplotlib"} & set(sys.modules)
         app()
     """
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-c",
-        textwrap.dedent(script),
-        "report",
-        run.path,
-        "-o",
-        tmp_path / "out",
-    ]
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(script), "report", run.path, "-o", tmp_path / "out"]
     unset = {name: value for name, value in os.environ.items() if name != "DISPLAY"}
     done = subprocess.run(command, capture_output=True, text=True, env=unset)
     assert done.returncode == 0, done.stderr
