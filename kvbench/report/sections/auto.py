@@ -44,7 +44,10 @@ def make(view: View) -> Part | str:
     new = compared[~compared["known"]]
     missed = new[new["below"]].sort_values("ratio", kind="stable")
     highlights = _verdict(new, missed, policy)
-    lines = [*(finding.text for finding in highlights), *_repeated(missed), _policy_text(policy, compared)]
+    lines = [finding.text for finding in highlights]
+    if same := int((missed["chosen"] == missed["fastest"]).sum()):
+        lines.append(f"{noun(len(missed), 'slower cell')}: {count(same)} with the fastest choice itself")
+    lines.append(_policy_text(policy, compared))
     return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], highlights=highlights)
 
 
@@ -68,7 +71,7 @@ def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:
             fastest = {"best": best["cell_id"], "best_us": best["swap_us_median"], "fastest": str(choice_of(best))}
             sides = {"close": compared.low >= CLOSE, "below": compared.high < CLOSE}
             rows.append(auto | fastest | sides | {"ratio": compared.ratio, "compared": compared})
-    order = [False, False, True, True]
+    order = [False, False, True, True]  # h2d and idle first
     return pd.DataFrame(rows).sort_values(_POINT, ascending=order) if rows else pd.DataFrame()
 
 
@@ -96,14 +99,7 @@ def _choice_text(choice: str) -> str:
         return choice or "an unknown choice"
 
 
-def _repeated(missed: pd.DataFrame) -> list[str]:
-    """Return how many of the cells where auto was slower say nothing against its choice."""
-    same = int((missed["chosen"] == missed["fastest"]).sum())
-    return [f"{noun(len(missed), 'slower cell')}: {count(same)} with the fastest choice itself"] if same else []
-
-
 def _policy_of(view: View) -> Policy | str:
-    """Return the policy of the run, or why it has none that can be read."""
     plain = view.run.info.spec.get("policy")
     try:
         return convert(plain, Policy, "policy") if plain else "auto had no policy and used built-in defaults"
@@ -124,7 +120,6 @@ def _known(compared: pd.DataFrame, policy: Policy | str) -> list[bool]:
 
 
 def _policy_text(policy: Policy | str, compared: pd.DataFrame) -> str:
-    """Return where the choices of auto come from, and how they repeat at the shapes of its policy."""
     if isinstance(policy, str):
         return policy
     line = f"auto used a policy measured on {policy.made[:10] or 'an unknown day'}"
@@ -158,13 +153,9 @@ def _misses(view: View, missed: pd.DataFrame) -> DataTable:
         rows.append([*cells, count(row["blocks"]), bytes_size(row["block_bytes"]), *times])
     more = len(missed) - _MOST_SHOWN
     notes = [f"{count(more)} more; report.html looks up every cell"] if more > 0 else []
-    title, origin = (
-        f"Where auto is below {CLOSE} of the fastest, interval included",
-        caption(view, _both(view, missed), _INCLUDES),
-    )
-    return DataTable(title, header, rows, notes, origin, left=4)
+    title = f"Where auto is below {CLOSE} of the fastest, interval included"
+    return DataTable(title, header, rows, notes, caption(view, _both(view, missed), _INCLUDES), left=4)
 
 
 def _both(view: View, compared: pd.DataFrame) -> pd.DataFrame:
-    """Return the compared cells of auto and those that they were compared with."""
     return view.measured[view.measured["cell_id"].isin({*compared["cell_id"], *compared["best"]})]

@@ -55,7 +55,6 @@ SECTION = Section("cliff", "Cliff: throughput against block size", make)
 
 
 def _charts(view: View, curves: RateCurves) -> list[Chart]:
-    """Return a chart at the main number of blocks, and one with a row for each where there are several."""
     title = f"GB/s against block size, N = {count(curves.main)} blocks"
     charts = [curve_chart(view, "cliff", curves, {curves.main: ""}, title)]
     several = sorted({curve.panel for curve in curves.curves if len(curve.x) >= MIN_SIZES})
@@ -67,10 +66,8 @@ def _charts(view: View, curves: RateCurves) -> list[Chart]:
 
 
 def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTable:
-    """Return GB/s and share of the ceiling of one direction, backend and state, block size against N."""
     direction, backend, state = group[0].direction, group[0].backend, group[0].state
     rows = where(curves.cells, direction=direction, backend=backend, stream_state=state)
-    measured = where(rows, status="ok")
     header, body = grid_table(rows, _rate_and_share)
     blank = _blanks(view) if any("" in line for line in body) else []
     long = {curve.panel: ("none", "", "") for curve in group if len(curve.x) >= MIN_SIZES}
@@ -78,22 +75,21 @@ def _table(view: View, curves: RateCurves, group: Sequence[RateCurve]) -> DataTa
     parts = [cliffs.get(blocks, ("", "", "")) for blocks in sorted(set(rows["blocks"]))]
     lines = zip(("cliff", "height", "beyond the size"), zip(*parts, strict=True), strict=True)
     body += [[name, *line] for name, line in lines if name == "cliff" or any(line)]
-    gbps = ceiling_of(rows)
-    ceiling = " not measured" if gbps is None else f", {gbps:.1f} GB/s"
+    ceiling = " not measured" if (gbps := ceiling_of(rows)) is None else f", {gbps:.1f} GB/s"
     title = f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling{ceiling})"
     stem = "" if backend == "batched" else f"{direction}-{backend}-{state}"
-    includes = includes_of(view, state)
-    height = [_HEIGHT] if any(curve.cliff for curve in group) else []
-    made = measured_table(view, measured, title, header, body, includes, curves.pinned, height, stem=stem)
-    return replace(made, notes=[*made.notes, *blank])
+    notes = [_HEIGHT] if any(curve.cliff for curve in group) else []
+    table = measured_table(
+        view, where(rows, status="ok"), title, header, body, includes_of(view, state), curves.pinned, notes, stem=stem
+    )
+    return replace(table, notes=[*table.notes, *blank])
 
 
 def _blanks(view: View) -> list[Text]:
-    """Return why a cell of a table may be blank."""
     filters = view.run.info.spec.get("filters")
     texts = [text for text in filters if isinstance(text, str)] if isinstance(filters, list) else []
-    kept = Code(short(", ".join(texts)))
-    return [("Blank: not asked for, or left out by the sweep's filter ", kept)] if texts else []
+    blank = "Blank: not asked for, or left out by the sweep's filter "
+    return [(blank, Code(short(", ".join(texts))))] if texts else []
 
 
 def _rate_and_share(row: Row) -> Text:
@@ -142,12 +138,11 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
     falls: dict[tuple[str, ...], Finding] = {}
     for _, group in where(cells[cells["backend"] != AUTO], status="ok").groupby([*SERIES, "block_bytes"]):
         rows = group.sort_values("blocks")
-        backend, direction, state = (str(rows[axis].iloc[0]) for axis in SERIES)
-        size = int(rows["block_bytes"].iloc[0])
         fall = find_cliff(*(rows[name].tolist() for name in ("blocks", "gbps", "gbps_low", "gbps_high")))
         if fall and not fall.rises:
+            backend, direction, state, size = (rows[axis].iloc[0] for axis in (*SERIES, "block_bytes"))
             text = (
-                f"{backend} {direction} on {a_stream(state)}: {bytes_size(size)} blocks fall from "
+                f"{backend} {direction} on {a_stream(state)}: {bytes_size(int(size))} blocks fall from "
                 f"{two_digits(fall.below_gbps)} to {two_digits(fall.above_gbps)} GB/s between N = "
                 f"{count(fall.below_bytes)} and {count(fall.above_bytes)}."
             )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -79,12 +79,11 @@ def make(view: View) -> Part | str:
     return Part([sentence for sentence, _ in sentences], _charts(pair, cells), tables, highlights, files)
 
 
-def _shared(view: View) -> int:
-    """Return the number of measured cells that a run shares with its base."""
+def _shared_cells(view: View) -> int:
     return len(view.measured_ids & view.base.measured_ids) if view.base else 0
 
 
-SECTION = Section("comparison", "Comparison: runs against each other", make, weight=_shared)
+SECTION = Section("comparison", "Comparison: runs against each other", make, weight=_shared_cells)
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:
@@ -93,7 +92,9 @@ def _cells(base: View, other: View) -> pd.DataFrame:
     They have the axes (one of `LATER`, or of what is beside swaps, only where `base` has swept it), `_base` and
     `_other` of the figures, and the columns of `_compared`.
     """
-    axes = [axis for axis in _AXES if axis not in (*LATER, *_BESIDE) or _swept(base.measured[axis], axis)]
+    optional = {axis: base.measured[axis] for axis in (*LATER, *_BESIDE)}
+    unswept = {axis for axis, values in optional.items() if (values.isna() | (values == AXES[axis].unused)).all()}
+    axes = [axis for axis in _AXES if axis not in unswept]
     both = base.measured[["cell_id", *axes, *_FIGURES]].merge(
         other.measured[["cell_id", *_FIGURES]], on="cell_id", suffixes=("_base", "_other")
     )
@@ -125,10 +126,7 @@ def _beside(base: View, other: View) -> pd.DataFrame:
 
 
 def _compared(cells: pd.DataFrame, values: Iterable[Sequence[Samples]], margins: Iterable[Margin]) -> pd.DataFrame:
-    """Return cells with what became of their values from one run to the other.
-
-    More columns: `change` (other over base, less 1) with its interval in `change_low` and `change_high`, `verdict`.
-    """
+    """Return cells with `change` (other over base, less 1), its interval `change_low` to `change_high`, `verdict`."""
     compared = [compare_apart(before, after, margin) for (before, after), margin in zip(values, margins, strict=False)]
     return cells.assign(
         change=[one.ratio - 1 for one in compared],
@@ -138,19 +136,12 @@ def _compared(cells: pd.DataFrame, values: Iterable[Sequence[Samples]], margins:
     )
 
 
-def _swept(values: "pd.Series[Any]", axis: str) -> bool:
-    """Return whether any cell has a value on an axis that some leave out."""
-    return bool((values.notna() & (values != AXES[axis].unused)).any())
-
-
 def _identity(view: View) -> dict[str, Scalar]:
     """Return a run's identity, and what else may differ: the version of kvbench, the day, the ceilings."""
     info = view.run.info
-    ceilings = view.measured.groupby("direction")["ceiling_gbps"].first()
-    more: dict[str, Scalar] = {"kvbench": info.kvbench, "device": view.title, "date": view.date}
-    for direction, rate in ceilings.dropna().items():
-        more[f"ceiling {direction} GB/s"] = round(float(rate), 1)
-    return dict(info.identity) | more
+    ceilings = view.measured.groupby("direction")["ceiling_gbps"].first().dropna()
+    rates = {f"ceiling {direction} GB/s": round(float(rate), 1) for direction, rate in ceilings.items()}
+    return {**info.identity, "kvbench": info.kvbench, "device": view.title, "date": view.date, **rates}
 
 
 def _verdict_counts(cells: pd.DataFrame) -> str:
@@ -159,13 +150,11 @@ def _verdict_counts(cells: pd.DataFrame) -> str:
         changes = where(cells, verdict=verdict)["change"]
         most = "" if changes.empty else f" (by up to {two_digits(100 * abs(getattr(changes, extreme)()))}%)"
         parts.append(f"{count(len(changes))} {verdict.lower()}{most}")
-    parts.append(f"{count(len(where(cells, verdict=Verdict.SAME)))} the same")
-    parts.append(f"{count(len(where(cells, verdict=Verdict.UNDECIDED)))} undecided")
-    return ", ".join(parts)
+    same, undecided = (count(len(where(cells, verdict=verdict))) for verdict in (Verdict.SAME, Verdict.UNDECIDED))
+    return ", ".join([*parts, f"{same} the same", f"{undecided} undecided"])
 
 
 def _weight(cells: pd.DataFrame) -> float:
-    """Return the largest change that a verdict was reached on."""
     changes = cells[cells["verdict"].isin((Verdict.SLOWER, Verdict.FASTER))]["change"]
     return float(np.abs(np.log1p(changes)).max()) if len(changes) else 0.0
 
@@ -184,8 +173,7 @@ def _by_backend(pair: Pair, shared: pd.DataFrame, origin: Text) -> DataTable:
         ratio = f"{TIMES}{1 + cells['change'].median():.3f}"
         rows.append([*map(str, names), count(len(cells)), ratio, *counts])
     header = ("Backend", "Dir", "Stream", "Cells", "Median ratio", *(verdict.capitalize() for verdict in _ORDER))
-    base, other = pair
-    title = f"Time of {other.label} / time of {base.label}, by backend"
+    title = f"Time of {pair[1].label} / time of {pair[0].label}, by backend"
     return DataTable(title, header, rows, [_VERDICT, *chance_note(len(shared))], origin, left=3)
 
 
@@ -228,7 +216,6 @@ def _beside_table(pair: Pair, beside: pd.DataFrame, origin: Text) -> DataTable:
 
 
 def _origin(pair: Pair, cells: pd.DataFrame) -> tuple[Span, ...]:
-    """Return where the figures of both come from."""
     origin: list[Span] = []
     for view, side in zip(pair, _SIDES, strict=True):
         samples = sample_text(cells[f"samples_{side}"])

@@ -35,22 +35,22 @@ SECTION = Section("crossover-map", "Crossover map: time of batched copies over t
 
 def _chart(view: View, kernel: str) -> Chart | None:
     """Return the maps of a kernel, one per direction and state of batched; None where there are too few cells."""
-    maps, arms_drawn = [], []
+    maps, drawn = [], []
     for arms in (arms for arms in view.contests.values() if kernel in arms):
         cells = _ratios(view, arms[BATCHED], arms[kernel])
         if len(cells) >= MIN_CELLS and (cells[_AXES].nunique() > 1).all():
             maps.append(cells)
-            arms_drawn += [arms[BATCHED], arms[kernel]]
+            drawn += [arms[BATCHED], arms[kernel]]
     if not maps:
         return None
-    points, measured = pd.concat(maps), where(pd.concat(arms_drawn), status="ok")
+    points, measured = pd.concat(maps), where(pd.concat(drawn), status="ok")
     footer = [
         *includes(view, points["stream_state"], "Time"),
         f"{view.pinned.settings(measured)}; reproduced by {short(view.command, 300)}",
         *map(str, (*few_visits_note(measured), *chance_note(len(points)))),
     ]
-    head = with_sms(kernel, points["sms"])
-    title = f"Time of {BATCHED} copies over time of {head}, by block size and number of blocks"
+    name = with_sms(kernel, points["sms"])
+    title = f"Time of {BATCHED} copies over time of {name}, by block size and number of blocks"
     text = chart_text(view, title, measured, "medians", footer)
     rows = [[_panel(cells) for cells in maps if cells["direction"].iloc[0] == direction] for direction in DIRECTIONS]
     return Chart(f"crossover-map-{kernel}-{view.label}", text, MapPlot([row for row in rows if row]), points)
@@ -69,8 +69,8 @@ def _ratios(view: View, *arms: pd.DataFrame) -> pd.DataFrame:
 
 def _panel(cells: pd.DataFrame) -> MapPanel:
     rows = rows_of(cells)
-    head = with_sms(rows[0]["kernel"], cells["sms"])
-    title = f"{rows[0]['direction']}, {rows[0]['stream_state']} stream: {BATCHED} / {head}"
+    kernel = with_sms(rows[0]["kernel"], cells["sms"])
+    title = f"{rows[0]['direction']}, {rows[0]['stream_state']} stream: {BATCHED} / {kernel}"
     return MapPanel(title, {(row["block_bytes"], row["blocks"]): _tile(row) for row in rows})
 
 

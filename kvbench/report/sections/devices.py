@@ -8,7 +8,7 @@ from kvbench.cells.cell import AXES
 from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Part, Section, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
-from kvbench.report.table_rows import Row, rows_of, sms_text
+from kvbench.report.table_rows import Row, comma_separated, rows_of, sms_text
 from kvbench.report.view import View
 
 _INCLUDES = (
@@ -38,28 +38,23 @@ def _table(runs: Sequence[View], *, named: bool) -> DataTable:
     body: list[list[Text]] = [_row(row) for row in rows_of(cells.join(sums, on="cell_id"))]
     header = ("Swaps", "GB/s alone", "GB/s at once", "Share", "All alone", "All at once", "Share of all")
     measured = view.measured[view.measured["cell_id"].isin(cells["cell_id"])]
-    title = f"{view.run.info.device.get('name')} beside {noun(count - 1, 'other device')}"
-    title = f"{view.label}: {title}" if named else title
+    label = f"{view.label}: " if named else ""
+    title = f"{label}{view.run.info.device.get('name')} beside {noun(count - 1, 'other device')}"
     return DataTable(title, header, body, [], caption(view, measured, _INCLUDES))
 
 
 def _pairs(view: View) -> pd.DataFrame:
     """Return the measured cells of several devices with their rate alone, `gbps_alone`."""
-    measured = view.measured
-    alone = measured[measured["devices"] == 1][[*_KEY, "gbps"]]
-    together = measured[measured["devices"] > 1]
+    alone = view.measured[view.measured["devices"] == 1][[*_KEY, "gbps"]]
+    together = view.measured[view.measured["devices"] > 1]
     return together.merge(alone, on=_KEY, suffixes=("", "_alone"))
 
 
 def _row(row: Row) -> list[Text]:
     swap = f"{row['blocks']} {TIMES} {size(row['block_size'])}"
     beside = f"beside {row['neighbour']}" if isinstance(row["neighbour"], str) else ""
-    label = (row["backend"], row["direction"], swap, row["stream_state"], sms_text(row), beside)
-    return [
-        ", ".join(filter(None, label)),
-        *_kept(row["gbps_alone"], row["gbps"]),
-        *_kept(row["gbps_alone_all"], row["gbps_all"]),
-    ]
+    label = comma_separated(row["backend"], row["direction"], swap, row["stream_state"], sms_text(row), beside)
+    return [label, *_kept(row["gbps_alone"], row["gbps"]), *_kept(row["gbps_alone_all"], row["gbps_all"])]
 
 
 def _kept(alone: float, at_once: float) -> list[str]:

@@ -52,7 +52,6 @@ SECTION = Section("engines", "Engines: their own code, and the best backend of t
 
 
 def _answers(view: View) -> list[Answer] | str:
-    """Return the answers of a run with an engine's own code, or what it needs."""
     if view.measured.empty or not view.measured["backend"].isin(ENGINE_BACKENDS).any():
         return "it needs cells of an engine's own code, such as backend=vllm_batch"
     if trace_of(view.run):
@@ -64,14 +63,16 @@ def _answers(view: View) -> list[Answer] | str:
 
 
 def _table(view: View, before: str, engine: Engine, answers: Sequence[Answer]) -> DataTable:
-    one = answers[0]
+    first = answers[0]
     methods = {choice for answer in answers for choice in answer.arms if choice.backend in engine.backends}
     ordered = sorted(methods, key=lambda choice: (choice.backend, sms_of(choice), str(choice)))
     rows = [_row(view, engine, ordered, answer) for answer in answers]
-    cells = where(unqueued(view.measured), direction=one.direction.value, stream_state=one.state.value)
+    cells = where(unqueued(view.measured), direction=first.direction.value, stream_state=first.state.value)
     used = {choice.backend for choice in methods}
     packages = [facts.package.partition(" ")[0] for facts in view.run.info.backends if facts.name in used]
-    title = f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {one.direction}, {one.state} stream"
+    title = (
+        f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {first.direction}, {first.state} stream"
+    )
     header = ("Blocks", "Block size", *map(str, ordered), "Takes", "Best", "us", "x")
     return measured_table(view, cells, title, header, rows, _INCLUDES, compared=len(rows))
 
@@ -83,18 +84,10 @@ def _row(view: View, engine: Engine, methods: Sequence[Choice], answer: Answer) 
     if shipped and best:
         compared = compare_visits(answer.arms[best], answer.arms[shipped], IN_TURN)
         ratio = f"{unclear_mark(compared)}{figure(compared.ratio)}"
-    times = [_times(answer, choice) for choice in (*methods, best)]
-    named = [ABSENT if choice is None else str(choice) for choice in (shipped, best)]
-    return [count(answer.blocks), bytes_size(answer.block_bytes), *times[:-1], *named, times[-1], ratio]
-
-
-def _times(answer: Answer, choice: Choice | None) -> str:
-    """Return the time of a swap and, in parentheses, of its caller; "" where it was not measured."""
-    return (
-        f"{figure(answer.time_of(choice))} ({figure(answer.caller_us[choice])})"
-        if choice and choice in answer.arms
-        else ""
-    )
+    times = {choice: f"{figure(answer.time_of(choice))} ({figure(answer.caller_us[choice])})" for choice in answer.arms}
+    *columns, best_us = (times.get(choice, "") if choice else "" for choice in (*methods, best))
+    names = [str(choice) if choice else ABSENT for choice in (shipped, best)]
+    return [count(answer.blocks), bytes_size(answer.block_bytes), *columns, *names, best_us, ratio]
 
 
 def _same_api(engine: Engine, answers: Sequence[Answer]) -> str:

@@ -46,25 +46,20 @@ _TIMES: Final = {
 def make(view: View) -> Part | str:
     if _layers_of(view).empty:
         return "it needs swaps by layers (sequence=layers-L)"
-    unit = _named(view)[1]
-    named = [
-        (run, cells)
-        for run in view.of_machine
-        if not _layers_of(run).empty
-        for cells, of in [_named(run)]
-        if of == unit
-    ]
+    named = {run.label: (run, *_named(run)) for run in view.of_machine if not _layers_of(run).empty}
+    unit = named[view.label][-1]
+    runs = [(run, cells) for run, cells, unit_of_run in named.values() if unit_of_run == unit]
     tables = [
-        _table(run, f"{run.label}: {title}" if len(named) > 1 else str(title), unit, group)
-        for run, cells in named
+        _table(run, f"{run.label}: {title}" if len(runs) > 1 else str(title), unit, group)
+        for run, cells in runs
         for title, group in cells.groupby("what", sort=False)
     ]
-    loads = pd.concat(cells for _, cells in named)
+    loads = pd.concat(cells for _, cells in runs)
     if (waited := loads[loads["hidden_share"].notna()]).empty:
         return Part(tables=tables)
     decided = waited[waited["hidden_share_low"].notna()]
     highlights = [_finding(str(what), unit, rows_of(group)) for what, group in decided.groupby("what", sort=False)]
-    return Part([one.text for one in highlights], [_chart(named[0][0], unit, waited)], tables, highlights)
+    return Part([one.text for one in highlights], [_chart(runs[0][0], unit, waited)], tables, highlights)
 
 
 SECTION = Section("layers", "Layers: loads that a step waits for, layer by layer", make, of_all=True)
@@ -90,9 +85,9 @@ def _named(view: View) -> tuple[pd.DataFrame, str]:
     what = [_what(row, swap.title if swap and tokens else "") for row, swap in zip(rows, known, strict=True)]
     sizes = [swap.tokens if swap and tokens else int(row["blocks"]) for row, swap in zip(rows, known, strict=True)]
     callers = [row["caller_us_median"] / _layers(row) for row in rows]
-    named = cells.assign(
-        what=what, size=sizes, method=list(map(_method, rows)), caller_of_layer_us=callers, run=view.label
-    )
+    at_once = ["at once" if str(row["sequence"]).startswith(AT_ONCE) else "" for row in rows]
+    methods = [comma_separated(row["backend"], sms_text(row), once) for row, once in zip(rows, at_once, strict=True)]
+    named = cells.assign(what=what, size=sizes, method=methods, caller_of_layer_us=callers, run=view.label)
     return named, "tokens" if tokens else "blocks"
 
 
@@ -106,17 +101,10 @@ def _what(row: Row, model: str) -> str:
     return f"{loads}, {row['direction']}{beside}"
 
 
-def _method(row: Row) -> str:
-    at_once = "at once" if str(row["sequence"]).startswith(AT_ONCE) else ""
-    return comma_separated(str(row["backend"]), sms_text(row), at_once)
-
-
 def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
     rows = sorted(rows_of(cells), key=lambda row: (row["size"], row["method"]))
-    body = [
-        [count(row["size"]), row["method"], *(figure(row[name]) for name in _TIMES.values()), _share(row)]
-        for row in rows
-    ]
+    times = [[figure(row[name]) for name in _TIMES.values()] for row in rows]
+    body = [[count(row["size"]), row["method"], *us, _share(row)] for row, us in zip(rows, times, strict=True)]
     header = (unit.capitalize(), "Way", *_TIMES, "Hidden")
     return measured_table(view, cells, title, header, body, includes_of(view, "swap_us"), notes=[_NOTE], left=2)
 
@@ -135,9 +123,7 @@ def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
     at = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)
     loads = sorted((row for row in rows if row["size"] == at), key=lambda row: -row["hidden_share"])
     hiding = [row["method"] for row in loads if row["hidden_share_low"] >= HIDDEN]
-    callers = sorted(
-        (row["caller_us_median"] / _layers(row), row["method"]) for row in loads if AT_ONCE not in row["sequence"]
-    )
+    callers = sorted((row["caller_of_layer_us"], row["method"]) for row in loads if AT_ONCE not in row["sequence"])
     text = f"{what}, {count(at)} {unit}: "
     if hiding:
         text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
@@ -151,7 +137,6 @@ def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
 
 
 def _chart(view: View, unit: str, cells: pd.DataFrame) -> Chart:
-    """Return the chart of the cells of runs of a machine, named after `view`, the first of them."""
     panels = [_panel(str(what), rows_of(group)) for what, group in cells.groupby("what", sort=False)]
     title, drawn = f"Hidden share of loads against {unit}", "medians of visits · band: 95% interval"
     x, y = PlotAxis(unit, "count", "log2"), PlotAxis("hidden share", "figure", "linear", zero=False)

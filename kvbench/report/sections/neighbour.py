@@ -18,7 +18,7 @@ from kvbench.report.numbers import figure, noun, slower_text
 from kvbench.report.select import DIRECTIONS, by_direction, where
 from kvbench.report.table_rows import Row, footnoted, format_cell, line_of, rows_of, sms_text, with_methods
 from kvbench.report.view import View
-from kvbench.results.cost import AtRate, Cost, at_rate, costs_of
+from kvbench.results.cost import Cost, at_rate, costs_of
 from kvbench.results.frame import as_csv, visits_that_count, whole
 from kvbench.units import two_digits
 
@@ -105,12 +105,13 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
         if row["status"] != "ok" or not row["neighbour_slowdown"] > 0:
             body.append([row["label"], format_cell(row, lambda _: "no whole iteration"), *[""] * (len(_HEADER) - 2)])
             continue
+        times = [(row[f"neighbour_{part}_alone_us"], row[f"neighbour_{part}_us"]) for part in ("p50", "p99", "worst")]
         body.append(
             [
                 Strong(row["label"]) if row["cell_id"] in edge else row["label"],
                 *(figure(row[name]) for name in ("swaps_alone_gbps", "swaps_beside_gbps")),
-                _slowdown(row),
-                *(_from_to(row, part) for part in ("p50", "p99", "worst")),
+                f"{'' if _is_decided(row) else '≈ '}{row['neighbour_slowdown']:.2f}",
+                *(f"{figure(alone_us)} → {figure(beside_us)}" for alone_us, beside_us in times),
                 "" if row["neighbour"] == Neighbour.SMALLCOPY else _exposure(row),
                 *(_later(row[name]) for name in ("swap_start_delay_us", "swap_delay_us")),
             ]
@@ -123,22 +124,12 @@ def _table(view: View, title: str, cells: pd.DataFrame, edge: set[str]) -> DataT
     return DataTable(title, _HEADER, body, [_EDGE, *reasons], origin)
 
 
-def _slowdown(row: Row) -> str:
-    """Return the slowdown, marked where the visits do not settle on which side of the margin it lies."""
-    text = f"{row['neighbour_slowdown']:.2f}"
-    return text if _is_decided(row) else f"≈ {text}"
-
-
 def _is_decided(row: Row) -> bool:
+    """Return whether the visits settle on which side of the margin the slowdown lies."""
     low, high = row["neighbour_slowdown_low"], row["neighbour_slowdown_high"]
     known = low > 0 and math.isfinite(high)
     margin = math.log1p(IN_TURN.fraction)
     return known and verdict_of(math.log(low), math.log(high), margin) is not Verdict.UNDECIDED
-
-
-def _from_to(row: Row, part: str) -> str:
-    """Return this part of the neighbour's iteration times, without swaps and beside them."""
-    return f"{figure(row[f'neighbour_{part}_alone_us'])} → {figure(row[f'neighbour_{part}_us'])}"
 
 
 def _later(us: float) -> str:
@@ -166,10 +157,7 @@ def _lost(us_per_gb: float) -> str:
 
 
 def _finding(what: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Finding:
-    """Return what the highest of `RATES` that was reached costs at least, and what the cheapest cell moves.
-
-    `slowdowns` are those of the visits, by cell.
-    """
+    """Return what the highest of `RATES` that was reached costs at least, and what the cheapest cell moves."""
     reached = [rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in measured)]
     cheapest, rivals = _cheapest(measured, slowdowns)
     least = (
@@ -184,9 +172,7 @@ def _finding(what: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]
         f"best, p99 {_slower(best['neighbour_slowdown_p99'])} ({best['label']}, "
         f"{two_digits(best['swaps_beside_gbps'])} GB/s{rivals})"
     )
-    if best is not cheapest:
-        text += f"; {least}"
-    return Finding(f"{text}.", math.log(best["neighbour_slowdown"]))
+    return Finding(f"{text}; {least}." if best is not cheapest else f"{text}.", math.log(best["neighbour_slowdown"]))
 
 
 def _cheapest(rows: Sequence[Row], slowdowns: Mapping[str, Visits]) -> tuple[Row, str]:
@@ -225,50 +211,40 @@ def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLi
     ordered = sorted(rows, key=lambda row: row["swaps_beside_gbps"])
     x = [float(row["swaps_beside_gbps"]) for row in ordered]
     marks = [PlotMark(gbps, gbps, "") for gbps, row in zip(x, ordered, strict=True) if row["cell_id"] in edge]
-    columns = ("neighbour_slowdown", "neighbour_slowdown_low", "neighbour_slowdown_high")
-    return line_of(view.label, label, x, ordered, columns, marks)
+    return line_of(view.label, label, x, ordered, [f"neighbour_slowdown{end}" for end in ("", "_low", "_high")], marks)
 
 
 def _equal_rates(costs: Mapping[str, Mapping[int, Cost]], cells: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each method of swapping and each of `RATES` that it reaches, the cheapest first.
-
-    `cells` are those with a slowdown.
-    """
+    """Return a row for each method of swapping and each of `RATES` that it reaches, the cheapest first."""
     equal = []
     for key, members in with_methods(cells, "rate_cap").groupby(["neighbour", "direction", "method"], sort=False):
         by_id = {str(row["cell_id"]): row for row in rows_of(members)}
         known = {cell: costs[cell] for cell in by_id if cell in costs}
-        reached = [(rate, at) for rate in RATES if (at := at_rate(rate, known))]
-        equal += [(*key, rate, at.slowdown, at.low, at.high, _from(at, by_id)) for rate, at in reached]
+        for rate in RATES:
+            if at := at_rate(rate, known):
+                between = ", ".join("no swaps" if cell is None else _point(by_id[cell]) for cell in at.between)
+                equal.append((*key, rate, at.slowdown, at.low, at.high, between))
     rows = pd.DataFrame(equal, columns=list(_EQUAL_COLUMNS))
     return rows.sort_values(["neighbour", "direction", "gbps", "slowdown"], ignore_index=True, kind="stable")
 
 
 def _equal_table(view: View, cells: pd.DataFrame, equal: pd.DataFrame) -> DataTable:
-    """Return the table of `equal`, which `_equal_rates` made of `cells`."""
-    least = ~equal.duplicated(["neighbour", "direction", "gbps"])
-    body = [_equal_row(row, least=first) for row, first in zip(rows_of(equal), least, strict=True)]
+    body: list[list[Text]] = []
+    again = equal.duplicated(["neighbour", "direction", "gbps"])
+    for row, is_least in zip(rows_of(equal), ~again, strict=True):
+        known = row["slowdown_low"] > 0
+        interval = f" ({row['slowdown_low']:.2f} to {row['slowdown_high']:.2f})" if known else ""
+        mark = "" if known and not row["from"].startswith("no swaps") else "≈ "
+        slowdown = f"{mark}{row['slowdown']:.2f}{interval}"
+        cells_of_row = (row["neighbour"], row["direction"], row["swaps"], row["from"], f"{row['gbps']:.0f}")
+        body.append([*cells_of_row, Strong(slowdown) if is_least and known else slowdown])
     header = ("Neighbour", "Dir", "Swaps", "From", "GB/s", "Slowdown (95%)")
     origin = caption(view, cells, _EQUAL_INCLUDES)
     return DataTable("Slowdown at equal GB/s", header, body, [_EQUAL_MARKS], origin, left=4)
 
 
-def _equal_row(row: Row, *, least: bool) -> list[Text]:
-    slowdown, known = f"{row['slowdown']:.2f}", row["slowdown_low"] > 0
-    if known:
-        slowdown += f" ({row['slowdown_low']:.2f} to {row['slowdown_high']:.2f})"
-    if not known or row["from"].startswith("no swaps"):
-        slowdown = f"≈ {slowdown}"
-    cells = (row["neighbour"], row["direction"], row["swaps"], row["from"], f"{row['gbps']:.0f}")
-    return [*cells, Strong(slowdown) if least and known else slowdown]
-
-
-def _from(at: AtRate, rows: Mapping[str, Row]) -> str:
-    """Return the cells that the slowdown comes from: "1 SM at 20 GB/s, 2 SMs at 41 GB/s"."""
-    return ", ".join("no swaps" if cell is None else _point(rows[cell]) for cell in at.between)
-
-
 def _point(row: Row) -> str:
+    """Return a cell that a slowdown comes from: "1 SM at 20 GB/s"."""
     cap, gbps = row["rate_cap"], f"{two_digits(row['swaps_beside_gbps'])} GB/s"
     settings = " ".join(filter(None, (sms_text(row), f"rate_cap {cap}" if isinstance(cap, int) and cap else "")))
     return f"{settings} at {gbps}" if settings else gbps
