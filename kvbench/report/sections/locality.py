@@ -57,17 +57,13 @@ def make(view: View) -> Part | str:
     }
     tables, highlights = [], []
     for direction in sorted({shape[0] for shape in compared}, reverse=True):
-        swaps = {shape: swap for shape, swap in compared.items() if shape[0] == direction}
+        swaps = {shape: arms for shape, arms in compared.items() if shape[0] == direction}
         title = f"{direction}, idle stream: GB/s of hot and fresh, dense and scattered blocks"
-        body, notes = _rows(swaps, costs), [_NOTE, *chance_note(len(swaps))]
-        tables.append(
-            measured_table(view, cells, title, _HEADER, body, includes_of(view, "idle"), pinned, notes, left=2)
-        )
-        measured = {
-            shape: costs[shape] for shape, arms in swaps.items() if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"
-        }
-        if measured and (finding := _finding(direction, measured)):
-            highlights.append(finding)
+        body, included = _rows(swaps, costs), includes_of(view, "idle")
+        notes = [_NOTE, *chance_note(len(swaps))]
+        tables.append(measured_table(view, cells, title, _HEADER, body, included, pinned, notes, left=2))
+        both = [shape for shape, arms in swaps.items() if arms[_HOT]["status"] == arms[_FAR]["status"] == "ok"]
+        highlights += _finding(direction, {shape: costs[shape] for shape in both})
     highlights += primed_inline(pinned.cells)
     charts = []
     if curves:
@@ -116,8 +112,8 @@ def _rate(row: Row) -> str:
     return f"{rate(row)} ({sms})" if (sms := sms_text(row)) else rate(row)
 
 
-def _finding(direction: str, costs: Mapping[Shape, Comparison]) -> Finding | None:
-    """Return which backend pays most for scattered blocks, and which pay nothing; None if that is undecided."""
+def _finding(direction: str, costs: Mapping[Shape, Comparison]) -> list[Finding]:
+    """Return which backend pays most for scattered blocks, and which pay nothing; none where that is undecided."""
     dearer = {shape: cost.ratio for shape, cost in costs.items() if cost.verdict is Verdict.SLOWER}
     slower = {shape[1] for shape in dearer}
     undecided = {shape[1] for shape, cost in costs.items() if cost.verdict is Verdict.UNDECIDED}
@@ -125,16 +121,12 @@ def _finding(direction: str, costs: Mapping[Shape, Comparison]) -> Finding | Non
     text = f"{direction} of fresh, scattered blocks against hot, dense ones: "
     if dearer:
         worst = max(dearer, key=lambda shape: dearer[shape])
-        text += f"{_name(worst)} is {slower_text(dearer[worst])}"
+        _, backend, blocks, size = worst
+        text += f"{backend} of {count(blocks)} {TIMES} {bytes_size(size)} is {slower_text(dearer[worst])}"
     rest = f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower" if unharmed else ""
     if not slower and not rest:
-        return None
-    return Finding(f"{text}{'; ' if slower and rest else ''}{rest}.", math.log(max(dearer.values(), default=1.0)))
-
-
-def _name(shape: Shape) -> str:
-    _, backend, blocks, size = shape
-    return f"{backend} of {count(blocks)} {TIMES} {bytes_size(size)}"
+        return []
+    return [Finding(f"{text}{'; ' if slower and rest else ''}{rest}.", math.log(max(dearer.values(), default=1.0)))]
 
 
 def _pool_curves(cells: pd.DataFrame) -> RateCurves | None:

@@ -1,7 +1,7 @@
 """Copy by copy against batched, model by model, and the other backends on the same swaps."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,12 +59,9 @@ class ModelRows:
     def row(self, swap: ModelSwap, backend: str, state: str) -> Row | None:
         return self.by_key.get((backend, state, *_shape(swap)))
 
-    def measured(self, state: str) -> set[str]:
-        return set(where(self.cells, status="ok", stream_state=state)["backend"])
-
-    def measured_cells(self, backends: Collection[str], states: Collection[str]) -> pd.DataFrame:
-        cells = where(self.cells, status="ok")
-        return cells[cells["backend"].isin(backends) & cells["stream_state"].isin(states)]
+    @property
+    def measured(self) -> pd.DataFrame:
+        return where(self.cells, status="ok")
 
     def speed_up(self, swap: ModelSwap, state: str) -> Comparison | None:
         """Return the time of single copies over that of batched ones; None without both."""
@@ -107,19 +104,14 @@ def _model_rows(view: View) -> list[ModelRows] | str:
 def _pin_each(frame: pd.DataFrame, swaps: Sequence[ModelSwap]) -> Pinned:
     """Keep one value of every side axis for each swap by itself: a backend may take other SMs for other sizes."""
     frame = frame.assign(host_pattern=frame["host_pattern"].fillna(AS_PATTERN.kind))
-    pins = [
-        pin(
-            where(frame, blocks=blocks, block_bytes=size, pattern=device, host_pattern=host),
-            shown=("pattern", "host_pattern"),
-        )
-        for blocks, size, device, host in dict.fromkeys(map(_shape, swaps))
-    ]
+    pins = []
+    for blocks, size, device, host in dict.fromkeys(map(_shape, swaps)):
+        same = where(frame, blocks=blocks, block_bytes=size, pattern=device, host_pattern=host)
+        pins.append(pin(same, shown=("pattern", "host_pattern")))
     cells = pd.concat([part.cells for part in pins], ignore_index=True)
-    hidden = {
-        axis: set[str]().union(*(part.hidden[axis] for part in pins)) - set(cells[axis].dropna().astype(str))
-        for axis in pins[0].hidden
-    }
-    return Pinned(cells, hidden)
+    hidden = {axis: set[str]().union(*(part.hidden[axis] for part in pins)) for axis in pins[0].hidden}
+    kept = {axis: set(cells[axis].dropna().astype(str)) for axis in hidden}
+    return Pinned(cells, {axis: values - kept[axis] for axis, values in hidden.items()})
 
 
 def _shape(swap: ModelSwap) -> tuple[int, int, str, str]:
@@ -127,8 +119,7 @@ def _shape(swap: ModelSwap) -> tuple[int, int, str, str]:
 
 
 def _chart(view: View, sides: Sequence[ModelRows]) -> Chart:
-    """Return GB/s of every backend and stream state, model by model."""
-    cells = pd.concat([where(rows.cells, status="ok") for rows in sides])
+    cells = pd.concat([rows.measured for rows in sides])
     labels = {
         (str(backend), state): f"{with_sms(str(backend), alike['sms'])}, {state} stream"
         for state in STATES
@@ -152,19 +143,17 @@ def _panel(rows: ModelRows, labels: Mapping[tuple[str, str], str]) -> PlotPanel:
         if points:
             variant = STATES.index(state)
             lines.append(line_of(rows.view.label, label, list(points), list(points.values()), RATES, variant=variant))
-    return PlotPanel(rows.direction, lines, ceiling_of(where(rows.cells, status="ok")))
+    return PlotPanel(rows.direction, lines, ceiling_of(rows.measured))
 
 
 def _tables(rows: ModelRows) -> list[DataTable]:
-    """Return single against batched copies, then all backends for each stream state in which there are others."""
-    measured = {state: rows.measured(state) for state in STATES}
+    measured = {state: set(where(rows.measured, stream_state=state)["backend"]) for state in STATES}
     pairs = {state: backends for state, backends in measured.items() if BATCHED in backends}
     first = [_pairs(rows, pairs)] if any(PER_BLOCK in backends for backends in pairs.values()) else []
     return first + [_all(rows, state) for state, backends in measured.items() if backends - {PER_BLOCK, BATCHED}]
 
 
 def _findings(rows: ModelRows, state: str) -> list[Finding]:
-    """Return how much faster batched copies are on streams of one state, over the models where that is decided."""
     compared = {_name(swap): speed_up for swap in rows.swaps if (speed_up := rows.speed_up(swap, state))}
     ratios = {name: speed_up.ratio for name, speed_up in compared.items() if speed_up.told_apart}
     if not ratios:
@@ -173,11 +162,8 @@ def _findings(rows: ModelRows, state: str) -> list[Finding]:
     (slowest, least), (fastest, most) = ordered[0], ordered[-1]
     first, last = faster_text(least), faster_text(most)
     ends = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
-    unclear = (
-        f"; no clear difference for {len(compared) - len(ratios)} of {len(compared)}"
-        if len(ratios) < len(compared)
-        else ""
-    )
+    open_ = len(compared) - len(ratios)
+    unclear = f"; no clear difference for {open_} of {len(compared)}" if open_ else ""
     text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {PER_BLOCK}{unclear}."
     return [Finding(text, math.log(most))]
 
@@ -201,7 +187,8 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
             line[f"{BATCHED} GB/s, {state}"] = format_cell(batched, rate)
         body.append(line)
     title = f"{rows.direction}: {PER_BLOCK} against {BATCHED}, by model, {_lengths(rows.swaps)}"
-    cells = rows.measured_cells((PER_BLOCK, BATCHED), states)
+    cells = rows.measured[rows.measured["backend"].isin((PER_BLOCK, BATCHED))]
+    cells = cells[cells["stream_state"].isin(states)]
     header, lines, notes = list(body[0]), [list(line.values()) for line in body], [_COLUMNS, _RATIO]
     included = ". ".join(includes(rows.view, cells["stream_state"], "ms and GB/s"))
     compared = len(where(cells, backend=PER_BLOCK))
@@ -209,14 +196,13 @@ def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
 
 
 def _all(rows: ModelRows, state: str) -> DataTable:
-    backends = sorted(rows.measured(state))
-    body = []
+    cells, body = where(rows.measured, stream_state=state), []
+    backends = sorted(set(cells["backend"]))
     for swap in rows.swaps:
         cells_of_swap = filter(None, (rows.row(swap, backend, state) for backend in backends))
         texts = fastest_marked(cells_of_swap, backends, milliseconds, rows.view.visits)
         body.append([_name(swap), count(swap.blocks), bytes_size(swap.block_bytes), *texts])
     title = f"{rows.direction}, {state} stream: ms per swap, by model and backend, {_lengths(rows.swaps)}"
-    cells = rows.measured_cells(backends, (state,))
     header = ["Model", "N", "Block", *(with_sms(name, where(cells, backend=name)["sms"]) for name in backends)]
     shapes = cells.drop_duplicates(["blocks", "block_bytes", "pattern"])
     included, compared = ". ".join(includes(rows.view, [state], "ms")), len(cells) - len(shapes)

@@ -46,7 +46,6 @@ def _swaps(cells: pd.DataFrame) -> dict[tuple[str, int, int], list[Row]]:
 
 
 def _finding(view: View, direction: str, cells: pd.DataFrame) -> str:
-    """Return which backend is the fastest most often, and what staged swaps reach of the fastest."""
     swaps = list(_swaps(cells).values())
     arms: dict[str, dict[int, Visits]] = {}
     for number, rows in enumerate(swaps):

@@ -56,7 +56,6 @@ class QueueLine:
 
     @property
     def points(self) -> pd.DataFrame:
-        """The measured cells."""
         return where(self.cells, status="ok")
 
 
@@ -98,27 +97,24 @@ def _finding(line: QueueLine, knee: QueueKnee) -> Finding:
 
 
 def _table(view: View, title: str, lines: Sequence[QueueLine], pinned: Pinned) -> DataTable:
-    """Return submission time against queued swaps in one direction and block size, the knees below."""
     columns = [{int(row["queued"]): row for row in rows_of(line.cells)} for line in lines]
     body: list[list[Text]] = [
         [count(depth), *(format_cell(column.get(depth), _time) for column in columns)]
         for depth in sorted({depth for column in columns for depth in column})
     ]
-    begun = any(isinstance(text, str) and _BEGUN in text for row in body for text in row)
-    body.append(["knee", *(_knee_text(line.knee) for line in lines)])
+    notes = [_KNEE, *([_NOT_HELD] if any(_BEGUN in str(text) for row in body for text in row) else [])]
+    knees = [
+        (Strong(count(at.depth)), f" ({TIMES}{figure(at.height)})") if (at := line.knee) else "none" for line in lines
+    ]
+    body.append(["knee", *knees])
     cells = pd.concat([line.points for line in lines])
     header = ("Queued", *(line.label for line in lines))
-    notes = [_KNEE, *([_NOT_HELD] if begun else [])]
     title = f"{title}: us per submission against queued swaps"
     return measured_table(view, cells, title, header, body, _INCLUDES, pinned, notes)
 
 
 def _time(row: Row) -> str:
     return f"{figure(row['caller_us_median'])}{_BEGUN if row['depth_held'] < 0.5 else ''}"
-
-
-def _knee_text(knee: QueueKnee | None) -> Text:
-    return "none" if knee is None else (Strong(count(knee.depth)), f" ({TIMES}{figure(knee.height)})")
 
 
 def _chart(view: View, panels: Mapping[str, Sequence[QueueLine]], pinned: Pinned) -> Chart:

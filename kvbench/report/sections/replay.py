@@ -1,6 +1,6 @@
 """Replay: the swaps of a trace, one after the other, by every backend: latency, GB/s and time of the thread."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, 
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.select import by_direction
-from kvbench.report.table_rows import Row, comma_separated, measured_table, rows_of, sms_text
+from kvbench.report.table_rows import comma_separated, measured_table, rows_of, sms_text
 from kvbench.report.view import View
 from kvbench.results.frame import of_trace
 from kvbench.results.replays import rate_of, replays_of, trace_name, trace_of
@@ -63,27 +63,16 @@ def _cells_of(view: View) -> pd.DataFrame:
 
 
 def _part(view: View) -> Part:
-    """Return what one run adds."""
     cells = _cells_of(view)
     swaps = {cell.id: rows for cell, rows in replays_of(view.run).items()}
     sides = by_direction(cells)
-    replays = {
-        direction: [_replayed(row, swaps[row["cell_id"]]) for row in rows_of(side)] for direction, side in sides.items()
-    }
+    replays: dict[str, list[Replayed]] = {direction: [] for direction in sides}
+    for row in rows_of(cells):
+        method = comma_separated(row["backend"], sms_text(row))
+        replays[row["direction"]].append(Replayed(method, row["backend"], row["cell_id"], swaps[row["cell_id"]]))
     highlights = [Finding(text, _WEIGHT) for side in replays.items() if (text := _finding(view, *side))]
     tables = [_table(view, direction, side, replays[direction]) for direction, side in sides.items()]
     return Part([one.text for one in highlights], [_chart(view, cells, replays)], tables, highlights)
-
-
-def _replayed(row: Row, swaps: pd.DataFrame) -> Replayed:
-    backend = str(row["backend"])
-    return Replayed(comma_separated(backend, sms_text(row)), backend, row["cell_id"], swaps)
-
-
-def _gbps(swaps: pd.DataFrame) -> tuple[float, float, float]:
-    """Return GB/s of all swaps, and the ends of the interval of the visits; nan where they are too few."""
-    low, high = median_interval(np.array([rate_of(visit) for _, visit in swaps.groupby("round")]))
-    return rate_of(swaps), low, high
 
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
@@ -91,16 +80,15 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
 
     Of two without a clear difference both are named.
     """
-    sums = {one.method: one.swaps.groupby("round")["wall_us"].sum() for one in replays}
+    sums = {replay.method: replay.swaps.groupby("round")["wall_us"].sum() for replay in replays}
     times = {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
     fastest = [*leaders(times, IN_TURN)]
     if len(replays) < 2 or len(fastest) > min(2, len(replays) - 1) or min(map(len, times.values())) < MIN_PAIRS:
         return ""
-    first = next(one for one in replays if one.method == fastest[0])
-    rates = {one.method: rate_of(one.swaps) for one in replays}
-    rivals = [
-        one.method for one in replays if one.backend in ("batched", *ENGINE_BACKENDS) and one.method not in fastest
-    ]
+    first = next(replay for replay in replays if replay.method == fastest[0])
+    rates = {replay.method: rate_of(replay.swaps) for replay in replays}
+    usual = [replay.method for replay in replays if replay.backend in ("batched", *ENGINE_BACKENDS)]
+    rivals = [method for method in usual if method not in fastest]
     gains = ", ".join(speed_words(rates[first.method] / rates[name], name) for name in rivals)
     p99 = figure(float(first.swaps["latency_us"].quantile(0.99)))
     names = f"{' and '.join(fastest)} {'is' if len(fastest) == 1 else 'are'}"
@@ -110,13 +98,14 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
 
 
 def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Replayed]) -> DataTable:
-    body = [_row(one, late=bool(_speed(view))) for one in sorted(replays, key=lambda one: one.swaps["wall_us"].sum())]
+    paced = bool(_speed(view))
+    ordered = sorted(replays, key=lambda replay: replay.swaps["wall_us"].sum())
     quantiles = (f"{name}, us" for name in ("p50", "p90", "p99", "Worst"))
-    late = ("Late",) if _speed(view) else ()
-    header = ("Way", "Swaps", *late, *quantiles, "GB/s", "Caller, us", "Copies left")
-    made, total = replays[0].swaps["number"].nunique(), _total(view, direction)
-    of = f"of {count(total)} " if total else ""
-    title = f"{SIDES[direction]}: {count(made)} {of}swaps of {trace_name(view.run)}"
+    header = ("Way", "Swaps", *(["Late"] if paced else []), *quantiles, "GB/s", "Caller, us", "Copies left")
+    choice = (trace_of(view.run) or {}).get(direction)
+    of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
+    title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of {trace_name(view.run)}"
+    body = [_row(replay, late=paced) for replay in ordered]
     return measured_table(view, cells, title, header, body, includes_of(view, "idle"), notes=[_note(view)])
 
 
@@ -129,23 +118,18 @@ def _speed(view: View) -> float | None:
     return (trace_of(view.run) or {}).get("speed")
 
 
-def _total(view: View, direction: str) -> int:
-    of = (trace_of(view.run) or {}).get(direction)
-    return int(of["total"]) if isinstance(of, dict) else 0
-
-
-def _row(one: Replayed, *, late: bool) -> list[Text]:
-    latencies = one.swaps["latency_us"]
-    gbps, low, high = _gbps(one.swaps)
+def _row(replay: Replayed, *, late: bool) -> list[Text]:
+    swaps, latencies = replay.swaps, replay.swaps["latency_us"]
+    low, high = median_interval(np.array([rate_of(visit) for _, visit in swaps.groupby("round")]))
     interval = f" ({figure(low)} to {figure(high)})" if np.isfinite(low) else ""
     return [
-        one.method,
+        replay.method,
         count(len(latencies)),
-        *([_lateness(one.swaps["late_us"])] if late else []),
+        *([_lateness(swaps["late_us"])] if late else []),
         *(figure(float(latencies.quantile(share))) for share in (0.5, 0.9, 0.99, 1.0)),
-        f"{figure(gbps)}{interval}",
-        figure(float(one.swaps["caller_us"].median())),
-        f"{one.swaps['pieces'].sum() / one.swaps['blocks'].sum():.0%}",
+        f"{figure(rate_of(swaps))}{interval}",
+        figure(float(swaps["caller_us"].median())),
+        f"{swaps['pieces'].sum() / swaps['blocks'].sum():.0%}",
     ]
 
 
@@ -157,27 +141,19 @@ def _lateness(late_us: "pd.Series[float]") -> str:
 
 
 def _chart(view: View, cells: pd.DataFrame, replays: Mapping[str, Sequence[Replayed]]) -> Chart:
-    panels = [PlotPanel(SIDES[direction], [_line(view, one) for one in side]) for direction, side in replays.items()]
+    panels = [PlotPanel(SIDES[name], [_line(view, replay) for replay in side]) for name, side in replays.items()]
     x, y = PlotAxis("descriptors of a swap", "count", "log2"), PlotAxis("latency, ms", "figure", "log10")
     drawn = "medians of swaps of about this size · band: quartiles"
-    points = pd.concat(
-        [one.swaps.assign(way=one.method, direction=direction) for direction, side in replays.items() for one in side]
-    )
-    text = chart_text(
-        view, f"Latency against the size of the swaps of {trace_name(view.run)}", cells, drawn, [_note(view)]
-    )
+    every = [(direction, replay) for direction, side in replays.items() for replay in side]
+    points = pd.concat([replay.swaps.assign(way=replay.method, direction=direction) for direction, replay in every])
+    title = f"Latency against the size of the swaps of {trace_name(view.run)}"
+    text = chart_text(view, title, cells, drawn, [_note(view)])
     return Chart(f"replay-{view.label}", text, LinePlot(x, y, told_apart([panels]), "quartiles"), points)
 
 
-def _line(view: View, one: Replayed) -> PlotLine:
+def _line(view: View, replay: Replayed) -> PlotLine:
     """Return the line of a method through the sizes, which are grouped by powers of two."""
-    columns = list(zip(*_binned(one.swaps), strict=True))
-    x, y, low, high = ([float(value) for value in column] for column in columns)
-    return PlotLine(view.label, one.method, one.backend, x, y, low, high, [one.cell_id] * len(x))
-
-
-def _binned(swaps: pd.DataFrame) -> Iterator[tuple[float, float, float, float]]:
-    bins = np.log2(swaps["blocks"]).round()
-    for _, alike in swaps.groupby(bins):
-        middle, low, high = (alike["latency_us"].quantile([0.5, 0.25, 0.75]) / 1e3).tolist()
-        yield float(alike["blocks"].median()), middle, low, high
+    bins = replay.swaps.groupby(np.log2(replay.swaps["blocks"]).round())
+    x = bins["blocks"].median().tolist()
+    y, low, high = ((bins["latency_us"].quantile(share) / 1e3).tolist() for share in (0.5, 0.25, 0.75))
+    return PlotLine(view.label, replay.method, replay.backend, x, y, low, high, [replay.cell_id] * len(x))

@@ -65,8 +65,7 @@ def _cells_in_runs(frame: pd.DataFrame) -> tuple[Pinned, pd.DataFrame]:
 
 
 def _changes(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover | None]:
-    """Return, by (blocks, block bytes), the change to merged as the fastest of all, None where it is not the
-    fastest at the longest decided length.
+    """Return, by (blocks, block bytes), the change to merged as the fastest; None where it is not so at the longest runs.
 
     Where merged is the fastest at every decided length, the change lies at the shortest of these.
     """
@@ -81,8 +80,7 @@ def _changes(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover
             decided = [(length, name) for length, name in fastest.items() if name is not None]
             changes = [Crossover(length, length, MERGED, MERGED) for length, name in decided[:1] if name == MERGED]
             changes += [change for change in crossovers(fastest) if change.after == MERGED]
-            lasts = decided and decided[-1][1] == MERGED
-            last[shape] = changes[-1] if lasts else None
+            last[shape] = changes[-1] if decided and decided[-1][1] == MERGED else None
     return last
 
 
@@ -96,7 +94,6 @@ def _line(shape: tuple[int, int], change: Crossover | None) -> str:
 
 
 def _highlights(direction: str, changes: Sequence[Crossover | None]) -> list[Finding]:
-    """Return the range of run lengths from which merged copies win."""
     lengths = [change.above_bytes for change in changes if change]
     if not lengths:
         return []
@@ -108,7 +105,6 @@ def _highlights(direction: str, changes: Sequence[Crossover | None]) -> list[Fin
 
 
 def _chart(view: View, pinned: Pinned, cells: pd.DataFrame, blocks: int) -> Chart:
-    """Return GB/s against the run length at one number of blocks, a row per block size."""
     curves = RateCurves("run_blocks", curves_over(cells, "block_bytes", "run_blocks"), pinned, cells, blocks)
     rows = {size: f", {bytes_size(size)} blocks" for size in sorted({curve.panel for curve in curves.curves})}
     return curve_chart(view, f"runs-{blocks}", curves, rows, f"GB/s against the run length, N = {count(blocks)} blocks")
