@@ -17,6 +17,7 @@ from kvbench.report.model import DataTable, Finding, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.select import Pinned, where
 from kvbench.report.view import View
+from kvbench.results.frame import BETWEEN
 from kvbench.results.schema import EffectivePath
 from kvbench.text import ends, short
 
@@ -150,6 +151,11 @@ def with_sms(backend: str, sms: "pd.Series[int]") -> str:
     """Return a backend as a head of a table, with the SMs that its cells take: "triton (12 SMs)"."""
     counts = [int(number) for number in sms.dropna()]
     return f"{backend} ({ends(counts, str)} SM{'s' if max(counts) > 1 else ''})" if counts else backend
+
+
+def main_path(path: object) -> str:
+    """Return the path of most visits of a cell, from its column `path`."""
+    return short(str(path).partition(BETWEEN)[0])
 
 
 def sms_text(row: Row) -> str:

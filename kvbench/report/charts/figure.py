@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import matplotlib.style
 from matplotlib.artist import Artist
@@ -57,6 +57,9 @@ _HEAD: Final[Sequence[tuple[int, dict[str, Any]]]] = (
 _FOOTNOTE: Final[dict[str, Any]] = {"fontsize": 7, "color": "#555555"}
 
 
+Panel = TypeVar("Panel")
+
+
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw the same whatever matplotlibrc this machine has."""
@@ -74,11 +77,11 @@ def drawable(text: str) -> str:
 def new_figure(
     text: ChartText,
     keys: Sequence[Artist],
-    grid: Sequence[Sequence[object]],
+    grid: Sequence[Sequence[Panel]],
     panel_height: float | None = None,
     below: float = _X_LABEL,
-) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure with its head, legend and footnotes, and an empty panel for each of `grid`.
+) -> tuple[Figure, list[tuple[Axes, Panel]]]:
+    """Return a figure with its head, legend and footnotes, and empty axes with each panel of `grid`.
 
     The height of a panel and the room `below` the panels for the x axis are in inches.
     """
@@ -106,19 +109,10 @@ def new_figure(
         figure.text(left, 1 - (notes + 0.15 * number) / height, line, va="center", **_FOOTNOTE)
     anchor = (0.5, 1 - legend / height)
     figure.legend(handles=keys, loc="upper center", bbox_to_anchor=anchor, ncols=keys_per_row, frameon=False)
-    spec = figure.add_gridspec(
-        rows,
-        columns,
-        left=0.62 / width,
-        right=1 - 0.15 / width,
-        top=1 - top / height,
-        bottom=1 - bottom / height,
-        hspace=_ROW_GAP / panel,
-        wspace=0.06,
-    )
-    return figure, [
-        [figure.add_subplot(spec[row, column]) for column in range(len(line))] for row, line in enumerate(grid)
-    ]
+    spec = figure.add_gridspec(rows, columns, hspace=_ROW_GAP / panel, wspace=0.06)
+    spec.update(left=0.62 / width, right=1 - 0.15 / width, top=1 - top / height, bottom=1 - bottom / height)
+    cells = [(row, column, item) for row, line in enumerate(grid) for column, item in enumerate(line)]
+    return figure, [(figure.add_subplot(spec[row, column]), item) for row, column, item in cells]
 
 
 def render(figure: Figure) -> dict[str, bytes]:

@@ -27,9 +27,8 @@ def draw_map(plot: MapPlot, text: ChartText) -> dict[str, bytes]:
         sizes = sorted({size for panel in panels for size in panel.sizes})
         counts = sorted({blocks for panel in panels for blocks in panel.counts})
         fig, axes = new_figure(text, _legend(), plot.grid, _ROW * max(len(sizes), 6))
-        for row, line in zip(axes, plot.grid, strict=True):
-            for ax, panel in zip(row, line, strict=True):
-                _draw(ax, panel, sizes, counts)
+        for ax, panel in axes:
+            _draw(ax, panel, sizes, counts)
         return render(fig)
 
 
@@ -63,6 +62,5 @@ def _boxes(ax: Axes, tiles: Sequence[PlacedTile], size: tuple[float, float], **s
 
 def _legend() -> list[Patch]:
     keys = [Patch(facecolor=ratio_colour(r), edgecolor="#999999", label=text) for r, text in RATIO_KEYS.items()]
-    undecided = Patch(facecolor=ratio_colour(1.0), edgecolor="#999999", hatch=_HATCH, label=UNDECIDED)
-    unmeasured = Patch(facecolor=_GROUND, edgecolor="#999999", label=UNMEASURED)
-    return [*keys, undecided, unmeasured]
+    keys.append(Patch(facecolor=ratio_colour(1.0), edgecolor="#999999", hatch=_HATCH, label=UNDECIDED))
+    return [*keys, Patch(facecolor=_GROUND, edgecolor="#999999", label=UNMEASURED)]

@@ -41,16 +41,16 @@ _NAME_TURN: Final = 35  # degrees
 def draw_lines(plot: LinePlot, text: ChartText, inks: Mapping[str, Ink]) -> dict[str, bytes]:
     """Return {"png": …, "svg": …}: a row of the plot's grid is a row of panels."""
     with styled():
-        fig, axes = new_figure(text, _legend(plot, inks), plot.grid, below=_below(plot.x))
+        below = 0.55 + 0.06 * max(map(len, plot.x.names), default=0) * math.sin(math.radians(_NAME_TURN))  # inches
+        fig, axes = new_figure(text, _legend(plot, inks), plot.grid, below=below)
         panel_points = 72 * axes[0][0].get_position().height * fig.get_figheight()
         labels = max(sum(bool(mark.words) for line in panel.lines for mark in line.marks) for panel in plot.panels)
         limits = _limits(plot, labels * _LABEL_POINTS / panel_points)
-        for row, line in zip(axes, plot.grid, strict=True):
-            for ax, panel in zip(row, line, strict=True):
-                _scale(ax, plot, limits)
-                _draw(ax, plot, panel, inks)
-                ax.label_outer()
-            row[0].set_ylabel(plot.y.label, labelpad=1)
+        for ax, panel in axes:
+            _scale(ax, plot, limits)
+            _draw(ax, plot, panel, inks)
+            ax.set_ylabel(plot.y.label, labelpad=1)
+            ax.label_outer()
         return render(fig)
 
 
@@ -70,29 +70,26 @@ def _draw(ax: Axes, plot: LinePlot, panel: PlotPanel, inks: Mapping[str, Ink]) -
     labels = 0
     marks = [(line, mark) for line in panel.lines for mark in line.marks]
     for line, mark in marks:
-        show = _mark_jump if mark.low < mark.high else _mark_point
-        show(ax, dict(zip(line.x, line.y, strict=True)), mark, inks[line.backend])
+        _mark(ax, mark, dict(zip(line.x, line.y, strict=True)), inks[line.backend].colour)
         if mark.words:
             _label(ax, f"{line.label}: {mark.words}", inks[line.backend], labels)
             labels += 1
 
 
-def _mark_jump(ax: Axes, at: Mapping[float, float], mark: PlotMark, ink: Ink) -> None:
-    """Shade the jump and draw its height."""
+def _mark(ax: Axes, mark: PlotMark, y_of: Mapping[float, float], colour: str) -> None:
+    if mark.low == mark.high:
+        at = ([mark.low], [y_of[mark.low]])
+        ax.plot(*at, marker="o", markersize=11, markerfacecolor="none", markeredgecolor=colour, zorder=4)
+        return
     # opaque, so that lines with the same jump shade it once
     ax.axvspan(mark.low, mark.high, color="#E6E6E6", linewidth=0, zorder=0.5)
     middle = math.sqrt(mark.low * mark.high)
-    arrow = {"arrowstyle": "<->", "color": ink.colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
-    ax.annotate("", (middle, at[mark.high]), xytext=(middle, at[mark.low]), arrowprops=arrow)
-
-
-def _mark_point(ax: Axes, at: Mapping[float, float], mark: PlotMark, ink: Ink) -> None:
-    at_point = ([mark.low], [at[mark.low]])
-    ax.plot(*at_point, marker="o", markersize=11, markerfacecolor="none", markeredgecolor=ink.colour, zorder=4)
+    arrow = {"arrowstyle": "<->", "color": colour, "lw": 1.2, "shrinkA": 0, "shrinkB": 0}
+    ax.annotate("", (middle, y_of[mark.high]), xytext=(middle, y_of[mark.low]), arrowprops=arrow)
 
 
 def _label(ax: Axes, text: str, ink: Ink, above: int) -> None:
-    """Write what is marked into the headroom, where no line runs, below the labels `above`."""
+    """Write what is marked into the headroom, where no line runs, below as many labels as are `above`."""
     ax.annotate(
         drawable(text),
         (0, 1),
@@ -109,12 +106,13 @@ def _label(ax: Axes, text: str, ink: Ink, above: int) -> None:
 
 def _limits(plot: LinePlot, headroom: float) -> tuple[float, float]:
     """Return the ends of the y axis; `headroom` is a share of its height for labels."""
-    levels = [panel.ceiling for panel in plot.panels if panel.ceiling is not None]
-    roofs = [rate for panel in plot.panels for roof in panel.roofs for rate in roof.y]
-    if plot.y.scale == "linear" and plot.y.zero:
-        return 0.0, max([*(rate for line in plot.lines for rate in line.y), *levels, *roofs]) * 1.08 / (1 - headroom)
-    ends = [end for line in plot.lines for end in (*line.low, *line.high) if math.isfinite(end)]
     linear = plot.y.scale == "linear"
+    if linear and plot.y.zero:
+        heights = [rate for line in plot.lines for rate in line.y]
+        heights += [panel.ceiling for panel in plot.panels if panel.ceiling is not None]
+        heights += [rate for panel in plot.panels for roof in panel.roofs for rate in roof.y]
+        return 0.0, max(heights) * 1.08 / (1 - headroom)
+    ends = [end for line in plot.lines for end in (*line.low, *line.high) if math.isfinite(end)]
     known = ends if linear else [math.log10(end) for end in ends if end > 0] or [0.0]
     low, high = min(known), max(known)
     span = max(high - low, _LEAST_SPAN * high if linear else 1.0) / max(1 - headroom - 2 * _ROOM, 0.2)
@@ -123,7 +121,6 @@ def _limits(plot: LinePlot, headroom: float) -> tuple[float, float]:
 
 
 def _scale(ax: Axes, plot: LinePlot, limits: tuple[float, float]) -> None:
-    """Give both axes their scales, the same in every panel."""
     values = sorted({x for line in plot.lines for x in line.x})
     if plot.x.unit == "name":
         ax.set_xlim(-0.5, len(plot.x.names) - 0.5)
@@ -132,7 +129,7 @@ def _scale(ax: Axes, plot: LinePlot, limits: tuple[float, float]) -> None:
     elif plot.x.scale == "linear":
         ax.set_xlim(0, 1.08 * values[-1])
     else:
-        _scale_octaves(ax, plot.x, values)
+        _scale_octaves(ax, plot.x, [int(value) for value in values])
     ax.set_xlabel(plot.x.label)
     if plot.y.scale == "log10":
         ax.set_yscale("log")
@@ -143,20 +140,14 @@ def _scale(ax: Axes, plot: LinePlot, limits: tuple[float, float]) -> None:
     ax.set_ylim(limits)
 
 
-def _below(axis: PlotAxis) -> float:
-    """Return the room for an x axis with its labels, in inches."""
-    return 0.55 + 0.06 * max(map(len, axis.names), default=0) * math.sin(math.radians(_NAME_TURN))
-
-
-def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
+def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[int]) -> None:
     """Scale a logarithmic x axis: every x that has room is labelled, powers of two first; the others get a tick."""
     show: Callable[[int], str] = bytes_size if axis.unit == "bytes" else count
-    whole = [int(value) for value in values]
-    first, last = _octaves(axis, whole[0]), _octaves(axis, whole[-1])
-    letters = max(len(show(value)) for value in whole)
+    first, last = _octaves(axis, values[0]), _octaves(axis, values[-1])
+    letters = max(len(show(value)) for value in values)
     room = (0.08 + 0.055 * letters) / PANEL_WIDTH * 1.1 * max(1.0, last - first)
     named: list[int] = []
-    for value in sorted(whole, key=lambda value: (value & (value - 1) != 0, value)):
+    for value in sorted(values, key=lambda value: (value & (value - 1) != 0, value)):
         if all(abs(_octaves(axis, value) - _octaves(axis, other)) >= room for other in named):
             named.append(value)
     if axis.scale == "symlog2":
@@ -166,7 +157,7 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
     margin = max(0.07, 0.05 * (last - first))
     ax.set_xlim(_value(axis, first - margin), _value(axis, last + margin))
     ax.set_xticks(named, [show(value) for value in named], fontsize=7.5)
-    ax.xaxis.set_minor_locator(FixedLocator([value for value in whole if value not in named]))
+    ax.xaxis.set_minor_locator(FixedLocator([value for value in values if value not in named]))
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
@@ -203,20 +194,16 @@ def _marker(name: str, spokes: Sequence[int]) -> MarkerStyle:
     plain = MarkerStyle(name)
     outline = plain.get_path().transformed(plain.get_transform())
     reach = float(np.abs(outline.vertices).max())
-    ends = [(reach * math.cos(math.radians(angle)), reach * math.sin(math.radians(angle))) for angle in spokes]
-    lines = [Path([(-x, -y), (x, y)]) for x, y in ends]
-    return (
-        MarkerStyle(Path.make_compound_path(outline, *lines), transform=Affine2D().scale(2 * reach)) if lines else plain
-    )
+    tips = [(reach * math.cos(math.radians(angle)), reach * math.sin(math.radians(angle))) for angle in spokes]
+    lines = [Path([(-x, -y), (x, y)]) for x, y in tips]
+    path = Path.make_compound_path(outline, *lines)
+    return MarkerStyle(path, transform=Affine2D().scale(2 * reach)) if lines else plain
 
 
 def _legend(plot: LinePlot, inks: Mapping[str, Ink]) -> list[Line2D]:
-    """Return a key for each label of a line, for the ceiling, and for each roof."""
-    keys = {line.label: _line(line, inks[line.backend], [], []) for line in plot.lines}
-    ceiling = Line2D([], [], color=_GREY, linestyle=_CEILING_DASHES, linewidth=1.0, label="ceiling")
-    roofs = [
-        Line2D([], [], color=_ROOF_COLOUR, linestyle=dashes, linewidth=0.8, label=label)
-        for label, dashes in zip(plot.roof_labels, _ROOF_DASHES, strict=False)
-    ]
-    ceilings = [ceiling] if any(panel.ceiling for panel in plot.panels) else []
-    return [*keys.values(), *ceilings, *roofs]
+    keys = [*{line.label: _line(line, inks[line.backend], [], []) for line in plot.lines}.values()]
+    if any(panel.ceiling for panel in plot.panels):
+        keys.append(Line2D([], [], color=_GREY, linestyle=_CEILING_DASHES, linewidth=1.0, label="ceiling"))
+    for label, dashes in zip(plot.roof_labels, _ROOF_DASHES, strict=False):
+        keys.append(Line2D([], [], color=_ROOF_COLOUR, linestyle=dashes, linewidth=0.8, label=label))
+    return keys

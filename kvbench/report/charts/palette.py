@@ -51,7 +51,6 @@ def contrast(one: Rgb, other: Rgb) -> float:
 
 
 def _luminance(colour: Rgb) -> float:
-    """Return the relative luminance (WCAG 2) of red, green and blue, each from 0 to 1."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
     return sum(weight * channel for weight, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
@@ -72,13 +71,11 @@ _FREE: Final = (Ink("#000000", "X"), Ink("#7F7F7F", "<"), Ink("#008B9A", "h"), I
 def inks(backends: Iterable[str]) -> dict[str, Ink]:
     """Return an ink for every backend; those of other packages take the free ones in the order of their names."""
     others = sorted(set(backends) - set(_KNOWN))
-    return _KNOWN | {name: _free(number) for number, name in enumerate(others)}
-
-
-def _free(number: int) -> Ink:
-    """Return a free ink; where the colours come again, they come with other markers."""
-    turn, index = divmod(number, len(_FREE))
-    return Ink(_FREE[index].colour, _FREE[(index + turn) % len(_FREE)].marker)
+    free = {}
+    for number, name in enumerate(others):
+        turn, index = divmod(number, len(_FREE))  # where the colours come again, they come with other markers
+        free[name] = Ink(_FREE[index].colour, _FREE[(index + turn) % len(_FREE)].marker)
+    return _KNOWN | free
 
 
 def is_hollow(variant: int) -> bool:

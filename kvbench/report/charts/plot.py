@@ -116,13 +116,11 @@ def told_apart(grid: Sequence[Sequence[PlotPanel]]) -> list[list[PlotPanel]]:
     for line in (line for row in grid for panel in row for line in panel.lines):
         variants = labels.setdefault(line.backend, {})
         variants.setdefault(line.label, len(variants))
-    return [
-        [
-            replace(panel, lines=[replace(line, variant=labels[line.backend][line.label]) for line in panel.lines])
-            for panel in row
-        ]
-        for row in grid
-    ]
+
+    def numbered(panel: PlotPanel) -> PlotPanel:
+        return replace(panel, lines=[replace(line, variant=labels[line.backend][line.label]) for line in panel.lines])
+
+    return [[numbered(panel) for panel in row] for row in grid]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,15 +26,8 @@ _DIGITS: Final = 4
 _TEXTS: Final = ("status", "reason", "path", "chosen", "order_note", "stopped_by", "warnings", "cell_id")
 _COUNTS: Final = ("block_bytes", "samples", "rounds", "outliers", "verified_bytes")
 _SHARES: Final = (
-    "gbps",
-    "gbps_q1",
-    "gbps_q3",
-    "ceiling_share",
-    "roof_share",
-    "state_held",
-    "execution_only",
-    "depth_held",
-)
+    "gbps", "gbps_q1", "gbps_q3", "ceiling_share", "roof_share", "state_held", "execution_only", "depth_held",
+)  # fmt: skip
 _HARMLESS: Final = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
@@ -50,16 +43,15 @@ def figures_json(view: View) -> Markup:
     """Return the cells of a run: columns of text, counts and figures, a value for each cell, null where unknown."""
     frame = view.frame
     figures = [str(name) for name in frame if str(name).endswith(("_us_median", "_us_q1", "_us_q3"))]
-    return script_json(
-        {
-            "label": view.label,
-            "title": f"{view.title} ({HOST_COPIES})" if view.on_host else view.title,
-            "axes": {name: _texts(frame[name]) for name in AXES},
-            "words": {name: _texts(frame[name]) for name in _TEXTS} | {"command": _commands(view)},
-            "counts": {name: [int(value) for value in frame[name].fillna(0)] for name in _COUNTS},
-            "figures": {name: rounded(frame[name].to_numpy(np.float64)) for name in (*figures, *_SHARES)},
-        }
-    )
+    columns = {
+        "label": view.label,
+        "title": f"{view.title} ({HOST_COPIES})" if view.on_host else view.title,
+        "axes": {name: _texts(frame[name]) for name in AXES},
+        "words": {name: _texts(frame[name]) for name in _TEXTS} | {"command": _commands(view)},
+        "counts": {name: [int(value) for value in frame[name].fillna(0)] for name in _COUNTS},
+        "figures": {name: rounded(frame[name].to_numpy(np.float64)) for name in (*figures, *_SHARES)},
+    }
+    return script_json(columns)
 
 
 def _commands(view: View) -> list[str | None]:

@@ -28,26 +28,11 @@ from kvbench.report.sections import (
 from kvbench.report.view import View
 
 SECTIONS: Final = (
-    replay.SECTION,
-    models.SECTION,
-    locality.SECTION,
-    runs.SECTION,
-    pages.SECTION,
-    cliff.SECTION,
-    stream_states.SECTION,
-    sm_ladder.SECTION,
-    engines.SECTION,
-    threshold.SECTION,
-    crossover_map.SECTION,
-    settings.ACCESS_ORDER,
-    queue_depth.SECTION,
-    neighbour.SECTION,
-    layers.SECTION,
-    devices.SECTION,
-    stages.SECTION,
-    settings.MERGING,
+    replay.SECTION, models.SECTION, locality.SECTION, runs.SECTION, pages.SECTION, cliff.SECTION, stream_states.SECTION,
+    sm_ladder.SECTION, engines.SECTION, threshold.SECTION, crossover_map.SECTION, settings.ACCESS_ORDER,
+    queue_depth.SECTION, neighbour.SECTION, layers.SECTION, devices.SECTION, stages.SECTION, settings.MERGING,
     auto.SECTION,
-)
+)  # fmt: skip
 
 
 def sections_of(views: Sequence[View]) -> Sequence[Section]:

@@ -24,9 +24,17 @@ from kvbench.report.rate_curves import (
     left_out,
 )
 from kvbench.report.select import SERIES, where
-from kvbench.report.table_rows import Row, any_decidable, grid_table, grouped, measured_table, primed_inline, rate
+from kvbench.report.table_rows import (
+    Row,
+    any_decidable,
+    grid_table,
+    grouped,
+    main_path,
+    measured_table,
+    primed_inline,
+    rate,
+)
 from kvbench.report.view import View, ceiling_of
-from kvbench.results.frame import BETWEEN
 from kvbench.text import a_stream, ends, short
 from kvbench.units import two_digits
 
@@ -154,11 +162,9 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
 
 def _path_text(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:
     """Return what ran in most visits below and above the cliffs of these curves."""
-    paths = [(_path(curve, cliff.below_bytes), _path(curve, cliff.above_bytes)) for curve, cliff in cliffs]
+    paths = []
+    for curve, cliff in cliffs:
+        path_at = dict(zip(curve.x, map(main_path, curve.points["path"]), strict=True))
+        paths.append((path_at[cliff.below_bytes], path_at[cliff.above_bytes]))
     below, above = (" or ".join(sorted(set(side))) for side in zip(*paths, strict=True))
     return f"path: {below}" if below == above else f"path: {below} below, {above} above"
-
-
-def _path(curve: RateCurve, size_bytes: int) -> str:
-    path = curve.points["path"].iloc[list(curve.x).index(size_bytes)]
-    return short(str(path).partition(BETWEEN)[0])

@@ -21,11 +21,11 @@ from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section,
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.rate_curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, evenly_spaced, ladder_curves
 from kvbench.report.select import LATER, SIDE_AXES, pin, where
-from kvbench.report.table_rows import Row, axis_text, chance_note, rows_of, with_methods
+from kvbench.report.table_rows import Row, axis_text, chance_note, main_path, rows_of, with_methods
 from kvbench.report.view import HOST_COPIES, View, sample_text
 from kvbench.results import Scalar
 from kvbench.results.cost import costs_of
-from kvbench.results.frame import BETWEEN, as_csv, visits_that_count
+from kvbench.results.frame import as_csv, visits_that_count
 from kvbench.results.schema import EffectivePath
 from kvbench.text import short
 from kvbench.units import two_digits
@@ -101,7 +101,7 @@ def _cells(base: View, other: View) -> pd.DataFrame:
     both = both[both["cell_id"].isin(base.visits) & both["cell_id"].isin(other.visits)]
     times = [[list(view.visits[cell].values()) for view in (base, other)] for cell in both["cell_id"]]
     paths = zip(both["path_base"], both["path_other"], strict=True)
-    inline = [all(str(path).partition(BETWEEN)[0] == EffectivePath.CPU_INLINE for path in pair) for pair in paths]
+    inline = [all(main_path(path) == EffectivePath.CPU_INLINE for path in pair) for pair in paths]
     margins = [between_runs(median(before), inline=one) for (before, _), one in zip(times, inline, strict=True)]
     both = _compared(both, times, margins)
     return both.iloc[np.lexsort((-both["change"], both["verdict"] != Verdict.SLOWER))]

@@ -65,7 +65,7 @@ def _cells_in_runs(frame: pd.DataFrame) -> tuple[Pinned, pd.DataFrame]:
 
 
 def _changes(view: View, cells: pd.DataFrame) -> dict[tuple[int, int], Crossover | None]:
-    """Return, by (blocks, block bytes), the change to merged as the fastest; None where it is not so at the longest runs.
+    """Return, by (blocks, block bytes), the change to merged as the fastest; None where that is not so at long runs.
 
     Where merged is the fastest at every decided length, the change lies at the shortest of these.
     """

@@ -39,10 +39,8 @@ SECTION = Section("sm-ladder", "SM ladder: throughput against SM count", make)
 
 
 def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> DataTable:
-    """Return GB/s against the SM count of one backend and state, the knees in bold."""
     backend, state = columns[0].backend, columns[0].state
     rows = where(curves.cells, backend=backend, stream_state=state)
-    measured = where(rows, status="ok")
     grid = {(row["direction"], int(row["block_bytes"]), int(row["sms"])): row for row in rows_of(rows)}
     body: list[list[Text]] = []
     for sms in sorted({int(sms) for sms in rows["sms"]}):
@@ -52,16 +50,19 @@ def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> Data
     body.append(["knee", *(str(curve.knee or "none") for curve in columns)])
     title = f"{backend}, {state} stream, N = {count(curves.main)}: GB/s against the SM count"
     header = ("SMs", *(f"{curve.direction} {bytes_size(curve.panel)}" for curve in columns))
-    return measured_table(view, measured, title, header, body, includes_of(view, state), curves.pinned, [_BOLD])
+    measured, included = where(rows, status="ok"), includes_of(view, state)
+    return measured_table(view, measured, title, header, body, included, curves.pinned, [_BOLD])
 
 
 def _sentence(group: Sequence[RateCurve], blocks: int) -> str:
     """Return the knees of a kernel on streams of one state; "" for none."""
-    parts: list[str] = []
-    for sms, alike in sorted(grouped((curve for curve in group if curve.knee), lambda curve: curve.knee or 0).items()):
-        shapes = ", ".join(f"{curve.direction} {bytes_size(curve.panel)}" for curve in alike)
-        parts.append(f"{sms if parts else noun(sms, 'SM')} ({shapes})")
-    if not parts:
+    knees: dict[int, list[str]] = {}
+    for curve in group:
+        if curve.knee:
+            knees.setdefault(curve.knee, []).append(f"{curve.direction} {bytes_size(curve.panel)}")
+    if not knees:
         return ""
+    least = min(knees)
+    parts = (f"{noun(sms, 'SM') if sms == least else sms} ({', '.join(knees[sms])})" for sms in sorted(knees))
     head = f"{group[0].backend} on {a_stream(group[0].state)}, N = {count(blocks)}"
     return f"{head}: knee at {', '.join(parts)}."

@@ -11,7 +11,7 @@ from kvbench.report.captions import caption
 from kvbench.report.model import DataTable, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import Pinned, by_direction, pin, where
-from kvbench.report.table_rows import Row, rows_of, sms_text
+from kvbench.report.table_rows import rows_of, sms_text
 from kvbench.report.view import View
 from kvbench.results import CLOCK
 from kvbench.units import KIB
@@ -71,34 +71,22 @@ def _table(view: View, cells: pd.DataFrame, near: Mapping[Swap, Swap], pinned: P
     rows = []
     for row in rows_of(idle):
         times = (row["caller_us_median"], float(rest_us[row["cell_id"]]), row["wall_us_median"])
-        line = [_name(row), count(row["blocks"]), size(row["block_size"]), *map(figure, times)]
+        name = f"{row['backend']} ({sms})" if (sms := sms_text(row)) else row["backend"]
+        line = [name, count(row["blocks"]), size(row["block_size"]), *map(figure, times)]
         if busy:
             same = busy.get(tuple(row[name] for name in _KEY))
             line.append(figure(same["gpu_us_median"]) if same else "")
         rows.append(line)
     header = ("Backend", "Blocks", "Block size", "Caller us", "Rest us", "Wall us")
-    includes = f"{_INCLUDES}. {_BUSY}" if busy else _INCLUDES
-    return DataTable(
-        f"{idle['direction'].iloc[0]}: us per swap",
-        (*header, "GPU us, busy") if busy else header,
-        rows,
-        _stand_ins(near),
-        caption(view, cells if busy else idle, includes, pinned),
-    )
-
-
-def _name(row: Row) -> str:
-    return f"{row['backend']} ({sms})" if (sms := sms_text(row)) else str(row["backend"])
+    origin = caption(view, cells, f"{_INCLUDES}. {_BUSY}", pinned) if busy else caption(view, idle, _INCLUDES, pinned)
+    title = f"{idle['direction'].iloc[0]}: us per swap"
+    return DataTable(title, (*header, "GPU us, busy") if busy else header, rows, _stand_ins(near), origin)
 
 
 def _stand_ins(near: Mapping[Swap, Swap]) -> list[str]:
     """Return which cells the table shows instead of those that the run does not hold, and which have none near."""
-    moved = {wanted: shape for wanted, shape in near.items() if shape != wanted}
-    others = "; ".join(f"{_shape(shape)} instead of {_shape(wanted)}" for wanted, shape in moved.items())
-    absent = "; ".join(_shape(wanted) for wanted in WANTED if wanted not in near)
+    text = {swap: f"N = {count(swap[0])} of {bytes_size(swap[1])}" for swap in (*WANTED, *near.values())}
+    others = "; ".join(f"{text[cell]} instead of {text[wanted]}" for wanted, cell in near.items() if cell != wanted)
+    absent = "; ".join(text[wanted] for wanted in WANTED if wanted not in near)
     lines = [f"Nearest measured cells: {others}" if others else "", f"Nothing near {absent}" if absent else ""]
     return [line for line in lines if line]
-
-
-def _shape(shape: Swap) -> str:
-    return f"N = {count(shape[0])} of {bytes_size(shape[1])}"

@@ -12,11 +12,9 @@ from kvbench.report.captions import includes_of
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.rate_curves import cliff_curves, curve_chart
-from kvbench.report.select import DIRECTIONS, Pinned, pin, where
-from kvbench.report.table_rows import UNCLEAR, Row, measured_table, ratio_text, rows_of, sms_text
+from kvbench.report.select import Pinned, pin, where
+from kvbench.report.table_rows import UNCLEAR, Row, grouped, main_path, measured_table, ratio_text, rows_of, sms_text
 from kvbench.report.view import View
-from kvbench.results.frame import BETWEEN
-from kvbench.text import short
 from kvbench.units import two_digits
 
 _STATES: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, StreamState.BUSY)
@@ -33,21 +31,21 @@ def make(view: View) -> Part | str:
     swaps: dict[tuple[object, ...], dict[StreamState, Row]] = {}
     for row in rows_of(pinned.cells):
         swaps.setdefault(tuple(row[name] for name in _KEY), {})[StreamState(row["stream_state"])] = row
-    both = {key: swap for key, swap in sorted(swaps.items()) if {StreamState.GATED, StreamState.OPENED} <= swap.keys()}
+    both = [swap for _, swap in sorted(swaps.items()) if {StreamState.GATED, StreamState.OPENED} <= swap.keys()]
     if not both:
         return "it needs cells measured with stream_state=gated and with stream_state=opened that are otherwise equal"
-    gates = {key: _gate(view, swap) for key, swap in both.items()}
+    sides: dict[str, list[tuple[_Swap, Comparison]]] = {}
+    for swap in both:
+        closed, opened = swap[StreamState.GATED], swap[StreamState.OPENED]
+        gate = view.compare(closed["cell_id"], opened["cell_id"])
+        sides.setdefault(closed["direction"], []).append((swap, gate))
     tables: list[DataTable] = []
     highlights: list[Finding] = []
-    for direction in DIRECTIONS:
-        keys = [key for key in both if key[1] == direction]
-        if keys:
-            tables.append(_table(view, pinned, direction, [(both[key], gates[key]) for key in keys]))
-        known = [key for key in keys if math.isfinite(gates[key].high)]
-        backends = dict.fromkeys(key[0] for key in known)
-        highlights += [
-            _finding([(both[key], gates[key]) for key in known if key[0] == backend]) for backend in backends
-        ]
+    for direction, gates in sorted(sides.items(), reverse=True):
+        tables.append(_table(view, pinned, direction, gates))
+        known = [(swap, gate) for swap, gate in gates if math.isfinite(gate.high)]
+        backends = grouped(known, lambda pair: str(pair[0][StreamState.GATED]["backend"]))
+        highlights += map(_finding, backends.values())
     return Part(charts=_charts(view, pinned), tables=tables, highlights=highlights)
 
 
@@ -55,17 +53,11 @@ SECTION = Section("stream-states", "Stream states: idle, opened, gated, busy", m
 
 
 def _charts(view: View, pinned: Pinned) -> list[Chart]:
-    """Return the chart of batched copies in every state, at the main number of blocks."""
     curves = cliff_curves(replace(pinned, cells=where(pinned.cells, backend=BATCHED)))
     if isinstance(curves, str):
         return []
     title = f"GB/s of batched copies by stream state, N = {count(curves.main)} blocks"
     return [curve_chart(view, "stream-states", curves, {curves.main: ""}, title)]
-
-
-def _gate(view: View, swap: _Swap) -> Comparison:
-    """Compare the swap behind an open gate with the one behind a closed gate."""
-    return view.compare(str(swap[StreamState.GATED]["cell_id"]), str(swap[StreamState.OPENED]["cell_id"]))
 
 
 def _table(view: View, pinned: Pinned, direction: str, swaps: Sequence[tuple[_Swap, Comparison]]) -> DataTable:
@@ -76,7 +68,7 @@ def _table(view: View, pinned: Pinned, direction: str, swaps: Sequence[tuple[_Sw
         name = " ".join(filter(None, (str(row["backend"]), sms_text(row))))
         times = [figure(swap[state]["swap_us_median"]) if state in swap else "" for state in states]
         callers = [figure(swap[state]["caller_us_median"]) for state in (StreamState.OPENED, StreamState.GATED)]
-        paths = f"{_path(swap[StreamState.OPENED])} / {_path(row)}"
+        paths = f"{main_path(swap[StreamState.OPENED]['path'])} / {main_path(row['path'])}"
         body.append([name, count(row["blocks"]), size(row["block_size"]), *times, ratio_text(gate), *callers, paths])
     header = (
         *("Backend", "Blocks", "Block size"),
@@ -92,7 +84,7 @@ def _table(view: View, pinned: Pinned, direction: str, swaps: Sequence[tuple[_Sw
 
 def _finding(swaps: Sequence[tuple[_Swap, Comparison]]) -> Finding:
     """Return how much the gate changes the time of a backend: where it changes most."""
-    (swap, gate), *_ = sorted(swaps, key=lambda one: -abs(math.log(one[1].ratio)) if one[1].told_apart else 0.0)
+    swap, gate = max(swaps, key=lambda pair: abs(math.log(pair[1].ratio)) if pair[1].told_apart else 0.0)
     row, opened = swap[StreamState.GATED], swap[StreamState.OPENED]
     head = f"{row['backend']} {row['direction']}"
     if not gate.told_apart:
@@ -100,13 +92,9 @@ def _finding(swaps: Sequence[tuple[_Swap, Comparison]]) -> Finding:
     ratio = gate.ratio if gate.ratio >= 1 else 1 / gate.ratio
     slow, fast = ("an open", "a closed") if gate.ratio >= 1 else ("a closed", "an open")
     times = f"{figure(opened['swap_us_median'])} us open, {figure(row['swap_us_median'])} us from the opening"
-    where_ = f"N = {count(row['blocks'])} of {bytes_size(row['block_bytes'])}"
+    shape = f"N = {count(row['blocks'])} of {bytes_size(row['block_bytes'])}"
     text = (
         f"{head}: behind {slow} gate a swap takes up to {two_digits(ratio)} times as long as behind {fast} one "
-        f"({where_}: {times}; path: {_path(opened)} open, {_path(row)} closed)."
+        f"({shape}: {times}; path: {main_path(opened['path'])} open, {main_path(row['path'])} closed)."
     )
     return Finding(text, math.log(ratio))
-
-
-def _path(row: Row) -> str:
-    return short(str(row["path"]).partition(BETWEEN)[0])

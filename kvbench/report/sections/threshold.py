@@ -82,9 +82,8 @@ def _duels(times: Times, heads: Mapping[str, str]) -> list[str]:
     alike: dict[tuple[tuple[tuple[int, str | None], ...], tuple[int, ...]], list[str]] = {}
     for other in times:
         shared = _met(times, other)
-        few = tuple(
-            sorted(size for size in shared if min(len(times[name][size]) for name in (BATCHED, other)) < MIN_PAIRS)
-        )
+        visits = {size: min(len(times[name][size]) for name in (BATCHED, other)) for size in shared}
+        few = tuple(sorted(size for size in shared if visits[size] < MIN_PAIRS))
         if len(shared) - len(few) >= _MIN_SIZES:
             judged = {name: {size: times[name][size] for size in shared.difference(few)} for name in (BATCHED, other)}
             ends = tuple((size, "" if name == other else name) for size, name in winners(judged, IN_TURN).items())
@@ -111,14 +110,13 @@ def _duel(names: list[str], fastest: Winners, few: Sequence[int]) -> str:
         line += f" up to {bytes_size(changes[0].below_bytes)}, {', '.join(turns)}"
     elif len(decided) == len(fastest) and not few:
         line += " at every size"
-    unclear = [bytes_size(size) for size, name in fastest.items() if name is None]
-    return line + (f" (no clear difference at {', '.join(unclear)})" if unclear else "") + unjudged
+    unclear = ", ".join(bytes_size(size) for size, name in fastest.items() if name is None)
+    return line + (f" (no clear difference at {unclear})" if unclear else "") + unjudged
 
 
 def _table(
     view: View, title: str, cells: pd.DataFrame, times: Times, heads: Mapping[str, str], duels: list[str]
 ) -> DataTable:
-    """Return GB/s of every backend of `times` by block size, with the crossovers below."""
     measured = where(cells, status="ok")
     body: list[list[Text]] = []
     for size in sorted({int(size) for size in cells["block_bytes"]}):

@@ -15,6 +15,6 @@ def test_long_text_stays_inside_the_figure(columns: int) -> None:
         figure, axes = new_figure(ChartText(long, long, [long], long), [Line2D([], [], label="sm")], [[None] * columns])
         renderer = FigureCanvasAgg(figure).get_renderer()
         boxes = [text.get_window_extent(renderer) for text in figure.texts]
-        top_of_panels = max(ax.get_window_extent(renderer).y1 for ax in axes[0])
+        top_of_panels = max(ax.get_window_extent(renderer).y1 for ax, _ in axes)
     assert max(box.x1 for box in boxes) <= figure.bbox.x1
     assert sum(box.y0 > top_of_panels for box in boxes) > 3  # several lines above the panels
