@@ -63,18 +63,12 @@ def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
 
 
 def run_table(views: Sequence[View]) -> DataTable:
-    rows = [
-        (
-            view.label,
-            view.title,
-            view.driver,
-            view.date,
-            view.run.info.status,
-            *(count((view.frame["status"] == status).sum()) for status in ("ok", "failed", "skipped")),
-            " / ".join(_ceiling(view.frame, direction) for direction in DIRECTIONS),
-        )
-        for view in views
-    ]
+    rows = []
+    for view in views:
+        counts = (count((view.frame["status"] == status).sum()) for status in ("ok", "failed", "skipped"))
+        ceilings = (ceiling_of(where(view.frame, direction=direction)) for direction in DIRECTIONS)
+        gbps = " / ".join(ABSENT if ceiling is None else figure(ceiling) for ceiling in ceilings)
+        rows.append((view.label, view.title, view.driver, view.date, view.run.info.status, *counts, gbps))
     header = ("Run", "Device", "Driver", "Date", "Status", "Measured", "Failed", "Skipped", "Ceiling h2d / d2h GB/s")
     return DataTable("", header, rows, left=5)
 
@@ -93,7 +87,6 @@ def warnings(views: Sequence[View]) -> list[Text]:
 
 
 def _doubts(measured: pd.DataFrame) -> list[tuple[Span, ...]]:
-    """Return what the samples themselves say against some cells."""
     outliers = f"outliers among more than {_MANY_OUTLIERS:.0%} of the samples, marked and kept"
     doubtful = (
         (measured["state_held"] < 1, "samples whose stream was not in the requested state", "state_held"),
@@ -110,11 +103,11 @@ def _doubts(measured: pd.DataFrame) -> list[tuple[Span, ...]]:
 
 def skipped(views: Sequence[View]) -> list[Text]:
     """Return how many cells of which backend were skipped, by the reason."""
-    lines: list[Text] = []
-    for view in views:
-        for (backend, why), cells in where(view.frame, status="skipped").groupby(["backend", "reason"]):
-            lines.append(f"{view.label}: {backend}, {noun(len(cells), 'cell')}: {short(str(why))}")
-    return lines
+    return [
+        f"{view.label}: {backend}, {noun(len(cells), 'cell')}: {short(str(why))}"
+        for view in views
+        for (backend, why), cells in where(view.frame, status="skipped").groupby(["backend", "reason"])
+    ]
 
 
 def failed(views: Sequence[View]) -> DataTable | None:
@@ -142,8 +135,3 @@ def definitions() -> list[Text]:
         f"{IN_TURN.reason}, or does not decide",
         "Visit: one turn of a cell; the cells of a round are visited in turn, and comparisons use medians of visits",
     ]
-
-
-def _ceiling(frame: pd.DataFrame, direction: str) -> str:
-    gbps = ceiling_of(where(frame, direction=direction))
-    return ABSENT if gbps is None else figure(gbps)

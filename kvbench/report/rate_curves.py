@@ -91,10 +91,7 @@ def cliff_curves(pinned: Pinned) -> RateCurves | str:
 
 
 def ladder_curves(cells: pd.DataFrame) -> RateCurves | str:
-    """Return GB/s over the SM count, a panel per block size, at one number of blocks; or why there are none.
-
-    `cells` are the rows of a run.
-    """
+    """Return GB/s of a run's cells over the SM count, at one number of blocks, a panel per block size; or why not."""
     pinned = pin(cells[cells["sms"].notna()], shown=("sms",))
     measured = where(pinned.cells, status="ok")
     counts = measured.groupby([*SERIES, "blocks", "block_bytes"])["sms"].transform("size")
@@ -149,16 +146,15 @@ def curve_plot(
         backend = curve.backend if curves.over == "sms" else with_sms(curve.backend, alike["sms"])
         marks = _marks(curve, curves.over) if y is GBPS else ()
         label, variant = f"{backend}, {curve.state} stream", STATES.index(curve.state)
-        return line_of(
-            run, label, curve.x, rows_of(curve.points, "backend", "cell_id", *columns), columns, marks, variant
-        )
+        rows = rows_of(curve.points, "backend", "cell_id", *columns)
+        return line_of(run, label, curve.x, rows, columns, marks, variant)
 
     def panel(number: int, label: str, direction: str, cells: pd.DataFrame) -> PlotPanel:
         panel_curves = curves.at(number, direction)
-        lines = [line(curve) for curve in panel_curves]
+        title, lines = f"{direction}{label}", [line(curve) for curve in panel_curves]
         if y is not GBPS:
-            return PlotPanel(f"{direction}{label}", lines)
-        return PlotPanel(f"{direction}{label}", lines, ceiling_of(cells), _roofs(panel_curves, curves.over))
+            return PlotPanel(title, lines)
+        return PlotPanel(title, lines, ceiling_of(cells), _roofs(panel_curves, curves.over))
 
     sides = by_direction(where(curves.cells, status="ok")).items()
     grid = [[panel(number, label, *side) for side in sides] for number, label in rows.items()]
@@ -166,7 +162,6 @@ def curve_plot(
 
 
 def _marks(curve: RateCurve, over: str) -> list[PlotMark]:
-    """Return the cliff of a curve over block sizes, the knee of one over SM counts."""
     if over == "block_bytes" and (cliff := curve.cliff):
         return [PlotMark(cliff.below_bytes, cliff.above_bytes, cliff_text(cliff))]
     if over == "sms" and (knee := curve.knee):

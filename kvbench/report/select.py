@@ -51,7 +51,7 @@ def pin(cells: pd.DataFrame, shown: tuple[str, ...]) -> Pinned:
     # the workload first: what a backend's rule chooses depends on it
     axes = sorted((axis for axis in SIDE_AXES if axis not in shown), key=lambda axis: axis not in _HOT)
     hidden: dict[str, set[str]] = {axis: set() for axis in axes}
-    texts = {name: _texts(cells[name]) for name in ("backend", "direction", "status", *_SHAPE, *axes)}
+    texts = {name: texts_of(cells[name]) for name in ("backend", "direction", "status", *_SHAPE, *axes)}
     groups: dict[tuple[str | None, str | None], list[int]] = {}
     for row, key in enumerate(zip(texts["backend"], texts["direction"], strict=True)):
         groups.setdefault(key, []).append(row)
@@ -100,7 +100,7 @@ def fullest(cells: pd.DataFrame, axis: str, over: str) -> int:
     return int(max(numbers[numbers == numbers.max()].index))
 
 
-def _texts(column: "pd.Series[Any]") -> list[str | None]:
+def texts_of(column: "pd.Series[Any]") -> list[str | None]:
     """Return the values of a column as text, None where there is none."""
     return [None if absent else str(value) for value, absent in zip(column.tolist(), column.isna(), strict=True)]
 
@@ -145,7 +145,7 @@ def _most_frequent(values: Sequence[str]) -> list[str]:
 
 
 def _axis_text(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
-    pairs = set(zip(cells["direction"].tolist(), _texts(cells[axis]), strict=True))
+    pairs = set(zip(cells["direction"].tolist(), texts_of(cells[axis]), strict=True))
     values = {
         direction: {value for of, value in pairs if of == direction and value is not None} for direction in DIRECTIONS
     }

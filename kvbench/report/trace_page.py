@@ -1,10 +1,8 @@
 """The page of a trace: what its swaps look like, in Markdown, with charts and the numbers behind them."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 
 from kvbench.report import markdown
@@ -24,16 +22,11 @@ _SIZES: Final = ("trace-sizes", "Share of the swaps and of their bytes, by size"
 def trace_files(title: str, statistics: TraceStatistics, block_bytes: int) -> dict[str, bytes]:
     """Return the page of a trace as file name -> content: trace.md, and each chart as PNG, SVG and CSV."""
     summary = statistics.summary(block_bytes)
-    runs = {
-        direction: {RUNS_OF[where]: _at_least(lengths) for where, lengths in one.runs.items()}
-        for direction, one in statistics.by_direction.items()
-        if one.sizes
-    }
-    sizes = {
-        direction: {"swaps": _at_most(one.sizes, by_size=False), "bytes": _at_most(one.sizes, by_size=True)}
-        for direction, one in statistics.by_direction.items()
-        if one.sizes
-    }
+    runs, sizes = {}, {}
+    for direction, side in statistics.by_direction.items():
+        if side.sizes:
+            runs[direction] = {RUNS_OF[where]: _at_least(_blocks(lengths)) for where, lengths in side.runs.items()}
+            sizes[direction] = {"swaps": _at_most(side.sizes), "bytes": _at_most(_blocks(side.sizes))}
     files: dict[str, bytes] = {}
     parts = [f"# {markdown.inline(title)}", _span(summary), _table(summary)]
     for (stem, heading, axis), panels in ((_RUNS, runs), (_SIZES, sizes)):
@@ -80,34 +73,30 @@ def _quantiles(values: Mapping[str, int]) -> str:
     return ", ".join(map(count, values.values())) or "-"
 
 
-def _at_least(lengths: Counter[int]) -> dict[int, float]:
-    """Return the share of blocks in runs of at least each power of two of blocks, in percent."""
-    total = sum(length * times for length, times in lengths.items())
-    steps = _powers(max(lengths))
-    return {at: 100 * sum(x * times for x, times in lengths.items() if x >= at) / total for at in steps}
+def _blocks(lengths: Mapping[int, int]) -> dict[int, int]:
+    return {length: length * times for length, times in lengths.items()}
 
 
-def _at_most(sizes: Counter[int], *, by_size: bool) -> dict[int, float]:
-    """Return the share of swaps, or of their blocks, of up to each power of two of blocks, in percent."""
-    weights = {size: times * (size if by_size else 1) for size, times in sizes.items()}
-    total = sum(weights.values())
-    return {
-        at: 100 * sum(weight for size, weight in weights.items() if size <= at) / total
-        for at in _powers(2 * max(sizes) - 1)
-    }
+def _at_least(weights: Mapping[int, int]) -> dict[int, float]:
+    """Return the share of the weights at each power of two of blocks or more, in percent."""
+    steps, total = _powers(max(weights)), sum(weights.values())
+    return {at: 100 * sum(weight for blocks, weight in weights.items() if blocks >= at) / total for at in steps}
+
+
+def _at_most(weights: Mapping[int, int]) -> dict[int, float]:
+    """Return the share of the weights at up to each power of two of blocks, in percent."""
+    steps, total = _powers(2 * max(weights) - 1), sum(weights.values())
+    return {at: 100 * sum(weight for blocks, weight in weights.items() if blocks <= at) / total for at in steps}
 
 
 def _powers(most: int) -> list[int]:
-    return [1 << power for power in range(int(np.log2(most)) + 1)]
+    return [1 << power for power in range(most.bit_length())]
 
 
 def _chart(
     stem: str, heading: str, axis: str, title: str, shares: Mapping[str, Mapping[str, Mapping[int, float]]]
 ) -> dict[str, bytes]:
-    panels = [
-        PlotPanel(SIDES[direction], [_line(name, share) for name, share in lines.items()])
-        for direction, lines in shares.items()
-    ]
+    panels = [PlotPanel(SIDES[direction], [*map(_line, lines, lines.values())]) for direction, lines in shares.items()]
     plot = LinePlot(PlotAxis(axis, "count", "log2"), PlotAxis("share, %", "figure", "linear"), [panels])
     drawn = draw_lines(plot, ChartText(heading, title, (), ""), inks(line.backend for line in plot.lines))
     points = [

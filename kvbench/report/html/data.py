@@ -18,6 +18,7 @@ from kvbench.cells.cell import AXES
 from kvbench.report.charts.palette import Ink
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.model import Chart
+from kvbench.report.select import texts_of
 from kvbench.report.view import HOST_COPIES, View
 from kvbench.results.columns import SAMPLE_COLUMNS
 from kvbench.text import short
@@ -113,5 +114,4 @@ def _short_numbers(value: Any) -> Any:
 
 
 def _texts(column: "pd.Series[Any]") -> list[str | None]:
-    texts = column.astype(object).where(column.notna(), None)
-    return [None if text is None else short(str(text), 2000) for text in texts.tolist()]
+    return [None if text is None else short(text, 2000) for text in texts_of(column)]

@@ -1,6 +1,7 @@
 """The sections of a report, in their order: each file says what its section selects, finds, tabulates and draws."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from kvbench.report.model import Section
@@ -28,11 +29,31 @@ from kvbench.report.sections import (
 from kvbench.report.view import View
 
 SECTIONS: Final = (
-    replay.SECTION, models.SECTION, locality.SECTION, runs.SECTION, pages.SECTION, cliff.SECTION, stream_states.SECTION,
-    sm_ladder.SECTION, engines.SECTION, threshold.SECTION, crossover_map.SECTION, settings.ACCESS_ORDER,
-    queue_depth.SECTION, neighbour.SECTION, layers.SECTION, devices.SECTION, stages.SECTION, settings.MERGING,
-    auto.SECTION,
-)  # fmt: skip
+    Section("replay", "Replay: the swaps of a trace", replay.make, of_all=True),
+    Section("models", "Models: copy by copy against batched", models.make),
+    Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", locality.make),
+    Section("runs", "Runs: throughput against the length of runs of blocks", runs.make),
+    Section("pages", "Pages: swaps of blocks that lie in pages on the host", pages.make),
+    Section("cliff", "Cliff: throughput against block size", cliff.make),
+    Section("stream-states", "Stream states: idle, opened, gated, busy", stream_states.make),
+    Section("sm-ladder", "SM ladder: throughput against SM count", sm_ladder.make),
+    Section("engines", "Engines: their own code, and the best backend of the run", engines.make, of_all=True),
+    Section("threshold", "Threshold: batched copies against the other backends", threshold.make),
+    Section("crossover-map", "Crossover map: time of batched copies over time of a kernel", crossover_map.make),
+    Section("access-order", "Access order: STREAM against ANY", partial(settings.make, settings.ORDER)),
+    Section("queue-depth", "Queue depth: submission time against queued swaps", queue_depth.make),
+    Section("neighbour", "Neighbours: what swaps cost the work beside them", neighbour.make),
+    Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make, of_all=True),
+    Section("devices", "Devices: swaps on all of them at once", devices.make, of_all=True),
+    Section("stages", "Stages: time of the caller and of the rest", stages.make),
+    Section(
+        "merging", "Merging: what merging adjacent blocks costs and saves", partial(settings.make, settings.MERGING)
+    ),
+    Section("auto", "Auto: the backend auto against the fastest other backend", auto.make),
+)
+COMPARISON: Final = Section(
+    "comparison", "Comparison: runs against each other", comparison.make, weight=comparison.shared_cells
+)
 
 
 def sections_of(views: Sequence[View]) -> Sequence[Section]:
@@ -43,4 +64,4 @@ def sections_of(views: Sequence[View]) -> Sequence[Section]:
     pairs = [(view, base) for view in views if (base := view.base)]
     apart = any(view.run.info.identity_hash != base.run.info.identity_hash for view, base in pairs)
     has_all = len({view.run.path for pair in pairs for view in pair}) == len(views)
-    return (comparison.SECTION, *SECTIONS) if apart and has_all else (*SECTIONS, comparison.SECTION)
+    return (COMPARISON, *SECTIONS) if apart and has_all else (*SECTIONS, COMPARISON)

@@ -9,7 +9,7 @@ from kvbench.cells.backend_facts import AUTO
 from kvbench.errors import UsageError
 from kvbench.policy import Choice, Policy
 from kvbench.report.captions import caption
-from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
+from kvbench.report.model import DataTable, Finding, Part, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size, slower_text
 from kvbench.report.select import where
 from kvbench.report.table_rows import UNCLEAR, Row, grid_table, measured_table, rows_of, unclear_mark
@@ -49,9 +49,6 @@ def make(view: View) -> Part | str:
         lines.append(f"{noun(len(missed), 'slower cell')}: {count(same)} with the fastest choice itself")
     lines.append(_policy_text(policy, compared))
     return Part(lines, tables=tables if missed.empty else [*tables, _misses(view, missed)], highlights=highlights)
-
-
-SECTION = Section("auto", "Auto: the backend auto against the fastest other backend", make)
 
 
 def _against_best(view: View, cells: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF as CLIFF_MARGIN
 from kvbench.cells.backend_facts import AUTO
 from kvbench.report.captions import includes_of
-from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Text
+from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.rate_curves import (
     MIN_SIZES,
@@ -57,9 +57,6 @@ def make(view: View) -> Part | str:
     tables = [_table(view, curves, group) for group in groups.values()]
     none = [_NO_CLIFF] if any_decidable(curves.cells) else []
     return Part(findings or none, _charts(view, curves), tables, highlights)
-
-
-SECTION = Section("cliff", "Cliff: throughput against block size", make)
 
 
 def _charts(view: View, curves: RateCurves) -> list[Chart]:

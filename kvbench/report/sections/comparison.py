@@ -17,7 +17,7 @@ from kvbench.cells.cell import AXES, axes_of
 from kvbench.machine.identity import differing
 from kvbench.report.captions import host_mark, includes
 from kvbench.report.charts.plot import ChartText, PlotAxis
-from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Section, Span, Text
+from kvbench.report.model import Chart, Code, DataTable, Finding, Part, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, size
 from kvbench.report.rate_curves import POINT_COLUMNS, RateCurves, cliff_curves, curve_plot, evenly_spaced, ladder_curves
 from kvbench.report.select import LATER, SIDE_AXES, pin, where
@@ -79,11 +79,8 @@ def make(view: View) -> Part | str:
     return Part([sentence for sentence, _ in sentences], _charts(pair, cells), tables, highlights, files)
 
 
-def _shared_cells(view: View) -> int:
+def shared_cells(view: View) -> int:
     return len(view.measured_ids & view.base.measured_ids) if view.base else 0
-
-
-SECTION = Section("comparison", "Comparison: runs against each other", make, weight=_shared_cells)
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:

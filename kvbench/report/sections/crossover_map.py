@@ -8,7 +8,7 @@ from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.palette import UNDECIDED
 from kvbench.report.charts.plot import MapPanel, MapPlot, MapTile
-from kvbench.report.model import Chart, Part, Section
+from kvbench.report.model import Chart, Part
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.select import DIRECTIONS, where
 from kvbench.report.table_rows import Row, chance_note, few_visits_note, rows_of, with_sms
@@ -28,9 +28,6 @@ def make(view: View) -> Part | str:
     if not charts:
         return f"it needs {BATCHED} and a kernel backend measured at {MIN_CELLS} cells, with two block sizes and two N"
     return Part(charts=charts)
-
-
-SECTION = Section("crossover-map", "Crossover map: time of batched copies over time of a kernel", make)
 
 
 def _chart(view: View, kernel: str) -> Chart | None:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from kvbench.cells.cell import AXES
 from kvbench.report.captions import caption
-from kvbench.report.model import DataTable, Part, Section, Text
+from kvbench.report.model import DataTable, Part, Text
 from kvbench.report.numbers import TIMES, figure, noun, size
 from kvbench.report.table_rows import Row, comma_separated, rows_of, sms_text
 from kvbench.report.view import View
@@ -23,9 +23,6 @@ def make(view: View) -> Part | str:
         return "it needs cells that several devices swapped at once (--device cuda:all)"
     runs = [run for run in (*view.earlier, view) if not _pairs(run).empty]
     return Part(tables=[_table(runs[:number], named=len(runs) > 1) for number in range(1, len(runs) + 1)])
-
-
-SECTION = Section("devices", "Devices: swaps on all of them at once", make, of_all=True)
 
 
 def _table(runs: Sequence[View], *, named: bool) -> DataTable:

@@ -8,7 +8,7 @@ from kvbench.analysis.compare import Verdict, compare_visits
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
-from kvbench.report.model import DataTable, Finding, Part, Section
+from kvbench.report.model import DataTable, Finding, Part
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.select import where
 from kvbench.report.table_rows import UNCLEAR, comma_separated, measured_table, unclear_mark
@@ -46,9 +46,6 @@ def make(view: View) -> Part | str:
     every = [answer for _, answers in runs for answer in answers]
     highlights = [Finding(text, _WEIGHT) for engine in MEASURED if (text := _same_api(engine, every))]
     return Part(tables=tables, highlights=highlights)
-
-
-SECTION = Section("engines", "Engines: their own code, and the best backend of the run", make, of_all=True)
 
 
 def _answers(view: View) -> list[Answer] | str:

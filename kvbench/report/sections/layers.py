@@ -12,7 +12,7 @@ from kvbench.errors import UsageError
 from kvbench.models.geometry import swaps_from_plain
 from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Finding, Part, Section
+from kvbench.report.model import Chart, DataTable, Finding, Part
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.table_rows import Row, comma_separated, grouped, line_of, measured_table, rows_of, sms_text
 from kvbench.report.view import View
@@ -60,9 +60,6 @@ def make(view: View) -> Part | str:
     decided = waited[waited["hidden_share_low"].notna()]
     highlights = [_finding(str(what), unit, rows_of(group)) for what, group in decided.groupby("what", sort=False)]
     return Part([one.text for one in highlights], [_chart(runs[0][0], unit, waited)], tables, highlights)
-
-
-SECTION = Section("layers", "Layers: loads that a step waits for, layer by layer", make, of_all=True)
 
 
 def _layers_of(view: View) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import pandas as pd
 from kvbench.analysis.compare import Comparison, Verdict
 from kvbench.cells.axes import Reuse
 from kvbench.report.captions import includes_of
-from kvbench.report.model import Finding, Part, Section, Text
+from kvbench.report.model import Finding, Part, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, slower_text
 from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
 from kvbench.report.select import pin, where
@@ -71,9 +71,6 @@ def make(view: View) -> Part | str:
         title = f"GB/s against the size of the pool, N = {count(curves.main)} fresh blocks"
         charts = [curve_chart(view, "locality", curves, sizes, title)]
     return Part(charts=charts, tables=tables, highlights=highlights)
-
-
-SECTION = Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", make)
 
 
 def _compared(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:

@@ -15,7 +15,7 @@ from kvbench.models.geometry import ModelSwap, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS
 from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
-from kvbench.report.model import Chart, DataTable, Finding, Part, Section
+from kvbench.report.model import Chart, DataTable, Finding, Part
 from kvbench.report.numbers import bytes_size, count, faster_text
 from kvbench.report.rate_curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.select import STATES, Pinned, by_direction, pin, where
@@ -78,9 +78,6 @@ def make(view: View) -> Part | str:
     tables = [table for rows in sides for table in _tables(rows)]
     highlights = [finding for rows in sides for state in STATES for finding in _findings(rows, state)]
     return Part(charts=[_chart(view, sides)], tables=tables, highlights=highlights)
-
-
-SECTION = Section("models", "Models: copy by copy against batched", make)
 
 
 def _model_rows(view: View) -> list[ModelRows] | str:

@@ -13,7 +13,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Neighbour
 from kvbench.report.captions import caption, chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
+from kvbench.report.model import Chart, DataTable, Finding, Part, Strong, Text
 from kvbench.report.numbers import figure, noun, slower_text
 from kvbench.report.select import DIRECTIONS, by_direction, where
 from kvbench.report.table_rows import Row, footnoted, format_cell, line_of, rows_of, sms_text, with_methods
@@ -87,9 +87,6 @@ def make(view: View) -> Part | str:
         files[f"neighbour-equal-rates-{view.label}.csv"] = as_csv(equal)
     charts = [_chart(view, name, where(points, neighbour=name)) for name in points["neighbour"].unique()]
     return Part([finding.text for finding in highlights], charts, tables, highlights, files)
-
-
-SECTION = Section("neighbour", "Neighbours: what swaps cost the work beside them", make)
 
 
 def _edge(points: pd.DataFrame) -> set[str]:

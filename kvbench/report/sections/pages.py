@@ -9,7 +9,7 @@ from kvbench.analysis.compare import Visits, winners
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import STAGED
 from kvbench.report.captions import includes_of
-from kvbench.report.model import DataTable, Finding, Part, Section, Text
+from kvbench.report.model import DataTable, Finding, Part, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure
 from kvbench.report.select import Pinned, by_direction, pin, where
 from kvbench.report.table_rows import MARKS, Row, fastest_marked, grouped, measured_table, rate, rows_of, with_sms
@@ -35,9 +35,6 @@ def make(view: View) -> Part | str:
     sides = by_direction(measured).items()
     highlights = [Finding(text, _WEIGHT) for side in sides if (text := _finding(view, *side))]
     return Part([one.text for one in highlights], (), [_table(view, pinned, *side) for side in sides], highlights)
-
-
-SECTION = Section("pages", "Pages: swaps of blocks that lie in pages on the host", make)
 
 
 def _swaps(cells: pd.DataFrame) -> dict[tuple[str, int, int], list[Row]]:

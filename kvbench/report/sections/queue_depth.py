@@ -13,7 +13,7 @@ from kvbench.analysis.margins import QUEUE_KNEE
 from kvbench.cells.backend_facts import PER_BLOCK
 from kvbench.report.captions import chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Strong, Text
+from kvbench.report.model import Chart, DataTable, Finding, Part, Strong, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun, slower_text
 from kvbench.report.select import DIRECTIONS, QUEUE, Pinned, pin, where
 from kvbench.report.table_rows import Row, any_decidable, format_cell, grouped, line_of, measured_table, rows_of
@@ -75,9 +75,6 @@ def make(view: View) -> Part | str:
     tables = [_table(view, title, panel, pinned) for title, panel in panels.items()]
     none = [_NO_KNEE] if any(any_decidable(line.cells) for line in lines) else []
     return Part([finding.text for finding in highlights] or none, [_chart(view, panels, pinned)], tables, highlights)
-
-
-SECTION = Section("queue-depth", "Queue depth: submission time against queued swaps", make)
 
 
 def _line(cells: pd.DataFrame, caller_us: Mapping[str, Visits]) -> QueueLine:

@@ -11,7 +11,7 @@ from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.captions import chart_text, includes_of
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotPanel, told_apart
-from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
+from kvbench.report.model import Chart, DataTable, Finding, Part, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.select import by_direction
 from kvbench.report.table_rows import comma_separated, measured_table, rows_of, sms_text
@@ -53,9 +53,6 @@ def make(view: View) -> Part | str:
     highlights = [finding for part in parts for finding in part.highlights]
     charts, tables = ([one for part in parts for one in getattr(part, name)] for name in ("charts", "tables"))
     return Part([finding.text for finding in highlights], charts, tables, highlights)
-
-
-SECTION = Section("replay", "Replay: the swaps of a trace", make, of_all=True)
 
 
 def _cells_of(view: View) -> pd.DataFrame:

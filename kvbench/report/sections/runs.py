@@ -11,7 +11,7 @@ from kvbench.analysis.curves import Crossover, crossovers
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import MERGED
 from kvbench.report.captions import includes_of
-from kvbench.report.model import Chart, DataTable, Finding, Part, Section, Text
+from kvbench.report.model import Chart, DataTable, Finding, Part, Text
 from kvbench.report.numbers import TIMES, bytes_size, count
 from kvbench.report.rate_curves import RateCurves, curve_chart, curves_over
 from kvbench.report.select import Pinned, by_direction, pin, where
@@ -43,9 +43,6 @@ def make(view: View) -> Part | str:
             finding for direction, swaps in changes.items() for finding in _highlights(direction, list(swaps.values()))
         ],
     )
-
-
-SECTION = Section("runs", "Runs: throughput against the length of runs of blocks", make)
 
 
 def run_length(pattern: str) -> int | None:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import pandas as pd
@@ -11,7 +10,7 @@ import pandas as pd
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.report.captions import includes_of
-from kvbench.report.model import DataTable, Finding, Part, Section
+from kvbench.report.model import DataTable, Finding, Part
 from kvbench.report.numbers import count, figure, noun, size
 from kvbench.report.select import SERIES, SIDE_AXES, by_direction, where
 from kvbench.report.table_rows import UNCLEAR, Row, comma_separated, measured_table, rows_of, unclear_mark
@@ -23,7 +22,7 @@ _SHAPE: Final = ("blocks", "block_bytes", "block_size")
 
 
 @dataclass(frozen=True, slots=True)
-class _Setting:
+class Setting:
     """The values `base` and `other` of an axis, with their `names`, and how their tables look.
 
     `columns` are header -> column of what tells the rows of a table apart, `times` column -> name of what is compared;
@@ -45,7 +44,7 @@ class _Setting:
         return [*SERIES, *_SHAPE, *(axis for axis in SIDE_AXES if axis != self.axis)]
 
 
-_ORDER: Final = _Setting(
+ORDER: Final = Setting(
     "order",
     *("stream", "any"),
     ("STREAM", "ANY"),
@@ -54,7 +53,7 @@ _ORDER: Final = _Setting(
     note_d2h="† ANY on d2h lets the driver read the source before earlier work on the stream has finished: use it only "
     "where no pending work writes the source",
 )
-_MERGING: Final = _Setting(
+MERGING: Final = Setting(
     "coalesce",
     *("off", "on"),
     ("off", "on"),
@@ -64,7 +63,7 @@ _MERGING: Final = _Setting(
 )
 
 
-def _make(setting: _Setting, view: View) -> Part | str:
+def make(setting: Setting, view: View) -> Part | str:
     measured = unqueued(view.measured)
     sides = (where(measured, **{setting.axis: value}) for value in (setting.base, setting.other))
     both = next(sides).merge(next(sides), on=setting.equal, suffixes=("_base", "_other"))
@@ -90,10 +89,6 @@ def _make(setting: _Setting, view: View) -> Part | str:
     return Part(tables=tables, highlights=highlights)
 
 
-ACCESS_ORDER = Section("access-order", "Access order: STREAM against ANY", partial(_make, _ORDER))
-MERGING = Section("merging", "Merging: what merging adjacent blocks costs and saves", partial(_make, _MERGING))
-
-
 def _change_text(rounds: int, change: Comparison) -> str:
     """Return a change in percent, marked "≈" where there is no clear difference."""
     if rounds < MIN_PAIRS:
@@ -102,7 +97,7 @@ def _change_text(rounds: int, change: Comparison) -> str:
     return f"{unclear_mark(change)}{value:+.1f}% ({low:+.1f} to {high:+.1f})"
 
 
-def _table(view: View, setting: _Setting, time: str, rows: Sequence[Row]) -> DataTable:
+def _table(view: View, setting: Setting, time: str, rows: Sequence[Row]) -> DataTable:
     unit, scale = ("ms", 1e-3) if time == "swap_us" else ("us", 1.0)
     first, (base, other) = rows[0], setting.names
     note = setting.note_d2h if any(row["direction"] == "d2h" for row in rows) else ""
@@ -127,7 +122,7 @@ def _table(view: View, setting: _Setting, time: str, rows: Sequence[Row]) -> Dat
     return measured_table(view, cells, title, header, body, included, notes=notes, compared=len(rows))
 
 
-def _sentence(setting: _Setting, cells: pd.DataFrame) -> str:
+def _sentence(setting: Setting, cells: pd.DataFrame) -> str:
     """Return what the other value changes against the base, beyond the noise."""
     base, other = (name if name.isupper() else f"{setting.axis} {name}" for name in setting.names)
     backend, state = cells[["backend", "stream_state"]].iloc[0]

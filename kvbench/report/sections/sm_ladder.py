@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvbench.analysis.margins import KNEE
 from kvbench.report.captions import includes_of
-from kvbench.report.model import DataTable, Finding, Part, Section, Strong, Text
+from kvbench.report.model import DataTable, Finding, Part, Strong, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.rate_curves import RateCurve, RateCurves, curve_chart, evenly_spaced, ladder_curves, left_out
 from kvbench.report.select import where
@@ -33,9 +33,6 @@ def make(view: View) -> Part | str:
         tables=[_table(view, curves, group) for group in groups.values()],
         highlights=[Finding(text, _WEIGHT) for group in groups.values() if (text := _sentence(group, curves.main))],
     )
-
-
-SECTION = Section("sm-ladder", "SM ladder: throughput against SM count", make)
 
 
 def _table(view: View, curves: RateCurves, columns: Sequence[RateCurve]) -> DataTable:

@@ -8,7 +8,7 @@ from typing import Final
 import pandas as pd
 
 from kvbench.report.captions import caption
-from kvbench.report.model import DataTable, Part, Section
+from kvbench.report.model import DataTable, Part
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.select import Pinned, by_direction, pin, where
 from kvbench.report.table_rows import rows_of, sms_text
@@ -45,9 +45,6 @@ def make(view: View) -> Part | str:
     cells = pinned.cells.merge(shapes, on=["blocks", "block_bytes"])
     directions = by_direction(where(cells, stream_state="idle"))
     return Part(tables=[_table(view, where(cells, direction=direction), near, pinned) for direction in directions])
-
-
-SECTION = Section("stages", "Stages: time of the caller and of the rest", make)
 
 
 def nearest(shapes: Collection[Swap]) -> dict[Swap, Swap]:

@@ -9,7 +9,7 @@ from kvbench.analysis.compare import Comparison
 from kvbench.cells.axes import StreamState
 from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.captions import includes_of
-from kvbench.report.model import Chart, DataTable, Finding, Part, Section
+from kvbench.report.model import Chart, DataTable, Finding, Part
 from kvbench.report.numbers import bytes_size, count, figure, size
 from kvbench.report.rate_curves import cliff_curves, curve_chart
 from kvbench.report.select import Pinned, pin, where
@@ -47,9 +47,6 @@ def make(view: View) -> Part | str:
         backends = grouped(known, lambda pair: str(pair[0][StreamState.GATED]["backend"]))
         highlights += map(_finding, backends.values())
     return Part(charts=_charts(view, pinned), tables=tables, highlights=highlights)
-
-
-SECTION = Section("stream-states", "Stream states: idle, opened, gated, busy", make)
 
 
 def _charts(view: View, pinned: Pinned) -> list[Chart]:

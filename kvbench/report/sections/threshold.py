@@ -10,7 +10,7 @@ from kvbench.analysis.curves import crossovers
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.backend_facts import BATCHED
 from kvbench.report.captions import includes_of
-from kvbench.report.model import DataTable, Finding, Part, Section, Text
+from kvbench.report.model import DataTable, Finding, Part, Text
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import where
 from kvbench.report.table_rows import MARKS, fastest_marked, measured_table, rate, rows_of, with_sms
@@ -49,9 +49,6 @@ def make(view: View) -> Part | str:
             text = f"{direction} on {a_stream(state)}, N = {count(blocks)}: {'; '.join(lines)}."
             highlights.append(Finding(text, _WEIGHT))
     return Part(tables=tables, highlights=highlights) if tables else _NEEDED
-
-
-SECTION = Section("threshold", "Threshold: batched copies against the other backends", make)
 
 
 def common_blocks(measured: pd.DataFrame) -> int:

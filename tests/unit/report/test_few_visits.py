@@ -9,7 +9,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Verdict
 from kvbench.cli.main import app
 from kvbench.report.assemble import report_of
 from kvbench.report.model import Report
-from kvbench.report.sections import SECTIONS, comparison
+from kvbench.report.sections import COMPARISON, SECTIONS
 from kvbench.results import Run
 from tests.reports import is_bold, lines_of, part_of, sections_of
 from tests.unit.report.test_golden import again, everything
@@ -33,7 +33,7 @@ def output(*arguments: str) -> str:
 
 
 def test_every_section_is_there_and_none_has_a_finding(report: Report) -> None:
-    assert set(sections_of(report)) == {section.name for section in (*SECTIONS, comparison.SECTION)}
+    assert set(sections_of(report)) == {section.name for section in (*SECTIONS, COMPARISON)}
     assert report.summary == {}
     assert not [finding for part in report.parts for finding in part.highlights]
     sentences = {chapter.section.name: lines_of(chapter.part.findings) for chapter in report.chapters}

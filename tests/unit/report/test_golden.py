@@ -21,7 +21,7 @@ from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import render_markdown
 from kvbench.report.html.page import html_page
 from kvbench.report.model import Report
-from kvbench.report.sections import SECTIONS, comparison
+from kvbench.report.sections import COMPARISON, SECTIONS
 from kvbench.results import Note, Record, Run, Visit
 from tests import synthetic
 from tests.reports import made_run, said, sections_of
@@ -138,7 +138,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def test_every_section_is_pinned(report: Report) -> None:
-    assert set(sections_of(report)) == {section.name for section in (*SECTIONS, comparison.SECTION)}
+    assert set(sections_of(report)) == {section.name for section in (*SECTIONS, COMPARISON)}
 
 
 def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
