@@ -51,7 +51,6 @@ def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
 
 
 def _chapters(views: Sequence[View], progress: Progress) -> tuple[list[Chapter], list[Text]]:
-    """Return the chapters of the sections that a run can fill, and why no run fills the others."""
     sections = sections_of(views)
     chapters: list[Chapter] = []
     missing: list[Text] = []

@@ -127,10 +127,8 @@ def _usual_sms(texts: Mapping[str, Sequence[str | None]], rows: Sequence[int], k
 
 
 def _usual(axis: str, values: Sequence[str | None]) -> str | None:
-    """Return the value of most cells on an axis, None if none has one.
-
-    The hot end of the axes pool and reuse counts only if there is little else: an engine swaps fresh blocks.
-    """
+    """Return the value of most cells on an axis, None if none has one."""
+    # the hot end of pool and reuse counts only if there is little else: an engine swaps fresh blocks
     known = [value for value in values if value is not None]
     fresh = [value for value in known if value != _HOT.get(axis)]
     candidates = _most_frequent(fresh if 3 * len(fresh) >= len(values) else known)

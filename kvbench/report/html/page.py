@@ -57,7 +57,6 @@ def rich(text: Text) -> Markup:
 
 
 def _environment() -> Environment:
-    """Return the templates, which escape every value, unless it is marked as HTML, and take no undefined one."""
     loader = FunctionLoader(lambda name: _asset(f"templates/{name}"))
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, loader=loader, trim_blocks=True, lstrip_blocks=True

@@ -136,9 +136,9 @@ def _highlights(curves: Sequence[RateCurve]) -> list[Finding]:
 
 
 def _falls(cells: pd.DataFrame) -> list[Finding]:
-    """Return where GB/s fall as a swap gets more blocks: the largest fall of each backend, direction and state.
+    """Return the largest fall of GB/s of each backend, direction and state as a swap gets more blocks.
 
-    The falls of auto are those of its choices, which have a section of their own.
+    auto has a section for its choices, whose falls these would be.
     """
     falls: dict[tuple[str, ...], Finding] = {}
     for _, group in where(cells[cells["backend"] != AUTO], status="ok").groupby([*SERIES, "block_bytes"]):
@@ -158,7 +158,6 @@ def _falls(cells: pd.DataFrame) -> list[Finding]:
 
 
 def _path_text(cliffs: Iterable[tuple[RateCurve, Cliff]]) -> str:
-    """Return what ran in most visits below and above the cliffs of these curves."""
     paths = []
     for curve, cliff in cliffs:
         path_at = dict(zip(curve.x, map(main_path, curve.points["path"]), strict=True))

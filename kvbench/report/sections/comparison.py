@@ -84,10 +84,9 @@ def shared_cells(view: View) -> int:
 
 
 def _cells(base: View, other: View) -> pd.DataFrame:
-    """Return the rows of the cells that both measured, SLOWER ones first, largest changes for the worse first.
+    """Return the cells that both measured, SLOWER ones first, largest changes for the worse first.
 
-    They have the axes (one of `LATER`, or of what is beside swaps, only where `base` has swept it), `_base` and
-    `_other` of the figures, and the columns of `_compared`.
+    Columns: axes (of the optional ones those that `base` has swept), figures with `_base` and `_other`, `_compared`.
     """
     optional = {axis: base.measured[axis] for axis in (*LATER, *_BESIDE)}
     unswept = {axis for axis, values in optional.items() if (values.isna() | (values == AXES[axis].unused)).all()}
@@ -107,8 +106,7 @@ def _cells(base: View, other: View) -> pd.DataFrame:
 def _beside(base: View, other: View) -> pd.DataFrame:
     """Return a row for each cell whose neighbour both runs measured, the largest changes for the worse first.
 
-    The columns are cell_id, neighbour, direction, swaps, `_base` and `_other` of the figures, and those of `_compared`
-    for slowdowns.
+    Columns: cell_id, `_BESIDE_NAMES`, figures with `_base` and `_other`, `_compared` of slowdowns.
     """
     costs = [costs_of(visits_that_count(view.run.records)) for view in (base, other)]
     cells = base.measured[base.measured["cell_id"].isin(costs[0].keys() & costs[1].keys())]
@@ -222,7 +220,6 @@ def _origin(pair: Pair, cells: pd.DataFrame) -> tuple[Span, ...]:
 
 
 def _charts(pair: Pair, cells: pd.DataFrame) -> list[Chart]:
-    """Return the ratios of times against block size, and against the SM count, where there are enough of either."""
     ratios = (cells.set_index("cell_id")[list(_CHANGE)] + 1).set_axis(_BAND, axis="columns")
     known = np.isfinite(ratios["ratio_high"])  # where there is no interval there is no band
     ratios = ratios.assign(**{end: ratios[end].where(known, ratios["ratio"]) for end in _BAND[1:]})

@@ -55,5 +55,4 @@ def _row(row: Row) -> list[Text]:
 
 
 def _kept(alone: float, at_once: float) -> list[str]:
-    """Return GB/s alone and at once, and the share that is left; blank where they are not known."""
     return [figure(alone), figure(at_once), f"{at_once / alone:.0%}"] if alone > 0 else ["", "", ""]

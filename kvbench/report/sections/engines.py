@@ -88,7 +88,6 @@ def _row(view: View, engine: Engine, methods: Sequence[Choice], answer: Answer) 
 
 
 def _same_api(engine: Engine, answers: Sequence[Answer]) -> str:
-    """Return how the engine's call of the driver compares with kvbench's call of the same function."""
     pairs = [
         (compare_visits(answer.visits_of(batched), answer.visits_of(call), BETWEEN_RUNS), answer, batched, call)
         for answer in answers

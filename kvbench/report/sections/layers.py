@@ -67,8 +67,8 @@ def _layers_of(view: View) -> pd.DataFrame:
 
 
 def _named(view: View) -> tuple[pd.DataFrame, str]:
-    """Return the swaps by layers with `what` is loaded, beside what, its `size`, the `method`, `caller_of_layer_us` and
-    the `run`; and the unit of sizes, the tokens of a model or blocks.
+    """Return the swaps by layers with columns `what` (is loaded, beside what), `size`, `method`, `caller_of_layer_us`
+    and `run`; and the unit of sizes, tokens or blocks.
     """
     cells = _layers_of(view)
     try:
@@ -107,7 +107,6 @@ def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
 
 
 def _share(row: Row) -> str:
-    """Return the hidden share with its interval; "≈" where there is none."""
     if not math.isfinite(share := row["hidden_share"]):
         return ABSENT
     low, high = row["hidden_share_low"], row["hidden_share_high"]

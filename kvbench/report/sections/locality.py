@@ -42,7 +42,7 @@ _NOTE: Final = (
     f"fresh, scattered swap over that of a hot, dense one. {UNCLEAR}"
 )
 Arm = tuple[str, Reuse]
-Shape = tuple[str, str, int, int]
+Shape = tuple[str, str, int, int]  # direction, backend, blocks, block bytes
 
 
 def make(view: View) -> Part | str:
@@ -74,10 +74,7 @@ def make(view: View) -> Part | str:
 
 
 def _compared(cells: pd.DataFrame) -> dict[Shape, dict[Arm, Row]]:
-    """Return the arms of every swap on an idle stream that has those which are compared, and any measured one.
-
-    A shape is direction, backend, blocks and block bytes.
-    """
+    """Return the arms of every swap on an idle stream that has those which are compared, and any measured one."""
     idle = where(cells, stream_state="idle")
     largest = int(idle["pool_bytes"].max()) if len(idle) else 0
     swaps: dict[Shape, dict[Arm, Row]] = {}

@@ -81,7 +81,6 @@ def make(view: View) -> Part | str:
 
 
 def _model_rows(view: View) -> list[ModelRows] | str:
-    """Return the cells of the run's models, by direction; or why there are none."""
     try:
         swaps = swaps_from_plain(view.run.info.spec.get("models", []))
     except UsageError as error:
@@ -166,10 +165,7 @@ def _findings(rows: ModelRows, state: str) -> list[Finding]:
 
 
 def _pairs(rows: ModelRows, states: Mapping[str, Set[str]]) -> DataTable:
-    """Return the table of single against batched copies; `states` says what was measured in each stream state.
-
-    Where single copies were measured on an idle stream alone, the busy one has batched copies and no speed-up.
-    """
+    """Return the table of single against batched copies; `states` are the measured backends of each stream state."""
     body = []
     for swap in rows.swaps:
         line = _geometry(swap)

@@ -135,10 +135,7 @@ def _later(us: float) -> str:
 
 
 def _exposure(row: Row) -> str:
-    """Return the time lost per GB with its interval; marked where there is none, or it holds 0.
-
-    It is left out where its interval has four digits and is wider than itself.
-    """
+    """Return the time lost per GB with its interval, marked where that holds 0; "" where that is wide."""
     low, high = row["exposure_us_per_gb_low"], row["exposure_us_per_gb_high"]
     if high - low >= max(abs(row["exposure_us_per_gb"]), _WIDE_US_PER_GB):
         return ""
@@ -212,7 +209,6 @@ def _line(view: View, label: str, rows: Sequence[Row], edge: set[str]) -> PlotLi
 
 
 def _equal_rates(costs: Mapping[str, Mapping[int, Cost]], cells: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each method of swapping and each of `RATES` that it reaches, the cheapest first."""
     equal = []
     for key, members in with_methods(cells, "rate_cap").groupby(["neighbour", "direction", "method"], sort=False):
         by_id = {str(row["cell_id"]): row for row in rows_of(members)}

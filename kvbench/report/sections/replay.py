@@ -73,10 +73,7 @@ def _part(view: View) -> Part:
 
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
-    """Return which method makes the swaps of the trace in the least time, and by how much against an engine's own code.
-
-    Of two without a clear difference both are named.
-    """
+    """Return which one or two methods make the swaps in the least time, and their gain over an engine's own code."""
     sums = {replay.method: replay.swaps.groupby("round")["wall_us"].sum() for replay in replays}
     times = {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
     fastest = [*leaders(times, IN_TURN)]
@@ -131,7 +128,6 @@ def _row(replay: Replayed, *, late: bool) -> list[Text]:
 
 
 def _lateness(late_us: "pd.Series[float]") -> str:
-    """Return how many swaps were late, and by how many microseconds."""
     late_us = late_us[late_us > 0]
     by = f" ({figure(late_us.median())} to {figure(late_us.max())} us)" if len(late_us) else ""
     return f"{count(len(late_us))}{by}"

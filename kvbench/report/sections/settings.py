@@ -123,7 +123,6 @@ def _table(view: View, setting: Setting, time: str, rows: Sequence[Row]) -> Data
 
 
 def _sentence(setting: Setting, cells: pd.DataFrame) -> str:
-    """Return what the other value changes against the base, beyond the noise."""
     base, other = (name if name.isupper() else f"{setting.axis} {name}" for name in setting.names)
     backend, state = cells[["backend", "stream_state"]].iloc[0]
     head = f"{other} against {base}, {backend} on {a_stream(state)}"

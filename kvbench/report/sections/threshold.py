@@ -73,8 +73,7 @@ def _met(times: Times, other: str) -> set[int]:
 def _duels(times: Times, heads: Mapping[str, str]) -> list[str]:
     """Return how batched compares with each backend that shares sizes with it, once for backends with the same winners.
 
-    Sizes with too few visits for a verdict are named; a backend with fewer than two others is left out. The backends
-    are named as in `heads`.
+    A backend with fewer than two sizes with the visits of a verdict is left out.
     """
     alike: dict[tuple[tuple[tuple[int, str | None], ...], tuple[int, ...]], list[str]] = {}
     for other in times:
@@ -89,10 +88,7 @@ def _duels(times: Times, heads: Mapping[str, str]) -> list[str]:
 
 
 def _duel(names: list[str], fastest: Winners, few: Sequence[int]) -> str:
-    """Return what became of batched against each of `names`, which have all this in common.
-
-    A winner is "batched", "" for the others, None where that is undecided; `few` are the sizes with too few visits.
-    """
+    """Return how batched compares with `names`; a winner is "batched", "" for these, None where undecided."""
     others = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     unjudged = f" (too few visits at {', '.join(map(bytes_size, few))})" if few else ""
     decided = [winner for winner in fastest.values() if winner is not None]
