@@ -15,7 +15,7 @@ from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.document import PAGE_FILE, render_markdown
 from kvbench.report.html.page import html_page
-from kvbench.report.model import DataTable, plain
+from kvbench.report.model import plain
 from kvbench.results import Run
 from kvbench.results.frame import as_csv
 
@@ -57,10 +57,7 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
     for chart in report.charts:
         files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem].items()}
         files[f"{chart.stem}.csv"] = as_csv(chart.points)
-    files |= {name: _csv(table) for name, table in report.files.items()}
+    for name, table in report.files.items():
+        rows = [[plain(cell) for cell in row] for row in table.rows]
+        files[name] = as_csv(pd.DataFrame(rows, columns=[plain(head) for head in table.header]))
     return files | {name: data for part in report.parts for name, data in part.files.items()}
-
-
-def _csv(table: DataTable) -> bytes:
-    rows = [[plain(cell) for cell in row] for row in table.rows]
-    return as_csv(pd.DataFrame(rows, columns=[plain(head) for head in table.header]))

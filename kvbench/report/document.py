@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import starmap, takewhile
+from itertools import takewhile
 from typing import Final
 
 from kvbench.errors import UsageError, brief
 from kvbench.report import markdown
-from kvbench.report.model import Chapter, Code, DataTable, Report, Section, Strong, Text, spans
+from kvbench.report.model import Chapter, Code, DataTable, Report, Strong, Text, spans
 from kvbench.report.preamble import TITLE
 from kvbench.report.view import HOST_COPIES
 
@@ -27,13 +27,12 @@ def snippet(report: Report, section: str) -> str:
     Raises UsageError for a section that the report does not have.
     """
     chapter = next((one for one in report.chapters if one.section.name == section), None)
-    tables = [table for table in chapter.part.tables if not table.stem] if chapter else []
-    if chapter is None or not tables:
+    table = next((table for table in chapter.part.tables if not table.stem), None) if chapter else None
+    if chapter is None or table is None:
         known = ", ".join(one.section.name for one in report.chapters if one.part.tables)
         raise UsageError(f"--snippet {brief(section)}: these runs have tables of {known or 'nothing'}")
-    rows = [[_FOOTMARKS.sub("", _inline(text)) for text in row] for row in (tables[0].header, *tables[0].rows)]
-    title = markdown.strong(markdown.inline(tables[0].title))
-    lines = markdown.table(rows[0], rows[1:], tables[0].left)
+    header, *rows = ([_FOOTMARKS.sub("", _inline(text)) for text in row] for row in (table.header, *table.rows))
+    title, lines = markdown.strong(markdown.inline(table.title)), markdown.table(header, rows, table.left)
     host = f"{HOST_COPIES} " if chapter.view.on_host else ""
     of = report.views if chapter.section.name == "comparison" else [chapter.view]
     machines = "; ".join(dict.fromkeys(view.heading for view in of))
@@ -50,7 +49,9 @@ def _parts(report: Report) -> Iterator[str]:
         every = ["- [All warnings](#warnings)"] if report.warnings else []
         yield "\n".join(f"> {line}" for line in [*_list(report.first_warnings).splitlines(), *every])
     if summary := report.summary:
-        yield f"## What was found\n\n{markdown.bullets(starmap(_sentence, summary.items()))}"
+        links = (f"[{markdown.inline(one.short_title)}](#{markdown.anchor(one.title)})" for one in summary.values())
+        lines = (f"{_block(text)} ({link})" for text, link in zip(summary, links, strict=True))
+        yield f"## What was found\n\n{markdown.bullets(lines)}"
     for chapter in report.chapters:
         yield from _chapter(chapter)
     yield f"## The runs\n\n{_table(report.runs)}"
@@ -67,10 +68,6 @@ def _parts(report: Report) -> Iterator[str]:
 def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
     if lines:
         yield f"## {heading}\n\n{_list(lines)}"
-
-
-def _sentence(text: Text, section: Section) -> str:
-    return f"{_block(text)} ([{markdown.inline(section.short_title)}](#{markdown.anchor(section.title)}))"
 
 
 def _chapter(chapter: Chapter) -> Iterator[str]:
@@ -117,7 +114,7 @@ def _block(text: Text) -> str:
 
 
 def _inline(text: Text) -> str:
-    return "".join(_span(span) for span in spans(text))
+    return "".join(map(_span, spans(text)))
 
 
 def _span(span: str | Strong | Code) -> str:

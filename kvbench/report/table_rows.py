@@ -111,7 +111,6 @@ def fastest_marked(
 
 
 def ratio_text(compared: Comparison) -> str:
-    """Return a ratio of times, with "≈" where there is no clear difference."""
     return f"{unclear_mark(compared)}{TIMES}{figure(compared.ratio)}"
 
 
@@ -130,19 +129,16 @@ def primed_inline(cells: pd.DataFrame) -> list[Finding]:
 
 
 def any_decidable(cells: pd.DataFrame) -> bool:
-    """Return whether any cell has the visits of a verdict."""
     return bool((cells["rounds"] >= MIN_PAIRS).any())
 
 
 def few_visits_note(cells: pd.DataFrame) -> list[Text]:
-    """Return the note of a table in which some cells have too few visits for any verdict."""
     fewest = int(cells["rounds"].min())
     note = f"Some cells have {noun(fewest, 'visit')} only: a comparison needs {MIN_PAIRS} of each cell"
     return [note] if fewest < MIN_PAIRS else []
 
 
 def chance_note(comparisons: int) -> list[Text]:
-    """Return the note of a table with as many comparisons: how many differences chance alone would show."""
     wrong = noun(by_chance(comparisons), "false positive")
     return [f"Expect up to {wrong} in {count(comparisons)} comparisons"] if comparisons > 1 else []
 
@@ -182,14 +178,11 @@ def with_methods(cells: pd.DataFrame, *skipped: str) -> pd.DataFrame:
     apart = [name for name in names if values[name] > 1]
     rows = rows_of(cells)
     methods = [comma_separated(str(row["backend"]), *(axis_text(name, row[name]) for name in apart)) for row in rows]
-    return cells.assign(
-        method=methods,
-        label=[comma_separated(method, sms_text(row)) for method, row in zip(methods, rows, strict=True)],
-    )
+    labels = [comma_separated(method, sms_text(row)) for method, row in zip(methods, rows, strict=True)]
+    return cells.assign(method=methods, label=labels)
 
 
 def comma_separated(*texts: str) -> str:
-    """Return the texts that are not empty, with commas between them."""
     return ", ".join(filter(None, texts))
 
 

@@ -48,7 +48,6 @@ class View:
 
     @cached_property
     def measured_ids(self) -> frozenset[str]:
-        """The ids of the measured cells."""
         return frozenset(self.measured["cell_id"])
 
     @cached_property
@@ -160,11 +159,8 @@ def warnings_of(run: Run) -> list[str]:
 
 def faults_of(run: Run) -> list[str]:
     info = run.info
-    ended = {
-        "running": "not finished: it still runs, was killed, or its disk is full",
-        "interrupted": "interrupted",
-        "stopped": "stopped early",
-    }
+    running = "not finished: it still runs, was killed, or its disk is full"
+    ended = {"running": running, "interrupted": "interrupted", "stopped": "stopped early"}
     faults = list(run.warnings)
     if info.status in ended:
         faults.append(": ".join(filter(None, (ended[info.status], short(info.status_reason or "")))))
