@@ -38,8 +38,8 @@ def sections_of(report: Report) -> list[str]:
 
 def table_of(part: Part, title: str) -> DataTable:
     """Return the table whose title begins with `title`."""
-    (found,) = [table for table in part.tables if said(table.title).startswith(title)]
-    return found
+    (match,) = [table for table in part.tables if said(table.title).startswith(title)]
+    return match
 
 
 def rows_of(table: DataTable) -> dict[str, list[str]]:
@@ -48,8 +48,8 @@ def rows_of(table: DataTable) -> dict[str, list[str]]:
 
 
 def chart_of(report: Report, stem: str) -> Chart:
-    (found,) = [chart for chart in report.charts if chart.stem == stem]
-    return found
+    (match,) = [chart for chart in report.charts if chart.stem == stem]
+    return match
 
 
 def highlights_of(report: Report, section: str) -> list[str]:

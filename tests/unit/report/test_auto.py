@@ -40,27 +40,27 @@ def part(tmp_path: Path, slow_bytes: int, policy: dict[str, Any] | None) -> Part
 
 
 @pytest.mark.parametrize(("slow_bytes", "close"), [(KNOWN, 1), (NEW, 0)])
-def test_shapes_of_its_policy_do_not_count(tmp_path: Path, slow_bytes: int, close: int) -> None:
-    found = part(tmp_path, slow_bytes, POLICY)
-    verdict, *rest = lines_of(found.findings)
+def test_shapes_that_the_policy_was_measured_at_do_not_count(tmp_path: Path, slow_bytes: int, close: int) -> None:
+    made = part(tmp_path, slow_bytes, POLICY)
+    verdict, *rest = lines_of(made.findings)
     assert verdict.startswith(f"auto is within 3% of the fastest in {close} of 1 cell new to its policy")
-    assert [said(finding.text) for finding in found.highlights] == [verdict]
+    assert [said(finding.text) for finding in made.highlights] == [verdict]
     assert any("At 1 shape of the policy itself, auto was as close in " in line for line in rest)
-    known, new = (row[1] for row in found.tables[0].rows)
+    known, new = (row[1] for row in made.tables[0].rows)
     assert said(known).startswith("(")
     assert is_bold(new) == (slow_bytes == NEW)
 
 
 def test_without_a_policy_every_shape_counts(tmp_path: Path) -> None:
-    found = part(tmp_path, NEW, None)
-    verdict, *rest = lines_of(found.findings)
+    made = part(tmp_path, NEW, None)
+    verdict, *rest = lines_of(made.findings)
     assert verdict.startswith(
         "auto is within 3% of the fastest in 1 of 2 cells; at worst 2 times slower (h2d, idle, 256"
     )
     assert "auto had no policy and used built-in defaults" in rest
 
 
-def test_a_cell_whose_visits_contradict_each_other_is_not_at_worst(tmp_path: Path) -> None:
+def test_the_worst_case_is_a_cell_whose_visits_agree(tmp_path: Path) -> None:
     batched = [Cell("batched", Direction.H2D, 256, size) for size in (KNOWN, NEW)]
 
     def records(number: int) -> list[Visit]:
@@ -74,7 +74,7 @@ def test_a_cell_whose_visits_contradict_each_other_is_not_at_worst(tmp_path: Pat
     assert highlights_of(report, "auto") == ["auto is within 3% of the fastest in 1 of 2 cells, undecided in 1."]
 
 
-def test_a_fall_of_auto_is_left_to_its_own_section(tmp_path: Path) -> None:
+def test_the_cliff_section_does_not_report_falls_of_auto(tmp_path: Path) -> None:
     cells = [
         Cell(name, Direction.D2H, blocks, size)
         for name in ("auto", "batched")

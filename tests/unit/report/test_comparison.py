@@ -66,7 +66,7 @@ def other_machine() -> RunInfo:
     return synthetic.info("Other GPU", identity={"gpu_name": "Other GPU", "driver_version": "600.1"}, identity_hash="f")
 
 
-def test_what_is_slower_beyond_the_noise_comes_first(tmp_path: Path, cells: list[Cell]) -> None:
+def test_slower_cells_come_first_in_a_comparison(tmp_path: Path, cells: list[Cell]) -> None:
     before, after = run(tmp_path, "before", cells), run(tmp_path, "afterwards", cells, slower_small_blocks)
     report = report_of([before, after])
     part = part_of(report, "comparison")
@@ -83,7 +83,7 @@ def test_what_is_slower_beyond_the_noise_comes_first(tmp_path: Path, cells: list
     assert [chart.stem for chart in part.charts] == ["comparison-cliff-before-afterwards"]
 
 
-def test_what_two_runs_of_one_build_may_differ_by_is_no_difference(tmp_path: Path, cells: list[Cell]) -> None:
+def test_differences_within_the_margin_between_runs_count_as_the_same(tmp_path: Path, cells: list[Cell]) -> None:
     def a_little_slower(cell: Cell) -> float:
         return synthetic.gbps_of(cell) / (1.03 if cell.block_bytes <= 4096 else 1.2)
 
@@ -92,18 +92,20 @@ def test_what_two_runs_of_one_build_may_differ_by_is_no_difference(tmp_path: Pat
     little = points["block_bytes"] <= 4096
     assert set(points.loc[little, "verdict"]) == {"SAME"}
     assert set(points.loc[~little, "verdict"]) == {"SLOWER"}
-    (highlight,) = lines_of(part.findings)
-    assert f"{little.sum()} the same, 0 undecided." in highlight
+    (finding,) = lines_of(part.findings)
+    assert f"{little.sum()} the same, 0 undecided." in finding
 
 
-def test_rows_of_a_ladder_say_how_many_sms(tmp_path: Path) -> None:
+def test_comparison_rows_of_a_ladder_name_the_sm_count(tmp_path: Path) -> None:
     ladder = [cell for cell in synthetic.ladder_cells() if cell.backend == "triton"][:6]
     part = compared(run(tmp_path, "a", ladder), run(tmp_path, "bb", ladder))
     rows = table_of(part, "Cell by cell").rows
     assert {said(row[5]) for row in rows} == {f"sms {cell.sms}" for cell in ladder}
 
 
-def test_two_machines_are_compared_first_and_their_differences_named(tmp_path: Path, cells: list[Cell]) -> None:
+def test_a_comparison_of_two_machines_comes_first_and_names_their_differences(
+    tmp_path: Path, cells: list[Cell]
+) -> None:
     runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other_machine())]
     report = report_of(runs)
     assert sections_of(report)[0] == "comparison"
@@ -115,14 +117,14 @@ def test_two_machines_are_compared_first_and_their_differences_named(tmp_path: P
     assert differing["cuda_driver_api"] == ['"13.0"', "not recorded"]
 
 
-def test_two_runs_of_one_machine_are_compared_last(tmp_path: Path, cells: list[Cell]) -> None:
+def test_a_comparison_of_two_runs_of_one_machine_comes_last(tmp_path: Path, cells: list[Cell]) -> None:
     report = report_of([run(tmp_path, "a", cells), run(tmp_path, "bb", cells)])
     assert sections_of(report)[-1] == "comparison"
     differing = table_of(part_of(report, "comparison"), "What differs in identity")
     assert said(differing.caption).startswith("The identities are the same")
 
 
-def test_few_visits_are_undecided_and_not_told_on_top(tmp_path: Path, cells: list[Cell]) -> None:
+def test_cells_with_few_visits_are_undecided_and_no_highlight(tmp_path: Path, cells: list[Cell]) -> None:
     runs = [run(tmp_path, "a", cells, rounds=3), run(tmp_path, "bb", cells, slower_small_blocks, rounds=3)]
     report = report_of(runs)
     (said_of_it,) = lines_of(part_of(report, "comparison").findings)
@@ -149,7 +151,7 @@ def test_the_chart_shows_the_ratio_of_the_two_runs(tmp_path: Path, cells: list[C
 
 
 @pytest.mark.parametrize("bad", HOSTILE)
-def test_the_identity_of_a_stranger_stays_text(tmp_path: Path, cells: list[Cell], bad: str) -> None:
+def test_an_untrusted_identity_stays_text(tmp_path: Path, cells: list[Cell], bad: str) -> None:
     info = synthetic.info(bad, kvbench=bad, identity={bad: bad, "gpu_name": bad}, command=[bad], created=bad)
     text = render_markdown(report_of([run(tmp_path, "a", cells[:4]), run(tmp_path, "bb", cells[:4], info=info)]))
     parts = list(tokens(text))

@@ -46,7 +46,7 @@ def titles(tables: Sequence[DataTable]) -> list[str]:
     return [said(table.title) for table in tables]
 
 
-def test_an_engines_methods_stand_side_by_side_with_the_time_of_the_caller(tmp_path: Path) -> None:
+def test_the_table_shows_an_engines_methods_side_by_side_with_caller_times(tmp_path: Path) -> None:
     report = made_report(tmp_path, [*synthetic.ceilings(), *VLLM_RUN], synthetic.info(backends=[VLLM]))
     part = part_of(report, "engines")
     (table,) = part.tables
@@ -71,7 +71,7 @@ def test_an_engines_methods_stand_side_by_side_with_the_time_of_the_caller(tmp_p
     assert "time of the calling thread by +3 us in the median" in str(part.highlights)
 
 
-def test_where_visits_contradict_each_other_an_engines_call_is_not_compared(tmp_path: Path) -> None:
+def test_an_engines_call_is_not_compared_when_visits_contradict_each_other(tmp_path: Path) -> None:
     records = [*visits("batched", 64, 300.0), *visits("vllm_batch", 64, 303.0)]
     records += [*visits("batched", 16, 100.0), *visits("vllm_batch", 16, 80.0, noise=0.1)]
     part = part_of(made_report(tmp_path, [*synthetic.ceilings(), *records]), "engines")
@@ -92,7 +92,7 @@ def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
     assert words(tables[1].rows[0])[2:] == ["90.0 (27.0)", "lmcache", "sm sms=2", "60.0 (18.0)", "1.50"]
 
 
-def test_code_for_pages_is_not_compared_on_other_swaps_and_is_no_free_choice(tmp_path: Path) -> None:
+def test_engine_code_for_pages_is_compared_only_on_swaps_with_pages(tmp_path: Path) -> None:
     measured = [*VLLM_RUN, *visits("lmcache", 64, 10.0)]
     run = made_run(tmp_path, [*synthetic.ceilings(), *measured], synthetic.info(backends=[VLLM, LMCACHE]))
     assert titles(part_of(report_of([run]), "engines").tables) == ["vllm==0.33.0, h2d, idle stream"]
@@ -101,6 +101,6 @@ def test_code_for_pages_is_not_compared_on_other_swaps_and_is_no_free_choice(tmp
     assert "lmcache" not in answer
 
 
-def test_without_an_engines_own_code_the_report_says_what_it_needs(tmp_path: Path) -> None:
+def test_the_report_says_when_a_run_has_no_engine_code(tmp_path: Path) -> None:
     report = made_report(tmp_path, [*synthetic.ceilings(), *visits("batched", 64, 100.0)])
     assert any("it needs cells of an engine's own code" in line for line in lines_of(report.missing))

@@ -32,7 +32,7 @@ def output(*arguments: str) -> str:
     return done.stdout
 
 
-def test_every_section_is_there_and_none_has_a_finding(report: Report) -> None:
+def test_with_few_visits_every_section_is_present_and_none_has_a_highlight(report: Report) -> None:
     assert set(sections_of(report)) == {section.name for section in (*SECTIONS, COMPARISON)}
     assert report.summary == {}
     assert not [finding for part in report.parts for finding in part.highlights]
@@ -43,7 +43,7 @@ def test_every_section_is_there_and_none_has_a_finding(report: Report) -> None:
     assert not any(sentences.values())
 
 
-def test_no_table_marks_a_winner(report: Report) -> None:
+def test_with_few_visits_no_table_marks_a_winner(report: Report) -> None:
     assert not [
         cell for part in report.parts for table in part.tables for row in table.rows for cell in row if is_bold(cell)
     ]
@@ -51,19 +51,19 @@ def test_no_table_marks_a_winner(report: Report) -> None:
     assert not any(verdict.value in compared for verdict in Verdict if verdict is not Verdict.UNDECIDED)
 
 
-def test_the_answer_is_open_and_gains_nothing(report: Report, runs: list[Run]) -> None:
+def test_with_few_visits_the_answer_is_open_and_claims_no_gain(report: Report, runs: list[Run]) -> None:
     for lines in (lines_of(report.headline), output("show", str(runs[0].path)).splitlines()):
         assert any(line.startswith("Open for 42 of 42 sizes and counts") for line in lines)
         assert not any("Gain" in line for line in lines)
 
 
-def test_tune_decides_nothing(runs: list[Run]) -> None:
+def test_with_few_visits_tune_decides_nothing(runs: list[Run]) -> None:
     answers = json.loads(output("tune", str(runs[0].path), "--json"))["answers"]
     assert len(answers) == 42
     assert not any(answer["decided"] or answer["times_as_fast_as"] or answer["interval_us"] for answer in answers)
 
 
-def test_tune_beside_a_neighbour_decides_nothing(runs: list[Run]) -> None:
+def test_with_few_visits_tune_beside_a_neighbour_decides_nothing(runs: list[Run]) -> None:
     command = ("tune", str(runs[0].path), "--neighbour", "gemm", "--max-slowdown")
     for limit, choice in (("300%", "sm sms=2"), ("15%", "sm sms=1"), ("5%", None)):
         (answer,) = json.loads(output(*command, limit, "--json"))["answers"]

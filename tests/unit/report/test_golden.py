@@ -137,7 +137,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return report_of([everything(folder), again(folder)], ["elsewhere: journal line 3 was changed"])
 
 
-def test_every_section_is_pinned(report: Report) -> None:
+def test_the_golden_report_has_every_section(report: Report) -> None:
     assert set(sections_of(report)) == {section.name for section in (*SECTIONS, COMPARISON)}
 
 
@@ -169,14 +169,14 @@ def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
         assert len(set(lone.values())) == len(lone)
 
 
-def test_the_wording_in_markdown(report: Report) -> None:
+def test_the_markdown_is_that_of_the_golden_file(report: Report) -> None:
     text = render_markdown(report)
     if REMAKE:
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
 
 
-def test_the_page_has_the_same_words_in_the_same_order(report: Report) -> None:
+def test_the_page_has_the_text_of_the_report_in_the_same_order(report: Report) -> None:
     colours = inks(backend for view in report.views for backend in view.frame["backend"])
     page = html_page(report, colours, pictures_of(report))
     body = " ".join(Outline(page[page.index("<main") : page.index('<script type="application/json"')]).text.split())

@@ -88,7 +88,7 @@ def test_the_same_run_gives_the_same_bytes(cliff: Run, page: str) -> None:
     assert page_of(cliff) == page
 
 
-def test_it_says_what_the_report_says(cliff: Run, page: str) -> None:
+def test_the_page_has_every_section_of_the_report(cliff: Run, page: str) -> None:
     report = report_of([cliff])
     outline = Outline(page)
     assert len(outline.named("table")) >= len([table for part in report.parts for table in part.tables])
@@ -98,7 +98,7 @@ def test_it_says_what_the_report_says(cliff: Run, page: str) -> None:
     assert "times the GB/s of" in outline.text
 
 
-def test_it_is_one_file(page: str) -> None:
+def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
     outline = Outline(page)
     assert {tag for tag, _ in outline.tags} <= TAGS
     for tag, attributes in outline.tags:
@@ -109,7 +109,7 @@ def test_it_is_one_file(page: str) -> None:
     assert "@import" not in "".join(outline.raw["style"])
 
 
-def test_every_chart_of_lines_has_its_picture_for_readers_without_scripts(cliff: Run, page: str) -> None:
+def test_every_line_chart_has_a_picture_for_readers_without_scripts(cliff: Run, page: str) -> None:
     charts = [chart for chart in report_of([cliff]).charts if isinstance(chart.plot, LinePlot)]
     shown = Outline(page).named("img")
     assert [image["alt"] for image in shown] == [chart.text.alternative for chart in charts]
@@ -118,7 +118,7 @@ def test_every_chart_of_lines_has_its_picture_for_readers_without_scripts(cliff:
     assert page.count("<noscript><img ") == len(charts) > 0
 
 
-def test_the_policy_names_its_script_and_style_alone(page: str) -> None:
+def test_the_content_policy_allows_only_the_pages_script_and_style(page: str) -> None:
     outline = Outline(page)
     policy = next(meta["content"] for meta in outline.named("meta") if meta.get("http-equiv"))
     assert policy
@@ -191,11 +191,11 @@ def test_raw_samples_keep_four_digits(cliff: Run) -> None:
     data = json.loads(samples_json(views_of([cliff])[0]))
     samples = cliff.samples()
     assert set(data["cells"]) == set(samples["cell_id"])
-    for (cell_id, round_), own in list(samples.groupby(["cell_id", "round"]))[:20]:
+    for (cell_id, round_), visit in list(samples.groupby(["cell_id", "round"]))[:20]:
         (_, count, *columns) = data["cells"][cell_id][round_]
-        assert count == len(own)
+        assert count == len(visit)
         for name, values in zip(data["columns"], columns, strict=True):
-            expected = own[name].to_numpy(np.float64, na_value=np.nan)
+            expected = visit[name].to_numpy(np.float64, na_value=np.nan)
             shown = np.array(values, dtype=np.float64)  # one number stands for a list of equal ones
             assert np.broadcast_to(shown, expected.shape) == pytest.approx(expected, rel=5.1e-4, nan_ok=True)
 

@@ -85,18 +85,18 @@ def report(swept: Run) -> Report:
     return report_of([swept])
 
 
-def test_every_axis_has_its_place_in_a_report() -> None:
+def test_a_report_has_a_place_for_every_axis() -> None:
     assert set(AXES) == {*SERIES, "blocks", "block_size", *SIDE_AXES, *QUEUE, *axes_of(Role.BESIDE)}
 
 
-def test_one_shape_a_point_is_kept_and_it_is_that_of_the_rule(swept: Run) -> None:
+def test_the_kernel_shape_that_the_rule_picks_is_kept_for_each_point(swept: Run) -> None:
     pinned = pin(view_of(swept).frame, shown=())
     assert not pinned.cells.duplicated(POINT).any()
     assert set(pinned.cells.loc[pinned.cells["backend"] == "sm", "kernel"]) == {RULE}
     assert pinned.hidden["kernel"] == {BULK, LANES}
 
 
-def test_backends_without_the_axis_keep_their_cells_and_not_those_skipped_for_it(swept: Run) -> None:
+def test_backends_without_the_kernel_axis_keep_all_but_skipped_cells(swept: Run) -> None:
     others = pin(view_of(swept).frame, shown=()).cells
     others = others[others["backend"] != "sm"]
     assert len(others) == len(CLIFF_CELLS)
@@ -121,7 +121,7 @@ def test_tables_show_the_rule_and_name_the_other_shapes(report: Report) -> None:
     assert NOT_SHOWN in said(stages.caption)
 
 
-def test_charts_have_one_point_of_the_rule(report: Report) -> None:
+def test_charts_show_only_the_shape_of_the_rule(report: Report) -> None:
     points = chart_of(report, "cliff-by-blocks-run").points
     assert not points.duplicated(POINT).any()
     assert points.loc[points["backend"] == "sm", "gbps"].between(19, 20.1).all()
@@ -130,7 +130,7 @@ def test_charts_have_one_point_of_the_rule(report: Report) -> None:
     assert len(ratios) == len(sm_cells(RULE))
 
 
-def test_a_ladder_is_of_one_shape(tmp_path: Path) -> None:
+def test_an_sm_ladder_shows_one_kernel_shape(tmp_path: Path) -> None:
     report = report_of([make(tmp_path, measured(*sm_cells(RULE, BULK, LANES, sms=(1, 2, 4))))])
     points = chart_of(report, "sm-ladder-run").points
     assert not points.duplicated([*POINT, "sms"]).any()
@@ -138,7 +138,7 @@ def test_a_ladder_is_of_one_shape(tmp_path: Path) -> None:
     assert NOT_SHOWN in caption(report, "sm-ladder", "sm, idle stream, N = 10 000")
 
 
-def test_a_model_has_the_rule_of_its_swap(tmp_path: Path) -> None:
+def test_each_model_shows_the_shape_that_the_rule_picks_for_its_swap(tmp_path: Path) -> None:
     swaps = ModelChoice(("llama-3-8b",), tokens=2048).swaps()
     cells = [
         Cell("sm", Direction.H2D, s.blocks, s.block_bytes, pattern=Pattern.parse(s.pattern), sms=2, kernel=kernel)
@@ -151,7 +151,7 @@ def test_a_model_has_the_rule_of_its_swap(tmp_path: Path) -> None:
     assert NOT_SHOWN in caption(report, "models", "h2d, idle stream: ms per swap")
 
 
-def test_the_one_shape_of_a_run_is_shown_and_named(tmp_path: Path) -> None:
+def test_a_run_of_a_single_shape_shows_and_names_it(tmp_path: Path) -> None:
     report = report_of([make(tmp_path, measured(*CLIFF_CELLS, *sm_cells(BULK)))])
     shown = caption(report, "cliff", "h2d, sm, idle stream: GB/s")
     assert f"kernel {BULK};" in shown or f"kernel {BULK}." in shown
@@ -168,7 +168,7 @@ def test_shapes_that_all_failed_are_not_shown(tmp_path: Path) -> None:
     assert not any("failed" in said(note) for note in shown.notes)
 
 
-def test_a_run_that_did_not_sweep_it_says_nothing(tmp_path: Path) -> None:
+def test_a_run_that_did_not_sweep_the_shape_does_not_mention_it(tmp_path: Path) -> None:
     runs = [make(tmp_path, measured(*sm_cells(RULE, sms=(1, 2, 4))), name) for name in ("one", "two")]
     files = report_files(runs)
     text = files["report.md"].decode()
@@ -213,12 +213,12 @@ def test_merging_is_compared_within_a_shape_and_a_number_of_sms(tmp_path: Path) 
             assert sum(f"sms {sms}, kernel {kernel}" in said(table.caption) for table in tables) == 1
 
 
-def test_the_page_s_look_up_tells_the_shapes_apart(swept: Run) -> None:
+def test_the_look_up_of_the_page_has_the_kernel_shape_of_each_cell(swept: Run) -> None:
     packed = json.loads(figures_json(view_of(swept)))
     axes, status = packed["axes"], packed["words"]["status"]
-    found: dict[str, set[str | None]] = {}
+    kernels: dict[str, set[str | None]] = {}
     for backend, kernel, state in zip(axes["backend"], axes["kernel"], status, strict=True):
         if state == "ok":
-            found.setdefault(backend, set()).add(kernel)
-    assert found.pop("sm") == {RULE, BULK, LANES}
-    assert set(map(frozenset, found.values())) == {frozenset({None})}
+            kernels.setdefault(backend, set()).add(kernel)
+    assert kernels.pop("sm") == {RULE, BULK, LANES}
+    assert set(map(frozenset, kernels.values())) == {frozenset({None})}

@@ -1,4 +1,4 @@
-"""The section on layers: times of layers, the hidden share of every way, and the sentence on the first page."""
+"""The section on layers: times of layers, the hidden share of every method, and the sentence on the first page."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,8 +29,8 @@ def info() -> RunInfo:
 
 def cell(tokens: int, backend: str = "batched", sequence: str = "layers-32") -> Cell:
     (swap,) = (swap for swap in MODELS.swaps() if swap.tokens == tokens)
-    found = Cell(backend, Direction.H2D, swap.blocks, swap.block_bytes, neighbour=Neighbour.DECODE, sequence=sequence)
-    return replace(found, pattern=Pattern.parse(swap.pattern), sms=4 if backend == "sm" else None)
+    made = Cell(backend, Direction.H2D, swap.blocks, swap.block_bytes, neighbour=Neighbour.DECODE, sequence=sequence)
+    return replace(made, pattern=Pattern.parse(swap.pattern), sms=4 if backend == "sm" else None)
 
 
 def visits(of: Cell, hidden: Sequence[float]) -> list[Visit]:
@@ -51,18 +51,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_the_table_has_the_times_of_layers_and_what_is_hidden(report: Report) -> None:
     table = table_of(part_of(report, "layers"), TITLE)
-    by_way = {(row[0].replace("\N{NO-BREAK SPACE}", " "), row[1]): row[2:] for row in table.rows}
-    first, last, gap, caller, step, both, hidden = by_way["2 048", "batched"]
+    by_method = {(row[0].replace("\N{NO-BREAK SPACE}", " "), row[1]): row[2:] for row in table.rows}
+    first, last, gap, caller, step, both, hidden = by_method["2 048", "batched"]
     assert (first, last, gap) == ("60.0", "2000", "90.0")
     assert caller == "18.8"  # 0.3 of 2000 us over 32 layers
     assert (step, both) == ("4000", "4380")
     assert hidden == "81% (80% to 82%)"
-    assert by_way["2 048", "sm, 4 SMs"][-1] == "98% (97% to 98%)"
-    assert by_way["2 048", "batched, at once"][-1] == "1% (0% to 2%)"
+    assert by_method["2 048", "sm, 4 SMs"][-1] == "98% (97% to 98%)"
+    assert by_method["2 048", "batched, at once"][-1] == "1% (0% to 2%)"
     assert len(rows_of(table)) == 3  # of tokens
 
 
-def test_the_first_page_names_the_way_that_hides_the_loads_of_2048_tokens(report: Report) -> None:
+def test_the_first_page_names_the_backend_that_hides_the_loads_of_2048_tokens(report: Report) -> None:
     (highlight,) = highlights_of(report, "layers")
     assert highlight.startswith(
         "llama-3-8b, h2d beside decode, 2 048 tokens: sm, 4 SMs hides at least 95% of the loads;"
@@ -70,14 +70,14 @@ def test_the_first_page_names_the_way_that_hides_the_loads_of_2048_tokens(report
     assert "submission alone takes 18.8 us a layer" in highlight
 
 
-def test_the_first_page_says_where_no_way_surely_hides_them(tmp_path: Path) -> None:
+def test_the_first_page_says_when_no_backend_certainly_hides_the_loads(tmp_path: Path) -> None:
     hidden = [0.96, 0.97, 0.94, 0.97, 0.96, 0.97]  # the interval holds less
     (highlight,) = highlights_of(made_report(tmp_path, visits(cell(2048), hidden), info()), "layers")
     assert "no way surely hides 95% of the loads; most is" in highlight
     assert "by batched" in highlight
 
 
-def test_the_chart_has_a_line_for_every_way_against_tokens(report: Report) -> None:
+def test_the_chart_has_a_line_over_tokens_for_every_method(report: Report) -> None:
     (panel,) = chart_of(report, "layers-run").plot.panels  # type: ignore[union-attr]
     lines = {line.label: (list(line.x), list(line.y)) for line in panel.lines}
     assert lines["batched"][0] == [512, 2048, 4096]
@@ -86,7 +86,7 @@ def test_the_chart_has_a_line_for_every_way_against_tokens(report: Report) -> No
 
 
 def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
-    """An engine's ways are measured in a run of their own."""
+    """The methods of an engine are measured in a run of their own."""
     first = made_run(tmp_path, visits(cell(2048, "sm"), [0.8] * 6), info(), "first")
     engine = made_run(tmp_path, visits(cell(2048, "vllm_batch"), [0.9] * 6), info(), "engine")
     elsewhere = made_run(tmp_path, visits(cell(2048), [1.0] * 6), synthetic.info("Another card"), "elsewhere")
@@ -99,21 +99,21 @@ def test_runs_of_one_machine_stand_side_by_side(tmp_path: Path) -> None:
     assert "most is 90%" in highlight.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_where_there_is_nothing_to_choose_from_the_terminal_shows_what_was_found(tmp_path: Path) -> None:
+def test_show_prints_highlights_when_there_is_nothing_to_choose_from(tmp_path: Path) -> None:
     run = synthetic.write_run(tmp_path / "run", visits(cell(2048), [0.97] * 6), info())
     done = CliRunner().invoke(app, ["show", str(run)])
     assert done.exit_code == 0, done.output
-    machine, *found = " ".join(done.output.split()).partition(TITLE)
+    machine, *rest = " ".join(done.output.split()).partition(TITLE)
     assert machine == "Synthetic H200, driver 580.159, 2026-11-20 "
-    assert "batched hides at least 95% of the loads" in "".join(found)
+    assert "batched hides at least 95% of the loads" in "".join(rest)
 
 
-def test_swaps_by_layers_are_in_no_other_section_on_swaps_and_neighbours(report: Report) -> None:
+def test_swaps_by_layers_stay_out_of_other_sections(report: Report) -> None:
     assert "neighbour" not in sections_of(report)
     assert "models" not in sections_of(report)
 
 
-def test_without_a_step_there_are_times_but_no_share(tmp_path: Path) -> None:
+def test_loads_without_a_step_have_times_but_no_hidden_share(tmp_path: Path) -> None:
     alone = [msgspec.structs.replace(one, beside=None) for one in visits(cell(2048), [0.5] * 6)]
     report = made_report(tmp_path, alone, info())
     assert highlights_of(report, "layers") == []
@@ -123,7 +123,7 @@ def test_without_a_step_there_are_times_but_no_share(tmp_path: Path) -> None:
     assert row["hidden_share"] != row["hidden_share"]
 
 
-def test_a_sequence_without_a_number_is_of_no_layers(tmp_path: Path) -> None:
+def test_a_sequence_without_a_layer_count_makes_no_section(tmp_path: Path) -> None:
     """Only a journal that kvbench did not write has one."""
     report = made_report(tmp_path, [synthetic.visit(cell(2048, sequence="layers"), 2000.0)], info())
     assert "layers" not in sections_of(report)

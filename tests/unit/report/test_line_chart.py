@@ -29,7 +29,7 @@ def inked(backend: str, lines: list[PlotLine]) -> int:
 
 @pytest.mark.parametrize("other", ["batched", "sm", "triton"])
 @pytest.mark.parametrize("first", [True, False])
-def test_auto_and_the_line_that_it_lies_on_are_both_seen(other: str, first: bool) -> None:
+def test_auto_and_the_line_below_it_are_both_visible(other: str, first: bool) -> None:
     y = [10.0, 30.0, 20.0]
     auto, beside = line("auto", [value / 2 for value in y]), line(other, y)
     on = [line("auto", y), beside] if first else [beside, line("auto", y)]

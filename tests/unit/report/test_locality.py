@@ -29,7 +29,7 @@ def part_of(tmp_path: Path, times_us: dict[Cell, float]) -> Part | str:
     return make(views_of([run])[0])
 
 
-def test_scattered_blocks_stand_beside_hot_ones_with_what_they_cost(tmp_path: Path) -> None:
+def test_the_table_compares_scattered_blocks_with_hot_ones(tmp_path: Path) -> None:
     arms = {SWAP: 100.0, replace(SWAP, reuse=Reuse.FRESH): 110.0, replace(FAR, reuse=Reuse.SAME): 120.0, FAR: 300.0}
     part = part_of(tmp_path, arms)
     assert isinstance(part, Part)
@@ -43,7 +43,7 @@ def test_scattered_blocks_stand_beside_hot_ones_with_what_they_cost(tmp_path: Pa
     assert not part.charts
 
 
-def test_a_swap_that_scattering_does_not_slow_is_not_told_apart(tmp_path: Path) -> None:
+def test_a_swap_that_scattering_does_not_slow_is_marked_unclear(tmp_path: Path) -> None:
     part = part_of(tmp_path, {SWAP: 100.0, FAR: 100.5})
     assert isinstance(part, Part)
     assert str(part.tables[0].rows[0][-1]).startswith("≈")
@@ -67,7 +67,7 @@ def test_the_swap_that_scattering_slows_most_is_one_that_visits_agree_on(tmp_pat
     assert f"4 096 {TIMES} 4 KiB is 2 times slower" in said(highlight.text)
 
 
-def test_an_arm_that_failed_has_no_samples_to_speak_of(tmp_path: Path) -> None:
+def test_a_failed_arm_does_not_change_the_caption_and_has_a_footnote(tmp_path: Path) -> None:
     records = [visit(cell, 100.0, count=5, round_=number) for number in range(6) for cell in (SWAP, FAR)]
     gone = failure(replace(SWAP, reuse=Reuse.FRESH), "error 719")
     part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *records, gone]))])[0])
@@ -84,7 +84,7 @@ def test_swaps_that_all_failed_are_not_compared(tmp_path: Path) -> None:
     assert isinstance(part, str)
 
 
-def test_priming_that_did_not_keep_the_cpu_from_copying_is_told(tmp_path: Path) -> None:
+def test_a_highlight_says_when_priming_did_not_stop_the_cpu_from_copying(tmp_path: Path) -> None:
     primed = [replace(cell, backend="primed", sms=None) for cell in (SWAP, FAR)]
     visits = [
         msgspec.structs.replace(
@@ -100,7 +100,7 @@ def test_priming_that_did_not_keep_the_cpu_from_copying_is_told(tmp_path: Path) 
     ]
 
 
-def test_a_chart_goes_over_three_sizes_of_the_pool(tmp_path: Path) -> None:
+def test_three_pool_sizes_make_a_chart(tmp_path: Path) -> None:
     part = part_of(tmp_path, {replace(FAR, pool_bytes=size * GIB): 100.0 * size for size in (1, 2, 4)})
     assert isinstance(part, Part)
     (chart,) = part.charts
@@ -110,13 +110,13 @@ def test_a_chart_goes_over_three_sizes_of_the_pool(tmp_path: Path) -> None:
     assert list(line.y) == sorted(line.y, reverse=True)
 
 
-def test_a_run_of_hot_swaps_alone_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_run_of_hot_swaps_only_says_what_the_section_needs(tmp_path: Path) -> None:
     part = part_of(tmp_path, {SWAP: 100.0})
     assert isinstance(part, str)
     assert "large pool" in part
 
 
-def test_other_sections_show_fresh_scattered_blocks_where_there_are_any(tmp_path: Path) -> None:
+def test_other_sections_prefer_fresh_scattered_blocks(tmp_path: Path) -> None:
     hot = {replace(SWAP, block_bytes=size): 50.0 for size in (1024, 2048, 4096, 8192)}
     far = {replace(FAR, block_bytes=size): 200.0 for size in (1024, 4096)}
     run = load_run(write_run(tmp_path / "run", [visit(cell, us) for cell, us in (hot | far).items()]))

@@ -18,7 +18,7 @@ def visits(pattern: str, coalesce: bool, swap_us: float) -> list[Visit]:
     return [synthetic.visit(cell, swap_us, noise=0.001, round_=number) for number in range(6)]
 
 
-def test_what_merging_saves_is_what_the_swap_gains(tmp_path: Path) -> None:
+def test_the_table_shows_how_much_merging_changes_the_time_of_a_swap(tmp_path: Path) -> None:
     report = made_report(
         tmp_path,
         [
@@ -37,7 +37,7 @@ def test_what_merging_saves_is_what_the_swap_gains(tmp_path: Path) -> None:
     assert "contiguous" not in saved
 
 
-def test_without_pairs_the_report_says_what_it_needs(tmp_path: Path) -> None:
+def test_the_report_says_when_a_run_has_no_pairs_to_compare(tmp_path: Path) -> None:
     report = made_report(tmp_path, [*synthetic.ceilings(), *visits("shuffled", True, 100.0)])
     needed = "it needs cells measured with coalesce=off and with coalesce=on that are otherwise equal"
     assert any(needed in line for line in lines_of(report.missing))

@@ -65,7 +65,7 @@ def table(made: Report, title: str) -> DataTable:
     return table_of(part_of(made, "models"), title)
 
 
-def test_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None:
+def test_the_table_has_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None:
     swaps = swaps_of(*MODELS)
     made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
     rows = rows_of(table(made, "h2d: per_block against batched, by model, 2 048 tokens in blocks of 16"))
@@ -81,7 +81,7 @@ def test_a_row_for_every_model_in_the_order_of_the_sweep(tmp_path: Path) -> None
     assert list(rows) == list(geometry)
 
 
-def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> None:
+def test_times_and_speed_ups_come_from_the_cells_of_each_model(tmp_path: Path) -> None:
     swaps = swaps_of(*MODELS)
     made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate, noise=0.001), msgspec.to_builtins(swaps))
     rows = rows_of(table(made, "h2d: per_block against batched"))
@@ -103,7 +103,7 @@ def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> 
     assert any(text.startswith(words) for text in highlights_of(made, "models"))
 
 
-def test_a_model_whose_visits_contradict_each_other_is_no_end_of_the_range(tmp_path: Path) -> None:
+def test_the_range_of_speed_ups_leaves_out_a_model_whose_visits_disagree(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", "gpt-oss-20b")
 
     def records(number: int) -> list[Visit]:
@@ -118,7 +118,7 @@ def test_a_model_whose_visits_contradict_each_other_is_no_end_of_the_range(tmp_p
     assert idle.endswith("is 2 times faster than per_block; no clear difference for 1 of 2.")
 
 
-def test_the_chart_has_every_model_with_the_rate_of_its_own_cell(tmp_path: Path) -> None:
+def test_the_chart_shows_the_rate_of_each_model(tmp_path: Path) -> None:
     swaps = swaps_of(*MODELS)
     first, *rest = cells_of(swaps)
     records = [*synthetic.rounds(rest, rate, noise=0.001), synthetic.failure(first, "error 719")]
@@ -135,7 +135,7 @@ def test_the_chart_has_every_model_with_the_rate_of_its_own_cell(tmp_path: Path)
             assert list(line.y) == pytest.approx([gbps] * len(line.x), rel=0.01)
 
 
-def test_a_speed_up_inside_the_noise_is_marked(tmp_path: Path) -> None:
+def test_a_speed_up_within_the_noise_is_marked_unclear(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b")
     cells = [cell_of(swaps[0], backend) for backend in ("per_block", "batched")]
     made = report(tmp_path, synthetic.rounds(cells, lambda _: 8.0, noise=0.5), msgspec.to_builtins(swaps))
@@ -143,7 +143,7 @@ def test_a_speed_up_inside_the_noise_is_marked(tmp_path: Path) -> None:
     assert re.fullmatch(rf"≈ {TIMES}[01]\.\d+", ratio)
 
 
-def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) -> None:
+def test_a_second_table_has_all_backends_with_the_fastest_in_bold(tmp_path: Path) -> None:
     """A kernel may take other SMs for another model: each model shows the one that it was measured with."""
     swaps = swaps_of("llama-3-8b", "llama-3-70b@tp4")
     kernels = [cell_of(swap, "sm", sms=number) for number, swap in enumerate(swaps, start=2)]
@@ -155,12 +155,12 @@ def test_other_backends_have_a_table_with_the_fastest_in_bold(tmp_path: Path) ->
     for _, _, _, *others, kernel in shown.rows:
         assert is_bold(kernel)
         assert not any(map(is_bold, others))
-    assert not any(found.title.startswith("h2d, busy stream: ms per swap") for found in part_of(made, "models").tables)
+    assert not any(one.title.startswith("h2d, busy stream: ms per swap") for one in part_of(made, "models").tables)
     assert "sms 2/3" in said(shown.caption)
     assert "sms 2/3 (not shown" not in said(shown.caption)
 
 
-def test_swaps_with_blocks_of_one_size_are_compared_each_by_itself(tmp_path: Path) -> None:
+def test_swaps_of_one_block_size_are_compared_separately(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", "llama-3-70b")
     assert len({swap.block_bytes for swap in swaps}) == 1
     kernels = [cell_of(swap, "sm", sms=2) for swap in swaps]
@@ -188,7 +188,7 @@ def test_a_cell_without_figures_says_why(tmp_path: Path) -> None:
         (msgspec.to_builtins(swaps_of("deepseek-v3")), "none of the run's models has a measured cell"),
     ],
 )
-def test_a_run_without_such_a_table_says_why(tmp_path: Path, models: object, reason: str) -> None:
+def test_the_report_says_why_a_run_has_no_table_of_models(tmp_path: Path, models: object, reason: str) -> None:
     made = report(tmp_path, synthetic.rounds(cells_of(swaps_of("llama-3-8b")), rate), models)
     assert any(reason in line for line in lines_of(made.missing))
     text = render_markdown(made)
@@ -196,14 +196,14 @@ def test_a_run_without_such_a_table_says_why(tmp_path: Path, models: object, rea
     assert not any(token.attrGet("href") == "javascript:alert(1)" for token in tokens(text))
 
 
-def test_what_is_unusual_stands_beside_the_name(tmp_path: Path) -> None:
+def test_an_unusual_length_or_layout_is_part_of_the_models_name(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b", layout="cross-layer", kv_dtype="fp8", tp=2)
     made = report(tmp_path, synthetic.rounds(cells_of(swaps), rate), msgspec.to_builtins(swaps))
     row = rows_of(table(made, "h2d: per_block against batched"))["llama-3-8b, TP 2, cross-layer, fp8"]
     assert row[:7] == ["32", "4", "128", "1", "512 KiB", "128", "128"]
 
 
-def test_a_busy_stream_without_single_copies_has_batched_ones_and_no_speed_up(tmp_path: Path) -> None:
+def test_without_single_copies_a_busy_stream_has_batched_times_and_no_speed_up(tmp_path: Path) -> None:
     swaps = swaps_of("llama-3-8b")
     cells = [cell for cell in cells_of(swaps) if (cell.backend, cell.stream_state) != ("per_block", StreamState.BUSY)]
     made = report(

@@ -1,4 +1,4 @@
-"""The section on neighbours: slowdown and rate of every way to swap, the Pareto edge, and its chart."""
+"""The section on neighbours: slowdown and rate of every method of swapping, the Pareto edge, and its chart."""
 
 import math
 import re
@@ -49,7 +49,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return made_report(tmp_path_factory.mktemp("neighbour"), ladder())
 
 
-def test_the_table_has_both_sides_and_the_tail(report: Report) -> None:
+def test_the_table_has_times_of_swaps_and_neighbour_and_the_tail(report: Report) -> None:
     table = table_of(part_of(report, "neighbour"), "gemm, d2h: 200 us per iteration")
     alone, gbps, slowdown, typical, p99, worst, lost, start, end = rows_of(table)["sm, 2 SMs"]
     assert (alone, gbps, slowdown) == ("50.0", "41.0", "1.20")
@@ -58,7 +58,7 @@ def test_the_table_has_both_sides_and_the_tail(report: Report) -> None:
     assert lost == "4070 (4070 to 4070)"  # (1 - 1 / 1.2) / 41 GB/s
 
 
-def test_what_most_iterations_do_not_show_is_in_the_slowdown_and_in_the_time_lost(tmp_path: Path) -> None:
+def test_a_slow_fifth_of_the_iterations_counts_in_the_slowdown_and_the_time_lost(tmp_path: Path) -> None:
     """One iteration in five takes twice as long, beside swaps of 5 GB/s."""
     turns = Beside(
         neighbour_alone_us=[200.0] * 100, neighbour_beside_us=[200.0, 200.0, 400.0, 200.0, 200.0] * 20,
@@ -72,18 +72,16 @@ def test_what_most_iterations_do_not_show_is_in_the_slowdown_and_in_the_time_los
     assert row["exposure_us_per_gb_low"] == pytest.approx(row["exposure_us_per_gb_high"])
 
 
-@pytest.mark.parametrize(("gbps", "said"), [(40.0, r"≈ -?[\d.]+ \(-\d+ to \d+\)"), (0.1, "")])
-def test_with_few_gb_the_time_lost_has_a_wide_interval_and_is_marked_or_left_out(
-    gbps: float, said: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("gbps", "text"), [(40.0, r"≈ -?[\d.]+ \(-\d+ to \d+\)"), (0.1, "")])
+def test_an_uncertain_time_lost_per_gb_is_marked_or_left_out(gbps: float, text: str, tmp_path: Path) -> None:
     """Visits differ by 1%, which at 0.1 GB/s is much for each GB."""
-    own = [
+    visits = [
         replace_round(synthetic.beside(SM, slowdown, gbps, 1)[0], number)
         for number, slowdown in enumerate((0.99, 1.01, 1.0, 0.995, 1.01, 0.99, 1.005))
     ]
-    table, *_ = part_of(made_report(tmp_path, own), "neighbour").tables
+    table, *_ = part_of(made_report(tmp_path, visits), "neighbour").tables
     (row,) = rows_of(table).values()
-    assert re.fullmatch(said, row[6])
+    assert re.fullmatch(text, row[6])
 
 
 def replace_round(visit: Visit, number: int) -> Visit:
@@ -98,17 +96,17 @@ def replace_round(visit: Visit, number: int) -> Visit:
         (10, 1 / (1 - (1 - 1 / 1.1) / 2), (None, "one")),
     ],
 )
-def test_the_slowdown_at_a_rate_lies_between_the_cells_next_to_it(
+def test_the_slowdown_at_a_rate_is_interpolated_between_neighbouring_cells(
     rate: float, slowdown: float, between: tuple[str | None, ...]
 ) -> None:
     costs = {
         name: {number: Cost(slow, slow, gbps, 0.0) for number in range(6)}
         for name, slow, gbps in (("one", 1.1, 20.0), ("two", 1.3, 40.0), ("worse", 1.9, 38.0))
     }
-    found = at_rate(rate, costs)
-    assert found is not None
-    assert (found.slowdown, found.low, found.high) == pytest.approx((slowdown, slowdown, slowdown))
-    assert found.between == between
+    estimate = at_rate(rate, costs)
+    assert estimate is not None
+    assert (estimate.slowdown, estimate.low, estimate.high) == pytest.approx((slowdown, slowdown, slowdown))
+    assert estimate.between == between
 
 
 def test_a_rate_that_no_cell_reaches_has_no_slowdown() -> None:
@@ -118,7 +116,7 @@ def test_a_rate_that_no_cell_reaches_has_no_slowdown() -> None:
     assert math.isnan(few.low)
 
 
-def test_ways_are_held_against_each_other_at_equal_rates(tmp_path: Path) -> None:
+def test_methods_are_compared_at_equal_rates(tmp_path: Path) -> None:
     triton = replace(SM, backend="triton", sms=12)
     report = made_report(tmp_path, [*ladder(), *synthetic.beside(triton, 1.4, 40.0)])
     table = table_of(part_of(report, "neighbour"), "Slowdown at equal GB/s")
@@ -142,7 +140,7 @@ def test_the_pareto_edge_is_bold_and_marked(report: Report) -> None:
     assert [mark.low for mark in line.marks] == [20.0, 41.0]
 
 
-def test_what_a_rate_costs_at_least_is_said_in_words(report: Report) -> None:
+def test_the_finding_names_the_smallest_slowdown_at_a_high_rate(report: Report) -> None:
     (line,) = lines_of(part_of(report, "neighbour").findings)
     assert line.startswith(
         "gemm beside d2h swaps at 40 GB/s or more is 20% slower at best, p99 5 times slower (sm, 2 SMs, 41 GB/s)"
@@ -150,7 +148,7 @@ def test_what_a_rate_costs_at_least_is_said_in_words(report: Report) -> None:
     assert line.endswith("; sm, 1 SM costs least: 10% slower at 20 GB/s.")
 
 
-def test_ways_that_visits_do_not_order_are_said_to_be_open(tmp_path: Path) -> None:
+def test_the_finding_says_when_visits_do_not_separate_the_cells(tmp_path: Path) -> None:
     """Four SMs cost less than two in every other visit, and as much as nothing."""
     records = [
         replace_round(
@@ -164,12 +162,12 @@ def test_ways_that_visits_do_not_order_are_said_to_be_open(tmp_path: Path) -> No
     assert "41 GB/s, no clear difference from 1 other)" in line
 
 
-def test_fewer_than_six_visits_settle_nothing(tmp_path: Path) -> None:
+def test_slowdowns_of_fewer_than_six_visits_are_marked_unclear(tmp_path: Path) -> None:
     table = table_of(part_of(made_report(tmp_path, ladder(rounds=5)), "neighbour"), "gemm, d2h")
     assert all(row[2].startswith("≈") for row in rows_of(table).values())
 
 
-def test_ways_that_differ_in_another_axis_are_lines_of_their_own(tmp_path: Path) -> None:
+def test_methods_that_differ_in_another_axis_have_separate_lines(tmp_path: Path) -> None:
     capped = replace(SM, sms=2, rate_cap=20, launch_bytes=4 << 20)
     report = made_report(tmp_path, [*ladder(), *synthetic.beside(capped, 1.05, 19.0)])
     plot = chart_of(report, "neighbour-gemm-run").plot
@@ -177,7 +175,7 @@ def test_ways_that_differ_in_another_axis_are_lines_of_their_own(tmp_path: Path)
     assert labels == ["sm", "sm, launch_bytes 4 MiB, rate_cap 20"]
 
 
-def test_a_cell_whose_neighbour_died_is_there_with_its_reason(tmp_path: Path) -> None:
+def test_a_cell_whose_neighbour_died_is_listed_with_the_reason(tmp_path: Path) -> None:
     dead = synthetic.failure(replace(SM, sms=8), "the neighbour died: OutOfMemoryError")
     table = table_of(part_of(made_report(tmp_path, [*ladder(), dead]), "neighbour"), "gemm, d2h")
     assert "¹ failed: error: the neighbour died: OutOfMemoryError" in lines_of(table.notes)
@@ -188,7 +186,7 @@ def test_cells_beside_a_neighbour_stay_out_of_other_sections(report: Report) -> 
     assert sections_of(report) == ["neighbour"]
 
 
-def test_the_chart_is_the_same_every_time(tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_chart(tmp_path: Path) -> None:
     run = made_run(tmp_path, ladder())
     first, second = report_files([run]), report_files([run])
     assert first["neighbour-gemm-run.png"].startswith(b"\x89PNG")
@@ -216,7 +214,7 @@ def run_with(folder: Path, name: str, changed: float = 1.0) -> Run:
     return made_run(folder, records, name=name)
 
 
-def test_a_neighbour_that_is_slower_by_5_percent_in_another_run_is_found(tmp_path: Path) -> None:
+def test_a_comparison_finds_a_neighbour_that_is_slower_by_5_percent(tmp_path: Path) -> None:
     report = report_of([run_with(tmp_path, "before"), run_with(tmp_path, "afterwards", 1.05)])
     part = part_of(report, "comparison")
     _, beside = lines_of(part.findings)

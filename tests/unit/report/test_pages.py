@@ -22,7 +22,7 @@ def cell(backend: str, size: int = 4 * KIB) -> Cell:
     return replace(tensors, pool_bytes=1 << 30, reuse=Reuse.FRESH, sms=4 if backend == "sm" else None)
 
 
-def test_the_ways_to_swap_with_pages_are_compared_and_what_staging_costs(tmp_path: Path) -> None:
+def test_the_table_compares_swaps_with_pages_and_shows_the_costs_of_staging(tmp_path: Path) -> None:
     cells = [cell(backend, size) for backend in GBPS for size in (2 * KIB, 4 * KIB)]
     made = synthetic.rounds(cells, lambda one: GBPS[one.backend], noise=0.001)
     made = [
@@ -44,7 +44,7 @@ def test_the_ways_to_swap_with_pages_are_compared_and_what_staging_costs(tmp_pat
     assert list(rows_of(table)) == ["page-first-8"]
 
 
-def test_without_pages_or_another_backend_there_is_no_such_section(tmp_path: Path) -> None:
+def test_the_section_needs_pages_and_two_backends(tmp_path: Path) -> None:
     plain = [replace(cell(backend), host_pattern=Pattern("pattern")) for backend in GBPS]
     for number, cells in enumerate((plain, [cell("sm")])):
         report = made_report(tmp_path / str(number), synthetic.rounds(cells, lambda one: GBPS[one.backend]))

@@ -45,7 +45,7 @@ def lab(rgb: Floats) -> Floats:
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
-def test_the_colours_of_the_built_in_backends_stay_apart(sight: str) -> None:
+def test_colour_blind_readers_can_distinguish_the_built_in_backends(sight: str) -> None:
     seen = {name: lab(SIGHTS[sight] @ linear(ink.colour)) for name, ink in inks([]).items()}
     distances = {(a, b): float(np.linalg.norm(seen[a] - seen[b])) for a, b in combinations(seen, 2)}
     assert min(distances.values()) > CLEARLY_APART, min(distances, key=lambda pair: distances[pair])
@@ -63,7 +63,7 @@ def test_the_script_of_the_page_draws_every_marker() -> None:
     assert markers <= set(re.findall(r'^  "?([^":]+)"?: ', drawn, re.MULTILINE))
 
 
-def test_many_strangers_are_drawn_differently() -> None:
+def test_many_backends_of_plug_ins_are_drawn_differently() -> None:
     drawn = inks(f"stranger{number}" for number in range(12)).values()
     assert len({(ink.colour, ink.marker) for ink in drawn}) == len(drawn)
 
@@ -78,7 +78,7 @@ def schemes() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("colours", schemes(), ids=["light", "dark"])
-def test_text_and_lines_of_the_page_can_be_read(colours: dict[str, str]) -> None:
+def test_text_and_lines_of_the_page_have_enough_contrast(colours: dict[str, str]) -> None:
     grounds = [colours["page"], colours["raised"]]
     texts = [colours[name] for name in ("text", "faint", "link", "warning")]
     pairs = [*product(texts, grounds), (colours["text"], colours["unmeasured"])]
@@ -88,16 +88,16 @@ def test_text_and_lines_of_the_page_can_be_read(colours: dict[str, str]) -> None
     assert min(seen.values()) >= 3, min(seen, key=lambda colour: seen[colour])
 
 
-def test_labels_of_a_chart_can_be_read_on_paper() -> None:
+def test_labels_of_a_chart_have_enough_contrast_on_paper() -> None:
     assert min(contrast(rgb_of(ink.text), (1, 1, 1)) for ink in inks(["a", "b", "c", "d"]).values()) >= 4.5
 
 
-def test_figures_of_a_map_can_be_read_on_every_tile() -> None:
+def test_figures_of_a_map_have_enough_contrast_on_every_tile() -> None:
     for octave in np.linspace(-RATIO_OCTAVES, RATIO_OCTAVES, 25):
         tile = ratio_colour(float(2**octave))
         assert contrast((1, 1, 1) if is_dark(tile) else (0, 0, 0), tile) >= 4.5
 
 
 @pytest.mark.parametrize("colours", schemes(), ids=["light", "dark"])
-def test_what_was_not_measured_does_not_look_like_a_ratio_of_one(colours: dict[str, str]) -> None:
+def test_unmeasured_tiles_do_not_look_like_a_ratio_of_one(colours: dict[str, str]) -> None:
     assert contrast(rgb_of(colours["unmeasured"]), ratio_colour(1.0)) >= 1.4

@@ -29,8 +29,8 @@ def report(run: Run) -> Report:
 
 @pytest.fixture(scope="module")
 def table(report: Report) -> DataTable:
-    (found,) = part_of(report, "queue-depth").tables
-    return found
+    (table,) = part_of(report, "queue-depth").tables
+    return table
 
 
 def test_the_table_has_a_row_for_every_depth_and_the_knee_below(table: DataTable) -> None:
@@ -59,7 +59,7 @@ def test_depths_that_the_queue_did_not_hold_are_marked(table: DataTable) -> None
     assert any("† in most samples some of the queued swaps had started" in note for note in lines_of(table.notes))
 
 
-def test_a_knee_is_said_in_words(report: Report) -> None:
+def test_a_finding_describes_each_knee(report: Report) -> None:
     part = part_of(report, "queue-depth")
     (line,) = lines_of(part.findings)
     assert re.fullmatch(
@@ -70,7 +70,7 @@ def test_a_knee_is_said_in_words(report: Report) -> None:
     assert [finding.text for finding in part.highlights] == list(part.findings)
 
 
-def test_the_chart_has_its_numbers_and_is_the_same_every_time(run: Run, report: Report) -> None:
+def test_the_chart_has_its_csv_and_the_same_run_gives_the_same_chart(run: Run, report: Report) -> None:
     points = chart_of(report, "queue-depth-run").points
     assert len(points) == len(synthetic.queue_cells())
     assert set(points["queued"]) == {0, 1, 4, 16, 64, 256, 1024, 4096}
@@ -80,7 +80,7 @@ def test_the_chart_has_its_numbers_and_is_the_same_every_time(run: Run, report: 
     assert files["queue-depth-run.svg"] == report_files([run])["queue-depth-run.svg"]
 
 
-def test_queues_without_a_knee_are_said_too(tmp_path: Path) -> None:
+def test_the_report_says_when_a_queue_has_no_knee(tmp_path: Path) -> None:
     visits = synthetic.rounds(synthetic.queue_cells(), lambda cell: cell.swap_bytes / 1e4)
     part = part_of(made_report(tmp_path, visits), "queue-depth")
     (line,) = lines_of(part.findings)
@@ -88,7 +88,7 @@ def test_queues_without_a_knee_are_said_too(tmp_path: Path) -> None:
     assert not part.highlights
 
 
-def test_a_depth_that_failed_is_absent_with_its_reason(tmp_path: Path) -> None:
+def test_a_depth_that_failed_has_a_footnote_with_the_reason(tmp_path: Path) -> None:
     *cells, last = synthetic.queue_cells()
     records: list[Record] = [*synthetic.rounds(cells, synthetic.queue_gbps), synthetic.failure(last, "error 719")]
     (table,) = part_of(made_report(tmp_path, records), "queue-depth").tables
@@ -103,7 +103,7 @@ def test_too_few_depths_make_no_section(tmp_path: Path) -> None:
     assert any(line.startswith("Queue depth: it needs") for line in lines_of(report.missing))
 
 
-def test_queued_cells_are_in_no_other_section(tmp_path: Path) -> None:
+def test_queued_cells_stay_out_of_other_sections(tmp_path: Path) -> None:
     """More cells with a queue than without must not move the cliff's tables to the cells with one."""
     plain = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
     queued = [

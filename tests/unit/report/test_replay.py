@@ -46,14 +46,14 @@ def test_the_first_page_names_the_fastest_and_its_gain_over_batched_copies_and_a
     assert highlight.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
 
 
-def test_two_ways_that_cannot_be_told_apart_are_both_named(tmp_path: Path) -> None:
+def test_two_methods_without_a_clear_difference_are_both_named(tmp_path: Path) -> None:
     made = [visit for name, gbps in (GBPS | {"merged": 48.0}).items() for visit in synthetic.replayed(cell(name), gbps)]
     (highlight,) = highlights_of(made_report(tmp_path, made), "replay")
     assert highlight.startswith("Loads (h2d) of the trace: merged and sm, 4 SMs are the fastest, 47.9 GB/s, p99 ")
     assert highlight.endswith("; 9.6x the speed of batched, 8x the speed of vllm_batch.")
 
 
-def test_the_chart_has_a_line_for_every_backend_against_the_size_of_swaps(report: Report) -> None:
+def test_the_chart_has_a_line_over_swap_sizes_for_every_backend(report: Report) -> None:
     (panel,) = chart_of(report, "replay-run").plot.panels  # type: ignore[union-attr]
     lines = {line.label: line for line in panel.lines}
     assert set(lines) == {"sm, 4 SMs", "vllm_batch", "batched"}
@@ -61,12 +61,12 @@ def test_the_chart_has_a_line_for_every_backend_against_the_size_of_swaps(report
     assert lines["batched"].y[0] == pytest.approx(16 * 4096 / 5.0 / 1e6, rel=0.01)  # ms
 
 
-def test_too_few_visits_name_no_fastest(tmp_path: Path) -> None:
+def test_with_few_visits_no_method_is_named_the_fastest(tmp_path: Path) -> None:
     made = [visit for backend, gbps in GBPS.items() for visit in synthetic.replayed(cell(backend), gbps, rounds=5)]
     assert highlights_of(made_report(tmp_path, made), "replay") == []
 
 
-def test_swaps_of_a_trace_are_in_no_other_section(report: Report) -> None:
+def test_swaps_of_a_trace_stay_out_of_other_sections(report: Report) -> None:
     assert sections_of(report) == ["replay"]
 
 
@@ -79,5 +79,5 @@ def test_a_report_of_two_traces_shows_both(tmp_path: Path) -> None:
     both = report_of(runs)
     part = part_of(both, "replay")
     assert [said(table.title).rpartition(" ")[2] for table in part.tables] == ["hour.gz", "day.gz"]
-    assert ["of hour.gz" in part_told for part_told in highlights_of(both, "replay")] == [True, False]
+    assert ["of hour.gz" in text for text in highlights_of(both, "replay")] == [True, False]
     assert len(part.charts) == 2

@@ -84,7 +84,7 @@ def cliff_files(cliff_run: Run) -> dict[str, bytes]:
     return report_files([cliff_run])
 
 
-def test_the_cliff_is_in_table_chart_and_words(cliff: Report, cliff_files: dict[str, bytes]) -> None:
+def test_the_cliff_is_in_the_table_the_chart_and_a_finding(cliff: Report, cliff_files: dict[str, bytes]) -> None:
     assert set(cliff_files) >= {
         "report.md",
         "report.html",
@@ -95,11 +95,11 @@ def test_the_cliff_is_in_table_chart_and_words(cliff: Report, cliff_files: dict[
     }
     part = part_of(cliff, "cliff")
     findings = lines_of(part.findings)
-    (found,) = [line for line in findings if line.startswith("batched h2d, idle stream, N = 10 000: ")]
+    (finding,) = [line for line in findings if line.startswith("batched h2d, idle stream, N = 10 000: ")]
     assert (
-        "\N{MULTIPLICATION SIGN}5.4, \N{MULTIPLICATION SIGN}4.6 beyond the size" in found
+        "\N{MULTIPLICATION SIGN}5.4, \N{MULTIPLICATION SIGN}4.6 beyond the size" in finding
     )  # 5.4 times the GB/s of blocks that are smaller by a sixth
-    assert "24 KiB → 28 KiB" in found
+    assert "24 KiB → 28 KiB" in finding
     assert table_of(part, "h2d, batched, busy stream: GB/s (share of the ceiling, 55.5 GB/s)")
     rows = rows_of(table_of(part, "h2d, batched, idle stream"))
     cliff_rows = [rows[name] for name in ("cliff", "height", "beyond the size")]
@@ -113,7 +113,7 @@ def test_the_cliff_is_in_table_chart_and_words(cliff: Report, cliff_files: dict[
     assert b"<svg" in cliff_files["cliff-cliff.svg"]
 
 
-def test_the_name_of_a_cliff_stays_on_the_page(tmp_path: Path) -> None:
+def test_the_label_of_a_cliff_stays_inside_the_chart(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.backend == "batched"]
     short = [cell for cell in cells if cell.blocks == 256 or cell.block_bytes <= 8192]  # its cliff ends the curve
     visits = synthetic.rounds(short, lambda cell: 5.0 if cell.block_bytes <= 4096 else 20.0)
@@ -125,7 +125,7 @@ def test_the_name_of_a_cliff_stays_on_the_page(tmp_path: Path) -> None:
         assert float(x) - 5 * letters > 0, text
 
 
-def test_every_table_has_its_caption(cliff: Report) -> None:
+def test_every_table_has_a_caption(cliff: Report) -> None:
     tables = [table for part in cliff.parts for table in part.tables]
     assert len([table for table in tables if table.header[0] == "Block size"]) == 12 + 4
     for table in tables:
@@ -136,13 +136,13 @@ def test_every_table_has_its_caption(cliff: Report) -> None:
 
 
 def test_large_tables_are_files_with_short_names(cliff: Report, cliff_files: dict[str, bytes]) -> None:
-    ways = [
-        f"{way}-{backend}-{state}"
-        for way in ("h2d", "d2h")
+    series = [
+        f"{direction}-{backend}-{state}"
+        for direction in ("h2d", "d2h")
         for backend in ("per_block", "triton")
         for state in synthetic.STATES
     ]
-    assert list(cliff.files) == [f"cliff-{way}.csv".replace("_", "-") for way in ways]
+    assert list(cliff.files) == [f"cliff-{name}.csv".replace("_", "-") for name in series]
     assert set(cliff.files) <= set(cliff_files)
     assert cliff_files["cliff-d2h-triton-idle.csv"].startswith(b"Block size,N = 256,N = 10")
 
@@ -158,17 +158,17 @@ def roofs() -> list[Roof]:
     """Return a machine on which SM copies reach 50 GB/s, and 20 million scattered blocks a second."""
     return [
         Roof(
-            direction=way, round=0, pool_bytes=16 << 30, copy_bytes=10**9, copy_us=[20_000.0] * 3, blocks=10_000,
+            direction=direction, round=0, pool_bytes=16 << 30, copy_bytes=10**9, copy_us=[20_000.0] * 3, blocks=10_000,
             block_bytes=1024, scattered_us=[500.0] * 3, dense_us=[250.0] * 3,
         )
-        for way in ("h2d", "d2h")
+        for direction in ("h2d", "d2h")
     ]  # fmt: skip
 
 
 def test_charts_draw_the_roof_of_copies_and_of_kernels(tmp_path: Path) -> None:
     cells = [
-        Cell(name, way, 256, size, sms=taken, pool_bytes=16 << 30, reuse=Reuse.FRESH)
-        for way, sms in ((Direction.H2D, 2), (Direction.D2H, 8))
+        Cell(name, direction, 256, size, sms=taken, pool_bytes=16 << 30, reuse=Reuse.FRESH)
+        for direction, sms in ((Direction.H2D, 2), (Direction.D2H, 8))
         for size in (1024, 2048, 4096, 8192)
         for name, taken in (("batched", None), ("sm", sms))
     ]
@@ -218,7 +218,7 @@ def test_cells_without_figures_say_why(tmp_path: Path) -> None:
     assert report.failed.rows == [("run", "error: error 719", Code(second.command()))]
 
 
-def test_order_deltas_know_the_noise(tmp_path: Path) -> None:
+def test_changes_by_access_order_within_the_noise_are_marked_unclear(tmp_path: Path) -> None:
     def rate(cell: Cell) -> float:
         faster = cell.order is Order.ANY and cell.direction is Direction.H2D and cell.block_bytes == 4096
         return synthetic.gbps_of(cell) * (1.04 if faster else 1)
@@ -241,7 +241,7 @@ def order_rows(part: Part) -> list[list[str]]:
     return [[said(cell) for cell in row] for table in part.tables for row in table.rows]
 
 
-def test_what_disturbs_a_whole_visit_is_no_difference(tmp_path: Path) -> None:
+def test_a_disturbance_of_whole_visits_is_not_taken_for_a_difference(tmp_path: Path) -> None:
     """Thousands of samples do not help when each visit as a whole runs at a rate of its own."""
     random = np.random.default_rng(5)
     records = [
@@ -304,7 +304,7 @@ def test_equally_fast_backends_are_undecided(tmp_path: Path) -> None:
     assert any("batched and triton (12 SMs) show no clear difference" in note for note in lines_of(table.notes))
 
 
-def test_the_crossover_map_has_its_numbers(cliff_files: dict[str, bytes]) -> None:
+def test_the_crossover_map_has_a_csv_of_its_ratios(cliff_files: dict[str, bytes]) -> None:
     points = pd.read_csv(io.BytesIO(cliff_files["crossover-map-triton-cliff.csv"]))
     assert len(points) == 13 * 2 * 2 * 2
     assert set(points["kernel"]) == {"triton"}
@@ -339,7 +339,7 @@ def test_the_stages_of_a_swap_add_up(cliff: Report) -> None:
     assert all("Nothing near N = 16 of 4 KiB" in " ".join(lines_of(table.notes)) for table in tables)
 
 
-def test_the_nearest_cells_stand_for_those_of_the_table() -> None:
+def test_the_nearest_measured_cells_replace_unmeasured_ones() -> None:
     held = {(64, 4096), (1024, 4096), (10_000, 28 * 1024), (10_000, 2**20)}
     assert nearest(held) == {
         (16, 4096): (64, 4096),
@@ -352,7 +352,7 @@ def test_the_nearest_cells_stand_for_those_of_the_table() -> None:
     assert nearest(set()) == {}
 
 
-def test_what_cannot_be_made_is_said(cliff: Report, tmp_path: Path) -> None:
+def test_the_report_says_why_a_section_is_missing(cliff: Report, tmp_path: Path) -> None:
     missing = lines_of(cliff.missing)
     for title in ("Access order", "SM ladder"):
         assert any(line.startswith(f"{title}: it needs ") for line in missing)
@@ -366,11 +366,11 @@ def test_what_cannot_be_made_is_said(cliff: Report, tmp_path: Path) -> None:
 
 
 def test_ladders_too_short_in_every_direction_make_no_chart(tmp_path: Path) -> None:
-    cells = [Cell("triton", way, 16, 4096, sms=n) for way, n in zip(Direction, (1, 2), strict=True)]
+    cells = [Cell("triton", direction, 16, 4096, sms=n) for direction, n in zip(Direction, (1, 2), strict=True)]
     assert list(report_files([made_run(tmp_path, synthetic.rounds(cells))])) == ["report.md", "report.html"]
 
 
-def test_unfinished_runs_and_notes_are_said_first(tmp_path: Path) -> None:
+def test_the_first_page_warns_of_an_unfinished_run(tmp_path: Path) -> None:
     info = synthetic.info(status="interrupted", status_reason="Ctrl-C")
     run = made_run(tmp_path, [Note(text="the worker was replaced")], info)
     warnings = lines_of(report_of([run]).warnings)
@@ -384,13 +384,13 @@ def test_unfinished_runs_and_notes_are_said_first(tmp_path: Path) -> None:
     assert files["report.html"].index("<strong>Warning</strong>: run: interrupted") < files["report.html"].index("<h2")
 
 
-def test_how_a_run_ended_is_said_once(tmp_path: Path) -> None:
+def test_the_report_says_once_how_a_run_ended(tmp_path: Path) -> None:
     _, reason = ended_by(KeyboardInterrupt())
     run = made_run(tmp_path, [], synthetic.info(status="interrupted", status_reason=reason))
     assert "interrupted: Ctrl-C" in warnings_of(run)
 
 
-def test_a_moving_ceiling_is_said_first_in_one_line(tmp_path: Path) -> None:
+def test_the_first_page_has_one_line_on_ceilings_that_moved(tmp_path: Path) -> None:
     moved = [msgspec.structs.replace(ceiling, gpu_us=[ceiling.gpu_us[0] * 2]) for ceiling in synthetic.ceilings()]
     records = [*synthetic.ceilings(), *moved, *synthetic.rounds(synthetic.cliff_cells((256,)))]
     runs = [made_run(tmp_path, records, name=name) for name in ("one", "two")]
@@ -401,7 +401,7 @@ def test_a_moving_ceiling_is_said_first_in_one_line(tmp_path: Path) -> None:
     assert len(report.warnings) == 4
 
 
-def test_many_warnings_stay_short_on_the_first_page(tmp_path: Path) -> None:
+def test_the_first_page_shortens_many_warnings(tmp_path: Path) -> None:
     info = synthetic.info(status="interrupted", status_reason="x" * 400)
     runs = [made_run(tmp_path, [], info, name=str(number)) for number in range(9)]
     lines = lines_of(report_of(runs).first_warnings)
@@ -429,7 +429,7 @@ def test_the_answer_has_the_dates_of_the_first_and_the_last_of_its_runs(tmp_path
     assert "2026-10-07 to 2026-10-11;" in top(9, 11, 7)
 
 
-def test_doubts_about_cells_are_said_first(tmp_path: Path) -> None:
+def test_warnings_name_cells_with_doubtful_samples(tmp_path: Path) -> None:
     idle, busy, *_ = synthetic.visits([cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"])
     astray = msgspec.structs.replace(idle.samples, pending_before=[1] + [0] * 29)
     doubtful = msgspec.structs.replace(idle, samples=astray, warnings=["the clock was low"])
@@ -438,7 +438,7 @@ def test_doubts_about_cells_are_said_first(tmp_path: Path) -> None:
     assert "run: 1 cell: the clock was low" in warnings
 
 
-def test_host_copies_are_named_everywhere(tmp_path: Path) -> None:
+def test_every_table_and_chart_of_host_copies_says_so(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "triton"]
     info = synthetic.info("EPYC", "cpu", identity={"cpu_model": "EPYC"})
     run = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)], info)
@@ -479,7 +479,7 @@ def test_a_section_shows_the_run_with_most_visits_and_names_the_others(tmp_path:
     assert (many.view.label, many.others) == ("most", None)
 
 
-def test_side_axes_that_vary_are_pinned_and_said(tmp_path: Path) -> None:
+def test_captions_name_the_value_at_which_a_side_axis_was_pinned(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
     few = [coalesced(cell) for cell in cells[:4]]
     table = table_of(part_of(made_report(tmp_path, synthetic.rounds([*cells, *few])), "cliff"), "h2d, batched, idle")
@@ -512,11 +512,11 @@ def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str) -> None:
     text = files["report.md"].decode()
 
     assert all(char.isprintable() or char in "\n\N{NO-BREAK SPACE}\N{WORD JOINER}" for char in text)
-    own = {None, *files, *links_within(text)}
+    known = {None, *files, *links_within(text)}
     headings = 0
     for token in tokens(text):
         assert token.type not in {"html_block", "html_inline", "code_block", "hr", "s_open"}, token
-        assert target_of(token) in own
+        assert target_of(token) in known
         headings += token.type == "heading_open"
     assert headings == len([line for line in text.splitlines() if line.startswith("#")]) == 11
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
@@ -556,7 +556,7 @@ def test_figures_have_three_digits(value: float, shown: str) -> None:
     assert figure(value) == shown
 
 
-def test_backends_keep_their_ink() -> None:
+def test_a_backend_has_the_same_ink_in_every_report() -> None:
     assert inks(["batched"])["batched"] == inks(["zebra", "batched", "alpha"])["batched"]
     several = inks(["per_block", "batched", "primed", "triton", "sm", "alpha", "zebra"])
     assert (
@@ -576,20 +576,20 @@ def test_a_link_in_the_output_folder_is_replaced_not_followed(tmp_path: Path) ->
     assert (out / "report.md").read_text().startswith("# KV-block swaps")
 
 
-def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_a_usage_error(tmp_path: Path) -> None:
     run = made_run(tmp_path, [])
     for out in (run.path / "run.json", run.path / "run.json" / "under", Path("/proc/kvbench")):
         with pytest.raises(UsageError, match="cannot write the report to"):
             write_report([run], out)
 
 
-def test_the_command_writes_beside_the_run(cliff_run: Run) -> None:
+def test_the_command_writes_into_the_run_directory(cliff_run: Run) -> None:
     done = CliRunner().invoke(app, ["report", str(cliff_run.path)], catch_exceptions=False)
     assert done.exit_code == 0
     assert (cliff_run.path / "report" / "report.md").exists()
 
 
-def test_the_command_speaks_json(tmp_path: Path) -> None:
+def test_the_command_prints_json(tmp_path: Path) -> None:
     run = made_run(tmp_path, [], synthetic.info(status="interrupted"))
     with (run.path / "journal.jsonl").open("a") as journal:
         journal.write('{"type":"no')
@@ -603,7 +603,7 @@ def test_the_command_speaks_json(tmp_path: Path) -> None:
     ]
 
 
-def test_bad_input_is_an_error_of_the_users(tmp_path: Path) -> None:
+def test_bad_input_is_a_usage_error(tmp_path: Path) -> None:
     run = made_run(tmp_path, [])
     assert isinstance(CliRunner().invoke(app, ["report", str(tmp_path)]).exception, RunDirectoryError)
     several = CliRunner().invoke(app, ["report", str(run.path), str(run.path)]).exception
@@ -635,7 +635,7 @@ def test_a_report_needs_neither_torch_nor_the_engine(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "cliff-run.svg").stat().st_size > 10_000
 
 
-def test_a_kernel_whose_sms_follow_the_size_of_the_swap_is_one_line(tmp_path: Path) -> None:
+def test_a_kernel_whose_sms_depend_on_the_swap_size_has_one_line(tmp_path: Path) -> None:
     cells = [
         Cell("sm", Direction.H2D, 10_000, kib * 1024, sms=sms)
         for kib, counts in ((4, (2,)), (8, (2,)), (12, (2,)), (16, (1, 2, 4)), (64, (4,)), (128, (4, 8)))
@@ -647,7 +647,7 @@ def test_a_kernel_whose_sms_follow_the_size_of_the_swap_is_one_line(tmp_path: Pa
     assert shown == [(4, 2), (8, 2), (12, 2), (16, 2), (64, 4)]
 
 
-def test_what_a_filter_left_out_is_blank_and_says_so(tmp_path: Path) -> None:
+def test_a_note_says_that_blank_cells_were_filtered_out(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256, 10_000)) if cell.swap_bytes <= 10**9]
     spec = {"filters": ["swap_bytes<=1GB"]}
     path = synthetic.write_run(
@@ -658,14 +658,14 @@ def test_what_a_filter_left_out_is_blank_and_says_so(tmp_path: Path) -> None:
     assert all(blank in table.notes for table in tables)
 
 
-def test_ceilings_that_took_no_time_are_none(tmp_path: Path) -> None:
+def test_ceilings_of_zero_time_are_ignored(tmp_path: Path) -> None:
     nothing = [msgspec.structs.replace(ceiling, gpu_us=[0.0]) for ceiling in synthetic.ceilings()]
     run = made_run(tmp_path, [*nothing, *synthetic.rounds(synthetic.cliff_cells((256,)))])
     assert warnings_of(run) == []
     assert report_of([run]).chapters
 
 
-def test_slower_and_faster_have_one_meaning() -> None:
+def test_slower_and_faster_have_the_same_meaning_everywhere() -> None:
     assert faster_text(0.8) == slower_text(1.25) == "25% slower"
     assert faster_text(1.25) == slower_text(0.8) == "25% faster"
     assert faster_text(0.5) == slower_text(2) == "2 times slower"

@@ -33,7 +33,7 @@ def rate(of: Cell) -> float:
     return {1: 4.9, 2: 9.0, 8: 45.7, 32: 51.6, 128: 53.5}[of.pattern.run]
 
 
-def test_the_run_length_from_which_merged_copies_win_has_an_interval(tmp_path: Path) -> None:
+def test_the_finding_names_the_run_lengths_around_the_change_to_merged_copies(tmp_path: Path) -> None:
     cells = [cell(backend, run, way) for backend in ("batched", "merged", "sm") for run in LENGTHS for way in Direction]
     report = made_report(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells, rate, noise=0.001)])
     part = part_of(report, "runs")
@@ -54,14 +54,14 @@ def test_the_run_length_from_which_merged_copies_win_has_an_interval(tmp_path: P
     assert set(points["run_blocks"]) == set(LENGTHS)
 
 
-def test_a_swap_in_which_merged_always_wins_says_so(tmp_path: Path) -> None:
+def test_the_finding_says_when_merged_copies_win_at_every_length(tmp_path: Path) -> None:
     cells = [cell(backend, run) for backend in ("batched", "merged") for run in LENGTHS[2:]]
     part = part_of(made_report(tmp_path, synthetic.rounds(cells, rate, noise=0.001)), "runs")
     (line,) = part.findings
     assert said(line).endswith("merged copies win from runs of 8 blocks on, the shortest that is decided.")
 
 
-def test_without_three_lengths_the_report_says_what_it_needs(tmp_path: Path) -> None:
+def test_the_section_needs_three_run_lengths(tmp_path: Path) -> None:
     report = made_report(tmp_path, synthetic.visits([cell("batched", run) for run in (1, 8)]))
     assert any("it needs a backend measured at 3 run lengths" in line for line in lines_of(report.missing))
 
@@ -70,5 +70,5 @@ def test_without_three_lengths_the_report_says_what_it_needs(tmp_path: Path) -> 
     ("pattern", "blocks"),
     [("shuffled", 1), ("runs-8", 8), ("runs-geometric-8", None), ("turning-8", None), ("contiguous", None)],
 )
-def test_the_length_of_a_run_is_that_of_all_runs(pattern: str, blocks: int | None) -> None:
+def test_run_length_is_none_for_patterns_of_mixed_runs(pattern: str, blocks: int | None) -> None:
     assert run_length(pattern) == blocks

@@ -13,7 +13,7 @@ from tests import synthetic
 from tests.reports import highlights_of, made_report, part_of, rows_of
 
 
-def found(tmp_path: Path, records: Sequence[Record], section: str) -> list[str]:
+def highlights_for(tmp_path: Path, records: Sequence[Record], section: str) -> list[str]:
     """Return the sentences of a section."""
     return highlights_of(made_report(tmp_path, records), section)
 
@@ -27,9 +27,9 @@ def inline_below_24_kib(cell: Cell) -> str:
     return "CPU inline" if idle and cell.backend == "batched" and cell.block_bytes <= 24 * 1024 else "copy engine"
 
 
-def test_a_cliff_is_told_with_its_place_height_paths_and_the_other_state(tmp_path: Path) -> None:
+def test_the_highlight_of_a_cliff_has_sizes_height_paths_and_the_other_state(tmp_path: Path) -> None:
     records = on_paths(synthetic.rounds(synthetic.cliff_cells((256, 10_000))), inline_below_24_kib)
-    (highlight,) = found(tmp_path, records, "cliff")
+    (highlight,) = highlights_for(tmp_path, records, "cliff")
     assert highlight.startswith(
         "batched h2d on an idle stream: 28 KiB blocks reach 5.4 times the GB/s of 24 KiB blocks, 4.6 to 4.7 times "
     )
@@ -38,58 +38,58 @@ def test_a_cliff_is_told_with_its_place_height_paths_and_the_other_state(tmp_pat
     assert highlight.endswith("; no cliff on a busy stream.")
 
 
-def test_a_jump_at_few_numbers_of_blocks_is_not_told(tmp_path: Path) -> None:
+def test_a_jump_at_few_numbers_of_blocks_is_no_highlight(tmp_path: Path) -> None:
     def rate(cell: Cell) -> float:
         return 5.0 if cell.blocks == 64 and cell.block_bytes <= 8192 else 40.0
 
     counts = (16, 64, 256)
     cells = [cell for cell in synthetic.cliff_cells(counts) if cell.backend == "batched"]
-    highlights = found(tmp_path, synthetic.rounds(cells, rate), "cliff")
+    highlights = highlights_for(tmp_path, synthetic.rounds(cells, rate), "cliff")
     assert not any("than the size explains" in text for text in highlights)
     assert any(
         text.startswith("batched h2d on an idle stream: ") and "between N = 16 and 64" in text for text in highlights
     )
 
 
-def test_a_fall_between_the_same_sizes_is_no_part_of_the_jump_that_is_told(tmp_path: Path) -> None:
+def test_a_fall_between_the_same_sizes_does_not_count_in_the_highlight_of_a_jump(tmp_path: Path) -> None:
     def rate(cell: Cell) -> float:
         fast = (cell.block_bytes > 24 * 1024) == (cell.blocks != 10_000)
         return 40.0 if fast else 4.0
 
     cells = [cell for cell in synthetic.cliff_cells((64, 256, 10_000)) if cell.backend == "batched"]
-    highlights = found(tmp_path, synthetic.rounds(cells, rate), "cliff")
+    highlights = highlights_for(tmp_path, synthetic.rounds(cells, rate), "cliff")
     jump = next(text for text in highlights if text.startswith("batched h2d on an idle stream: 28 KiB blocks reach "))
     assert "(N = 64 to 256)" in jump
 
 
-def test_crossovers_are_told_with_the_sizes_between_which_they_are(tmp_path: Path) -> None:
-    highlights = found(tmp_path, synthetic.rounds(synthetic.cliff_cells((10_000,))), "threshold")
+def test_the_highlight_of_a_crossover_names_the_sizes_around_it(tmp_path: Path) -> None:
+    highlights = highlights_for(tmp_path, synthetic.rounds(synthetic.cliff_cells((10_000,))), "threshold")
     assert len(highlights) == 4
     idle = next(text for text in highlights if text.startswith("h2d on an idle stream, N = 10 000: "))
     assert "triton (12 SMs) is faster than batched up to 32 KiB, batched from 64 KiB on" in idle
 
 
-def test_what_noise_hides_is_not_told_apart(tmp_path: Path) -> None:
+def test_differences_within_the_noise_are_called_unclear(tmp_path: Path) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend != "per_block"]
     few = [cell for cell in cells if cell.block_bytes in (1024, 16 * 1024)]
-    highlights = found(tmp_path, synthetic.rounds(few, lambda _: 20.0, noise=0.3), "threshold")
+    highlights = highlights_for(tmp_path, synthetic.rounds(few, lambda _: 20.0, noise=0.3), "threshold")
     assert len(highlights) == 4
     assert all(text.endswith("batched and triton (12 SMs) show no clear difference.") for text in highlights)
 
 
-def test_what_has_too_few_visits_is_not_told(tmp_path: Path) -> None:
+def test_sizes_with_too_few_visits_are_named_and_not_judged(tmp_path: Path) -> None:
     cells = synthetic.cliff_cells((10_000,))
-    assert found(tmp_path / "one", synthetic.visits(cells), "threshold") == []
+    assert highlights_for(tmp_path / "one", synthetic.visits(cells), "threshold") == []
     few = [visit for visit in synthetic.rounds(cells) if visit.round < 5 or visit.cell.block_bytes < 32 * 1024]
-    highlights = found(tmp_path / "some", few, "threshold")
+    highlights = highlights_for(tmp_path / "some", few, "threshold")
     assert any(
         "triton (12 SMs) is faster than batched (too few visits at 32 KiB, 64 KiB" in text for text in highlights
     )
     assert not any("at every size" in text or "no clear difference" in text for text in highlights)
 
 
-def test_the_knees_of_the_ladder_are_told_by_shape(tmp_path: Path) -> None:
-    highlights = found(tmp_path, synthetic.rounds(synthetic.ladder_cells()), "sm-ladder")
+def test_the_highlight_of_a_ladder_has_the_knee_of_each_shape(tmp_path: Path) -> None:
+    highlights = highlights_for(tmp_path, synthetic.rounds(synthetic.ladder_cells()), "sm-ladder")
     shapes = "h2d 4 KiB, h2d 8 KiB, h2d 16 KiB, d2h 4 KiB, d2h 8 KiB, d2h 16 KiB"
     assert sorted(highlights) == [
         f"triton on {state} stream, N = 10 000: knee at 4 SMs ({shapes})." for state in ("a busy", "an idle")
@@ -108,20 +108,22 @@ def test_a_ladder_that_still_rises_has_no_knee(tmp_path: Path) -> None:
     ("faster", "noise", "words"),
     [(1.04, 1e-4, "swap time differs in 8 of 8 cells (-3.8%)"), (1.0, 0.2, "no clear difference in 16 cells")],
 )
-def test_what_any_changes_is_told(tmp_path: Path, faster: float, noise: float, words: str) -> None:
+def test_the_highlight_of_access_order_says_what_any_changes(
+    tmp_path: Path, faster: float, noise: float, words: str
+) -> None:
     def rate(cell: Cell) -> float:
         return synthetic.gbps_of(cell) * (faster if cell.order is Order.ANY else 1)
 
     rounds = [synthetic.visits(synthetic.order_cells(), rate, count=10, noise=noise, round_=n) for n in range(8)]
-    (highlight,) = found(tmp_path, [visit for visits in rounds for visit in visits], "access-order")
+    (highlight,) = highlights_for(tmp_path, [visit for visits in rounds for visit in visits], "access-order")
     assert highlight.startswith("ANY against STREAM, batched on an idle stream: ")
     assert words in highlight
 
 
-def test_too_few_rounds_tell_nothing_of_any(tmp_path: Path) -> None:
-    assert not found(tmp_path, synthetic.visits(synthetic.order_cells(), count=10), "access-order")
+def test_too_few_rounds_make_no_highlight_of_access_order(tmp_path: Path) -> None:
+    assert not highlights_for(tmp_path, synthetic.visits(synthetic.order_cells(), count=10), "access-order")
 
 
-def test_a_run_without_figures_has_no_sentences(tmp_path: Path) -> None:
+def test_a_run_without_figures_has_no_highlights(tmp_path: Path) -> None:
     cell = synthetic.order_cells()[0]
     assert made_report(tmp_path, [synthetic.failure(cell)]).summary == {}

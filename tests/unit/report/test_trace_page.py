@@ -25,24 +25,24 @@ def shares(name: str) -> dict[tuple[str, int], float]:
     return {(row.line, row.blocks): row.share_percent for row in points.itertuples()}
 
 
-def test_a_page_has_its_charts_and_their_numbers() -> None:
+def test_a_trace_page_has_charts_and_their_csv_files() -> None:
     charts = [f"trace-{name}.{kind}" for name in ("runs", "sizes") for kind in ("png", "svg", "csv")]
     assert list(made()) == ["trace.md", *charts]
     page = made()["trace.md"].decode()
     assert all(f"({chart})" in page for chart in charts)
 
 
-def test_the_chart_of_runs_has_the_share_of_blocks_in_runs_of_at_least_a_length() -> None:
-    found = shares("trace-runs.csv")
-    assert found["host ids", 8] == 75.0
-    assert found["both sides", 4] == 25.0
-    assert found["GPU ids", 1] == 100.0
+def test_the_chart_of_runs_has_the_share_of_blocks_at_each_run_length_or_more() -> None:
+    percent = shares("trace-runs.csv")
+    assert percent["host ids", 8] == 75.0
+    assert percent["both sides", 4] == 25.0
+    assert percent["GPU ids", 1] == 100.0
 
 
-def test_the_chart_of_sizes_has_the_shares_up_to_a_size() -> None:
-    found = shares("trace-sizes.csv")
-    assert (found["swaps", 2], found["swaps", 4], found["swaps", 16]) == (0.0, 50.0, 100.0)
-    assert (found["bytes", 4], found["bytes", 16]) == (25.0, 100.0)
+def test_the_chart_of_sizes_has_the_shares_of_swaps_and_bytes_up_to_each_size() -> None:
+    percent = shares("trace-sizes.csv")
+    assert (percent["swaps", 2], percent["swaps", 4], percent["swaps", 16]) == (0.0, 50.0, 100.0)
+    assert (percent["bytes", 4], percent["bytes", 16]) == (25.0, 100.0)
 
 
 def test_the_table_has_both_directions() -> None:
@@ -51,7 +51,7 @@ def test_the_table_has_both_directions() -> None:
 
 
 @pytest.mark.parametrize("title", ["<script>", "a | b", "[x](y)", "# head"])
-def test_a_title_is_text(title: str) -> None:
+def test_the_title_of_a_trace_page_stays_text(title: str) -> None:
     first = made(title)["trace.md"].decode().splitlines()[0]
     assert first.startswith("# ")
     assert first != f"# {title}"
