@@ -144,18 +144,13 @@ def _most_frequent(values: Sequence[str]) -> list[str]:
 
 def _axis_text(cells: pd.DataFrame, axis: str, others: Set[str]) -> str:
     pairs = set(zip(cells["direction"].tolist(), texts_of(cells[axis]), strict=True))
-    values = {
-        direction: {value for of, value in pairs if of == direction and value is not None} for direction in DIRECTIONS
-    }
-    texts = {direction: "/".join(map(size, _in_order(used))) for direction, used in values.items() if used}
+    values = {side: {value for of, value in pairs if of == side and value is not None} for side in DIRECTIONS}
+    texts = {side: "/".join(map(size, _in_order(used))) for side, used in values.items() if used}
     if not texts:
         return ""
-    same = len(set(texts.values())) == 1
-    text = (
-        next(iter(texts.values()))
-        if same
-        else ", ".join(f"{text} for {direction}" for direction, text in texts.items())
-    )
+    text, *different = dict.fromkeys(texts.values())
+    if different:
+        text = ", ".join(f"{text} for {side}" for side, text in texts.items())
     left_out = _in_order(others - set[str]().union(*values.values()))
     more = f" (not shown: {', '.join(map(size, left_out))})" if left_out else ""
     return f"{axis} {text}{more}"

@@ -37,9 +37,7 @@ class PlotAxis:
 
 @dataclass(frozen=True, slots=True)
 class PlotMark:
-    """What to point out on a line: a jump from the point at `low` to that at `high`, or one point; `words` may be ""
-    where the point says enough.
-    """
+    """A jump of a line from the point at `low` to that at `high`, or one point; `words` stand beside it, if any."""
 
     low: float
     high: float
@@ -88,9 +86,7 @@ class PlotPanel:
 
 @dataclass(frozen=True, slots=True)
 class LinePlot:
-    """Rows of panels on the same axes; `band` says what the bands of the lines are, which have no height where it is
-    not known.
-    """
+    """Rows of panels on the same axes; `band` says what the bands of the lines are."""
 
     x: PlotAxis
     y: PlotAxis
