@@ -82,7 +82,7 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
         yield _list(part.findings)
     before: Text = ""
     for pasted in (one for one in part.tables if not one.stem):
-        yield _table(replace(pasted, caption=_less_shared_end(pasted.caption, before)))
+        yield _table(replace(pasted, caption=_without_shared_end(pasted.caption, before)))
         before = pasted.caption
     if files := chapter.files:
         links = (f"[{markdown.inline(linked.title)}]({name})" for name, linked in files.items())
@@ -90,7 +90,7 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
     yield from (f"All rows: [{name}]({name})" for name in part.files)
 
 
-def _less_shared_end(caption: Text, before: Text) -> Text:
+def _without_shared_end(caption: Text, before: Text) -> Text:
     """Return a caption without what it ends with like that of the table before, if that is more than a full stop."""
     sentences = spans(caption)
     pairs = zip(reversed(sentences), reversed(spans(before)), strict=False)

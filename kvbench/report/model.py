@@ -71,7 +71,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A sentence for the first page; the larger the effect that it tells, the larger its `weight`, a log ratio."""
+    """A sentence for the first page; the larger the effect, the larger its `weight`, a log ratio."""
 
     text: Text
     weight: float

@@ -51,9 +51,9 @@ def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
     lines = faults[:_MOST_FIRST]
     lines += [f"and {len(faults) - _MOST_FIRST} more, under Warnings"] if len(faults) > _MOST_FIRST else []
     moved = {
-        view.label: max(high / low - 1 for low, high in ends.values())
+        view.label: max(high / low - 1 for low, high in ranges.values())
         for view in views
-        if (ends := moved_ceilings(view.run))
+        if (ranges := moved_ceilings(view.run))
     }
     if moved:
         where = f"up to {max(moved.values()):.0%} from round to round ({', '.join(moved)})"

@@ -51,8 +51,8 @@ def _row(row: Row) -> list[Text]:
     swap = f"{row['blocks']} {TIMES} {size(row['block_size'])}"
     beside = f"beside {row['neighbour']}" if isinstance(row["neighbour"], str) else ""
     label = comma_separated(row["backend"], row["direction"], swap, row["stream_state"], sms_text(row), beside)
-    return [label, *_kept(row["gbps_alone"], row["gbps"]), *_kept(row["gbps_alone_all"], row["gbps_all"])]
+    return [label, *_share(row["gbps_alone"], row["gbps"]), *_share(row["gbps_alone_all"], row["gbps_all"])]
 
 
-def _kept(alone: float, at_once: float) -> list[str]:
+def _share(alone: float, at_once: float) -> list[str]:
     return [figure(alone), figure(at_once), f"{at_once / alone:.0%}"] if alone > 0 else ["", "", ""]

@@ -158,8 +158,8 @@ def _findings(rows: ModelRows, state: str) -> list[Finding]:
     (slowest, least), (fastest, most) = ordered[0], ordered[-1]
     first, last = faster_text(least), faster_text(most)
     ends = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
-    open_ = len(compared) - len(ratios)
-    unclear = f"; no clear difference for {open_} of {len(compared)}" if open_ else ""
+    undecided = len(compared) - len(ratios)
+    unclear = f"; no clear difference for {undecided} of {len(compared)}" if undecided else ""
     text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {PER_BLOCK}{unclear}."
     return [Finding(text, math.log(most))]
 

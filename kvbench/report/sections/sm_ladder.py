@@ -12,7 +12,7 @@ from kvbench.report.table_rows import format_cell, grouped, measured_table, rate
 from kvbench.report.view import View
 from kvbench.text import a_stream
 
-_WEIGHT = 0.2  # a sentence on what suffices tells no effect
+_WEIGHT = 0.2  # a sentence on what suffices shows no effect
 _BOLD = (
     Strong("Bold"),
     f": the knee, the smallest SM count within {KNEE.fraction:.0%} of the best of its column, interval included: "

@@ -39,10 +39,10 @@ def make(view: View) -> Part | str:
     for (direction, state), arms in view.contests.items():
         rows = {backend: where(cells, blocks=blocks) for backend, cells in arms.items()}
         times = {backend: visits for backend, cells in rows.items() if (visits := _times(view, cells))}
-        if max((len(_met(times, other)) for other in times), default=0) < _MIN_SIZES:
+        if max((len(_shared_sizes(times, other)) for other in times), default=0) < _MIN_SIZES:
             continue
         heads = {backend: with_sms(backend, rows[backend]["sms"]) for backend in times}
-        lines = _duels(times, heads)
+        lines = _compare_with_batched(times, heads)
         title = f"{direction}, {state} stream, N = {count(blocks)}: GB/s"
         tables.append(_table(view, title, pd.concat([rows[backend] for backend in times]), times, heads, lines))
         if lines:
@@ -66,28 +66,28 @@ def _times(view: View, cells: pd.DataFrame) -> dict[int, Visits]:
     return {int(row["block_bytes"]): view.visits[row["cell_id"]] for row in rows}
 
 
-def _met(times: Times, other: str) -> set[int]:
+def _shared_sizes(times: Times, other: str) -> set[int]:
     return set[int]() if other == BATCHED else times.get(BATCHED, {}).keys() & times[other].keys()
 
 
-def _duels(times: Times, heads: Mapping[str, str]) -> list[str]:
+def _compare_with_batched(times: Times, heads: Mapping[str, str]) -> list[str]:
     """Return how batched compares with each backend that shares sizes with it, once for backends with the same winners.
 
     A backend with fewer than two sizes with the visits of a verdict is left out.
     """
     alike: dict[tuple[tuple[tuple[int, str | None], ...], tuple[int, ...]], list[str]] = {}
     for other in times:
-        shared = _met(times, other)
+        shared = _shared_sizes(times, other)
         visits = {size: min(len(times[name][size]) for name in (BATCHED, other)) for size in shared}
         few = tuple(sorted(size for size in shared if visits[size] < MIN_PAIRS))
         if len(shared) - len(few) >= _MIN_SIZES:
             judged = {name: {size: times[name][size] for size in shared.difference(few)} for name in (BATCHED, other)}
             ends = tuple((size, "" if name == other else name) for size, name in winners(judged, IN_TURN).items())
             alike.setdefault((ends, few), []).append(heads[other])
-    return [_duel(names, dict(ends), few) for (ends, few), names in alike.items()]
+    return [_comparison_text(names, dict(ends), few) for (ends, few), names in alike.items()]
 
 
-def _duel(names: list[str], fastest: Winners, few: Sequence[int]) -> str:
+def _comparison_text(names: list[str], fastest: Winners, few: Sequence[int]) -> str:
     """Return how batched compares with `names`; a winner is "batched", "" for these, None where undecided."""
     others = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     unjudged = f" (too few visits at {', '.join(map(bytes_size, few))})" if few else ""
@@ -108,7 +108,7 @@ def _duel(names: list[str], fastest: Winners, few: Sequence[int]) -> str:
 
 
 def _table(
-    view: View, title: str, cells: pd.DataFrame, times: Times, heads: Mapping[str, str], duels: list[str]
+    view: View, title: str, cells: pd.DataFrame, times: Times, heads: Mapping[str, str], comparisons: list[str]
 ) -> DataTable:
     measured = where(cells, status="ok")
     body: list[list[Text]] = []
@@ -117,4 +117,4 @@ def _table(
         body.append([bytes_size(size), *fastest_marked(rows, times, rate, view.visits)])
     header, included = ("Block size", *heads.values()), includes_of(view, str(cells["stream_state"].iloc[0]))
     compared = len(measured) - len(body)
-    return measured_table(view, measured, title, header, body, included, view.pinned, [*duels, MARKS], compared)
+    return measured_table(view, measured, title, header, body, included, view.pinned, [*comparisons, MARKS], compared)
