@@ -27,21 +27,9 @@ def figure(value: float) -> str:
     return f"{value:.{min(digits, 6)}f}"
 
 
-def faster_text(ratio: float) -> str:
-    """Return how much faster something is, from the other's time over its own: "4.2 times faster"."""
-    return _ratio_text(ratio, "faster", "slower")
-
-
 def slower_text(ratio: float) -> str:
-    """Return how much more time something takes, from its time over the other's: "20% slower", "4.2 times slower"."""
-    return _ratio_text(ratio, "slower", "faster")
-
-
-def _ratio_text(ratio: float, word: str, opposite: str) -> str:
-    """Return a ratio of two times as text; 0.82 and 1 / 0.82 are the same fact."""
-    if ratio < 1:
-        ratio, word = 1 / max(ratio, 1e-9), opposite  # times of an untrusted run can have any ratio
-    return f"{two_digits(ratio)} times {word}" if ratio >= 1.95 else f"{two_digits((ratio - 1) * 100)}% {word}"
+    """Return a ratio of times of 1 or more as what the slower does: "is 20% slower", "takes 4.2x as long"."""
+    return f"takes {two_digits(ratio)}x as long" if ratio >= 1.95 else f"is {two_digits((ratio - 1) * 100)}% slower"
 
 
 def size(text: str) -> str:

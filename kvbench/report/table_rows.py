@@ -170,14 +170,16 @@ def axis_text(name: str, value: object) -> str:
 def with_methods(cells: pd.DataFrame, *skipped: str) -> pd.DataFrame:
     """Return cells beside a neighbour with the columns `method` of swapping, and `label`, which adds the SM count.
 
-    A method is a backend with the axes that tell its cells apart, but for those that are `skipped`.
+    A method is a backend with the axes that vary among its cells beside that neighbour, but for those `skipped`.
     """
     unnamed = {"sms", "neighbour", *skipped}
     names = [name for name in axes_of(Role.SHAPE, Role.SIDE, Role.BESIDE) if name not in unnamed]
-    values = cells.groupby(["neighbour", "direction", "backend"])[names].nunique(dropna=False).max()
-    apart = [name for name in names if values[name] > 1]
+    values = cells.groupby(["neighbour", "direction", "backend"])[names].nunique(dropna=False)
+    varied = (values.groupby("neighbour").max() > 1).to_dict("index")
     rows = rows_of(cells)
-    methods = [comma_separated(str(row["backend"]), *(axis_text(name, row[name]) for name in apart)) for row in rows]
+    apart = {neighbour: [name for name in names if axes[name]] for neighbour, axes in varied.items()}
+    settings = [[axis_text(name, row[name]) for name in apart[row["neighbour"]]] for row in rows]
+    methods = [comma_separated(row["backend"], *texts) for row, texts in zip(rows, settings, strict=True)]
     labels = [comma_separated(method, sms_text(row)) for method, row in zip(methods, rows, strict=True)]
     return cells.assign(method=methods, label=labels)
 

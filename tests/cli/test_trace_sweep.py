@@ -69,7 +69,7 @@ def test_a_replay_at_the_times_of_the_trace_counts_what_is_late(folder: Path) ->
     assert all(one.late_us is not None and len(one.late_us) == len(one) for one in samples)
     assert kvbench_here("report", "timed", cwd=folder).returncode == 0
     page = (folder / "timed" / "report" / "report.md").read_text()
-    assert "| Way | Swaps | Late | p50, us |" in page
+    assert "| Method | Swaps | Late | p50, us |" in page
     assert "at their times divided by 2" in page
 
 

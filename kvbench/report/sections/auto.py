@@ -82,7 +82,7 @@ def _verdict(new: pd.DataFrame, missed: pd.DataFrame, policy: Policy | str) -> l
     text += f", undecided in {count(len(new) - len(decided))}" if len(decided) < len(new) else ""
     for worst in rows_of(missed.head(1)):
         text += (
-            f"; at worst {slower_text(1 / worst['ratio'])} ({worst['direction']}, {worst['stream_state']}, "
+            f"; at worst it {slower_text(1 / worst['ratio'])} ({worst['direction']}, {worst['stream_state']}, "
             f"{count(worst['blocks'])} {TIMES} {bytes_size(worst['block_bytes'])}: "
             f"{_choice_text(worst['chosen'])} instead of {_choice_text(worst['fastest'])})"
         )

@@ -102,7 +102,7 @@ def _table(view: View, title: str, unit: str, cells: pd.DataFrame) -> DataTable:
     rows = sorted(rows_of(cells), key=lambda row: (row["size"], row["method"]))
     times = [[figure(row[name]) for name in _TIMES.values()] for row in rows]
     body = [[count(row["size"]), row["method"], *us, _share(row)] for row, us in zip(rows, times, strict=True)]
-    header = (unit.capitalize(), "Way", *_TIMES, "Hidden")
+    header = (unit.capitalize(), "Method", *_TIMES, "Hidden")
     return measured_table(view, cells, title, header, body, includes_of(view, "swap_us"), notes=[_NOTE], left=2)
 
 
@@ -124,7 +124,9 @@ def _finding(what: str, unit: str, rows: Sequence[Row]) -> Finding:
     if hiding:
         text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
     else:
-        text += f"no way surely hides {HIDDEN:.0%} of the loads; most is {_share(loads[0])} by {loads[0]['method']}"
+        text += (
+            f"no backend certainly hides {HIDDEN:.0%} of the loads; most is {_share(loads[0])} by {loads[0]['method']}"
+        )
     if callers:
         (least_us, least), (most_us, most) = callers[0], callers[-1]
         text += f"; submission alone takes {figure(least_us)} us a layer ({least})"

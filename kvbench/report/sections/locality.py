@@ -116,7 +116,7 @@ def _finding(direction: str, costs: Mapping[Shape, Comparison]) -> list[Finding]
     if dearer:
         worst = max(dearer, key=lambda shape: dearer[shape])
         _, backend, blocks, size = worst
-        text += f"{backend} of {count(blocks)} {TIMES} {bytes_size(size)} is {slower_text(dearer[worst])}"
+        text += f"{backend} of {count(blocks)} {TIMES} {bytes_size(size)} {slower_text(dearer[worst])}"
     rest = f"{' and '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower" if unharmed else ""
     if not slower and not rest:
         return []

@@ -16,7 +16,7 @@ from kvbench.models.presets import USUAL_TOKENS
 from kvbench.report.captions import chart_text, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.model import Chart, DataTable, Finding, Part
-from kvbench.report.numbers import bytes_size, count, faster_text
+from kvbench.report.numbers import bytes_size, count
 from kvbench.report.rate_curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.select import STATES, Pinned, by_direction, pin, where
 from kvbench.report.table_rows import (
@@ -35,6 +35,7 @@ from kvbench.report.table_rows import (
 )
 from kvbench.report.view import View, ceiling_of
 from kvbench.text import a_stream, short
+from kvbench.units import two_digits
 
 _COLUMNS: Final = (
     "KV heads and tensors are those of one rank. Tensors: K and V of each layer, one per layer for MLA, one in all for "
@@ -156,11 +157,12 @@ def _findings(rows: ModelRows, state: str) -> list[Finding]:
         return []
     ordered = sorted(ratios.items(), key=lambda item: item[1])
     (slowest, least), (fastest, most) = ordered[0], ordered[-1]
-    first, last = faster_text(least), faster_text(most)
-    ends = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
+    first, last = f"{two_digits(least)}x", f"{two_digits(most)}x"
+    speed = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
     undecided = len(compared) - len(ratios)
     unclear = f"; no clear difference for {undecided} of {len(compared)}" if undecided else ""
-    text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {PER_BLOCK}{unclear}."
+    swaps = f"{BATCHED} {rows.direction} on {a_stream(state)}"
+    text = f"By model, {swaps} reaches {speed} the speed of {PER_BLOCK}{unclear}."
     return [Finding(text, math.log(most))]
 
 

@@ -14,7 +14,7 @@ from kvbench.cells.axes import Neighbour
 from kvbench.report.captions import caption, chart_text
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotLine, PlotMark, PlotPanel, told_apart
 from kvbench.report.model import Chart, DataTable, Finding, Part, Strong, Text
-from kvbench.report.numbers import figure, noun, slower_text
+from kvbench.report.numbers import figure, noun
 from kvbench.report.select import DIRECTIONS, by_direction, where
 from kvbench.report.table_rows import Row, footnoted, format_cell, line_of, rows_of, sms_text, with_methods
 from kvbench.report.view import View
@@ -36,14 +36,14 @@ _INCLUDES: Final = (
 )
 _EDGE: Final = (
     Strong("Bold"),
-    ": no other way moves as much at a lower slowdown. ≈: the visits do not decide on which side of "
+    ": nothing else moves as much at a lower slowdown. ≈: the visits do not decide on which side of "
     f"{1 + IN_TURN.fraction:.2f} a slowdown lies, or whether any time was lost",
 )
 
 _EQUAL_COLUMNS: Final = ("neighbour", "direction", "swaps", "gbps", "slowdown", "slowdown_low", "slowdown_high", "from")
 _EQUAL_INCLUDES: Final = (
     "Slowdown as above, at these GB/s: the share of its time that the neighbour loses, on a line between the two cells "
-    "of the way that are next to that rate, by SM count or rate cap; between no swaps and the slowest where no cell is "
+    "of the method next to that rate, by SM count or rate cap; between no swaps and the slowest where no cell is "
     "slower"
 )
 _EQUAL_MARKS: Final = (
@@ -80,7 +80,7 @@ def make(view: View) -> Part | str:
         group, measured = (where(rows, neighbour=name, direction=direction) for rows in (cells, points))
         tables += [_table(view, f"{name}, {direction}", group, _edge(measured))] if len(group) else []
         decided = rows_of(measured[measured["neighbour_slowdown_high"].notna()])
-        highlights += [_finding(f"{name} beside {direction} swaps", decided, slowdowns)] if decided else []
+        highlights += [_finding(name, direction, decided, slowdowns)] if decided else []
     files = {}
     if not (equal := _equal_rates(costs, points)).empty:
         tables.append(_equal_table(view, points, equal))
@@ -150,20 +150,19 @@ def _lost(us_per_gb: float) -> str:
     return figure(float(f"{round(us_per_gb, 3) + 0.0:.2e}"))  # no -0
 
 
-def _finding(what: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Finding:
+def _finding(neighbour: str, direction: str, measured: Sequence[Row], slowdowns: Mapping[str, Visits]) -> Finding:
     """Return what the highest of `RATES` that was reached costs at least, and what the cheapest cell moves."""
     reached = [rate for rate in RATES if any(row["swaps_beside_gbps"] >= rate for row in measured)]
     cheapest, rivals = _cheapest(measured, slowdowns)
-    least = (
-        f"{cheapest['label']} costs least{rivals}: {_slower_than_alone(cheapest)} at "
-        f"{two_digits(cheapest['swaps_beside_gbps'])} GB/s"
-    )
+    gbps = two_digits(cheapest["swaps_beside_gbps"])
+    least = f"{cheapest['label']} costs least{rivals}: {_slowdown_text(cheapest)} at {gbps} GB/s"
     if not reached:
-        return Finding(f"{what}: {least}.", math.log(cheapest["neighbour_slowdown"]))
+        return Finding(f"{neighbour} next to {direction} swaps: {least}.", math.log(cheapest["neighbour_slowdown"]))
     best, rivals = _cheapest([row for row in measured if row["swaps_beside_gbps"] >= reached[-1]], slowdowns)
+    at_least = "at least " if best["neighbour_slowdown"] >= 1 + _LEAST else ""
     text = (
-        f"{what} at {reached[-1]} GB/s or more is {_slower_than_alone(best)} at "
-        f"best, p99 {_slower(best['neighbour_slowdown_p99'])} ({best['label']}, "
+        f"{neighbour} slows down {at_least}{_slowdown_text(best)} next to {direction} swaps at {reached[-1]} GB/s or "
+        f"more, p99 {_slower(best['neighbour_slowdown_p99'])} ({best['label']}, "
         f"{two_digits(best['swaps_beside_gbps'])} GB/s{rivals})"
     )
     return Finding(f"{text}; {least}." if best is not cheapest else f"{text}.", math.log(best["neighbour_slowdown"]))
@@ -178,13 +177,15 @@ def _cheapest(rows: Sequence[Row], slowdowns: Mapping[str, Visits]) -> tuple[Row
     return least, f", no clear difference from {noun(unclear, 'other')}" if unclear else ""
 
 
-def _slower_than_alone(row: Row) -> str:
+def _slowdown_text(row: Row) -> str:
     return f"{_slower(row['neighbour_slowdown'])}{'' if _is_decided(row) else ' (undecided)'}"
 
 
 def _slower(slowdown: float) -> str:
-    """Return a slowdown as text; nothing finer than what repeats."""
-    return slower_text(slowdown) if slowdown >= 1 + _LEAST else f"less than {_LEAST:.0%} slower"
+    """Return a slowdown as text, "20%" or "2.4x"; nothing finer than what repeats."""
+    if slowdown < 1 + _LEAST:
+        return f"less than {_LEAST:.0%}"
+    return f"{two_digits(slowdown)}x" if slowdown >= 1.95 else f"{two_digits((slowdown - 1) * 100)}%"
 
 
 def _chart(view: View, name: str, points: pd.DataFrame) -> Chart:

@@ -87,7 +87,7 @@ def _line(cells: pd.DataFrame, caller_us: Mapping[str, Visits]) -> QueueLine:
 
 def _finding(line: QueueLine, knee: QueueKnee) -> Finding:
     text = (
-        f"{line.label}, {line.panel}: a submission behind {count(knee.depth)} queued swaps is "
+        f"{line.label}, {line.panel}: a submission behind {count(knee.depth)} queued swaps "
         f"{slower_text(knee.height)} ({two_digits(knee.shallow_us)} to {two_digits(knee.submit_us)} us)."
     )
     return Finding(text, math.log(knee.height))

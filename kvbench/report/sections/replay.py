@@ -84,10 +84,11 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     usual = [replay.method for replay in replays if replay.backend in ("batched", *ENGINE_BACKENDS)]
     rivals = [method for method in usual if method not in fastest]
     gains = ", ".join(speed_words(rates[first.method] / rates[name], name) for name in rivals)
-    p99 = figure(float(first.swaps["latency_us"].quantile(0.99)))
+    p99_us = float(first.swaps["latency_us"].quantile(0.99))
+    p99 = f"{figure(p99_us)} us" if p99_us < 1000 else f"{figure(p99_us / 1e3)} ms"
     names = f"{' and '.join(fastest)} {'is' if len(fastest) == 1 else 'are'}"
     gbps = ends([rates[name] for name in fastest], figure)
-    text = f"{SIDES[direction]} of {trace_name(view.run)}: {names} the fastest, {gbps} GB/s, p99 {p99} us"
+    text = f"{SIDES[direction]} of {trace_name(view.run)}: {names} the fastest, {gbps} GB/s, p99 {p99}"
     return f"{text}; {gains}." if gains else f"{text}."
 
 
@@ -95,7 +96,7 @@ def _table(view: View, direction: str, cells: pd.DataFrame, replays: Sequence[Re
     paced = bool(_speed(view))
     ordered = sorted(replays, key=lambda replay: replay.swaps["wall_us"].sum())
     quantiles = (f"{name}, us" for name in ("p50", "p90", "p99", "Worst"))
-    header = ("Way", "Swaps", *(["Late"] if paced else []), *quantiles, "GB/s", "Caller, us", "Copies left")
+    header = ("Method", "Swaps", *(["Late"] if paced else []), *quantiles, "GB/s", "Caller, us", "Copies left")
     choice = (trace_of(view.run) or {}).get(direction)
     of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
     title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of {trace_name(view.run)}"

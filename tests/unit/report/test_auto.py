@@ -55,7 +55,7 @@ def test_without_a_policy_every_shape_counts(tmp_path: Path) -> None:
     made = part(tmp_path, NEW, None)
     verdict, *rest = lines_of(made.findings)
     assert verdict.startswith(
-        "auto is within 3% of the fastest in 1 of 2 cells; at worst 2 times slower (h2d, idle, 256"
+        "auto is within 3% of the fastest in 1 of 2 cells; at worst it takes 2x as long (h2d, idle, 256"
     )
     assert "auto had no policy and used built-in defaults" in rest
 

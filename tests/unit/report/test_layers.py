@@ -73,7 +73,7 @@ def test_the_first_page_names_the_backend_that_hides_the_loads_of_2048_tokens(re
 def test_the_first_page_says_when_no_backend_certainly_hides_the_loads(tmp_path: Path) -> None:
     hidden = [0.96, 0.97, 0.94, 0.97, 0.96, 0.97]  # the interval holds less
     (highlight,) = highlights_of(made_report(tmp_path, visits(cell(2048), hidden), info()), "layers")
-    assert "no way surely hides 95% of the loads; most is" in highlight
+    assert "no backend certainly hides 95% of the loads; most is" in highlight
     assert "by batched" in highlight
 
 

@@ -64,7 +64,7 @@ def test_the_swap_that_scattering_slows_most_is_one_that_visits_agree_on(tmp_pat
     part = make(views_of([load_run(write_run(tmp_path / "run", [*ceilings(), *records]))])[0])
     assert isinstance(part, Part)
     (highlight,) = part.highlights
-    assert f"4 096 {TIMES} 4 KiB is 2 times slower" in said(highlight.text)
+    assert f"4 096 {TIMES} 4 KiB takes 2x as long" in said(highlight.text)
 
 
 def test_a_failed_arm_does_not_change_the_caption_and_has_a_footnote(tmp_path: Path) -> None:

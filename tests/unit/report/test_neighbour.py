@@ -143,9 +143,9 @@ def test_the_pareto_edge_is_bold_and_marked(report: Report) -> None:
 def test_the_finding_names_the_smallest_slowdown_at_a_high_rate(report: Report) -> None:
     (line,) = lines_of(part_of(report, "neighbour").findings)
     assert line.startswith(
-        "gemm beside d2h swaps at 40 GB/s or more is 20% slower at best, p99 5 times slower (sm, 2 SMs, 41 GB/s)"
+        "gemm slows down at least 20% next to d2h swaps at 40 GB/s or more, p99 5x (sm, 2 SMs, 41 GB/s)"
     )
-    assert line.endswith("; sm, 1 SM costs least: 10% slower at 20 GB/s.")
+    assert line.endswith("; sm, 1 SM costs least: 10% at 20 GB/s.")
 
 
 def test_the_finding_says_when_visits_do_not_separate_the_cells(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_finding_says_when_visits_do_not_separate_the_cells(tmp_path: Path) 
         for sms in (2, 4)
     ]
     (line,) = highlights_of(made_report(tmp_path, records), "neighbour")
-    assert "slower (undecided) at best" in line
+    assert "% (undecided) next to d2h swaps" in line
     assert "41 GB/s, no clear difference from 1 other)" in line
 
 
@@ -173,6 +173,14 @@ def test_methods_that_differ_in_another_axis_have_separate_lines(tmp_path: Path)
     plot = chart_of(report, "neighbour-gemm-run").plot
     labels = lines_of([line.label for line in plot.lines])  # type: ignore[union-attr]
     assert labels == ["sm", "sm, launch_bytes 4 MiB, rate_cap 20"]
+
+
+def test_only_axes_that_vary_beside_a_neighbour_are_named(tmp_path: Path) -> None:
+    cells = [replace(SM, sms=2), replace(SM, sms=2, blocks=8192), replace(SM, sms=2, neighbour=Neighbour.MEMORY)]
+    report = made_report(tmp_path, [visit for cell in cells for visit in synthetic.beside(cell, 1.2, 40.0)])
+    charts = (chart_of(report, f"neighbour-{name}-run").plot for name in ("gemm", "memory"))
+    labels = [{line.label for line in plot.lines} for plot in charts]  # type: ignore[union-attr]
+    assert labels == [{"sm, blocks 4096", "sm, blocks 8192"}, {"sm"}]
 
 
 def test_a_cell_whose_neighbour_died_is_listed_with_the_reason(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_finding_describes_each_knee(report: Report) -> None:
     part = part_of(report, "queue-depth")
     (line,) = lines_of(part.findings)
     assert re.fullmatch(
-        r"per_block, N = 1, 1 stream, h2d, 32 KiB blocks: a submission behind 1 024 queued swaps is 50 times slower "
+        r"per_block, N = 1, 1 stream, h2d, 32 KiB blocks: a submission behind 1 024 queued swaps takes 50x as long "
         r"\([\d.]+ to 1\d\d us\)\.",
         line,
     )
