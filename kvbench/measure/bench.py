@@ -78,7 +78,7 @@ class Bench:
 
 def measure_ceiling(bench: Bench, direction: Direction, samples: int) -> tuple[int, list[float]]:
     """Time plain large copies in one direction; return the bytes per copy and the event times in microseconds."""
-    copy_bytes = CEILING_BYTES[bench.device.kind]
+    copy_bytes = min(CEILING_BYTES[bench.device.kind], bench.pools.pool_bytes)
     lists = bench.pools.large_copy(direction, copy_bytes)
     swap = per_block(bench.device.driver, *lists, DIRECTIONS[direction])
     busy = STREAM_STATES[StreamState.BUSY]
