@@ -23,7 +23,7 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.memory import SwapMemory, TensorGrid
 from kvbench.errors import KvbenchError
-from kvbench.measure.layout import Layout
+from kvbench.measure.layout import Layout, stacked
 
 # A pool at rest holds the words of its side's seed, which differ at every place. This detects every byte that did not
 # arrive, arrived from elsewhere or was written elsewhere, and no pool needs to be filled twice.
@@ -188,9 +188,8 @@ class Workload:
     def contents(self) -> list[Addresses]:
         """Return the contents of `arrays` for all sets, from the next one on, as arrays of shape (sets, length)."""
         start = self._place + 1
-        turn = [*self._layouts[start:], *self._layouts[:start]]
-        sets = [_arrays(_memory_of(self._pools, self._cell, layout, self._sizes)) for layout in turn]
-        return [np.stack(content) for content in zip(*sets, strict=True)]
+        turn = stacked([*self._layouts[start:], *self._layouts[:start]])
+        return _arrays(_memory_of(self._pools, self._cell, turn, np.tile(self._sizes, (self.sets, 1))))
 
     def passed(self, swaps: int) -> None:
         """Note that the next sets were swapped, whose lists were written from `contents`."""

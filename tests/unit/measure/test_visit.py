@@ -19,6 +19,7 @@ from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.device_facts import CEILING_BYTES, DeviceFacts
+from kvbench.cells.locality import FORGOTTEN_AFTER_BYTES
 from kvbench.engine.device import DIRECTIONS, Stream, TimedRegion, open_device, per_block
 from kvbench.engine.faults import FaultPlan
 from kvbench.engine.memory import SwapMemory
@@ -351,6 +352,14 @@ def test_many_visits_of_a_small_swap_go_on_through_fresh_blocks(bench: Bench) ->
     )
     assert one == submissions(SAMPLING, cell.stream_state)
     assert many == cell.pool_bytes // cell.dense_bytes > 10 * one  # as many as the pool holds
+
+
+def test_in_a_gate_a_small_swap_comes_again_when_caches_have_forgotten_it() -> None:
+    cell = Cell("cheat", Direction.H2D, 16, 4096, reuse=Reuse.FRESH, pool_bytes=16 << 30)
+    on_gpu = mock.Mock()  # with a pool that no test machine has
+    on_gpu.pools.sides.return_value = (mock.Mock(address=0, device_address=0),) * 2
+    ready = set_up(on_gpu, Recorded(honest), cell, SAMPLING, 1, many_visits=True)
+    assert (ready.workload.sets - 1) * cell.swap_bytes >= FORGOTTEN_AFTER_BYTES
 
 
 def test_an_honest_backend_passes_where_visits_in_turn_leave_their_bytes(
