@@ -400,6 +400,26 @@ def test_how_a_run_ended_is_said_once(tmp_path: Path) -> None:
     assert "interrupted: Ctrl-C" in warnings_of(run)
 
 
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        ({"pcie_replays": 7, "ecc_errors": {"corrected": 1, "uncorrected": 2}, "xids": []}, None),
+        ({"pcie_replays": 3, "ecc_errors": None, "xids": None}, None),  # counted anew, and unknown
+        (
+            {"pcie_replays": 12, "ecc_errors": {"corrected": 1, "uncorrected": 3}, "xids": [79, 79, 94]},
+            "the GPU reported errors while it was measured: 5 PCIe replays, 1 uncorrected ECC errors, Xid 79, 94",
+        ),
+        ({"pcie_replays": "8", "ecc_errors": [1], "xids": 79}, None),  # of a stranger
+    ],
+)
+def test_errors_of_the_gpu_are_a_warning_in_one_line(
+    tmp_path: Path, after: dict[str, object], line: str | None
+) -> None:
+    before = {"at": "start", "pcie_replays": 7, "ecc_errors": {"corrected": 1, "uncorrected": 2}, "xids": []}
+    run = made_run(tmp_path, [], synthetic.info(observed=[before, {"at": "end", **after}]))
+    assert [text for text in warnings_of(run) if "errors" in text] == ([line] if line else [])
+
+
 def test_a_moving_ceiling_is_said_first_in_one_line(tmp_path: Path) -> None:
     moved = [msgspec.structs.replace(ceiling, gpu_us=[ceiling.gpu_us[0] * 2]) for ceiling in synthetic.ceilings()]
     records = [*synthetic.ceilings(), *moved, *synthetic.rounds(synthetic.cliff_cells((256,)))]
