@@ -327,6 +327,16 @@ def test_engine_holds_auto_against_every_rival_where_it_is_measured() -> None:
     assert {(50_000, 576), (50_000, KIB)} <= idle
 
 
+def test_engine_compares_triton_at_its_best_sm_count() -> None:
+    """Its default is one count for all shapes."""
+    counts: dict[tuple[Direction, int, int], set[int | None]] = {}
+    for cell in on_h200("engine").cells:
+        if cell.backend == "triton" and cell.stream_state is StreamState.IDLE and cell.blocks <= 10_000:
+            counts.setdefault((cell.direction, cell.blocks, cell.block_bytes), set()).add(cell.sms)
+    too_long = {(direction, 10_000, 64 * KIB) for direction in Direction}
+    assert {shape for shape, own in counts.items() if not own >= {8, 12, 24, 32, 48}} == too_long
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "gate-suite"])  # the gate counts rounds itself
 def test_every_config_visits_often_enough_for_an_interval_and_warms_up(name: str) -> None:
     sampling = shipped(name).sampling
