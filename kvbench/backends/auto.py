@@ -15,25 +15,19 @@ from kvbench.units import KIB
 
 # Runs on any device; without a batched copy in the driver it runs single copies.
 LAST_RESORT: Final = Choice("batched")
-# The defaults without a policy, from an H200 with driver 580 (reports/). A batched call costs host time for every
-# descriptor; a kernel does not. With large blocks the copy engine reaches more of the link, but on an idle stream only
-# with many blocks.
-_BY_DEFAULT: Final = {
-    StreamState.IDLE: (("sm", "sm"), ("sm", "primed"), ("primed", "primed")),
-    StreamState.BUSY: (("sm", "sm"), ("primed", "primed"), ("primed", "primed")),
-}
+# Without a policy: the smallest rule of the engine runs of an H200 and an H100 (reports/) is one line, `sm` with its
+# default SM counts. For blocks larger than there, copies that take no SM lose little.
 DEFAULTS: Final = Policy(
     device="any",
     tables=tuple(
         Table(
             direction=direction,
-            stream_state=state,
-            block_bytes=(16 * KIB, 64 * KIB, 256 * KIB),
-            blocks=(16, 1024),
-            choices=choices,
+            stream_state=StreamState.IDLE,
+            block_bytes=(64 * KIB, 256 * KIB),
+            blocks=(1024,),
+            choices=(("sm",), ("primed",)),
         )
         for direction in Direction
-        for state, choices in _BY_DEFAULT.items()
     ),
 )
 

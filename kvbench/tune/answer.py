@@ -90,6 +90,10 @@ class Answer:
         visits = self.fresh if {choice, other} <= self.fresh.keys() else self.measured
         return compare_visits(visits[choice], visits[other], IN_TURN).ratio
 
+    def loss(self, choice: Choice) -> float:
+        """Return how much more time than the fastest candidate a choice takes, as a fraction."""
+        return self.ratio(self.decision.fastest, choice) - 1
+
     def best_of(self, *backends: str, sms: int | None = None) -> Choice | None:
         """Return the fastest of all that was measured of some backends, optionally with an SM count, or None."""
         own = [c for c in self.measured if c.backend in backends and sms in (None, sms_of(c))]

@@ -65,10 +65,7 @@ class SmallestRule:
     @property
     def losses(self) -> dict[Answer, float]:
         """How much more time than the fastest candidate the choice of the rule takes, as a fraction, by answer."""
-        of_fastest = (
-            (answer, answer.ratio(answer.decision.fastest, choice)) for answer, choice in self.choices.items()
-        )
-        return {answer: ratio - 1 for answer, ratio in of_fastest}
+        return {answer: answer.loss(choice) for answer, choice in self.choices.items()}
 
     def gains(self, direction: Direction, backends: Sequence[str]) -> list[float]:
         """Return how many times the speed of the best of some backends the choices have, where these are decided."""
