@@ -22,7 +22,6 @@ from kvbench.units import size_words, two_digits
 
 # A line for each direction and stream state has one line of a terminal; with many of them, others are left out.
 _LONGEST: Final = 80
-_FEW: Final = 4
 _MOST: Final = 6
 
 
@@ -44,12 +43,11 @@ def headline(rule: SmallestRule, runs: Sequence[Run]) -> list[str]:
     losses = rule.losses.values()
     average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
     loss = f"Loss against the best of each size and count: {average} on average, {worst} at worst"
-    rival = _rivals(rule) if len(rule.lines) <= _FEW else ()
     gate, in_runs = [*_gate(rule.answers)], [*_in_runs(rule, runs)]
     uses = [*map(_use, rule.lines, rule.lines.values())]
     if len(uses) > (most := _MOST - 2 * len(gate) - len(in_runs)):
         uses[most - 1 :] = [f"{len(uses) - most + 1} more directions and stream states: kvbench tune --stream STATE"]
-    return [*uses, loss, *_gains(rule), *gate, *in_runs, *_as_shuffled(rule, runs), *rival, _open(rule.answers)]
+    return [*uses, loss, *_gains(rule), *gate, *in_runs, *_as_shuffled(rule, runs), *_rivals(rule), _open(rule.answers)]
 
 
 def _use(kind: Kind, lines: Sequence[Line]) -> str:

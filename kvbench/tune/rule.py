@@ -7,7 +7,7 @@ lines.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -33,14 +33,14 @@ Range = tuple[int | None, int | None]
 class Line:
     """A choice for the shapes of `answers`, which have these block sizes in bytes and numbers of blocks.
 
-    `rival` is the best other choice for them, and by how much more it loses on average, None without any.
+    `rival` is the other choice that loses least, and by how much more on average; None if nothing else was measured.
     """
 
     choice: Choice
     sizes: Range
     counts: Range
     answers: Sequence[Answer]
-    rival: tuple[Choice, float] | None
+    rival: tuple[Choice, float] | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Return the line as JSON-compatible data."""
@@ -147,15 +147,7 @@ def _lines(answers: Sequence[Answer]) -> tuple[Line, ...]:
         choice = min(
             (choice for choice in means if means[choice] <= enough), key=lambda one: (preference(one), str(one))
         )
-        others = (other for other in means if other != choice)
-        rival = min(others, key=lambda other: (means[other], str(other)), default=None)
-        line = Line(
-            choice,
-            _range(spans[0], sizes),
-            _range(spans[1], counts),
-            list(inside),
-            None if rival is None or means[rival] > 1 else (rival, means[rival] - means[choice]),
-        )
+        line = Line(choice, _range(spans[0], sizes), _range(spans[1], counts), list(inside))
         return _Fit(means[choice] * len(inside), (line,))
 
     whole = _Part((0, len(sizes)), (0, len(counts)))
@@ -163,8 +155,21 @@ def _lines(answers: Sequence[Answer]) -> tuple[Line, ...]:
     while fits[-1].loss > TIED.fraction * len(answers) and len(fits) <= _MOST_LINES:
         fits.append(best(whole, len(fits)))
     # A run may lack some candidates at some shapes: a line needs one that was measured at all of its shapes.
-    alone = (Line(a.choice, (a.block_bytes,) * 2, (a.blocks,) * 2, [a], None) for a in answers)
-    return min(fits, key=lambda fit: fit.loss).lines or tuple(alone)
+    alone = (Line(a.choice, (a.block_bytes,) * 2, (a.blocks,) * 2, [a]) for a in answers)
+    lines = min(fits, key=lambda fit: fit.loss).lines or alone
+    return tuple(replace(line, rival=_rival(line.choice, [losses[one] for one in line.answers])) for line in lines)
+
+
+def _rival(choice: Choice, losses: Sequence[Mapping[Choice, float]]) -> tuple[Choice, float] | None:
+    """Return the rival of a choice, by the losses at each shape; of what was measured at the most of them."""
+    more: dict[Choice, list[float]] = {}
+    for own in losses:
+        for other in own.keys() - {choice}:
+            more.setdefault(other, []).append(own[other] % _TOO_MUCH - own[choice] % _TOO_MUCH)
+    most = max(map(len, more.values()), default=0)
+    means = {other: sum(own) / most for other, own in more.items() if len(own) == most}
+    rival = min(means, key=lambda other: (means[other], str(other)), default=None)
+    return None if rival is None else (rival, means[rival])
 
 
 def _losses(answer: Answer) -> dict[Choice, float]:

@@ -190,6 +190,21 @@ def test_swaps_of_several_layouts_are_not_mixed(tmp_path: Path) -> None:
         assert ratios == pytest.approx([50 / (5 if kept == 8 else 20)] * len(COUNTS), rel=0.05)
 
 
+@pytest.mark.parametrize("states", [STATES[:1], tuple(StreamState)], ids=["one state", "all states"])
+def test_the_closest_call_is_the_closest_of_all(tmp_path: Path, states: tuple[StreamState, ...]) -> None:
+    """Also where a candidate was measured at some shapes of a choice alone."""
+
+    def close(cell: Cell) -> float:
+        near = cell.direction is Direction.D2H and cell.stream_state is states[-1]
+        return {"sm": 50.0, "triton": 50.0 / (1.15 if near else 1.3), "batched": 10.0}[cell.backend]
+
+    every = [cell for cell in cells(*Direction, states=states) if cell.sms in (None, 1)]
+    few = [cell for cell in every if cell.sms or cell.block_bytes == KIB]
+    made = few + [replace(cell, backend="triton", sms=12) for cell in few if cell.sms and cell.block_bytes > KIB]
+    (line,) = [line for line in summary([run_of(tmp_path, close, made)]) if line.startswith("Closest call")]
+    assert line == f"Closest call: d2h {states[-1]}, where triton with 12 SMs is 15.0% slower"
+
+
 def test_the_policy_is_the_rule_and_with_exact_the_best_of_every_shape(tmp_path: Path) -> None:
     def close(cell: Cell) -> float:
         return 20.0 if cell.backend == "batched" else 20.8 if cell.block_bytes == KIB else 10.0
