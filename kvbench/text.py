@@ -24,6 +24,8 @@ Line = Annotated[
         extra={"meaning": f"one line of at most {MAX_LINE} characters"},
     ),
 ]
+# Sentences are wrapped at this many columns, or at the width of a narrower terminal.
+WIDEST: Final = 80
 _AT: Final = re.compile(r"(.*?) - at `\$\.?(.*)`", re.DOTALL)
 _JOINED: Final = re.compile(r"(?<=\d) (?=\d{3}\b|[KMG]?i?B\b|GB/s|us\b|SMs?\b|blocks?\b)")
 _STEP: Final = re.compile(r"\[(\d+)\]|\[\.\.\.\]|\.?([^.\[\]]+)")
@@ -76,6 +78,11 @@ def printable(text: object) -> str:
 def short(text: str, most: int = 400) -> str:
     """Return `text` with at most `most` characters; a truncated text ends in an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def rows_of(lines: Iterable[str]) -> int:
+    """Return how many rows of a terminal of `WIDEST` columns lines take."""
+    return sum(wrapped(line, WIDEST).count("\n") + 1 for line in lines)
 
 
 def wrapped(text: str, width: int) -> str:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvbench.report.view import View
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories to read.", show_default=False)]
+_WARNING_ROWS: Final = 4
 _Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
@@ -29,25 +30,37 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     from kvbench.report.view import views_of
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
+    from kvbench.text import rows_of
+    from kvbench.tune.headline import ROWS
 
     views = views_of([load_run(own) for path in runs for own in runs_in(path)])
-    note, lines, warnings = (
-        plain(host_note(views)),
-        [*map(plain, _answer(views))],
-        [*map(plain, first_warnings(views, 0))],
-    )
+    note, warnings = plain(host_note(views)), [*map(plain, first_warnings(views, 0))]
+    around = [*filter(None, [note]), *(warnings if as_json else _fitting(warnings, _WARNING_ROWS))]
+    rows = ROWS - rows_of(around)
+    lines = [*map(plain, _answer(views, rows))]
     if as_json:
         typer.echo(json.dumps({"host_note": note, "answer": lines, "warnings": warnings}, indent=2))
     else:
-        print_lines([*filter(None, [note]), *lines, *warnings])
+        print_lines([*around[: bool(note)], *_fitting(lines, rows), *around[bool(note) :]])
 
 
-def _answer(views: Sequence["View"]) -> list["Text"]:
+def _fitting(lines: Sequence[str], rows: int) -> list[str]:
+    """Return the lines that fit into `rows` rows of a terminal, and the number of the others."""
+    from kvbench.text import rows_of
+
+    kept, more = list(lines), list[str]()
+    while rows_of(kept + more) > rows and kept:
+        kept.pop()
+        more = [f"{len(lines) - len(kept)} more: kvbench report"]
+    return kept + more
+
+
+def _answer(views: Sequence["View"], rows: int) -> list["Text"]:
     """Return the answer of runs, or what their sections found where there is nothing to choose from."""
     from kvbench.report.front import answer
 
     try:
-        return answer(views)
+        return answer(views, rows)
     except UsageError:
         from kvbench.report.contents import report_of  # the sections take as long to import as pandas
 

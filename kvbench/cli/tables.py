@@ -2,20 +2,17 @@
 
 import shutil
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from kvbench.text import printable, wrapped
-
-_WIDEST: Final = 80
+from kvbench.text import WIDEST, printable, wrapped
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines of plain text, wrapped at the width of the terminal, at most 80 columns."""
-    width = min(_WIDEST, shutil.get_terminal_size().columns)
+    width = min(WIDEST, shutil.get_terminal_size().columns)
     for line in lines:
         print(wrapped(line, width))
 

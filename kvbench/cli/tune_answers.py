@@ -53,7 +53,7 @@ def show_rule(
     from kvbench.tune.headline import headline, origin
     from kvbench.tune.model_swaps import loads_of
 
-    print_lines([origin(runs), *(() if swaps or table or open_ else headline(rule, runs))])
+    print_lines([origin(runs)] if swaps or table or open_ else headline(rule, runs))
     for swap in swaps:
         size = size_words(swap.block_bytes)
         print_lines(["", f"{swap.geometry.name}, {swap.tokens} tokens: {swap.blocks} blocks of {size}"])

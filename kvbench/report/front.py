@@ -14,7 +14,7 @@ from kvbench.report.view import HOST_COPIES, MOVED, View, ceiling_of, faults_of,
 from kvbench.results import COLUMNS, Note, Visit
 from kvbench.results.columns import NO_FIGURE
 from kvbench.text import short
-from kvbench.tune.headline import summary
+from kvbench.tune.headline import ROWS, summary
 
 TITLE: Final = "KV-block swaps between host and GPU"
 _MOST_FAILURES: Final = 50
@@ -31,16 +31,16 @@ def host_note(views: Sequence[View]) -> Text:
     return (Strong(HOST_COPIES), which) if on_host else ""
 
 
-def answer(views: Sequence[View]) -> list[Text]:
+def answer(views: Sequence[View], rows: int = ROWS) -> list[Text]:
     """Return the answer of a report, as `kvbench tune` prints it; of runs of several machines that of the first.
 
-    Raises UsageError where there is nothing to choose from.
+    It takes at most `rows` rows of a terminal. Raises UsageError where there is nothing to choose from.
     """
     first = views[0]
     runs = [view.run for view in views if (view.title, view.driver) == (first.title, first.driver)]
     if not any(isinstance(record, Visit) for run in runs for record in run.records):
         return []
-    origin, *lines = summary(runs)
+    origin, *lines = summary(runs, rows)
     parts = (line.partition(": ") for line in lines)
     return [origin, *((Strong(head), colon, rest) if rest else head for head, colon, rest in parts)]
 

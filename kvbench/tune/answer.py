@@ -15,7 +15,7 @@ from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.replays import trace_of
-from kvbench.text import a_stream, counted, ends, printable, short
+from kvbench.text import a_stream, counted, printable, short
 from kvbench.tune.fit import (
     Arms,
     Decision,
@@ -182,7 +182,7 @@ def workload_of(runs: Sequence[Run]) -> str:
         return trace_words(runs)
     axes = workload_axes(runs)
     pool, reuse = axes["pool"], axes["reuse"]
-    place = "from a dense pool" if pool == "dense" else f"from a pool of {size_words(parse_size(pool))}"
+    place = "from a dense pool" if pool == "dense" else f"from {size_words(parse_size(pool))}"
     layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
     layout += "".join(
         f", {axes[name]} {where}"
@@ -200,7 +200,8 @@ def machine_words(*runs: Run) -> str:
     on_host = info.device.get("kind") == "cpu"
     host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
     driver = info.identity.get("driver_version")
-    dates = ends((run.info.created[:10] for run in runs), str)
+    first, last = (end(run.info.created[:10] for run in runs) for end in (min, max))
+    dates = first if first == last else f"{first} to {last.removeprefix(first[:5])}"
     named = [info.device.get("title"), driver and f"driver {driver}", dates]
     return ", ".join(short(printable(part), 80) for part in named if part) + host
 

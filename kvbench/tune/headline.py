@@ -11,26 +11,24 @@ from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.replays import trace_of
-from kvbench.text import ends
+from kvbench.text import ends, rows_of
 from kvbench.tune.answer import Answer, answers_of, by_kind, machine_words, speed_words, words_of, workload_of
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
-from kvbench.tune.fit import Kind, Point, candidates, decide_all, kind_words, workload_axes
+from kvbench.tune.fit import Point, candidates, decide_all, kind_words, workload_axes
 from kvbench.tune.layouts import MERGED, runs_line
-from kvbench.tune.rule import Line, Range, SmallestRule, rule_of
+from kvbench.tune.rule import MOST_LINES, Line, Range, SmallestRule, rule_of
 from kvbench.tune.traced import losses_by
 from kvbench.units import size_words, two_digits
 
-# A line for each direction and stream state has one line of a terminal; with many of them, others are left out.
-_LONGEST: Final = 80
-_MOST: Final = 6
+# The most rows of a terminal that the answer takes.
+ROWS: Final = 12
 
 
-def summary(runs: Sequence[Run]) -> list[str]:
+def summary(runs: Sequence[Run], rows: int = ROWS) -> list[str]:
     """Return the answer of runs of one machine. Raises UsageError where there is nothing to choose from."""
     clock = max(run.info.clock for run in runs)
     runs = [run for run in runs if run.info.clock == clock]  # times of two clocks hold different things
-    rule = rule_of(answers_of(runs, lambda choice: choice.backend not in ENGINE_BACKENDS))
-    return [origin(runs), *headline(rule, runs)]
+    return headline(rule_of(answers_of(runs, lambda choice: choice.backend not in ENGINE_BACKENDS)), runs, rows)
 
 
 def origin(runs: Sequence[Run]) -> str:
@@ -38,37 +36,50 @@ def origin(runs: Sequence[Run]) -> str:
     return f"{machine_words(*runs)}; {workload_of(runs)}"
 
 
-def headline(rule: SmallestRule, runs: Sequence[Run]) -> list[str]:
-    """Return the answer of a rule of `runs`, a line each: what to use, what that loses and gains, how sure it is."""
+def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[str]:
+    """Return the answer of a rule of `runs`, in lines that take at most `rows` rows of a terminal.
+
+    They say what to use, what that loses and gains, and how sure it is.
+    """
     losses = rule.losses.values()
     average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
     loss = f"Loss against the best of each size and count: {average} on average, {worst} at worst"
-    gate, in_runs = [*_gate(rule.answers)], [*_in_runs(rule, runs)]
-    uses = [*map(_use, rule.lines, rule.lines.values())]
-    if len(uses) > (most := _MOST - 2 * len(gate) - len(in_runs)):
-        uses[most - 1 :] = [f"{len(uses) - most + 1} more directions and stream states: kvbench tune --stream STATE"]
-    return [*uses, loss, *_gains(rule), *gate, *in_runs, *_as_shuffled(rule, runs), *_rivals(rule), _open(rule.answers)]
+    uses, beside = _uses(rule), [*_rivals(rule), *_in_runs(rule, runs), *_gate(rule.answers)]
+    tail = [*_as_shuffled(rule, runs), _open(rule.answers)]
+    whole = [(len(uses), shown) for shown in range(len(beside), -1, -1)]
+    for kept, shown in [*whole, *((kept, 0) for kept in range(len(uses) - 2, 0, -1))]:
+        left_out = len(uses) - kept
+        more = [f"{left_out} more, of other directions and stream states: kvbench tune --stream STATE"] * bool(left_out)
+        lines = [origin(runs), *uses[:kept], *more, loss, *_gains(rule), *beside[:shown], *tail]
+        if rows_of(lines) <= rows:
+            break
+    return lines
 
 
-def _use(kind: Kind, lines: Sequence[Line]) -> str:
-    """Return the lines of a kind: "h2d idle: sm with 4 SMs up to 4 KiB, 2 from 16 KiB"."""
+def _uses(rule: SmallestRule) -> list[str]:
+    """Return a line for all stream states of a direction with the same choices: "h2d idle, opened: sm with 4 SMs"."""
+    states: dict[tuple[Direction, str], list[StreamState]] = {}
+    for (direction, state), lines in rule.lines.items():
+        states.setdefault((direction, _choices(lines)), []).append(state)
+    return [f"{direction} {', '.join(alike)}: {choices}" for (direction, choices), alike in states.items()]
+
+
+def _choices(lines: Sequence[Line]) -> str:
+    """Return the choices of a rule: "sm with 4 SMs up to 4 KiB, 2 from 16 KiB"."""
     parts: list[str] = []
     before = None
     for line in lines:
-        choice = words_of(line.choice)
         alike = before is not None and before.backend == line.choice.backend == "sm" and len(line.choice.axes) == 1
-        parts.append(" ".join(filter(None, (dict(line.choice.axes)["sms"] if alike else choice, _ranges(line)))))
+        choice = dict(line.choice.axes)["sms"] if alike else words_of(line.choice)
+        parts.append(" ".join(filter(None, (choice, _ranges(line)))))
         before = line.choice
-    text = f"{kind_words(kind)}: {', '.join(parts)}"
-    while len(text) > _LONGEST and len(parts) > 1:
-        parts.pop()
-        text = f"{kind_words(kind)}: {', '.join(parts)} and {len(lines) - len(parts)} more (tune --json)"
-    return text
+    more = len(parts) - MOST_LINES
+    return ", ".join(parts[:MOST_LINES]) + (f" and {more} more (tune --table)" if more > 0 else "")
 
 
 def _ranges(line: Line) -> str:
-    ranges = _range(line.sizes, size_words), _range(line.counts, lambda count: f"{count} blocks")
-    return " and ".join(filter(None, ranges))
+    counts = _range(line.counts, str)
+    return " and ".join(filter(None, (_range(line.sizes, size_words), counts and f"{counts} blocks")))
 
 
 def _range(span: Range, show: Callable[[int], str]) -> str:
@@ -88,7 +99,7 @@ def _gains(rule: SmallestRule) -> Iterator[str]:
         for direction in Direction:
             if ratios := rule.gains(direction, backends):
                 middle = f"{two_digits(median(ratios))}x" if parts else speed_words(median(ratios), name)
-                parts.append(f"{middle} for {direction} ({ends(ratios, lambda ratio: f'{two_digits(ratio)}x')})")
+                parts.append(f"{direction} {middle} ({ends(ratios, lambda ratio: f'{two_digits(ratio)}x')})")
         if parts:
             yield f"Gain: {', '.join(parts)}"
 

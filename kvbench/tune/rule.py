@@ -20,7 +20,7 @@ from kvbench.tune.fit import Kind, preference, standard_errors
 
 # The maximum loss at one shape, in another run too; on average it is `TIED`.
 WORST: Final = 0.10
-_MOST_LINES: Final = 4
+MOST_LINES: Final = 4
 _TOO_MUCH: Final = 1e6  # is added to the loss of a choice that exceeds `WORST`
 # Of choices whose average losses differ by less than this, the one with the fewest SMs is taken.
 _STEP: Final = 0.005
@@ -116,7 +116,7 @@ class _Fit(NamedTuple):
 def rule_of(answers: Sequence[Answer]) -> SmallestRule:
     """Return the rule with the fewest lines that loses at most `TIED` on average and `WORST` at one shape.
 
-    If none of `_MOST_LINES` lines does, return the one that loses least.
+    If none of `MOST_LINES` lines does, return the one that loses least.
     """
     return SmallestRule({kind: _lines(own) for kind, own in by_kind(answers).items()})
 
@@ -152,7 +152,7 @@ def _lines(answers: Sequence[Answer]) -> tuple[Line, ...]:
 
     whole = _Part((0, len(sizes)), (0, len(counts)))
     fits = [_Fit(math.inf)]
-    while fits[-1].loss > TIED.fraction * len(answers) and len(fits) <= _MOST_LINES:
+    while fits[-1].loss > TIED.fraction * len(answers) and len(fits) <= MOST_LINES:
         fits.append(best(whole, len(fits)))
     # A run may lack some candidates at some shapes: a line needs one that was measured at all of its shapes.
     alone = (Line(a.choice, (a.block_bytes,) * 2, (a.blocks,) * 2, [a]) for a in answers)

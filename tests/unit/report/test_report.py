@@ -437,7 +437,7 @@ def test_the_answer_has_the_dates_of_the_first_and_the_last_of_its_runs(tmp_path
         return said(report_of(runs).box[0])
 
     assert "2026-10-09;" in top(9, 9)
-    assert "2026-10-07 to 2026-10-11;" in top(9, 11, 7)
+    assert "2026-10-07 to 10-11;" in top(9, 11, 7)
 
 
 def test_doubts_about_cells_are_said_first(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_what_differs_by_no_more_than_a_tie_is_tied_and_not_open(tmp_path: Path)
 def test_the_layout_that_is_answered_for_is_named(tmp_path: Path) -> None:
     runs = [replace(cell, pattern=Pattern.parse("runs-8")) for cell in cells()]
     run = run_of(tmp_path, runs)
-    assert workload_of([run]) == "fresh blocks in the layout runs-8 from a pool of 1 GiB"
+    assert workload_of([run]) == "fresh blocks in the layout runs-8 from 1 GiB"
     shown = " ".join(CliRunner().invoke(app, ["tune", str(run.path)]).output.split())
     assert shown.index("runs-8") < shown.index("h2d idle")
 
@@ -142,7 +142,7 @@ def test_answers_are_of_one_workload_whatever_the_order_of_the_runs(tmp_path: Pa
     for runs in ([fresh, others], [others, fresh]):
         answers = answers_of(runs, anything)
         assert [answer.gbps for answer in answers] == pytest.approx([answer.gbps for answer in expected])
-        assert workload_of(runs) == "fresh blocks from a pool of 1 GiB"
+        assert workload_of(runs) == "fresh blocks from 1 GiB"
 
 
 def test_the_command_writes_a_policy(tmp_path: Path) -> None:
