@@ -1,6 +1,7 @@
 """The answer in a few lines: the rule, what it loses and gains, and what would change it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, median
 from typing import Final
 
@@ -22,6 +23,10 @@ from kvbench.units import size_words, two_digits
 
 # The most rows of a terminal that the answer takes.
 ROWS: Final = 12
+_COMPARED: Final[Mapping[str, Sequence[str]]] = {
+    "batched": ("batched",),
+    **{name: engine.backends for name, engine in ENGINES.items()},
+}
 
 
 def summary(runs: Sequence[Run], rows: int = ROWS) -> list[str]:
@@ -46,11 +51,12 @@ def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[
     loss = f"Loss against the best of each size and count: {average} on average, {worst} at worst"
     uses, beside = _uses(rule), [*_rivals(rule), *_in_runs(rule, runs), *_gate(rule.answers)]
     tail = [*_as_shuffled(rule, runs), _open(rule.answers)]
-    whole = [(len(uses), shown) for shown in range(len(beside), -1, -1)]
-    for kept, shown in [*whole, *((kept, 0) for kept in range(len(uses) - 2, 0, -1))]:
+    gains, pooled = ([*_gains(rule, pooled=pooled)] for pooled in (False, True))
+    whole = [(len(uses), gains, len(beside)), *((len(uses), pooled, shown) for shown in range(len(beside), -1, -1))]
+    for kept, gained, shown in [*whole, *((kept, pooled, 0) for kept in range(len(uses) - 2, 0, -1))]:
         left_out = len(uses) - kept
         more = [f"{left_out} more, of other directions and stream states: kvbench tune --stream STATE"] * bool(left_out)
-        lines = [origin(runs), *uses[:kept], *more, loss, *_gains(rule), *beside[:shown], *tail]
+        lines = [origin(runs), *uses[:kept], *more, loss, *gained, *beside[:shown], *tail]
         if rows_of(lines) <= rows:
             break
     return lines
@@ -89,19 +95,45 @@ def _range(span: Range, show: Callable[[int], str]) -> str:
     return f"at {low}" if low == high else f"from {low} to {high}"
 
 
-def _gains(rule: SmallestRule) -> Iterator[str]:
-    """Yield a line for batched copies, and one for each engine whose own code was measured."""
-    for name, backends in {
-        "batched": ("batched",),
-        **{name: engine.backends for name, engine in ENGINES.items()},
-    }.items():
-        parts: list[str] = []
-        for direction in Direction:
-            if ratios := rule.gains(direction, backends):
-                middle = f"{two_digits(median(ratios))}x" if parts else speed_words(median(ratios), name)
-                parts.append(f"{direction} {middle} ({ends(ratios, lambda ratio: f'{two_digits(ratio)}x')})")
-        if parts:
-            yield f"Gain: {', '.join(parts)}"
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """How many times the speed of `over`, batched copies or the code of an engine, the choices of a rule have.
+
+    There is a ratio for each shape whose choice is decided, in one direction and some stream states.
+    """
+
+    over: str
+    direction: Direction
+    states: Sequence[StreamState]
+    ratios: Sequence[float]
+
+
+def gains_of(rule: SmallestRule, *, pooled: bool = False) -> list[Gain]:
+    """Return the gains by the quantity that stream states measure, or `pooled` over all states, and by direction."""
+    found: dict[tuple[str, str, Direction], list[tuple[StreamState, float]]] = {}
+    for over, backends in _COMPARED.items():
+        for answer, choice in rule.choices.items():
+            other = answer.best_of(*backends) if answer.decided else None
+            if other is not None:
+                key = over, "" if pooled else answer.state.quantity, answer.direction
+                found.setdefault(key, []).append((answer.state, answer.ratio(choice, other)))
+    return [
+        Gain(over, direction, [*dict.fromkeys(state for state, _ in own)], [ratio for _, ratio in own])
+        for (over, _, direction), own in found.items()
+    ]
+
+
+def _gains(rule: SmallestRule, *, pooled: bool) -> Iterator[str]:
+    """Yield lines over batched copies, then over each engine whose own code was measured."""
+    every = {state for _, state in rule.lines}
+    lines: dict[tuple[str, str], list[str]] = {}
+    for gain in gains_of(rule, pooled=pooled):
+        states = "all" if len(every) > 1 and every == {*gain.states} else ", ".join(gain.states)
+        parts, middle = lines.setdefault((gain.over, states), []), median(gain.ratios)
+        words = f"{two_digits(middle)}x" if parts else speed_words(middle, gain.over)
+        parts.append(f"{gain.direction} {words} ({ends(gain.ratios, lambda ratio: f'{two_digits(ratio)}x')})")
+    for (_, states), parts in lines.items():
+        yield f"Gain, {states}: {', '.join(parts)}"
 
 
 def _gate(answers: Sequence[Answer]) -> Iterator[str]:

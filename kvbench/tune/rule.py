@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from kvbench.analysis.compare import compare_visits
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
-from kvbench.cells.axes import Direction
 from kvbench.policy import Choice
 from kvbench.tune.answer import Answer, by_kind
 from kvbench.tune.fit import Kind, preference, standard_errors
@@ -66,11 +65,6 @@ class SmallestRule:
     def losses(self) -> dict[Answer, float]:
         """How much more time than the fastest candidate the choice of the rule takes, as a fraction, by answer."""
         return {answer: answer.loss(choice) for answer, choice in self.choices.items()}
-
-    def gains(self, direction: Direction, backends: Sequence[str]) -> list[float]:
-        """Return how many times the speed of the best of some backends the choices have, where these are decided."""
-        choices = ((a, choice, a.best_of(*backends)) for a, choice in self.choices.items() if a.direction is direction)
-        return [a.ratio(choice, other) for a, choice, other in choices if a.decided and other is not None]
 
     def nearest(self, kind: Kind, block_bytes: int, blocks: int) -> Answer:
         """Return the answer whose shape is nearest in ratio: by block size, then by number of blocks."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +21,7 @@ from kvbench.cli.main import app
 from kvbench.policy import Choice, load_policy
 from kvbench.results import Run, load_run
 from kvbench.tune.answer import answers_of
-from kvbench.tune.headline import summary
+from kvbench.tune.headline import gains_of, summary
 from kvbench.tune.rule import WORST, SmallestRule, rule_of
 from tests import synthetic
 
@@ -171,7 +172,7 @@ def test_tune_show_and_the_report_give_the_same_answer(tmp_path: Path) -> None:
     assert shown == tuned
     words = " ".join(shown.split())
     assert all(line in words for line in summary([run]))
-    assert "Gain: h2d 10x the speed of batched (1x to 10x)" in words
+    assert "Gain, idle: h2d 10x the speed of batched (1x to 10x)" in words
     assert CliRunner().invoke(app, ["report", str(run.path)]).exit_code == 0
     page = (run.path / "report" / "report.md").read_text().replace("**", "")
     assert all(line in page for line in summary([run]))
@@ -190,7 +191,24 @@ def test_gains_are_over_the_own_code_of_an_engine_where_it_was_measured(tmp_path
     lines = summary(
         [run_of(tmp_path, lambda cell: 2.5 if cell.backend == "vllm_batch" else crossing(cell), cells() + own)]
     )
-    assert "Gain: h2d 20x the speed of vllm (20x to 22x)" in lines
+    assert "Gain, idle: h2d 20x the speed of vllm (20x to 22x)" in lines
+
+
+def test_gains_of_states_that_measure_different_things_are_apart(tmp_path: Path) -> None:
+    """Where the rows do not suffice, they are pooled, and the line says so."""
+
+    def behind(cell: Cell) -> float:
+        return 40.0 if cell.backend == "sm" else 20.0 if cell.stream_state is StreamState.GATED else 4.0
+
+    states = StreamState.IDLE, StreamState.GATED, StreamState.OPENED
+    run = run_of(tmp_path, behind, cells(states=states))
+    gains = gains_of(rule_of(answers_of([run], lambda _: True)))
+    assert [([*gain.states], pytest.approx(median(gain.ratios), rel=0.01)) for gain in gains] == [
+        ([StreamState.IDLE, StreamState.OPENED], 10),
+        ([StreamState.GATED], 2),
+    ]
+    assert "Gain, gated: h2d 2x the speed of batched (2x)" in summary([run])
+    assert "Gain, all: h2d 10x the speed of batched (2x to 10x)" in summary([run], rows=5)
 
 
 def in_runs(cell: Cell, length: int) -> Cell:
