@@ -6,6 +6,7 @@ from statistics import mean, median
 from typing import Final
 
 from kvbench.analysis.compare import MIN_PAIRS
+from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
@@ -17,7 +18,7 @@ from kvbench.tune.answer import Answer, answers_of, by_kind, machine_words, spee
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
 from kvbench.tune.fit import Point, candidates, decide_all, kind_words, workload_axes
 from kvbench.tune.layouts import MERGED, runs_line
-from kvbench.tune.rule import MOST_LINES, Line, Range, SmallestRule, rule_of
+from kvbench.tune.rule import MOST_LINES, WORST, Line, Range, SmallestRule, rule_of
 from kvbench.tune.traced import losses_by
 from kvbench.units import size_words, two_digits
 
@@ -49,6 +50,9 @@ def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[
     losses = rule.losses.values()
     average, worst = (f"{two_digits(max(loss, 0.0) * 100)}%" for loss in (mean(losses), max(losses)))
     loss = f"Loss against the best of each size and count: {average} on average, {worst} at worst"
+    if rule.beyond:
+        kinds = ", ".join(map(kind_words, rule.beyond))
+        loss += f"; more than {TIED.fraction:.0%} or {WORST:.0%} with {MOST_LINES} choices: {kinds}"
     uses, beside = _uses(rule), [*_rivals(rule), *_in_runs(rule, runs), *_gate(rule.answers)]
     tail = [*_as_shuffled(rule, runs), _open(rule.answers)]
     gains, pooled = ([*_gains(rule, pooled=pooled)] for pooled in (False, True))

@@ -8,7 +8,8 @@ lines.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
+from statistics import mean
 from typing import Any, Final, NamedTuple
 
 from kvbench.analysis.compare import compare_visits
@@ -46,7 +47,7 @@ class Line:
         return {"choice": str(self.choice), "block_bytes": list(self.sizes), "blocks": list(self.counts)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SmallestRule:
     """The lines of a rule by direction and stream state."""
 
@@ -61,10 +62,19 @@ class SmallestRule:
         """The choice of the rule for every answer."""
         return {answer: line.choice for own in self.lines.values() for line in own for answer in line.answers}
 
-    @property
+    @cached_property
     def losses(self) -> dict[Answer, float]:
         """How much more time than the fastest candidate the choice of the rule takes, as a fraction, by answer."""
         return {answer: answer.loss(choice) for answer, choice in self.choices.items()}
+
+    @property
+    def beyond(self) -> list[Kind]:
+        """The directions and stream states where even `MOST_LINES` choices lose more than they may."""
+        losses = self.losses
+        of_kinds = {
+            kind: [losses[answer] for line in lines for answer in line.answers] for kind, lines in self.lines.items()
+        }
+        return [kind for kind, own in of_kinds.items() if mean(own) > TIED.fraction or max(own) > WORST]
 
     def nearest(self, kind: Kind, block_bytes: int, blocks: int) -> Answer:
         """Return the answer whose shape is nearest in ratio: by block size, then by number of blocks."""

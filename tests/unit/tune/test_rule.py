@@ -152,6 +152,15 @@ def test_the_answer_is_at_most_twelve_lines_of_eighty_columns(
         assert max(map(len, lines)) <= 80
 
 
+def test_the_answer_says_where_even_the_most_choices_lose_too_much(tmp_path: Path) -> None:
+    def rate(cell: Cell) -> float:
+        return ragged(cell) if cell.stream_state is StreamState.SUSTAINED else crossing(cell)
+
+    lines = summary([run_of(tmp_path, rate, cells(states=STATES))])
+    assert any(line.startswith("Loss") and line.endswith("with 4 choices: h2d sustained") for line in lines)
+    assert not any("choices: " in line for line in summary([load_run(ENGINE)]))
+
+
 def test_no_choice_of_a_rule_is_left_out_where_stream_states_share_them() -> None:
     """Of the committed runs, no set has a rule that is too long for the answer."""
     for runs in (
