@@ -80,7 +80,7 @@ def short(text: str, most: int = 400) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def rows_of(lines: Iterable[str]) -> int:
+def terminal_rows(lines: Iterable[str]) -> int:
     """Return how many rows of a terminal of `WIDEST` columns lines take."""
     return sum(wrapped(line, WIDEST).count("\n") + 1 for line in lines)
 

@@ -30,13 +30,13 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
     from kvbench.report.view import views_of
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_in
-    from kvbench.text import rows_of
+    from kvbench.text import terminal_rows
     from kvbench.tune.headline import ROWS
 
     views = views_of([load_run(own) for path in runs for own in runs_in(path)])
     note, warnings = plain(host_note(views)), [*map(plain, first_warnings(views, 0))]
     around = [*filter(None, [note]), *(warnings if as_json else _fitting(warnings, _WARNING_ROWS))]
-    rows = ROWS - rows_of(around)
+    rows = ROWS - terminal_rows(around)
     lines = [*map(plain, _answer(views, rows))]
     if as_json:
         typer.echo(json.dumps({"host_note": note, "answer": lines, "warnings": warnings}, indent=2))
@@ -46,10 +46,10 @@ def show(runs: _Runs, as_json: _Json = False) -> None:
 
 def _fitting(lines: Sequence[str], rows: int) -> list[str]:
     """Return the lines that fit into `rows` rows of a terminal, and the number of the others."""
-    from kvbench.text import rows_of
+    from kvbench.text import terminal_rows
 
     kept, more = list(lines), list[str]()
-    while rows_of(kept + more) > rows and kept:
+    while terminal_rows(kept + more) > rows and kept:
         kept.pop()
         more = [f"{len(lines) - len(kept)} more: kvbench report"]
     return kept + more

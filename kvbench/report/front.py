@@ -13,7 +13,7 @@ from kvbench.report.tables import rows_of
 from kvbench.report.view import HOST_COPIES, MOVED, View, ceiling_of, faults_of, moved_ceilings, warnings_of
 from kvbench.results import COLUMNS, Note, Visit
 from kvbench.results.columns import NO_FIGURE
-from kvbench.text import short
+from kvbench.text import short, terminal_rows
 from kvbench.tune.headline import ROWS, summary
 
 TITLE: Final = "KV-block swaps between host and GPU"
@@ -32,16 +32,22 @@ def host_note(views: Sequence[View]) -> Text:
 
 
 def answer(views: Sequence[View], rows: int = ROWS) -> list[Text]:
-    """Return the answer of a report, as `kvbench tune` prints it; of runs of several machines that of the first.
+    """Return the answer of a report, as `kvbench tune` prints it: of runs of several machines that of the first, of
+    those of several clocks that of the newest. The answer names the others.
 
     It takes at most `rows` rows of a terminal. Raises UsageError where there is nothing to choose from.
     """
     first = views[0]
-    runs = [view.run for view in views if (view.title, view.driver) == (first.title, first.driver)]
+    own = [view for view in views if (view.title, view.driver) == (first.title, first.driver)]
+    own = [view for view in own if view.run.info.clock == max(view.run.info.clock for view in own)]
+    runs = [view.run for view in own]
     if not any(isinstance(record, Visit) for run in runs for record in run.records):
         return []
-    origin, *lines = summary(runs, rows)
-    parts = (line.partition(": ") for line in lines)
+    labels = {view.label for view in own}
+    others = ", ".join(view.label for view in views if view.label not in labels)
+    left_out = [f"Without {others}: another machine or an older clock"] if others else []
+    origin, *lines = summary(runs, rows - terminal_rows(left_out))
+    parts = (line.partition(": ") for line in [*left_out, *lines])
     return [origin, *((Strong(head), colon, rest) if rest else head for head, colon, rest in parts)]
 
 

@@ -13,7 +13,7 @@ from kvbench.errors import UsageError
 from kvbench.policy import Choice
 from kvbench.results import Run
 from kvbench.results.replays import trace_of
-from kvbench.text import ends, rows_of
+from kvbench.text import ends, terminal_rows
 from kvbench.tune.answer import Answer, answers_of, by_kind, machine_words, speed_words, words_of, workload_of
 from kvbench.tune.exports import ENGINE_BACKENDS, ENGINES
 from kvbench.tune.fit import Point, candidates, decide_all, kind_words, workload_axes
@@ -31,9 +31,7 @@ _COMPARED: Final[Mapping[str, Sequence[str]]] = {
 
 
 def summary(runs: Sequence[Run], rows: int = ROWS) -> list[str]:
-    """Return the answer of runs of one machine. Raises UsageError where there is nothing to choose from."""
-    clock = max(run.info.clock for run in runs)
-    runs = [run for run in runs if run.info.clock == clock]  # times of two clocks hold different things
+    """Return the answer of runs of one machine and clock. Raises UsageError where there is nothing to choose from."""
     return headline(rule_of(answers_of(runs, lambda choice: choice.backend not in ENGINE_BACKENDS)), runs, rows)
 
 
@@ -61,7 +59,7 @@ def headline(rule: SmallestRule, runs: Sequence[Run], rows: int = ROWS) -> list[
         left_out = len(uses) - kept
         more = [f"{left_out} more, of other directions and stream states: kvbench tune --stream STATE"] * bool(left_out)
         lines = [origin(runs), *uses[:kept], *more, loss, *gained, *beside[:shown], *tail]
-        if rows_of(lines) <= rows:
+        if terminal_rows(lines) <= rows:
             break
     return lines
 
