@@ -197,7 +197,7 @@ def tune(
         if policy is not None:
             _write_policy(policy, loaded, rule, exact=exact, force=force)
         if as_json:
-            typer.echo(to_json(loaded[0], rule, swaps), nl=False)
+            typer.echo(to_json(loaded, rule, swaps), nl=False)
         elif not is_quiet:
             show_rule(loaded, rule, swaps, table=table, open_=open_)
     if code:
@@ -296,7 +296,7 @@ def _export(name: str, file: Path | None, runs: Sequence["Run"], may: Allowed, *
     from kvbench.tune.rule import rule_of
 
     if name == "json":
-        text = to_json(runs[0], rule_of(answers_of(runs, may.suits_all)))
+        text = to_json(runs, rule_of(answers_of(runs, may.suits_all)))
     else:
         text = export(name, runs, answers_of(runs, may.keeps)).text(machine_words(*runs))
     if file is None:

@@ -18,30 +18,20 @@ if TYPE_CHECKING:
     from kvbench.tune.rule import SmallestRule
 
 
-def to_json(run: "Run", rule: "SmallestRule", swaps: Sequence["ModelSwap"] = ()) -> str:
-    """Return the rule, all answers and the swaps of models as JSON; `run` has the machine."""
+def to_json(runs: Sequence["Run"], rule: "SmallestRule", swaps: Sequence["ModelSwap"] = ()) -> str:
+    """Return the answer of a rule of `runs` and the swaps of models as JSON."""
+    from kvbench.tune.figures import to_plain
     from kvbench.tune.model_swaps import loads_of
 
-    losses = rule.losses.values()
-    return _json(
-        run,
-        rule=rule.to_plain(),
-        loss={"mean": round(sum(losses) / len(losses), 4), "worst": round(max(losses), 4)},
-        models=[load.to_plain() for swap in swaps for load in loads_of(rule, swap)],
-        answers=[answer.to_plain() for answer in rule.answers],
-    )
+    models = [load.to_plain() for swap in swaps for load in loads_of(rule, swap)]
+    return json.dumps({**to_plain(rule, runs), "models": models}, indent=2) + "\n"
 
 
 def beside_json(run: "Run", answers: Sequence["BesideAnswer"]) -> str:
     """Return the answers beside a neighbour as JSON; `run` has the machine."""
-    return _json(run, answers=[answer.to_plain() for answer in answers])
+    from kvbench.tune.answer import machine_plain
 
-
-def _json(run: "Run", **fields: object) -> str:
-    info = run.info
-    driver = info.identity.get("driver_version")
-    machine = {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
-    return json.dumps(machine | fields, indent=2) + "\n"
+    return json.dumps({**machine_plain(run), "answers": [answer.to_plain() for answer in answers]}, indent=2) + "\n"
 
 
 def show_rule(
@@ -80,7 +70,7 @@ def show_beside(run: "Run", answers: Sequence["BesideAnswer"]) -> None:
 
 _HEADER_MODEL: Final = ("Dir", "Stream", "Use", "us", "GB/s", "Thread us", "Measured at")
 _HEADER: Final = (
-    "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "x batched", "Tied with",
+    "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "x batched", "Tied with",
 )  # fmt: skip
 _HEADER_BESIDE: Final = (
     "", "Dir", "Blocks", "Size", "Burst", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
@@ -100,6 +90,7 @@ def _row(answer: "Answer") -> list[str]:
         f"{answer.time_us:.1f}",
         known,
         f"{answer.gbps:.1f}",
+        f"{answer.caller_us[answer.choice]:.1f}",
         "-" if gain is None else two_digits(gain),
         "; ".join(map(str, answer.tied)) or "-",
     ]

@@ -31,23 +31,30 @@ def host_note(views: Sequence[View]) -> Text:
     return (Strong(HOST_COPIES), which) if on_host else ""
 
 
-def answer(views: Sequence[View], rows: int = ROWS) -> list[Text]:
-    """Return the answer of a report, as `kvbench tune` prints it: of runs of several machines that of the first, of
-    those of several clocks that of the newest. The answer names the others.
+def answered(views: Sequence[View]) -> list[View]:
+    """Return the runs that the answer is of: of the machine of the first, and of the newest clock there."""
+    own = [view for view in views if (view.title, view.driver) == (views[0].title, views[0].driver)]
+    return [view for view in own if view.run.info.clock == max(view.run.info.clock for view in own)]
 
-    It takes at most `rows` rows of a terminal. Raises UsageError where there is nothing to choose from.
+
+def left_out(views: Sequence[View]) -> list[str]:
+    """Return the labels of the other runs."""
+    own = {view.label for view in answered(views)}
+    return [view.label for view in views if view.label not in own]
+
+
+def answer(views: Sequence[View], rows: int = ROWS) -> list[Text]:
+    """Return the answer of a report, as `kvbench tune` prints it, in at most `rows` rows of a terminal.
+
+    Raises UsageError where there is nothing to choose from.
     """
-    first = views[0]
-    own = [view for view in views if (view.title, view.driver) == (first.title, first.driver)]
-    own = [view for view in own if view.run.info.clock == max(view.run.info.clock for view in own)]
-    runs = [view.run for view in own]
+    runs = [view.run for view in answered(views)]
     if not any(isinstance(record, Visit) for run in runs for record in run.records):
         return []
-    labels = {view.label for view in own}
-    others = ", ".join(view.label for view in views if view.label not in labels)
-    left_out = [f"Without {others}: another machine or an older clock"] if others else []
-    origin, *lines = summary(runs, rows - terminal_rows(left_out))
-    parts = (line.partition(": ") for line in [*left_out, *lines])
+    others = ", ".join(left_out(views))
+    without = [f"Without {others}: another machine or an older clock"] if others else []
+    origin, *lines = summary(runs, rows - terminal_rows(without))
+    parts = (line.partition(": ") for line in [*without, *lines])
     return [origin, *((Strong(head), colon, rest) if rest else head for head, colon, rest in parts)]
 
 

@@ -66,7 +66,10 @@ class Answer:
     @property
     def interval_us(self) -> tuple[float, float] | None:
         """The 95% interval of the time, or None with too few visits."""
-        visits = list(self.visits_of(self.choice).values())
+        return self.interval_of(self.choice)
+
+    def interval_of(self, choice: Choice) -> tuple[float, float] | None:
+        visits = list(self.visits_of(choice).values())
         return median_interval(visits) if len(visits) >= MIN_PAIRS else None
 
     @property
@@ -116,7 +119,7 @@ class Answer:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the answer as JSON-compatible data."""
-        interval, gain = self.interval_us, self.gain_over("batched")
+        gain = self.gain_over("batched")
         return {
             "direction": self.direction.value,
             "stream_state": self.state.value,
@@ -124,13 +127,22 @@ class Answer:
             "block_bytes": self.block_bytes,
             "blocks": self.blocks,
             "choice": str(self.choice),
-            "us": round(self.time_us, 3),
-            "interval_us": None if interval is None else [round(end, 3) for end in interval],
+            **self._times(self.choice),
             "gbps": round(self.gbps, 3),
             "decided": self.decided,
-            "times_as_fast_as": {} if gain is None else {"batched": round(gain, 3)},
-            "tied": [str(choice) for choice in self.tied],
-            "open": [str(choice) for choice in self.open],
+            "times_the_speed_of": {} if gain is None else {"batched": round(gain, 3)},
+            "tied": [_alternative(choice, self.decision.others[choice]) for choice in self.tied],
+            "open": [_alternative(choice, found) for choice, found in self.open.items()],
+            "candidates": [{"choice": str(choice), **self._times(choice)} for choice in self.measured],
+        }
+
+    def _times(self, choice: Choice) -> dict[str, Any]:
+        interval, caller_us = self.interval_of(choice), self.caller_us.get(choice, math.nan)
+        return {
+            "us": round(self.time_of(choice), 3),
+            "interval_us": interval and [round(end, 3) for end in interval],
+            "caller_us": round(caller_us, 3) if math.isfinite(caller_us) else None,
+            "sms": sms_of(choice),
         }
 
 
@@ -194,6 +206,13 @@ def workload_of(runs: Sequence[Run]) -> str:
     return f"{'hot: ' if pool == 'dense' else ''}the same blocks{layout} in every swap, {place}"
 
 
+def machine_plain(run: Run) -> dict[str, Any]:
+    """Return what a run was measured on, and when, as JSON-compatible data."""
+    info = run.info
+    driver = info.identity.get("driver_version")
+    return {"kvbench": info.kvbench, "device": info.device.get("title"), "driver": driver, "created": info.created}
+
+
 def machine_words(*runs: Run) -> str:
     """Return what runs of one machine were measured on, and when the first and the last of them began."""
     info = runs[0].info
@@ -217,6 +236,13 @@ def open_points(answers: Sequence[Answer]) -> list[str]:
     """Return the shapes whose choice is open, with the cost of each alternative, the largest difference first."""
     every = [(answer, other, found) for answer in answers for other, found in answer.open.items()]
     return [_doubt(*one) for one in sorted(every, key=lambda one: -_apart(one[2]))]
+
+
+def _alternative(choice: Choice, found: Comparison) -> dict[str, Any]:
+    """Return what another run could choose, with its time over that of the choice; too few visits have no interval."""
+    known = math.isfinite(found.high)
+    ends = {"low": round(found.low, 4), "high": round(found.high, 4)} if known else {"low": None, "high": None}
+    return {"choice": str(choice), "ratio": round(found.ratio, 4), **ends}
 
 
 def _doubt(answer: Answer, other: Choice, found: Comparison) -> str:

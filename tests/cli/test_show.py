@@ -40,7 +40,7 @@ def test_what_was_wrong_with_a_run_is_said_first(tmp_path: Path) -> None:
     )
     page = json.loads(CliRunner().invoke(app, ["show", run, "--json"]).output)
     assert page["warnings"] == ["Warning: run: interrupted", "Warning: run: no measured cell"]
-    assert (page["host_note"], page["answer"]) == ("", [])
+    assert (page["host_note"], page["findings"]) == ("", [])
 
 
 def test_runs_that_the_answer_leaves_out_are_named(run: Path, tmp_path: Path) -> None:

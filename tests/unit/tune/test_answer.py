@@ -76,7 +76,7 @@ def test_with_fewer_than_six_visits_nothing_is_decided_and_nothing_gained(tmp_pa
     answers = answers_of([run], anything)
     for answer in answers:
         plain = answer.to_plain()
-        assert (plain["decided"], plain["times_as_fast_as"], plain["interval_us"]) == (False, {}, None)
+        assert (plain["decided"], plain["times_the_speed_of"], plain["interval_us"]) == (False, {}, None)
     for command in ("show", "tune"):
         shown = CliRunner().invoke(app, [command, str(run.path)]).output
         assert f"Open for {len(answers)} of {len(answers)} sizes and counts: fewer than 6 visits" in shown
@@ -117,7 +117,9 @@ def test_what_differs_by_no_more_than_a_tie_is_tied_and_not_open(tmp_path: Path)
     assert open_points(answers) == []
     answer = at(answers, 4 * KIB, 16)
     assert [str(choice) for choice in (answer.choice, *answer.tied)] == ["sm sms=2", "sm sms=4"]
-    assert answer.to_plain()["tied"] == ["sm sms=4"]
+    (tied,) = answer.to_plain()["tied"]
+    assert (tied["choice"], tied["ratio"]) == ("sm sms=4", pytest.approx(0.985, abs=0.01))
+    assert tied["low"] <= tied["ratio"] <= tied["high"]
 
 
 def test_the_layout_that_is_answered_for_is_named(tmp_path: Path) -> None:

@@ -187,6 +187,36 @@ def test_tune_show_and_the_report_give_the_same_answer(tmp_path: Path) -> None:
     assert all(line in page for line in summary([run]))
 
 
+def test_json_has_all_that_the_answer_is_made_of(tmp_path: Path) -> None:
+    def close(cell: Cell) -> float:
+        return {"batched": 10.0, "merged": 53.0}.get(cell.backend, {1: 25.0, 2: 50.0, 4: 40.0}.get(cell.sms or 0, 0.0))
+
+    lengths = [replace(in_runs(cell, 8), backend="merged" if cell.backend == "batched" else "sm") for cell in cells()]
+    run = run_of(tmp_path, close, cells() + [cell for cell in lengths if cell.sms in (None, 2)])
+    tuned, told = (
+        json.loads(CliRunner().invoke(app, [command, str(run.path), "--json"]).output) for command in ("tune", "show")
+    )
+    assert {name: told.get(name, []) for name in tuned} == tuned
+    assert (told["host_note"], told["warnings"], told["without"]) == ("", [], [])
+    assert tuned["workload"]["words"] in summary([run])[0]
+    assert tuned["runs"][0]["created"] == run.info.created
+    (gain,) = tuned["gains"]
+    assert (gain["over"], gain["shapes"]) == ("batched", len(SIZES) * len(COUNTS))
+    assert gain["times_the_speed"]["median"] == pytest.approx(5, rel=0.01)
+    assert tuned["closest_call"]["other"] == "sm sms=4"
+    assert tuned["closest_call"]["slower"] == pytest.approx(0.25, rel=0.01)
+    assert tuned["merged_in_runs"]["h2d"]["from_blocks"] == 8
+    answer = tuned["answers"][0]
+    assert answer["rule"] == {"choice": "sm sms=2", "loss": 0.0}
+    times = {one["choice"]: (one["sms"], one["us"]) for one in answer["candidates"]}
+    moved = answer["block_bytes"] * answer["blocks"]
+    assert times["batched order=any"] == (0, pytest.approx(moved / 10e3, rel=0.01))
+    assert times["sm sms=4"] == (4, pytest.approx(moved / 40e3, rel=0.01))
+    for one in answer["candidates"]:
+        assert one["caller_us"] > 0
+        assert one["interval_us"][0] <= one["us"] <= one["interval_us"][1]
+
+
 def test_no_number_is_divided_between_two_lines() -> None:
     for columns in (31, 40, 47, 60, 71):
         done = CliRunner().invoke(app, ["show", str(ENGINE)], env={"COLUMNS": str(columns)})
@@ -266,7 +296,7 @@ def test_the_closest_call_is_the_closest_of_all(tmp_path: Path, states: tuple[St
     few = [cell for cell in every if cell.sms or cell.block_bytes == KIB]
     made = few + [replace(cell, backend="triton", sms=12) for cell in few if cell.sms and cell.block_bytes > KIB]
     (line,) = [line for line in summary([run_of(tmp_path, close, made)]) if line.startswith("Closest call")]
-    assert line == f"Closest call: d2h {states[-1]}, where triton with 12 SMs is 15.0% slower"
+    assert line == f"Closest call: d2h {states[-1]}, where triton with 12 SMs is 15% slower"
 
 
 def test_the_policy_is_the_rule_and_with_exact_the_best_of_every_shape(tmp_path: Path) -> None:
@@ -304,6 +334,7 @@ def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> No
     machine, blank, tied, header, *rows = table
     assert (machine != "", blank) == (True, "")
     assert "Tied with" in header
+    assert "Thread us" in header
     assert tied.startswith("Tied with: another run")  # said before it is used
     assert len(rows) == len(SIZES) * len(COUNTS)
     opened = CliRunner().invoke(app, ["tune", str(run.path), "--open"]).output
