@@ -70,7 +70,7 @@ def show_beside(run: "Run", answers: Sequence["BesideAnswer"]) -> None:
 
 _HEADER_MODEL: Final = ("Dir", "Stream", "Use", "us", "GB/s", "Thread us", "Measured at")
 _HEADER: Final = (
-    "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "x batched", "Tied with",
+    "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "The speed of batched", "Tied with",
 )  # fmt: skip
 _HEADER_BESIDE: Final = (
     "", "Dir", "Blocks", "Size", "Burst", "Swaps", "GB/s", "95%", "Slower", "95%", "p99", "Lost us/GB",
@@ -91,7 +91,7 @@ def _row(answer: "Answer") -> list[str]:
         known,
         f"{answer.gbps:.1f}",
         f"{answer.caller_us[answer.choice]:.1f}",
-        "-" if gain is None else two_digits(gain),
+        "-" if gain is None else f"{two_digits(gain)}x",
         "; ".join(map(str, answer.tied)) or "-",
     ]
 

@@ -120,7 +120,7 @@ def _told(curves: Sequence[RateCurve]) -> list[Finding]:
         other = [c for c in long if (c.backend, c.direction) == (backend, direction) and c.state != state]
         none = f"; no cliff on {a_stream(other[0].state)}" if other and not any(c.cliff for c in other) else ""
         if rises:
-            ratio = f"{ends(heights, two_digits)} times the GB/s of"
+            ratio = f"{ends(heights, lambda height: f'{two_digits(height)}x')} the speed of"
             beyond = f", {ends(excess, two_digits)} times more than the size explains"
         else:
             ratio, beyond = f"{ends([100 * (1 - 1 / height) for height in heights], two_digits)}% less GB/s than", ""

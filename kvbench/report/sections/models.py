@@ -15,7 +15,7 @@ from kvbench.models.presets import USUAL_TOKENS
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
-from kvbench.report.numbers import bytes_size, count, faster_words
+from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import BATCHED, DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
     MARKS,
@@ -35,6 +35,7 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import View, ceiling_of
 from kvbench.text import a_stream, short
+from kvbench.units import two_digits
 
 SINGLE: Final = "per_block"
 _WORDS: Final = (
@@ -166,15 +167,15 @@ def _tables(rows: ModelRows) -> list[DataTable]:
 
 
 def _findings(rows: ModelRows, state: str) -> list[Finding]:
-    """Return how much faster batched copies are on streams of one state, over the models; none without both."""
+    """Return the gain of batched copies on streams of one state, over the models; none without both."""
     ratios = {_name(swap): found.ratio for swap in rows.swaps if (found := rows.speed_up(swap, state))}
     if not ratios:
         return []
     ordered = sorted(ratios.items(), key=lambda item: item[1])
     (slowest, least), (fastest, most) = ordered[0], ordered[-1]
-    first, last = faster_words(least), faster_words(most)
+    first, last = f"{two_digits(least)}x", f"{two_digits(most)}x"
     ends = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
-    text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {SINGLE}."
+    text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} has {ends} the speed of {SINGLE}."
     return [Finding(text, math.log(most))]
 
 

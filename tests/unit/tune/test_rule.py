@@ -335,6 +335,8 @@ def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> No
     assert (machine != "", blank) == (True, "")
     assert "Tied with" in header
     assert "Thread us" in header
+    assert "The speed of batched" in header
+    assert " 10x " in rows[0]
     assert tied.startswith("Tied with: another run")  # said before it is used
     assert len(rows) == len(SIZES) * len(COUNTS)
     opened = CliRunner().invoke(app, ["tune", str(run.path), "--open"]).output
