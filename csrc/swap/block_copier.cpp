@@ -27,7 +27,10 @@ void check(const CopyTable& table, std::size_t ways) {
 }  // namespace
 
 BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables)
-    : driver_(std::move(driver)), ways_(std::move(ways)), tables_(std::move(tables)) {
+    : driver_(std::move(driver)),
+      ways_(std::move(ways)),
+      tables_(std::move(tables)),
+      slots_(std::make_shared<ListSlots>(driver_, SmOptions{}.lists)) {
   for (const CopyTable& table : tables_) check(table, ways_.size());
   for (const Direction direction : {Direction::h2d, Direction::d2h}) {
     if (std::ranges::none_of(tables_, [=](const CopyTable& table) { return table.direction == direction; })) {
@@ -91,7 +94,7 @@ ListCopier& BlockCopier::copier(const Key& key) {
   if (found) return *found;
   const CopyWay& way = ways_[key.way];
   if (way.sms > 0) {
-    found = make_sm_copier({way.bulk, way.lanes}, {way.sms, key.direction, way.inline_up_to});
+    found = make_sm_copier({way.bulk, way.lanes}, {way.sms, key.direction, way.inline_up_to}, slots_);
   } else {
     BatchOptions options = way.batch;
     options.attributes.order = key.any ? AccessOrder::any : AccessOrder::stream;

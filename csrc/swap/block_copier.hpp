@@ -70,6 +70,7 @@ class BlockCopier {
   std::shared_ptr<Driver> driver_;
   std::vector<CopyWay> ways_;
   std::vector<CopyTable> tables_;
+  std::shared_ptr<ListSlots> slots_;  ///< for the lists of all ways
   std::map<Key, std::unique_ptr<ListCopier>> copiers_;
   DescriptorList filled_;
   std::array<Region, 2> regions_;  ///< the last on the device and the last pinned
