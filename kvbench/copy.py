@@ -15,7 +15,8 @@ class BlockCopier:
 
     `device` is "cuda:N", "cpu" or "auto"; `policy` a file that `kvbench tune -p` wrote, without which built-in defaults
     serve. The way depends on the direction, on whether work is pending on the stream, on the mean block size and on the
-    number of blocks. Raises UsageError for a device or policy that is not valid, EngineError where the driver fails.
+    number of blocks. Memory for lists of `max_entries` is taken at once; a longer list takes more when it comes. Raises
+    UsageError for a device or policy that is not valid, EngineError where the driver fails.
 
     One instance serves one thread at a time; instances are independent. An instance remembers where pools lie: make
     another one when a pool was freed. The GPU's primary context is used, which is also PyTorch's.
@@ -32,8 +33,8 @@ class BlockCopier:
     default stream; a part of the list may have been submitted then.
     """
 
-    def __init__(self, device: str = "auto", policy: Path | str | None = None) -> None:
+    def __init__(self, device: str = "auto", policy: Path | str | None = None, *, max_entries: int = 0) -> None:
         opened = open_device(resolve_device(device), FaultPlan())
         policies = (DEFAULTS,) if policy is None else (load_policy(Path(policy)), DEFAULTS)
         # The engine's own method: no Python code runs in a call.
-        self.copy = copier_for(opened, policies).copy
+        self.copy = copier_for(opened, policies, max_entries).copy

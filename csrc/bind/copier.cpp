@@ -101,14 +101,14 @@ void copier(nb::module_& m) {
       .def(
           "__init__",
           [](BlockCopier* self, std::shared_ptr<Driver> driver, const std::vector<CopyWay*>& ways,
-             const std::vector<CopyTable*>& tables) {
+             const std::vector<CopyTable*>& tables, std::size_t max_entries) {
             std::vector<CopyWay> own_ways;
             for (const CopyWay* way : ways) own_ways.push_back(*way);
             std::vector<CopyTable> own_tables;
             for (const CopyTable* table : tables) own_tables.push_back(*table);
-            new (self) BlockCopier(std::move(driver), std::move(own_ways), std::move(own_tables));
+            new (self) BlockCopier(std::move(driver), std::move(own_ways), std::move(own_tables), max_entries);
           },
-          "driver"_a, "ways"_a, "tables"_a)
+          "driver"_a, "ways"_a, "tables"_a, "max_entries"_a = 0)
       .def(
           "copy",
           [](BlockCopier& copier, nb::handle sources, nb::handle destinations, nb::handle sizes, nb::handle stream,

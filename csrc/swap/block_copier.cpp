@@ -26,7 +26,8 @@ void check(const CopyTable& table, std::size_t ways) {
 
 }  // namespace
 
-BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables)
+BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables,
+                         std::size_t max_entries)
     : driver_(std::move(driver)),
       ways_(std::move(ways)),
       tables_(std::move(tables)),
@@ -35,6 +36,13 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
   for (const Direction direction : {Direction::h2d, Direction::d2h}) {
     if (std::ranges::none_of(tables_, [=](const CopyTable& table) { return table.direction == direction; })) {
       throw std::invalid_argument("each direction needs a table");
+    }
+  }
+  if (max_entries == 0) return;
+  filled_.reserve(max_entries);
+  for (const CopyTable& table : tables_) {
+    for (const std::size_t way : table.ways) {
+      for (const bool any : {false, true}) copier({way, table.direction, any}).reserve(max_entries);
     }
   }
 }
@@ -89,10 +97,11 @@ std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Dire
   return free == held || total_bytes < kAskFromBytes || driver_->idle(stream) ? free : held;
 }
 
-ListCopier& BlockCopier::copier(const Key& key) {
+ListCopier& BlockCopier::copier(Key key) {
+  const CopyWay& way = ways_[key.way];
+  key.any = key.any && way.sms == 0;  // makes no difference to a kernel
   std::unique_ptr<ListCopier>& found = copiers_[key];
   if (found) return *found;
-  const CopyWay& way = ways_[key.way];
   if (way.sms > 0) {
     found = make_sm_copier({way.bulk, way.lanes}, {way.sms, key.direction, way.inline_up_to}, slots_);
   } else {
@@ -115,7 +124,9 @@ Descriptors BlockCopier::without_empty(const Descriptors& descriptors) {
     filled_.destinations.push_back(descriptors.destinations[i]);
     filled_.bytes.push_back(descriptors.bytes[i]);
   }
-  return filled_.view();
+  Descriptors filled = filled_.view();
+  filled.sizes.emplace(filled.bytes);
+  return filled;
 }
 
 }  // namespace kvbench

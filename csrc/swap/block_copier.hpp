@@ -40,8 +40,10 @@ struct CopyTable {
 /// lists lie: it must not be used any more when this memory was freed.
 class BlockCopier {
  public:
-  /// Throws std::invalid_argument for tables that name ways which are not there, or that have no row for a direction.
-  BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables);
+  /// Makes room for lists of `max_entries` entries of one size; 0: when they come. Throws std::invalid_argument for
+  /// tables that name ways which are not there, or that have no row for a direction.
+  BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables,
+              std::size_t max_entries = 0);
   BlockCopier(const BlockCopier&) = delete;
   BlockCopier& operator=(const BlockCopier&) = delete;
   ~BlockCopier() = default;
@@ -64,7 +66,7 @@ class BlockCopier {
   [[nodiscard]] Direction direction_of(const Descriptors& descriptors);
   [[nodiscard]] Place place_of(Address address);
   [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, Stream stream);
-  [[nodiscard]] ListCopier& copier(const Key& key);
+  [[nodiscard]] ListCopier& copier(Key key);
   Descriptors without_empty(const Descriptors& descriptors);
 
   std::shared_ptr<Driver> driver_;

@@ -209,6 +209,7 @@ class SmCopier final : public ListCopier {
         direction_(options.direction),
         queue_(std::move(kernels), options, std::move(slots)) {}
 
+  void reserve(std::size_t entries) override { queue_.reserve(entries * (sizeof(Row) + sizeof(u32))); }
   void copy(const Descriptors& descriptors, Stream stream) override {
     const DescriptorListing listing(descriptors, piece_bytes_, direction_);
     queue_.launch(listing, stream);

@@ -40,6 +40,11 @@ struct DescriptorList {
   std::vector<std::size_t> bytes;
 
   [[nodiscard]] Descriptors view() const { return {sources, destinations, bytes}; }
+  void reserve(std::size_t entries) {
+    sources.reserve(entries);
+    destinations.reserve(entries);
+    bytes.reserve(entries);
+  }
 };
 
 /// One swap that can be submitted repeatedly. It reads the caller's arrays at every submission.
@@ -61,7 +66,8 @@ class Swap {
   [[nodiscard]] virtual bool fell_back() const { return false; }
 };
 
-/// One way to copy lists that differ from call to call; for one thread at a time.
+/// One way to copy lists that differ from call to call; for one thread at a time. A call allocates only for a longer
+/// list than before, or for more lists in flight.
 class ListCopier {
  public:
   ListCopier() = default;
@@ -69,6 +75,8 @@ class ListCopier {
   ListCopier& operator=(const ListCopier&) = delete;
   virtual ~ListCopier() = default;
 
+  /// Makes room for lists of this many entries.
+  virtual void reserve(std::size_t) {}
   /// As Swap::submit(), for these descriptors, whose arrays may change when it returns.
   virtual void copy(const Descriptors& descriptors, Stream stream) = 0;
   /// Driver calls of the last list, and the descriptors that were handed to them.
@@ -80,7 +88,10 @@ class ListCopier {
 /// CUDA_ERROR_INVALID_VALUE.
 void refuse_legacy_stream(Stream stream);
 
-/// One asynchronous copy per descriptor.
+/// Submits one asynchronous copy per descriptor.
+void copy_each(Driver& driver, const Descriptors& descriptors, Direction direction, Stream stream);
+
+/// The same as a swap.
 std::unique_ptr<Swap> make_per_block(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction);
 
 struct BatchOptions {

@@ -26,8 +26,10 @@ _RULE_SIZES: Final = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 32, 64))
 _RULE_COUNTS: Final = (256, 1024)
 
 
-def copier_for(device: Device, policies: Sequence[Policy]) -> BlockCopier:
+def copier_for(device: Device, policies: Sequence[Policy], max_entries: int = 0) -> BlockCopier:
     """Return a copier by these policies: for each direction, the first that has a table serves.
+
+    It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list.
 
     Only kvbench's own ways serve: a choice of another backend is replaced by the copy kernel, and on the device cpu by
     batched copies.
@@ -45,7 +47,7 @@ def copier_for(device: Device, policies: Sequence[Policy]) -> BlockCopier:
         for state, pending in _STATES.items()
         if (table := next(filter(None, (policy.table(direction, state) for policy in policies)), None))
     ]
-    return BlockCopier(device.driver, ways.made, tables)
+    return BlockCopier(device.driver, ways.made, tables, max_entries)
 
 
 def _limits(values: Sequence[int]) -> list[float]:
