@@ -27,10 +27,10 @@ class BlockCopier:
 
     `sources` and `destinations` are addresses, `sizes` bytes: contiguous CPU tensors or NumPy arrays of 64-bit integers
     of one length, of one direction. `stream` is a torch stream or the handle of a CUDA stream. The call returns when
-    the list is submitted; the arrays may change from then on, the blocks once the stream has passed. Destinations must
-    not overlap. `source_order_any` lets the driver read sources ahead of earlier work on the stream. Raises ValueError
-    for an invalid list, TypeError for arrays of another type, EngineError where the driver fails or for the legacy
-    default stream; a part of the list may have been submitted then.
+    the list is submitted; the arrays may change from then on, the blocks once the stream has passed. Where destinations
+    overlap, each byte is that of one of the entries. `source_order_any` lets the driver read sources ahead of earlier
+    work on the stream. Raises ValueError for an invalid list, TypeError for arrays of another type, EngineError where
+    the driver fails or for the legacy default stream; a part of the list may have been submitted then.
     """
 
     def __init__(self, device: str = "auto", policy: Path | str | None = None, *, max_entries: int = 0) -> None:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -15,6 +14,18 @@ constexpr std::size_t kAskFromBytes = std::size_t{2} << 20;
 
 std::size_t range_of(std::span<const double> limits, double value) {
   return static_cast<std::size_t>(std::ranges::lower_bound(limits, value) - limits.begin());
+}
+
+std::size_t sum_of(const Descriptors& descriptors) {
+  std::size_t sum = 0;
+  bool fits = true;
+  if (descriptors.sizes->equal()) {
+    fits = !__builtin_mul_overflow(descriptors.size(), descriptors.sizes->first, &sum);
+  } else {
+    for (const std::size_t bytes : descriptors.bytes) fits = !__builtin_add_overflow(sum, bytes, &sum) && fits;
+  }
+  if (!fits) throw std::invalid_argument("sizes must add up to less than 2^64 bytes");
+  return sum;
 }
 
 void check(const CopyTable& table, std::size_t ways) {
@@ -31,6 +42,7 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
     : driver_(std::move(driver)),
       ways_(std::move(ways)),
       tables_(std::move(tables)),
+      route_(driver_),
       slots_(std::make_shared<ListSlots>(driver_, SmOptions{}.lists)) {
   for (const CopyTable& table : tables_) check(table, ways_.size());
   for (const Direction direction : {Direction::h2d, Direction::d2h}) {
@@ -54,33 +66,18 @@ void BlockCopier::copy(Descriptors descriptors, bool source_order_any, Stream st
   if ((sizes.first | sizes.differing) >> 63) throw std::invalid_argument("sizes must not be negative");
   if (sizes.equal() && sizes.first == 0) return;
   descriptors.sizes = sizes;
-  std::size_t total_bytes = descriptors.size() * sizes.first;
-  if (!sizes.equal()) {
-    descriptors = without_empty(descriptors);
-    total_bytes = std::accumulate(descriptors.bytes.begin(), descriptors.bytes.end(), std::size_t{0});
-  }
-  const Direction direction = direction_of(descriptors);
+  if (!sizes.equal()) descriptors = without_empty(descriptors);
+  const std::size_t total_bytes = sum_of(descriptors);
+  const Direction direction = route_.begin(descriptors.sources.front(), descriptors.destinations.front());
   const std::size_t way = way_of(descriptors.size(), total_bytes, direction, stream);
   ListCopier& chosen = copier({way, direction, source_order_any});
   last_ = &chosen;
-  chosen.copy(descriptors, stream);
-}
-
-Direction BlockCopier::direction_of(const Descriptors& descriptors) {
-  const Place from = place_of(descriptors.sources.front());
-  const Place to = place_of(descriptors.destinations.front());
-  if (from == Place::pinned && to == Place::device) return Direction::h2d;
-  if (from == Place::device && to == Place::pinned) return Direction::d2h;
-  throw std::invalid_argument("blocks must go from pinned host memory to device memory, or from device to pinned");
-}
-
-Place BlockCopier::place_of(Address address) {
-  for (const Region& region : regions_) {
-    if (region.holds(address)) return region.place;
+  if (ways_[way].sms > 0) {
+    descriptors.route = &route_;  // checked where the list is written
+  } else {
+    for_each_on(&route_, descriptors.sources, descriptors.destinations, [](std::size_t) {});
   }
-  const Region region = driver_->region_of(address);
-  if (region.place != Place::pageable) regions_[region.place == Place::device ? 0 : 1] = region;
-  return region.place;
+  chosen.copy(descriptors, stream);
 }
 
 std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, Stream stream) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -36,8 +35,8 @@ struct CopyTable {
 };
 
 /// Copies lists of blocks between pinned host memory and its device, each in the way that a table names. For one thread
-/// at a time; lists on different streams are ordered by their streams alone. Remembers where the first blocks of its
-/// lists lie: it must not be used any more when this memory was freed.
+/// at a time; lists on different streams are ordered by their streams alone. Remembers where the blocks of its lists
+/// lie: it must not be used any more when this memory was freed.
 class BlockCopier {
  public:
   /// Makes room for lists of `max_entries` entries of one size; 0: when they come. Throws std::invalid_argument for
@@ -49,8 +48,9 @@ class BlockCopier {
   ~BlockCopier() = default;
 
   /// Submits one list to `stream` and returns without waiting; its arrays may change as soon as it returns. Entries of
-  /// 0 bytes copy nothing. Throws DriverError, and std::invalid_argument for a list with a negative size or whose first
-  /// entry does not have exactly one side on the device and one in pinned memory.
+  /// 0 bytes copy nothing; where destinations overlap, each byte is one of those that go there. Throws DriverError, and
+  /// std::invalid_argument for a list with a negative size, or whose entries do not all begin on the device and go to
+  /// pinned memory, or the reverse.
   void copy(Descriptors descriptors, bool source_order_any, Stream stream);
   /// What copied the last list; null before the first.
   [[nodiscard]] const ListCopier* last() const { return last_; }
@@ -63,8 +63,6 @@ class BlockCopier {
     auto operator<=>(const Key&) const = default;
   };
 
-  [[nodiscard]] Direction direction_of(const Descriptors& descriptors);
-  [[nodiscard]] Place place_of(Address address);
   [[nodiscard]] std::size_t way_of(std::size_t count, std::size_t total_bytes, Direction direction, Stream stream);
   [[nodiscard]] ListCopier& copier(Key key);
   Descriptors without_empty(const Descriptors& descriptors);
@@ -72,10 +70,10 @@ class BlockCopier {
   std::shared_ptr<Driver> driver_;
   std::vector<CopyWay> ways_;
   std::vector<CopyTable> tables_;
+  Route route_;
   std::shared_ptr<ListSlots> slots_;  ///< for the lists of all ways
   std::map<Key, std::unique_ptr<ListCopier>> copiers_;
   DescriptorList filled_;
-  std::array<Region, 2> regions_;  ///< the last on the device and the last pinned
   const ListCopier* last_ = nullptr;
 };
 

@@ -74,20 +74,20 @@ class DescriptorListing final : public Listing {
     auto* row = static_cast<Row*>(table);
     Address bits = sizes_.first | sizes_.differing;
     if (sizes_.equal()) {
-      for (std::size_t i = 0; i < rows_; ++i) {
+      for_each_on(descriptors_.route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
         bits |= descriptors_.sources[i] | descriptors_.destinations[i];
         row[i] = {descriptors_.sources[i], descriptors_.destinations[i]};
-      }
+      });
       return bits;
     }
     auto* length = reinterpret_cast<u32*>(row + rows_);
-    for (std::size_t i = 0; i < descriptors_.size(); ++i) {
+    for_each_on(descriptors_.route, descriptors_.sources, descriptors_.destinations, [&](std::size_t i) {
       bits |= descriptors_.sources[i] | descriptors_.destinations[i];
       for (std::size_t at = 0; at < descriptors_.bytes[i]; at += piece_bytes_) {
         *row++ = {descriptors_.sources[i] + at, descriptors_.destinations[i] + at};
         *length++ = static_cast<u32>(std::min(piece_bytes_, descriptors_.bytes[i] - at));
       }
-    }
+    });
     return bits;
   }
 

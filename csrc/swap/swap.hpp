@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "driver/driver.hpp"
+#include "swap/route.hpp"
 
 namespace kvbench {
 
@@ -29,6 +30,7 @@ struct Descriptors {
   std::span<const Address> destinations;
   std::span<const std::size_t> bytes;
   std::optional<BlockSizes> sizes = std::nullopt;  ///< of `bytes`, where they were read already
+  Route* route = nullptr;                          ///< that all entries have to go, where nobody checked this
 
   [[nodiscard]] std::size_t size() const { return bytes.size(); }
 };

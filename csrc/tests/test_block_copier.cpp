@@ -207,6 +207,60 @@ void the_driver_is_asked_once_for_each_pool() {
   check::equal(bench.driver->regions, 3, "questions for three");
 }
 
+void blocks_of_many_pools_are_one_list() {
+  for (const std::size_t way : {0, 2}) {
+    CopierBench bench;
+    const auto copier = bench.copier(both_ways(way));
+    bench.list(1000, 64);
+    DescriptorList& list = bench.lists.back();
+    std::deque<Buffer> pools;
+    for (int i = 0; i < 10; ++i) pools.emplace_back(bench.driver, MemoryKind::device, kPoolBytes);
+    for (std::size_t i = 0; i < 1000; ++i) list.destinations[i] = pools[i % 10].address() + i * kBlock;
+    check::equal(bench.copied(*copier, list.view()).size(), std::size_t{1}, "submissions");
+    const int before = bench.driver->regions;
+    check::that(before <= 11, "a question for each pool");
+    bench.copied(*copier, list.view());
+    check::equal(bench.driver->regions, before, "questions for known pools");
+  }
+}
+
+void an_entry_that_goes_another_way_is_refused() {
+  for (const std::size_t way : {0, 2}) {
+    for (const std::size_t entry : {1, 700, 999}) {
+      CopierBench bench;
+      const auto copier = bench.copier(both_ways(way));
+      bench.list(1000, 64);
+      DescriptorList& list = bench.lists.back();
+      const auto refused = [&] {
+        check::thrown<std::invalid_argument>([&] { copier->copy(list.view(), false, bench.stream.handle()); });
+        check::that(bench.driver->take().empty(), "nothing was submitted");
+      };
+      std::swap(list.sources[entry], list.destinations[entry]);
+      refused();
+      list.sources[entry] = list.destinations[entry];
+      refused();
+      list.sources[entry] = 4096;
+      refused();
+      list.sources[entry] = ~Address{0};
+      refused();
+    }
+  }
+}
+
+void sizes_that_add_up_to_too_much_are_refused() {
+  CopierBench bench;
+  const auto copier = bench.copier(both_ways(2));
+  const auto refused = [&] {
+    check::thrown<std::invalid_argument>(
+        [&] { copier->copy(bench.lists.back().view(), false, bench.stream.handle()); });
+    check::that(bench.driver->take().empty(), "nothing was submitted");
+  };
+  bench.list(4, std::size_t{1} << 62);  // 0 in 64 bits
+  refused();
+  ++bench.lists.back().bytes.back();
+  refused();
+}
+
 void each_list_has_its_access_order() {
   CopierBench bench;
   const auto copier = bench.copier(both_ways(0));
@@ -294,6 +348,9 @@ int main() {
       {"the stream is asked only where its answer matters", the_stream_is_asked_only_where_its_answer_matters},
       {"what is not aligned takes the other kernel", what_is_not_aligned_takes_the_other_kernel},
       {"the driver is asked once for each pool", the_driver_is_asked_once_for_each_pool},
+      {"blocks of many pools are one list", blocks_of_many_pools_are_one_list},
+      {"an entry that goes another way is refused", an_entry_that_goes_another_way_is_refused},
+      {"sizes that add up to too much are refused", sizes_that_add_up_to_too_much_are_refused},
       {"each list has its access order", each_list_has_its_access_order},
       {"only loads are primed", only_loads_are_primed},
       {"entries of no bytes are left out", entries_of_no_bytes_are_left_out},

@@ -308,6 +308,31 @@ void many_calls_take_no_more_memory_than_the_first() {
   bench.driver->synchronize(bench.stream.handle());
 }
 
+void a_byte_of_several_destinations_is_one_of_those_that_go_there() {
+  std::mt19937 random(11);
+  for (int round = 0; round < 40; ++round) {
+    Bench bench({SmMethod::lanes, 16, 8, 256});
+    std::vector<std::size_t> sizes(50, 700);
+    if (round % 2 == 0) {
+      for (auto& bytes : sizes) bytes = 1 + random() % 1500;
+    }
+    DescriptorList list = laid_out(bench, sizes);
+    for (Address& destination : list.destinations) destination = bench.destination.address() + random() % 10'000;
+    bench.run(*make_sm_copy(bench.kernel, list.view(), {2, Direction::h2d, round % 3 == 0 ? kInlineTableBytes : 0}));
+    for (std::size_t at = 0; at < 11'500; ++at) {
+      const Address to = bench.destination.address() + at;
+      const auto byte = *reinterpret_cast<const unsigned char*>(to);
+      bool covered = false, found = false;
+      for (std::size_t i = 0; i < sizes.size(); ++i) {
+        if (to - list.destinations[i] >= sizes[i]) continue;
+        covered = true;
+        found |= byte == *reinterpret_cast<const unsigned char*>(list.sources[i] + (to - list.destinations[i]));
+      }
+      check::that(covered ? found : byte == 0, "a byte of one of the blocks that go there, or none");
+    }
+  }
+}
+
 void nothing_to_copy_is_nothing_to_launch() {
   Bench bench;
   auto swap = make_sm_copy(bench.kernel, Descriptors{}, {2, Direction::h2d, kInlineTableBytes});
@@ -342,6 +367,8 @@ int main() {
       {"a slot of another stream is taken before there are more",
        a_slot_of_another_stream_is_taken_before_there_are_more},
       {"many calls take no more memory than the first", many_calls_take_no_more_memory_than_the_first},
+      {"a byte of several destinations is one of those that go there",
+       a_byte_of_several_destinations_is_one_of_those_that_go_there},
       {"nothing to copy is nothing to launch", nothing_to_copy_is_nothing_to_launch},
   });
 }

@@ -30,6 +30,12 @@ def device() -> Device:
     return open_device("cpu", FaultPlan())
 
 
+def always(backend: str) -> Policy:
+    """Return a policy with one choice for every list."""
+    shape = {"stream_state": StreamState.IDLE, "block_bytes": (4096,), "blocks": (16,)}
+    return Policy(device="any", tables=tuple(Table(direction=way, choices=((backend,),), **shape) for way in Direction))
+
+
 class Lists:
     """A list of mixed sizes and alignments in pinned and in device memory, with random bytes in its source."""
 
@@ -139,6 +145,7 @@ def test_an_entry_of_no_bytes_copies_nothing_and_an_empty_list_is_one(device: De
         (lambda s, d, n: (s, d, n[:-1]), ValueError, "the same length"),
         (lambda s, d, n: (s, d, -n), ValueError, "must not be negative"),
         (lambda s, d, n: (s, d, np.append(n[:-1], -n[-1:])), ValueError, "must not be negative"),
+        (lambda s, d, n: (s, d, np.full_like(n, 2**62)), ValueError, "must add up to less"),
         (lambda _, d, n: (d, d, n), ValueError, "pinned host memory"),
         (lambda _, d, n: (n, d, n), ValueError, "pinned host memory"),
         (lambda s, d, n: (s.astype(np.int32), d, n), TypeError, "sources must be"),
@@ -147,7 +154,10 @@ def test_an_entry_of_no_bytes_copies_nothing_and_an_empty_list_is_one(device: De
         (lambda s, d, n: (s, d, n.reshape(-1, 1)), TypeError, "sizes must be"),
         (lambda s, d, n: (s, d, np.repeat(n, 2)[::2]), TypeError, "sizes must be"),
     ],
-    ids=["lengths", "all negative", "a negative", "one side", "pageable", "int32", "float", "none", "2D", "strided"],
+    ids=[
+        "lengths", "all negative", "a negative", "too large", "one side", "pageable", "int32", "float", "none", "2D",
+        "strided",
+    ],
 )  # fmt: skip
 def test_a_list_that_is_not_one_is_refused(
     device: Device, change: Callable[[Words, Words, Words], tuple[object, ...]], error: type[Exception], message: str
@@ -172,6 +182,36 @@ def test_a_million_entries_that_share_a_source_arrive(device: Device) -> None:
     copier.copy(np.full(count, host.address), destinations, np.full(count, 8), stream.handle)
     stream.synchronize()
     assert set(ctypes.string_at(card.address, 8 * count)) == {7}
+
+
+@pytest.mark.parametrize("backend", ["batched", "merged", "primed"])
+@pytest.mark.parametrize("direction", Direction)
+def test_a_byte_of_several_destinations_is_one_of_those_that_go_there(
+    device: Device, direction: Direction, backend: str
+) -> None:
+    copier, stream = copier_for(device, [always(backend)]), Stream(device.driver)
+    lists = Lists(device, direction, mixed_swap([64, 100, 4096] * 50, seed=9))
+    sources, _, sizes = lists.arguments()
+    destinations = np.random.default_rng(4).integers(0, 8192, len(sizes)) + lists.destination.address
+    destinations[3], sizes[3] = destinations[2], sizes[2]  # the same one twice
+    copier.copy(sources, destinations, sizes, stream.handle)
+    stream.synchronize()
+    source, destination = lists.memory(lists.source), lists.memory(lists.destination)
+    offsets = zip(sources - lists.source.address, destinations - lists.destination.address, sizes, strict=True)
+    allowed = np.zeros((len(destination), 256), bool)
+    for at, to, size in offsets:
+        allowed[np.arange(to, to + size), source[at : at + size]] = True
+    nothing = ~allowed.any(axis=1)
+    assert allowed[np.arange(len(destination)), destination][~nothing].all()
+    assert not destination[nothing].any()
+
+
+def test_a_list_of_both_directions_is_refused(device: Device) -> None:
+    lists = Lists(device, Direction.H2D, mixed_swap([64] * 2000, seed=6))
+    sources, destinations, sizes = lists.arguments()
+    sources[1500], destinations[1500] = destinations[1500], sources[1500]
+    with pytest.raises(ValueError, match="entry 1500 does not go from pinned host memory to device memory"):
+        copier_for(device, [DEFAULTS]).copy(sources, destinations, sizes, Stream(device.driver).handle)
 
 
 def test_many_calls_do_not_make_the_process_larger(device: Device) -> None:
