@@ -37,4 +37,4 @@ class BlockCopier:
         opened = open_device(resolve_device(device), FaultPlan())
         policies = (DEFAULTS,) if policy is None else (load_policy(Path(policy)), DEFAULTS)
         # The engine's own method: no Python code runs in a call.
-        self.copy = copier_for(opened, policies, max_entries).copy
+        self.copy = copier_for(opened, policies, max_entries).engine.copy

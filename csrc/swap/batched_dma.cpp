@@ -176,8 +176,12 @@ std::unique_ptr<Swap> make_batched(std::shared_ptr<Driver> driver, Descriptors d
 
 std::unique_ptr<ListCopier> make_batch_copier(std::shared_ptr<Driver> driver, Direction direction,
                                               BatchOptions options) {
-  if (driver->batch_entry() == BatchEntry::none) return std::make_unique<LoopCopier>(std::move(driver), direction);
+  if (driver->batch_entry() == BatchEntry::none) return make_loop_copier(std::move(driver), direction);
   return std::make_unique<BatchCopier>(std::move(driver), direction, options);
+}
+
+std::unique_ptr<ListCopier> make_loop_copier(std::shared_ptr<Driver> driver, Direction direction) {
+  return std::make_unique<LoopCopier>(std::move(driver), direction);
 }
 
 }  // namespace kvbench

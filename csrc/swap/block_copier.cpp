@@ -69,7 +69,8 @@ void BlockCopier::copy(Descriptors descriptors, bool source_order_any, Stream st
   if (!sizes.equal()) descriptors = without_empty(descriptors);
   const std::size_t total_bytes = sum_of(descriptors);
   const Direction direction = route_.begin(descriptors.sources.front(), descriptors.destinations.front());
-  const std::size_t way = way_of(descriptors.size(), total_bytes, direction, stream);
+  const auto [free, held] = ways_of(descriptors.size(), total_bytes, direction);
+  const std::size_t way = free == held || driver_->idle(stream) ? free : held;
   ListCopier& chosen = copier({way, direction, source_order_any});
   last_ = &chosen;
   if (ways_[way].sms > 0) {
@@ -80,7 +81,12 @@ void BlockCopier::copy(Descriptors descriptors, bool source_order_any, Stream st
   chosen.copy(descriptors, stream);
 }
 
-std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, Stream stream) {
+std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle) const {
+  const auto [free, held] = ways_of(count, total_bytes, direction);
+  return idle ? free : held;
+}
+
+BlockCopier::Candidates BlockCopier::ways_of(std::size_t count, std::size_t total_bytes, Direction direction) const {
   const double blocks = static_cast<double>(count);
   const double block_bytes = static_cast<double>(total_bytes) / blocks;
   std::array<std::optional<std::size_t>, 2> found;
@@ -90,8 +96,7 @@ std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Dire
     found[table.pending ? 1 : 0] = table.ways[row + range_of(table.count_limits, blocks)];
   }
   const std::size_t free = found[0] ? *found[0] : *found[1];
-  const std::size_t held = found[1] ? *found[1] : free;
-  return free == held || total_bytes < kAskFromBytes || driver_->idle(stream) ? free : held;
+  return {free, found[1] && total_bytes >= kAskFromBytes ? *found[1] : free};
 }
 
 ListCopier& BlockCopier::copier(Key key) {
@@ -101,6 +106,8 @@ ListCopier& BlockCopier::copier(Key key) {
   if (found) return *found;
   if (way.sms > 0) {
     found = make_sm_copier({way.bulk, way.lanes}, {way.sms, key.direction, way.inline_up_to}, slots_);
+  } else if (way.one_by_one) {
+    found = make_loop_copier(driver_, key.direction);
   } else {
     BatchOptions options = way.batch;
     options.attributes.order = key.any ? AccessOrder::any : AccessOrder::stream;

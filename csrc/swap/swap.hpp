@@ -114,6 +114,9 @@ std::unique_ptr<Swap> make_batched(std::shared_ptr<Driver> driver, Descriptors d
 std::unique_ptr<ListCopier> make_batch_copier(std::shared_ptr<Driver> driver, Direction direction,
                                               BatchOptions options);
 
+/// One asynchronous copy per descriptor, for lists that differ.
+std::unique_ptr<ListCopier> make_loop_copier(std::shared_ptr<Driver> driver, Direction direction);
+
 /// Merges consecutive descriptors that are adjacent on both sides; `first` receives the index of each merged entry's
 /// first descriptor. The vectors of `merged` and `first` are reused.
 void merge_adjacent(const Descriptors& descriptors, DescriptorList& merged, std::vector<std::size_t>& first);

@@ -62,6 +62,12 @@ class Allowed(msgspec.Struct, frozen=True):
 
         return self.keeps(choice) and (choice.backend in self.names or choice.backend not in ENGINE_BACKENDS)
 
+    def serves(self, choice: "Choice") -> bool:
+        """Return whether a choice is allowed in a policy: auto and `kvbench.copy` can run it."""
+        from kvbench.policy import SERVING
+
+        return self.keeps(choice) and choice.backend in SERVING
+
 
 _Runs = Annotated[
     list[Path] | None,
@@ -176,7 +182,7 @@ def tune(
         else:
             spec = engine_sweep(engine, axes) if engine else tuning_sweep(models, axes, neighbour, may.names)
         spec = spec.with_options(**where)
-        searching = None if neighbour or engine or trace else search_among(may.keeps, spec)
+        searching = None if neighbour or engine or trace else search_among(may.serves if policy else may.keeps, spec)
         outcome = _swept(spec, out or default_folder("tune"), sys.stderr if is_quiet else None, searching)
         runs, code = [outcome.path], outcome.exit_code
     loaded = [load_run(own) for path in runs for own in runs_in(path)]
@@ -193,7 +199,7 @@ def tune(
             _export(name, file, loaded, may, force=force)
         if policy is None and is_quiet and not as_json:
             raise typer.Exit(code)
-        rule = rule_of(answers_of(loaded, may.suits_all, stream))
+        rule = rule_of(answers_of(loaded, may.serves if policy else may.suits_all, stream))
         if policy is not None:
             _write_policy(policy, loaded, rule, exact=exact, force=force)
         if as_json:

@@ -14,7 +14,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.cell import AXES, EQUAL, Cell
+from kvbench.cells.cell import AXES, EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.policy import AUTO, CHOSEN_AXES, MAX_VALUES, WORKLOAD_AXES, Choice, Policy, Table
@@ -268,11 +268,6 @@ def choice_of(row: Mapping[Any, Any], names: Iterable[str] = CHOSEN_AXES) -> Cho
     known = {name: row[name] for name in names if pd.notna(row[name])}
     texts = {name: AXES[name].show(int(value)) if AXES[name].number else str(value) for name, value in known.items()}
     return Choice.of(str(row["backend"]), texts)
-
-
-def choice_at(cell: Cell) -> Choice:
-    texts = cell.as_strings()
-    return Choice.of(cell.backend, {name: texts.get(name) for name in CHOSEN_AXES})
 
 
 def _table(direction: Direction, state: StreamState, chosen: Mapping[Point, Choice]) -> Table:

@@ -314,6 +314,16 @@ def test_the_policy_is_the_rule_and_with_exact_the_best_of_every_shape(tmp_path:
     assert chosen["--exact",] == {"batched order=any", "sm sms=1"}
 
 
+def test_a_policy_has_only_what_auto_can_run_and_the_answer_beside_it_too(tmp_path: Path) -> None:
+    made = cells() + [replace(cell, backend="triton", sms=12) for cell in cells() if cell.sms == 1]
+    run = run_of(tmp_path, lambda cell: 80.0 if cell.backend == "triton" else crossing(cell), made)
+    assert "h2d idle: triton with 12 SMs" in " ".join(shown("tune", run.path))
+    policy = tmp_path / "policy.toml"
+    done = CliRunner().invoke(app, ["tune", str(run.path), "-p", str(policy)])
+    assert "triton" not in done.output.partition("Closest call")[0]
+    assert {text for row in load_policy(policy).tables[0].choices for text in row} == {"sm sms=2", "batched order=any"}
+
+
 def test_a_model_is_answered_from_the_nearest_shapes_in_its_own_unit(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
     done = CliRunner().invoke(app, ["tune", str(run.path), "--model", "llama-3-8b", "--json"])
