@@ -3,10 +3,6 @@
 import shutil
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
-
 from kvbench.text import WIDEST, printable, wrapped
 
 
@@ -19,6 +15,10 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def print_rows(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of plain text in columns; lines are not wrapped."""
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     table = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*(Text(printable(text)) for text in row))

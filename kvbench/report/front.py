@@ -9,7 +9,6 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
 from kvbench.report.numbers import ABSENT, count, figure, noun
 from kvbench.report.select import DIRECTIONS, where
-from kvbench.report.tables import rows_of
 from kvbench.report.view import HOST_COPIES, MOVED, View, ceiling_of, faults_of, moved_ceilings, warnings_of
 from kvbench.results import COLUMNS, Note, Visit
 from kvbench.results.columns import NO_FIGURE
@@ -129,6 +128,8 @@ def skipped(views: Sequence[View]) -> list[Text]:
 
 
 def failed(views: Sequence[View]) -> DataTable | None:
+    from kvbench.report.tables import rows_of  # the answer alone does not need it
+
     cells = [(view.label, row) for view in views for row in rows_of(where(view.frame, status="failed"))]
     rows = [(label, short(str(row["reason"])), Code(short(str(row["command"]), 2000))) for label, row in cells]
     more = f"And {len(rows) - _MOST_FAILURES} more in summary.csv." if len(rows) > _MOST_FAILURES else ""

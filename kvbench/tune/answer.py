@@ -95,7 +95,9 @@ class Answer:
 
     def loss(self, choice: Choice) -> float:
         """Return how much more time than the fastest candidate a choice takes, as a fraction."""
-        return self.ratio(self.decision.fastest, choice) - 1
+        fastest = self.decision.fastest
+        known = None if {choice, fastest} <= self.fresh.keys() else self.decision.ratios.get(choice)
+        return (self.ratio(fastest, choice) if known is None else known) - 1
 
     def best_of(self, *backends: str, sms: int | None = None) -> Choice | None:
         """Return the fastest of all that was measured of some backends, optionally with an SM count, or None."""

@@ -12,8 +12,7 @@ from functools import cache, cached_property
 from statistics import mean
 from typing import Any, Final, NamedTuple
 
-from kvbench.analysis.compare import compare_visits
-from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
+from kvbench.analysis.margins import OF_A_RUN, TIED
 from kvbench.policy import Choice
 from kvbench.tune.answer import Answer, by_kind
 from kvbench.tune.fit import Kind, preference, standard_errors
@@ -183,8 +182,8 @@ def _losses(answer: Answer) -> dict[Choice, float]:
     """
     fastest, errors = answer.decision.fastest, standard_errors(answer.arms)
     losses = {fastest: 0.0}
-    for choice, visits in answer.arms.items():
-        loss = max(compare_visits(answer.arms[fastest], visits, IN_TURN).ratio - 1, 0.0)
+    for choice, ratio in answer.decision.ratios.items():
+        loss = max(ratio - 1, 0.0)
         error = math.hypot(errors[fastest], errors[choice], OF_A_RUN.fraction, OF_A_RUN.fraction)
         allowed = choice == fastest or loss <= max(WORST - error, WORST / 2)
         losses[choice] = loss if allowed else loss + _TOO_MUCH

@@ -364,4 +364,4 @@ def cpu_s(*code: str) -> float:
 def test_show_takes_three_times_the_cpu_time_of_importing_pandas_at_most() -> None:
     show = "from kvbench.cli.main import main; main()", "show", str(ENGINE)
     # of pairs in turn: a busy sibling thread makes both slower
-    assert any(cpu_s(*show) / cpu_s("import pandas") <= 3 for _ in range(5))
+    assert median(cpu_s(*show) / cpu_s("import pandas") for _ in range(7)) <= 3
