@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from shutil import get_terminal_size
 from traceback import extract_tb
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from kvbench.cells.cell import AXES
 from kvbench.cli.options import Command, Group
 from kvbench.cli.version import version_line
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
-from kvbench.text import printable, short
+from kvbench.text import printable, short, wrapped
 
 # Longer error messages are truncated to this many characters.
 MAX_LINE: Final = 2000
@@ -183,8 +184,10 @@ def _fill_streams() -> None:
 
 def _complain(message: str, code: ExitCode) -> ExitCode:
     if message:
+        line = f"kvbench: {printable(_cut(' '.join(message.splitlines())))}"
         with suppress(OSError):
-            print(f"kvbench: {printable(_cut(' '.join(message.splitlines())))}", file=sys.stderr, flush=True)
+            on_terminal = sys.stderr.isatty()
+            print(wrapped(line, get_terminal_size().columns) if on_terminal else line, file=sys.stderr, flush=True)
     return code
 
 

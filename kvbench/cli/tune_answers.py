@@ -4,8 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-import typer
-
 from kvbench.analysis.margins import TIED
 from kvbench.units import size_words, two_digits
 
@@ -47,25 +45,25 @@ def show_rule(
     for swap in swaps:
         size = size_words(swap.block_bytes)
         print_lines(["", f"{swap.geometry.name}, {swap.tokens} tokens: {swap.blocks} blocks of {size}"])
-        print_rows([_HEADER_MODEL, *map(_row_model, loads_of(rule, swap))])
+        print_rows([*map(_row_model, loads_of(rule, swap))], _HEADER_MODEL)
     if table:
-        typer.echo(f"\nTied with: another run could choose these; they differ by at most {TIED.fraction:.0%}")
-        print_rows([_HEADER, *map(_row, rule.answers)])
+        print_lines(["", f"Tied with: another run could choose these; they differ by at most {TIED.fraction:.0%}"])
+        print_rows([*map(_row, rule.answers)], _HEADER)
     if open_:
         lines = open_points(rule.answers)
-        typer.echo(f"\nOpen: another run could choose otherwise, by more than {TIED.fraction:.0%}")
-        typer.echo("\n".join(f"  {line}" for line in lines or ["nothing"]))
+        print_lines(["", f"Open: another run could choose otherwise, by more than {TIED.fraction:.0%}"])
+        print_lines(f"  {line}" for line in lines or ["nothing"])
 
 
 def show_beside(run: "Run", answers: Sequence["BesideAnswer"]) -> None:
     """Print the answers beside a neighbour: a sentence each, the table of all, and what is open."""
-    from kvbench.cli.tables import print_rows
+    from kvbench.cli.tables import print_lines, print_rows
     from kvbench.tune.answer import machine_words
 
-    typer.echo("\n".join((machine_words(run), "", *(answer.sentence() for answer in answers), "")))
-    print_rows([_HEADER_BESIDE, *(_row_beside(answer, way) for answer in answers for way in answer.ways)])
+    print_lines([machine_words(run), "", *(answer.sentence() for answer in answers), ""])
+    print_rows([_row_beside(answer, way) for answer in answers for way in answer.ways], _HEADER_BESIDE)
     if unsure := [line for answer in answers for line in answer.open_points()]:
-        typer.echo("\nOpen: another run could choose otherwise\n" + "\n".join(f"  {line}" for line in unsure))
+        print_lines(["", "Open: another run could choose otherwise", *(f"  {line}" for line in unsure)])
 
 
 _HEADER_MODEL: Final = ("Dir", "Stream", "Use", "us", "GB/s", "Thread us", "Measured at")

@@ -19,7 +19,7 @@ class Example:
     pipe: str = "cat"
 
     def block(self) -> str:
-        done = kvbench(*self.arguments.split(), cwd=ROOT, env={"COLUMNS": "80"})
+        done = kvbench(*self.arguments.split(), cwd=ROOT, env={"COLUMNS": "160"})
         assert done.returncode == 0, done.stderr
         kept = subprocess.run(["bash", "-c", self.pipe], input=done.stdout, capture_output=True, text=True, check=True)
         behind = "" if self.pipe == "cat" else f" | {self.pipe}"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 
@@ -217,11 +217,39 @@ def test_json_has_all_that_the_answer_is_made_of(tmp_path: Path) -> None:
         assert one["interval_us"][0] <= one["us"] <= one["interval_us"][1]
 
 
-def test_no_number_is_divided_between_two_lines() -> None:
-    for columns in (31, 40, 47, 60, 71):
-        done = CliRunner().invoke(app, ["show", str(ENGINE)], env={"COLUMNS": str(columns)})
-        for line in done.output.splitlines():
-            assert not line.lstrip().startswith(("KiB", "GiB", "SMs"))
+NARROW = pytest.mark.parametrize("columns", [40, 60, 80])
+
+
+@NARROW
+@pytest.mark.parametrize("options", [("show",), ("tune",), ("tune", "--open"), ("tune", "--stream", "idle")], ids=str)
+def test_lines_fit_the_terminal_and_no_number_is_divided_between_two(columns: int, options: tuple[str, ...]) -> None:
+    command, *rest = options
+    for run in (ENGINE, H100 / "streams", H200 / "8b", H200 / "neighbour")[: None if command == "show" else 3]:
+        done = CliRunner().invoke(app, [command, str(run), *rest], env={"COLUMNS": str(columns)})
+        lines = done.output.splitlines()
+        assert max(map(len, lines), default=0) <= columns
+        for before, after in pairwise(lines):
+            assert not (after.startswith("  ") and before[-1:].isdigit()), (before, after)
+
+
+@NARROW
+@pytest.mark.parametrize(
+    ("run", "options"),
+    [(ENGINE, ["--table"]), (ENGINE, ["--model", "llama-3-8b"]), (H200 / "neighbour", ["--neighbour", "decode"])],
+    ids=["table", "model", "neighbour"],
+)
+def test_tables_fit_the_terminal_and_say_all_that_they_say_in_a_wide_one(
+    columns: int, run: Path, options: list[str]
+) -> None:
+    wide, narrow = (
+        CliRunner().invoke(app, ["tune", str(run), *options], env={"COLUMNS": str(width)}).output
+        for width in (1000, columns)
+    )
+    assert max(map(len, narrow.splitlines())) <= columns
+    words = " ".join(narrow.split())
+    for line in wide.splitlines():
+        for text in re.split(r"\s{2,}", line.strip()):
+            assert " ".join(text.split()) in words
 
 
 def test_gains_are_over_the_own_code_of_an_engine_where_it_was_measured(tmp_path: Path) -> None:
