@@ -66,8 +66,16 @@ def _uses(rule: SmallestRule) -> list[str]:
     """Return a line for all stream states of a direction with the same choices: "h2d idle, opened: sm with 4 SMs"."""
     states: dict[tuple[Direction, str], list[StreamState]] = {}
     for (direction, state), lines in rule.lines.items():
-        states.setdefault((direction, _choices(lines)), []).append(state)
-    return [f"{direction} {', '.join(alike)}: {choices}" for (direction, choices), alike in states.items()]
+        states.setdefault((direction, f"{_only(lines)}: {_choices(lines)}"), []).append(state)
+    return [f"{direction} {', '.join(alike)}{rest}" for (direction, rest), alike in states.items()]
+
+
+def _only(lines: Sequence[Line]) -> str:
+    """Return the block size and the number of blocks where a rule has one: " (16 KiB)"."""
+    answers = [answer for line in lines for answer in line.answers]
+    sizes, counts = {answer.block_bytes for answer in answers}, {answer.blocks for answer in answers}
+    found = [*map(size_words, sizes)] * (len(sizes) == 1) + [f"{count} blocks" for count in counts] * (len(counts) == 1)
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _choices(lines: Sequence[Line]) -> str:

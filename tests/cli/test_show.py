@@ -29,7 +29,7 @@ def test_the_answer_is_what_to_use_and_what_that_gains(run: Path) -> None:
     assert done.exit_code == 0, done.output
     words = " ".join(done.output.split())
     assert done.output.startswith("Synthetic H200, driver 580.159, 2026-11-20; hot: the same blocks")
-    assert "h2d idle: triton with 12 SMs up to 32 KiB, batched from 64 KiB Loss " in words
+    assert "h2d idle (256 blocks): triton with 12 SMs up to 32 KiB, batched from 64 KiB Loss " in words
     assert words.index("Loss ") < words.index("the speed of batched") < words.index("Open for ")
 
 

@@ -161,6 +161,17 @@ def test_the_answer_says_where_even_the_most_choices_lose_too_much(tmp_path: Pat
     assert not any("choices: " in line for line in summary([load_run(ENGINE)]))
 
 
+@pytest.mark.parametrize(
+    ("size", "count", "words"),
+    [(16 * KIB, None, " (16 KiB)"), (None, 256, " (256 blocks)"), (16 * KIB, 256, " (16 KiB, 256 blocks)")],
+)
+def test_a_line_names_the_only_size_and_number_of_blocks_that_were_measured(
+    tmp_path: Path, size: int | None, count: int | None, words: str
+) -> None:
+    made = [cell for cell in cells() if size in (None, cell.block_bytes) and count in (None, cell.blocks)]
+    assert summary([run_of(tmp_path, crossing, made)])[1].startswith(f"h2d idle{words}: sm with 2 SMs")
+
+
 def test_no_choice_of_a_rule_is_left_out_where_stream_states_share_them() -> None:
     """Of the committed runs, no set has a rule that is too long for the answer."""
     for runs in (
