@@ -167,6 +167,8 @@ def tune(
     is_quiet = _prints_a_file(policy, targets, as_json=as_json)
     limit = _limit_of(neighbour, max_slowdown)
     axes = [*(axis or []), *_stream_axis(stream, axis or [])]
+    if exact and policy is None:
+        raise UsageError("--exact: it says what -p writes; add -p FILE")
     if neighbour is not None and (policy is not None or targets):
         raise UsageError("--neighbour gives neither a policy nor settings: leave out --policy and --export")
     if runs and (out or axis or where):

@@ -174,6 +174,7 @@ def test_the_command_answers_in_json(tmp_path: Path) -> None:
         (["--json", "--export", "vllm"], "only one can go to standard output"),
         (["--export", "vllm", "--export", "json"], "only one can go to standard output"),
         (["--out", "somewhere"], "RUN: nothing is measured"),
+        (["--exact"], "--exact: it says what -p writes; add -p FILE"),
         (["--max-sms", "-1"], "max_sms"),
     ],
 )
