@@ -35,13 +35,13 @@ def beside_json(run: "Run", answers: Sequence["BesideAnswer"]) -> str:
 def show_rule(
     runs: Sequence["Run"], rule: "SmallestRule", swaps: Sequence["ModelSwap"], *, table: bool, open_: bool
 ) -> None:
-    """Print what was asked for: the swaps of models, the table, what is open; or, without any of these, the rule."""
+    """Print what was asked for: the table, what is open or, without these, the rule; and the swaps of models."""
     from kvbench.cli.tables import print_lines, print_rows
     from kvbench.tune.answer import open_points
     from kvbench.tune.headline import headline, origin
     from kvbench.tune.model_swaps import loads_of
 
-    print_lines([origin(runs)] if swaps or table or open_ else headline(rule, runs))
+    print_lines([origin(runs)] if table or open_ else headline(rule, runs))
     for swap in swaps:
         size = size_words(swap.block_bytes)
         print_lines(["", f"{swap.geometry.name}, {swap.tokens} tokens: {swap.blocks} blocks of {size}"])

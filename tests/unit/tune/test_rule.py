@@ -374,7 +374,8 @@ def test_a_model_is_answered_from_the_nearest_shapes_in_its_own_unit(tmp_path: P
     assert load["gbps"] == pytest.approx(50, rel=0.01)
     assert load["caller_us"] > 0
     table = CliRunner().invoke(app, ["tune", str(run.path), "--model", "llama-3-8b"]).output
-    assert "llama-3-8b, 2048 tokens: 8192 blocks of 32 KiB" in table
+    assert table.startswith("\n".join(shown("tune", run.path)))  # the rule comes first
+    assert "\n\nllama-3-8b, 2048 tokens: 8192 blocks of 32 KiB\n" in table
 
 
 def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> None:
