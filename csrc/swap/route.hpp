@@ -6,7 +6,6 @@
 #include <memory>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -75,14 +74,12 @@ class Route {
   /// The regions of the last entry that was checked.
   [[nodiscard]] const Ends& ends() const { return ends_; }
 
-  /// Throws std::invalid_argument if one of these entries, the first of which is entry `first` of the list, does not go
-  /// from and to the same places as the first one of the list.
-  void check(std::span<const Address> sources, std::span<const Address> destinations, std::size_t first) {
+  /// Throws std::invalid_argument if one of these entries goes another route than the first one of the list.
+  void check(std::span<const Address> sources, std::span<const Address> destinations) {
     for (std::size_t i = 0; i < sources.size(); ++i) {
       if (follow(ends_.from, sources[i]) && follow(ends_.to, destinations[i])) continue;
-      throw std::invalid_argument("entry " + std::to_string(first + i) +
-                                  " does not go from pinned host memory to device memory, or from device to pinned, as "
-                                  "entry 0 does");
+      throw std::invalid_argument(
+          "all blocks of a list must go from pinned host memory to device memory, or all from device to pinned");
     }
   }
 
@@ -113,7 +110,7 @@ void for_each_on(Route* route, std::span<const Address> sources, std::span<const
       each(i);
     }
     if (route && left >> 63) {
-      route->check(sources.subspan(begin, end - begin), destinations.subspan(begin, end - begin), begin);
+      route->check(sources.subspan(begin, end - begin), destinations.subspan(begin, end - begin));
     }
   }
 }
