@@ -19,7 +19,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.policy import Choice
 from kvbench.results import Visit
 from kvbench.tune.answer import Answer
-from kvbench.tune.fit import FRESH_FROM, Arms, Decision, choice_at, decide, decide_all, preference
+from kvbench.tune.fit import FRESH_FROM, Arms, Decision, decide, decide_all, preference
 from kvbench.tune.rule import rule_of
 
 # The visits between two halvings: one slow visit drops nothing.
@@ -64,7 +64,7 @@ class Search:
         for cell in cells:
             if cell.stream_state is not StreamState.SUSTAINED or cell.blocks in counts:
                 place = cell.direction, cell.stream_state, cell.blocks, cell.block_bytes
-                self._cells.setdefault(place, {})[choice_at(cell)] = cell
+                self._cells.setdefault(place, {})[Choice.at(cell)] = cell
         sizes = {place[-1] for place in self._cells}
         first = set(first_sizes) & sizes or sizes
         rows = [list(row) for _, row in groupby(sorted(self._cells), key=lambda place: place[:-1])]

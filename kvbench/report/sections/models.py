@@ -17,7 +17,7 @@ from kvbench.report.captions import chart_words, includes
 from kvbench.report.charts.plot import LinePlot, PlotAxis, PlotPanel
 from kvbench.report.curves import GBPS, POINT_COLUMNS, RATES
 from kvbench.report.model import Chart, DataTable, Finding, Part, Section
-from kvbench.report.numbers import bytes_size, count, faster_words
+from kvbench.report.numbers import bytes_size, count
 from kvbench.report.select import DIRECTIONS, STATES, Pinned, pin, where
 from kvbench.report.tables import (
     MARKS,
@@ -35,6 +35,7 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import View, ceiling_of
 from kvbench.text import a_stream, short
+from kvbench.units import two_digits
 
 _WORDS: Final = (
     "KV heads and tensors are those of one rank. Tensors: K and V of each layer, one per layer for MLA, one in all for "
@@ -165,19 +166,19 @@ def _tables(rows: ModelRows) -> list[DataTable]:
 
 
 def _findings(rows: ModelRows, state: str) -> list[Finding]:
-    """Return how much faster batched copies are on streams of one state, over the models where that is decided."""
+    """Return the gain of batched copies on streams of one state, over the models where that is decided."""
     found = {_name(swap): one for swap in rows.swaps if (one := rows.speed_up(swap, state))}
     ratios = {name: one.ratio for name, one in found.items() if one.told_apart}
     if not ratios:
         return []
     ordered = sorted(ratios.items(), key=lambda item: item[1])
     (slowest, least), (fastest, most) = ordered[0], ordered[-1]
-    first, last = faster_words(least), faster_words(most)
+    first, last = f"{two_digits(least)}x", f"{two_digits(most)}x"
     ends = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
     unclear = (
         f"; no clear difference for {len(found) - len(ratios)} of {len(found)}" if len(ratios) < len(found) else ""
     )
-    text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} is {ends} than {PER_BLOCK}{unclear}."
+    text = f"By model, {BATCHED} {rows.direction} on {a_stream(state)} has {ends} the speed of {PER_BLOCK}{unclear}."
     return [Finding(text, math.log(most))]
 
 

@@ -95,7 +95,7 @@ def test_it_says_what_the_report_says(cliff: Run, page: str) -> None:
     for chapter in report.chapters:
         assert chapter.section.title in outline.text
         assert {"id": chapter.section.name} in outline.named("h2")
-    assert "times the GB/s of" in outline.text
+    assert "x the speed of" in outline.text
 
 
 def test_it_is_one_file(page: str) -> None:

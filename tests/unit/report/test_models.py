@@ -99,7 +99,7 @@ def test_times_and_speed_ups_come_from_the_model_s_own_cells(tmp_path: Path) -> 
         ]
         assert shown == pytest.approx(expected, rel=0.01)
         assert (ratio, ratio_busy) == (f"{TIMES}2.00", f"{TIMES}4.00")
-    words = "By model, batched h2d on an idle stream is 2 times faster than per_block."
+    words = "By model, batched h2d on an idle stream has 2x the speed of per_block."
     assert any(text.startswith(words) for text in told_of(made, "models"))
 
 

@@ -30,7 +30,7 @@ from kvbench.report.charts.palette import inks
 from kvbench.report.charts.plot import LinePlot
 from kvbench.report.contents import report_of
 from kvbench.report.model import Code, Part, Report, spans
-from kvbench.report.numbers import ABSENT, faster_words, figure, slower_words
+from kvbench.report.numbers import ABSENT, figure, slower_words
 from kvbench.report.sections import SECTIONS
 from kvbench.report.sections.stages import nearest
 from kvbench.report.select import pin
@@ -456,7 +456,7 @@ def test_the_answer_has_the_dates_of_the_first_and_the_last_of_its_runs(tmp_path
         return said(report_of(runs).box[0])
 
     assert "2026-10-09;" in top(9, 9)
-    assert "2026-10-07 to 2026-10-11;" in top(9, 11, 7)
+    assert "2026-10-07 to 10-11;" in top(9, 11, 7)
 
 
 def test_doubts_about_cells_are_said_first(tmp_path: Path) -> None:
@@ -706,10 +706,10 @@ def test_ceilings_that_took_no_time_are_none(tmp_path: Path) -> None:
 
 
 def test_slower_and_faster_have_one_meaning() -> None:
-    assert faster_words(0.8) == slower_words(1.25) == "25% slower"
-    assert faster_words(1.25) == slower_words(0.8) == "25% faster"
-    assert faster_words(0.5) == slower_words(2) == "2 times slower"
-    assert faster_words(0.0).endswith("slower")
+    assert slower_words(1.25) == "25% slower"
+    assert slower_words(0.8) == "25% faster"
+    assert slower_words(2) == "2 times slower"
+    assert slower_words(0.0).endswith("faster")
 
 
 def test_the_captions_of_an_older_clock_leave_preparation_out(tmp_path: Path) -> None:

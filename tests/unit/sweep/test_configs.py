@@ -104,7 +104,7 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
     ("name", "seconds"),
     [
         ("queue", 120),
-        ("quick", 60),
+        ("quick", 68),
         ("cliff", 300),
         ("engine", 300),
         ("layers", 100),
@@ -115,6 +115,11 @@ def test_a_shipped_config_survives_its_plain_form(name: str) -> None:
 )
 def test_the_estimate_keeps_what_the_config_promises(name: str, seconds: float) -> None:
     assert on_h200(name).estimate_s < seconds
+
+
+def test_quick_measures_back_to_back_swaps_of_small_and_of_large_blocks() -> None:
+    sizes = {cell.block_bytes for cell in on_h200("quick").cells if cell.stream_state is StreamState.SUSTAINED}
+    assert sizes == {4096, 16384, 65536}
 
 
 def test_quick_holds_the_swaps_that_tell_the_paths_of_a_batched_call_apart() -> None:

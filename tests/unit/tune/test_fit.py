@@ -64,7 +64,8 @@ def grid(rate: Callable[[Cell], float] = time_us, state: StreamState = IDLE) -> 
 
 
 def choice_at(policy: Policy, size: int, count: int, state: StreamState = IDLE) -> Choice | None:
-    return policy.choose(H2D, state, count, size)
+    table = policy.table(H2D, state)
+    return None if table is None else table.choose(count, size)
 
 
 def test_the_crossover_lies_where_the_times_cross(tmp_path: Path) -> None:
