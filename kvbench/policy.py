@@ -16,7 +16,7 @@ import msgspec
 import tomli_w
 
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.backend_facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM
 from kvbench.cells.cell import AXES, Cell
 from kvbench.errors import UsageError, brief
 from kvbench.files import read_toml
@@ -25,7 +25,7 @@ from kvbench.text import Line, convert, located
 NO_POLICY: Final = "auto had no policy and used its built-in defaults; build a policy with kvbench tune -p FILE"
 FORMAT: Final = 1
 # What auto and `kvbench.copy` do themselves; a choice of another backend is replaced.
-SERVING: Final = ("batched", "primed", "merged", "per_block", "sm")
+SERVING: Final = (BATCHED, PRIMED, MERGED, PER_BLOCK, SM)
 # The axes that a choice can set: all that the caller does not decide.
 CHOSEN_AXES: Final = tuple(axis.name for axis in AXES.values() if axis.chosen)
 _USUAL: Final = {name: axis.usual or axis.show(axis.unused) for name, axis in AXES.items()}

@@ -8,7 +8,7 @@ from kvbench.backends.copier import Copier, Way, copier_for
 from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import Sm
 from kvbench.cells.axes import DEFAULT_ORDER, Direction, Order, StreamState
-from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.backend_facts import AUTO, PRIMED, SM
 from kvbench.cells.device_facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Device, copier_swap
 from kvbench.policy import NO_POLICY, Choice, Policy, Table
@@ -24,7 +24,7 @@ DEFAULTS: Final = Policy(
             stream_state=StreamState.IDLE,
             block_bytes=(64 * KIB, 256 * KIB),
             blocks=(1024,),
-            choices=(("sm",), ("primed",)),
+            choices=((SM,), (PRIMED,)),
         )
         for direction in Direction
     ),

@@ -6,11 +6,13 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from kvbench.backends.base import facts_of
-from kvbench.backends.batched import CPU_INLINE_UP_TO_BYTES, PRIME_NS
+from kvbench.backends.batched import PRIME_NS
 from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import INLINE_UP_TO_BYTES, Sm, shape_for
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.backend_facts import BATCHED, MERGED, PRIMED, SM
 from kvbench.cells.cell import Cell
+from kvbench.cells.device_facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.cells.kernel_shape import KernelShape
 from kvbench.cells.locality import SCATTERED_FROM_BYTES
 from kvbench.engine.device import DIRECTIONS, BlockCopier, CopyTable, CopyWay, Device
@@ -96,7 +98,7 @@ class _Ways:
 
     def _served(self, wanted: Choice) -> Choice:
         if not self._device.is_cuda:
-            return wanted if wanted.backend in SERVING and wanted.backend != Sm.name else Choice("batched")
+            return wanted if wanted.backend in SERVING and wanted.backend != SM else Choice(BATCHED)
         return wanted if wanted.backend in SERVING else Choice(Sm.name)
 
     def _key(self, choice: Choice, instead_of: str, direction: Direction, block_bytes: int, blocks: int) -> _Key:
@@ -112,7 +114,7 @@ class _Ways:
         return _Key(Way(Choice.at(cell), instead_of), (aligned, unaligned))
 
     def _by_copies(self, choice: Choice) -> CopyWay:
-        merged, sliced = choice.backend == "merged", choice.backend in ("primed", "merged")
+        merged, sliced = choice.backend == MERGED, choice.backend in (PRIMED, MERGED)
         cell = choice.apply(Cell(choice.backend, Direction.H2D, 1, 1))
         return CopyWay(
             one_by_one=choice.backend == PerBlock.name,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from kvbench.analysis.margins import TIED
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.units import size_words, two_digits
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ _HEADER_BESIDE: Final = (
 def _row(answer: "Answer") -> list[str]:
     interval = answer.interval_us
     known = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
-    gain = answer.gain_over("batched")
+    gain = answer.gain_over(BATCHED)
     return [
         answer.direction.value,
         answer.state.value,

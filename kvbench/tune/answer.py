@@ -9,6 +9,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import median_interval
 from kvbench.analysis.margins import IN_TURN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.cells.cell import EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
@@ -121,7 +122,7 @@ class Answer:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the answer as JSON-compatible data."""
-        gain = self.gain_over("batched")
+        gain = self.gain_over(BATCHED)
         return {
             "direction": self.direction.value,
             "stream_state": self.state.value,
@@ -132,7 +133,7 @@ class Answer:
             **self._times(self.choice),
             "gbps": round(self.gbps, 3),
             "decided": self.decided,
-            "times_the_speed_of": {} if gain is None else {"batched": round(gain, 3)},
+            "times_the_speed_of": {} if gain is None else {BATCHED: round(gain, 3)},
             "tied": [_alternative(choice, self.decision.others[choice]) for choice in self.tied],
             "open": [_alternative(choice, found) for choice, found in self.open.items()],
             "candidates": [{"choice": str(choice), **self._times(choice)} for choice in self.measured],

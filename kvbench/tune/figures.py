@@ -6,6 +6,7 @@ from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.backend_facts import BATCHED, MERGED
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.errors import UsageError
 from kvbench.policy import Choice
@@ -14,12 +15,12 @@ from kvbench.results.replays import trace_of
 from kvbench.tune.answer import Answer, by_kind, machine_plain, workload_of
 from kvbench.tune.exports import ENGINES
 from kvbench.tune.fit import Kind, Point, candidates, decide_all, workload_axes
-from kvbench.tune.layouts import MERGED, RunLength, shortest_runs
+from kvbench.tune.layouts import RunLength, shortest_runs
 from kvbench.tune.rule import Line, SmallestRule
 from kvbench.tune.traced import losses_by
 
 _COMPARED: Final[Mapping[str, Sequence[str]]] = {
-    "batched": ("batched",),
+    BATCHED: (BATCHED,),
     **{name: engine.backends for name, engine in ENGINES.items()},
 }
 
@@ -92,7 +93,7 @@ def gate_shares(answers: Sequence[Answer]) -> dict[Direction, list[float]]:
         {
             (one.direction, one.point): one.time_of(choice)
             for one in answers
-            if one.state is state and (choice := one.best_of("batched"))
+            if one.state is state and (choice := one.best_of(BATCHED))
         }
         for state in (StreamState.GATED, StreamState.OPENED)
     )

@@ -14,7 +14,7 @@ from kvbench.analysis.compare import MIN_PAIRS, Comparison, Visits, compare_visi
 from kvbench.analysis.intervals import MAD_TO_SIGMA, Floats
 from kvbench.analysis.margins import IN_TURN, OF_A_RUN, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.backend_facts import AUTO
+from kvbench.cells.backend_facts import AUTO, BATCHED, PER_BLOCK, PRIMED, SM, TRITON
 from kvbench.cells.cell import AXES, EQUAL
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.errors import UsageError
@@ -24,7 +24,7 @@ from kvbench.results.frame import unqueued
 from kvbench.text import MAX_LINE
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
-_SIMPLEST: Final = ("batched", "primed", "per_block", "sm", "triton")
+_SIMPLEST: Final = (BATCHED, PRIMED, PER_BLOCK, SM, TRITON)
 
 _REDRAWS: Final = 2000
 _RARE: Final = 0.005

@@ -8,12 +8,12 @@ from typing import Any, Final
 from kvbench.analysis.compare import Visits, compare_visits
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import Direction
+from kvbench.cells.backend_facts import MERGED
 from kvbench.results import Run
 from kvbench.results.frame import unqueued
 from kvbench.tune.fit import typical
 from kvbench.units import gigabytes_per_second
 
-MERGED: Final = "merged"
 _IN_RUNS: Final = re.compile(r"runs-(\d+)")
 _ENOUGH: Final = 2 / 3
 

@@ -14,6 +14,7 @@ from typing import Final
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.backend_facts import BATCHED
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.policy import Choice
@@ -144,7 +145,7 @@ class Search:
             answers += [_answer(*by_point[point], decision) for point, decision in decisions.items()]
         winners = []
         for answer, choice in rule_of(answers).choices.items():
-            wanted = {choice, answer.choice, answer.decision.fastest, answer.best_of("batched")}
+            wanted = {choice, answer.choice, answer.decision.fastest, answer.best_of(BATCHED)}
             candidates = self._cells[answer.direction, answer.state, answer.blocks, answer.block_bytes]
             winners += [candidates[one] for one in candidates if one in wanted]
         return winners
@@ -159,9 +160,7 @@ class Search:
                 continue
             ends = [(choice, cell) for end in (low, high) for choice, cell in self._cells[end].items()]
             able = {*decided[low].others, *decided[high].others}
-            able |= {
-                one for one, cell in ends if one.backend == "batched" or len(self._times.get(cell, {})) >= MIN_PAIRS
-            }
+            able |= {one for one, cell in ends if one.backend == BATCHED or len(self._times.get(cell, {})) >= MIN_PAIRS}
             place = between[len(between) // 2]
             middles[place] = {choice: cell for choice, cell in self._cells[place].items() if choice in able}
         return middles
