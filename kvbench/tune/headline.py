@@ -7,7 +7,6 @@ from typing import Final
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction, StreamState
-from kvbench.cells.backend_facts import SM
 from kvbench.results import Run
 from kvbench.text import ends, terminal_rows
 from kvbench.tune.answer import Answer, answers_of, machine_words, speed_words, words_of, workload_of
@@ -84,8 +83,9 @@ def _choices(lines: Sequence[Line]) -> str:
     parts: list[str] = []
     before = None
     for line in lines:
-        alike = before is not None and before.backend == line.choice.backend == SM and len(line.choice.axes) == 1
-        choice = dict(line.choice.axes)["sms"] if alike else words_of(line.choice)
+        axes = dict(line.choice.axes)
+        only_sms = axes.keys() == {"sms"} and before is not None and before.backend == line.choice.backend
+        choice = axes["sms"] if only_sms else words_of(line.choice)
         parts.append(" ".join(filter(None, (choice, _ranges(line)))))
         before = line.choice
     more = len(parts) - MOST_LINES
